@@ -1,0 +1,50 @@
+"""The contract between verl-fuse and its plugins. Built-in features use these hooks and no others."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pluggy
+
+from verl_fuse.spec.step import Event, LaneView, Problem, RolloutView
+from verl_fuse.spec.timeline import Timeline
+
+# Raised whenever a hook changes incompatibly; a plugin states the version it was written for as HOOK_API.
+HOOK_API = 1
+
+hookspec = pluggy.HookspecMarker("verl_fuse")
+hookimpl = pluggy.HookimplMarker("verl_fuse")
+
+
+@hookspec
+def fuse_config() -> type:  # type: ignore[empty-body]
+    """Return the frozen dataclass of this plugin's block; it appears in the config as `fuse.<plugin name>`."""
+
+
+@hookspec
+def fuse_validate(config: Mapping[str, Any]) -> Sequence[Problem] | None:
+    """Return what keeps the composed verl configuration (with its `fuse` block) from running with this plugin."""
+
+
+@hookspec
+def fuse_worker_mixin(role: str, config: Mapping[str, Any]) -> type | None:
+    """Return a mixin put in front of verl's worker class for this role ("actor" or "critic"), or None."""
+
+
+@hookspec
+def fuse_setup(trainer: Any) -> None:
+    """Called once, after verl's worker groups, replicas and checkpoint are up and before the first weight sync."""
+
+
+@hookspec(firstresult=True)
+def fuse_infer_next(view: RolloutView, lane: LaneView) -> Sequence[str] | None:
+    """Return the keys of finished samples this lane should run inference on now, or None to leave it idle."""
+
+
+@hookspec
+def fuse_event(event: Event) -> None:
+    """Observe the run: setup, step begin, polls of the rollout, stages, step end with its timeline, end of training."""
+
+
+@hookspec
+def fuse_metrics(timeline: Timeline) -> Mapping[str, float] | None:
+    """Return metrics of the finished step; they are logged through verl's Tracking under the names given."""

@@ -1,0 +1,80 @@
+"""What hooks see of a running step: plain values, no handles."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from verl_fuse.spec.timeline import Timeline
+
+Stage = Literal["old_log_prob", "ref", "values"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A finished trajectory: its TransferQueue key, its prompt group, and its lengths in tokens."""
+
+    key: str
+    group: str
+    prompt_len: int
+    response_len: int
+
+    @property
+    def seq_len(self) -> int:
+        return self.prompt_len + self.response_len
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """One set of workers that runs one collective call at a time.
+
+    `queued` counts micro-groups handed over and not finished; a micro-group's size must be a multiple of `multiple`.
+    """
+
+    name: str
+    stages: tuple[Stage, ...]
+    queued: int
+    multiple: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutView:
+    """The rollout of `step` at one poll: `expected` samples in all, `finished` so far, `ready` finished and in no lane yet."""
+
+    step: int
+    elapsed: float
+    expected: int
+    finished: int
+    groups: int
+    groups_finished: int
+    ready: tuple[Sample, ...]
+    lanes: tuple[LaneView, ...]
+
+    @property
+    def unfinished(self) -> int:
+        return self.expected - self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a configuration cannot run: the key, its value, and what is allowed."""
+
+    key: str
+    value: Any
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value!r}: {self.allowed}"
+
+
+EventKind = Literal["setup", "step_begin", "poll", "stage", "step_end", "train_end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something observers may want to know. `timeline` is set on `step_end` only; `view` on `poll` only."""
+
+    kind: EventKind
+    step: int
+    time: float
+    view: RolloutView | None = None
+    timeline: Timeline | None = None
+    data: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,102 @@
+"""What happened in one training step: spans on tracks.
+
+Invariants (tests/unit/spec/test_timeline.py):
+- a span never ends before it starts, and both times are finite;
+- `Timeline.from_json(timeline.to_json()) == timeline`;
+- spans are kept sorted by (track, start, end, name).
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from verl_fuse.errors import FuseError
+
+FORMAT_VERSION = 1
+
+Category = Literal["generate", "reward", "inference", "train", "sync", "stage", "wait", "other"]
+CATEGORIES: tuple[str, ...] = get_args(Category)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of work. `track` is the row it belongs to ("step", "replica 0", "rank 1", "lane train"); times are Unix seconds."""
+
+    name: str
+    track: str
+    category: Category
+    start: float
+    end: float
+    args: Mapping[str, str | int | float] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.category not in CATEGORIES:
+            raise FuseError(f"span {self.name!r}: category {self.category!r}; allowed: {', '.join(CATEGORIES)}")
+        if not (math.isfinite(self.start) and math.isfinite(self.end)) or self.end < self.start:
+            raise FuseError(f"span {self.name!r} on {self.track!r}: start {self.start}, end {self.end}; need finite start <= end")
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of one step of one run; `start` and `end` (Unix seconds) bound the step itself."""
+
+    run: str
+    step: int
+    start: float
+    end: float
+    spans: tuple[Span, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spans", tuple(sorted(self.spans, key=lambda s: (s.track, s.start, s.end, s.name))))
+
+    @property
+    def tracks(self) -> tuple[str, ...]:
+        return tuple(sorted({span.track for span in self.spans}))
+
+    def on(self, track: str) -> tuple[Span, ...]:
+        return tuple(span for span in self.spans if span.track == track)
+
+    def to_json(self) -> str:
+        spans = [[s.name, s.track, s.category, s.start, s.end, dict(s.args)] for s in self.spans]
+        data = {"format": FORMAT_VERSION, "run": self.run, "step": self.step, "start": self.start, "end": self.end, "spans": spans}
+        return json.dumps(data)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Timeline":
+        """Parse `to_json` output; a FuseError says what is wrong with anything else."""
+        try:
+            data: dict[str, Any] = json.loads(text)
+            if data["format"] != FORMAT_VERSION:
+                raise FuseError(f"timeline format {data['format']!r}; this version reads {FORMAT_VERSION}")
+            spans = tuple(Span(name, track, category, float(start), float(end), args) for name, track, category, start, end, args in data["spans"])
+            return cls(data["run"], int(data["step"]), float(data["start"]), float(data["end"]), spans)
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise FuseError(f"not a verl-fuse timeline: {error!r}") from error
+
+
+def union_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of [start, end) intervals, in their unit."""
+    return sum(end - start for start, end in merge(intervals))
+
+
+def merge(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Sorted, disjoint intervals covering the same points."""
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def overlap_seconds(left: Iterable[tuple[float, float]], right: Iterable[tuple[float, float]]) -> float:
+    """Seconds during which both sets of intervals are busy."""
+    left, right = merge(left), merge(right)
+    return union_seconds(left) + union_seconds(right) - union_seconds([*left, *right])
