@@ -1,0 +1,135 @@
+"""Finds plugins, refuses what does not fit, and hands back a manager that calls them.
+
+Invariants (tests/unit/test_plugins.py):
+- importing this module loads no plugin; `load` is the only function that does;
+- built-ins go through the same checks as strangers and are registered first, so a third-party policy is asked first;
+- a plugin that cannot be used is a FuseError naming the plugin and its distribution, never a plugin left out in silence.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Collection
+from importlib.metadata import EntryPoint, entry_points
+
+import pluggy
+
+from verl_fuse import __version__, hookspecs
+from verl_fuse.errors import FuseError
+
+GROUP = "verl_fuse"
+
+# Plugin name (the config block `fuse.<name>`) -> module; the module itself is the plugin object.
+BUILTIN = {
+    "interstage": "verl_fuse_interstage.plugin",
+    "observe": "verl_fuse_observe.plugin",
+    "cpu": "verl_fuse_cpu.plugin",
+}
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """Where a plugin comes from; nothing is imported until `load`."""
+
+    name: str
+    distribution: str
+    entry_point: EntryPoint
+
+    def __str__(self) -> str:
+        return f"plugin {self.name!r} (from {self.distribution}, {self.entry_point.value})"
+
+    def load(self) -> object:
+        """Import the plugin object; whatever its import raises becomes a FuseError with the original chained."""
+        try:
+            return self.entry_point.load()
+        except Exception as error:
+            raise FuseError(f"{self} failed to load: {type(error).__name__}: {error}") from error
+
+
+def discover() -> tuple[Source, ...]:
+    """List built-in and installed plugins, built-ins first, without importing any; two of one name are refused."""
+    builtin = (Source(name, "verl-fuse", EntryPoint(name, module, GROUP)) for name, module in BUILTIN.items())
+    installed = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
+    found: dict[str, Source] = {}
+    for source in (*builtin, *(Source(entry.name, _distribution(entry), entry) for entry in installed)):
+        if not _NAME.fullmatch(source.name):
+            raise FuseError(f"{source}: the name becomes the key `fuse.<name>`; allowed: {_NAME.pattern}")
+        if source.name in found:
+            raise FuseError(
+                f"two plugins are named {source.name!r}: {found[source.name]} and {source}; uninstall one of them"
+            )
+        found[source.name] = source
+    return tuple(found.values())
+
+
+def load(disabled: Collection[str] = ()) -> pluggy.PluginManager:
+    """Load every plugin not in `disabled` and check it; the last registered is asked first by firstresult hooks."""
+    sources = discover()
+    unknown = sorted(set(disabled) - {source.name for source in sources})
+    if unknown:
+        raise FuseError(
+            f"cannot disable unknown plugin {', '.join(unknown)}; installed: {', '.join(s.name for s in sources)}"
+        )
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    for source in sources:
+        if source.name not in disabled:
+            _register(manager, source)
+    return manager
+
+
+def config_blocks(manager: pluggy.PluginManager) -> dict[str, type]:
+    """Map each plugin's name to the frozen dataclass it declares through `fuse_config`, in order of registration."""
+    blocks: dict[str, type] = {}
+    for impl in manager.hook.fuse_config.get_hookimpls():
+        block = impl.function()
+        if not isinstance(block, type) or not _is_frozen_dataclass(block):
+            raise FuseError(
+                f"plugin {impl.plugin_name!r}: fuse_config returned {block!r}; expected a frozen dataclass (the class itself)"
+            )
+        blocks[impl.plugin_name] = block
+    return blocks
+
+
+def _register(manager: pluggy.PluginManager, source: Source) -> None:
+    plugin = source.load()
+    version = getattr(plugin, "HOOK_API", None)
+    if version != hookspecs.HOOK_API:
+        raise FuseError(
+            f"{source} declares HOOK_API={version!r}; verl-fuse {__version__} offers {hookspecs.HOOK_API}: install a matching version or disable it"
+        )
+    known = _hooks(manager)
+    for attribute in dir(plugin):
+        options = manager.parse_hookimpl_opts(plugin, attribute)
+        if options is None and attribute.startswith("fuse_") and inspect.isroutine(getattr(plugin, attribute)):
+            raise FuseError(f"{source}: {attribute} is not marked with @hookimpl{_closest(attribute, known)}")
+        if options is not None and not options["optionalhook"]:
+            hook = options["specname"] or attribute
+            if hook not in known:
+                raise FuseError(f"{source}: there is no hook {hook}{_closest(hook, known)}")
+    try:
+        manager.register(plugin, source.name)
+    except (pluggy.PluginValidationError, ValueError) as error:  # wrong arguments; one object under two names
+        raise FuseError(f"{source}: {error}") from error
+
+
+def _is_frozen_dataclass(cls: type) -> bool:
+    return dataclasses.is_dataclass(cls) and vars(cls)["__dataclass_params__"].frozen
+
+
+def _hooks(manager: pluggy.PluginManager) -> frozenset[str]:
+    return frozenset(name for name in dir(hookspecs) if manager.parse_hookspec_opts(hookspecs, name) is not None)
+
+
+def _closest(name: str, known: Collection[str]) -> str:
+    if name in known:
+        return ""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; hooks: {', '.join(sorted(known))}"
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else "an unknown distribution"
