@@ -1,0 +1,17 @@
+"""The block `fuse.interstage`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from verl_fuse.spec.block import bounded
+
+
+@dataclass(frozen=True)
+class InterstageConfig:
+    """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
+
+    enabled: bool = False
+    layout: Literal["shared"] = "shared"
+    micro_group: int = field(default=8, metadata=bounded(minimum=1))
+    start_unfinished_fraction: float = field(default=1.0, metadata=bounded(minimum=0.0, maximum=1.0))
+    max_queued: int = field(default=2, metadata=bounded(minimum=1))

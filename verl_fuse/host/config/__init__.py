@@ -1,0 +1,1 @@
+"""Hydra configuration shipped with verl-fuse (found through the search path plugin)."""

@@ -1,0 +1,26 @@
+"""Entry point in verl's plugin group: loaded by every process that imports verl, so it only plants one post-import hook.
+
+verl logs a failing plugin at DEBUG and goes on (verl/__init__.py:73), so nothing here may fail quietly: the trainer is
+registered when verl's V1 trainer package has been imported, and an error there reaches the importing process.
+"""
+
+from types import ModuleType
+
+from verl_fuse.host.on_import import on_import
+
+V1_PACKAGE = "verl.trainer.ppo.v1"
+
+
+def register() -> None:
+    """Arrange for trainer mode `fuse` to be registered once verl's V1 trainers are imported."""
+    on_import(V1_PACKAGE, _register_trainer)
+
+
+def _register_trainer(v1: ModuleType) -> None:
+    from verl_fuse.host.trainer import FuseTrainer
+
+    v1.register_trainer("fuse")(FuseTrainer)
+
+
+# verl loads the entry point object and does not call it.
+register()

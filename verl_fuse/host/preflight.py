@@ -1,0 +1,27 @@
+"""Checks the configuration in the driver, before Ray or any worker is started.
+
+The config group `fuse` installs this as a Hydra callback, so it also runs under verl's own `main_ppo`. Hydra turns exceptions of
+callbacks into warnings; therefore a refusal leaves through SystemExit.
+"""
+
+import sys
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.settings import load_settings
+from verl_fuse.host.versions import require_supported
+
+
+class Preflight(Callback):
+    """Refuses an unsupported verl or a bad `fuse` block with one message and exit code 2."""
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            require_supported()
+            load_settings(config)
+        except FuseError as error:
+            print(f"verl-fuse: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from error

@@ -1,0 +1,78 @@
+"""The `fuse` block of a verl configuration, checked in full before anything is started.
+
+Imports neither verl nor ray, so that the driver can refuse a bad configuration before Ray is up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pluggy
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_fuse import plugins
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import bounded, read_block
+
+TRAINER_MODE = "fuse"
+
+
+@dataclass(frozen=True)
+class CoreBlock:
+    """Keys directly under `fuse`; each is described in config/fuse/default.yaml."""
+
+    run_dir: str | None = None
+    disabled_plugins: tuple[str, ...] = ()
+    poll_interval: float = field(default=0.05, metadata=bounded(minimum=0.001, maximum=60.0))
+    stall_timeout: float = field(default=1800.0, metadata=bounded(minimum=1.0))
+    call_timeout: float = field(default=3600.0, metadata=bounded(minimum=1.0))
+    weight_sync_timeout: float = field(default=600.0, metadata=bounded(minimum=1.0))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The core block, one block per plugin, and the plugins themselves."""
+
+    core: CoreBlock
+    blocks: Mapping[str, Any]
+    manager: pluggy.PluginManager
+    run_dir: Path
+
+
+def load_settings(config: DictConfig) -> Settings:
+    """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting."""
+    node = _fuse_node(config)
+    core_names = {f.name for f in fields(CoreBlock)}
+    core = read_block(CoreBlock, {key: value for key, value in node.items() if key in core_names}, "fuse")
+    manager = plugins.load(core.disabled_plugins)
+    schema = plugins.config_blocks(manager)
+    blocks = {name: read_block(block, node.get(name), f"fuse.{name}") for name, block in schema.items()}
+    for key in node:
+        if key in core_names or key in schema:
+            continue
+        if key in core.disabled_plugins:
+            if (node[key] or {}).get("enabled"):
+                raise FuseError(f"fuse.{key}.enabled=true, but fuse.disabled_plugins leaves the plugin {key!r} out: drop one of the two")
+            continue
+        allowed = ", ".join(sorted(core_names | set(schema)))
+        raise FuseError(f"fuse.{key}: unknown key; allowed: {allowed}. A plugin's block needs the plugin to be installed and not disabled")
+    problems = [str(problem) for found in manager.hook.fuse_validate(config=config) if found for problem in found]
+    if problems:
+        raise FuseError("this configuration cannot run:\n  - " + "\n  - ".join(problems))
+    run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir", default="fuse_run")
+    return Settings(core, blocks, manager, Path(run_dir).absolute())
+
+
+def _fuse_node(config: DictConfig) -> dict[str, Any]:
+    node = config.get("fuse") if isinstance(config, DictConfig) else None
+    if node is None:
+        return {}
+    try:
+        data = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    except OmegaConfBaseException as error:
+        raise FuseError(f"fuse: cannot be resolved: {error}") from error
+    if not isinstance(data, dict):
+        raise FuseError(f"fuse={data!r}: needs a block; compose it with +fuse=default")
+    return {str(key): value for key, value in data.items()}

@@ -1,0 +1,37 @@
+"""Which upstream versions this release hangs on, checked without importing them."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from verl_fuse.errors import FuseError
+
+SUPPORTED = {"verl": ">=0.9.1,<0.10", "TransferQueue": ">=0.1.11,<0.2"}
+_FIX = {"verl": "pip install 'verl-fuse[verl]'", "TransferQueue": "pip install 'TransferQueue==0.1.11'"}
+
+
+def installed(distribution: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def problem(distribution: str, found: str | None) -> str | None:
+    """What is wrong with this version of `distribution`, or None if it is supported."""
+    allowed = SUPPORTED[distribution]
+    if found is None:
+        return f"{distribution} is not installed: verl-fuse needs {distribution} {allowed} ({_FIX[distribution]})"
+    # A development build of a supported release counts as that release.
+    if not SpecifierSet(allowed).contains(Version(found).base_version):
+        return f"{distribution} {found} is not supported: verl-fuse needs {distribution} {allowed} ({_FIX[distribution]})"
+    return None
+
+
+def require_supported() -> None:
+    """Raise a FuseError unless every upstream distribution is installed in a supported version."""
+    problems = [text for name in SUPPORTED if (text := problem(name, installed(name)))]
+    if problems:
+        raise FuseError("; ".join(problems))

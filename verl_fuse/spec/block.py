@@ -1,0 +1,90 @@
+"""Reads a block of configuration into a frozen dataclass.
+
+Invariants (tests/unit/spec/test_block.py):
+- a key the dataclass does not have is refused, with the nearest valid key;
+- a value of another type is refused, never converted, except int -> float;
+- a bound or choice given in the field's metadata is enforced; the message names key, value and what is allowed.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from verl_fuse.errors import FuseError
+
+T = TypeVar("T")
+
+
+def bounded(minimum: float | None = None, maximum: float | None = None) -> dict[str, Any]:
+    """Metadata for a numeric dataclass field: inclusive bounds."""
+    return {"minimum": minimum, "maximum": maximum}
+
+
+def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
+    """Build `block` (a dataclass) from `data`; `where` is the block's dotted name in the configuration, used in messages."""
+    if data is None:
+        data = {}
+    if not isinstance(data, Mapping):
+        raise FuseError(f"{where}={data!r}: needs a block with keys {_names(block)}")
+    hints = typing.get_type_hints(block)
+    fields = {field.name: field for field in dataclasses.fields(block)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in fields:
+            raise FuseError(f"{where}.{key}: unknown key{_nearest(str(key), fields)}; allowed: {_names(block)}")
+        values[key] = _checked(value, hints[key], fields[key].metadata, f"{where}.{key}")
+    return block(**values)
+
+
+def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return read_block(typing.cast(type, hint), value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not _fits(value, hint):
+        raise FuseError(f"{where}={value!r}: needs {_describe(hint)}")
+    if isinstance(value, list):
+        value = tuple(value)
+    low, high = metadata.get("minimum"), metadata.get("maximum")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if (low is not None and not value >= low) or (high is not None and not value <= high):
+            limits = " and ".join(text for text in (f">= {low}" if low is not None else "", f"<= {high}" if high is not None else "") if text)
+            raise FuseError(f"{where}={value!r}: needs {limits}")
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in args)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin in (tuple, list):
+        return isinstance(value, list | tuple) and all(_fits(item, args[0]) for item in value)
+    if hint in (int, float):
+        return isinstance(value, int | float if hint is float else int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in args)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(arg) for arg in args)
+    if origin in (tuple, list):
+        return f"a list of {args[0].__name__}"
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}
+    return names.get(hint, str(hint))
+
+
+def _names(block: type) -> str:
+    return ", ".join(field.name for field in dataclasses.fields(block))  # type: ignore[arg-type]
+
+
+def _nearest(key: str, known: Mapping[str, Any]) -> str:
+    match = difflib.get_close_matches(key, known, n=1)
+    return f" (did you mean {match[0]!r}?)" if match else ""
