@@ -90,6 +90,11 @@ def config_blocks(manager: pluggy.PluginManager) -> dict[str, type]:
             raise FuseError(
                 f"plugin {impl.plugin_name!r}: fuse_config returned {block!r}; expected a frozen dataclass (the class itself)"
             )
+        required = [f.name for f in dataclasses.fields(block) if f.default is f.default_factory is dataclasses.MISSING]
+        if required:
+            raise FuseError(
+                f"plugin {impl.plugin_name!r}: fields of {block.__name__} without a default: {', '.join(required)}"
+            )
         blocks[impl.plugin_name] = block
     return blocks
 

@@ -94,6 +94,16 @@ def test_a_config_block_that_is_no_frozen_dataclass_is_refused(
         plugins.config_blocks(plugins.load())
 
 
+def test_a_config_field_without_a_default_is_refused(no_builtins: None, installed_plugin: Install):
+    source = HEADER + (
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Acme:\n    share: float\n"
+        "@hookimpl\ndef fuse_config(): return Acme"
+    )
+    installed_plugin("acme", source)
+    with pytest.raises(FuseError, match=r"plugin 'acme': fields of Acme without a default: share"):
+        plugins.config_blocks(plugins.load())
+
+
 REFUSED = {
     "raises at load": (
         "raise ValueError('no licence')",
