@@ -1,0 +1,37 @@
+"""The critic's attention implementation is the configured one, not always flash_attention_2.
+
+verl loads the critic with a constant `attn_implementation="flash_attention_2"`, whatever `critic.model.override_config` says, and
+reports the failed import as "please install trl". The implementation the configuration asked for is already in `model_config`;
+the loader runs with its constant replaced by that, so verl's two ways of loading a value head stay verl's own.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from verl_fuse_patches.constants import with_constant
+from verl_fuse_patches.registry import Patch
+
+
+def apply(module: ModuleType) -> None:
+    original = module.load_valuehead_model
+
+    @functools.wraps(original)
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        load = with_constant(original, "flash_attention_2", model_config._attn_implementation)
+        return load(local_path, torch_dtype, model_config, trust_remote_code)
+
+    module.load_valuehead_model = load_valuehead_model  # type: ignore[attr-defined]
+
+
+PATCH = Patch(
+    name="critic_attention",
+    reason="the critic is loaded with flash_attention_2 whatever critic.model.override_config.attn_implementation says",
+    upstream="https://github.com/verl-project/verl/issues/5210",
+    distributions=("verl",),
+    versions=">=0.9.1,<0.10",
+    target="verl.utils.model:load_valuehead_model",
+    fingerprint="c955177aee9d06bb",
+    remove_when="verl passes the configured attention implementation to load_valuehead_model",
+    apply=apply,
+)

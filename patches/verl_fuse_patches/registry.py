@@ -1,0 +1,164 @@
+"""Applies runtime patches, and refuses where the code to patch is not the code the patch was written for.
+
+Invariants (tests/unit/patches/test_registry.py):
+- installing imports nothing that is patched: a patch is applied right after its module's first import;
+- installing twice patches once;
+- version and fingerprint are checked before the patch is applied; a mismatch is a FuseError in whoever imports the module, and
+  nothing has been changed;
+- a patch whose defect cannot occur here is "not needed" and left alone.
+"""
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Literal
+
+from packaging.specifiers import SpecifierSet
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.on_import import on_import
+from verl_fuse_patches.fingerprint import fingerprint, source_path
+
+# Every patch of this package: the module's name is the patch's name.
+NAMES = (
+    "critic_attention",
+    "gloo_backend",
+    "unpinned_offload",
+    "vllm_cpu_weights",
+    "vllm_distribution",
+    "weight_buffer_lock",
+    "weight_sender_deadline",
+)
+
+State = Literal["applied", "pending", "off", "not needed", "refused"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """What is wrong upstream, where, and what puts it right.
+
+    `target` is "package.module:name" or "package.module:name,Class.method"; `fingerprint` is that of the named source.
+    `distributions` are the names under which the patched package may be installed, the first one found counts.
+    `apply` gets the imported module: the target's, or `after` where the patch must act before the target is imported.
+    `needed` says whether the defect can occur in this environment.
+    """
+
+    name: str
+    reason: str
+    upstream: str
+    distributions: tuple[str, ...]
+    versions: str
+    target: str
+    fingerprint: str
+    remove_when: str
+    apply: Callable[[ModuleType], None]
+    after: str | None = None
+    needed: Callable[[], bool] = lambda: True
+
+    @property
+    def module(self) -> str:
+        return self.target.partition(":")[0]
+
+    @property
+    def qualnames(self) -> tuple[str, ...]:
+        return tuple(self.target.partition(":")[2].split(","))
+
+
+@dataclass(frozen=True, slots=True)
+class PatchStatus:
+    """Where a patch stands in this process; `detail` says why when it is refused or not needed."""
+
+    name: str
+    target: str
+    state: State
+    detail: str = ""
+
+
+_installed: dict[str, Patch] = {}
+_applied: set[str] = set()
+
+
+def load(name: str) -> Patch:
+    """The patch of that name; FuseError if there is none."""
+    if name not in NAMES:
+        raise FuseError(f"no patch {name!r}; there are: {', '.join(NAMES)}")
+    return importlib.import_module(f"verl_fuse_patches.{name}").PATCH
+
+
+def install(patches: Iterable[Patch]) -> None:
+    """Check versions now, and arrange for each patch to be checked and applied once its module is imported."""
+    for patch in patches:
+        if patch.name in _installed or not _is_needed(patch):
+            continue
+        check_version(patch)
+        _installed[patch.name] = patch
+        on_import(patch.after or patch.module, partial(_apply, patch))
+
+
+def status(patches: Iterable[Patch] | None = None) -> list[PatchStatus]:
+    """The state of the given patches (default: all) in this process; one that is off or pending is checked against its source."""
+    return [_status(patch) for patch in (map(load, NAMES) if patches is None else patches)]
+
+
+def check_version(patch: Patch) -> None:
+    """Refuse a version the patch was not written for."""
+    found = _version(patch)
+    if found is None:
+        raise FuseError(f"{_describe(patch)}: none of {', '.join(patch.distributions)} is installed")
+    if not SpecifierSet(patch.versions).contains(found, prereleases=True):
+        raise FuseError(f"{_describe(patch)}: written for versions {patch.versions}; found {found}. {_advice(patch)}")
+
+
+def check_source(patch: Patch) -> None:
+    """Refuse source that is not what the patch was written for."""
+    try:
+        found = fingerprint(source_path(patch.module).read_text(encoding="utf-8"), patch.qualnames)
+    except FuseError as error:
+        raise FuseError(f"{_describe(patch)}: {error} in version {_version(patch)}. {_advice(patch)}") from error
+    if found != patch.fingerprint:
+        raise FuseError(
+            f"{_describe(patch)}: expected fingerprint {patch.fingerprint}, found {found} in version {_version(patch)}. {_advice(patch)}"
+        )
+
+
+def _apply(patch: Patch, module: ModuleType) -> None:
+    check_source(patch)
+    patch.apply(module)
+    _applied.add(patch.name)
+
+
+def _status(patch: Patch) -> PatchStatus:
+    if patch.name in _applied:
+        return PatchStatus(patch.name, patch.target, "applied")
+    if not _is_needed(patch):
+        return PatchStatus(patch.name, patch.target, "not needed")
+    try:
+        check_version(patch)
+        check_source(patch)
+    except FuseError as error:
+        return PatchStatus(patch.name, patch.target, "refused", str(error))
+    return PatchStatus(patch.name, patch.target, "pending" if patch.name in _installed else "off")
+
+
+def _is_needed(patch: Patch) -> bool:
+    return _version(patch) is not None and patch.needed()
+
+
+def _version(patch: Patch) -> str | None:
+    for distribution in patch.distributions:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _describe(patch: Patch) -> str:
+    return f"patch {patch.name!r} of {patch.target} is refused"
+
+
+def _advice(patch: Patch) -> str:
+    return f"Install {patch.distributions[0]} {patch.versions}, or a verl-fuse that supports this version. Why it is patched: {patch.upstream}"

@@ -1,0 +1,31 @@
+"""FSDP2's CPU offload without pinned memory, which only an accelerator provides.
+
+verl gives every forward-only engine (the reference) `CPUOffloadPolicy(pin_memory=True)`. Pinning raises where there is no
+accelerator; the policy itself works on a CPU, where its copies are no-ops. The engine's module gets a policy that never pins.
+"""
+
+from types import ModuleType
+
+from verl_fuse_patches.registry import Patch
+
+
+def apply(module: ModuleType) -> None:
+    policy = module.CPUOffloadPolicy
+
+    def unpinned(pin_memory: bool = True) -> object:
+        return policy(pin_memory=False)
+
+    module.CPUOffloadPolicy = unpinned  # type: ignore[attr-defined]
+
+
+PATCH = Patch(
+    name="unpinned_offload",
+    reason="the reference engine pins memory, which raises without an accelerator",
+    upstream="https://github.com/verl-project/verl/blob/v0.9.1/verl/workers/engine/fsdp/transformer_impl.py",
+    distributions=("verl",),
+    versions=">=0.9.1,<0.10",
+    target="verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module",
+    fingerprint="c065f251274e69cf",
+    remove_when="verl pins offloaded parameters only where the platform has pinned memory",
+    apply=apply,
+)

