@@ -104,7 +104,7 @@ def _register(manager: pluggy.PluginManager, source: Source) -> None:
     version = getattr(plugin, "HOOK_API", None)
     if version != hookspecs.HOOK_API:
         raise FuseError(
-            f"{source} declares HOOK_API={version!r}; verl-fuse {__version__} offers {hookspecs.HOOK_API}: install a matching version or disable it"
+            f"{source} declares HOOK_API={version!r}; verl-fuse {__version__} offers {hookspecs.HOOK_API}: install a matching version or set fuse.disabled_plugins=[{source.name}]"
         )
     known = _hooks(manager)
     for attribute in dir(plugin):

@@ -10,20 +10,24 @@ from pathlib import Path
 import pytest
 
 PROBE = """
-import json
-from verl_fuse import plugins
+import json, types
+from omegaconf import OmegaConf
+from verl_fuse.host.settings import load_settings
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
 
-samples = tuple(Sample(key=f"s{n}", group="g", prompt_len=4, response_len=n) for n in (3, 9, 1, 7, 5))
-view = RolloutView(step=1, elapsed=2.0, expected=8, finished=5, groups=2, groups_finished=0, ready=samples, lanes=())
-lane = LaneView(name="train", stages=("ref",), queued=0, multiple=2)
+block = {"disabled_plugins": ["interstage", "observe", "cpu"], "acme": {"largest_micro_group": 5}}
+settings = load_settings(OmegaConf.create({"fuse": block}))
+hook = settings.manager.hook
+hook.fuse_setup(trainer=types.SimpleNamespace(settings=settings))
+samples = tuple(Sample(key=f"s{n}", group="g", prompt_len=4, response_len=n) for n in (3, 9, 1, 7, 5, 8))
+view = RolloutView(step=1, elapsed=2.0, expected=8, finished=6, groups=2, groups_finished=0, ready=samples, lanes=())
 spans = tuple(Span("generate", "replica 0", "generate", 0.0, float(end)) for end in (2, 5))
-manager = plugins.load()
 print(json.dumps({
-    "plugins": [name for name, _ in manager.list_name_plugin()],
-    "next": manager.hook.fuse_infer_next(view=view, lane=lane),
-    "metrics": manager.hook.fuse_metrics(timeline=Timeline("run", 1, 0.0, 6.0, spans)),
+    "plugins": [name for name, _ in settings.manager.list_name_plugin()],
+    "idle": hook.fuse_infer_next(view=view, lane=LaneView(name="train", stages=("ref",), queued=0, multiple=2)),
+    "busy": hook.fuse_infer_next(view=view, lane=LaneView(name="train", stages=("ref",), queued=1, multiple=2)),
+    "metrics": hook.fuse_metrics(timeline=Timeline("run", 1, 0.0, 6.0, spans)),
 }))
 """
 
@@ -43,10 +47,22 @@ def site(repo: Path, tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
-def test_the_documented_plugin_installs_and_works(site: Path):
-    probe = [sys.executable, "-c", PROBE]
+def run_probe(site: Path, code: str) -> object:
+    """What `code` prints as JSON in a process that has `site` installed."""
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    result = json.loads(subprocess.run(probe, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    assert result["plugins"][-1] == "acme"
-    assert result["next"] == ["s9", "s7", "s5", "s3"]
-    assert {"acme/longest_generation_seconds": 5.0} in result["metrics"]
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(shown.stdout)
+
+
+def test_the_documented_plugin_installs_and_works(site: Path):
+    assert run_probe(site, PROBE) == {
+        "plugins": ["acme"],
+        "idle": ["s9", "s8", "s7", "s5"],
+        "busy": None,
+        "metrics": [{"acme/longest_generation_seconds": 5.0}],
+    }
+
+
+def test_the_documented_plugin_is_registered_after_the_builtin_ones(site: Path):
+    probe = "import json; from verl_fuse import plugins; print(json.dumps([s.name for s in plugins.discover()]))"
+    assert run_probe(site, probe) == ["interstage", "observe", "cpu", "acme"]
