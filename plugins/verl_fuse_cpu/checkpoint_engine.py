@@ -1,0 +1,151 @@
+"""Checkpoint engine `gloo`: weights from the trainer to standalone rollout replicas, on a host without an accelerator.
+
+Select it with `rollout.checkpoint_engine.backend=gloo` and `custom_backend_module=verl_fuse_cpu.checkpoint_engine`;
+`checkpoint_engine.engine_kwargs.gloo.timeout_seconds` (default 600) bounds every wait. Trainer rank 0 broadcasts; the other
+trainer ranks only take part in collecting the weights. What is in a bucket travels through the store, its bytes through gloo.
+"""
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Generator, Iterator
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+from verl_fuse.errors import FuseError
+
+Weights = Iterator[tuple[str, torch.Tensor]]
+Bucket = list[tuple[str, torch.Tensor]]
+
+
+@CheckpointEngineRegistry.register("gloo")
+class GlooCheckpointEngine(CheckpointEngine):
+    """Broadcasts named tensors in buckets of about `bucket_size` bytes; a larger tensor is a bucket of its own."""
+
+    def __init__(self, bucket_size: int, is_master: bool = False, timeout_seconds: float = 600.0) -> None:
+        self._bucket_size = bucket_size
+        self._is_master = is_master
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._rank = -1
+        self._world_size = 0
+        self._store: TCPStore | None = None
+        self._group: ProcessGroupGloo | None = None
+
+    def prepare(self) -> dict[str, Any]:
+        if not self._is_master:
+            return {}
+        # Port 0: the store itself takes a free port, so nobody can take it in between.
+        self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        return {"host": ray.util.get_node_ip_address().strip("[]"), "port": self._store.port}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Rank 0 is the trainer's; ranks 1.. are the rollout's; trainer ranks outside the group get -1."""
+        world_size = 1 + rollout_world_size
+
+        def arguments(ranks: list[int]) -> dict[str, list[Any]]:
+            return {"rank": ranks, "world_size": [world_size] * len(ranks), "master": [metadata[0]] * len(ranks)}
+
+        return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, world_size)))
+
+    def init_process_group(self, rank: int, world_size: int, master: dict[str, Any]) -> None:
+        self._rank, self._world_size = rank, world_size
+        if rank < 0:
+            return
+        if self._store is None:
+            self._store = TCPStore(master["host"], master["port"], is_master=False, timeout=self._timeout)
+        self._store.set(f"joined/{rank}", b"1")
+        try:
+            self._group = ProcessGroupGloo(PrefixStore("gloo", self._store), rank, world_size, self._timeout)
+        except RuntimeError as error:
+            raise self._late("joined") from error
+
+    def finalize(self) -> None:
+        self._group = None
+        self._store = None
+
+    async def send_weights(
+        self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
+    ) -> dict[str, Any]:
+        """Broadcast all weights; trainer ranks outside the group only walk the generator, which is collective over them."""
+        if self._rank < 0:
+            for _ in weights:
+                pass
+            return {}
+        number = 0
+        for bucket in _buckets(weights, self._bucket_size):
+            await asyncio.to_thread(self._send, number, bucket)
+            number += 1
+        await asyncio.to_thread(self._send, number, [])
+        return {}
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:  # type: ignore[override]
+        number = 0
+        while bucket := await asyncio.to_thread(self._receive, number):
+            for item in bucket:
+                yield item
+            number += 1
+
+    def _send(self, number: int, bucket: Bucket) -> None:
+        """Broadcast one bucket; an empty one marks the end."""
+        assert self._store is not None
+        contents = [(name, tuple(tensor.shape), tensor.dtype, tensor.nbytes) for name, tensor in bucket]
+        self._store.set(f"bucket/{number}", pickle.dumps(contents))
+        if bucket:
+            self._broadcast(torch.cat([tensor.reshape(-1).view(torch.uint8) for _, tensor in bucket]), number)
+
+    def _receive(self, number: int) -> Bucket:
+        assert self._store is not None
+        try:
+            contents = pickle.loads(self._store.get(f"bucket/{number}"))
+        except RuntimeError as error:
+            raise FuseError(f"weight sync: rollout rank {self._rank} waited {self._seconds} s for bucket {number} of trainer rank 0") from error
+        if not contents:
+            return []
+        self._store.set(f"bucket/{number}/{self._rank}", b"1")
+        buffer = torch.empty(sum(nbytes for *_, nbytes in contents), dtype=torch.uint8)
+        self._broadcast(buffer, number)
+        parts = buffer.split([nbytes for *_, nbytes in contents])
+        # A copy starts where its dtype may start; a slice of bytes need not.
+        return [(name, part.clone().view(dtype).view(shape)) for (name, shape, dtype, _), part in zip(contents, parts, strict=True)]
+
+    def _broadcast(self, buffer: torch.Tensor, number: int) -> None:
+        assert self._group is not None
+        options = BroadcastOptions()
+        options.rootRank = 0
+        try:
+            self._group.broadcast([buffer], options).wait()
+        except RuntimeError as error:
+            raise self._late(f"bucket/{number}") from error
+
+    def _late(self, key: str) -> FuseError:
+        """The error that names the rollout ranks which never left their mark under `key`."""
+        assert self._store is not None
+        missing = [rank for rank in range(1, self._world_size) if not self._store.check([f"{key}/{rank}"])]
+        waited = f"rollout ranks {missing}" if missing else "a rank that left the transfer"
+        return FuseError(f"weight sync: rank {self._rank} of {self._world_size} waited up to {self._seconds} s at {key} for {waited}")
+
+    @property
+    def _seconds(self) -> float:
+        return self._timeout.total_seconds()
+
+
+def _buckets(weights: Weights, size: int) -> Iterator[Bucket]:
+    """Group tensors until the next one would exceed `size` bytes."""
+    bucket: Bucket = []
+    used = 0
+    for name, tensor in weights:
+        tensor = tensor.detach()
+        if bucket and used + tensor.nbytes > size:
+            yield bucket
+            bucket, used = [], 0
+        bucket.append((name, tensor))
+        used += tensor.nbytes
+    if bucket:
+        yield bucket
