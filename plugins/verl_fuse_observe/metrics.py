@@ -1,0 +1,19 @@
+"""The metrics of a step, each described in README.md.
+
+Invariants (tests/contracts/test_observe.py):
+- a number the timeline cannot give is left out, never logged as 0;
+- every metric is in the README's table.
+"""
+
+from verl_fuse.timeline.summary import StepSummary
+
+
+def step_metrics(summary: StepSummary) -> dict[str, float]:
+    """Metric name -> value."""
+    metrics = {"fuse/step_seconds": summary.seconds, "fuse/requests": float(summary.requests)}
+    metrics.update({f"fuse/idle_fraction/{kind}": fraction for kind, fraction in summary.idle.items()})
+    optional = {
+        "fuse/generation_seconds": summary.generation_seconds,
+        "fuse/long_tail_fraction": summary.long_tail_fraction,
+    }
+    return metrics | {name: value for name, value in optional.items() if value is not None}

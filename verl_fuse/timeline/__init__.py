@@ -1,0 +1,1 @@
+"""What a recorded step shows: idle time, summaries, Perfetto traces and HTML pages. Pure functions of a `Timeline`, plus the run's files."""

@@ -1,0 +1,128 @@
+"""The files of a run: RUN_DIR/timeline.html, the index of steps, and per step RUN_DIR/timeline/step_000001.{json,perfetto.json,html}.
+
+Invariants (tests/unit/timeline/test_files.py):
+- a reader never sees half a file: each is written beside its place and renamed;
+- the index tells one history: recording step N removes what an earlier attempt left of the steps after N;
+- with `keep_steps`, files of older steps go, their summaries in the index stay.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse.timeline.index_page import index_page
+from verl_fuse.timeline.perfetto import to_perfetto
+from verl_fuse.timeline.step_page import step_page
+from verl_fuse.timeline.summary import StepSummary, summarize
+
+FOLDER = "timeline"
+INDEX_PAGE = "timeline.html"
+_SUMMARIES = "steps.json"
+_STEP_FILE = re.compile(r"step_(\d{6,})\.(json|perfetto\.json|html)")
+
+
+def prepare(run_dir: Path) -> None:
+    """Make sure that steps can be recorded there: create the folder and try a file. Raises OSError, or FuseError for a foreign index."""
+    folder = run_dir / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / _SUMMARIES, _dump_summaries(_read_summaries(folder)))
+
+
+def record_step(
+    run_dir: Path, timeline: Timeline, *, html: bool = True, perfetto: bool = True, keep_steps: int | None = None
+) -> StepSummary:
+    """Write the files of one step and bring the index up to date. Raises OSError where the disk refuses."""
+    summary = summarize(timeline)
+    folder = run_dir / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_steps(folder, lambda step: step >= timeline.step)
+    write_atomically(_step_path(run_dir, timeline.step, "json"), timeline.to_json())
+    if perfetto:
+        write_atomically(_step_path(run_dir, timeline.step, "perfetto.json"), to_perfetto(timeline))
+    if html:
+        write_atomically(_step_path(run_dir, timeline.step, "html"), step_page(timeline, summary))
+    if keep_steps is not None:
+        _remove_steps(folder, lambda step: step <= timeline.step - keep_steps)
+    summaries = [*(old for old in _read_summaries(folder) if old.step < timeline.step), summary]
+    write_atomically(folder / _SUMMARIES, _dump_summaries(summaries))
+    if html:
+        links = {path.name: f"{FOLDER}/{path.name}" for path in folder.iterdir() if _STEP_FILE.fullmatch(path.name)}
+        write_atomically(run_dir / INDEX_PAGE, index_page(timeline.run, summaries, links))
+    return summary
+
+
+def recorded_steps(run_dir: Path) -> list[int]:
+    """Steps of this run whose timeline can be read, ascending; a FuseError if there is none."""
+    if not run_dir.is_dir():
+        raise FuseError(f"{run_dir}: no such directory; needs the directory of a run (fuse.run_dir)")
+    found = (_STEP_FILE.fullmatch(path.name) for path in (run_dir / FOLDER).glob("step_*.json"))
+    steps = sorted(int(match[1]) for match in found if match and match[2] == "json")
+    if not steps:
+        raise FuseError(
+            f"{run_dir}: no recorded step under {FOLDER}/; steps are recorded with trainer.v1.trainer_mode=fuse and "
+            "fuse.observe.enabled=true, once the first one has ended"
+        )
+    return steps
+
+
+def read_step(run_dir: Path, step: int) -> Timeline:
+    """Read the timeline of one step; a FuseError lists the steps there are."""
+    steps = recorded_steps(run_dir)
+    if step not in steps:
+        kept = str(steps[0]) if len(steps) == 1 else f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
+        raise FuseError(f"{run_dir}: step {step} is not recorded; there is {kept}")
+    path = _step_path(run_dir, step, "json")
+    try:
+        return Timeline.from_json(path.read_text(encoding="utf-8"))
+    except (FuseError, OSError, UnicodeDecodeError) as error:
+        raise FuseError(f"{path}: {error}") from error
+
+
+def page_of(run_dir: Path, step: int) -> Path | None:
+    """The HTML page of a step, if it was written."""
+    path = _step_path(run_dir, step, "html")
+    return path if path.is_file() else None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside `path`, then rename."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
+
+
+def _step_path(run_dir: Path, step: int, suffix: str) -> Path:
+    return run_dir / FOLDER / f"step_{step:06d}.{suffix}"
+
+
+def _remove_steps(folder: Path, outdated: Callable[[int], bool]) -> None:
+    for path in list(folder.iterdir()):
+        match = _STEP_FILE.fullmatch(path.name)
+        if match and outdated(int(match[1])):
+            path.unlink(missing_ok=True)
+
+
+def _dump_summaries(summaries: list[StepSummary]) -> str:
+    return json.dumps([dataclasses.asdict(summary) for summary in summaries])
+
+
+def _read_summaries(folder: Path) -> list[StepSummary]:
+    path = folder / _SUMMARIES
+    if not path.exists():
+        return []
+    try:
+        return [StepSummary.from_dict(item) for item in json.loads(path.read_text(encoding="utf-8"))]
+    except (FuseError, ValueError, TypeError) as error:
+        raise FuseError(f"{path}: {error}; move it away to start a new index") from error

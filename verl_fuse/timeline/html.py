@@ -1,0 +1,83 @@
+"""Fills the templates under assets/ safely.
+
+Invariants (tests/unit/timeline/test_pages.py):
+- text from a run (names of runs, tracks, spans, arguments) never becomes markup or script;
+- a page needs nothing but itself: no network, no second file.
+"""
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+# Which colour each of verl's stages gets: that of the work it is.
+STAGE_WORK = {
+    "gen": "generate",
+    "reward": "reward",
+    "old_log_prob": "inference",
+    "ref": "inference",
+    "values": "inference",
+    "update_critic": "train",
+    "update_actor": "train",
+    "update_weights": "sync",
+}
+COLOURS = {
+    "generate": "#3f87c9",
+    "reward": "#c7a82c",
+    "inference": "#1f9e79",
+    "train": "#e07b28",
+    "sync": "#8e63bd",
+    "stage": "#8993a1",
+    "wait": "#c3c9d2",
+    "other": "#b5728f",
+}
+
+
+def text(value: object) -> str:
+    """Escape for element content and quoted attributes."""
+    return html.escape(str(value), quote=True)
+
+
+def embedded_json(data: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    dumped = json.dumps(data, separators=(",", ":"))
+    return dumped.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def fill(template: str, markup: Mapping[str, str]) -> str:
+    """Replace each {{name}} of assets/`template` by `markup[name]`, in one pass: what is filled in is not looked at again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: markup[match[1]], asset(template))
+
+
+def style() -> str:
+    """The style sheet of all pages."""
+    return fill("style.css", {"palette": "".join(f"--{name}: {colour}; " for name, colour in COLOURS.items())})
+
+
+def seconds(value: float | None) -> str:
+    """A duration in the unit that people would use."""
+    if value is None:
+        return "–"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 120:
+        return f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def percent(value: float | None) -> str:
+    """A share in whole per cent."""
+    return "–" if value is None else f"{value * 100:.0f} %"
+
+
+def work_of(stage: str, category: str) -> str:
+    """The category whose colour a span of the driver's track gets."""
+    return STAGE_WORK.get(stage, category) if category == "stage" else category
+
+
+def asset(name: str) -> str:
+    """The text of one file under assets/."""
+    return files("verl_fuse.timeline").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,0 +1,130 @@
+"""How busy each track and each device was during the step.
+
+Invariants (tests/unit/timeline/test_idle.py):
+- 0 <= busy <= window on every row, so the idle fraction lies in [0, 1];
+- overlapping spans count once in `busy`, and time outside the step's window or in a "wait" span never counts;
+- a device is busy whenever its replica or its rank is.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from verl_fuse.spec.timeline import CATEGORIES, Span, Timeline, union_seconds
+from verl_fuse.timeline.tracks import number, ordered_tracks, role
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class IdleRow:
+    """One track or device: `window` and `busy` in seconds; `concurrency` is the mean number of spans at once while busy."""
+
+    track: str
+    role: str
+    window: float
+    busy: float
+    spans: int
+    concurrency: float
+
+    @property
+    def idle_fraction(self) -> float:
+        return 1.0 - self.busy / self.window if self.window else 0.0
+
+
+@dataclass(frozen=True)
+class IdleTable:
+    """Rows per track, rows per device (empty where replicas and ranks do not pair up), and seconds per category over replicas and ranks."""
+
+    rows: tuple[IdleRow, ...]
+    devices: tuple[IdleRow, ...]
+    categories: tuple[tuple[str, float], ...]
+
+    def of(self, role: str) -> tuple[IdleRow, ...]:
+        """Rows of one role: "step", "lane", "replica", "rank", "device" or "other"."""
+        return self.devices if role == "device" else tuple(row for row in self.rows if row.role == role)
+
+    def idle_fraction(self, role: str) -> float | None:
+        """Idle share of all time of this role; None if the step has no such track."""
+        return _idle_fraction(self.of(role))
+
+    @property
+    def overall(self) -> float | None:
+        """Idle share of the devices; where they are not known, of all replica and rank tracks."""
+        return _idle_fraction(self.devices or (*self.of("replica"), *self.of("rank")))
+
+
+def idle_table(timeline: Timeline) -> IdleTable:
+    """Busy seconds and idle fraction of every track of a step.
+
+    Devices are read as verl's colocated layout places them (verl/workers/rollout/replica.py, `init_hybrid`): with k ranks per replica,
+    device r runs rank r and replica r // k.
+    """
+    tracks = ordered_tracks(timeline)
+    work = {track: _work(timeline, spans) for track, spans in tracks.items()}
+    rows = tuple(_row(track, role(track), timeline, intervals) for track, intervals in work.items())
+    devices = tuple(
+        _row(f"device {index}", "device", timeline, [*work[replica], *work[rank]])
+        for index, (replica, rank) in enumerate(_pairs(list(tracks)))
+    )
+    seconds = dict.fromkeys(CATEGORIES, 0.0)
+    for track, spans in tracks.items():
+        if role(track) in ("replica", "rank"):
+            for category in {span.category for span in spans}:
+                clipped = _clip(timeline, (span for span in spans if span.category == category))
+                seconds[category] += union_seconds(clipped)
+    return IdleTable(rows, devices, tuple((name, value) for name, value in seconds.items() if value))
+
+
+def average(tables: Sequence[IdleTable]) -> IdleTable:
+    """Totals over several steps: each track is weighed by the steps in which it appears."""
+    seconds: dict[str, float] = {}
+    for table in tables:
+        for name, value in table.categories:
+            seconds[name] = seconds.get(name, 0.0) + value
+    rows = _sum_rows(row for table in tables for row in table.rows)
+    return IdleTable(rows, _sum_rows(row for table in tables for row in table.devices), tuple(seconds.items()))
+
+
+def _pairs(tracks: Sequence[str]) -> list[tuple[str, str]]:
+    replicas, ranks = ([t for t in tracks if role(t) == kind] for kind in ("replica", "rank"))
+    numbered = all([number(t) for t in group] == list(range(len(group))) for group in (replicas, ranks))
+    if not replicas or not ranks or len(ranks) % len(replicas) or not numbered:
+        return []
+    per_replica = len(ranks) // len(replicas)
+    return [(replicas[index // per_replica], rank) for index, rank in enumerate(ranks)]
+
+
+def _work(timeline: Timeline, spans: Iterable[Span]) -> list[Interval]:
+    return _clip(timeline, (span for span in spans if span.category != "wait"))
+
+
+def _clip(timeline: Timeline, spans: Iterable[Span]) -> list[Interval]:
+    clipped = ((max(span.start, timeline.start), min(span.end, timeline.end)) for span in spans)
+    return [(start, end) for start, end in clipped if start <= end]
+
+
+def _row(track: str, kind: str, timeline: Timeline, intervals: list[Interval]) -> IdleRow:
+    window = timeline.end - timeline.start
+    busy = min(union_seconds(intervals), window)
+    total = sum(end - start for start, end in intervals)
+    return IdleRow(track, kind, window, busy, len(intervals), total / busy if busy else 0.0)
+
+
+def _sum_rows(rows: Iterable[IdleRow]) -> tuple[IdleRow, ...]:
+    merged: dict[str, IdleRow] = {}
+    for row in rows:
+        old = merged.get(row.track)
+        if old is None:
+            merged[row.track] = row
+            continue
+        busy = old.busy + row.busy
+        concurrency = (old.concurrency * old.busy + row.concurrency * row.busy) / busy if busy else 0.0
+        merged[row.track] = IdleRow(
+            row.track, row.role, old.window + row.window, busy, old.spans + row.spans, concurrency
+        )
+    return tuple(merged.values())
+
+
+def _idle_fraction(rows: Sequence[IdleRow]) -> float | None:
+    window = sum(row.window for row in rows)
+    return 1.0 - sum(row.busy for row in rows) / window if window else None

@@ -1,0 +1,105 @@
+"""One self-contained HTML page per step: figures, Gantt chart, idle table.
+
+Invariants (tests/unit/timeline/test_pages.py):
+- every span of the timeline is in the page's data exactly once, with its name, times and arguments;
+- the figures and tables stand in the page without JavaScript.
+"""
+
+from typing import Any
+
+from verl_fuse.spec.timeline import CATEGORIES, Span, Timeline
+from verl_fuse.timeline.html import COLOURS, asset, embedded_json, fill, percent, seconds, style, text, work_of
+from verl_fuse.timeline.idle import IdleRow, idle_table
+from verl_fuse.timeline.summary import StepSummary
+from verl_fuse.timeline.tracks import ordered_tracks, pack, role
+
+# More rows than this start folded.
+_OPEN_ROWS = 20
+
+
+def step_page(timeline: Timeline, summary: StepSummary) -> str:
+    """Write the page. Its size grows with the number of spans: about 100 bytes each."""
+    table = idle_table(timeline)
+    used = {work_of(span.name, span.category) for span in timeline.spans}
+    return fill(
+        "step.html",
+        {
+            "page_style": style(),
+            "title": text(f"Step {timeline.step} · {timeline.run}"),
+            "run": text(timeline.run),
+            "step": str(timeline.step),
+            "cards": _cards(summary),
+            "legend": "".join(
+                f'<li><i style="background:var(--{name})"></i>{name}</li>' for name in CATEGORIES if name in used
+            ),
+            "roles": _roles(table.devices, table.rows),
+            "stages": _stages(summary),
+            "tracks": "".join(_track_row(row) for row in (*table.devices, *table.rows)),
+            "tracks_open": "open" if len(table.rows) + len(table.devices) <= _OPEN_ROWS else "",
+            "data": embedded_json(_data(timeline)),
+            "script": asset("gantt.js"),
+        },
+    )
+
+
+def _data(timeline: Timeline) -> dict[str, Any]:
+    """What the script draws; span = [name, category, colour, start, end, sub-row, arguments], times in seconds since the step began."""
+
+    def span_data(span: Span, row: int) -> list[Any]:
+        colour = work_of(span.name, span.category)
+        start, end = (round(time - timeline.start, 6) for time in (span.start, span.end))
+        return [span.name, span.category, colour, start, end, row, dict(span.args)]
+
+    tracks = []
+    for track, spans in ordered_tracks(timeline).items():
+        rows = pack(spans)
+        packed = [span_data(span, index) for index, row in enumerate(rows) for span in row]
+        tracks.append({"name": track, "role": role(track), "rows": len(rows), "spans": packed})
+    return {"seconds": timeline.end - timeline.start, "colours": COLOURS, "tracks": tracks}
+
+
+def _cards(summary: StepSummary) -> str:
+    overlap = None
+    if summary.inference_seconds:
+        overlap = percent((summary.overlap_seconds or 0.0) / summary.inference_seconds)
+    cards = [
+        ("Step", seconds(summary.seconds), ""),
+        ("Generation", seconds(summary.generation_seconds), f"{summary.requests} requests" if summary.requests else ""),
+        ("Long tail", percent(summary.long_tail_fraction), "of generation, after 80 % of requests"),
+        ("Devices idle", percent(summary.idle_overall), "of the step"),
+        ("Inference hidden", overlap or "–", "inside generation"),
+    ]
+    return "".join(
+        f"<div><span>{name}</span><b>{text(value)}</b><small>{note}</small></div>" for name, value, note in cards
+    )
+
+
+def _roles(devices: tuple[IdleRow, ...], rows: tuple[IdleRow, ...]) -> str:
+    names = {"device": "devices", "replica": "replicas", "rank": "ranks"}
+    lines = []
+    for kind, plural in names.items():
+        group = [row for row in (*devices, *rows) if row.role == kind]
+        if group:
+            idle = [row.idle_fraction for row in group]
+            cells = (len(group), percent(sum(idle) / len(idle)), percent(min(idle)), percent(max(idle)))
+            lines.append(f"<tr><th>{plural}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return "".join(lines)
+
+
+def _stages(summary: StepSummary) -> str:
+    lines = []
+    for name, value in summary.stages:
+        share = value / summary.seconds if summary.seconds else 0.0
+        bar = f'<i class="bar" style="width:{share * 100:.1f}%;background:var(--{work_of(name, "stage")})"></i>'
+        lines.append(
+            f"<tr><th>{text(name)}</th><td>{seconds(value)}</td><td>{percent(share)}</td><td class=wide>{bar}</td></tr>"
+        )
+    return "".join(lines)
+
+
+def _track_row(row: IdleRow) -> str:
+    busy = f'<i class="bar" style="width:{(1 - row.idle_fraction) * 100:.1f}%"></i>'
+    cells = (seconds(row.busy), percent(row.idle_fraction), row.spans, f"{row.concurrency:.1f}")
+    return (
+        f"<tr><th>{text(row.track)}</th>" + "".join(f"<td>{c}</td>" for c in cells) + f"<td class=wide>{busy}</td></tr>"
+    )

@@ -1,0 +1,81 @@
+"""A step in a few numbers: what the metrics, the pages and the index show.
+
+Invariants (tests/unit/timeline/test_summary.py):
+- `StepSummary.from_dict(asdict(summary)) == summary`, also through JSON;
+- a number that the timeline cannot give is None, never 0.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.timeline import Timeline, overlap_seconds, union_seconds
+from verl_fuse.timeline.idle import idle_table
+from verl_fuse.timeline.tracks import role
+
+# The long tail begins when this share of the step's requests has finished.
+TAIL_BEGINS = 0.8
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """One step. Seconds are wall-clock; `stages` are the driver's, in order; `idle` maps a role to its idle fraction.
+
+    `generation_seconds` runs from the first request's start to the last one's end; `long_tail_fraction` is the share of it that is
+    left once 80 % of the requests have finished. `overlap_seconds` is inference of the lanes inside the driver's stage "gen".
+    """
+
+    step: int
+    seconds: float
+    stages: tuple[tuple[str, float], ...]
+    requests: int
+    generation_seconds: float | None
+    long_tail_fraction: float | None
+    inference_seconds: float | None
+    overlap_seconds: float | None
+    idle: Mapping[str, float]
+    idle_overall: float | None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "StepSummary":
+        """Read what `dataclasses.asdict` and JSON made of a summary; a FuseError says what is wrong with anything else."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(data, Mapping) or sorted(data) != sorted(names):
+            raise FuseError(f"not a step summary: {data!r:.200}; needs the keys {', '.join(names)}")
+        try:
+            stages = tuple((str(name), float(seconds)) for name, seconds in data["stages"])
+        except (TypeError, ValueError) as error:
+            raise FuseError(
+                f"not a step summary: stages={data['stages']!r:.200}; needs pairs of name and seconds"
+            ) from error
+        return cls(**{**data, "stages": stages})
+
+
+def summarize(timeline: Timeline) -> StepSummary:
+    """Condense a timeline."""
+    stages: dict[str, float] = {}
+    for span in sorted(timeline.on("step"), key=lambda s: s.start):
+        stages[span.name] = stages.get(span.name, 0.0) + span.seconds
+    requests = [s for s in timeline.spans if s.category == "generate" and role(s.track) == "replica"]
+    ends = sorted(span.end for span in requests)
+    window = ends[-1] - min(span.start for span in requests) if requests else None
+    tail = ends[-1] - ends[math.ceil(TAIL_BEGINS * len(ends)) - 1] if requests else 0.0
+    inference = [(s.start, s.end) for s in timeline.spans if s.category == "inference" and role(s.track) == "lane"]
+    generation = [(s.start, s.end) for s in timeline.on("step") if s.name == "gen"]
+    table = idle_table(timeline)
+    idle = {kind: table.idle_fraction(kind) for kind in ("device", "replica", "rank")}
+    return StepSummary(
+        step=timeline.step,
+        seconds=timeline.end - timeline.start,
+        stages=tuple(stages.items()),
+        requests=len(requests),
+        generation_seconds=window,
+        long_tail_fraction=tail / window if window else None,
+        inference_seconds=union_seconds(inference) if inference else None,
+        overlap_seconds=overlap_seconds(generation, inference) if inference else None,
+        idle={kind: fraction for kind, fraction in idle.items() if fraction is not None},
+        idle_overall=table.overall,
+    )

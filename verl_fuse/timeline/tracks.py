@@ -1,0 +1,55 @@
+"""Order, role and sub-rows of a timeline's tracks.
+
+Invariants (tests/unit/timeline/test_tracks.py):
+- every track comes once, in the order step, lanes, replicas, ranks, others, and by number within a role ("rank 2" before "rank 10");
+- spans in one sub-row never overlap, every span is in exactly one sub-row, and there are no more sub-rows than spans that overlap at once.
+"""
+
+import heapq
+from collections.abc import Iterable
+
+from verl_fuse.spec.timeline import Span, Timeline
+
+ROLES = ("step", "lane", "replica", "rank", "other")
+
+
+def role(track: str) -> str:
+    """The first word of the track's name if it is one of ROLES, else "other"."""
+    word = track.partition(" ")[0]
+    return word if word in ROLES else "other"
+
+
+def number(track: str) -> int | None:
+    """The number of "replica 3" or "rank 3"; None where the name has none."""
+    digits = track.partition(" ")[2]
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def ordered_tracks(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
+    """Track -> its spans, in reading order."""
+    spans: dict[str, list[Span]] = {}
+    for span in timeline.spans:
+        spans.setdefault(span.track, []).append(span)
+    return {track: tuple(spans[track]) for track in sorted(spans, key=_reading_order)}
+
+
+def pack(spans: Iterable[Span]) -> list[list[Span]]:
+    """Put overlapping spans of one track into as few sub-rows as possible: first free sub-row, by start time."""
+    rows: list[list[Span]] = []
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    for span in sorted(spans, key=lambda s: (s.start, s.end, s.name)):
+        while busy and busy[0][0] <= span.start:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if not free:
+            heapq.heappush(free, len(rows))
+            rows.append([])
+        row = heapq.heappop(free)
+        rows[row].append(span)
+        heapq.heappush(busy, (span.end, row))
+    return rows
+
+
+def _reading_order(track: str) -> tuple[int, bool, int, str]:
+    index = number(track)
+    return ROLES.index(role(track)), index is None, index or 0, track
