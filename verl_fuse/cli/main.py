@@ -5,10 +5,11 @@ Subcommands are loaded on first use, so `verl-fuse --help` and the planning comm
 
 import importlib
 import sys
-from collections.abc import Callable
+from typing import Annotated, Any
 
-import click
+import typer
 import typer.main
+from typer.core import TyperGroup
 
 from verl_fuse import __version__
 from verl_fuse.errors import FuseError
@@ -23,13 +24,16 @@ SUBCOMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
-    """A group whose subcommands are imported when they are first asked for."""
+class _LazyGroup(TyperGroup):
+    """A group whose subcommands are imported when they are first asked for.
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    Contexts, commands and formatters are `Any`: Typer brings its own copy of click, or depends on click, according to its version.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
         return sorted(SUBCOMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in SUBCOMMANDS:
             return None
         module, _ = SUBCOMMANDS[cmd_name]
@@ -37,22 +41,36 @@ class _LazyGroup(click.Group):
         command.name = cmd_name
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, SUBCOMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
-@click.group(cls=_LazyGroup, help="Faster, strictly on-policy RL steps on stock verl.")
-@click.version_option(__version__, prog_name="verl-fuse")
-def _root() -> None:
-    pass
+# Without markup the help is laid out from SUBCOMMANDS alone; with it Typer would import every subcommand.
+app = typer.Typer(
+    cls=_LazyGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"verl-fuse {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Faster, strictly on-policy RL steps on stock verl."""
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: a FuseError becomes one clear message and exit code 2."""
-    run: Callable[..., object] = _root.main
     try:
-        run(args=argv, prog_name="verl-fuse")
+        app(args=argv, prog_name="verl-fuse")
     except FuseError as error:
-        click.echo(f"verl-fuse: {error}", err=True)
+        typer.echo(f"verl-fuse: {error}", err=True)
         sys.exit(2)
