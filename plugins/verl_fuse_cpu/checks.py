@@ -1,0 +1,143 @@
+"""What keeps a verl configuration from running on the cpu platform; each check yields its problems.
+
+Invariant (tests/unit/cpu/test_checks.py): a check reads the configuration, the environment and small local files, and never
+imports torch, ray, vLLM or verl.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from verl_fuse.spec.step import Problem
+from verl_fuse_cpu import entry
+from verl_fuse_cpu.leftovers import SHARED_MEMORY, leftovers
+from verl_fuse_cpu.vocabulary import Vocabulary, read_vocabulary
+
+Get = Callable[[str], Any]
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_VLLM = f"{_ROLLOUT}.engine_kwargs.vllm"
+_MIB = 1 << 20
+
+
+def platform(get: Get) -> Iterator[Problem]:
+    if not entry.active():
+        yield Problem("VERL_PLATFORM", os.environ.get("VERL_PLATFORM"), "trainer.device=cpu needs VERL_PLATFORM=cpu in the environment")
+    elif entry.failure is not None:
+        yield Problem("VERL_PLATFORM", "cpu", f"the cpu platform could not be registered: {entry.failure}")
+    if get("trainer.device") != "cpu":
+        yield Problem("trainer.device", get("trainer.device"), "VERL_PLATFORM=cpu needs trainer.device=cpu")
+
+
+def virtual_devices(get: Get) -> Iterator[Problem]:
+    needed = _product(get("trainer.nnodes"), get("trainer.n_gpus_per_node"))
+    if get("actor_rollout_ref.hybrid_engine") is False:
+        needed += _product(get(f"{_ROLLOUT}.nnodes"), get(f"{_ROLLOUT}.n_gpus_per_node"))
+    if get("ray_kwargs.ray_init.address") is not None:
+        return
+    given = get("ray_kwargs.ray_init.num_gpus")
+    if not isinstance(given, int) or given < needed:
+        key = "ray_kwargs.ray_init.num_gpus"
+        yield Problem(key, given, f"Ray must be told of at least {needed} virtual devices: +{key}={needed}")
+
+
+def strategy(get: Get) -> Iterator[Problem]:
+    for role in _roles(get):
+        key = f"{role}.strategy"
+        if get(key) == "fsdp":
+            yield Problem(key, "fsdp", "FSDP1 needs an accelerator; fsdp2 works")
+
+
+def attention(get: Get) -> Iterator[Problem]:
+    for model in ("actor_rollout_ref.model", *(["critic.model"] if "critic" in _roles(get) else [])):
+        key = f"{model}.override_config.attn_implementation"
+        if (get(key) or "flash_attention_2") not in ("sdpa", "eager"):
+            yield Problem(key, get(key), "flash attention needs a GPU (it is verl's default); sdpa or eager")
+
+
+def precision(get: Get) -> Iterator[Problem]:
+    # verl's default is bf16. TransferQueue logs a mismatch between roles and goes on with wrong numbers.
+    engines = {"actor_rollout_ref.actor": "fsdp_config", "actor_rollout_ref.ref": "fsdp_config", "critic": "fsdp"}
+    keys = [f"{role}.{engines[role]}.mixed_precision.param_dtype" for role in _roles(get)]
+    values = {key: _dtype(get(key)) for key in keys}
+    if len(set(values.values())) > 1:
+        listed = ", ".join(f"{key}={value}" for key, value in values.items())
+        for key, value in values.items():
+            if value != values[keys[0]]:
+                yield Problem(key, value, f"all roles need one precision (unset means bf16), but {listed}")
+
+
+def sleep(get: Get) -> Iterator[Problem]:
+    # verl's dataclass default for the first one is true as well.
+    for key in (f"{_ROLLOUT}.enable_sleep_mode", f"{_ROLLOUT}.free_cache_engine"):
+        if get(key) is not False:
+            yield Problem(key, get(key), "vLLM cannot sleep or free its cache on a CPU: false")
+
+
+def weight_buffers(get: Get) -> Iterator[Problem]:
+    key = f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+    bucket = get(key)
+    senders = _product(get("trainer.n_gpus_per_node"))
+    if get("actor_rollout_ref.hybrid_engine") is False:
+        senders = _product(get(f"{_ROLLOUT}.n_gpus_per_node"))
+    if not isinstance(bucket, int) or not SHARED_MEMORY.is_dir():
+        return
+    free = shutil.disk_usage(SHARED_MEMORY).free + sum(path.stat().st_blocks * 512 for path in leftovers())
+    if bucket * senders * _MIB > free:
+        most = free // (senders * _MIB)
+        yield Problem(key, bucket, f"{senders} ranks take a buffer each from {SHARED_MEMORY}, which has {free // _MIB} MiB free: at most {most}")
+
+
+def kv_cache(get: Get) -> Iterator[Problem]:
+    space = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
+    if space is not None and get(f"{_VLLM}.kv_cache_memory_bytes") is not None:
+        allowed = f"overrides {_VLLM}.kv_cache_memory_bytes: unset the variable, or drop the key"
+        yield Problem("VLLM_CPU_KVCACHE_SPACE", space, allowed)
+
+
+def vocabulary(get: Get) -> Iterator[Problem]:
+    for model in ("actor_rollout_ref.model", *(["critic.model"] if "critic" in _roles(get) else [])):
+        key = f"{model}.path"
+        found: Vocabulary | None = read_vocabulary(get(key), get(f"{model}.tokenizer_path"))
+        if found is not None and found.model != found.tokenizer:
+            allowed = (
+                f"config.json has vocab_size={found.model}, the tokenizer {found.tokenizer} entries: they must be equal, "
+                "or log-probs of rollout and trainer differ by a constant"
+            )
+            yield Problem(key, get(key), allowed)
+
+
+CHECKS: tuple[Callable[[Get], Iterator[Problem]], ...] = (
+    platform,
+    virtual_devices,
+    strategy,
+    attention,
+    precision,
+    sleep,
+    weight_buffers,
+    kv_cache,
+    vocabulary,
+)
+
+
+def _roles(get: Get) -> list[str]:
+    """The configuration blocks of the roles that train or infer in this run (verl/trainer/ppo/utils.py)."""
+    roles = ["actor_rollout_ref.actor"]
+    if get("algorithm.use_kl_in_reward") or get("actor_rollout_ref.actor.use_kl_loss"):
+        roles.append("actor_rollout_ref.ref")
+    enabled = get("critic.enable")
+    if enabled if enabled is not None else get("algorithm.adv_estimator") == "gae":
+        roles.append("critic")
+    return roles
+
+
+def _dtype(value: Any) -> str:
+    return {None: "bf16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(value, str(value))
+
+
+def _product(*values: Any) -> int:
+    product = 1
+    for value in values:
+        product *= value if isinstance(value, int) else 1
+    return product

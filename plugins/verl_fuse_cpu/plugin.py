@@ -1,0 +1,33 @@
+"""The plugin `cpu`: refuses configurations that cannot run without an accelerator, and clears what dead runs left behind."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_fuse.hookspecs import hookimpl
+from verl_fuse.spec.step import Problem
+from verl_fuse_cpu import checks, entry
+from verl_fuse_cpu.leftovers import remove_leftovers
+
+HOOK_API = 1
+
+logger = logging.getLogger(__name__)
+
+
+@hookimpl
+def fuse_validate(config: Mapping[str, Any]) -> Sequence[Problem] | None:
+    def get(key: str) -> Any:
+        return OmegaConf.select(config, key, default=None)  # type: ignore[arg-type]
+
+    if get("trainer.device") != "cpu" and not entry.active():
+        return None
+    return [problem for check in checks.CHECKS for problem in check(get)]
+
+
+@hookimpl
+def fuse_setup(trainer: Any) -> None:
+    if entry.active():
+        for path in remove_leftovers():
+            logger.warning("removed %s, left by a dead run", path)

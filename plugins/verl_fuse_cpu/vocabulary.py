@@ -1,0 +1,43 @@
+"""Sizes of a local model's vocabulary and of its tokenizer, read from their files without transformers."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_fuse.errors import FuseError
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Rows of the model's embedding, and ids the tokenizer can produce (`len(tokenizer)`)."""
+
+    model: int
+    tokenizer: int
+
+
+def read_vocabulary(model_path: Any, tokenizer_path: Any = None) -> Vocabulary | None:
+    """None where either is not local or not in the usual files (config.json, tokenizer.json)."""
+    if not isinstance(model_path, str):
+        return None
+    model = Path(model_path).expanduser()
+    tokenizer = Path(tokenizer_path).expanduser() if isinstance(tokenizer_path, str) else model
+    config_file, tokenizer_file = model / "config.json", tokenizer / "tokenizer.json"
+    if not (config_file.is_file() and tokenizer_file.is_file()):
+        return None
+    size = _load(config_file).get("vocab_size")
+    data = _load(tokenizer_file)
+    vocabulary = data.get("model", {}).get("vocab")
+    if not isinstance(size, int) or not isinstance(vocabulary, dict | list):
+        return None
+    # Word and BPE models map tokens to ids; unigram models list them in order of id.
+    ids = set(vocabulary.values()) if isinstance(vocabulary, dict) else set(range(len(vocabulary)))
+    ids.update(token["id"] for token in data.get("added_tokens", []))
+    return Vocabulary(size, len(ids))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FuseError(f"{path}: cannot be read as JSON: {error}") from error
