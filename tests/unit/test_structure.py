@@ -1,0 +1,145 @@
+"""Imports flow one way, and only the host side of the library knows verl. Imports inside functions count too."""
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+REPO = Path(__file__).resolve().parents[2]
+ROOTS = (REPO, REPO / "plugins", REPO / "patches")
+PACKAGES = (
+    "verl_fuse",
+    "verl_fuse_patches",
+    "verl_fuse_interstage",
+    "verl_fuse_observe",
+    "verl_fuse_cpu",
+    "hydra_plugins",
+)
+
+# Lowest first. A module may import its own row and those above it in this list; the longest matching prefix decides.
+LAYERS = (
+    ("verl_fuse", "verl_fuse.errors"),
+    ("verl_fuse.spec",),
+    ("verl_fuse.cost",),
+    ("verl_fuse.schedule",),
+    ("verl_fuse.timeline",),
+    ("verl_fuse.simulate",),
+    ("verl_fuse.plan",),
+    ("verl_fuse.reshard",),
+    ("verl_fuse.runtime",),
+    ("verl_fuse.hookspecs", "verl_fuse.plugins"),
+    ("verl_fuse.host",),
+    ("verl_fuse_patches",),
+    ("verl_fuse_interstage", "verl_fuse_observe", "verl_fuse_cpu", "hydra_plugins"),
+    ("verl_fuse.cli",),
+)
+
+HEAVY = frozenset(
+    {"verl", "ray", "torch", "transfer_queue", "vllm", "megatron", "mbridge", "tensordict", "transformers"}
+)
+MAY_IMPORT_HEAVY = {
+    "verl_fuse.host": HEAVY,
+    "verl_fuse.runtime": {"torch"},
+    "verl_fuse_cpu": HEAVY,
+    "verl_fuse_patches": HEAVY,
+}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the distribution by dotted name."""
+    found = {}
+    for root in ROOTS:
+        for path in (path for package in PACKAGES for path in (root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything the file imports at any depth; `from a import b` counts as a.b if that is a module."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield node.lineno, full if full in modules() else base
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def layer(module: str) -> tuple[int, str]:
+    """(height, row entry) of a module of ours. Bare `verl_fuse` matches itself only."""
+    matches = [
+        (len(entry), height, entry)
+        for height, row in enumerate(LAYERS)
+        for entry in row
+        if (module == entry if entry == "verl_fuse" else within(module, entry))
+    ]
+    if not matches:
+        raise LookupError(f"{module} is in no layer")
+    _, height, entry = max(matches)
+    return height, entry
+
+
+def upward_imports(module: str, path: Path) -> list[str]:
+    """Imports of `module` that do not flow down."""
+    height, entry = layer(module)
+    wrong = []
+    for line, imported in imports(path):
+        if imported.split(".")[0] not in PACKAGES:
+            continue
+        above, other = layer(imported)
+        if above > height or (above == height and other != entry and entry.startswith("verl_fuse_")):
+            wrong.append(f"{path.relative_to(REPO)}:{line}: {module} imports {imported}")
+    return wrong
+
+
+def test_every_package_is_looked_at():
+    assert {name.split(".")[0] for name in modules()} == set(PACKAGES)
+    assert {"verl_fuse.spec.timeline", "verl_fuse.host.on_import", "verl_fuse.cli.main"} <= modules().keys()
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_imports_flow_down(module: str):
+    assert upward_imports(module, modules()[module]) == []
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_only_the_host_side_imports_verl(module: str):
+    allowed = next((names for package, names in MAY_IMPORT_HEAVY.items() if within(module, package)), frozenset())
+    used = {imported.split(".")[0] for _, imported in imports(modules()[module])}
+    assert used & HEAVY <= allowed
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_imports_are_absolute(module: str):
+    relative = [
+        node.lineno for node in ast.walk(tree(modules()[module])) if isinstance(node, ast.ImportFrom) and node.level > 0
+    ]
+    assert relative == []
+
+
+@pytest.mark.parametrize("module", sorted(name for name in modules() if layer(name)[1] not in MAY_IMPORT_HEAVY))
+def test_light_modules_use_declared_dependencies_only(module: str):
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["plot"]]
+    distributions = {Requirement(line).name for line in declared}
+    allowed = {*sys.stdlib_module_names, *PACKAGES, *distributions, "verl_fuse_recipes"}
+    if layer(module)[1] == "hydra_plugins":
+        allowed.add("hydra")
+    assert {imported.split(".")[0] for _, imported in imports(modules()[module])} <= allowed
