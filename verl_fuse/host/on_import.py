@@ -45,7 +45,9 @@ class _Finder(MetaPathFinder):
 
     _searching: set[str] = set()  # noqa: RUF012
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in _callbacks or fullname in self._searching:
             return None
         self._searching.add(fullname)

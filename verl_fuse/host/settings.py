@@ -54,10 +54,14 @@ def load_settings(config: DictConfig) -> Settings:
             continue
         if key in core.disabled_plugins:
             if (node[key] or {}).get("enabled"):
-                raise FuseError(f"fuse.{key}.enabled=true, but fuse.disabled_plugins leaves the plugin {key!r} out: drop one of the two")
+                raise FuseError(
+                    f"fuse.{key}.enabled=true, but fuse.disabled_plugins leaves the plugin {key!r} out: drop one of the two"
+                )
             continue
         allowed = ", ".join(sorted(core_names | set(schema)))
-        raise FuseError(f"fuse.{key}: unknown key; allowed: {allowed}. A plugin's block needs the plugin to be installed and not disabled")
+        raise FuseError(
+            f"fuse.{key}: unknown key; allowed: {allowed}. A plugin's block needs the plugin to be installed and not disabled"
+        )
     problems = [str(problem) for found in manager.hook.fuse_validate(config=config) if found for problem in found]
     if problems:
         raise FuseError("this configuration cannot run:\n  - " + "\n  - ".join(problems))

@@ -26,7 +26,9 @@ def problem(distribution: str, found: str | None) -> str | None:
         return f"{distribution} is not installed: verl-fuse needs {distribution} {allowed} ({_FIX[distribution]})"
     # A development build of a supported release counts as that release.
     if not SpecifierSet(allowed).contains(Version(found).base_version):
-        return f"{distribution} {found} is not supported: verl-fuse needs {distribution} {allowed} ({_FIX[distribution]})"
+        return (
+            f"{distribution} {found} is not supported: verl-fuse needs {distribution} {allowed} ({_FIX[distribution]})"
+        )
     return None
 
 

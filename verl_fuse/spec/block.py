@@ -48,12 +48,17 @@ def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> 
         raise FuseError(f"{where}={value!r}: needs {_describe(hint)}")
     if isinstance(value, list):
         value = tuple(value)
-    low, high = metadata.get("minimum"), metadata.get("maximum")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if (low is not None and not value >= low) or (high is not None and not value <= high):
-            limits = " and ".join(text for text in (f">= {low}" if low is not None else "", f"<= {high}" if high is not None else "") if text)
-            raise FuseError(f"{where}={value!r}: needs {limits}")
+    _check_bounds(value, metadata.get("minimum"), metadata.get("maximum"), where)
     return value
+
+
+def _check_bounds(value: Any, minimum: float | None, maximum: float | None, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    # Written so that NaN is outside every bound.
+    if (minimum is not None and not value >= minimum) or (maximum is not None and not value <= maximum):
+        limits = [f">= {minimum}"] * (minimum is not None) + [f"<= {maximum}"] * (maximum is not None)
+        raise FuseError(f"{where}={value!r}: needs {' and '.join(limits)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -1,0 +1,74 @@
+"""Accounts for every sample of a step: trained exactly once, under the weights of the step before.
+
+Invariants (tests/unit/host/test_accounting.py):
+- no key twice, no sample of another partition, no sample whose weights version is not the step's own;
+- a failed rollout shows as a missing sample of its group (verl pads the batch with masked rows), never as a sample with reward zero.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_fuse.errors import FuseError
+
+
+@dataclass(frozen=True, slots=True)
+class StepAccount:
+    """What one step trained on. `groups` maps a prompt group to its number of samples."""
+
+    step: int
+    samples: int
+    padding: int
+    missing: int
+    groups: Mapping[str, int]
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "fuse/samples_trained": float(self.samples),
+            "fuse/samples_missing": float(self.missing),
+            "fuse/rows_padding": float(self.padding),
+        }
+
+
+def account(step: int, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], expected: int) -> StepAccount:
+    """Check and count the rows of the batch that `step` trains on; `expected` is the number of samples asked for."""
+    if len(set(keys)) != len(keys):
+        twice = sorted({key for key in keys if list(keys).count(key) > 1})
+        raise FuseError(f"step {step}: {len(twice)} samples appear twice in the batch, first {twice[0]}")
+    version = step - 1
+    groups: dict[str, int] = {}
+    padding = 0
+    for key, tag in zip(keys, tags, strict=True):
+        if tag.get("is_padding"):
+            padding += 1
+            continue
+        versions = (tag.get("min_global_steps"), tag.get("max_global_steps"))
+        if versions != (version, version):
+            raise FuseError(
+                f"step {step}: sample {key} was generated under weights versions {versions[0]}..{versions[1]}, but strictly on-policy training needs {version}"
+            )
+        groups[key.split("_")[0]] = groups.get(key.split("_")[0], 0) + 1
+    samples = sum(groups.values())
+    return StepAccount(step, samples, padding, max(0, expected - samples), groups)
+
+
+def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> Path:
+    """Write `accounts/step_N.json`: what step N trained on, `prompts` being the data set indices of its groups. A repeated step replaces its file."""
+    folder = run_dir / "accounts"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"step_{account.step:06d}.json"
+    data = {
+        "step": account.step,
+        "samples": account.samples,
+        "padding": account.padding,
+        "missing": account.missing,
+        "groups": len(account.groups),
+        "prompts": sorted(prompts, key=str),
+    }
+    partial = target.with_suffix(f".{os.getpid()}.tmp")
+    partial.write_text(json.dumps(data))
+    partial.replace(target)
+    return target

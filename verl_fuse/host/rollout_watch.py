@@ -1,0 +1,77 @@
+"""Looks at the running rollout: every poll of verl's replay buffer becomes a RolloutView, and a rollout that stands still ends loudly.
+
+Works on whatever replay buffer verl built, a user's custom sampler included: the instance's poll seam
+(replay_buffer.py `_wait_for_next_poll`) is wrapped, nothing else.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.rows import TRAIN
+from verl_fuse.spec.step import Sample
+
+
+class RolloutWatch:
+    """Calls `on_poll(watch)` at every look at the training partition; `stall_timeout` is seconds without a new sample."""
+
+    def __init__(
+        self, buffer: Any, poll_interval: float, stall_timeout: float, on_poll: Callable[["RolloutWatch"], None]
+    ):
+        self._buffer = buffer
+        self._stall_timeout = stall_timeout
+        self._on_poll = on_poll
+        self._progress = (0, time.monotonic())
+        buffer.poll_interval = poll_interval
+        self._wait = buffer._wait_for_next_poll
+        buffer._wait_for_next_poll = self._wait_for_next_poll
+
+    def begin_step(self) -> None:
+        """Forget the last step's progress."""
+        self._progress = (0, time.monotonic())
+
+    def look(self) -> None:
+        """Look now, without waiting: replayed rollouts are there at once."""
+        self._buffer._sync_metadata_from_transfer_queue()
+        self._on_poll(self)
+
+    @property
+    def tags(self) -> dict[str, dict]:
+        """Tags of finished trajectories. A key may be listed before its data: only `success` counts."""
+        return {key: tag for key, tag in self._buffer.partitions[TRAIN].items() if tag.get("status") == "success"}
+
+    @property
+    def groups(self) -> tuple[int, int, int]:
+        """Prompt groups: all, finished, failed."""
+        b = self._buffer
+        finished, failed = len(b.finished_keys[TRAIN]), len(b.failure_keys[TRAIN])
+        return len(b.pending_keys[TRAIN]) + len(b.running_keys[TRAIN]) + finished + failed, finished, failed
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        if partition_id == TRAIN:
+            self._on_poll(self)
+        self._check_progress(partition_id)
+        return self._wait(partition_id, last_debug_time)
+
+    def _check_progress(self, partition_id: str) -> None:
+        b = self._buffer
+        progress = sum(tag.get("status") == "success" for tag in b.partitions[partition_id].values()) + len(
+            b.finished_keys[partition_id]
+        )
+        count, since = self._progress
+        now = time.monotonic()
+        if progress != count:
+            self._progress = (progress, now)
+        elif now - since > self._stall_timeout:
+            waiting = sorted(b.running_keys[partition_id] | b.pending_keys[partition_id])
+            shown = ", ".join(waiting[:5]) + (", …" if len(waiting) > 5 else "")
+            raise FuseError(
+                f"the rollout made no progress for {now - since:.0f} s: {progress} samples finished, still waiting for {len(waiting)} "
+                f"prompt groups ({shown}). A rollout server may be dead or stuck (fuse.stall_timeout)"
+            )
+
+
+def sample_of(key: str, tag: dict) -> Sample:
+    """The sample behind a trajectory key `{uid}_{session}_{index}` and its tag."""
+    return Sample(key, key.split("_")[0], int(tag["prompt_len"]), int(tag["response_len"]))

@@ -1,0 +1,279 @@
+"""The trainer of mode `fuse`: verl's synchronous PPO trainer with hook call sites.
+
+It owns when hooks are called, which collective call runs on which lane, and what is recorded; policies live in plugins. With every
+feature off a step is verl's own, plus a timeline ("observe mode").
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import ray
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.rollout.llm_server import LLMServerClient
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.accounting import StepAccount, account, write_account
+from verl_fuse.host.client import FuseLLMServerClient
+from verl_fuse.host.inference import SampleInference, ready_samples
+from verl_fuse.host.lane import Lane
+from verl_fuse.host.policy import PolicyGuard
+from verl_fuse.host.rollout_watch import RolloutWatch, sample_of
+from verl_fuse.host.rows import read, rows, tags_of
+from verl_fuse.host.settings import TRAINER_MODE, load_settings
+from verl_fuse.host.spans import Recorder, start_collector
+from verl_fuse.host.stages import STAGE_FIELDS, micro_batch, old_log_prob_metrics, streamed_stages
+from verl_fuse.host.versions import require_supported
+from verl_fuse.host.worker import fused_worker_class
+from verl_fuse.spec.step import Event, EventKind, RolloutView, Stage
+from verl_fuse.spec.timeline import Category, Span, Timeline
+
+# The RPC mesh each stage's batch is dispatched over (verl/workers/engine_workers.py).
+_MESH: dict[Stage, str] = {"old_log_prob": "actor", "ref": "ref", "values": "train"}
+_ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
+
+
+class FuseTrainer(PPOTrainerSync):
+    """verl's synchronous trainer, observed and extended through hooks (verl_fuse/hookspecs.py)."""
+
+    def __init__(self, config: DictConfig):
+        require_supported()
+        self.settings = load_settings(config)
+        self.hook = self.settings.manager.hook
+        self._spans: list[Span] = []
+        self.recorder = Recorder(self._spans.append)
+        self._collector = start_collector()
+        self._policy = PolicyGuard(self.hook)
+        super().__init__(config)
+
+    # verl tells modes apart by name (`trainer_mode != "sync"` means an asynchronous replay buffer, queue checkpoints and more);
+    # ours has synchronous semantics throughout.
+    @property
+    def trainer_mode(self) -> str:
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, mode: str) -> None:
+        if mode != TRAINER_MODE:
+            raise FuseError(f"trainer.v1.trainer_mode={mode!r}: FuseTrainer serves {TRAINER_MODE!r} only")
+
+    # ------------------------------------------------------------------ set-up
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        buffer = super()._build_replay_buffer()
+        core = self.settings.core
+        self._watch = RolloutWatch(buffer, core.poll_interval, core.stall_timeout, self._on_poll)
+        return buffer
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role, remote_class in self.role_worker_mapping.items():
+            kind = "actor" if role in _ACTOR_ROLES else "critic" if role is Role.Critic else None
+            if kind is not None:
+                mixins = [
+                    mixin for mixin in self.hook.fuse_worker_mixin(role=kind, config=self.config) if mixin is not None
+                ]
+                self.role_worker_mapping[role] = ray.remote(
+                    fused_worker_class(kind, remote_class.__ray_actor_class__, mixins)
+                )
+
+    def get_llm_client(self) -> LLMServerClient:
+        manager = self.llm_server_manager
+        replicas = dict(
+            zip(manager.get_addresses(), [replica.replica_rank for replica in manager.get_replicas()], strict=True)
+        )
+        return manager.get_client(client_cls=FuseLLMServerClient, replicas=replicas)
+
+    def _setup(self) -> None:
+        super()._setup()
+        self._lane = Lane("train", self.recorder, self.settings.core.call_timeout)
+        self._inference = self._sample_inference()
+
+    def _sample_inference(self) -> SampleInference:
+        stages = streamed_stages(self.config, self.use_reference_policy, self.use_critic)
+        calls = {
+            "old_log_prob": super()._compute_old_log_prob,
+            "ref": super()._compute_ref_log_prob,
+            "values": super()._compute_values,
+        }
+        groups = {"old_log_prob": self.actor_rollout_wg}
+        if self.use_reference_policy:
+            groups["ref"] = self.ref_policy_wg
+        if self.use_critic:
+            groups["values"] = self.critic_wg
+        dp_size: dict[Stage, int] = {stage: self._dp_size(groups[stage], self._mesh(stage)) for stage in stages}
+        return SampleInference(
+            lane=self._lane,
+            calls={stage: calls[stage] for stage in stages},
+            dp_size=max(dp_size.values(), default=1),
+            multiples={stage: dp_size[stage] * micro_batch(self.config, stage) for stage in stages},
+            fields=STAGE_FIELDS,
+            extra_info={"temperature": self.config.actor_rollout_ref.rollout.temperature},
+        )
+
+    def _mesh(self, stage: Stage) -> str:
+        return "actor" if stage == "ref" and self.ref_in_actor else _MESH[stage]
+
+    @staticmethod
+    def _dp_size(worker_group: Any, mesh: str) -> int:
+        if mesh not in worker_group._dispatch_info:
+            worker_group._dispatch_info[mesh] = worker_group._query_dispatch_info(mesh)
+        return max(worker_group._dispatch_info[mesh]) + 1
+
+    def on_init_end(self) -> None:
+        self.hook.fuse_setup(trainer=self)
+        self._emit(
+            "setup",
+            run_dir=str(self.settings.run_dir),
+            total_steps=self.total_training_steps,
+            expected=self._expected_samples,
+            groups=self.config.data.train_batch_size,
+        )
+        self._lane.call("update_weights", "sync", super().on_init_end)
+
+    @property
+    def _expected_samples(self) -> int:
+        return self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+
+    # ------------------------------------------------------------------ the rollout
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        self._spans.clear()
+        self._inference.begin_step()
+        self._watch.begin_step()
+        self._policy.begin_step()
+        self._step_start = time.time()
+        self._emit("step_begin")
+
+    def prepare_step(self) -> dict:
+        self._generation_start = time.time()
+        return super().prepare_step()
+
+    def on_sample_begin(self) -> None:
+        super().on_sample_begin()
+        self._watch.look()
+
+    def on_sample_end(self) -> None:
+        self._spans.append(Span("gen", "step", "stage", self._generation_start, time.time()))
+        if self.curr_step_profile:
+            self._lane.drain()
+        with self._stage("sleep"):
+            super().on_sample_end()
+
+    def on_validate_begin(self) -> None:
+        super().on_validate_begin()
+        self._watch.begin_step()
+
+    def _on_poll(self, watch: RolloutWatch) -> None:
+        tags = watch.tags
+        view = self._view(watch, tags)
+        self._emit("poll", view=view)
+        self._lane.check()
+        while keys := self._policy.infer_next(view, view.lanes[0]):
+            self._inference.submit(keys, tags)
+            view = self._view(watch, tags)
+
+    def _view(self, watch: RolloutWatch, tags: Mapping[str, dict]) -> RolloutView:
+        groups, finished, failed = watch.groups
+        return RolloutView(
+            step=self.global_steps,
+            elapsed=time.time() - self._step_start,
+            expected=self._expected_samples,
+            finished=len(tags),
+            groups=groups,
+            groups_finished=finished + failed,
+            ready=ready_samples(tags, self._inference.taken, sample_of),
+            lanes=(self._inference.view(),),
+        )
+
+    # ------------------------------------------------------------------ stages
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        with self._stage("balance"):
+            self._lane.drain()
+            batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+            self._account = account(self.global_steps, batch.keys, batch.tags, self._expected_samples)
+            self._write_account(batch, self._account)
+            metrics.update(self._account.metrics())
+        return batch
+
+    def _write_account(self, batch: KVBatchMeta, step_account: StepAccount) -> None:
+        tags = tags_of(batch)
+        first_of_group = {key.split("_")[0]: key for key in batch.keys if not tags[key].get("is_padding")}
+        indices = read(rows(list(first_of_group.values()), tags, None), ["index"])["index"]
+        write_account(self.settings.run_dir, step_account, [int(index) for index in indices])
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        return self._barrier("old_log_prob", batch, metrics, super()._compute_old_log_prob)
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        return self._barrier("ref", batch, metrics, super()._compute_ref_log_prob)
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        return self._barrier("values", batch, metrics, super()._compute_values)
+
+    def _barrier(self, stage: Stage, batch: KVBatchMeta, metrics: dict, stock: Any) -> KVBatchMeta:
+        with self._stage(stage):
+            if stage not in self._inference.stages:
+                return self._lane.call(stage, "inference", lambda: stock(batch, metrics))
+            whole = partial(old_log_prob_metrics, self.config) if stage == "old_log_prob" else lambda batch: {}
+            return self._inference.complete(stage, batch, metrics, whole)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._stage("adv"):
+            return super()._compute_advantage(batch, metrics)
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        return self._on_lane("update_critic", "train", partial(super()._update_critic, batch, metrics))
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        return self._on_lane("update_actor", "train", partial(super()._update_actor, batch, metrics))
+
+    def _save_checkpoint(self) -> None:
+        self._on_lane("save_checkpoint", "other", super()._save_checkpoint)
+
+    def on_step_end(self) -> None:
+        self._on_lane("update_weights", "sync", super().on_step_end)
+        self._step_end = time.time()
+
+    # ------------------------------------------------------------------ the record
+
+    def _on_lane(self, name: str, category: Category, work: Any) -> Any:
+        with self._stage(name, "sync" if category == "sync" else "stage"):
+            return self._lane.call(name, category, work)
+
+    @contextmanager
+    def _stage(self, name: str, category: Category = "stage") -> Iterator[None]:
+        self._emit("stage", name=name)
+        with self.recorder.span(name, "step", category):
+            yield
+
+    def _emit(
+        self, kind: EventKind, view: RolloutView | None = None, timeline: Timeline | None = None, **data: Any
+    ) -> None:
+        self.hook.fuse_event(event=Event(kind, self.global_steps, time.time(), view, timeline, data))
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, *args, **kwargs)
+        timeline = self._timeline()
+        for found in self.hook.fuse_metrics(timeline=timeline):
+            metrics.update(found or {})
+        metrics["fuse/fallbacks"] = float(self._policy.fallbacks)
+        self._emit("step_end", timeline=timeline, samples=self._account.samples)
+
+    def _timeline(self) -> Timeline:
+        remote: list[Span] = ray.get(self._collector.drain.remote(), timeout=60)
+        start, end = self._step_start, self._step_end
+        spans = [span for span in (*self._spans, *remote) if span.end > start and span.start < end]
+        return Timeline(self.config.trainer.experiment_name, self.global_steps, start, end, tuple(spans))
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        super().fit(agent_loop_manager)
+        self._emit("train_end")

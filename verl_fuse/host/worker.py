@@ -1,0 +1,67 @@
+"""verl's worker classes, recording what each rank runs and carrying the mixins of plugins.
+
+Only the methods verl dispatches to are wrapped, and every wrapper keeps verl's dispatch attributes, so the worker group sees the
+same methods as before.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from verl_fuse.host.spans import Recorder, remote_recorder
+from verl_fuse.spec.timeline import Category
+
+# method -> (span name, category), per role; the methods of verl/workers/engine_workers.py that a training step calls.
+ACTOR_METHODS: dict[str, tuple[str, Category]] = {
+    "compute_log_prob": ("old_log_prob", "inference"),
+    "compute_ref_log_prob": ("ref", "inference"),
+    "update_actor": ("update_actor", "train"),
+    "update_weights": ("update_weights", "sync"),
+    "save_checkpoint": ("save_checkpoint", "other"),
+}
+CRITIC_METHODS: dict[str, tuple[str, Category]] = {
+    "infer_batch": ("values", "inference"),
+    "train_mini_batch": ("update_critic", "train"),
+    "save_checkpoint": ("save_checkpoint", "other"),
+}
+METHODS = {"actor": ACTOR_METHODS, "critic": CRITIC_METHODS}
+
+
+def fused_worker_class(role: str, base: type, mixins: list[type]) -> type:
+    """A subclass of verl's worker class for `role` ("actor" or "critic"): plugin mixins in front, calls recorded as spans."""
+    bases = (*mixins, base)
+    plain = type(f"Fuse{base.__name__}", bases, {})
+    wrapped = {
+        name: _recorded(getattr(plain, name), span, category) for name, (span, category) in METHODS[role].items()
+    }
+    return type(
+        plain.__name__, (plain,), {"__doc__": f"{base.__name__} with verl-fuse's recording and mixins.", **wrapped}
+    )
+
+
+def _recorded(method: Callable, name: str, category: Category) -> Callable:
+    def args_of(call: tuple) -> dict[str, int]:
+        return {"samples": len(call[0])} if call and hasattr(call[0], "keys") and hasattr(call[0], "__len__") else {}
+
+    if inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        async def run_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with _recorder(self).span(name, f"rank {self.rank}", category, **args_of(args)):
+                return await method(self, *args, **kwargs)
+
+        return run_async
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _recorder(self).span(name, f"rank {self.rank}", category, **args_of(args)):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+def _recorder(worker: Any) -> Recorder:
+    if "_verl_fuse_recorder" not in worker.__dict__:
+        worker._verl_fuse_recorder = remote_recorder()
+    return worker._verl_fuse_recorder
