@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.hookspecs import HOOK_API, hookimpl
+from verl_fuse.hookspecs import hookimpl
 from verl_fuse.spec.step import Event
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.summary import summarize
@@ -13,7 +13,7 @@ from verl_fuse_observe.config import ObserveConfig
 from verl_fuse_observe.metrics import step_metrics
 from verl_fuse_observe.observer import Observer
 
-__all__ = ["HOOK_API"]
+HOOK_API = 1
 
 _config = ObserveConfig()
 _observer: Observer | None = None

@@ -32,8 +32,9 @@ class Progress:
 
     def poll(self, step: int, time: float, view: RolloutView) -> str | None:
         """A line about a rollout that is under way."""
+        groups = max(view.groups, self._groups)
         scored = view.finished - len(view.ready)
-        return self._running(step, time, view.groups_finished, view.groups, scored, view.expected, "generating")
+        return self._running(step, time, view.groups_finished, groups, scored, view.expected, "generating")
 
     def stage(self, step: int, time: float, name: str) -> str | None:
         """A line about a stage that begins after the rollout."""

@@ -1,0 +1,112 @@
+"""The files of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from synthetic import synthetic_timeline
+
+from verl_fuse.errors import FuseError
+from verl_fuse.timeline import files
+from verl_fuse.timeline.files import page_of, prepare, read_step, record_step, recorded_steps
+
+
+def names(run_dir: Path) -> list[str]:
+    return sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
+
+
+def summarized_steps(run_dir: Path) -> list[int]:
+    return [item["step"] for item in json.loads((run_dir / "timeline/steps.json").read_text())]
+
+
+def record(run_dir: Path, *steps: int, **options) -> None:
+    for step in steps:
+        record_step(run_dir, synthetic_timeline(step=step, requests=4), **options)
+
+
+def test_a_step_leaves_these_files_and_can_be_read_back(tmp_path: Path):
+    record(tmp_path, 3)
+    assert names(tmp_path) == [
+        "timeline.html",
+        "timeline/step_000003.html",
+        "timeline/step_000003.json",
+        "timeline/step_000003.perfetto.json",
+        "timeline/steps.json",
+    ]
+    assert read_step(tmp_path, 3) == synthetic_timeline(step=3, requests=4)
+    assert page_of(tmp_path, 3) == tmp_path / "timeline/step_000003.html"
+
+
+def test_only_what_is_asked_for_is_written(tmp_path: Path):
+    record(tmp_path, 1, html=False, perfetto=False)
+    assert names(tmp_path) == ["timeline/step_000001.json", "timeline/steps.json"]
+    assert page_of(tmp_path, 1) is None
+
+
+def test_old_steps_lose_their_files_and_keep_their_place_in_the_index(tmp_path: Path):
+    record(tmp_path, 1, 2, 3, keep_steps=2)
+    assert recorded_steps(tmp_path) == [2, 3]
+    assert summarized_steps(tmp_path) == [1, 2, 3]
+    index = (tmp_path / "timeline.html").read_text()
+    assert "step_000002.html" in index
+    assert "step_000001.html" not in index
+
+
+def test_a_resumed_run_replaces_what_the_earlier_attempt_did_after_its_checkpoint(tmp_path: Path):
+    record(tmp_path, 1, 2, 3, 4)
+    record(tmp_path, 2)
+    assert recorded_steps(tmp_path) == [1, 2]
+    assert summarized_steps(tmp_path) == [1, 2]
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path):
+    folder = tmp_path / "timeline"
+    folder.mkdir()
+    (folder / "step_notes.html").write_text("mine")
+    record(tmp_path, 1, 2, keep_steps=1)
+    assert (folder / "step_notes.html").read_text() == "mine"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path):
+    path = tmp_path / "page.html"
+    files.write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        files.write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["page.html"]
+
+
+def test_prepare_keeps_the_index_of_a_run_that_resumes(tmp_path: Path):
+    record(tmp_path, 1, 2)
+    prepare(tmp_path)
+    assert summarized_steps(tmp_path) == [1, 2]
+
+
+def test_a_foreign_index_is_refused_by_name(tmp_path: Path):
+    prepare(tmp_path)
+    (tmp_path / "timeline/steps.json").write_text("{")
+    with pytest.raises(FuseError, match=r"steps\.json: .*; move it away to start a new index"):
+        prepare(tmp_path)
+
+
+def test_a_missing_run_is_named(tmp_path: Path):
+    with pytest.raises(FuseError, match=r"nowhere: no such directory; needs the directory of a run"):
+        recorded_steps(tmp_path / "nowhere")
+
+
+def test_an_empty_run_says_when_steps_appear(tmp_path: Path):
+    with pytest.raises(FuseError, match=r"no recorded step under timeline/; .*fuse\.observe\.enabled=true"):
+        recorded_steps(tmp_path)
+
+
+def test_an_unknown_step_lists_what_there_is(tmp_path: Path):
+    record(tmp_path, 1, 2)
+    with pytest.raises(FuseError, match="step 5 is not recorded; there is 2 steps from 1 to 2"):
+        read_step(tmp_path, 5)
+
+
+def test_a_corrupt_step_is_named(tmp_path: Path):
+    record(tmp_path, 1)
+    (tmp_path / "timeline/step_000001.json").write_text('{"format": 1, "run"')
+    with pytest.raises(FuseError, match=r"step_000001\.json: not a verl-fuse timeline"):
+        read_step(tmp_path, 1)

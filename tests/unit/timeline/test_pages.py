@@ -1,0 +1,161 @@
+"""The HTML pages: complete, self-contained, safe."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from synthetic import START, synthetic_timeline
+
+from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse.timeline.html import COLOURS, fill, seconds
+from verl_fuse.timeline.index_page import index_page
+from verl_fuse.timeline.step_page import step_page
+from verl_fuse.timeline.summary import summarize
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{data}}\u2028"
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, text outside scripts, and the content of each script."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.shown = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.shown += data
+
+
+def step_of(timeline: Timeline) -> str:
+    return step_page(timeline, summarize(timeline))
+
+
+def index_of(*timelines: Timeline) -> str:
+    links = {"step_000003.html": "timeline/step_000003.html"}
+    return index_page(timelines[0].run, [summarize(timeline) for timeline in timelines], links)
+
+
+def evil_timeline() -> Timeline:
+    requests = [Span(EVIL, f"replica {i}{EVIL}", "generate", i, i + 1, {EVIL: EVIL}) for i in range(2)]
+    return Timeline(EVIL, 3, 0.0, 5.0, (*requests, Span(EVIL, "step", "stage", 0.0, 2.0)))
+
+
+def test_every_span_is_in_the_page_once():
+    timeline = synthetic_timeline()
+    data = json.loads(Page(step_of(timeline)).scripts[0])
+    drawn = [
+        (track["name"], name, category, start, end, args)
+        for track in data["tracks"]
+        for name, category, _, start, end, _, args in track["spans"]
+    ]
+    expected = [
+        (s.track, s.name, s.category, round(s.start - START, 6), round(s.end - START, 6), dict(s.args))
+        for s in timeline.spans
+    ]
+    assert sorted(drawn, key=str) == sorted(expected, key=str)
+    assert all(span[5] < track["rows"] for track in data["tracks"] for span in track["spans"])
+    assert {span[2] for track in data["tracks"] for span in track["spans"]} <= set(COLOURS)
+
+
+@pytest.mark.parametrize("page", [step_of(synthetic_timeline()), index_of(synthetic_timeline())], ids=["step", "index"])
+def test_a_page_needs_nothing_but_itself(page: str):
+    parsed = Page(page)
+    loading = [(tag, attrs) for tag, attrs in parsed.tags if {"src", "srcset", "data", "poster", "action"} & set(attrs)]
+    assert loading == []
+    assert not {tag for tag, _ in parsed.tags} & {"link", "iframe", "img", "object", "embed", "base", "form"}
+    assert all(not attrs["href"].startswith(("http", "//")) for _, attrs in parsed.tags if attrs.get("href"))  # type: ignore[union-attr]
+    assert not re.search(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|import\(|WebSocket|sendBeacon", page)
+    policy = next(
+        attrs["content"] for tag, attrs in parsed.tags if attrs.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'")
+
+
+@pytest.mark.parametrize("make", [step_of, index_of], ids=["step", "index"])
+def test_names_from_a_run_stay_text(make):
+    harmless, evil = Page(make(synthetic_timeline())), Page(make(evil_timeline()))
+    assert {tag for tag, _ in evil.tags} <= {tag for tag, _ in harmless.tags}
+    assert len(evil.scripts) == len(harmless.scripts)
+    assert not any(key.startswith("on") for _, attrs in evil.tags for key in attrs)
+    assert EVIL in evil.shown
+
+
+def test_names_reach_the_script_unchanged():
+    data = json.loads(Page(step_of(evil_timeline())).scripts[0])
+    requests = [span for track in data["tracks"] for span in track["spans"] if span[1] == "generate"]
+    assert [(span[0], span[6]) for span in requests] == [(EVIL, {EVIL: EVIL})] * 2
+
+
+def test_figures_and_tables_stand_without_javascript():
+    shown = Page(step_of(synthetic_timeline())).shown
+    for text in (
+        "Step 3",
+        "ppo-cpu synthetic",
+        "64 requests",
+        "update_critic",
+        "1.7 s",
+        "device 0",
+        "replica 1",
+        "rank 1",
+    ):
+        assert text in shown
+
+
+def test_the_legend_names_the_categories_used_and_no_others():
+    spans = (Span("ref", "step", "stage", 0.0, 1.0), Span("wait", "rank 0", "wait", 0.0, 1.0))
+    page = step_of(Timeline("run", 1, 0.0, 1.0, spans))
+    assert re.findall(r"</i>(\w+)</li>", page) == ["inference", "wait"]
+
+
+def test_many_tracks_start_folded():
+    assert "<details open" in step_of(synthetic_timeline())
+    assert "<details open" not in step_of(synthetic_timeline(replicas=64, ranks=64, requests=128))
+
+
+def test_a_step_without_spans_has_a_page():
+    assert "–" in Page(step_of(Timeline("run", 1, 0.0, 1.0, ()))).shown
+
+
+def test_the_index_lists_steps_newest_first_and_links_only_what_exists():
+    page = Page(index_of(synthetic_timeline(step=2), synthetic_timeline(step=3)))
+    assert [attrs["href"] for tag, attrs in page.tags if tag == "a"] == ["timeline/step_000003.html"] * 2
+    assert re.findall(
+        r"<tr><th>(?:<a[^>]*>)?(\d+)", index_of(synthetic_timeline(step=2), synthetic_timeline(step=3))
+    ) == ["3", "2"]
+    assert "2 steps, " in page.shown
+
+
+def test_filled_in_text_is_not_filled_in_again():
+    names = re.findall(r"\{\{(\w+)\}\}", (fill("step.html", _Echo())))
+    assert "data" in names
+
+
+class _Echo(dict):
+    def __missing__(self, key: str) -> str:
+        return "{{" + key + "}}"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "–"), (0.0126, "13 ms"), (1.0, "1.0 s"), (99.94, "99.9 s"), (119.6, "120 s"), (125, "2 min 05 s"), (3725, "62 min 05 s")],
+)  # fmt: skip
+def test_durations_come_in_the_unit_people_use(value: float | None, shown: str):
+    assert seconds(value) == shown
