@@ -1,0 +1,1 @@
+"""Problem -> Schedule: bounds, methods from serial 1F1B to proven optimum, validation, pictures. Imports neither torch nor ray nor verl."""

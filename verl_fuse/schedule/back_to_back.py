@@ -1,0 +1,14 @@
+"""Back-to-back 1F1B: the serial orders, but a rank starts the next model as soon as it has finished its part of the one before."""
+
+from verl_fuse.errors import FuseError
+from verl_fuse.schedule.one_f_one_b import rank_orders
+from verl_fuse.schedule.solution import Budget, Solution, from_orders
+from verl_fuse.schedule.table import OpTable
+
+
+def back_to_back(table: OpTable, budget: Budget) -> Solution:
+    """1F1B of every pipeline in the problem's order, without barriers."""
+    solution = from_orders(table, rank_orders(table, list(range(len(table.problem.pipelines)))))
+    if solution is None:
+        raise FuseError("back-to-back 1F1B deadlocks, although pipelines run in the same order on every rank")
+    return solution

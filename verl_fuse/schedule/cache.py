@@ -1,0 +1,57 @@
+"""Solved schedules on disk, one file per problem and method.
+
+Invariants (tests/unit/schedule/test_cache.py):
+- an entry is written to a temporary file and renamed, and validated when read;
+- an entry that cannot be read is ignored with a warning;
+- a worse schedule never replaces a better one.
+"""
+
+import os
+import warnings
+from pathlib import Path
+
+from verl_fuse.errors import FuseError
+from verl_fuse.schedule.validate import validate
+from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.schedule import Schedule
+
+ENVIRONMENT = "VERL_FUSE_CACHE"
+
+
+def default_folder() -> Path:
+    """`$VERL_FUSE_CACHE`, else `verl-fuse` in the user's cache directory."""
+    if folder := os.environ.get(ENVIRONMENT):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-fuse"
+
+
+def load(folder: Path, problem: Problem, method: str) -> Schedule | None:
+    """The cached schedule, or None."""
+    path = _path(folder, problem, method)
+    if not path.exists():
+        return None
+    try:
+        schedule = Schedule.read(path)
+        if schedule.problem != problem:
+            raise FuseError(f"{path}: holds another problem")
+        validate(schedule)
+    except FuseError as error:
+        warnings.warn(f"cached schedule ignored: {error}", stacklevel=2)
+        return None
+    return schedule
+
+
+def store(folder: Path, schedule: Schedule) -> None:
+    """Keep the schedule unless a better one is already there; a FuseError names a folder that cannot be written."""
+    kept = load(folder, schedule.problem, schedule.method)
+    if kept is not None and (kept.makespan, kept.peak_memory) < (schedule.makespan, schedule.peak_memory):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FuseError(f"{folder}: cannot be made: {error}") from error
+    schedule.write(_path(folder, schedule.problem, schedule.method))
+
+
+def _path(folder: Path, problem: Problem, method: str) -> Path:
+    return folder / f"schedule-{problem.digest[:32]}-{method}.json"

@@ -1,0 +1,61 @@
+"""Gantt chart and memory curves through matplotlib, as .svg or .png."""
+
+import os
+from pathlib import Path
+
+from verl_fuse.errors import FuseError
+from verl_fuse.schedule.render.colors import color
+from verl_fuse.schedule.render.curve import labels, memory_curve, summary
+from verl_fuse.spec.schedule import Schedule
+
+
+def save_plot(schedule: Schedule, path: Path) -> None:
+    """Write the picture to a temporary file, then rename it; a FuseError names the extra when matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError as error:
+        raise FuseError(
+            f"{path}: {path.suffix} needs matplotlib: pip install 'verl-fuse[plot]' (.html and .txt need nothing)"
+        ) from error
+    ranks = schedule.problem.ranks
+    figure = Figure(figsize=(15, 2.2 + 0.52 * ranks), layout="constrained")
+    gantt, memory = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for rank, row in enumerate(schedule.rows):
+        spans = [(op.start, op.end - op.start) for op in row]
+        gantt.broken_barh(
+            spans,
+            (rank - 0.42, 0.84),
+            facecolors=[color(op.pipeline, op.kind) for op in row],
+            edgecolor="white",
+            linewidth=0.3,
+        )
+        steps = [*memory_curve(schedule, row), (schedule.makespan, 0.0)]
+        memory.step(
+            [t for t, _ in steps], [m for _, m in steps], where="post", linewidth=0.9, label=f"rank {rank}", alpha=0.8
+        )
+    gantt.axvline(schedule.lower_bound, color="#c00", linestyle="--", linewidth=1)
+    gantt.set(ylabel="rank", yticks=range(ranks), xlim=(0, schedule.makespan * 1.01))
+    gantt.invert_yaxis()
+    gantt.set_title(summary(schedule), fontsize=10)
+    bars = [
+        Patch(color=color(i, kind), label=f"{name} {word}")
+        for i, name in enumerate(labels(schedule))
+        for kind, word in (("F", "forward"), ("B", "backward"))
+    ]
+    bars.append(Patch(color="#c00", label=f"bound {schedule.lower_bound:g}"))
+    gantt.legend(handles=bars, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+    memory.set(ylabel="activation memory", xlabel="time", ylim=(0, None))
+    if schedule.problem.memory_limit is not None:
+        memory.axhline(schedule.problem.memory_limit, color="#c00", linestyle="--", linewidth=1)
+    if ranks <= 16:
+        memory.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            figure.savefig(temporary, format=path.suffix[1:], dpi=110)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise FuseError(f"{path}: cannot be written: {error}") from error

@@ -1,0 +1,124 @@
+"""What every method returns, and how two results compare.
+
+Invariants (tests/unit/schedule/test_solution.py): a smaller makespan wins, then a smaller peak, then a smaller sum of per-rank peaks.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_fuse.errors import FuseError
+from verl_fuse.schedule.bounds import makespan_bound, memory_bound
+from verl_fuse.schedule.table import OpTable, Orders
+from verl_fuse.schedule.timing import earliest_starts, makespan, rank_peaks, tidy
+from verl_fuse.spec.schedule import Schedule
+
+TOLERANCE = 1e-9
+"""Relative; times are sums of floats."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Running orders with their start times; `makespan_bound` and `memory_bound` are what has been proven so far.
+
+    `memory_bound` holds for schedules with at most this makespan.
+    """
+
+    orders: tuple[tuple[int, ...], ...]
+    starts: NDArray[np.float64] = field(compare=False)
+    makespan: float
+    peaks: tuple[float, ...]
+
+    @property
+    def peak(self) -> float:
+        return max(self.peaks)
+
+    @property
+    def key(self) -> tuple[float, float, float]:
+        """Smaller is better."""
+        return (self.makespan, self.peak, tidy(sum(self.peaks)))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Proven lower bounds: on the makespan, and on the peak memory of schedules that end by `deadline`."""
+
+    makespan: float
+    memory: float
+    deadline: float
+
+
+@dataclass
+class Budget:
+    """How long a method may take, and where it tells what it found.
+
+    `report(text)` receives progress lines. Methods stop at `deadline` (a `time.monotonic` value) and on KeyboardInterrupt return the best so far.
+    """
+
+    seconds: float
+    seed: int = 0
+    workers: int = 2
+    report: Callable[[str], None] = lambda text: None
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def deadline(self) -> float:
+        return self.begun + self.seconds
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.begun
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def part(self, seconds: float) -> "Budget":
+        """A budget of at most `seconds` out of what is left."""
+        return replace(self, seconds=min(seconds, self.left), begun=time.monotonic())
+
+
+def from_orders(table: OpTable, orders: Orders) -> Solution | None:
+    """The earliest-start schedule of `orders`; None when they deadlock."""
+    starts = earliest_starts(table, orders)
+    if starts is None:
+        return None
+    return from_starts(table, orders, starts)
+
+
+def from_starts(table: OpTable, orders: Orders, starts: NDArray[np.float64]) -> Solution:
+    return Solution(
+        tuple(map(tuple, orders)), starts, makespan(table, starts), tuple(rank_peaks(table, orders).tolist())
+    )
+
+
+def fits(table: OpTable, solution: Solution) -> bool:
+    """Whether the solution meets the memory limit."""
+    limit = table.problem.memory_limit
+    return limit is None or solution.peak <= limit * (1 + TOLERANCE)
+
+
+def trivial_bounds(table: OpTable, deadline: float) -> Bounds:
+    """The closed-form bounds for schedules that end by `deadline`."""
+    return Bounds(makespan_bound(table), memory_bound(table, deadline), deadline)
+
+
+def finish(table: OpTable, solution: Solution, bounds: Bounds, seconds: float, method: str) -> Schedule:
+    """The schedule file's contents for a solution and the bounds proven for it."""
+    if bounds.deadline < solution.makespan * (1 - TOLERANCE):
+        raise FuseError(f"memory bound proven for makespan {bounds.deadline:g}, not for {solution.makespan:g}")
+    return Schedule(
+        problem=table.problem,
+        ops=table.ops(solution.starts),
+        makespan=solution.makespan,
+        lower_bound=bounds.makespan,
+        optimal=solution.makespan <= bounds.makespan * (1 + TOLERANCE),
+        peak_memory=solution.peak,
+        memory_lower_bound=bounds.memory,
+        memory_optimal=solution.peak <= bounds.memory * (1 + TOLERANCE),
+        solve_seconds=seconds,
+        method=method,
+    )

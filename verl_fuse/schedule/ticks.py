@@ -1,0 +1,46 @@
+"""Whole numbers for a solver that knows no others.
+
+Invariants (tests/unit/schedule/test_ticks.py):
+- decimal inputs with a common small denominator are scaled exactly, so that what is proven on ticks holds for the problem;
+- otherwise durations are rounded to a fine grid and `exact` is False: orders carry over, proofs do not.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+
+MAX_SCALE = 10_000
+GRID = 20_000
+"""Ticks per longest duration when no exact scale exists."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """`ticks = value * factor`; `exact` when that is a whole number for all values it was made from."""
+
+    factor: Fraction
+    exact: bool
+
+    def ticks(self, value: float) -> int:
+        """Nearest tick."""
+        return round(Fraction(repr(float(value))) * self.factor)
+
+    def floor(self, value: float) -> int:
+        """Tick at or below `value`, forgiving float noise."""
+        return int(Fraction(repr(float(value))) * self.factor + Fraction(1, 10**6))
+
+    def value(self, ticks: int) -> float:
+        return float(ticks / self.factor)
+
+
+def scale_for(values: list[float]) -> Scale:
+    """The smallest exact scale for `values`, or a grid on the largest of them."""
+    fractions = [Fraction(repr(float(v))) for v in set(values) if v > 0]
+    if not fractions:
+        return Scale(Fraction(1), True)
+    denominator = 1
+    for f in fractions:
+        denominator = lcm(denominator, f.denominator)
+        if denominator > MAX_SCALE:
+            return Scale(Fraction(GRID) / max(fractions), False)
+    return Scale(Fraction(denominator), True)

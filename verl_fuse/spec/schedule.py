@@ -1,0 +1,173 @@
+"""A solved pipeline schedule: timed ops and what is known about their quality.
+
+Invariants (tests/unit/spec/test_schedule.py):
+- ops are kept sorted by (rank, start, end);
+- `Schedule.from_json(schedule.to_json()) == schedule`;
+- the text form has one line per rank, one token `{pipeline}{F|B}{microbatch}` per op in running order, and parses back to the same orders.
+"""
+
+import json
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.problem import Problem
+
+Kind = Literal["F", "B"]
+
+_TOKEN = re.compile(r"(\d+)([FB])(\d+)")
+_FIELDS = (
+    "makespan",
+    "lower_bound",
+    "optimal",
+    "peak_memory",
+    "memory_lower_bound",
+    "memory_optimal",
+    "solve_seconds",
+    "method",
+)
+
+
+class Op(NamedTuple):
+    """One forward ("F") or backward ("B") of one micro-batch of one pipeline on a rank, from `start` to `end` (the problem's time unit)."""
+
+    rank: int
+    pipeline: int
+    kind: Kind
+    microbatch: int
+    start: float
+    end: float
+
+    @property
+    def token(self) -> str:
+        return f"{self.pipeline}{self.kind}{self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Timed ops of a problem.
+
+    `lower_bound` holds for every schedule of the problem; `memory_lower_bound` for every schedule with at most this makespan.
+    `optimal` and `memory_optimal` say that value and bound meet.
+    """
+
+    problem: Problem
+    ops: tuple[Op, ...]
+    makespan: float
+    lower_bound: float
+    optimal: bool
+    peak_memory: float
+    memory_lower_bound: float
+    memory_optimal: bool
+    solve_seconds: float
+    method: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "ops", tuple(sorted(self.ops, key=lambda op: (op.rank, op.start, op.end, op.pipeline, op.kind)))
+        )
+
+    @property
+    def rows(self) -> tuple[tuple[Op, ...], ...]:
+        """Ops of each rank in running order."""
+        rows: list[list[Op]] = [[] for _ in range(self.problem.ranks)]
+        for op in self.ops:
+            rows[op.rank].append(op)
+        return tuple(tuple(row) for row in rows)
+
+    @property
+    def bubble(self) -> float:
+        """Idle fraction of rank-time before the makespan."""
+        busy = sum(op.end - op.start for op in self.ops)
+        return 1.0 - busy / (self.makespan * self.problem.ranks)
+
+    def to_text(self) -> str:
+        """One line per rank: `0F0 1F0 0B0`."""
+        return "".join(" ".join(op.token for op in row) + "\n" for row in self.rows)
+
+    def to_json(self) -> str:
+        data: dict[str, Any] = {field: getattr(self, field) for field in _FIELDS}
+        data["problem"] = json.loads(self.problem.to_json())
+        data["ops"] = [op._asdict() for op in self.ops]
+        return json.dumps(data)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Schedule":
+        """Parse `to_json` output; a FuseError says what is wrong with anything else."""
+        try:
+            data: dict[str, Any] = json.loads(text)
+            problem = Problem.from_dict(data["problem"])
+            ops = tuple(_op(entry) for entry in data["ops"])
+            values = {field: data[field] for field in _FIELDS}
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise FuseError(f"not a verl-fuse schedule: {error!r}") from error
+        for field, value in values.items():
+            wanted = bool if field.endswith("optimal") else str if field == "method" else float
+            if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+                values[field] = value = float(value)
+            if not isinstance(value, wanted) or (wanted is float and not math.isfinite(value)):
+                raise FuseError(
+                    f"not a verl-fuse schedule: {field}={value!r}; needs a {'finite number' if wanted is float else wanted.__name__}"
+                )
+        for op in ops:
+            if op.rank not in range(problem.ranks) or op.pipeline not in range(len(problem.pipelines)):
+                raise FuseError(f"not a verl-fuse schedule: op {op.token} on rank {op.rank} is not part of its problem")
+        return cls(problem=problem, ops=ops, **values)
+
+    @classmethod
+    def read(cls, path: Path) -> "Schedule":
+        """Read a schedule file; every error names the file."""
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise FuseError(f"{path}: cannot be read: {error}") from error
+        except FuseError as error:
+            raise FuseError(f"{path}: {error}") from error
+
+    def write(self, path: Path) -> None:
+        """Write the JSON form, to a temporary file first."""
+        write_atomically(path, self.to_json() + "\n")
+
+
+def parse_text(text: str) -> tuple[tuple[tuple[int, Kind, int], ...], ...]:
+    """Orders (pipeline, kind, microbatch) per rank from the text form."""
+    rows = []
+    for number, line in enumerate(text.splitlines()):
+        row: list[tuple[int, Kind, int]] = []
+        for token in line.split():
+            match = _TOKEN.fullmatch(token)
+            if match is None:
+                raise FuseError(
+                    f"schedule text, rank {number}: {token!r}; needs {{pipeline}}{{F|B}}{{microbatch}} such as 0F3"
+                )
+            row.append((int(match[1]), "F" if match[2] == "F" else "B", int(match[3])))
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to a temporary file beside `path`, then rename it; a FuseError names the path."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise FuseError(f"{path}: cannot be written: {error}") from error
+
+
+def _op(entry: dict[str, Any]) -> Op:
+    op = Op(**entry)
+    counts = (op.rank, op.pipeline, op.microbatch)
+    times = (op.start, op.end)
+    if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in counts) or op.kind not in ("F", "B"):
+        raise FuseError(f"not a verl-fuse schedule: op {entry!r}")
+    if any(not isinstance(t, int | float) or isinstance(t, bool) or not math.isfinite(t) for t in times):
+        raise FuseError(f"not a verl-fuse schedule: op {entry!r} needs finite start and end")
+    return Op(op.rank, op.pipeline, op.kind, op.microbatch, float(op.start), float(op.end))
