@@ -1,10 +1,10 @@
 """Which finished samples a lane should run next. Pure: values in, keys out.
 
-Invariants (tests/unit/interstage/test_policy.py):
+Invariants (tests/unit/interstage/test_interstage_policy.py):
 - a micro-group's size is a multiple of the lane's `multiple` and at least `micro_group`;
 - only samples that are ready are handed out, each once, oldest first;
-- nothing is handed out before the start condition holds, to a lane with a full queue, or once all samples are finished
-  (the stage barrier then computes the rest in one call, which is cheaper).
+- nothing is handed out before the start condition holds or to a lane with a full queue; what is left when generation ends is the
+  stage barrier's, which computes it in one call.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ feature off a step is verl's own, plus a timeline ("observe mode").
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from verl_fuse.host.settings import TRAINER_MODE, load_settings
 from verl_fuse.host.spans import Recorder, start_collector
 from verl_fuse.host.stages import STAGE_FIELDS, micro_batch, old_log_prob_metrics, streamed_stages
 from verl_fuse.host.versions import require_supported
+from verl_fuse.host.watchdog import weight_sync_suspects, with_deadline
 from verl_fuse.host.worker import fused_worker_class
 from verl_fuse.spec.step import Event, EventKind, RolloutView, Stage
 from verl_fuse.spec.timeline import Category, Span, Timeline
@@ -135,7 +136,7 @@ class FuseTrainer(PPOTrainerSync):
             expected=self._expected_samples,
             groups=self.config.data.train_batch_size,
         )
-        self._lane.call("update_weights", "sync", super().on_init_end)
+        self._lane.call("update_weights", "sync", partial(self._sync_weights, super().on_init_end))
 
     @property
     def _expected_samples(self) -> int:
@@ -240,8 +241,13 @@ class FuseTrainer(PPOTrainerSync):
         self._on_lane("save_checkpoint", "other", super()._save_checkpoint)
 
     def on_step_end(self) -> None:
-        self._on_lane("update_weights", "sync", super().on_step_end)
+        self._on_lane("update_weights", "sync", partial(self._sync_weights, super().on_step_end))
         self._step_end = time.time()
+
+    def _sync_weights(self, stock: Callable[[], None]) -> None:
+        # verl's sender waits for its receiver without a time limit.
+        suspects = partial(weight_sync_suspects, self.checkpoint_manager)
+        with_deadline("weight sync to the rollout replicas", self.settings.core.weight_sync_timeout, stock, suspects)
 
     # ------------------------------------------------------------------ the record
 

@@ -47,7 +47,9 @@ def test_the_call_sees_the_callers_context():
 
 def test_past_the_deadline_the_error_names_the_wait_the_seconds_and_the_suspects(hang):
     with pytest.raises(FuseError) as caught:
-        with_deadline("weight sync of step 3", 0.05, hang, lambda: ["replica 1 server (dead)", "trainer rank 0 (does not answer)"])
+        with_deadline(
+            "weight sync of step 3", 0.05, hang, lambda: ["replica 1 server (dead)", "trainer rank 0 (does not answer)"]
+        )
     assert str(caught.value) == (
         "weight sync of step 3 did not finish in 0.05 s; waited for: replica 1 server (dead), trainer rank 0 (does not answer)"
     )

@@ -1,0 +1,79 @@
+import threading
+
+import pytest
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.lane import Lane
+from verl_fuse.host.spans import Recorder
+
+
+@pytest.fixture
+def spans():
+    return []
+
+
+@pytest.fixture
+def lane(spans):
+    return Lane("train", Recorder(spans.append), timeout=30.0)
+
+
+def test_calls_never_overlap_and_run_in_order(lane):
+    running, seen, overlaps = [], [], []
+
+    def work(index):
+        overlaps.extend(running)
+        running.append(index)
+        seen.append((index, threading.current_thread().name))
+        running.remove(index)
+
+    for index in range(50):
+        lane.submit(lambda index=index: work(index), f"call {index}")
+    lane.drain()
+    assert [index for index, _ in seen] == list(range(50))
+    assert {name for _, name in seen} == {"verl-fuse lane train"}
+    assert overlaps == []
+    assert lane.queued == 0
+
+
+def test_a_call_waits_for_everything_submitted_before_and_is_recorded(lane, spans):
+    seen = []
+    gate = threading.Event()
+    lane.submit(lambda: (gate.wait(10), seen.append("submitted")), "micro-group 0")
+    assert lane.queued == 1
+    gate.set()
+    assert lane.call("ref", "inference", lambda: seen.append("called") or 7) == 7
+    assert seen == ["submitted", "called"]
+    assert [(span.name, span.track, span.category) for span in spans] == [("ref", "lane train", "inference")]
+
+
+def test_the_first_failure_reaches_the_driver_and_stops_what_is_queued(lane):
+    seen = []
+
+    def fail():
+        raise ValueError("worker died")
+
+    lane.submit(fail, "micro-group 0")
+    lane.submit(lambda: seen.append(1), "micro-group 1")
+    with pytest.raises(ValueError, match="worker died"):
+        lane.drain()
+    with pytest.raises(FuseError, match="lane 'train': a call on the training workers failed: worker died"):
+        lane.check()
+    with pytest.raises(FuseError, match="worker died"):
+        lane.call("ref", "inference", lambda: seen.append(2))
+    assert seen == []
+
+
+def test_a_call_that_outlasts_the_timeout_names_lane_and_call(spans):
+    lane = Lane("train", Recorder(spans.append), timeout=0.2)
+    gate = threading.Event()
+    with pytest.raises(FuseError, match=r"lane 'train': 'ref' did not finish in 0.2 s"):
+        lane.call("ref", "inference", gate.wait)
+    gate.set()
+
+
+def test_a_timeout_error_of_the_work_itself_is_not_mistaken_for_the_lane_s(lane):
+    def fail():
+        raise TimeoutError("inside")
+
+    with pytest.raises(TimeoutError, match="inside"):
+        lane.call("ref", "inference", fail)

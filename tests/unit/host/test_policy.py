@@ -1,0 +1,56 @@
+import pluggy
+import pytest
+
+from verl_fuse import hookspecs
+from verl_fuse.host.policy import PolicyGuard
+from verl_fuse.spec.step import LaneView, RolloutView, Sample
+
+LANE = LaneView("train", ("ref",), queued=0, multiple=2)
+READY = tuple(Sample(f"g_{i}_0", "g", 4, 8) for i in range(4))
+VIEW = RolloutView(step=3, elapsed=1.0, expected=8, finished=4, groups=2, groups_finished=0, ready=READY, lanes=(LANE,))
+
+
+def guard(answer):
+    class Plugin:
+        @hookspecs.hookimpl
+        def fuse_infer_next(self, view, lane):
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    manager = pluggy.PluginManager("verl_fuse")
+    manager.add_hookspecs(hookspecs)
+    manager.register(Plugin())
+    return PolicyGuard(manager.hook)
+
+
+def test_a_good_answer_passes_through():
+    policy = guard(["g_0_0", "g_1_0"])
+    assert policy.infer_next(VIEW, LANE) == ["g_0_0", "g_1_0"]
+    assert policy.fallbacks == 0
+
+
+def test_none_leaves_the_lane_idle():
+    assert guard(None).infer_next(VIEW, LANE) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (RuntimeError("policy broke"), "policy broke"),
+        (["g_0_0"], "1 samples for lane 'train'; allowed: positive multiples of 2"),
+        ([], "0 samples"),
+        (["g_0_0", "g_0_0"], "repeated keys"),
+        (["g_0_0", "x_0_0"], "x_0_0"),
+    ],
+)
+def test_a_failing_policy_costs_its_step_s_streaming_not_the_run(answer, message, caplog):
+    policy = guard(answer)
+    assert policy.infer_next(VIEW, LANE) is None
+    assert policy.infer_next(VIEW, LANE) is None
+    assert policy.fallbacks == 1, "asked once, then left alone for the rest of the step"
+    assert "fuse_infer_next failed in step 3" in caplog.text
+    assert message in caplog.text
+    policy.begin_step()
+    policy.infer_next(VIEW, LANE)
+    assert policy.fallbacks == 2

@@ -1,0 +1,42 @@
+import pytest
+
+from verl_fuse.spec.step import LaneView, RolloutView, Sample
+from verl_fuse_interstage.config import InterstageConfig
+from verl_fuse_interstage.policy import next_micro_group
+
+
+def lane(queued=0, multiple=1):
+    return LaneView("train", ("old_log_prob", "ref"), queued=queued, multiple=multiple)
+
+
+def view(finished, ready, expected=32):
+    samples = tuple(Sample(f"g{i}_0_0", f"g{i}", 4, 8) for i in range(ready))
+    return RolloutView(
+        step=1, elapsed=0.0, expected=expected, finished=finished, groups=8, groups_finished=0, ready=samples, lanes=()
+    )
+
+
+def test_hands_out_the_oldest_ready_samples():
+    config = InterstageConfig(enabled=True, micro_group=3)
+    assert next_micro_group(config, view(5, ready=5), lane()) == ["g0_0_0", "g1_0_0", "g2_0_0"]
+
+
+@pytest.mark.parametrize(
+    ("micro_group", "multiple", "size"), [(8, 1, 8), (8, 4, 8), (8, 6, 12), (1, 16, 16), (16, 16, 16)]
+)
+def test_the_size_is_a_multiple_of_what_the_workers_need_and_at_least_micro_group(micro_group, multiple, size):
+    config = InterstageConfig(enabled=True, micro_group=micro_group)
+    assert len(next_micro_group(config, view(32, ready=32), lane(multiple=multiple))) == size
+    assert next_micro_group(config, view(size - 1, ready=size - 1), lane(multiple=multiple)) is None
+
+
+def test_a_full_queue_gets_nothing():
+    config = InterstageConfig(enabled=True, micro_group=1, max_queued=2)
+    assert next_micro_group(config, view(4, ready=4), lane(queued=1)) is not None
+    assert next_micro_group(config, view(4, ready=4), lane(queued=2)) is None
+
+
+def test_waits_for_the_start_condition():
+    config = InterstageConfig(enabled=True, micro_group=1, start_unfinished_fraction=0.25)
+    assert next_micro_group(config, view(23, ready=23), lane()) is None
+    assert next_micro_group(config, view(24, ready=24), lane()) is not None

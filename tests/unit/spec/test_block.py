@@ -1,0 +1,61 @@
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import bounded, read_block
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = 4
+
+
+@dataclass(frozen=True)
+class Block:
+    enabled: bool = False
+    layout: Literal["shared", "slices"] = "shared"
+    fraction: float = field(default=1.0, metadata=bounded(0.0, 1.0))
+    count: int = field(default=8, metadata=bounded(minimum=1))
+    names: tuple[str, ...] = ()
+    folder: str | None = None
+    inner: Inner = Inner()
+
+
+def test_absent_block_is_the_defaults():
+    assert read_block(Block, None, "fuse.x") == Block()
+
+
+def test_values_are_taken_as_they_are():
+    data = {"enabled": True, "fraction": 0, "names": ["a", "b"], "folder": "out", "inner": {"size": 2}}
+    assert read_block(Block, data, "fuse.x") == Block(
+        enabled=True, fraction=0.0, names=("a", "b"), folder="out", inner=Inner(2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"enabeld": True}, "fuse.x.enabeld: unknown key (did you mean 'enabled'?); allowed: enabled, layout"),
+        ({"enabled": "yes"}, "fuse.x.enabled='yes': needs true or false"),
+        ({"enabled": 1}, "fuse.x.enabled=1: needs true or false"),
+        ({"layout": "slice"}, "fuse.x.layout='slice': needs one of 'shared', 'slices'"),
+        ({"fraction": 1.5}, "fuse.x.fraction=1.5: needs >= 0.0 and <= 1.0"),
+        ({"fraction": float("nan")}, "fuse.x.fraction=nan: needs >= 0.0 and <= 1.0"),
+        ({"fraction": "half"}, "fuse.x.fraction='half': needs a number"),
+        ({"count": 0}, "fuse.x.count=0: needs >= 1"),
+        ({"count": 2.5}, "fuse.x.count=2.5: needs a whole number"),
+        ({"count": True}, "fuse.x.count=True: needs a whole number"),
+        ({"names": "a"}, "fuse.x.names='a': needs a list of str"),
+        ({"names": [1]}, "fuse.x.names=[1]: needs a list of str"),
+        ({"folder": 3}, "fuse.x.folder=3: needs a string or null"),
+        ({"inner": {"siez": 1}}, "fuse.x.inner.siez: unknown key (did you mean 'size'?)"),
+        ({"inner": 3}, "fuse.x.inner=3: needs a block with keys size"),
+        ("on", "fuse.x='on': needs a block"),
+    ],
+)
+def test_bad_values_name_key_value_and_what_is_allowed(data, message):
+    with pytest.raises(FuseError) as error:
+        read_block(Block, data, "fuse.x")
+    assert message in str(error.value)
