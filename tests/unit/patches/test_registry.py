@@ -1,0 +1,97 @@
+"""The invariants in the docstring of verl_fuse_patches/registry.py."""
+
+import importlib
+import sys
+
+import pytest
+from verl_fuse_patches.registry import PatchStatus, install, load, status
+
+from verl_fuse.errors import FuseError
+
+TARGET = "acme_lib.greeting:greet"
+
+
+def greet() -> str:
+    return importlib.import_module("acme_lib.greeting").greet()
+
+
+def test_installing_imports_nothing_and_patches_at_the_first_import(acme, make_patch):
+    patch = make_patch()
+    assert status([patch]) == [PatchStatus("greeting", TARGET, "off")]
+    install([patch])
+    assert "acme_lib" not in sys.modules
+    assert status([patch]) == [PatchStatus("greeting", TARGET, "pending")]
+    assert greet() == "patched upstream"
+    assert status([patch]) == [PatchStatus("greeting", TARGET, "applied")]
+
+
+def test_a_module_that_is_already_imported_is_patched_at_once(acme, make_patch):
+    assert greet() == "upstream"
+    install([make_patch()])
+    assert greet() == "patched upstream"
+
+
+def test_installing_twice_patches_once(acme, make_patch):
+    install([make_patch()])
+    install([make_patch()])
+    assert greet() == "patched upstream"
+    install([make_patch()])
+    assert greet() == "patched upstream"
+
+
+def test_changed_source_is_refused_and_left_as_it_is(acme, make_patch):
+    acme.write_text("def greet():\n    return 'newer'\n")
+    patch = make_patch()
+    install([patch])
+    with pytest.raises(FuseError) as caught:
+        greet()
+    message = str(caught.value)
+    assert message == (
+        f"patch 'greeting' of {TARGET} is refused: expected fingerprint {patch.fingerprint}, found 749259ad064d76e3 in version "
+        "1.2.0. Install acme-lib >=1.2,<1.3, or a verl-fuse that supports this version. "
+        "Why it is patched: https://example.org/issues/7"
+    )
+    assert status([patch]) == [PatchStatus("greeting", TARGET, "refused", message)]
+    assert greet() == "newer"
+
+
+def test_a_target_that_is_gone_is_refused(acme, make_patch):
+    acme.write_text("def hello():\n    return 'newer'\n")
+    install([make_patch()])
+    with pytest.raises(FuseError, match=r"patch 'greeting' .* is refused: 'greet' is not defined in version 1.2.0"):
+        greet()
+
+
+def test_another_version_is_refused_before_anything_is_imported(acme, make_patch):
+    patch = make_patch(versions=">=1.3")
+    with pytest.raises(
+        FuseError, match=r"patch 'greeting' .* written for versions >=1.3; found 1.2.0\. Install acme-lib >=1.3"
+    ):
+        install([patch])
+    assert [found.state for found in status([patch])] == ["refused"]
+    assert greet() == "upstream"
+
+
+@pytest.mark.parametrize("change", [{"needed": lambda: False}, {"distributions": ("acme-absent",)}])
+def test_a_patch_that_is_not_needed_is_left_alone(acme, make_patch, change):
+    patch = make_patch(**change)
+    install([patch])
+    assert status([patch]) == [PatchStatus("greeting", TARGET, "not needed")]
+    assert greet() == "upstream"
+
+
+def test_the_first_distribution_found_counts(acme, make_patch):
+    install([make_patch(distributions=("acme-absent", "acme-lib"))])
+    assert greet() == "patched upstream"
+
+
+def test_a_patch_may_act_before_its_target_is_imported(acme, make_patch):
+    seen = []
+    install([make_patch(after="json", apply=seen.append)])
+    assert seen == [sys.modules["json"]]
+    assert "acme_lib" not in sys.modules
+
+
+def test_an_unknown_name_is_refused_with_the_choices():
+    with pytest.raises(FuseError, match="no patch 'gloo'; there are: critic_attention, gloo_backend"):
+        load("gloo")

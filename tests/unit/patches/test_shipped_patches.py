@@ -1,0 +1,80 @@
+"""What holds for every patch of this package."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from verl_fuse_cpu import entry
+from verl_fuse_patches import registry
+from verl_fuse_patches.constants import with_constant
+from verl_fuse_patches.fingerprint import _find, fingerprint, source_path
+
+from verl_fuse.errors import FuseError
+
+MECHANISM = {"__init__", "constants", "fingerprint", "registry"}
+
+
+def test_every_module_of_the_package_is_a_listed_patch(repo):
+    modules = {path.stem for path in (repo / "patches" / "verl_fuse_patches").glob("*.py")} - MECHANISM
+    assert modules == set(registry.NAMES)
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_a_patch_says_what_why_and_until_when(name, repo):
+    patch = registry.load(name)
+    assert patch.name == name
+    assert patch.upstream.startswith("https://github.com/")
+    assert patch.reason
+    assert patch.remove_when
+    assert f"`{name}`" in (repo / "patches" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_a_patch_fits_the_installed_version(name):
+    patch = registry.load(name)
+    if registry.status([patch])[0].state == "not needed":
+        pytest.skip(f"none of {', '.join(patch.distributions)} is installed")
+    registry.check_version(patch)
+    assert fingerprint(source_path(patch.module).read_text(), patch.qualnames) == patch.fingerprint
+
+
+@pytest.mark.parametrize("name", registry.NAMES)
+def test_a_changed_target_is_refused(name, tmp_path, monkeypatch):
+    patch = registry.load(name)
+    if registry.status([patch])[0].state == "not needed":
+        pytest.skip(f"none of {', '.join(patch.distributions)} is installed")
+    source = source_path(patch.module).read_text()
+    lines = source.splitlines()
+    lines[_find(ast.parse(source), patch.qualnames[-1]).end_lineno - 1] += "; pass"
+    changed = tmp_path / "changed.py"
+    changed.write_text("\n".join(lines))
+    monkeypatch.setattr(registry, "source_path", lambda module: changed)
+    with pytest.raises(
+        FuseError, match=f"patch '{name}' of {patch.module}.*expected fingerprint {patch.fingerprint}, found "
+    ):
+        registry.check_source(patch)
+
+
+def test_the_cpu_platform_installs_every_patch():
+    assert entry.PATCHES == registry.NAMES
+
+
+def test_asking_for_the_status_imports_nothing_heavy():
+    program = (
+        "import sys; from verl_fuse_patches.registry import status; assert len(status()) == 7;"
+        "print([name for name in ('torch', 'ray', 'verl', 'vllm', 'zmq') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_constant_is_changed_and_nothing_else():
+    def backend(device, *, sep=","):
+        """Doc."""
+        return f"cpu:gloo,{device}" + sep + "cpu:gloo,"[:3]
+
+    changed = with_constant(backend, "cpu:gloo,", "")
+    assert (changed("cpu"), backend("cpu")) == ("cpu,", "cpu:gloo,cpu,cpu")
+    assert (changed.__doc__, changed.__qualname__) == (backend.__doc__, backend.__qualname__)
+    with pytest.raises(FuseError, match="has no constant 'nccl'"):
+        with_constant(backend, "nccl", "")
