@@ -26,11 +26,6 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Problem] | None:
 
 
 @hookspec
-def fuse_worker_mixin(role: str, config: Mapping[str, Any]) -> type | None:
-    """Return a mixin put in front of verl's worker class for this role ("actor" or "critic"), or None."""
-
-
-@hookspec
 def fuse_setup(trainer: Any) -> None:
     """Called once, after verl's worker groups, replicas and checkpoint are up and before the first weight sync."""
 

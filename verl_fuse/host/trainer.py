@@ -31,7 +31,7 @@ from verl_fuse.host.spans import Recorder, start_collector
 from verl_fuse.host.stages import STAGE_FIELDS, micro_batch, old_log_prob_metrics, streamed_stages
 from verl_fuse.host.versions import require_supported
 from verl_fuse.host.watchdog import weight_sync_suspects, with_deadline
-from verl_fuse.host.worker import fused_worker_class
+from verl_fuse.host.worker import recording_worker_class
 from verl_fuse.spec.step import Event, EventKind, RolloutView, Stage
 from verl_fuse.spec.timeline import Category, Span, Timeline
 
@@ -77,11 +77,8 @@ class FuseTrainer(PPOTrainerSync):
         for role, remote_class in self.role_worker_mapping.items():
             kind = "actor" if role in _ACTOR_ROLES else "critic" if role is Role.Critic else None
             if kind is not None:
-                mixins = [
-                    mixin for mixin in self.hook.fuse_worker_mixin(role=kind, config=self.config) if mixin is not None
-                ]
                 self.role_worker_mapping[role] = ray.remote(
-                    fused_worker_class(kind, remote_class.__ray_actor_class__, mixins)
+                    recording_worker_class(kind, remote_class.__ray_actor_class__)
                 )
 
     def get_llm_client(self) -> LLMServerClient:

@@ -1,4 +1,4 @@
-"""verl's worker classes, recording what each rank runs and carrying the mixins of plugins.
+"""verl's worker classes, recording what each rank runs.
 
 Only the methods verl dispatches to are wrapped, and every wrapper keeps verl's dispatch attributes, so the worker group sees the
 same methods as before.
@@ -28,16 +28,10 @@ CRITIC_METHODS: dict[str, tuple[str, Category]] = {
 METHODS = {"actor": ACTOR_METHODS, "critic": CRITIC_METHODS}
 
 
-def fused_worker_class(role: str, base: type, mixins: list[type]) -> type:
-    """A subclass of verl's worker class for `role` ("actor" or "critic"): plugin mixins in front, calls recorded as spans."""
-    bases = (*mixins, base)
-    plain = type(f"Fuse{base.__name__}", bases, {})
-    wrapped = {
-        name: _recorded(getattr(plain, name), span, category) for name, (span, category) in METHODS[role].items()
-    }
-    return type(
-        plain.__name__, (plain,), {"__doc__": f"{base.__name__} with verl-fuse's recording and mixins.", **wrapped}
-    )
+def recording_worker_class(role: str, base: type) -> type:
+    """A subclass of verl's worker class for `role` ("actor" or "critic") whose calls are recorded as spans on the rank's track."""
+    wrapped = {name: _recorded(getattr(base, name), span, category) for name, (span, category) in METHODS[role].items()}
+    return type(f"Fuse{base.__name__}", (base,), {"__doc__": f"{base.__name__}, recording its calls.", **wrapped})
 
 
 def _recorded(method: Callable, name: str, category: Category) -> Callable:

@@ -1,0 +1,134 @@
+import dataclasses
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse import plugins
+from verl_fuse.errors import FuseError
+from verl_fuse.host.settings import CoreBlock, load_settings
+from verl_fuse.host.versions import problem
+
+BASE = {
+    "trainer": {"v1": {"trainer_mode": "fuse"}, "default_local_dir": "run", "device": "cuda"},
+    "algorithm": {"filter_groups": {"enable": False}},
+    "reward": {"reward_model": {"enable": False, "enable_resource_pool": False}},
+}
+
+
+def config(fuse=None, **extra):
+    return OmegaConf.merge(BASE, {"fuse": fuse} if fuse is not None else {}, extra)
+
+
+def refusal(fuse=None, **extra) -> str:
+    with pytest.raises(FuseError) as error:
+        load_settings(config(fuse, **extra))
+    return str(error.value)
+
+
+def test_the_shipped_yaml_states_the_defaults_of_every_block(repo):
+    shipped = OmegaConf.to_container(OmegaConf.load(repo / "verl_fuse/host/config/fuse/default.yaml"))["fuse"]
+    blocks = plugins.config_blocks(plugins.load())
+    expected = dataclasses.asdict(CoreBlock()) | {name: dataclasses.asdict(block()) for name, block in blocks.items()}
+    expected["disabled_plugins"] = list(expected["disabled_plugins"])
+    assert shipped == expected
+
+
+def test_every_field_of_the_shipped_yaml_has_a_comment_above_it(repo):
+    lines = (repo / "verl_fuse/host/config/fuse/default.yaml").read_text().split("\nfuse:\n")[1].splitlines()
+    fields = [(number, line) for number, line in enumerate(lines) if line.strip() and not line.strip().startswith("#")]
+    # `enabled` is explained by the comment above its block.
+    bare = [line for number, line in fields if "enabled:" not in line and not lines[number - 1].strip().startswith("#")]
+    assert bare == []
+
+
+def test_every_block_a_plugin_declares_is_part_of_the_configuration():
+    declared = set(plugins.load().hook.fuse_config())
+    assert {type(block) for block in load_settings(config()).blocks.values()} == declared
+
+
+def test_without_a_fuse_block_the_defaults_hold():
+    settings = load_settings(config())
+    assert settings.core == CoreBlock()
+    assert settings.blocks["interstage"].enabled is False
+    assert settings.run_dir.name == "run"
+
+
+@pytest.mark.parametrize(
+    ("fuse", "message"),
+    [
+        ({"interstag": {}}, "fuse.interstag: unknown key; allowed: call_timeout, disabled_plugins, interstage"),
+        ({"interstage": {"enable": True}}, "fuse.interstage.enable: unknown key (did you mean 'enabled'?)"),
+        ({"interstage": {"enabled": "true"}}, "fuse.interstage.enabled='true': needs true or false"),
+        ({"interstage": {"layout": "slices"}}, "fuse.interstage.layout='slices': needs one of 'shared'"),
+        ({"interstage": {"micro_group": -4}}, "fuse.interstage.micro_group=-4: needs >= 1"),
+        (
+            {"interstage": {"start_unfinished_fraction": -0.1}},
+            "start_unfinished_fraction=-0.1: needs >= 0.0 and <= 1.0",
+        ),
+        ({"interstage": {"max_queued": 0}}, "fuse.interstage.max_queued=0: needs >= 1"),
+        ({"poll_interval": 0}, "fuse.poll_interval=0.0: needs >= 0.001 and <= 60.0"),
+        ({"poll_interval": "fast"}, "fuse.poll_interval='fast': needs a number"),
+        ({"stall_timeout": -1}, "fuse.stall_timeout=-1.0: needs >= 1.0"),
+        ({"call_timeout": float("nan")}, "fuse.call_timeout=nan: needs >= 1.0"),
+        ({"weight_sync_timeout": 0}, "fuse.weight_sync_timeout=0.0: needs >= 1.0"),
+        ({"run_dir": 7}, "fuse.run_dir=7: needs a string or null"),
+        ({"observe": {"keep_steps": 0}}, "fuse.observe.keep_steps=0: needs >= 1"),
+        ({"observe": {"html": "no"}}, "fuse.observe.html='no': needs true or false"),
+        ({"disabled_plugins": ["interstag"]}, "interstag"),
+        ({"disabled_plugins": "interstage"}, "fuse.disabled_plugins='interstage': needs a list of str"),
+        (
+            {"disabled_plugins": ["interstage"], "interstage": {"enabled": True}},
+            "fuse.interstage.enabled=true, but fuse.disabled_plugins leaves the plugin 'interstage' out",
+        ),
+        ({"run_dir": "${nowhere}"}, "fuse: cannot be resolved"),
+        ("on", "fuse='on': needs a block"),
+    ],
+)
+def test_bad_values_are_refused_by_key_value_and_what_is_allowed(fuse, message):
+    assert message in refusal(fuse)
+
+
+STREAMING = {"interstage": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (
+            {"trainer": {"v1": {"trainer_mode": "sync"}}},
+            "trainer.v1.trainer_mode='sync': fuse.interstage.enabled=true needs",
+        ),
+        ({"algorithm": {"filter_groups": {"enable": True}}}, "algorithm.filter_groups.enable=True: not yet with"),
+        (
+            {"trainer": {"v1": {"sampler": {"sync_refill_failed_groups": True}}}},
+            "trainer.v1.sampler.sync_refill_failed_groups=True: not yet with",
+        ),
+        ({"reward": {"reward_model": {"enable": True}}}, "reward.reward_model.enable_resource_pool=False"),
+    ],
+)
+def test_impossible_combinations_are_refused(extra, message):
+    assert message in refusal(STREAMING, **extra)
+
+
+def test_all_problems_are_listed_at_once():
+    text = refusal(STREAMING, trainer={"v1": {"trainer_mode": "sync"}}, reward={"reward_model": {"enable": True}})
+    assert "trainer_mode='sync'" in text
+    assert "enable_resource_pool=False" in text
+
+
+@pytest.mark.parametrize("found", ["0.9.1", "0.9.1.dev3", "0.9.2", "0.9.99"])
+def test_supported_verl(found):
+    assert problem("verl", found) is None
+
+
+@pytest.mark.parametrize("found", ["0.8.0", "0.9.0", "0.10.0", "1.0"])
+def test_unsupported_verl(found):
+    assert problem("verl", found) == (
+        f"verl {found} is not supported: verl-fuse needs verl >=0.9.1,<0.10 (pip install 'verl-fuse[verl]')"
+    )
+
+
+def test_missing_verl_names_the_extra():
+    assert problem("verl", None) == (
+        "verl is not installed: verl-fuse needs verl >=0.9.1,<0.10 (pip install 'verl-fuse[verl]')"
+    )
