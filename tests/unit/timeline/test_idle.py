@@ -34,6 +34,12 @@ def test_a_device_is_busy_when_its_replica_or_its_rank_is():
     assert table.idle_fraction("device") == table.overall == pytest.approx(0.45)
 
 
+def test_a_replica_of_two_ranks_keeps_both_devices_busy():
+    ranks = [(f"rank {index}", "train", 8, 9) for index in range(4)]
+    table = idle_table(timeline(("replica 0", "generate", 0, 6), ("replica 1", "generate", 0, 2), *ranks))
+    assert [row.busy for row in table.devices] == [7.0, 7.0, 3.0, 3.0]
+
+
 @pytest.mark.parametrize(
     "tracks",
     [("replica 0", "replica 1", "rank 0"), ("replica 0", "replica 1", "rank 0", "rank 1", "rank 2"), ("replica 1", "rank 0"), ("rank 0",)],

@@ -12,10 +12,10 @@ from verl_fuse.timeline.summary import StepSummary, summarize
 
 
 def test_the_long_tail_is_what_is_left_after_80_per_cent_of_the_requests():
-    ends = [2, 3, 4, 5, 10]
+    ends = [1, 2, 3, 4, 5, 6, 7, 8, 9, 20]
     spans = tuple(Span(f"r{end}", f"replica {end % 2}", "generate", 0.0, end) for end in ends)
-    summary = summarize(Timeline("run", 1, -1.0, 20.0, spans))
-    assert (summary.requests, summary.generation_seconds, summary.long_tail_fraction) == (5, 10.0, 0.5)
+    summary = summarize(Timeline("run", 1, -1.0, 30.0, spans))
+    assert (summary.requests, summary.generation_seconds, summary.long_tail_fraction) == (10, 20.0, 12 / 20)
 
 
 def test_overlap_is_lane_inference_inside_the_stage_gen():
