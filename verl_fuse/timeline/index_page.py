@@ -43,5 +43,4 @@ def _row(summary: StepSummary, longest: float, links: Mapping[str, str]) -> str:
         f"<td>{seconds(summary.seconds)}</td><td class=wide><div class=stack>{parts}</div></td>"
         f"<td>{percent(summary.idle_overall)}</td><td>{percent(summary.long_tail_fraction)}</td>"
     )
-    step = link("html", str(summary.step)) or str(summary.step)
-    return f"<tr><th>{step}</th>{cells}<td>{link('html', 'chart')} {link('perfetto.json', 'perfetto')}</td></tr>"
+    return f"<tr><th>{summary.step}</th>{cells}<td>{link('html', 'chart')}{link('perfetto.json', 'perfetto')}</td></tr>"

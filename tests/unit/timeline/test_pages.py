@@ -138,10 +138,8 @@ def test_a_step_without_spans_has_a_page():
 
 def test_the_index_lists_steps_newest_first_and_links_only_what_exists():
     page = Page(index_of(synthetic_timeline(step=2), synthetic_timeline(step=3)))
-    assert [attrs["href"] for tag, attrs in page.tags if tag == "a"] == ["timeline/step_000003.html"] * 2
-    assert re.findall(
-        r"<tr><th>(?:<a[^>]*>)?(\d+)", index_of(synthetic_timeline(step=2), synthetic_timeline(step=3))
-    ) == ["3", "2"]
+    assert [attrs["href"] for tag, attrs in page.tags if tag == "a"] == ["timeline/step_000003.html"]
+    assert re.findall(r"<tr><th>(\d+)", index_of(synthetic_timeline(step=2), synthetic_timeline(step=3))) == ["3", "2"]
     assert "2 steps, " in page.shown
 
 
