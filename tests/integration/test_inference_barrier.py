@@ -1,0 +1,222 @@
+"""Streaming and barriers on a real TransferQueue, with verl's own padding. Only the models are missing: a stage writes numbers derived
+from each row's tokens, so that a row computed from the wrong tokens, or not at all, shows."""
+
+from collections import Counter
+
+import pytest
+
+ray = pytest.importorskip("ray")
+tq = pytest.importorskip("transfer_queue")
+
+import torch  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
+from transfer_queue import KVBatchMeta  # noqa: E402
+
+from verl_fuse.errors import FuseError  # noqa: E402
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+LENGTHS = [5, 2, 9, 3, 7, 4, 6, 1]  # response tokens of the eight samples
+PROMPT = 3
+EOS = 0
+
+
+@pytest.fixture(scope="module")
+def queue():
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+def nested(rows):
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+@pytest.fixture
+def batch(queue):
+    """Eight finished samples in TransferQueue, as verl's agent loop leaves them."""
+    keys = [f"u{i // 2}_{i % 2}_0" for i in range(len(LENGTHS))]
+    responses = [torch.arange(1, n + 1) + 100 * i for i, n in enumerate(LENGTHS)]
+    prompts = [torch.full((PROMPT,), 50 + i) for i in range(len(LENGTHS))]
+    masks = [torch.ones(n, dtype=torch.int64) for n in LENGTHS]
+    sequences = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
+    fields = {
+        "prompts": nested(prompts),
+        "responses": nested(responses),
+        "response_mask": nested(masks),
+        "loss_mask": nested(masks),
+        "input_ids": nested(sequences),
+        "attention_mask": nested([torch.ones_like(s) for s in sequences]),
+        "position_ids": nested([torch.arange(len(s)) for s in sequences]),
+        "rm_scores": nested([torch.zeros(n) for n in LENGTHS]),
+        "rollout_log_probs": nested([torch.zeros(n) for n in LENGTHS]),
+    }
+    tags = [
+        {"status": "success", "prompt_len": PROMPT, "response_len": n, "seq_len": PROMPT + n, "global_steps": 1}
+        for n in LENGTHS
+    ]
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=TensorDict(fields, batch_size=len(keys)), tags=tags)
+    yield KVBatchMeta(keys=keys, tags=tags, partition_id="train")
+    everything = tq.kv_list("train") or {}
+    tq.kv_clear(keys=list(everything.get("train", {})), partition_id="train")
+
+
+class Model:
+    """A stage: writes ten times each response token into `field`, and counts which rows it computed."""
+
+    def __init__(self, field: str):
+        self.field = field
+        self.computed: Counter[str] = Counter()
+        self.batches: list[list[str]] = []
+
+    def __call__(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses"])
+        values = nested([row.float() * 10 for row in data["responses"].unbind()])
+        tq.kv_batch_put(
+            keys=batch.keys, partition_id="train", fields=TensorDict({self.field: values}, batch_size=len(batch))
+        )
+        self.computed.update(batch.keys)
+        self.batches.append(list(batch.keys))
+        metrics["rows"] = len(batch)
+        return batch
+
+
+@pytest.fixture
+def stages():
+    return {"ref": Model("ref_log_prob"), "values": Model("values")}
+
+
+@pytest.fixture
+def inference(stages):
+    from verl_fuse.host.inference import SampleInference
+    from verl_fuse.host.lane import Lane
+    from verl_fuse.host.spans import Recorder
+
+    return SampleInference(
+        lane=Lane("train", Recorder(lambda span: None), timeout=60.0),
+        calls=stages,
+        dp_size=2,
+        multiples={"ref": 2, "values": 2},
+        fields={"ref": ("ref_log_prob",), "values": ("values",)},
+        extra_info={"temperature": 1.0},
+    )
+
+
+def tags_of(batch):
+    return dict(zip(batch.keys, batch.tags, strict=True))
+
+
+def stored(batch, field):
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=[field, "responses"])
+    return [row.tolist() for row in data[field].unbind()], [(row * 10).tolist() for row in data["responses"].unbind()]
+
+
+def whole(batch):
+    return {"rows": len(batch), "whole": True}
+
+
+def test_with_nothing_streamed_a_barrier_is_one_stock_call_on_the_whole_batch(inference, stages, batch):
+    metrics = {}
+    assert inference.complete("ref", batch, metrics, whole) is batch
+    assert stages["ref"].batches == [batch.keys]
+    assert metrics == {"rows": 8}, "verl's own metrics, not recomputed ones"
+    got, want = stored(batch, "ref_log_prob")
+    assert got == want
+
+
+def test_streamed_samples_are_computed_once_and_the_barrier_adds_the_rest(inference, stages, batch):
+    inference.submit(batch.keys[2:6], tags_of(batch))
+    assert inference.taken == frozenset(batch.keys[2:6])
+    metrics = {}
+    for stage, field in (("ref", "ref_log_prob"), ("values", "values")):
+        inference.complete(stage, batch, metrics, whole)
+        assert stages[stage].computed == Counter(batch.keys)
+        got, want = stored(batch, field)
+        assert got == want
+    assert metrics["whole"] is True, "metrics of a batch computed in parts are recomputed over all of it"
+    assert metrics["rows"] == 8
+
+
+def test_micro_groups_put_a_like_share_of_long_samples_on_each_rank(inference, stages, batch):
+    inference.submit(batch.keys[:4], tags_of(batch))
+    inference.complete("ref", batch, {}, whole)
+    # lengths 5 2 9 3 -> rank 0 gets 9 and 3, rank 1 gets 5 and 2
+    assert stages["ref"].batches[0] == ["u1_0_0", "u1_1_0", "u0_0_0", "u0_1_0"]
+
+
+def test_an_uneven_rest_is_topped_up_with_the_shortest_computed_rows(inference, stages, batch):
+    from verl_fuse.host.inference import top_up
+
+    assert top_up([1, 2, 3], LENGTHS, 2) == [1, 2, 3, 7]
+    assert top_up([1, 2, 3, 4], LENGTHS, 2) == [1, 2, 3, 4]
+    assert top_up([1, 2, 3], LENGTHS, 16) == list(range(8))
+
+
+def test_a_dropped_micro_group_is_caught(inference, batch, monkeypatch):
+    def drop(index, keys, tags):
+        for done in inference._done.values():
+            done.update(keys)
+
+    monkeypatch.setattr(inference, "_run", drop)
+    inference.submit(batch.keys[:2], tags_of(batch))
+    with pytest.raises(FuseError, match=r"stage 'ref': ref_log_prob is missing from at least one of 8 rows"):
+        inference.complete("ref", batch, {}, whole)
+
+
+def padded(batch):
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+
+    larger = upsample_batch_to_divisible_size(batch, 6, EOS)
+    assert len(larger) == 12
+    return larger
+
+
+def test_padding_rows_made_after_streaming_are_recomputed(inference, stages, batch):
+    inference.submit(batch.keys[:2], tags_of(batch))
+    inference._lane.drain()
+    larger = padded(batch)
+    inference.complete("ref", larger, {}, whole)
+    got, want = stored(larger, "ref_log_prob")
+    assert got == want
+    assert stages["ref"].computed == Counter(larger.keys)
+
+
+def test_a_padding_row_that_keeps_a_stale_field_is_caught(inference, batch):
+    inference.submit(batch.keys, tags_of(batch))
+    inference._lane.drain()
+    larger = padded(batch)
+    inference._done["ref"].update(larger.keys)  # as if padding needed no inference
+    with pytest.raises(
+        FuseError, match=r"ref_log_prob of 4 rows has the wrong length, first pad\w+: 5 values for 1 response"
+    ):
+        inference.complete("ref", larger, {}, whole)
+
+
+def test_the_full_sequence_form_is_not_taken_for_the_response_form(inference, batch):
+    class FullSequence(Model):
+        def __call__(self, batch, metrics):
+            data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["input_ids"])
+            fields = TensorDict({"values": nested([r.float() for r in data["input_ids"].unbind()])}, len(batch))
+            tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
+            return batch
+
+    inference._calls["values"] = FullSequence("values")
+    with pytest.raises(
+        FuseError, match=r"values of 8 rows has the wrong length, first u0_0_0: 8 values for 5 response"
+    ):
+        inference.complete("values", batch, {}, whole)
+
+
+def test_a_failing_stage_ends_the_step_at_the_next_poll(inference, stages, batch):
+    def fail(batch, metrics):
+        raise RuntimeError("rank 1 died")
+
+    inference._calls["ref"] = fail
+    inference.submit(batch.keys[:2], tags_of(batch))
+    with pytest.raises(RuntimeError, match="rank 1 died"):
+        inference._lane.drain()
+    with pytest.raises(FuseError, match="rank 1 died"):
+        inference._lane.check()
