@@ -1,0 +1,139 @@
+"""What `pip install verl-fuse` gives in an empty environment: the planning side works, training says what it lacks."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from verl_fuse import __version__
+
+pytestmark = pytest.mark.integration
+
+REPO = Path(__file__).resolve().parents[2]
+# Tests may run with the repository on the path; the installed wheel must do without it.
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the source distribution as a release does."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(REPO)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that holds the wheel and its base dependencies only."""
+    home = tmp_path_factory.mktemp("empty")
+    venv.create(home, with_pip=True)
+    pip = [str(home / "bin/python"), "-m", "pip", "install", "--quiet", "--prefer-binary"]
+    subprocess.run([*pip, "--constraint", str(REPO / "ci/constraints.txt"), str(wheel)], check=True, env=CLEAN)
+    return home / "bin/python"
+
+
+def verl_fuse(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(python.parent / "verl-fuse"), *arguments]
+    return subprocess.run(command, cwd=python.parent, env=CLEAN, capture_output=True, text=True, timeout=300)
+
+
+def test_the_wheel_holds_library_plugins_patches_recipes_and_licence(wheel: Path):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert wheel.name == f"verl_fuse-{__version__}-py3-none-any.whl"
+    assert {name.split("/")[0] for name in names} == {
+        "hydra_plugins",
+        "verl_fuse",
+        "verl_fuse_cpu",
+        "verl_fuse_interstage",
+        "verl_fuse_observe",
+        "verl_fuse_patches",
+        "verl_fuse_recipes",
+        f"verl_fuse-{__version__}.dist-info",
+    }
+    assert {
+        "hydra_plugins/verl_fuse_searchpath.py",
+        "verl_fuse/host/config/fuse/default.yaml",
+        "verl_fuse_recipes/ppo-cpu/config.yaml",
+        "verl_fuse_recipes/ppo-cpu/README.md",
+        f"verl_fuse-{__version__}.dist-info/licenses/LICENSE",
+    } <= set(names)
+
+
+def test_the_wheel_holds_every_file_of_its_packages(wheel: Path):
+    folders = {
+        "verl_fuse": "verl_fuse",
+        "verl_fuse_cpu": "plugins/verl_fuse_cpu",
+        "verl_fuse_interstage": "plugins/verl_fuse_interstage",
+        "verl_fuse_observe": "plugins/verl_fuse_observe",
+        "verl_fuse_patches": "patches/verl_fuse_patches",
+        "verl_fuse_recipes": "recipes",
+    }
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tracked = subprocess.run(
+        ["git", "ls-files", *folders.values()], cwd=REPO, check=True, stdout=subprocess.PIPE, text=True
+    )
+    missing = [
+        path
+        for path in tracked.stdout.splitlines()
+        for package, folder in folders.items()
+        if path.startswith(f"{folder}/") and package + path.removeprefix(folder) not in names
+    ]
+    assert missing == []
+
+
+def test_the_entry_points_are_declared(wheel: Path):
+    text = zipfile.ZipFile(wheel).read(f"verl_fuse-{__version__}.dist-info/entry_points.txt").decode()
+    assert (
+        "[verl.plugins]\nverl_fuse = verl_fuse.host.entry:register\nverl_fuse_cpu = verl_fuse_cpu.entry:register"
+        in text
+    )
+
+
+def test_the_base_install_has_neither_torch_nor_ray_nor_verl(python: Path):
+    code = "import json, importlib.metadata as m; print(json.dumps([d.name.lower() for d in m.distributions()]))"
+    shown = subprocess.run([str(python), "-c", code], check=True, env=CLEAN, stdout=subprocess.PIPE, text=True)
+    names = set(json.loads(shown.stdout))
+    assert "verl-fuse" in names
+    assert not names & {"torch", "ray", "verl", "transferqueue", "vllm", "hydra-core", "transformers"}
+
+
+def test_recipes_are_listed(python: Path):
+    result = verl_fuse(python, "recipes")
+    assert result.returncode == 0, result.stderr
+    for name in ("ppo-cpu", "grpo-cpu", "ppo-gsm8k-8gpu", "grpo-gsm8k-8gpu"):
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("schedule", "--help"), ("trace", "--help"), ("run", "--help")])
+def test_commands_explain_themselves(python: Path, arguments: tuple[str, ...]):
+    result = verl_fuse(python, *arguments)
+    assert result.returncode == 0, result.stderr
+    assert "Usage: verl-fuse" in result.stdout
+
+
+def test_the_version_is_the_version(python: Path):
+    assert verl_fuse(python, "--version").stdout == f"verl-fuse {__version__}\n"
+
+
+@pytest.mark.parametrize(("name", "message"), [("nosuch", "ppo-cpu"), ("ppo-cpu", "verl-fuse[verl]")])
+def test_a_run_that_cannot_start_says_what_is_missing(python: Path, name: str, message: str):
+    result = verl_fuse(python, "run", name)
+    assert result.returncode == 2
+    assert result.stderr.startswith("verl-fuse: ")
+    assert message in result.stderr
+
+
+def test_doctor_names_the_extra_and_fails(python: Path):
+    result = verl_fuse(python, "doctor", "--json")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    found = {finding["check"]: finding for finding in json.loads(result.stdout)["findings"]}
+    for package in ("verl", "TransferQueue", "ray"):
+        assert (found[package]["state"], found[package]["fix"]) == ("fault", "pip install 'verl-fuse[verl]'")
