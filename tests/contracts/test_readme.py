@@ -1,0 +1,48 @@
+"""The README names commands, targets, metrics and files that exist, and its configuration composes."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+
+from verl_fuse.cli.main import SUBCOMMANDS
+
+
+@pytest.fixture
+def readme(repo: Path) -> str:
+    return (repo / "README.md").read_text()
+
+
+def test_every_make_target_exists(readme: str, repo: Path):
+    targets = set(re.findall(r"^([a-z]+):", (repo / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)", readme))
+    assert {"demo", "test", "setup"} <= named <= targets
+
+
+def test_every_link_leads_somewhere(readme: str, repo: Path):
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", readme) if "://" not in link]
+    assert links
+    assert [link for link in links if not (repo / link).exists()] == []
+
+
+def test_every_metric_is_logged_somewhere(readme: str, repo: Path):
+    sources = "".join(path.read_text() for folder in ("verl_fuse", "plugins") for path in (repo / folder).rglob("*.py"))
+    named = re.findall(r"`(fuse/[a-z_/]+?)(?:/<role>)?`", readme)
+    assert len(named) > 5
+    assert [name for name in named if f'"{name}' not in sources] == []
+
+
+def test_the_two_lines_of_yaml_switch_it_on(readme: str, tmp_path: Path):
+    (block,) = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    mine = {"hydra": {"searchpath": ["pkg://verl.trainer.config"]}, **yaml.safe_load(block)}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        config = compose("mine")
+    assert config.trainer.v1.trainer_mode == "fuse"
+    assert config.fuse.interstage.enabled is False
+
+
+def test_every_command_exists_and_every_command_is_named(readme: str):
+    assert set(re.findall(r"`verl-fuse ([a-z]+)", readme)) == set(SUBCOMMANDS)
