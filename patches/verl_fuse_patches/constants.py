@@ -12,5 +12,9 @@ def with_constant(function: FunctionType, old: str, new: str) -> FunctionType:
         raise FuseError(f"{function.__qualname__} has no constant {old!r}")
     code = function.__code__.replace(co_consts=tuple(new if constant == old else constant for constant in constants))
     copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, function.__qualname__
+    copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = (
+        function.__kwdefaults__,
+        function.__doc__,
+        function.__qualname__,
+    )
     return copy

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 from verl_fuse.errors import FuseError
@@ -22,7 +22,7 @@ Weights = Iterator[tuple[str, torch.Tensor]]
 Bucket = list[tuple[str, torch.Tensor]]
 
 
-@CheckpointEngineRegistry.register("gloo")
+@CheckpointEngineRegistry.register("gloo")  # pyright: ignore[reportAttributeAccessIssue]  upstream lacks @staticmethod
 class GlooCheckpointEngine(CheckpointEngine):
     """Broadcasts named tensors in buckets of about `bucket_size` bytes; a larger tensor is a bucket of its own."""
 
@@ -32,8 +32,9 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._timeout = timedelta(seconds=timeout_seconds)
         self._rank = -1
         self._world_size = 0
-        self._store: TCPStore | None = None
-        self._group: ProcessGroupGloo | None = None
+        # Torch's stubs know neither bytes in a store nor broadcast on a group.
+        self._store: Any = None
+        self._group: Any = None
 
     def prepare(self) -> dict[str, Any]:
         if not self._is_master:
@@ -94,18 +95,18 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def _send(self, number: int, bucket: Bucket) -> None:
         """Broadcast one bucket; an empty one marks the end."""
-        assert self._store is not None
         contents = [(name, tuple(tensor.shape), tensor.dtype, tensor.nbytes) for name, tensor in bucket]
         self._store.set(f"bucket/{number}", pickle.dumps(contents))
         if bucket:
             self._broadcast(torch.cat([tensor.reshape(-1).view(torch.uint8) for _, tensor in bucket]), number)
 
     def _receive(self, number: int) -> Bucket:
-        assert self._store is not None
         try:
             contents = pickle.loads(self._store.get(f"bucket/{number}"))
         except RuntimeError as error:
-            raise FuseError(f"weight sync: rollout rank {self._rank} waited {self._seconds} s for bucket {number} of trainer rank 0") from error
+            raise FuseError(
+                f"weight sync: rollout rank {self._rank} waited {self._seconds} s for bucket {number} of trainer rank 0"
+            ) from error
         if not contents:
             return []
         self._store.set(f"bucket/{number}/{self._rank}", b"1")
@@ -113,10 +114,12 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._broadcast(buffer, number)
         parts = buffer.split([nbytes for *_, nbytes in contents])
         # A copy starts where its dtype may start; a slice of bytes need not.
-        return [(name, part.clone().view(dtype).view(shape)) for (name, shape, dtype, _), part in zip(contents, parts, strict=True)]
+        return [
+            (name, part.clone().view(dtype).view(shape))
+            for (name, shape, dtype, _), part in zip(contents, parts, strict=True)
+        ]
 
     def _broadcast(self, buffer: torch.Tensor, number: int) -> None:
-        assert self._group is not None
         options = BroadcastOptions()
         options.rootRank = 0
         try:
@@ -126,10 +129,11 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def _late(self, key: str) -> FuseError:
         """The error that names the rollout ranks which never left their mark under `key`."""
-        assert self._store is not None
         missing = [rank for rank in range(1, self._world_size) if not self._store.check([f"{key}/{rank}"])]
         waited = f"rollout ranks {missing}" if missing else "a rank that left the transfer"
-        return FuseError(f"weight sync: rank {self._rank} of {self._world_size} waited up to {self._seconds} s at {key} for {waited}")
+        return FuseError(
+            f"weight sync: rank {self._rank} of {self._world_size} waited up to {self._seconds} s at {key} for {waited}"
+        )
 
     @property
     def _seconds(self) -> float:

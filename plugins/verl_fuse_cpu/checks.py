@@ -6,11 +6,12 @@ imports torch, ray, vLLM or verl.
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from verl_fuse.spec.step import Problem
-from verl_fuse_cpu import entry
+from verl_fuse_cpu.environment import active
 from verl_fuse_cpu.leftovers import SHARED_MEMORY, leftovers
 from verl_fuse_cpu.vocabulary import Vocabulary, read_vocabulary
 
@@ -22,10 +23,16 @@ _MIB = 1 << 20
 
 
 def platform(get: Get) -> Iterator[Problem]:
-    if not entry.active():
-        yield Problem("VERL_PLATFORM", os.environ.get("VERL_PLATFORM"), "trainer.device=cpu needs VERL_PLATFORM=cpu in the environment")
-    elif entry.failure is not None:
-        yield Problem("VERL_PLATFORM", "cpu", f"the cpu platform could not be registered: {entry.failure}")
+    # verl has loaded the entry point if it is imported here at all; importing it from here would import verl.
+    failure = getattr(sys.modules.get("verl_fuse_cpu.entry"), "failure", None)
+    if not active():
+        yield Problem(
+            "VERL_PLATFORM",
+            os.environ.get("VERL_PLATFORM"),
+            "trainer.device=cpu needs VERL_PLATFORM=cpu in the environment",
+        )
+    elif failure is not None:
+        yield Problem("VERL_PLATFORM", "cpu", f"the cpu platform could not be registered: {failure}")
     if get("trainer.device") != "cpu":
         yield Problem("trainer.device", get("trainer.device"), "VERL_PLATFORM=cpu needs trainer.device=cpu")
 
@@ -83,10 +90,14 @@ def weight_buffers(get: Get) -> Iterator[Problem]:
         senders = _product(get(f"{_ROLLOUT}.n_gpus_per_node"))
     if not isinstance(bucket, int) or not SHARED_MEMORY.is_dir():
         return
-    free = shutil.disk_usage(SHARED_MEMORY).free + sum(path.stat().st_blocks * 512 for path in leftovers())
+    free = shutil.disk_usage(SHARED_MEMORY).free + sum(path.stat().st_blocks * 512 for path in leftovers(SHARED_MEMORY))
     if bucket * senders * _MIB > free:
         most = free // (senders * _MIB)
-        yield Problem(key, bucket, f"{senders} ranks take a buffer each from {SHARED_MEMORY}, which has {free // _MIB} MiB free: at most {most}")
+        yield Problem(
+            key,
+            bucket,
+            f"{senders} ranks take a buffer each from {SHARED_MEMORY}, which has {free // _MIB} MiB free: at most {most}",
+        )
 
 
 def kv_cache(get: Get) -> Iterator[Problem]:

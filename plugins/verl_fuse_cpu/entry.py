@@ -11,6 +11,8 @@ import os
 import sys
 import traceback
 
+from verl_fuse_cpu.environment import active, process_defaults
+
 PATCHES = (
     "critic_attention",
     "gloo_backend",
@@ -25,18 +27,12 @@ PATCHES = (
 failure: Exception | None = None
 
 
-def active() -> bool:
-    """Whether this process runs on the cpu platform."""
-    return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
-
-
 def register() -> None:
     """Install the patches and register the platform, if this process asks for it."""
     global failure
     if not active():
         return
     try:
-        from verl_fuse_cpu.environment import process_defaults
         from verl_fuse_patches import registry
 
         for name, value in process_defaults().items():

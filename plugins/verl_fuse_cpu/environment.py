@@ -1,5 +1,6 @@
 """Environment variables of a run on the cpu platform, each with its reason."""
 
+import os
 from collections.abc import Mapping
 
 # Needed by every process, whatever started it; set as defaults when the platform is registered.
@@ -25,6 +26,11 @@ _LAUNCH = {
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+
+
+def active() -> bool:
+    """Whether this process runs on the cpu platform."""
+    return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
 
 
 def process_defaults() -> Mapping[str, str]:

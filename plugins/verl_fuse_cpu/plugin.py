@@ -8,7 +8,8 @@ from omegaconf import OmegaConf
 
 from verl_fuse.hookspecs import hookimpl
 from verl_fuse.spec.step import Problem
-from verl_fuse_cpu import checks, entry
+from verl_fuse_cpu import checks
+from verl_fuse_cpu.environment import active
 from verl_fuse_cpu.leftovers import remove_leftovers
 
 HOOK_API = 1
@@ -21,13 +22,13 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Problem] | None:
     def get(key: str) -> Any:
         return OmegaConf.select(config, key, default=None)  # type: ignore[arg-type]
 
-    if get("trainer.device") != "cpu" and not entry.active():
+    if get("trainer.device") != "cpu" and not active():
         return None
     return [problem for check in checks.CHECKS for problem in check(get)]
 
 
 @hookimpl
 def fuse_setup(trainer: Any) -> None:
-    if entry.active():
+    if active():
         for path in remove_leftovers():
             logger.warning("removed %s, left by a dead run", path)

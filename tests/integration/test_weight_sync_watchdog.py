@@ -7,10 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.watchdog import weight_sync_suspects, with_deadline
 from verl_fuse_cpu.leftovers import SHARED_MEMORY, leftovers, remove_leftovers
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="needs /dev/shm")]
@@ -123,7 +130,9 @@ def test_the_sender_names_a_receiver_that_does_not_answer(start, handle):
     assert receiver.line() == "ready"
     code, _, err = start(SENDER, handle, timeout=5.0).end()
     assert code == 1
-    assert f"FuseError: weight sync over {handle}: the vLLM worker (pid {receiver.pid}) did not answer within 5 s" in err
+    assert (
+        f"FuseError: weight sync over {handle}: the vLLM worker (pid {receiver.pid}) did not answer within 5 s" in err
+    )
 
 
 def test_the_sender_says_when_nobody_connects(start, handle):
@@ -150,3 +159,52 @@ def test_the_next_start_removes_the_buffer_of_a_dead_run_and_no_other(start, han
     assert alive_buffer not in removed
     assert not dead_buffer.exists()
     assert alive_buffer.exists()
+    alive.kill()
+    other_receiver.kill()
+    assert alive_buffer in remove_leftovers()
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    ray = pytest.importorskip("ray")
+    with warnings.catch_warnings():
+        # Ray leaves files and sockets to the garbage collector.
+        warnings.simplefilter("ignore")
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+        yield ray
+        ray.shutdown()
+
+
+def test_the_driver_names_dead_and_silent_processes(ray_cluster):
+    class Worker:
+        def __init__(self, errored: bool | None = None) -> None:
+            # What vLLM's AsyncLLM says of its engine process; a training worker fronts no engine.
+            self.engine = None if errored is None else SimpleNamespace(errored=errored)
+
+        async def sleep(self, seconds: float) -> None:
+            time.sleep(seconds)
+
+    remote = ray_cluster.remote(num_cpus=0)(Worker)
+    ranks, servers = (
+        [remote.remote() for _ in range(2)],
+        [remote.remote(False), remote.remote(True), remote.remote(False)],
+    )
+    manager = SimpleNamespace(
+        actor_wg=SimpleNamespace(workers=ranks),
+        replicas=[SimpleNamespace(replica_rank=rank, servers=[server]) for rank, server in enumerate(servers)],
+    )
+    ray_cluster.get([actor.__ray_ready__.remote() for actor in (*ranks, *servers)])
+    ranks[1].sleep.remote(3600)
+    ray_cluster.kill(servers[2])
+
+    with pytest.raises(FuseError) as caught:
+        with_deadline(
+            "weight sync of step 3", 0.1, threading.Event().wait, lambda: weight_sync_suspects(manager, seconds=5.0)
+        )
+    head, _, named = str(caught.value).partition("; waited for: ")
+    assert head == "weight sync of step 3 did not finish in 0.1 s"
+    assert [name.split(": ")[0] for name in named.split(", ")[:3]] == [
+        "replica 1 server (its engine process is dead)",
+        "replica 2 server (dead",
+        "trainer rank 1 (does not answer)",
+    ]

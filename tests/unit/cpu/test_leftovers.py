@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from verl_fuse_cpu.leftovers import leftovers, remove_leftovers
 
 
@@ -53,7 +54,9 @@ for name in os.listdir('/proc/self/fd'):
 @pytest.mark.parametrize("use", [OPEN, MAPPED], ids=["open", "mapped"])
 def test_a_buffer_of_another_process_is_left_until_that_ends(tmp_path, buffer, use):
     program = use.format(path=str(buffer)) + "\nprint('ready', flush=True); input(); import os; os._exit(0)"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "ready\n"
         assert remove_leftovers(tmp_path) == []

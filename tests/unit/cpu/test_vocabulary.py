@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from verl_fuse_cpu.vocabulary import Vocabulary, read_vocabulary
 
 from verl_fuse.errors import FuseError
+from verl_fuse_cpu.vocabulary import Vocabulary, read_vocabulary
 
 
 def write(folder: Path, config: dict, tokenizer: dict) -> str:

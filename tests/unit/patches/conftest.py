@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from verl_fuse_patches import registry
 from verl_fuse_patches.fingerprint import fingerprint
 from verl_fuse_patches.registry import Patch

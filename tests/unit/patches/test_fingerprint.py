@@ -1,9 +1,9 @@
 """Fingerprints change with code and with nothing else."""
 
 import pytest
-from verl_fuse_patches.fingerprint import fingerprint, source_path
 
 from verl_fuse.errors import FuseError
+from verl_fuse_patches.fingerprint import fingerprint, source_path
 
 SOURCE = """
 import os

@@ -4,9 +4,9 @@ import importlib
 import sys
 
 import pytest
-from verl_fuse_patches.registry import PatchStatus, install, load, status
 
 from verl_fuse.errors import FuseError
+from verl_fuse_patches.registry import PatchStatus, install, load, status
 
 TARGET = "acme_lib.greeting:greet"
 

@@ -5,12 +5,12 @@ import subprocess
 import sys
 
 import pytest
+
+from verl_fuse.errors import FuseError
 from verl_fuse_cpu import entry
 from verl_fuse_patches import registry
 from verl_fuse_patches.constants import with_constant
 from verl_fuse_patches.fingerprint import _find, fingerprint, source_path
-
-from verl_fuse.errors import FuseError
 
 MECHANISM = {"__init__", "constants", "fingerprint", "registry"}
 

@@ -1,0 +1,194 @@
+"""Each configuration that cannot run on the cpu platform is refused by key, value and what is allowed."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse_cpu import checks, plugin
+
+FP32 = {"mixed_precision": {"param_dtype": "fp32"}}
+
+
+@pytest.fixture(autouse=True)
+def cpu_platform(monkeypatch, tmp_path):
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    monkeypatch.setattr(checks, "SHARED_MEMORY", tmp_path)
+
+
+@pytest.fixture
+def config():
+    """PPO with critic and reference that can run: two ranks, two replicas."""
+    return OmegaConf.create(
+        {
+            "trainer": {"device": "cpu", "nnodes": 1, "n_gpus_per_node": 2},
+            "algorithm": {"adv_estimator": "gae", "use_kl_in_reward": False},
+            "actor_rollout_ref": {
+                "hybrid_engine": True,
+                "model": {"path": "acme/model", "override_config": {"attn_implementation": "sdpa"}},
+                "actor": {"strategy": "fsdp2", "use_kl_loss": True, "fsdp_config": FP32},
+                "ref": {"strategy": "fsdp2", "fsdp_config": FP32},
+                "rollout": {
+                    "enable_sleep_mode": False,
+                    "free_cache_engine": False,
+                    "checkpoint_engine": {"update_weights_bucket_megabytes": 1},
+                    "engine_kwargs": {"vllm": {"kv_cache_memory_bytes": 1 << 26}},
+                },
+            },
+            "critic": {
+                "enable": None,
+                "strategy": "fsdp2",
+                "fsdp": FP32,
+                "model": {"path": "acme/model", "override_config": {"attn_implementation": "sdpa"}},
+            },
+            "ray_kwargs": {"ray_init": {"num_gpus": 2}},
+        }
+    )
+
+
+def problems(config) -> list[str]:
+    return [str(problem) for problem in plugin.fuse_validate(config) or ()]
+
+
+def test_a_configuration_that_can_run_has_no_problem(config):
+    assert problems(config) == []
+
+
+def test_other_devices_are_not_judged(config, monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
+    config.trainer.device = "cuda"
+    config.actor_rollout_ref.actor.strategy = "fsdp"
+    assert plugin.fuse_validate(config) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("trainer.device", "cuda", "trainer.device='cuda': VERL_PLATFORM=cpu needs trainer.device=cpu"),
+        (
+            "actor_rollout_ref.actor.strategy",
+            "fsdp",
+            "actor_rollout_ref.actor.strategy='fsdp': FSDP1 needs an accelerator; fsdp2 works",
+        ),
+        (
+            "actor_rollout_ref.ref.strategy",
+            "fsdp",
+            "actor_rollout_ref.ref.strategy='fsdp': FSDP1 needs an accelerator; fsdp2 works",
+        ),
+        ("critic.strategy", "fsdp", "critic.strategy='fsdp': FSDP1 needs an accelerator; fsdp2 works"),
+        (
+            "critic.model.override_config.attn_implementation",
+            None,
+            "critic.model.override_config.attn_implementation=None: flash attention needs a GPU (it is verl's default); sdpa or eager",
+        ),
+        (
+            "actor_rollout_ref.model.override_config.attn_implementation",
+            "flash_attention_2",
+            "actor_rollout_ref.model.override_config.attn_implementation='flash_attention_2': "
+            "flash attention needs a GPU (it is verl's default); sdpa or eager",
+        ),
+        (
+            "actor_rollout_ref.ref.fsdp_config",
+            {},
+            "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype='bf16': all roles need one precision (unset means bf16), but "
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32, "
+            "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16, critic.fsdp.mixed_precision.param_dtype=fp32",
+        ),
+        (
+            "actor_rollout_ref.rollout.free_cache_engine",
+            True,
+            "actor_rollout_ref.rollout.free_cache_engine=True: vLLM cannot sleep or free its cache on a CPU: false",
+        ),
+        (
+            "actor_rollout_ref.rollout.enable_sleep_mode",
+            None,
+            "actor_rollout_ref.rollout.enable_sleep_mode=None: vLLM cannot sleep or free its cache on a CPU: false",
+        ),
+        (
+            "ray_kwargs.ray_init.num_gpus",
+            None,
+            "ray_kwargs.ray_init.num_gpus=None: Ray must be told of at least 2 virtual devices: +ray_kwargs.ray_init.num_gpus=2",
+        ),
+        (
+            "actor_rollout_ref",
+            {"hybrid_engine": False, "rollout": {"nnodes": 1, "n_gpus_per_node": 3}},
+            "ray_kwargs.ray_init.num_gpus=2: Ray must be told of at least 5 virtual devices: +ray_kwargs.ray_init.num_gpus=5",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(config, key, value, problem):
+    OmegaConf.update(config, key, value, merge=isinstance(value, dict) and "hybrid_engine" in value)
+    assert problems(config) == [problem]
+
+
+def test_a_critic_that_does_not_run_is_not_judged(config):
+    config.critic.strategy, config.critic.fsdp, config.critic.model.override_config = "fsdp", {}, {}
+    config.algorithm.adv_estimator = "grpo"
+    assert problems(config) == []
+    config.critic.enable = True
+    assert len(problems(config)) == 3
+
+
+def test_a_reference_that_does_not_run_is_not_judged(config):
+    config.actor_rollout_ref.ref = {"strategy": "fsdp"}
+    config.actor_rollout_ref.actor.use_kl_loss = False
+    assert problems(config) == []
+
+
+def test_the_platform_must_be_chosen_in_the_environment(config, monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM")
+    assert problems(config) == ["VERL_PLATFORM=None: trainer.device=cpu needs VERL_PLATFORM=cpu in the environment"]
+
+
+def test_a_platform_that_failed_to_register_is_named(config, monkeypatch):
+    entry = SimpleNamespace(failure=RuntimeError("patch 'gloo_backend' is refused"))
+    monkeypatch.setitem(sys.modules, "verl_fuse_cpu.entry", entry)
+    assert problems(config) == [
+        "VERL_PLATFORM='cpu': the cpu platform could not be registered: patch 'gloo_backend' is refused"
+    ]
+
+
+def test_weight_buffers_must_fit_shared_memory(config, monkeypatch, tmp_path):
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=100 << 20))
+    config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes = 50
+    assert problems(config) == []
+    config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes = 51
+    assert problems(config) == [
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=51: "
+        f"2 ranks take a buffer each from {tmp_path}, which has 100 MiB free: at most 50"
+    ]
+
+
+def test_two_sizes_for_the_cache_are_refused(config, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    assert problems(config) == [
+        "VLLM_CPU_KVCACHE_SPACE='4': overrides actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes: "
+        "unset the variable, or drop the key"
+    ]
+    del config.actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes
+    assert problems(config) == []
+
+
+def test_a_vocabulary_that_does_not_match_is_refused(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 128}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
+    config.actor_rollout_ref.model.path = str(tmp_path)
+    assert problems(config) == [
+        f"actor_rollout_ref.model.path={str(tmp_path)!r}: config.json has vocab_size=128, the tokenizer 2 entries: they must be equal, "
+        "or log-probs of rollout and trainer differ by a constant"
+    ]
+
+
+def test_an_empty_configuration_is_refused_without_stumbling():
+    keys = {str(problem.key) for problem in plugin.fuse_validate(OmegaConf.create({})) or ()}
+    assert "trainer.device" in keys
+    assert "ray_kwargs.ray_init.num_gpus" in keys
+
+
+def test_the_plugin_imports_nothing_heavy():
+    program = "import sys, verl_fuse_cpu.plugin; print([name for name in ('torch', 'ray', 'verl', 'vllm', 'transformers') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
