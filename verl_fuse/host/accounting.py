@@ -33,12 +33,16 @@ class StepAccount:
         }
 
 
-def account(step: int, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], expected: int) -> StepAccount:
-    """Check and count the rows of the batch that `step` trains on; `expected` is the number of samples asked for."""
+def account(
+    step: int, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], expected: int, version: int | None
+) -> StepAccount:
+    """Check and count the rows of the batch that `step` trains on.
+
+    `expected` is the number of samples asked for; `version` is the weights version they must come from (None: replayed from disk).
+    """
     if len(set(keys)) != len(keys):
         twice = sorted({key for key in keys if list(keys).count(key) > 1})
         raise FuseError(f"step {step}: {len(twice)} samples appear twice in the batch, first {twice[0]}")
-    version = step - 1
     groups: dict[str, int] = {}
     padding = 0
     for key, tag in zip(keys, tags, strict=True):
@@ -46,7 +50,7 @@ def account(step: int, keys: Sequence[str], tags: Sequence[Mapping[str, Any]], e
             padding += 1
             continue
         versions = (tag.get("min_global_steps"), tag.get("max_global_steps"))
-        if versions != (version, version):
+        if version is not None and versions != (version, version):
             raise FuseError(
                 f"step {step}: sample {key} was generated under weights versions {versions[0]}..{versions[1]}, but strictly on-policy training needs {version}"
             )

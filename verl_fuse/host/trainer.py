@@ -194,13 +194,20 @@ class FuseTrainer(PPOTrainerSync):
     # ------------------------------------------------------------------ stages
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
-        with self._stage("balance"):
+        with self._stage("drain"):
             self._lane.drain()
+        with self._stage("balance"):
             batch = super()._balance_batch(batch, metrics, *args, **kwargs)
-            self._account = account(self.global_steps, batch.keys, batch.tags, self._expected_samples)
+            version = None if self._replayed else self.global_steps - 1
+            self._account = account(self.global_steps, batch.keys, batch.tags, self._expected_samples, version)
             self._write_account(batch, self._account)
             metrics.update(self._account.metrics())
         return batch
+
+    @property
+    def _replayed(self) -> bool:
+        replay = self.config.skip.rollout_tq
+        return bool(replay.enable and self.global_steps in replay.steps)
 
     def _write_account(self, batch: KVBatchMeta, step_account: StepAccount) -> None:
         tags = tags_of(batch)
