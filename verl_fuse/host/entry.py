@@ -6,9 +6,11 @@ registered when verl's V1 trainer package has been imported, and an error there 
 
 from types import ModuleType
 
+from verl_fuse.errors import FuseError
 from verl_fuse.host.on_import import on_import
 
 V1_PACKAGE = "verl.trainer.ppo.v1"
+TRAINER_MODE = "fuse"
 
 
 def register() -> None:
@@ -19,7 +21,13 @@ def register() -> None:
 def _register_trainer(v1: ModuleType) -> None:
     from verl_fuse.host.trainer import FuseTrainer
 
-    v1.register_trainer("fuse")(FuseTrainer)
+    taken = v1.trainer_base.TRAINER_REGISTRY.get(TRAINER_MODE)
+    if taken is not None:
+        raise FuseError(
+            f"trainer mode {TRAINER_MODE!r} is already registered by {taken.__module__}.{taken.__qualname__}: "
+            "uninstall the package that provides it, or verl-fuse"
+        )
+    v1.register_trainer(TRAINER_MODE)(FuseTrainer)
 
 
 # verl loads the entry point object and does not call it.

@@ -16,8 +16,6 @@ from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import bounded, read_block
 
-TRAINER_MODE = "fuse"
-
 
 @dataclass(frozen=True)
 class CoreBlock:

@@ -21,12 +21,13 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl_fuse.errors import FuseError
 from verl_fuse.host.accounting import StepAccount, account, write_account
 from verl_fuse.host.client import FuseLLMServerClient
+from verl_fuse.host.entry import TRAINER_MODE
 from verl_fuse.host.inference import SampleInference, ready_samples
 from verl_fuse.host.lane import Lane
 from verl_fuse.host.policy import PolicyGuard
 from verl_fuse.host.rollout_watch import RolloutWatch, sample_of
 from verl_fuse.host.rows import read, rows, tags_of
-from verl_fuse.host.settings import TRAINER_MODE, load_settings
+from verl_fuse.host.settings import load_settings
 from verl_fuse.host.spans import Recorder, start_collector
 from verl_fuse.host.stages import STAGE_FIELDS, micro_batch, old_log_prob_metrics, streamed_stages
 from verl_fuse.host.versions import require_supported

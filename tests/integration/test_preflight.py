@@ -1,0 +1,50 @@
+"""A bad configuration ends in the driver with one message, before Ray is up, under verl's own entry point."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("verl")
+pytestmark = pytest.mark.integration
+
+
+def run(*overrides: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "+fuse=default", *overrides]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+fuse.interstage.enable=true"], "verl-fuse: fuse.interstage.enable: unknown key (did you mean 'enabled'?)"),
+        (
+            ["trainer.v1.trainer_mode=fuse", "fuse.interstage.micro_group=-1"],
+            "verl-fuse: fuse.interstage.micro_group=-1: needs >= 1",
+        ),
+        (
+            ["fuse.interstage.enabled=true"],
+            "trainer.v1.trainer_mode='sync': fuse.interstage.enabled=true needs trainer.v1.trainer_mode=fuse",
+        ),
+    ],
+)
+def test_a_bad_configuration_is_refused_before_ray_starts(overrides, message, tmp_path):
+    done = run(*overrides, f"hydra.run.dir={tmp_path}")
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ray init" not in done.stdout
+
+
+def test_two_trainers_of_one_name_are_refused_by_name():
+    program = (
+        "import sys; from verl_fuse.host.on_import import on_import\n"
+        "def other(v1):\n"
+        "    Other = type('Other', (v1.PPOTrainerSync,), {'__module__': 'acme.trainers'})\n"
+        "    v1.register_trainer('fuse')(Other)\n"
+        "on_import('verl.trainer.ppo.v1', other)\n"
+        "import verl.trainer.ppo.v1\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode != 0
+    assert "trainer mode 'fuse' is already registered by acme.trainers.Other" in done.stderr
