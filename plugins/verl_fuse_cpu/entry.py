@@ -9,7 +9,6 @@ verl logs a plugin that fails to load at DEBUG and goes on (verl/__init__.py). A
 
 import os
 import sys
-import traceback
 
 from verl_fuse_cpu.environment import active, process_defaults
 
@@ -40,6 +39,8 @@ def register() -> None:
         registry.install(registry.load(name) for name in PATCHES)
         import verl_fuse_cpu.platform  # noqa: F401  registers itself
     except Exception as error:  # noqa: BLE001  verl would hide it
+        import traceback
+
         failure = error
         print(f"verl-fuse: the cpu platform is not available in process {os.getpid()}:", file=sys.stderr)
         traceback.print_exc()

@@ -3,16 +3,19 @@
 Sender and receiver are verl's own bucketed weight transfer, in two processes, over a real ZeroMQ socket and /dev/shm.
 """
 
+import asyncio
+import importlib
+import multiprocessing
+import multiprocessing.forkserver
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,69 +25,88 @@ from verl_fuse_cpu.leftovers import SHARED_MEMORY, leftovers, remove_leftovers
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="needs /dev/shm")]
 
-# Four tensors of 1 MiB through a buffer of 1 MiB: four buckets, each answered by the receiver.
-SENDER = """
-import asyncio, sys, torch
-from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
-sender = BucketedWeightSender(sys.argv[1], bucket_size_mb=1, use_shm=True)
-init_buffer = sender._init_buffer
-def announced():
-    init_buffer()
-    print("> buffer", sender.shm.name, flush=True)
-sender._init_buffer = announced
-asyncio.run(sender.async_send_weights((f"layer.{i}", torch.full((1 << 18,), float(i))) for i in range(4)))
-print("> sent", flush=True)
-"""
+TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 
-RECEIVER = """
-import sys, time, torch
-from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
-sums = []
-def load(weights, is_last):
-    sums.extend(float(tensor.sum()) for _, tensor in weights)
-    print("> bucket", flush=True)
-    if sys.argv[2] == "hang" and len(sums) == 2:
-        time.sleep(3600)
-print("> ready", flush=True)
-BucketedWeightReceiver(sys.argv[1], torch.device("cpu"), use_shm=True).receive_weights(load)
-print("> received", *sums, flush=True)
-"""
+
+def send(handle: str, timeout: float, out: Connection) -> None:
+    """Four tensors of 1 MiB through a buffer of 1 MiB: four buckets, each answered by the receiver."""
+    os.environ["VERL_FUSE_WEIGHT_SYNC_TIMEOUT"] = str(timeout)
+    import torch
+
+    sender = importlib.import_module(TRANSFER).BucketedWeightSender(handle, bucket_size_mb=1, use_shm=True)
+    init_buffer = sender._init_buffer
+
+    def announced() -> None:
+        init_buffer()
+        out.send(sender.shm.name)
+
+    sender._init_buffer = announced
+    try:
+        asyncio.run(sender.async_send_weights((f"layer.{i}", torch.full((1 << 18,), float(i))) for i in range(4)))
+    except FuseError as error:
+        out.send(str(error))
+    else:
+        out.send("sent")
+
+
+def receive(handle: str, hang: bool, out: Connection) -> None:
+    """Answers each bucket; stops answering after the second one if told to hang."""
+    import torch
+
+    def load(weights: list, is_last: bool) -> None:
+        out.send([float(tensor.sum()) for _, tensor in weights])
+        if hang and weights[0][0] == "layer.1":
+            time.sleep(3600)
+
+    receiver = importlib.import_module(TRANSFER).BucketedWeightReceiver(handle, torch.device("cpu"), use_shm=True)
+    receiver.receive_weights(load)
+    out.send("received")
 
 
 class Process:
-    """A Python program in a session of its own, so that it can be killed with everything it started."""
+    """A forked process that has verl imported already, and what it sends."""
 
-    def __init__(self, program: str, *arguments: str, timeout: float = 600.0) -> None:
-        environment = {**os.environ, "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_fuse_cpu.entry"}
-        environment["VERL_FUSE_WEIGHT_SYNC_TIMEOUT"] = str(timeout)
-        self._popen = subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.pid = self._popen.pid
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._out, out = context.Pipe(duplex=False)
+        self._process = context.Process(target=target, args=(*arguments, out), daemon=True)
+        self._process.start()
+        out.close()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
 
-    def line(self) -> str:
-        """The next line the program itself prints; verl and vLLM print others."""
-        assert self._popen.stdout is not None
-        for line in self._popen.stdout:
-            if line.startswith("> "):
-                return line[2:].strip()
-        raise AssertionError(f"the program ended: {self._popen.communicate()[1]}")
-
-    def end(self, seconds: float = 120.0) -> tuple[int, list[str], str]:
-        """Exit code, lines not read yet, and what was written to stderr."""
-        out, err = self._popen.communicate(timeout=seconds)
-        return self._popen.returncode, [line[2:] for line in out.splitlines() if line.startswith("> ")], err
+    def next(self, seconds: float = 120.0) -> Any:
+        assert self._out.poll(seconds), f"process {self.pid} sent nothing within {seconds} s"
+        return self._out.recv()
 
     def kill(self) -> None:
-        """Kill the whole session, Python's resource tracker (which would clean up) included."""
-        if self._popen.returncode is None:
-            os.killpg(self.pid, signal.SIGKILL)
-            self._popen.communicate()
+        self._process.kill()
+        self._process.join()
+        self._out.close()
+
+
+@pytest.fixture(scope="module")
+def verl_processes() -> Iterator[None]:
+    """Importing verl and vLLM takes many seconds, so a fork server does it once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VERL_PLATFORM", "cpu")
+        patch.setenv("VERL_USE_EXTERNAL_MODULES", "verl_fuse_cpu.entry")
+        multiprocessing.get_context("forkserver").set_forkserver_preload([TRANSFER])
+        multiprocessing.forkserver.ensure_running()
+        yield
+
+
+@pytest.fixture
+def start(verl_processes: None) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def begin(target: Callable[..., None], *arguments: Any) -> Process:
+        started.append(Process(target, *arguments))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
 
 
 @pytest.fixture
@@ -93,60 +115,44 @@ def handle(tmp_path: Path) -> str:
     return f"ipc://{os.path.relpath(tmp_path / 's')}"
 
 
-@pytest.fixture
-def start() -> Iterator:
-    started: list[Process] = []
-
-    def begin(program: str, *arguments: str, timeout: float = 600.0) -> Process:
-        started.append(Process(program, *arguments, timeout=timeout))
-        return started[-1]
-
-    yield begin
-    for process in started:
-        process.kill()
-
-
 def test_a_transfer_that_works_is_not_disturbed(start, handle):
-    sender, receiver = start(SENDER, handle), start(RECEIVER, handle, "finish")
-    buffer = sender.line().split()[1]
-    assert receiver.end()[1] == ["ready", *["bucket"] * 4, "received 0.0 262144.0 524288.0 786432.0"]
-    assert sender.end()[:2] == (0, ["sent"])
+    sender, receiver = start(send, handle, 600.0), start(receive, handle, False)
+    buffer = sender.next()
+    assert [receiver.next() for _ in range(5)] == [[0.0], [262144.0], [524288.0], [786432.0], "received"]
+    assert sender.next() == "sent"
     assert not (SHARED_MEMORY / buffer).exists()
 
 
 def test_the_sender_names_a_receiver_that_is_killed(start, handle):
-    sender, receiver = start(SENDER, handle, timeout=3600.0), start(RECEIVER, handle, "hang")
-    buffer = sender.line().split()[1]
-    assert [receiver.line() for _ in range(3)] == ["ready", "bucket", "bucket"]
+    sender, receiver = start(send, handle, 3600.0), start(receive, handle, True)
+    buffer = sender.next()
+    assert [receiver.next(), receiver.next()] == [[0.0], [262144.0]]
     receiver.kill()
-    code, out, err = sender.end(seconds=60)
-    assert (code, out) == (1, [])
-    assert f"FuseError: weight sync over {handle}: the vLLM worker (pid {receiver.pid}) closed the connection" in err
+    assert sender.next(seconds=60) == (
+        f"weight sync over {handle}: the vLLM worker (pid {receiver.pid}) closed the connection before it had all weights: "
+        "it failed or was killed, see its log"
+    )
     assert not (SHARED_MEMORY / buffer).exists()
 
 
 def test_the_sender_names_a_receiver_that_does_not_answer(start, handle):
-    receiver = start(RECEIVER, handle, "hang")
-    assert receiver.line() == "ready"
-    code, _, err = start(SENDER, handle, timeout=5.0).end()
-    assert code == 1
+    sender, receiver = start(send, handle, 10.0), start(receive, handle, True)
+    sender.next()
     assert (
-        f"FuseError: weight sync over {handle}: the vLLM worker (pid {receiver.pid}) did not answer within 5 s" in err
+        sender.next() == f"weight sync over {handle}: the vLLM worker (pid {receiver.pid}) did not answer within 10 s"
     )
 
 
 def test_the_sender_says_when_nobody_connects(start, handle):
-    code, _, err = start(SENDER, handle, timeout=1.0).end()
-    assert code == 1
-    assert f"FuseError: weight sync over {handle}: no vLLM worker connected within 1 s" in err
+    assert start(send, handle, 1.0).next() == f"weight sync over {handle}: no vLLM worker connected within 1 s"
 
 
 def test_the_next_start_removes_the_buffer_of_a_dead_run_and_no_other(start, handle):
-    dead, alive = start(SENDER, handle), start(SENDER, handle + "2")
-    receiver, other_receiver = start(RECEIVER, handle, "hang"), start(RECEIVER, handle + "2", "hang")
-    dead_buffer, alive_buffer = (SHARED_MEMORY / process.line().split()[1] for process in (dead, alive))
+    dead, alive = start(send, handle, 600.0), start(send, handle + "2", 600.0)
+    receiver, other_receiver = start(receive, handle, True), start(receive, handle + "2", True)
+    dead_buffer, alive_buffer = (SHARED_MEMORY / process.next() for process in (dead, alive))
     for process in (receiver, other_receiver):
-        assert [process.line() for _ in range(3)] == ["ready", "bucket", "bucket"]
+        assert [process.next(), process.next()] == [[0.0], [262144.0]]
     assert not {dead_buffer, alive_buffer} & set(leftovers())
     dead.kill()
     # Its receiver still maps the buffer: in use until it has gone too.
