@@ -1,0 +1,82 @@
+"""Makes the task's directory: train.parquet, validation.parquet, model/ (weights and tokenizer) and manifest.json.
+
+Invariants (tests/unit/task/test_make.py):
+- a directory that holds this task with the same parameters is left alone;
+- the directory appears whole or not at all: it is built beside its place and renamed;
+- a directory that holds anything else is refused, never overwritten.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from verl_fuse.errors import FuseError
+from verl_fuse_cpu.task.euclid import Pair, all_pairs, draw, held_out
+from verl_fuse_cpu.task.parameters import DATA_SOURCE, Parameters
+
+MANIFEST = "manifest.json"
+
+
+def make(out: Path, parameters: Parameters, say: Callable[[str], None] = print) -> bool:
+    """Make the task in `out` unless it is there; True if it was made. A FuseError says why `out` cannot be used."""
+    existing = read_manifest(out)
+    if existing == parameters.manifest():
+        return False
+    if existing is None and out.exists() and any(out.iterdir()):
+        raise FuseError(f"{out} holds files but no {MANIFEST} of this task: name an empty or new directory")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    building = out.parent / f".{out.name}-{os.getpid()}"
+    building.mkdir()
+    try:
+        _build(building, parameters, say)
+        if out.exists():
+            shutil.rmtree(out)
+        os.replace(building, out)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return True
+
+
+def read_manifest(out: Path) -> dict[str, Any] | None:
+    """The manifest in `out`, None without one; a FuseError when it cannot be read."""
+    path = out / MANIFEST
+    if out.exists() and not out.is_dir():
+        raise FuseError(f"{out} is a file; a directory is needed")
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FuseError(f"{path} cannot be read ({error}): delete {out} to make it again") from error
+
+
+def _build(out: Path, parameters: Parameters, say: Callable[[str], None]) -> None:
+    import pandas
+
+    from verl_fuse_cpu.task.tokenizer import build_tokenizer
+    from verl_fuse_cpu.task.warm_start import train
+
+    kept, unseen = held_out(all_pairs(parameters.largest), parameters.seed)
+    for name, pairs, count in (("train", kept, parameters.train), ("validation", unseen, parameters.validation)):
+        problems = draw(pairs, count, parameters.tail_exponent, parameters.seed)
+        pandas.DataFrame([row(pair, name, i) for i, pair in enumerate(problems)]).to_parquet(out / f"{name}.parquet")
+        say(f"task: {len(problems)} {name} problems")
+    tokenizer = build_tokenizer()
+    model = train(tokenizer, kept, parameters.warm_start, parameters.seed, say)
+    model.save_pretrained(out / "model")
+    tokenizer.save_pretrained(out / "model")
+    (out / MANIFEST).write_text(json.dumps(parameters.manifest(), indent=2) + "\n")
+
+
+def row(pair: Pair, split_name: str, index: int) -> dict[str, Any]:
+    """One problem in the columns of verl's RLHFDataset."""
+    return {
+        "data_source": DATA_SOURCE,
+        "prompt": [{"role": "user", "content": pair.prompt}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": pair.trace},
+        "extra_info": {"split": split_name, "index": index},
+    }

@@ -1,0 +1,50 @@
+"""What a task directory depends on. Light: reading it needs no torch."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from verl_fuse.errors import FuseError
+from verl_fuse_cpu.task.euclid import LARGEST_ALLOWED
+
+DATA_SOURCE = "verl_fuse_cpu/euclid"
+# Raise it when the same parameters would make other files than before.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """`steps` of AdamW over about `tokens` tokens each; a share `careless` of the demonstrations is cut short."""
+
+    steps: int = 800
+    tokens: int = 1024
+    learning_rate: float = 3e-3
+    careless: float = 0.5
+    # One: the same weights on any machine of a kind, and no threads that wait for each other where cores are busy.
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a task directory depends on; equal parameters make equal directories on one kind of machine."""
+
+    largest: int = 60
+    train: int = 4096
+    validation: int = 256
+    tail_exponent: float = 1.5
+    seed: int = 0
+    warm_start: WarmStart = field(default_factory=WarmStart)
+
+    def __post_init__(self) -> None:
+        if not 10 <= self.largest <= LARGEST_ALLOWED:
+            raise FuseError(f"largest number {self.largest}: allowed 10 to {LARGEST_ALLOWED}")
+        if self.validation < 1:
+            raise FuseError(f"{self.validation} validation problems: allowed 1 or more")
+        if self.train < 1:
+            raise FuseError(f"{self.train} training problems: allowed 1 or more")
+        if not 0.0 <= self.tail_exponent <= 3.0:
+            raise FuseError(f"tail exponent {self.tail_exponent}: allowed 0 to 3 (3: nearly all problems short)")
+        if self.seed < 0:
+            raise FuseError(f"seed {self.seed}: allowed 0 or more")
+
+    def manifest(self) -> dict[str, Any]:
+        return {"format": FORMAT, "task": DATA_SOURCE, **asdict(self)}

@@ -1,0 +1,118 @@
+"""A tiny causal language model, and the supervised start that gives reinforcement learning something to reinforce.
+
+The demonstrations are of mixed quality on purpose: a share of them gives up early and answers with the smaller number.
+The model learns the arithmetic and imitates the carelessness, so accuracy has room to rise.
+
+Invariants (tests/integration/test_task.py):
+- the model's vocabulary is as large as the tokenizer;
+- the same seed and thread count give the same weights.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from verl_fuse_cpu.task.euclid import Pair, response
+from verl_fuse_cpu.task.parameters import WarmStart
+
+IGNORED = -100
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Llama with 0.47 M parameters in fp32, random weights from torch's current seed.
+
+    Not Qwen2: for that model type transformers 5 ignores the saved tokenizer and builds Qwen2's own.
+    """
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=1024,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def demonstration(pair: Pair, careless: float, rng: np.random.Generator) -> str:
+    """The right trace, or with probability `careless` one that stops after some lines and names the smaller number."""
+    lines = pair.lines
+    if len(lines) < 2 or rng.random() >= careless:
+        return pair.trace
+    kept = lines[: rng.integers(1, len(lines))]
+    return response(kept, min(int(number) for number in kept[-1].split()))
+
+
+def train(
+    tokenizer: PreTrainedTokenizerFast,
+    pairs: list[Pair],
+    recipe: WarmStart,
+    seed: int,
+    say: Callable[[str], None] = print,
+) -> LlamaForCausalLM:
+    """Train a new model on demonstrations for `pairs`; the loss counts response tokens only."""
+    torch.set_num_threads(recipe.threads)
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    model = build_model(tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, recipe.steps, pct_start=0.1)
+    batches = _batches(tokenizer, pairs, recipe, rng)
+    started = time.monotonic()
+    for step in range(recipe.steps):
+        ids, labels = next(batches)
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if (step + 1) % 100 == 0:
+            say(
+                f"warm start: step {step + 1}/{recipe.steps}, loss {loss.item():.3f}, {time.monotonic() - started:.0f} s"
+            )
+    return model.eval()
+
+
+def _batches(
+    tokenizer: PreTrainedTokenizerFast, pairs: list[Pair], recipe: WarmStart, rng: np.random.Generator
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Endless (ids, labels), each (batch, tokens) and right-padded: causal attention never looks at the padding."""
+    while True:
+        examples = []
+        for i in rng.choice(len(pairs), size=256):
+            prompt = tokenizer.apply_chat_template(
+                [{"role": "user", "content": pairs[i].prompt}], add_generation_prompt=True, tokenize=False
+            )
+            answer = tokenizer(demonstration(pairs[i], recipe.careless, rng) + tokenizer.eos_token)["input_ids"]
+            examples.append((tokenizer(prompt)["input_ids"], answer))
+        examples.sort(key=lambda example: len(example[1]))
+        groups, group = [], []
+        for example in examples:
+            if group and (len(group) + 1) * (len(example[0]) + len(example[1])) > recipe.tokens:
+                groups.append(group)
+                group = []
+            group.append(example)
+        for i in rng.permutation(len(groups)):
+            yield _padded(groups[i], tokenizer.pad_token_id)
+
+
+def _padded(group: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(len(prompt) + len(answer) for prompt, answer in group)
+    ids = torch.full((len(group), longest), pad)
+    labels = torch.full((len(group), longest), IGNORED)
+    for row, (prompt, answer) in enumerate(group):
+        end = len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    return ids, labels

@@ -1,0 +1,72 @@
+"""A recipe's configuration with the user's overrides, composed as verl's entry point will compose it, without importing verl.
+
+Hydra's `pkg://` search paths import the package they name, and importing verl takes seconds; here they become `file://`.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_fuse.cli.recipes import CONFIG, Recipe
+from verl_fuse.errors import FuseError
+
+PACKAGE = "pkg://"
+
+
+def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
+    """The composed configuration, interpolations unresolved; a FuseError names the override or key that does not fit."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+
+    check_syntax(overrides)
+    paths = [_as_file(path) for path in OmegaConf.load(recipe.folder / CONFIG)["hydra"]["searchpath"]]
+    try:
+        with initialize_config_dir(str(recipe.folder), version_base=None):
+            return hydra_compose(CONFIG, overrides=[f"hydra.searchpath=[{','.join(paths)}]", *overrides])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise FuseError(
+            f"recipe {recipe.name} with {list(overrides) or 'no overrides'}: {_one_line(error)}"
+        ) from error
+
+
+def check_syntax(overrides: Sequence[str]) -> None:
+    """Raise a FuseError for the first override that is not Hydra's grammar."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    for override in overrides:
+        try:
+            parser.parse_override(override)
+        except HydraException as error:
+            forms = "key=value changes, +key=value adds, ~key removes"
+            raise FuseError(f"override {override!r} cannot be read ({forms}): {_one_line(error)}") from error
+
+
+def select(config: DictConfig, key: str) -> Any:
+    """The resolved value of a dotted key; a FuseError if it is missing or does not resolve."""
+    try:
+        value = OmegaConf.select(config, key, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise FuseError(f"{key}: {_one_line(error)}") from error
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _as_file(path: str) -> str:
+    if not path.startswith(PACKAGE):
+        return path
+    parts = path.removeprefix(PACKAGE).split(".")
+    spec = importlib.util.find_spec(parts[0])
+    if spec is None or not spec.submodule_search_locations:
+        raise FuseError(f"the configuration search path {path} needs the package {parts[0]}, which is not installed")
+    return f"file://{Path(next(iter(spec.submodule_search_locations))).joinpath(*parts[1:])}"
+
+
+def _one_line(error: Exception) -> str:
+    # Hydra's first line says what is wrong, the others what is there instead.
+    return " ".join(str(error).split())
