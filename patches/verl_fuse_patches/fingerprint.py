@@ -38,11 +38,12 @@ def source_path(module: str) -> Path:
 def fingerprint(source: str, qualnames: tuple[str, ...]) -> str:
     """First 16 hex digits of the SHA-256 of the named functions or classes in `source`; FuseError if one is not there."""
     tree = ast.parse(source)
-    parts = [_normalised(_segment(source, _find(tree, qualname))) for qualname in qualnames]
+    parts = [_normalised(_segment(source, find_definition(tree, qualname))) for qualname in qualnames]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _find(tree: ast.Module, qualname: str) -> ast.stmt:
+def find_definition(tree: ast.Module, qualname: str) -> ast.stmt:
+    """The function or class `qualname` ("name" or "Class.method") of a parsed module; FuseError if it is not there."""
     body: list[ast.stmt] = tree.body
     found: ast.stmt | None = None
     for name in qualname.split("."):

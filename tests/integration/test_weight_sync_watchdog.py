@@ -90,7 +90,7 @@ def verl_processes() -> Iterator[None]:
     """Importing verl and vLLM takes many seconds, so a fork server does it once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VERL_PLATFORM", "cpu")
-        patch.setenv("VERL_USE_EXTERNAL_MODULES", "verl_fuse_cpu.entry")
+        patch.setenv("VERL_USE_EXTERNAL_PLUGINS", "verl_fuse_cpu")
         multiprocessing.get_context("forkserver").set_forkserver_preload([TRANSFER])
         multiprocessing.forkserver.ensure_running()
         yield

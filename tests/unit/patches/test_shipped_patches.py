@@ -10,7 +10,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse_cpu import entry
 from verl_fuse_patches import registry
 from verl_fuse_patches.constants import with_constant
-from verl_fuse_patches.fingerprint import _find, fingerprint, source_path
+from verl_fuse_patches.fingerprint import find_definition, fingerprint, source_path
 
 MECHANISM = {"__init__", "constants", "fingerprint", "registry"}
 
@@ -46,7 +46,7 @@ def test_a_changed_target_is_refused(name, tmp_path, monkeypatch):
         pytest.skip(f"none of {', '.join(patch.distributions)} is installed")
     source = source_path(patch.module).read_text()
     lines = source.splitlines()
-    lines[_find(ast.parse(source), patch.qualnames[-1]).end_lineno - 1] += "; pass"
+    lines[find_definition(ast.parse(source), patch.qualnames[-1]).end_lineno - 1] += "; pass"
     changed = tmp_path / "changed.py"
     changed.write_text("\n".join(lines))
     monkeypatch.setattr(registry, "source_path", lambda module: changed)
