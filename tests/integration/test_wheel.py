@@ -122,12 +122,13 @@ def test_the_version_is_the_version(python: Path):
     assert verl_fuse(python, "--version").stdout == f"verl-fuse {__version__}\n"
 
 
-@pytest.mark.parametrize(("name", "message"), [("nosuch", "ppo-cpu"), ("ppo-cpu", "verl-fuse[verl]")])
-def test_a_run_that_cannot_start_says_what_is_missing(python: Path, name: str, message: str):
+@pytest.mark.parametrize("name", ["nosuch", "ppo-cpu"])
+def test_a_run_without_verl_names_the_extra(python: Path, name: str):
     result = verl_fuse(python, "run", name)
     assert result.returncode == 2
     assert result.stderr.startswith("verl-fuse: ")
-    assert message in result.stderr
+    assert "verl is not installed" in result.stderr
+    assert "pip install 'verl-fuse[verl]'" in result.stderr
 
 
 def test_doctor_names_the_extra_and_fails(python: Path):

@@ -1,7 +1,6 @@
 """External module for test runs (VERL_USE_EXTERNAL_MODULES): saves what every step computed, in stock and fused runs alike.
 
-Before each actor update the driver saves the batch's numbers by (data set index, session); after each update every rank saves the
-parameters it holds. Files go to $STEP_RECORD_DIR. `STEP_RECORD_BREAK` plants a fault, to show that the comparison can fail.
+Before each actor update the driver saves the batch's numbers row by row; after each update every rank saves the parameters it holds. Files go to $STEP_RECORD_DIR. `STEP_RECORD_BREAK` plants a fault, to show that the comparison can fail.
 """
 
 import functools
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from verl_fuse.host.on_import import on_import
 
-FIELDS = ["old_log_probs", "ref_log_prob", "values", "advantages", "returns", "rm_scores", "response_mask"]
+FIELDS = ["responses", "old_log_probs", "ref_log_prob", "values", "advantages", "returns", "rm_scores", "response_mask"]
 
 
 def _save(name, data):
@@ -28,23 +27,33 @@ def _record_batches(module):
 
     @functools.wraps(stock)
     def update_actor(self, batch, metrics):
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[*FIELDS, "index"])
-        rows = {}
-        order = []
-        for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
-            real = not tag.get("is_padding")
-            name = (int(list(data["index"])[row]), int(key.split("_")[1])) if real else ("padding", len(order))
-            order.append(name)
-            rows[name] = {field: data[field].unbind()[row].clone() for field in FIELDS}
-        _save(f"batch_{self.global_steps}.pt", {"order": order, "rows": rows})
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=FIELDS)
+        rows = {field: [row.clone() for row in data[field].unbind()] for field in FIELDS}
+        padding = [bool(tag.get("is_padding")) for tag in batch.tags]
+        _save(f"batch_{self.global_steps}.pt", {"padding": padding, "rows": rows})
         return stock(self, batch, metrics)
 
     module.PPOTrainer._update_actor = update_actor
 
 
 def _record_parameters(module):
+    _seed_value_head(module.TrainingWorker)
     _wrap(module.ActorRolloutRefWorker, "update_actor", lambda worker: worker.actor.engine.module, "actor")
     _wrap(module.TrainingWorker, "train_mini_batch", lambda worker: worker.engine.module, "critic")
+
+
+def _seed_value_head(cls):
+    """The critic's value head is new and drawn from an unseeded generator (two stock runs differ by it): seed it, in every run alike."""
+    stock = cls.reset
+
+    @functools.wraps(stock)
+    def reset(self, *args, **kwargs):
+        import torch
+
+        torch.manual_seed(0)
+        return stock(self, *args, **kwargs)
+
+    cls.reset = reset
 
 
 def _wrap(cls, method, model, role):

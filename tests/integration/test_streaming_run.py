@@ -1,0 +1,138 @@
+"""One PPO run with streaming on, stopped after a checkpoint and started again with the same command."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from verl_runs import SMALL, SMALL_CRITIC, Finished, run
+
+from verl_fuse.spec.timeline import Timeline
+
+pytest.importorskip("verl")
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+STEPS = 4
+SAMPLES = 24
+COMMAND = (
+    *SMALL,
+    *SMALL_CRITIC,
+    "fuse.interstage.enabled=true",
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.save_freq=2",
+    "trainer.resume_mode=auto",
+)
+
+
+def checkpointed_and_training_on(folder: Path) -> bool:
+    """The checkpoint of step 2 is written and step 3 has its batch."""
+    return (folder / "accounts/step_000003.json").exists()
+
+
+@pytest.fixture(scope="module")
+def stopped(verl_home) -> Finished:
+    return run(verl_home, "ppo-cpu", *COMMAND, name="resumed", stop_when=checkpointed_and_training_on)
+
+
+@pytest.fixture(scope="module")
+def resumed(verl_home, stopped) -> Finished:
+    done = run(verl_home, "ppo-cpu", *COMMAND, name="resumed")
+    assert done.code == 0, done.output[-4000:]
+    return done
+
+
+def timeline(finished: Finished, step: int) -> Timeline:
+    return Timeline.from_json((finished.folder / f"timeline/step_{step:06d}.json").read_text())
+
+
+def test_stopping_ends_the_run_with_an_error_code_and_no_process_left(stopped):
+    assert stopped.code != 0
+    marker = f"trainer.default_local_dir={stopped.folder}"
+    assert [pid for pid in filter(str.isdigit, os.listdir("/proc")) if marker in command_line(pid)] == []
+
+
+def command_line(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def test_the_same_command_goes_on_after_the_checkpoint(resumed):
+    assert sorted(resumed.metrics) == [3, 4]
+    assert (resumed.folder / "latest_checkpointed_iteration.txt").read_text() == "4"
+
+
+def test_over_both_runs_every_sample_is_trained_exactly_once(resumed):
+    accounts = resumed.accounts()
+    assert sorted(accounts) == [1, 2, 3, 4]
+    assert {(a["samples"], a["missing"], a["groups"]) for a in accounts.values()} == {(SAMPLES, 0, 6)}
+    prompts = [prompt for account in accounts.values() for prompt in account["prompts"]]
+    assert len(set(prompts)) == len(prompts) == STEPS * 6, "no prompt of the epoch twice"
+
+
+def test_reference_and_critic_run_inside_the_generation_span(resumed):
+    for step in (3, 4):
+        spans = timeline(resumed, step)
+        (generation,) = [span for span in spans.on("step") if span.name == "gen"]
+        inside = {span.name for span in spans.on("lane train") if generation.start < span.start < generation.end}
+        assert {"ref", "values"} <= inside
+        metrics = resumed.metrics[step]
+        assert metrics["fuse/overlap_seconds"] > 0
+        assert metrics["fuse/streamed_samples"] >= 8
+        assert metrics["fuse/fallbacks"] == 0
+
+
+def test_the_timeline_has_every_request_rank_lane_and_stage(resumed):
+    spans = timeline(resumed, 4)
+    assert {"lane train", "rank 0", "rank 1", "replica 0", "replica 1", "step"} == set(spans.tracks)
+    requests = [span for track in ("replica 0", "replica 1") for span in spans.on(track)]
+    assert len(requests) == SAMPLES
+    assert all(span.args["response_tokens"] > 0 and span.args["stop_reason"] for span in requests)
+    stages = [span.name for span in sorted(spans.on("step"), key=lambda span: span.start)]
+    assert stages == [
+        "gen",
+        "sleep",
+        "drain",
+        "balance",
+        "old_log_prob",
+        "ref",
+        "values",
+        "adv",
+        "update_critic",
+        "update_actor",
+        "save_checkpoint",
+        "update_weights",
+    ]
+    for rank in ("rank 0", "rank 1"):
+        names = {span.name for span in spans.on(rank)}
+        assert names == {
+            "old_log_prob",
+            "ref",
+            "values",
+            "update_critic",
+            "update_actor",
+            "save_checkpoint",
+            "update_weights",
+        }
+    assert all(spans.start <= span.start and span.end <= spans.end + 1 for span in spans.on("step"))
+
+
+def test_pages_and_traces_are_written(resumed):
+    assert (resumed.folder / "timeline.html").read_text().count("step_00000") >= STEPS
+    trace = json.loads((resumed.folder / "timeline/step_000004.perfetto.json").read_text())
+    assert len(trace["traceEvents"]) > SAMPLES
+
+
+def test_metrics_account_for_the_step(resumed):
+    metrics = resumed.metrics[4]
+    assert metrics["fuse/samples_trained"] == SAMPLES
+    assert metrics["fuse/samples_missing"] == 0
+    assert metrics["fuse/rows_padding"] == 8
+    assert 0 < metrics["fuse/idle_fraction/replica"] < 1
+    assert metrics["fuse/step_seconds"] == pytest.approx(metrics["timing_s/step"], rel=0.05)
+
+
+def test_a_progress_line_tells_what_is_generated_scored_and_trained(resumed):
+    assert "6/6 groups generated" in resumed.output
+    assert f"{SAMPLES}/{SAMPLES} samples scored" in resumed.output
