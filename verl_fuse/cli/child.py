@@ -39,10 +39,10 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def end_processes(run_id: str, grace: float = GRACE) -> None:
+def end_processes(run_id: str) -> None:
     """Wait for the processes of the run, then end those that stay: SIGTERM, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if _gone_within(run_id, grace):
+        if _gone_within(run_id, GRACE):
             return
         for pid in processes(run_id):
             print(f"verl-fuse: process {pid} outlived the run: {number.name}", file=sys.stderr, flush=True)

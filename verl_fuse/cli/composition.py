@@ -68,5 +68,5 @@ def _as_file(path: str) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    # Hydra's first line says what is wrong, the others what is there instead.
-    return " ".join(str(error).split())
+    # Hydra's first lines say what is wrong and what is there instead; a list of search paths may follow.
+    return " ".join(str(error).partition("Config search path")[0].split())

@@ -79,5 +79,5 @@ def _load(root: Path) -> Iterator[Recipe]:
                 file.parent.name, file.parent, about["summary"], about["algorithm"], about["hardware"], prepare
             )
         except (OSError, YAMLError, OmegaConfBaseException, KeyError, TypeError, AttributeError) as error:
-            needed = "needs a block `recipe` with summary, algorithm and hardware"
+            needed = "its block `recipe` (summary, algorithm, hardware) cannot be read"
             raise FuseError(f"{file}: {needed}: {error!r}") from error

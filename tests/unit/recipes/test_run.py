@@ -1,0 +1,111 @@
+import sys
+
+import pytest
+
+from verl_fuse.cli import run
+from verl_fuse.cli.composition import check_syntax
+from verl_fuse.cli.recipes import find_recipe
+from verl_fuse.cli.run import check_data_file, home_from, keep_earlier, plan
+from verl_fuse.errors import FuseError
+from verl_fuse.host import versions
+
+pytest.importorskip("hydra")
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch, tmp_path):
+    monkeypatch.setenv("VERL_FUSE_HOME", str(tmp_path))
+
+
+def planned(tmp_path, *overrides, recipe="ppo-cpu", baseline=False):
+    return plan(find_recipe(recipe), list(overrides), baseline=baseline, home=tmp_path)
+
+
+def test_a_run_is_verls_own_entry_point_on_the_recipes_configuration(tmp_path):
+    launch = planned(tmp_path, "trainer.total_training_steps=3")
+    folder = str(find_recipe("ppo-cpu").folder)
+    module = ("-m", "verl.trainer.main_ppo", "--config-path", folder, "--config-name", "config")
+    assert launch.command == (sys.executable, *module, "trainer.total_training_steps=3")
+    assert launch.prepare == (sys.executable, "-m", "verl_fuse_cpu.task", "--out", str(tmp_path / "tasks" / "euclid"))
+    assert launch.run_dir == tmp_path / "ppo-cpu"
+    assert launch.metrics == tmp_path / "ppo-cpu" / "metrics.jsonl"
+    assert launch.environment["VERL_PLATFORM"] == "cpu"
+    assert launch.data_files == tuple(
+        str(tmp_path / "tasks" / "euclid" / name) for name in ("train.parquet", "validation.parquet")
+    )
+
+
+def test_the_baseline_is_stock_verl_in_a_directory_of_its_own(tmp_path):
+    launch = planned(tmp_path, "trainer.total_training_steps=3", baseline=True)
+    assert launch.command[-4:] == (
+        "trainer.experiment_name=ppo-cpu-baseline",
+        "trainer.v1.trainer_mode=sync",
+        "~fuse",
+        "trainer.total_training_steps=3",
+    )
+    assert launch.run_dir == tmp_path / "ppo-cpu-baseline"
+
+
+def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_platform(tmp_path):
+    launch = planned(tmp_path, recipe="grpo-gsm8k-8gpu")
+    assert launch.prepare is None
+    assert set(launch.environment) == {"VERL_FUSE_HOME", "VERL_FILE_LOGGER_PATH"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.total_training_steps", r"override 'trainer\.total_training_steps' cannot be read"),
+        ("a=[1", r"override 'a=\[1' cannot be read"),
+        ("trainer.nope=1", r"Could not override 'trainer\.nope'\. To append to your config use \+trainer\.nope=1"),
+        ("fuse=nope", "Could not find 'fuse/nope' Available options in 'fuse': default$"),
+        ("trainer.default_local_dir=${nope}", r"^trainer\.default_local_dir: Interpolation key 'nope' not found"),
+    ],
+)
+def test_a_bad_override_is_refused_before_anything_starts(tmp_path, override, message):
+    with pytest.raises(FuseError, match=message):
+        planned(tmp_path, override)
+
+
+def test_hydras_grammar_is_accepted():
+    check_syntax(["a.b=1", "+c={d:1}", "~e", "f='x y'", "g=[1,2]"])
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (None, r"verl is not installed: verl-fuse needs verl >=0\.9\.1,<0\.10 \(pip install 'verl-fuse\[verl\]'\)"),
+        ("0.8.0", r"verl 0\.8\.0 is not supported"),
+        ("0.10.0", r"verl 0\.10\.0 is not supported"),
+    ],
+)
+def test_a_run_needs_a_supported_verl(monkeypatch, version, message):
+    monkeypatch.setattr(versions, "installed", lambda name: version if name == "verl" else "0.1.11")
+    with pytest.raises(FuseError, match=message):
+        run.run("ppo-cpu", dry_run=True)
+
+
+def test_a_data_file_that_is_missing_or_no_parquet_is_named(tmp_path):
+    with pytest.raises(FuseError, match=r"data file .*train\.parquet cannot be read: No such file or directory"):
+        check_data_file(str(tmp_path / "train.parquet"))
+    (tmp_path / "page.parquet").write_text("<html>")
+    with pytest.raises(FuseError, match=r"page\.parquet is not a Parquet file: it starts with b'<htm', not b'PAR1'"):
+        check_data_file(str(tmp_path / "page.parquet"))
+
+
+def test_earlier_metrics_are_kept(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    keep_earlier(metrics)
+    for text in ("first", "second"):
+        metrics.write_text(text)
+        keep_earlier(metrics)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "metrics.1.jsonl": "first",
+        "metrics.2.jsonl": "second",
+    }
+
+
+def test_runs_are_kept_below_the_working_directory_unless_told_otherwise(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert home_from({}) == tmp_path / "runs"
+    assert home_from({"VERL_FUSE_HOME": "elsewhere"}) == tmp_path / "elsewhere"
