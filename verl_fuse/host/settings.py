@@ -24,8 +24,8 @@ class CoreBlock:
     run_dir: str | None = None
     disabled_plugins: tuple[str, ...] = ()
     poll_interval: float = field(default=0.05, metadata=bounded(minimum=0.001, maximum=60.0))
-    stall_timeout: float = field(default=1800.0, metadata=bounded(minimum=1.0))
-    call_timeout: float = field(default=3600.0, metadata=bounded(minimum=1.0))
+    stall_timeout: float = field(default=7200.0, metadata=bounded(minimum=1.0))
+    call_timeout: float = field(default=14400.0, metadata=bounded(minimum=1.0))
     weight_sync_timeout: float = field(default=600.0, metadata=bounded(minimum=1.0))
 
 
