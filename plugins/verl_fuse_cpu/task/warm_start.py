@@ -3,9 +3,9 @@
 The demonstrations are of mixed quality on purpose: a share of them gives up early and answers with the smaller number.
 The model learns the arithmetic and imitates the carelessness, so accuracy has room to rise.
 
-Invariants (tests/integration/test_task.py):
+Invariants (tests/integration/test_recipes_compose.py, tests/unit/task/test_warm_start.py):
 - the model's vocabulary is as large as the tokenizer;
-- the same seed and thread count give the same weights.
+- the same seed gives the same weights.
 """
 
 import time

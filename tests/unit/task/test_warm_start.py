@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from verl_fuse_cpu.task.euclid import Pair, all_pairs
+from verl_fuse_cpu.task.parameters import WarmStart
+
+torch = pytest.importorskip("torch")
+tokenizers = pytest.importorskip("verl_fuse_cpu.task.tokenizer")
+warm_start = pytest.importorskip("verl_fuse_cpu.task.warm_start")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizers.build_tokenizer()
+
+
+def test_a_token_is_a_number_or_a_character(tokenizer):
+    assert tokenizer.tokenize("gcd 07 30") == ["g", "c", "d", " ", "07", " ", "30"]
+    assert tokenizer.tokenize("04 03;=01") == ["04", " ", "03", ";", "=", "01"]
+
+
+def test_traces_survive_encoding_and_decoding(tokenizer):
+    for pair in all_pairs(30):
+        ids = tokenizer(pair.trace + tokenizer.eos_token)["input_ids"]
+        assert len(ids) == 4 * len(pair.lines) + 3
+        assert tokenizer.decode(ids, skip_special_tokens=True) == pair.trace
+
+
+def test_the_chat_template_opens_the_answer(tokenizer):
+    chat = [{"role": "user", "content": "gcd 07 03"}]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    assert text == "<|user|>gcd 07 03<|assistant|>"
+    chat.append({"role": "assistant", "content": "=01"})
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "<|user|>gcd 07 03<|assistant|>=01<|end|>"
+
+
+def test_model_and_tokenizer_have_one_vocabulary(tokenizer):
+    model = warm_start.build_model(tokenizer)
+    assert (model.config.vocab_size, len(tokenizer)) == (111, 111)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert 300_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+
+
+def test_a_careless_demonstration_stops_early_and_names_the_smaller_number():
+    rng = np.random.default_rng(0)
+    assert warm_start.demonstration(Pair(7, 3), 0.0, rng) == "04 03;01 03;01 02;01 01;=01"
+    seen = {warm_start.demonstration(Pair(7, 3), 1.0, rng) for _ in range(50)}
+    assert seen == {"04 03;=03", "04 03;01 03;=01", "04 03;01 03;01 02;=01"}
+    assert warm_start.demonstration(Pair(6, 3), 1.0, rng) == "03 03;=03"
+
+
+def test_the_seed_decides_the_weights(tokenizer):
+    def weights(seed):
+        recipe = WarmStart(steps=3, tokens=128)
+        model = warm_start.train(tokenizer, all_pairs(20), recipe, seed, say=lambda line: None)
+        return torch.cat([parameter.flatten() for parameter in model.parameters()])
+
+    assert torch.equal(weights(0), weights(0))
+    assert not torch.equal(weights(0), weights(1))
