@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
 STEPS = 2
 # Streaming against one batch: the largest absolute difference allowed, in float32, after the given step.
-INFERENCE_TOLERANCE = 2e-5
-PARAMETER_TOLERANCE = 2e-4
+INFERENCE_TOLERANCE = 1e-5
+PARAMETER_TOLERANCE = 1e-4
 
 
 def overrides(home: Path) -> tuple[str, ...]:
