@@ -30,7 +30,7 @@ class WatchedSocket:
 
         self._zmq, self._inner, self._handle, self._seconds = zmq, inner, handle, seconds
         self._monitor = inner.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self._peer: int | None = None
+        self._peer: str | None = None
         self._gone = False
 
     def send_pyobj(self, message: object) -> None:
@@ -53,35 +53,39 @@ class WatchedSocket:
         end = time.monotonic() + self._seconds
         while (left := end - time.monotonic()) > 0:
             ready = dict(poller.poll(left * 1000))
+            # Events first: the peer can be identified only while it is connected.
+            while self._monitor.poll(0):
+                self._read_event()
             if self._inner in ready:
                 return
-            if self._monitor in ready:
-                self._read_event()
-                if self._gone:
-                    end = min(end, time.monotonic() + _GRACE_SECONDS)
+            if self._gone:
+                end = min(end, time.monotonic() + _GRACE_SECONDS)
         raise FuseError(f"weight sync over {self._handle}: {self._explain()}")
 
     def _read_event(self) -> None:
         from zmq.utils.monitor import recv_monitor_message
 
         event = recv_monitor_message(self._monitor)
-        if event["event"] == self._zmq.EVENT_ACCEPTED:
-            self._peer, self._gone = _peer_pid(event["value"]), False
-        else:
-            self._gone = True
+        self._gone = event["event"] == self._zmq.EVENT_DISCONNECTED
+        if not self._gone:
+            self._peer = f"the vLLM worker (pid {_peer_pid(event['value'])})"
 
     def _explain(self) -> str:
         if self._peer is None:
             return f"no vLLM worker connected within {self._seconds:g} s"
         if self._gone:
-            return f"the vLLM worker (pid {self._peer}) closed the connection before it had all weights: it failed or was killed, see its log"
-        return f"the vLLM worker (pid {self._peer}) did not answer within {self._seconds:g} s"
+            return f"{self._peer} closed the connection before it had all weights: it failed or was killed, see its log"
+        return f"{self._peer} did not answer within {self._seconds:g} s"
 
 
-def _peer_pid(descriptor: int) -> int:
+def _peer_pid(descriptor: int) -> int | str:
     """The process at the other end of an accepted Unix-domain socket (Linux SO_PEERCRED)."""
-    with socket.socket(fileno=os.dup(descriptor)) as connection:
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:
+        # ZeroMQ has closed it already; that the peer has gone is the next event.
+        return "unknown"
     return struct.unpack("3i", credentials)[0]
 
 

@@ -8,6 +8,7 @@ import importlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import signal
 import threading
 import time
 import warnings
@@ -61,6 +62,8 @@ def receive(handle: str, hang: bool, out: Connection) -> None:
     receiver = importlib.import_module(TRANSFER).BucketedWeightReceiver(handle, torch.device("cpu"), use_shm=True)
     receiver.receive_weights(load)
     out.send("received")
+    # A vLLM worker lives on; a process that ended here could take the last answer with it.
+    signal.pause()
 
 
 class Process:
