@@ -6,8 +6,8 @@ from verl_fuse.schedule.solution import Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 
 
-def back_to_back(table: OpTable, budget: Budget) -> Solution:
-    """1F1B of every pipeline in the problem's order, without barriers."""
+def back_to_back(table: OpTable, budget: Budget | None = None) -> Solution:
+    """1F1B of every pipeline in the problem's order, without barriers; takes no time worth a budget."""
     solution = from_orders(table, rank_orders(table, list(range(len(table.problem.pipelines)))))
     if solution is None:
         raise FuseError("back-to-back 1F1B deadlocks, although pipelines run in the same order on every rank")

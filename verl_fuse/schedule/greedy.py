@@ -1,101 +1,111 @@
-"""Greedy list scheduling: always run the op that can start first.
+"""Greedy list scheduling: on the rank that can start first, run the op with the longest path left behind it.
 
-Invariants (tests/unit/schedule/test_invariants.py): the memory limit is kept; a start that would strand a rank for memory is never the last resort,
-because back-to-back 1F1B is among the candidates.
+Invariants (tests/unit/schedule/test_invariants.py): the memory limit is kept, and the result is never worse than back-to-back 1F1B.
 
-Source: the start of the annealing in RLHFuse (arXiv 2409.13221), generalised to any number of pipelines, and repeated with several limits on the
-micro-batches in flight: fewer in flight means less memory and often also a shorter schedule.
+The op is chosen among those that could start before another would be finished (Giffler and Thompson's active schedules, 1960). Memory is kept by limits on
+the micro-batches in flight per pipeline and stage; several limits are tried, as fewer in flight means less memory and often also a shorter schedule.
 """
 
 from verl_fuse.schedule.back_to_back import back_to_back
-from verl_fuse.schedule.bounds import tails, window
-from verl_fuse.schedule.solution import Budget, Solution, fits, from_orders
+from verl_fuse.schedule.bounds import tails
+from verl_fuse.schedule.solution import TOLERANCE, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 
-EXTRA_IN_FLIGHT = (None, 2, 1, 0)
-"""Micro-batches a stage may hold beyond 1F1B's stages - s; None: no limit of its own."""
+EXTRA_IN_FLIGHT = (None, 4, 2, 1, 0)
+"""Micro-batches a stage may hold beyond 1F1B's stages - s; None: no limit but memory."""
 
 
 def greedy(table: OpTable, budget: Budget) -> Solution:
-    """Best of list scheduling under a few in-flight limits; falls back to back-to-back 1F1B when all of them strand for memory."""
-    candidates = [back_to_back(table, budget)]
+    """The best candidate under the memory limit."""
+    limit = table.problem.memory_limit
+    return candidates(table, float("inf") if limit is None else limit)[0]
+
+
+def candidates(table: OpTable, capacity: float) -> list[Solution]:
+    """Schedules that hold at most `capacity` on every rank, best first."""
+    found = [back_to_back(table)]
     for extra in EXTRA_IN_FLIGHT:
-        orders = list_schedule(table, in_flight(table, extra))
+        orders = list_schedule(table, in_flight(table, extra, capacity), capacity)
         solution = from_orders(table, orders) if orders is not None else None
-        if solution is not None and fits(table, solution):
-            candidates.append(solution)
-    return min(candidates, key=lambda s: s.key)
+        if solution is not None:
+            found.append(solution)
+    return sorted((s for s in found if s.peak <= capacity * (1 + TOLERANCE)), key=lambda s: s.key)
 
 
-def in_flight(table: OpTable, extra: int | None) -> list[list[int]]:
-    """Limit of micro-batches in flight for each pipeline and stage."""
-    limits = []
-    for i, p in enumerate(table.problem.pipelines):
-        own = [p.microbatches if extra is None else p.stages - s + extra for s in range(p.stages)]
-        limits.append([min(own[s], window(table, i, s)) for s in range(p.stages)])
+def in_flight(table: OpTable, extra: int | None, capacity: float) -> list[list[int]]:
+    """Limit of micro-batches in flight for each pipeline and stage.
+
+    With `extra`, the limits of a rank together fit `capacity` where that leaves every pipeline one: then no rank can starve another.
+    """
+    pipelines = table.problem.pipelines
+    if extra is None:
+        return [[p.microbatches] * p.stages for p in pipelines]
+    limits = [[min(p.microbatches, p.stages - s + extra) for s in range(p.stages)] for p in pipelines]
+    for rank in range(table.problem.ranks):
+        here = [(i, p.ranks.index(rank)) for i, p in enumerate(pipelines) if rank in p.ranks]
+        wanted = {lane: limits[lane[0]][lane[1]] for lane in here}
+        while sum(limits[i][s] * pipelines[i].activation[s] for i, s in here) > capacity:
+            shrinkable = [(i, s) for i, s in here if limits[i][s] > 1]
+            if not shrinkable:
+                break
+            i, s = max(shrinkable, key=lambda lane: limits[lane[0]][lane[1]] / wanted[lane])
+            limits[i][s] -= 1
     return limits
 
 
-def list_schedule(table: OpTable, limits: list[list[int]]) -> list[list[int]] | None:
-    """Orders from smallest start first, ties to backward, then to the longest remaining path; None when every rank is stuck for memory.
-
-    An op of a pipeline is passed over when running it would delay the earliest runnable op of a deeper pipeline on the same rank.
-    """
-    problem, tail = table.problem, tails(table).tolist()
+def list_schedule(table: OpTable, limits: list[list[int]], capacity: float) -> list[list[int]] | None:
+    """Running orders; None when every rank is stuck for memory."""
+    problem, tail = table.problem, (tails(table) + table.duration).tolist()
     duration, delay, activation, before = (
         table.duration.tolist(),
         table.delay.tolist(),
         table.activation.tolist(),
         table.before.tolist(),
     )
-    depth = [p.stages for p in problem.pipelines]
     lanes: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
     for i, p in enumerate(problem.pipelines):
         for s, rank in enumerate(p.ranks):
             lanes[rank].append((i, s))
-    upcoming = {(i, s, kind): 0 for i, p in enumerate(problem.pipelines) for s in range(p.stages) for kind in (0, 1)}
+    done = {(i, s, kind): 0 for i, p in enumerate(problem.pipelines) for s in range(p.stages) for kind in (0, 1)}
     ends: dict[int, float] = {}
     free, held = [0.0] * problem.ranks, [0.0] * problem.ranks
-    limit = float("inf") if problem.memory_limit is None else problem.memory_limit * (1 + 1e-9)
     orders: list[list[int]] = [[] for _ in range(problem.ranks)]
 
-    def candidate(r: int) -> tuple[float, int, float, int, int, int, int] | None:
+    def choose(rank: int) -> tuple[float, int, int, int, int] | None:
+        """(start, op, pipeline, stage, kind) the rank would run next."""
         runnable = []
-        for i, s in lanes[r]:
+        for i, s in lanes[rank]:
             for kind in (1, 0):
-                m = upcoming[i, s, kind]
+                m = done[i, s, kind]
                 if m == problem.pipelines[i].microbatches:
                     continue
                 op = table.id(i, s, kind, m)
                 if before[op] >= 0 and before[op] not in ends:
                     continue
-                if kind == 0 and (m - upcoming[i, s, 1] >= limits[i][s] or held[r] + activation[op] > limit):
+                if kind == 0 and (
+                    m - done[i, s, 1] >= limits[i][s] or held[rank] + activation[op] > capacity * (1 + TOLERANCE)
+                ):
                     continue
-                start = max(free[r], ends[before[op]] + delay[op]) if before[op] >= 0 else free[r]
-                runnable.append((start, -kind, -tail[op], op, i, s, kind))
+                start = max(free[rank], ends[before[op]] + delay[op]) if before[op] >= 0 else free[rank]
+                runnable.append((start, op, i, s, kind))
         if not runnable:
             return None
-        deepest = max(depth[entry[4]] for entry in runnable)
-        first_deep = min(entry[0] for entry in runnable if depth[entry[4]] == deepest)
-        return min(e for e in runnable if depth[e[4]] == deepest or e[0] + duration[e[3]] <= first_deep)
+        soonest = min(start + duration[op] for start, op, *_ in runnable)
+        return min((entry for entry in runnable if entry[0] < soonest), key=lambda entry: (-tail[entry[1]], entry))
 
-    ready = [candidate(r) for r in range(problem.ranks)]
+    ready = [choose(rank) for rank in range(problem.ranks)]
     for _ in range(len(table)):
-        chosen = min((c for c in ready if c is not None), default=None)
+        chosen = min((entry for entry in ready if entry is not None), default=None)
         if chosen is None:
             return None
-        start, _, _, op, i, s, kind = chosen
-        r = problem.pipelines[i].ranks[s]
-        orders[r].append(op)
-        ends[op] = free[r] = start + duration[op]
-        upcoming[i, s, kind] += 1
-        held[r] += -activation[op] if kind else activation[op]
-        touched = {r}
+        start, op, i, s, kind = chosen
         p = problem.pipelines[i]
-        if kind == 0 and s + 1 < p.stages:
-            touched.add(p.ranks[s + 1])
-        if kind == 1 and s > 0:
-            touched.add(p.ranks[s - 1])
-        for t in touched:
-            ready[t] = candidate(t)
+        rank = p.ranks[s]
+        orders[rank].append(op)
+        ends[op] = free[rank] = start + duration[op]
+        done[i, s, kind] += 1
+        held[rank] += -activation[op] if kind else activation[op]
+        neighbour = s - 1 if kind else s + 1
+        for touched in {rank, p.ranks[neighbour] if 0 <= neighbour < p.stages else rank}:
+            ready[touched] = choose(touched)
     return orders

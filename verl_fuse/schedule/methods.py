@@ -3,8 +3,11 @@
 from collections.abc import Callable, Mapping
 
 from verl_fuse.errors import FuseError
+from verl_fuse.schedule.annealed import annealed
 from verl_fuse.schedule.back_to_back import back_to_back
+from verl_fuse.schedule.exact import exact
 from verl_fuse.schedule.greedy import greedy
+from verl_fuse.schedule.portfolio import portfolio
 from verl_fuse.schedule.serial import serial
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, finish, trivial_bounds
 from verl_fuse.schedule.table import OpTable
@@ -18,6 +21,9 @@ METHODS: Mapping[str, Method] = {
     "serial": serial,
     "back-to-back": back_to_back,
     "greedy": greedy,
+    "annealed": annealed,
+    "exact": exact,
+    "portfolio": portfolio,
 }
 
 

@@ -13,7 +13,7 @@ from verl_fuse.schedule.table import OpTable, Orders
 
 def earliest_starts(table: OpTable, orders: Orders) -> NDArray[np.float64] | None:
     """Start time of every op when each rank runs its order as early as it can; None when ranks wait for each other forever."""
-    before, rank = table.before.tolist(), table.rank.tolist()
+    before = table.before.tolist()
     delay, duration = table.delay.tolist(), table.duration.tolist()
     starts = [-1.0] * len(table)
     free = [0.0] * table.problem.ranks

@@ -1,6 +1,6 @@
 """Every schedule of a tiny problem, by exhaustive dispatch. Shares no code with the solver."""
 
-from functools import lru_cache
+from functools import cache
 
 from verl_fuse.spec.problem import Problem
 
@@ -11,7 +11,7 @@ def pareto(problem: Problem) -> list[tuple[float, float]]:
     index = {lane: i for i, lane in enumerate(lanes)}
     limit = float("inf") if problem.memory_limit is None else problem.memory_limit + 1e-9
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(ends: tuple, free: tuple, held: tuple, since: float) -> tuple:
         """`ends[i]` holds the end times of lane i's forwards and backwards so far; ops are dispatched in order of start."""
         found = []

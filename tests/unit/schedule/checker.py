@@ -1,6 +1,7 @@
 """An independent judge of schedules: written from the problem statement alone, sharing no code with the solver."""
 
 from collections import defaultdict
+from itertools import pairwise
 
 from verl_fuse.spec.schedule import Schedule
 
@@ -39,14 +40,14 @@ def faults(schedule: Schedule) -> list[str]:
             path = [at[number, rank, "F", mb] for rank in pipe.ranks] + [
                 at[number, rank, "B", mb] for rank in reversed(pipe.ranks)
             ]
-            for first, then in zip(path, path[1:], strict=False):
+            for first, then in pairwise(path):
                 wait = problem.transfer if first.rank != then.rank else 0.0
                 if then.start < first.end + wait - EPS:
                     found.append(f"{then} starts before {first} has arrived")
         for rank in pipe.ranks:
             for kind in "FB":
                 line = [at[number, rank, kind, mb] for mb in range(pipe.microbatches)]
-                for first, then in zip(line, line[1:], strict=False):
+                for first, then in pairwise(line):
                     if then.start < first.end - EPS:
                         found.append(f"not first in, first out: {then} after {first}")
 
@@ -56,7 +57,7 @@ def faults(schedule: Schedule) -> list[str]:
     worst = 0.0
     for rank, ops in by_rank.items():
         ops.sort(key=lambda op: op.start)
-        for first, then in zip(ops, ops[1:], strict=False):
+        for first, then in pairwise(ops):
             if then.start < first.end - EPS:
                 found.append(f"overlap on rank {rank}: {first} and {then}")
         for moment in [op.start for op in ops if op.kind == "F"]:

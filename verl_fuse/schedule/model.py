@@ -1,0 +1,110 @@
+"""The constraint model: one no-overlap per rank, one capacity per rank, start times within heads and tails.
+
+Invariants (tests/unit/schedule/test_exact.py): every assignment the model accepts is a schedule that ends by the deadline and keeps the memory limit;
+with an exact scale and no `shift` the model accepts every such schedule, so that "infeasible" is a proof.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+
+from verl_fuse.schedule.bounds import heads, tails
+from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.ticks import Scale, scale_for
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Ticks of time and of memory."""
+
+    time: Scale
+    memory: Scale
+
+    @property
+    def exact(self) -> bool:
+        return self.time.exact and self.memory.exact
+
+
+def scales(table: OpTable) -> Scales:
+    problem = table.problem
+    times = [problem.transfer, *(cost for p in problem.pipelines for cost in (*p.forward, *p.backward))]
+    memory = [a for p in problem.pipelines for a in p.activation]
+    return Scales(scale_for(times), scale_for(memory))
+
+
+@dataclass
+class Model:
+    """A CP-SAT model of `table` with the start of every op (a variable, or a variable plus a constant) in ticks."""
+
+    table: OpTable
+    scales: Scales
+    cp: cp_model.CpModel
+    starts: list[cp_model.LinearExprT]
+    durations: list[int]
+    deadline: int
+
+    def hint(self, starts: NDArray[np.float64]) -> None:
+        """Suggest start times (problem units)."""
+        for op, expression in enumerate(self.starts):
+            if isinstance(expression, cp_model.IntVar):
+                self.cp.add_hint(expression, self.scales.time.ticks(float(starts[op])))
+
+    def limit_memory(self, ranks: Mapping[int, int | cp_model.IntVar]) -> None:
+        """Bound the activations (ticks) held on each given rank."""
+        for rank, capacity in ranks.items():
+            intervals, sizes = [], []
+            for op in self.table.on_rank[rank].tolist():
+                size = activation_ticks(self.table, self.scales, op)
+                if self.table.kind[op] == 1 or size == 0:
+                    continue
+                backward = op + self.table.problem.pipelines[self.table.pipeline[op]].microbatches
+                end = self.starts[backward] + self.durations[backward]
+                held = self.cp.new_int_var(0, self.deadline, "")
+                intervals.append(self.cp.new_interval_var(self.starts[op], held, end, ""))
+                sizes.append(size)
+            if intervals:
+                self.cp.add_cumulative(intervals, sizes, capacity)
+
+    def minimize_end(self, at_least: int) -> None:
+        """Minimise the makespan, known to be at least `at_least` ticks."""
+        end = self.cp.new_int_var(at_least, self.deadline, "makespan")
+        for op, expression in enumerate(self.starts):
+            self.cp.add(end >= expression + self.durations[op])
+        self.cp.minimize(end)
+
+
+def activation_ticks(table: OpTable, scales: Scales, op: int) -> int:
+    """Rounded up, so that a limit kept in ticks is kept."""
+    ticks = scales.memory.ticks(float(table.activation[op]))
+    return ticks + (scales.memory.value(ticks) < table.activation[op] * (1 - 1e-12))
+
+
+def build(table: OpTable, scales: Scales, deadline: int, shift: Mapping[int, tuple[int, int]] | None = None) -> Model:
+    """The model without memory limit or objective; ops in `shift` start a constant number of ticks after another op."""
+    cp = cp_model.CpModel()
+    ticks = scales.time.ticks
+    durations = [max(1, ticks(d)) for d in table.duration.tolist()]
+    release, tail = heads(table).tolist(), tails(table).tolist()
+    slack = 0 if scales.time.exact else len(table)  # rounding of every op on the path
+    starts: list[cp_model.LinearExprT] = []
+    for op, duration in enumerate(durations):
+        if shift and op in shift:
+            source, offset = shift[op]
+            starts.append(starts[source] + offset)
+        else:
+            earliest = max(0, ticks(release[op]) - slack)
+            starts.append(
+                cp.new_int_var(earliest, min(deadline - duration, deadline - ticks(tail[op]) - duration + slack), "")
+            )
+    for ids in table.on_rank:
+        cp.add_no_overlap([cp.new_fixed_size_interval_var(starts[op], durations[op], "") for op in ids.tolist()])
+    for op in range(len(table)):
+        source = int(table.before[op])
+        if source >= 0:
+            cp.add(starts[op] >= starts[source] + durations[source] + ticks(float(table.delay[op])))
+        if table.microbatch[op]:
+            cp.add(starts[op] >= starts[op - 1] + durations[op - 1])
+    return Model(table, scales, cp, starts, durations, deadline)
