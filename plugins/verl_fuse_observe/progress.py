@@ -26,21 +26,24 @@ class Progress:
         self._step_start = 0.0
         self._last_end: float | None = None
         self._last_line = 0.0
+        # Samples that have been handed to inference in this step.
+        self._scored = 0
 
     def step_begin(self, time: float) -> None:
         self._step_start = self._last_line = time
+        self._scored = 0
 
     def poll(self, step: int, time: float, view: RolloutView) -> str | None:
         """A line about a rollout that is under way."""
         groups = max(view.groups, self._groups)
-        scored = view.finished - len(view.ready)
-        return self._running(step, time, view.groups_finished, groups, scored, view.expected, "generating")
+        self._scored = view.finished - len(view.ready)
+        return self._running(step, time, view.groups_finished, groups, self._scored, view.expected, "generating")
 
     def stage(self, step: int, time: float, name: str) -> str | None:
         """A line about a stage that begins after the rollout."""
         if name == "gen":
             return None
-        scored = self._expected if name.startswith(("adv", "update", "save", "test")) else 0
+        scored = self._expected if name.startswith(("adv", "update", "save", "test")) else self._scored
         return self._running(step, time, self._groups, self._groups, scored, self._expected, name)
 
     def step_end(self, step: int, time: float, seconds: float, idle: float | None) -> str:
