@@ -97,7 +97,7 @@ COMPUTED = ["old_log_probs", "ref_log_prob", "values", "advantages", "returns"]
 LEARNED = [
     "actor/entropy",
     "actor/pg_loss",
-    "actor/kl_loss",
+    "actor/reward_kl_penalty",
     "actor/grad_norm",
     "critic/vf_loss",
     "critic/grad_norm",

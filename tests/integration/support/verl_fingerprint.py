@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import re
 import sys
 import types
 
@@ -25,8 +26,10 @@ MODULES = [
 
 def describe(value, depth=0):
     if isinstance(value, types.FunctionType):
-        code = hashlib.sha256(value.__code__.co_code + repr(value.__code__.co_names).encode()).hexdigest()[:16]
-        return f"function {value.__module__}.{value.__qualname__} {code} {value.__defaults__!r}"
+        body = value.__code__
+        plain = [const for const in body.co_consts if isinstance(const, str | int | float | bytes | type(None))]
+        code = hashlib.sha256(body.co_code + repr((body.co_names, plain)).encode()).hexdigest()[:16]
+        return f"function {value.__module__}.{value.__qualname__} {code} {[describe(item, 1) for item in value.__defaults__ or ()]}"
     if isinstance(value, classmethod | staticmethod):
         return f"{type(value).__name__} {describe(value.__func__)}"
     if isinstance(value, property):
@@ -35,15 +38,22 @@ def describe(value, depth=0):
         own = f"class {value.__module__}.{value.__qualname__} {[base.__qualname__ for base in value.__mro__]}"
         if depth or not value.__module__.startswith("verl"):
             return own
-        members = {name: describe(member, 1) for name, member in sorted(vars(value).items()) if name not in IGNORED}
+        kept = sorted(name for name in vars(value) if name not in IGNORED and not name.startswith("__pydantic"))
+        members = {name: describe(vars(value)[name], 1) for name in kept}
         return f"{own} {members}"
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: describe(item, 1) for key, item in sorted(value.items())}
     if isinstance(value, str | int | float | bool | bytes | type(None)):
-        return repr(value)
+        return stable(value)
     return type(value).__qualname__
 
 
+def stable(value):
+    """The repr without what differs between two processes: addresses."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+# Written by Python or derived from the class (pydantic's schemas hold addresses).
 IGNORED = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl", "__annotate__"}
 
 for name in MODULES:
