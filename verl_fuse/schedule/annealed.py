@@ -11,11 +11,27 @@ import numpy as np
 from verl_fuse.schedule.descent import Attempt, Goal, descend
 from verl_fuse.schedule.greedy import candidates
 from verl_fuse.schedule.model import Scales, activation_ticks, scales
+from verl_fuse.schedule.priorities import PrioritySearch
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable, Orders
+from verl_fuse.schedule.timing import orders_of
 
 MOVES_PER_SECOND = 3e8
 """Ops timed per second of effort: what one core manages, so that an effort of 1 is about a second."""
+
+DISPATCHES_PER_SECOND = 5e6
+"""Ops placed per second of effort by greedy list scheduling."""
+
+CLIMB_SHARE = 0.25
+"""Part of the effort that goes into the start."""
+
+CLIMBS = 3
+
+HOT = (0.2, 0.4, 0.8)
+"""First temperatures, in mean op durations."""
+
+COOLING = 8.0
+"""First over last temperature."""
 
 CHUNK = 1e8
 """Ops timed between looks at the clock."""
@@ -32,15 +48,17 @@ class Anneal(Attempt):
     def __init__(self, table: OpTable, worker: int) -> None:
         self.table, self.worker = table, worker
         self.scales: Scales = scales(table)
-        self.starts: tuple[float, list[Solution]] | None = None
+        self.search: PrioritySearch | None = None
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         from verl_fuse.schedule import kernel  # numba takes a second to import
 
-        starts = self._starts(goal.capacity)
-        if not starts:
+        random = np.random.default_rng([seed, self.worker])
+        if self.search is None or self.search.capacity_value != goal.capacity:
+            self.search = PrioritySearch(self.table, self.scales, goal.capacity)
+        begin = self._start(self.search, goal, random, effort * CLIMB_SHARE)
+        if begin is None:
             return
-        begin = starts[(seed + self.worker) % len(starts)]
         goal.offer(begin)
         table, ticks = self.table, self.scales.time.ticks
         count = len(table)
@@ -60,11 +78,10 @@ class Anneal(Attempt):
         )
         target = ticks(goal.makespan)
         best = np.iinfo(np.int64).max
-        steps = max(1, int(effort * MOVES_PER_SECOND / count))
+        steps = max(1, int(effort * (1 - CLIMB_SHARE) * MOVES_PER_SECOND / count))
         chunks = max(1, round(steps * count / CHUNK))
-        random = np.random.default_rng([seed, self.worker])
-        hot = float(random.choice([0.2, 0.4, 0.8])) * float(np.median(duration))
-        cold = hot / 8
+        hot = float(random.choice(HOT)) * float(np.mean(duration))
+        cold = hot / COOLING
         for chunk in range(chunks):
             if goal.over:
                 return
@@ -79,10 +96,18 @@ class Anneal(Attempt):
                 if solution is not None:
                     goal.offer(solution)
 
-    def _starts(self, capacity: float) -> list[Solution]:
-        if self.starts is None or self.starts[0] != capacity:
-            self.starts = (capacity, candidates(self.table, capacity)[:4])
-        return self.starts[1]
+    def _start(self, search: PrioritySearch, goal: Goal, random: np.random.Generator, effort: float) -> Solution | None:
+        """The best of a few climbs through greedy priorities, or back-to-back 1F1B where those strand; None when even that holds too much."""
+        found: list[Solution] = []
+        trials = max(20, int(effort * DISPATCHES_PER_SECOND / len(self.table)))
+        for _ in range(CLIMBS):
+            starts = None if goal.over else search.climb(random, max(5, trials // CLIMBS))
+            solution = from_orders(self.table, orders_of(self.table, starts)) if starts is not None else None
+            if solution is not None:
+                found.append(solution)
+        if not found:
+            found = candidates(self.table, goal.capacity)
+        return min(found, key=lambda s: s.key, default=None)
 
 
 def _links(orders: Orders, change: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

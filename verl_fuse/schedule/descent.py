@@ -28,17 +28,21 @@ CAPACITIES = 3
 """Capacities tried with one effort."""
 
 FIRST_EFFORT = 0.5
-"""About seconds; doubled with each fruitless round."""
+"""About seconds of one core for each attempt; doubled with each fruitless round."""
+
+FIRST_MEMORY_EFFORT = 3.0
+"""The same for memory, where little effort reaches nothing."""
 
 
 class Goal:
-    """A makespan to reach while holding at most `capacity` on every rank."""
+    """A makespan to reach while holding at most `capacity` on every rank; `closest` is the best so far that keeps the capacity."""
 
     def __init__(
         self, makespan: float, capacity: float, incumbent: Solution, deadline: float, accept: Callable[[Solution], None]
     ) -> None:
         self.makespan, self.capacity, self.incumbent, self.deadline = makespan, capacity, incumbent, deadline
         self.refuted_below: float | None = None
+        self.closest = incumbent if incumbent.peak <= capacity * (1 + TOLERANCE) else None
         self._accept, self._lock, self._event = accept, threading.Lock(), threading.Event()
 
     @property
@@ -58,6 +62,8 @@ class Goal:
             return
         with self._lock:
             reached = solution.makespan <= self.makespan * (1 + TOLERANCE)
+            if self.closest is None or solution.makespan <= self.closest.makespan:
+                self.closest = solution
             if solution.key < self.incumbent.key or (reached and not self.reached):
                 self.incumbent = solution
             self._accept(solution)
@@ -166,7 +172,7 @@ class _Walk:
         makespan = self.memory_deadline = self.best.makespan
         self.memory_bound = memory_bound(self.table, makespan)
         tick = scales(self.table).memory.value(1)
-        serial_peak, effort = serial(self.table, self.budget).peak, FIRST_EFFORT
+        serial_peak, effort = serial(self.table, self.budget).peak, FIRST_MEMORY_EFFORT
         while self._fat:
             capacity = min(max(serial_peak, self.memory_bound), self.best.peak - tick)
             for _ in range(CAPACITIES):

@@ -93,7 +93,11 @@ def _reorder(left, right, ahead, source, line, place, marked, old):
     for at in range(first, last + 1):
         op = line[at]
         old[at - first] = op
-        depends = op == left or (source[op] >= 0 and marked[source[op]]) or (op != right and ahead[op] >= 0 and marked[ahead[op]])
+        depends = (
+            op == left
+            or (source[op] >= 0 and marked[source[op]])
+            or (op != right and ahead[op] >= 0 and marked[ahead[op]])
+        )
         marked[op] = depends
         held += depends
     cyclic = marked[right]
@@ -145,7 +149,27 @@ def _end(last, duration, start):
 
 
 @njit(cache=True, nogil=True)
-def anneal(seed, steps, hot, cold, target, capacity, ahead, behind, last, rank, held, source, sink, delay, duration, lane, change, best, best_ahead):
+def anneal(
+    seed,
+    steps,
+    hot,
+    cold,
+    target,
+    capacity,
+    ahead,
+    behind,
+    last,
+    rank,
+    held,
+    source,
+    sink,
+    delay,
+    duration,
+    lane,
+    change,
+    best,
+    best_ahead,
+):
     """Run `steps` swaps while the temperature falls from `hot` to `cold`; stops at `target`. Returns the best makespan (`best` if none was better).
 
     `last[r]` is the last op of rank r (-1: none), `held[i]` the memory on the rank after op i, `change[i]` what op i adds, `capacity` what a rank may hold.

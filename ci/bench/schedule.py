@@ -1,0 +1,101 @@
+"""Benchmark of the fused schedule solver: the 12 published instances, the same under a memory limit, and 32 ranks x 128 micro-batches.
+
+Prints a table while it runs and one JSON line last. Seconds are wall-clock and mean little on a busy machine.
+
+    python ci/bench/schedule.py --seconds 60 [--instances 0,1,2] [--no-limited] [--no-large]
+"""
+
+import argparse
+import json
+import resource
+from pathlib import Path
+
+from verl_fuse.schedule.methods import solve
+from verl_fuse.schedule.solution import Budget
+from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.schedule import Schedule
+
+PUBLISHED = Path(__file__).parents[2] / "tests" / "golden" / "fused_schedule_instances.json"
+
+
+def published(row: dict, memory_limit: float | None) -> Problem:
+    big = Pipeline("actor", range(row["n0"]), row["m0"], row["f0"], 2 * row["f0"], row["mem0"])
+    copies = [
+        Pipeline(
+            "critic",
+            range((k + 1) * row["n1"] - 1, k * row["n1"] - 1, -1),
+            row["m1"],
+            row["f1"],
+            2 * row["f1"],
+            row["mem1"],
+        )
+        for k in range(row["n0"] // row["n1"])
+    ]
+    return Problem(row["n0"], (big, *copies), memory_limit)
+
+
+def large() -> Problem:
+    actor = Pipeline("actor", range(32), 128, 2, 4, 1.64)
+    critic = Pipeline("critic", range(31, -1, -1), 128, 1, 2, 1)
+    return Problem(32, (actor, critic))
+
+
+def measured(name: str, problem: Problem, args: argparse.Namespace, **compared: float | bool) -> dict:
+    schedule: Schedule = solve(problem, args.method, Budget(args.seconds, args.seed, args.workers))
+    figures = {
+        "name": name,
+        "makespan": schedule.makespan,
+        "bound": schedule.lower_bound,
+        "peak_memory": schedule.peak_memory,
+        "memory_bound": round(schedule.memory_lower_bound, 3),
+        "seconds": round(schedule.solve_seconds, 1),
+        **compared,
+    }
+    print("  ".join(f"{key}={value}" for key, value in figures.items()), flush=True)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--method", default="portfolio")
+    parser.add_argument("--instances", default=",".join(map(str, range(12))))
+    parser.add_argument("--limited", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--large", action=argparse.BooleanOptionalAction, default=True)
+    args = parser.parse_args()
+    rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["instances"]
+    wanted = [rows[int(i)] for i in args.instances.split(",") if i]
+    results = []
+    for row in wanted:
+        compared = {
+            "paper": row["paper_annealed"],
+            "paper_memory": row["paper_mem_annealed"],
+            "paper_seconds": row["paper_solve_seconds"],
+        }
+        results.append(measured(f"instance {row['id']}", published(row, None), args, **compared))
+    for row in wanted if args.limited else []:
+        limit = row["mem_serial_1f1b"]
+        results.append(
+            measured(
+                f"instance {row['id']} limited", published(row, limit), args, limit=limit, serial=row["serial_1f1b"]
+            )
+        )
+    if args.large:
+        results.append(measured("32 ranks x 128", large(), args))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    met = [r for r in results if "paper_memory" in r]
+    summary = {
+        "benchmark": "schedule",
+        "at_bound": sum(r["makespan"] <= r["bound"] + 1e-9 for r in met),
+        "memory_within_paper": sum(r["peak_memory"] <= r["paper_memory"] + 1e-9 for r in met),
+        "of": len(met),
+        "peak_rss_gib": round(peak, 2),
+        "results": results,
+    }
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

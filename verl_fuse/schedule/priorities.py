@@ -1,0 +1,92 @@
+"""A search over the priorities of greedy list scheduling.
+
+A change of one priority moves a micro-batch on every rank at once, which annealing, swapping two ops of one rank at a time, finds hard.
+
+Invariants (tests/unit/schedule/test_priorities.py): schedules keep the capacity; one seed gives one result.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_fuse.schedule.bounds import tails
+from verl_fuse.schedule.greedy import in_flight
+from verl_fuse.schedule.model import Scales, activation_ticks
+from verl_fuse.schedule.table import OpTable
+
+EXTRAS = (None, 0, 1, 2, 3, 4)
+"""In-flight limits beyond 1F1B's to start from."""
+
+
+class PrioritySearch:
+    """Hill climbing on one bias per pipeline and kind, noise per lane, and the in-flight limits."""
+
+    def __init__(self, table: OpTable, scales: Scales, capacity: float) -> None:
+        problem, ticks = table.problem, scales.time.ticks
+        self.table, self.capacity_value = table, capacity
+        lanes = [(i, s) for i, p in enumerate(problem.pipelines) for s in range(p.stages)]
+        index = {lane: at for at, lane in enumerate(lanes)}
+        self.lane_pipeline = np.array([i for i, _ in lanes], dtype=np.int64)
+        self.lane_rank = np.array([problem.pipelines[i].ranks[s] for i, s in lanes], dtype=np.int64)
+        self.lane_before = np.array([index.get((i, s - 1), -1) for i, s in lanes], dtype=np.int64)
+        self.lane_after = np.array([index.get((i, s + 1), -1) for i, s in lanes], dtype=np.int64)
+        self.microbatches = np.array([problem.pipelines[i].microbatches for i, _ in lanes], dtype=np.int64)
+        self.first = np.array([[table.id(i, s, kind, 0) for kind in (0, 1)] for i, s in lanes], dtype=np.int64)
+        self.activation = np.array(
+            [activation_ticks(table, scales, int(op)) for op in self.first[:, 0]], dtype=np.int64
+        )
+        width = max(int((self.lane_rank == r).sum()) for r in range(problem.ranks))
+        self.lanes = np.full((problem.ranks, width), -1, dtype=np.int64)
+        for rank in range(problem.ranks):
+            here = np.flatnonzero(self.lane_rank == rank)
+            self.lanes[rank, : len(here)] = here
+        self.duration = np.array([max(1, ticks(d)) for d in table.duration.tolist()], dtype=np.int64)
+        self.delay = np.array([ticks(d) for d in table.delay.tolist()], dtype=np.int64)
+        self.urgency = np.array([ticks(t) for t in tails(table).tolist()], dtype=np.int64) + self.duration
+        self.capacity = (
+            scales.memory.floor(capacity) if np.isfinite(capacity) else int(self.activation @ self.microbatches) + 1
+        )
+        self.limits = [
+            np.array([n for row in in_flight(table, extra, capacity) for n in row], dtype=np.int64) for extra in EXTRAS
+        ]
+
+    def run(self, limits: NDArray[np.int64], bias: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+        """Makespan in ticks (-1: stuck) and start ticks of every op."""
+        from verl_fuse.schedule.dispatch import dispatch  # numba takes a second to import
+
+        start = np.empty(len(self.table), dtype=np.int64)
+        end = dispatch(
+            self.lanes, self.lane_rank, self.lane_before, self.lane_after, self.microbatches, self.first, self.activation, limits, self.capacity,
+            self.table.before, self.delay, self.duration, self.urgency, bias, start,
+        )  # fmt: skip
+        return int(end), start
+
+    def climb(self, random: np.random.Generator, trials: int) -> NDArray[np.int64] | None:
+        """Start ticks of the best of `trials` schedules; None when all of them were stuck for memory."""
+        best_end, best_start = -1, None
+        limits, bias = (
+            self.limits[int(random.integers(len(self.limits)))],
+            np.zeros((len(self.lane_rank), 2), dtype=np.int64),
+        )
+        for trial in range(trials):
+            tried = (limits, bias) if trial == 0 else self._turned(random, limits, bias)
+            end, start = self.run(*tried)
+            if end >= 0 and (best_end < 0 or end <= best_end):
+                best_end, best_start = end, start
+                limits, bias = tried
+            elif best_end < 0:
+                limits = self.limits[int(random.integers(len(self.limits)))]
+        return best_start
+
+    def _turned(
+        self, random: np.random.Generator, limits: NDArray[np.int64], bias: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """A neighbour: one pipeline's bias, one lane's bias, or one lane's in-flight limit changed."""
+        limits, bias, step = limits.copy(), bias.copy(), int(self.duration.max()) * int(random.choice([1, 2, 8]))
+        what, lane, kind = int(random.integers(3)), int(random.integers(len(limits))), int(random.integers(2))
+        if what == 0:
+            bias[self.lane_pipeline == self.lane_pipeline[lane], kind] += int(random.integers(-step, step + 1))
+        elif what == 1:
+            bias[lane, kind] += int(random.integers(-step, step + 1))
+        else:
+            limits[lane] = max(1, min(int(self.microbatches[lane]), int(limits[lane]) + int(random.choice([-1, 1]))))
+        return limits, bias
