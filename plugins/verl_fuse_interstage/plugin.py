@@ -51,6 +51,21 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Problem] | None:
                 "fuse.interstage.enabled=true needs the reward model in its own pool (true): a colocated one uses the same workers",
             )
         )
+    if get("trainer.v1.sampler.custom_sampler.path"):
+        allowed = "not yet with fuse.interstage.enabled=true: a sampler of your own may drop groups whose samples are in inference"
+        problems.append(
+            Problem("trainer.v1.sampler.custom_sampler.path", get("trainer.v1.sampler.custom_sampler.path"), allowed)
+        )
+    for engine in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
+        key = f"{engine}.megatron.virtual_pipeline_model_parallel_size"
+        if (get(key) or 1) > 1:
+            problems.append(
+                Problem(
+                    key,
+                    get(key),
+                    "not yet with fuse.interstage.enabled=true: micro-groups do not fit virtual pipeline stages; use null",
+                )
+            )
     return problems
 
 

@@ -1,4 +1,4 @@
-"""Streaming and barriers on a real TransferQueue, with verl's own padding. Only the models are missing: a stage writes numbers derived
+"""Streaming, barriers and the rollout watch on a real TransferQueue, with verl's own padding and replay buffer. Only the models are missing: a stage writes numbers derived
 from each row's tokens, so that a row computed from the wrong tokens, or not at all, shows."""
 
 from collections import Counter
@@ -147,6 +147,26 @@ def test_micro_groups_put_a_like_share_of_long_samples_on_each_rank(inference, s
     assert stages["ref"].batches[0] == ["u1_0_0", "u1_1_0", "u0_0_0", "u0_1_0"]
 
 
+def test_what_a_stage_leaves_in_extra_info_reaches_the_next_as_in_stock_verl(inference, stages, batch):
+    seen = []
+
+    class Reference(Model):
+        def __call__(self, batch, metrics):
+            batch.extra_info["no_lora_adapter"] = True
+            return super().__call__(batch, metrics)
+
+    class Critic(Model):
+        def __call__(self, batch, metrics):
+            seen.append(batch.extra_info.get("no_lora_adapter"))
+            return super().__call__(batch, metrics)
+
+    inference._calls |= {"ref": Reference("ref_log_prob"), "values": Critic("values")}
+    inference.submit(batch.keys[:4], tags_of(batch))
+    inference.complete("ref", batch, {}, whole)
+    inference.complete("values", batch, {}, whole)
+    assert seen == [True, True], "streamed and remaining rows alike"
+
+
 def test_an_uneven_rest_is_topped_up_with_the_shortest_computed_rows(inference, stages, batch):
     from verl_fuse.host.inference import top_up
 
@@ -220,3 +240,36 @@ def test_a_failing_stage_ends_the_step_at_the_next_poll(inference, stages, batch
         inference._lane.drain()
     with pytest.raises(FuseError, match="rank 1 died"):
         inference._lane.check()
+
+
+@pytest.fixture
+def buffer(queue):
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    return ReplayBuffer("sync", OmegaConf.create({}), None, "drop", OmegaConf.create({}))
+
+
+def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buffer, batch):
+    from verl_fuse.host.rollout_watch import RolloutWatch
+
+    tq.kv_batch_put(
+        keys=["u9"], partition_id="train", tags=[{"is_prompt": True, "status": "running", "global_steps": 1}]
+    )
+    seen = []
+    RolloutWatch(buffer, 0.01, 1.0, lambda watch: seen.append((len(watch.tags), watch.groups)))
+    with pytest.raises(
+        FuseError, match=r"made no progress for 1 s: 8 samples finished, still waiting for 1 prompt groups \(u9\)"
+    ):
+        buffer.sample(global_steps=1, partition_id="train", batch_size=1)
+    assert len(seen) > 5
+    assert set(seen) == {(8, (1, 0, 0))}
+
+
+def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
+    from verl_fuse.host.rollout_watch import RolloutWatch, sessions
+
+    tq.kv_batch_put(keys=["u9_0_0"], partition_id="train", tags=[{"status": "writing"}])
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None)
+    watch.look()
+    assert sorted(watch.tags) == sorted(batch.keys)
+    assert sessions(["u1_0_0", "u1_0_1", "u1_1_0"]) == 2

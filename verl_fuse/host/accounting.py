@@ -6,18 +6,20 @@ Invariants (tests/unit/host/test_accounting.py):
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse.timeline.files import write_atomically
+
+FOLDER = "accounts"
 
 
 @dataclass(frozen=True, slots=True)
 class StepAccount:
-    """What one step trained on. `groups` maps a prompt group to its number of samples."""
+    """What one step trained on. `groups` maps a prompt group to its number of samples; `missing` counts sessions that left none."""
 
     step: int
     samples: int
@@ -38,7 +40,7 @@ def account(
 ) -> StepAccount:
     """Check and count the rows of the batch that `step` trains on.
 
-    `expected` is the number of samples asked for; `version` is the weights version they must come from (None: replayed from disk).
+    `expected` is the number of sessions (prompts x n) asked for; `version` is the weights version they must come from (None: replayed from disk).
     """
     if len(set(keys)) != len(keys):
         twice = sorted({key for key in keys if list(keys).count(key) > 1})
@@ -55,15 +57,13 @@ def account(
                 f"step {step}: sample {key} was generated under weights versions {versions[0]}..{versions[1]}, but strictly on-policy training needs {version}"
             )
         groups[key.split("_")[0]] = groups.get(key.split("_")[0], 0) + 1
-    samples = sum(groups.values())
-    return StepAccount(step, samples, padding, max(0, expected - samples), groups)
+    sessions = {key.rsplit("_", 1)[0] for key, tag in zip(keys, tags, strict=True) if not tag.get("is_padding")}
+    return StepAccount(step, sum(groups.values()), padding, max(0, expected - len(sessions)), groups)
 
 
 def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> Path:
     """Write `accounts/step_N.json`: what step N trained on, `prompts` being the data set indices of its groups. A repeated step replaces its file."""
-    folder = run_dir / "accounts"
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"step_{account.step:06d}.json"
+    target = run_dir / FOLDER / f"step_{account.step:06d}.json"
     data = {
         "step": account.step,
         "samples": account.samples,
@@ -72,7 +72,14 @@ def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | s
         "groups": len(account.groups),
         "prompts": sorted(prompts, key=str),
     }
-    partial = target.with_suffix(f".{os.getpid()}.tmp")
-    partial.write_text(json.dumps(data))
-    partial.replace(target)
+    write_atomically(target, json.dumps(data))
     return target
+
+
+def prepare_accounts(run_dir: Path) -> None:
+    """Make the folder of the accounts, or refuse the run."""
+    folder = run_dir / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FuseError(f"fuse.run_dir={run_dir}: {folder} cannot be made: {error.strerror}") from error

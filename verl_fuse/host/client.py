@@ -1,13 +1,12 @@
 """verl's rollout client, recording every request as a span on its replica's track."""
 
-import time
 from contextvars import ContextVar
 from typing import Any
 
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_fuse.host.spans import Recorder, remote_recorder
+from verl_fuse.host.spans import Recorder, Stopwatch, remote_recorder
 from verl_fuse.spec.timeline import Span
 
 # generate() acquires its server inside verl's code, in the same task: a context variable carries the choice out.
@@ -36,7 +35,7 @@ class FuseLLMServerClient(LLMServerClient):
         if self._recorder is None:
             self._recorder = remote_recorder()
         args: dict[str, str | int | float] = {"prompt_tokens": len(prompt_ids)}
-        start = time.time()
+        watch = Stopwatch()
         try:
             output = await super().generate(request_id, prompt_ids=prompt_ids, **kwargs)
             args |= {"response_tokens": len(output.token_ids), "stop_reason": str(output.stop_reason)}
@@ -47,4 +46,4 @@ class FuseLLMServerClient(LLMServerClient):
         finally:
             server = _server.get()
             track = f"replica {self._replicas.get(server, server)}"
-            self._recorder.add(Span("request", track, "generate", start, time.time(), args))
+            self._recorder.add(Span("request", track, "generate", watch.start, watch.now, args))

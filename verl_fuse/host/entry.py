@@ -4,6 +4,7 @@ verl logs a failing plugin at DEBUG and goes on (verl/__init__.py:73), so nothin
 registered when verl's V1 trainer package has been imported, and an error there reaches the importing process.
 """
 
+import sys
 from types import ModuleType
 
 from verl_fuse.errors import FuseError
@@ -19,6 +20,13 @@ def register() -> None:
 
 
 def _register_trainer(v1: ModuleType) -> None:
+    from verl_fuse.host.versions import installed, problem
+
+    fault = problem("verl", installed("verl"))
+    if fault is not None:
+        # Stock modes must go on working beside an unsupported verl; mode fuse then does not exist, and preflight and doctor say why.
+        print(f"verl-fuse: trainer mode {TRAINER_MODE!r} is not available: {fault}", file=sys.stderr)
+        return
     from verl_fuse.host.trainer import FuseTrainer
 
     taken = v1.trainer_base.TRAINER_REGISTRY.get(TRAINER_MODE)

@@ -80,9 +80,14 @@ class SampleInference:
         self._lane.submit(lambda: self._run(index, ordered, mine), f"micro-group {index} ({len(keys)} samples)")
 
     def _run(self, index: int, keys: list[str], tags: Mapping[str, dict]) -> None:
+        info: Mapping[str, Any] | None = self._extra_info
         for stage, call in self._calls.items():
-            batch = rows(keys, tags, self._extra_info)
-            self._lane.recorded(stage, "inference", partial(call, batch, {}), samples=len(keys), micro_group=index)
+            batch = rows(keys, tags, info)
+            done = self._lane.recorded(
+                stage, "inference", partial(call, batch, {}), samples=len(keys), micro_group=index
+            )
+            # verl hands one batch from stage to stage, and what a stage leaves in extra_info reaches the next.
+            info = done.extra_info
             self._done[stage].update(keys)
 
     def complete(
@@ -96,15 +101,15 @@ class SampleInference:
         call = self._calls[stage]
         rest = [row for row, key in enumerate(batch.keys) if key not in self._done[stage]]
         if len(rest) == len(batch):
-            batch = self._lane.call(stage, "inference", lambda: call(batch, metrics))
-        elif rest:
+            self._done[stage].update(batch.keys)
+            return self._lane.call(stage, "inference", lambda: call(batch, metrics))
+        if rest:
             part = self._part(batch, top_up(rest, [int(tag["seq_len"]) for tag in batch.tags], self._multiples[stage]))
             self._lane.call(stage, "inference", lambda: call(part, metrics))
             batch.extra_info = {**(batch.extra_info or {}), **(part.extra_info or {})}
         self._done[stage].update(batch.keys)
         require_complete(batch, stage, self._fields[stage])
-        if len(rest) < len(batch):
-            metrics.update(whole_batch_metrics(batch))
+        metrics.update(whole_batch_metrics(batch))
         return batch
 
     def _part(self, batch: KVBatchMeta, chosen: Sequence[int]) -> KVBatchMeta:

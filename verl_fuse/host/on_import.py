@@ -3,7 +3,7 @@
 Invariants (tests/unit/host/test_on_import.py):
 - registering costs no import; an already imported module is handled at once;
 - each callback runs exactly once, in registration order, before the importing statement returns;
-- an exception of a callback reaches whoever imports the module.
+- an exception of a callback reaches whoever imports the module, and the next try to import it calls the callback again.
 """
 
 import importlib.machinery
@@ -36,8 +36,11 @@ class _CallbackLoader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
-        for callback in _callbacks.pop(self._name, []):
-            callback(module)
+        waiting = _callbacks.get(self._name, [])
+        while waiting:
+            waiting[0](module)
+            del waiting[0]
+        _callbacks.pop(self._name, None)
 
 
 class _Finder(MetaPathFinder):

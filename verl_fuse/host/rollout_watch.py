@@ -5,7 +5,7 @@ Works on whatever replay buffer verl built, a user's custom sampler included: th
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from verl_fuse.errors import FuseError
@@ -23,7 +23,8 @@ class RolloutWatch:
         self._stall_timeout = stall_timeout
         self._on_poll = on_poll
         self._progress = (0, time.monotonic())
-        buffer.poll_interval = poll_interval
+        self._poll_interval = poll_interval
+        self._looked = time.monotonic()
         self._wait = buffer._wait_for_next_poll
         buffer._wait_for_next_poll = self._wait_for_next_poll
 
@@ -33,6 +34,7 @@ class RolloutWatch:
 
     def look(self) -> None:
         """Look now, without waiting: replayed rollouts are there at once."""
+        self._looked = time.monotonic()
         self._buffer._sync_metadata_from_transfer_queue()
         self._on_poll(self)
 
@@ -52,7 +54,11 @@ class RolloutWatch:
         if partition_id == TRAIN:
             self._on_poll(self)
         self._check_progress(partition_id)
-        return self._wait(partition_id, last_debug_time)
+        # Looking costs time in proportion to the batch: spend at most a tenth on it, it competes with the lane's thread.
+        self._buffer.poll_interval = max(self._poll_interval, 9 * (time.monotonic() - self._looked))
+        last_debug_time = self._wait(partition_id, last_debug_time)
+        self._looked = time.monotonic()
+        return last_debug_time
 
     def _check_progress(self, partition_id: str) -> None:
         b = self._buffer
@@ -70,6 +76,11 @@ class RolloutWatch:
                 f"the rollout made no progress for {now - since:.0f} s: {progress} samples finished, still waiting for {len(waiting)} "
                 f"prompt groups ({shown}). A rollout server may be dead or stuck (fuse.stall_timeout)"
             )
+
+
+def sessions(keys: Iterable[str]) -> int:
+    """How many rollout sessions the trajectories `{uid}_{session}_{index}` come from: a session may leave several."""
+    return len({key.rsplit("_", 1)[0] for key in keys})
 
 
 def sample_of(key: str, tag: dict) -> Sample:

@@ -51,7 +51,7 @@ def load_settings(config: DictConfig) -> Settings:
         if key in core_names or key in schema:
             continue
         if key in core.disabled_plugins:
-            if (node[key] or {}).get("enabled"):
+            if isinstance(node[key], dict) and node[key].get("enabled"):
                 raise FuseError(
                     f"fuse.{key}.enabled=true, but fuse.disabled_plugins leaves the plugin {key!r} out: drop one of the two"
                 )

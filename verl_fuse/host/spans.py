@@ -37,6 +37,19 @@ def start_collector() -> Any:
     return ray.remote(num_cpus=0)(SpanCollector).options(name=COLLECTOR).remote()
 
 
+class Stopwatch:
+    """A start on the wall clock, and a duration that a wall clock set back cannot make negative."""
+
+    def __init__(self) -> None:
+        self.start = time.time()
+        self._begin = time.monotonic()
+
+    @property
+    def now(self) -> float:
+        """Unix seconds: the start plus what has passed since."""
+        return self.start + time.monotonic() - self._begin
+
+
 class Recorder:
     """Records spans of one process, to the collector or to any other `sink`."""
 
@@ -46,14 +59,14 @@ class Recorder:
     @contextmanager
     def span(self, name: str, track: str, category: Category, **args: str | int | float) -> Iterator[dict[str, Any]]:
         """Record the block as one span; entries put into the yielded dict become its args. A failing block is recorded too."""
-        start = time.time()
+        watch = Stopwatch()
         try:
             yield args
         except BaseException as error:
             args["error"] = type(error).__name__
             raise
         finally:
-            self.add(Span(name, track, category, start, time.time(), args))
+            self.add(Span(name, track, category, watch.start, watch.now, args))
 
 
 def remote_recorder() -> Recorder:

@@ -36,13 +36,17 @@ def streamed_stages(config: DictConfig, use_reference_policy: bool, use_critic: 
     return tuple(stage for stage, used in wanted if used)
 
 
-def micro_batch(config: DictConfig, stage: Stage) -> int:
-    """Samples a rank's share of a batch must be a multiple of: 1 with dynamic batch sizes."""
+def micro_batch(config: DictConfig, stage: Stage, ref_in_actor: bool) -> int:
+    """Samples a rank's share of a batch must be a multiple of: 1 with dynamic batch sizes. `ref_in_actor`: LoRA, the actor is the reference."""
     if stage == "values":
         engine: Any = omega_conf_to_dataclass(config.critic).engine
         dynamic, size = engine.use_dynamic_bsz, engine.infer_micro_batch_size_per_gpu
     else:
-        node = config.actor_rollout_ref.rollout if stage == "old_log_prob" else config.actor_rollout_ref.ref
+        node = (
+            config.actor_rollout_ref.rollout
+            if stage == "old_log_prob" or ref_in_actor
+            else config.actor_rollout_ref.ref
+        )
         dynamic, size = node.get("log_prob_use_dynamic_bsz", False), node.get("log_prob_micro_batch_size_per_gpu", None)
     return 1 if dynamic or not size else int(size)
 

@@ -4,6 +4,7 @@ It owns when hooks are called, which collective call runs on which lane, and wha
 feature off a step is verl's own, plus a timeline ("observe mode").
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,16 +20,16 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.accounting import StepAccount, account, write_account
+from verl_fuse.host.accounting import StepAccount, account, prepare_accounts, write_account
 from verl_fuse.host.client import FuseLLMServerClient
 from verl_fuse.host.entry import TRAINER_MODE
 from verl_fuse.host.inference import SampleInference, ready_samples
 from verl_fuse.host.lane import Lane
 from verl_fuse.host.policy import PolicyGuard
-from verl_fuse.host.rollout_watch import RolloutWatch, sample_of
+from verl_fuse.host.rollout_watch import RolloutWatch, sample_of, sessions
 from verl_fuse.host.rows import read, rows, tags_of
 from verl_fuse.host.settings import load_settings
-from verl_fuse.host.spans import Recorder, start_collector
+from verl_fuse.host.spans import Recorder, Stopwatch, start_collector
 from verl_fuse.host.stages import STAGE_FIELDS, micro_batch, old_log_prob_metrics, streamed_stages
 from verl_fuse.host.versions import require_supported
 from verl_fuse.host.watchdog import weight_sync_suspects, with_deadline
@@ -39,6 +40,8 @@ from verl_fuse.spec.timeline import Category, Span, Timeline
 # The RPC mesh each stage's batch is dispatched over (verl/workers/engine_workers.py).
 _MESH: dict[Stage, str] = {"old_log_prob": "actor", "ref": "ref", "values": "train"}
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
+
+logger = logging.getLogger(__name__)
 
 
 class FuseTrainer(PPOTrainerSync):
@@ -52,6 +55,7 @@ class FuseTrainer(PPOTrainerSync):
         self.recorder = Recorder(self._spans.append)
         self._collector = start_collector()
         self._policy = PolicyGuard(self.hook)
+        self._unwritten_accounts = 0
         super().__init__(config)
 
     # verl tells modes apart by name (`trainer_mode != "sync"` means an asynchronous replay buffer, queue checkpoints and more);
@@ -111,7 +115,7 @@ class FuseTrainer(PPOTrainerSync):
             lane=self._lane,
             calls={stage: calls[stage] for stage in stages},
             dp_size=max(dp_size.values(), default=1),
-            multiples={stage: dp_size[stage] * micro_batch(self.config, stage) for stage in stages},
+            multiples={stage: dp_size[stage] * micro_batch(self.config, stage, self.ref_in_actor) for stage in stages},
             fields=STAGE_FIELDS,
             extra_info={"temperature": self.config.actor_rollout_ref.rollout.temperature},
         )
@@ -126,6 +130,7 @@ class FuseTrainer(PPOTrainerSync):
         return max(worker_group._dispatch_info[mesh]) + 1
 
     def on_init_end(self) -> None:
+        prepare_accounts(self.settings.run_dir)
         self.hook.fuse_setup(trainer=self)
         self._emit(
             "setup",
@@ -148,11 +153,11 @@ class FuseTrainer(PPOTrainerSync):
         self._inference.begin_step()
         self._watch.begin_step()
         self._policy.begin_step()
-        self._step_start = time.time()
+        self._clock = Stopwatch()
         self._emit("step_begin")
 
     def prepare_step(self) -> dict:
-        self._generation_start = time.time()
+        self._generation_start = self._clock.now
         return super().prepare_step()
 
     def on_sample_begin(self) -> None:
@@ -160,7 +165,7 @@ class FuseTrainer(PPOTrainerSync):
         self._watch.look()
 
     def on_sample_end(self) -> None:
-        self._spans.append(Span("gen", "step", "stage", self._generation_start, time.time()))
+        self._spans.append(Span("gen", "step", "stage", self._generation_start, self._clock.now))
         if self.curr_step_profile:
             self._lane.drain()
         with self._stage("sleep"):
@@ -183,9 +188,9 @@ class FuseTrainer(PPOTrainerSync):
         groups, finished, failed = watch.groups
         return RolloutView(
             step=self.global_steps,
-            elapsed=time.time() - self._step_start,
+            elapsed=self._clock.now - self._clock.start,
             expected=self._expected_samples,
-            finished=len(tags),
+            finished=sessions(tags),
             groups=groups,
             groups_finished=finished + failed,
             ready=ready_samples(tags, self._inference.taken, sample_of),
@@ -214,7 +219,13 @@ class FuseTrainer(PPOTrainerSync):
         tags = tags_of(batch)
         first_of_group = {key.split("_")[0]: key for key in batch.keys if not tags[key].get("is_padding")}
         indices = read(rows(list(first_of_group.values()), tags, None), ["index"])["index"]
-        write_account(self.settings.run_dir, step_account, [int(index) for index in indices])
+        prompts = [index if isinstance(index, str) else int(index) for index in indices]
+        try:
+            write_account(self.settings.run_dir, step_account, prompts)
+        except OSError as error:
+            # The step itself is accounted for; a full disk must not cost a finished rollout.
+            self._unwritten_accounts += 1
+            logger.error("the account of step %d could not be written: %s", step_account.step, error)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         return self._barrier("old_log_prob", batch, metrics, super()._compute_old_log_prob)
@@ -247,7 +258,7 @@ class FuseTrainer(PPOTrainerSync):
 
     def on_step_end(self) -> None:
         self._on_lane("update_weights", "sync", partial(self._sync_weights, super().on_step_end))
-        self._step_end = time.time()
+        self._step_end = self._clock.now
 
     def _sync_weights(self, stock: Callable[[], None]) -> None:
         # verl's sender waits for its receiver without a time limit.
@@ -276,12 +287,13 @@ class FuseTrainer(PPOTrainerSync):
         timeline = self._timeline()
         for found in self.hook.fuse_metrics(timeline=timeline):
             metrics.update(found or {})
+        metrics["fuse/account_write_failures"] = float(self._unwritten_accounts)
         metrics["fuse/fallbacks"] = float(self._policy.fallbacks)
         self._emit("step_end", timeline=timeline, samples=self._account.samples)
 
     def _timeline(self) -> Timeline:
         remote: list[Span] = ray.get(self._collector.drain.remote(), timeout=60)
-        start, end = self._step_start, self._step_end
+        start, end = self._clock.start, self._step_end
         spans = [span for span in (*self._spans, *remote) if span.end > start and span.start < end]
         return Timeline(self.config.trainer.experiment_name, self.global_steps, start, end, tuple(spans))
 

@@ -40,6 +40,8 @@ def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
 
 
 def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = _arm(value, hint)
     if dataclasses.is_dataclass(hint):
         return read_block(typing.cast(type, hint), value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -50,6 +52,15 @@ def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> 
         value = tuple(value)
     _check_bounds(value, metadata.get("minimum"), metadata.get("maximum"), where)
     return value
+
+
+def _arm(value: Any, union: Any) -> Any:
+    """The member of a union that this value is meant for; the union itself if none fits."""
+    arms = typing.get_args(union)
+    nested = [arm for arm in arms if dataclasses.is_dataclass(arm) and isinstance(value, Mapping)]
+    numbers = [arm for arm in arms if arm is float and isinstance(value, int) and not isinstance(value, bool)]
+    fitting = [arm for arm in arms if _fits(value, arm)]
+    return next(iter([*nested, *fitting, *numbers]), union)
 
 
 def _check_bounds(value: Any, minimum: float | None, maximum: float | None, where: str) -> None:
@@ -67,8 +78,12 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(type(value) is type(choice) and value == choice for choice in args)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, arg) for arg in args)
+    if origin is tuple and Ellipsis not in args:
+        return isinstance(value, list | tuple) and len(value) == len(args) and all(map(_fits, value, args))
     if origin in (tuple, list):
         return isinstance(value, list | tuple) and all(_fits(item, args[0]) for item in value)
+    if origin is not None:
+        return isinstance(value, origin)
     if hint in (int, float):
         return isinstance(value, int | float if hint is float else int) and not isinstance(value, bool)
     return isinstance(value, hint)
@@ -80,6 +95,8 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(repr(choice) for choice in args)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_describe(arg) for arg in args)
+    if origin is tuple and Ellipsis not in args:
+        return f"a list of {len(args)}: {', '.join(map(_describe, args))}"
     if origin in (tuple, list):
         return f"a list of {args[0].__name__}"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.accounting import account, write_account
+from verl_fuse.host.accounting import account, prepare_accounts, write_account
 
 OWN = {"min_global_steps": 4, "max_global_steps": 4}
 
@@ -36,8 +36,21 @@ def test_replayed_rollouts_have_no_version_of_their_own():
 
 
 def test_a_repeated_step_replaces_its_file_and_leaves_nothing_else(tmp_path):
+    prepare_accounts(tmp_path)
     first = account(5, ["a_0_0"], [OWN], expected=1, version=4)
     write_account(tmp_path, first, [7])
     path = write_account(tmp_path, first, [9, 8])
     assert json.loads(path.read_text())["prompts"] == [8, 9]
     assert [entry.name for entry in (tmp_path / "accounts").iterdir()] == ["step_000005.json"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_at_the_start(tmp_path):
+    (tmp_path / "accounts").write_text("a file")
+    with pytest.raises(FuseError, match=r"accounts cannot be made"):
+        prepare_accounts(tmp_path)
+
+
+def test_a_session_that_left_several_samples_counts_once_against_what_is_missing():
+    keys = ["a_0_0", "a_0_1", "b_1_0", "b_1_1"]
+    result = account(5, keys, [OWN] * 4, expected=4, version=4)
+    assert (result.samples, result.missing) == (4, 2)

@@ -56,8 +56,9 @@ def test_an_error_of_a_callback_reaches_the_importer(module_file):
         raise ValueError("callback says no")
 
     on_import(name, fail)
-    with pytest.raises(ValueError, match="callback says no"):
-        __import__(name)
+    for _ in range(2):  # a second try does not slip past the failing callback
+        with pytest.raises(ValueError, match="callback says no"):
+            __import__(name)
 
 
 def test_a_missing_module_stays_a_missing_module():

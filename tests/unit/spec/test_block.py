@@ -21,6 +21,10 @@ class Block:
     names: tuple[str, ...] = ()
     folder: str | None = None
     inner: Inner = Inner()
+    other: Inner | None = None
+    limit: float | None = None
+    pair: tuple[int, str] = (0, "")
+    weights: dict[str, float] = field(default_factory=dict)
 
 
 def test_absent_block_is_the_defaults():
@@ -32,6 +36,13 @@ def test_values_are_taken_as_they_are():
     assert read_block(Block, data, "fuse.x") == Block(
         enabled=True, fraction=0.0, names=("a", "b"), folder="out", inner=Inner(2)
     )
+
+
+def test_optional_blocks_numbers_pairs_and_mappings():
+    data = {"other": {"size": 9}, "limit": 3, "pair": [1, "a"], "weights": {"a": 1.0}}
+    block = read_block(Block, data, "fuse.x")
+    assert block == Block(other=Inner(9), limit=3.0, pair=(1, "a"), weights={"a": 1.0})
+    assert read_block(Block, {"other": None, "limit": None}, "fuse.x") == Block()
 
 
 @pytest.mark.parametrize(
@@ -51,6 +62,10 @@ def test_values_are_taken_as_they_are():
         ({"names": [1]}, "fuse.x.names=[1]: needs a list of str"),
         ({"folder": 3}, "fuse.x.folder=3: needs a string or null"),
         ({"inner": {"siez": 1}}, "fuse.x.inner.siez: unknown key (did you mean 'size'?)"),
+        ({"other": 3}, "fuse.x.other=3: needs"),
+        ({"limit": "x"}, "fuse.x.limit='x': needs a number or null"),
+        ({"pair": [1]}, "fuse.x.pair=[1]: needs a list of 2: a whole number, a string"),
+        ({"weights": [1]}, "fuse.x.weights=[1]: needs"),
         ({"inner": 3}, "fuse.x.inner=3: needs a block with keys size"),
         ("on", "fuse.x='on': needs a block"),
     ],

@@ -1,0 +1,28 @@
+import time
+
+import pytest
+
+from verl_fuse.host.spans import Recorder
+
+
+def test_a_block_becomes_a_span_with_its_args():
+    spans = []
+    with Recorder(spans.append).span("ref", "rank 0", "inference", samples=4) as args:
+        args["tokens"] = 9
+    assert [(s.name, s.track, s.category, dict(s.args)) for s in spans] == [
+        ("ref", "rank 0", "inference", {"samples": 4, "tokens": 9})
+    ]
+
+
+def test_a_failing_block_is_recorded_and_raises_its_own_error():
+    spans = []
+    with pytest.raises(KeyError), Recorder(spans.append).span("ref", "rank 0", "inference"):
+        raise KeyError("x")
+    assert spans[0].args["error"] == "KeyError"
+
+
+def test_a_wall_clock_set_back_neither_fails_nor_shortens_what_it_measures(monkeypatch):
+    spans = []
+    with Recorder(spans.append).span("update_actor", "rank 0", "train"):
+        monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert spans[0].end >= spans[0].start > 1e9
