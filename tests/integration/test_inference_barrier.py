@@ -224,6 +224,7 @@ def test_the_full_sequence_form_is_not_taken_for_the_response_form(inference, ba
             return batch
 
     inference._calls["values"] = FullSequence("values")
+    inference.submit(batch.keys[:4], tags_of(batch))
     with pytest.raises(
         FuseError, match=r"values of 8 rows has the wrong length, first u0_0_0: 8 values for 5 response"
     ):
