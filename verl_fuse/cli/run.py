@@ -55,8 +55,9 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and run nothing.")] = False,
 ) -> None:
     """Run a recipe with verl-fuse on (or --baseline: stock verl) and sum it up."""
+    recipe = find_recipe(name)
     require_supported()
-    launch = plan(find_recipe(name), overrides or [], baseline=baseline, home=home_from(os.environ))
+    launch = plan(recipe, overrides or [], baseline=baseline, home=home_from(os.environ))
     if dry_run:
         typer.echo("\n".join(as_shell(launch)))
         return
@@ -113,16 +114,22 @@ def execute(launch: Launch) -> int:
         raise FuseError(f"trainer.default_local_dir={launch.run_dir} cannot be made: {error.strerror}") from error
     keep_earlier(launch.metrics)
     code = child.run(launch.command, environment)
-    print_summary(Console(), launch.run_dir, launch.metrics, launch.run_dir / INDEX_PAGE)
     if code:
         typer.echo(f"verl-fuse: verl ended with exit code {code}", err=True)
+    try:
+        print_summary(Console(), launch.run_dir, launch.metrics, launch.run_dir / INDEX_PAGE)
+    except FuseError as error:
+        # What a run that broke off left half-written must not hide how it ended.
+        if not code:
+            raise
+        typer.echo(f"verl-fuse: {error}", err=True)
     return code
 
 
 def as_shell(launch: Launch) -> Iterator[str]:
     """Lines to paste into a shell."""
     for name, value in launch.environment.items():
-        yield f"export {name}={shlex.quote(os.environ.get(name, value))}"
+        yield f"export {name}={shlex.quote(value if name == METRICS else os.environ.get(name, value))}"
     if launch.prepare is not None:
         yield shlex.join(launch.prepare)
     yield f"mkdir -p {shlex.quote(str(launch.run_dir))}"
