@@ -122,13 +122,20 @@ def test_the_version_is_the_version(python: Path):
     assert verl_fuse(python, "--version").stdout == f"verl-fuse {__version__}\n"
 
 
-@pytest.mark.parametrize("name", ["nosuch", "ppo-cpu"])
-def test_a_run_without_verl_names_the_extra(python: Path, name: str):
-    result = verl_fuse(python, "run", name)
+def test_a_run_without_verl_names_the_extra(python: Path):
+    result = verl_fuse(python, "run", "ppo-cpu")
     assert result.returncode == 2
     assert result.stderr.startswith("verl-fuse: ")
     assert "verl is not installed" in result.stderr
     assert "pip install 'verl-fuse[verl]'" in result.stderr
+
+
+def test_an_unknown_recipe_is_answered_with_the_choices(python: Path):
+    result = verl_fuse(python, "run", "nosuch")
+    assert result.returncode == 2
+    assert result.stderr.startswith("verl-fuse: ")
+    assert "nosuch" in result.stderr
+    assert "ppo-cpu" in result.stderr
 
 
 def test_doctor_names_the_extra_and_fails(python: Path):
