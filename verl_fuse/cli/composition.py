@@ -24,14 +24,12 @@ def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
     from hydra.errors import HydraException
 
     check_syntax(overrides)
-    paths = [_as_file(path) for path in OmegaConf.load(recipe.folder / CONFIG)["hydra"]["searchpath"]]
+    paths = [_as_file(path) for path in OmegaConf.select(OmegaConf.load(recipe.folder / CONFIG), "hydra.searchpath")]
     try:
         with initialize_config_dir(str(recipe.folder), version_base=None):
             return hydra_compose(CONFIG, overrides=[f"hydra.searchpath=[{','.join(paths)}]", *overrides])
     except (HydraException, OmegaConfBaseException) as error:
-        raise FuseError(
-            f"recipe {recipe.name} with {list(overrides) or 'no overrides'}: {_one_line(error)}"
-        ) from error
+        raise FuseError(f"recipe {recipe.name} with {list(overrides) or 'no overrides'}: {_one_line(error)}") from error
 
 
 def check_syntax(overrides: Sequence[str]) -> None:

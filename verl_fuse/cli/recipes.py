@@ -73,7 +73,7 @@ def find_recipe(name: str) -> Recipe:
 def _load(root: Path) -> Iterator[Recipe]:
     for file in sorted(root.glob(f"*/{CONFIG}")):
         try:
-            about = OmegaConf.load(file)["recipe"]
+            about = OmegaConf.select(OmegaConf.load(file), "recipe")
             prepare = about.get("prepare")
             yield Recipe(
                 file.parent.name, file.parent, about["summary"], about["algorithm"], about["hardware"], prepare

@@ -12,6 +12,9 @@ from rich.table import Table
 from verl_fuse.errors import FuseError
 
 TIMING = "timing_s/"
+STEP = "step"
+# Timed by verl beside the step, not within it (verl/trainer/ppo/v1/trainer_base.py).
+OUTSIDE = ("testing",)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def validation_changes(records: list[tuple[int, Mapping[str, float]]]) -> list[C
 
 
 def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, list[StageTime]]:
-    """(steps counted, mean seconds per stage). The first step is left out where there are others: it warms everything up."""
+    """(steps counted, mean seconds per stage, the step itself after its stages). The first step is left out where there are others: it warms everything up."""
     steps = [values for _, values in records if f"{TIMING}step" in values]
     counted = steps[1:] or steps
     sums: dict[str, float] = {}
@@ -68,20 +71,27 @@ def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, li
             if key.startswith(TIMING):
                 sums[key] = sums.get(key, 0.0) + value
     # Stages that not every step has (validation, checkpoints) count as zero in the others.
-    return len(counted), [StageTime(key.removeprefix(TIMING), total / len(counted)) for key, total in sums.items()]
+    stages = [StageTime(key.removeprefix(TIMING), total / len(counted)) for key, total in sums.items()]
+    return len(counted), sorted(stages, key=lambda stage: (stage.name in OUTSIDE, stage.name == STEP))
 
 
 def summary(records: list[tuple[int, Mapping[str, float]]]) -> Group:
     """The two tables that `verl-fuse run` ends with."""
-    changes = Table("validation", "before", "after", "change", title="Result", title_justify="left")
+    changes = Table(title="Validation", title_justify="left")
+    changes.add_column("metric", overflow="fold")
+    for column in ("before", "after", "change"):
+        changes.add_column(column, justify="right", no_wrap=True)
     for change in validation_changes(records):
         steps = (f"{change.before:.3f} (step {change.first_step})", f"{change.after:.3f} (step {change.last_step})")
-        changes.add_row(change.name, *steps, f"{change.after - change.before:+.3f}")
+        changes.add_row(change.name.partition("/")[2], *steps, f"{change.after - change.before:+.3f}")
     count, stages = stage_times(records)
-    whole = next((stage.seconds for stage in stages if stage.name == "step"), 0.0)
-    times = Table("stage", "seconds", "share", title=f"Step time, mean of {count} steps", title_justify="left")
+    whole = next((stage.seconds for stage in stages if stage.name == STEP), 0.0)
+    times = Table("stage", title=f"Step time, mean of {count} steps", title_justify="left")
+    for column in ("seconds", "share"):
+        times.add_column(column, justify="right")
     for stage in stages:
-        times.add_row(stage.name, f"{stage.seconds:.3f}", f"{stage.seconds / whole:.0%}" if whole else "")
+        share = "outside" if stage.name in OUTSIDE else f"{stage.seconds / whole:.0%}" if whole else ""
+        times.add_row(stage.name, f"{stage.seconds:.3f}", share)
     return Group(changes, times)
 
 

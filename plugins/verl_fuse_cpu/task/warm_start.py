@@ -1,7 +1,7 @@
 """A tiny causal language model, and the supervised start that gives reinforcement learning something to reinforce.
 
-The demonstrations are of mixed quality on purpose: a share of them gives up early and answers with the smaller number.
-The model learns the arithmetic and imitates the carelessness, so accuracy has room to rise.
+The demonstrations are of mixed quality on purpose: a share of them guesses the smaller number without any working. The model learns
+the arithmetic and imitates the guessing, so accuracy has room to rise, and responses grow longer while it does.
 
 Invariants (tests/integration/test_recipes_compose.py, tests/unit/task/test_warm_start.py):
 - the model's vocabulary is as large as the tokenizer;
@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from verl_fuse_cpu.task.euclid import Pair, response
 from verl_fuse_cpu.task.parameters import WarmStart
+from verl_fuse_cpu.task.tokenizer import END, PAD
 
 IGNORED = -100
 
@@ -37,19 +38,15 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             max_position_embeddings=1024,
             tie_word_embeddings=False,
             bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=_id(tokenizer, END),
+            pad_token_id=_id(tokenizer, PAD),
         )
     )
 
 
 def demonstration(pair: Pair, careless: float, rng: np.random.Generator) -> str:
-    """The right trace, or with probability `careless` one that stops after some lines and names the smaller number."""
-    lines = pair.lines
-    if len(lines) < 2 or rng.random() >= careless:
-        return pair.trace
-    kept = lines[: rng.integers(1, len(lines))]
-    return response(kept, min(int(number) for number in kept[-1].split()))
+    """The right trace, or with probability `careless` a guess without working: the smaller number."""
+    return response((), min(pair.a, pair.b)) if rng.random() < careless else pair.trace
 
 
 def train(
@@ -88,14 +85,14 @@ def _batches(
     tokenizer: PreTrainedTokenizerFast, pairs: list[Pair], recipe: WarmStart, rng: np.random.Generator
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (ids, labels), each (batch, tokens) and right-padded: causal attention never looks at the padding."""
+    weights = np.array([len(pair.lines) for pair in pairs], dtype=float) ** -recipe.exponent
     while True:
         examples = []
-        for i in rng.choice(len(pairs), size=256):
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": pairs[i].prompt}], add_generation_prompt=True, tokenize=False
-            )
-            answer = tokenizer(demonstration(pairs[i], recipe.careless, rng) + tokenizer.eos_token)["input_ids"]
-            examples.append((tokenizer(prompt)["input_ids"], answer))
+        for i in rng.choice(len(pairs), size=256, p=weights / weights.sum()):
+            answer = demonstration(pairs[i], recipe.careless, rng)
+            chat = [{"role": "user", "content": pairs[i].prompt}]
+            prompt = str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+            examples.append((tokenizer(prompt)["input_ids"], tokenizer(answer + END)["input_ids"]))
         examples.sort(key=lambda example: len(example[1]))
         groups, group = [], []
         for example in examples:
@@ -104,7 +101,7 @@ def _batches(
                 group = []
             group.append(example)
         for i in rng.permutation(len(groups)):
-            yield _padded(groups[i], tokenizer.pad_token_id)
+            yield _padded(groups[i], _id(tokenizer, PAD))
 
 
 def _padded(group: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,3 +113,7 @@ def _padded(group: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.T
         ids[row, :end] = torch.tensor(prompt + answer)
         labels[row, len(prompt) : end] = torch.tensor(answer)
     return ids, labels
+
+
+def _id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    return tokenizer.get_vocab()[token]

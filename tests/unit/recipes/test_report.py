@@ -29,7 +29,7 @@ def test_validation_before_and_after(metrics):
 def test_step_times_leave_out_the_first_step(metrics):
     assert stage_times(read_metrics(metrics)) == (
         2,
-        [StageTime("step", 3.0), StageTime("gen", 1.5), StageTime("testing", 0.5)],
+        [StageTime("gen", 1.5), StageTime("step", 3.0), StageTime("testing", 0.5)],
     )
 
 

@@ -41,12 +41,12 @@ def test_model_and_tokenizer_have_one_vocabulary(tokenizer):
     assert 300_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
 
 
-def test_a_careless_demonstration_stops_early_and_names_the_smaller_number():
+def test_a_careless_demonstration_guesses_the_smaller_number():
     rng = np.random.default_rng(0)
     assert warm_start.demonstration(Pair(7, 3), 0.0, rng) == "04 03;01 03;01 02;01 01;=01"
-    seen = {warm_start.demonstration(Pair(7, 3), 1.0, rng) for _ in range(50)}
-    assert seen == {"04 03;=03", "04 03;01 03;=01", "04 03;01 03;01 02;=01"}
-    assert warm_start.demonstration(Pair(6, 3), 1.0, rng) == "03 03;=03"
+    assert warm_start.demonstration(Pair(7, 3), 1.0, rng) == "=03"
+    guesses = sum(warm_start.demonstration(Pair(7, 3), 0.5, rng) == "=03" for _ in range(1000))
+    assert 450 < guesses < 550
 
 
 def test_the_seed_decides_the_weights(tokenizer):
