@@ -2,36 +2,23 @@
 
 Prints a table while it runs and one JSON line last. Seconds are wall-clock and mean little on a busy machine.
 
-    python ci/bench/schedule.py --seconds 60 [--instances 0,1,2] [--no-limited] [--no-large]
+    python ci/bench/schedule.py --seconds 60 [--instances 0,1,2] [--no-limited] [--no-large] [--random 500]
 """
 
 import argparse
 import json
 import resource
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "unit" / "schedule"))
+from checker import faults
+from problems import PUBLISHED, published, random_problem
 
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.spec.problem import Pipeline, Problem
 from verl_fuse.spec.schedule import Schedule
-
-PUBLISHED = Path(__file__).parents[2] / "tests" / "golden" / "fused_schedule_instances.json"
-
-
-def published(row: dict, memory_limit: float | None) -> Problem:
-    big = Pipeline("actor", range(row["n0"]), row["m0"], row["f0"], 2 * row["f0"], row["mem0"])
-    copies = [
-        Pipeline(
-            "critic",
-            range((k + 1) * row["n1"] - 1, k * row["n1"] - 1, -1),
-            row["m1"],
-            row["f1"],
-            2 * row["f1"],
-            row["mem1"],
-        )
-        for k in range(row["n0"] // row["n1"])
-    ]
-    return Problem(row["n0"], (big, *copies), memory_limit)
 
 
 def large() -> Problem:
@@ -42,6 +29,8 @@ def large() -> Problem:
 
 def measured(name: str, problem: Problem, args: argparse.Namespace, **compared: float | bool) -> dict:
     schedule: Schedule = solve(problem, args.method, Budget(args.seconds, args.seed, args.workers))
+    if wrong := faults(schedule):
+        raise SystemExit(f"{name}: {wrong[0]}")
     figures = {
         "name": name,
         "makespan": schedule.makespan,
@@ -64,9 +53,10 @@ def main() -> None:
     parser.add_argument("--instances", default=",".join(map(str, range(12))))
     parser.add_argument("--limited", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--large", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--random", type=int, default=0, help="random problems to solve and check")
+    parser.add_argument("--random-seconds", type=float, default=0.2)
     args = parser.parse_args()
-    rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["instances"]
-    wanted = [rows[int(i)] for i in args.instances.split(",") if i]
+    wanted = [PUBLISHED[int(i)] for i in args.instances.split(",") if i]
     results = []
     for row in wanted:
         compared = {
@@ -84,6 +74,11 @@ def main() -> None:
         )
     if args.large:
         results.append(measured("32 ranks x 128", large(), args))
+    for seed in range(args.random):
+        if wrong := faults(
+            solve(random_problem(seed), args.method, Budget(args.random_seconds, args.seed, args.workers))
+        ):
+            raise SystemExit(f"random problem {seed}: {wrong[0]}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     met = [r for r in results if "paper_memory" in r]
     summary = {
@@ -92,6 +87,7 @@ def main() -> None:
         "memory_within_paper": sum(r["peak_memory"] <= r["paper_memory"] + 1e-9 for r in met),
         "of": len(met),
         "peak_rss_gib": round(peak, 2),
+        "random_checked": args.random,
         "results": results,
     }
     print(json.dumps(summary))

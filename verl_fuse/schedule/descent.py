@@ -57,8 +57,12 @@ class Goal:
         )
 
     def offer(self, solution: Solution) -> None:
-        """Hand in a solution; the better one is kept."""
+        """Hand in a solution; the better one is kept. One that is fast enough but over the capacity still counts when it holds less than the best."""
         if solution.peak > self.capacity * (1 + TOLERANCE):
+            with self._lock:
+                if solution.makespan <= self.makespan * (1 + TOLERANCE) and solution.peak < self.incumbent.peak:
+                    self.incumbent = solution
+                    self._accept(solution)
             return
         with self._lock:
             reached = solution.makespan <= self.makespan * (1 + TOLERANCE)

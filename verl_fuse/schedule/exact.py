@@ -55,7 +55,7 @@ class Exact(Attempt):
         settings = solver.parameters
         settings.num_workers = 1
         settings.random_seed = seed
-        settings.max_deterministic_time = effort
+        settings.max_deterministic_time = effort / 2
         settings.max_time_in_seconds = max(0.01, goal.deadline - time.monotonic())
         settings.catch_sigint_signal = False
         # Measured on the published instances: linear relaxation, probing and symmetry detection cost more than they find.

@@ -42,7 +42,7 @@ def earliest_starts(table: OpTable, orders: Orders) -> NDArray[np.float64] | Non
     return np.array(starts) if done == len(table) else None
 
 
-def orders_of(table: OpTable, starts: NDArray[np.float64]) -> list[list[int]]:
+def orders_of(table: OpTable, starts: NDArray[np.float64] | NDArray[np.int64]) -> list[list[int]]:
     """Op ids of each rank sorted by start time (op id breaks ties)."""
     return [ids[np.argsort(starts[ids], kind="stable")].tolist() for ids in table.on_rank]
 

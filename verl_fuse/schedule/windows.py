@@ -9,6 +9,7 @@ Invariants (tests/unit/schedule/test_windows.py): a result keeps the capacity an
 import itertools
 import math
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +17,27 @@ from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.descent import Attempt, Goal
 from verl_fuse.schedule.model import activation_ticks, scales
-from verl_fuse.schedule.solution import Solution, from_orders
+from verl_fuse.schedule.solution import TOLERANCE, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 
 SECONDS = 0.6
 """Deterministic time for one window."""
 
 
+@dataclass
+class _Window:
+    """The model of one window: start variables by op, first and last position by rank, and `ends`, the length of the schedule along each way out."""
+
+    model: cp_model.CpModel
+    orders: tuple[tuple[int, ...], ...]
+    start: list[int]
+    variables: dict[int, cp_model.IntVar] = field(default_factory=dict)
+    ranks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ends: list[cp_model.LinearExprT] = field(default_factory=list)
+
+
 class Windows(Attempt):
-    """Improves the goal's closest solution window by window."""
+    """Improves window by window: the closest solution's makespan, and the memory of one that is fast enough, in turn."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
         self.table, self.worker, self.scales = table, worker, scales(table)
@@ -34,6 +47,7 @@ class Windows(Attempt):
         self.activation = [activation_ticks(table, self.scales, op) for op in range(len(table))]
         self.before = table.before.tolist()
         self.ops_per_window = 150.0
+        self.slimmed: Solution | None = None
         self.solver: cp_model.CpSolver | None = None
 
     def interrupt(self) -> None:
@@ -42,34 +56,109 @@ class Windows(Attempt):
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         random = np.random.default_rng([seed, self.worker, 1])
-        spent = 0.0
+        spent, turn = 0.0, 0
         while spent < effort and not goal.over:
-            if goal.closest is None:
-                return
             begun = time.thread_time()
-            self._improve(goal, goal.closest, random)
+            fast = self._fast(goal)
+            if turn % 2 == 0 and fast is not None:
+                self._slim(goal, fast, random)
+            elif goal.closest is not None:
+                self._shorten(goal, goal.closest, random)
+            elif fast is None:
+                return
             spent += time.thread_time() - begun
+            turn += 1
 
-    def _improve(self, goal: Goal, current: Solution, random: np.random.Generator) -> None:
-        orders, start = current.orders, self._ticks(current)
-        end = max(start[op] + self.duration[op] for op in range(len(start)))
+    def _fast(self, goal: Goal) -> Solution | None:
+        """What to slim: a solution that is fast enough and holds too much; the walk goes on from where the last goal left it."""
+        for solution in (self.slimmed, goal.incumbent):
+            if (
+                solution is not None
+                and solution.makespan <= goal.makespan * (1 + TOLERANCE)
+                and solution.peak <= goal.incumbent.peak
+            ):
+                return solution
+        return None
+
+    def _shorten(self, goal: Goal, current: Solution, random: np.random.Generator) -> None:
+        """Pack one window tighter within the capacity."""
+        start = self._ticks(current)
+        end = max(begin + duration for begin, duration in zip(start, self.duration, strict=True))
         span = min(1.0, self.ops_per_window / len(start)) * end
         opening = float(random.uniform(-span / 2, end - span / 2))
-        inside = {op for op, begin in enumerate(start) if opening <= begin < opening + span}
-        if not inside:
+        window = self._window(current, start, opening, span, end)
+        if not window.variables:
             return
+        makespan = window.model.new_int_var(min(self.scales.time.ticks(goal.makespan), end), end, "")
+        for expression in window.ends:
+            window.model.add(expression <= makespan)
+        if math.isfinite(goal.capacity):
+            for rank in window.ranks:
+                self._limit(window, rank, self.scales.memory.floor(goal.capacity), end)
+        window.model.minimize(makespan)
+        solution = self._solve(window, int(random.integers(2**30)), goal)
+        if solution is not None and solution.makespan <= current.makespan:
+            goal.offer(solution)
+
+    def _slim(self, goal: Goal, current: Solution, random: np.random.Generator) -> None:
+        """Bring the memory of one window nearer to the capacity, within the makespan."""
+        start, end = self._ticks(current), self.scales.time.ticks(goal.makespan)
+        capacity = self.scales.memory.floor(goal.capacity)
+        held = self._held(current)
+        over = [op for op, amount in enumerate(held) if amount > capacity and self.table.kind[op] == 0]
+        if not over:
+            return
+        span = min(1.0, self.ops_per_window / len(start)) * end
+        opening = start[over[int(random.integers(len(over)))]] - float(random.uniform(0, span))
+        window = self._window(current, start, opening, span, end)
+        if not window.variables:
+            return
+        for expression in window.ends:
+            window.model.add(expression <= end)
+        excess = []
+        for rank in window.ranks:
+            worst = max((held[op] for op in current.orders[rank] if op in window.variables), default=0)
+            level = capacity
+            if worst > capacity:
+                level = window.model.new_int_var(capacity, worst, "")
+                excess.append(level)
+            self._limit(window, rank, level, end)
+        window.model.minimize(sum(excess))
+        solution = self._solve(window, int(random.integers(2**30)), goal)
+        if solution is None or solution.makespan > goal.makespan * (1 + TOLERANCE):
+            return
+        if self._excess(solution, capacity) <= self._excess(current, capacity):
+            self.slimmed = solution
+            goal.offer(solution)
+
+    def _held(self, solution: Solution) -> list[int]:
+        """Memory ticks on the rank after each op."""
+        held = [0] * len(self.duration)
+        for order in solution.orders:
+            now = 0
+            for op in order:
+                now += -self.activation[op] if self.table.kind[op] else self.activation[op]
+                held[op] = now
+        return held
+
+    def _excess(self, solution: Solution, capacity: int) -> int:
+        return sum(max(0, amount - capacity) for amount in self._held(solution))
+
+    def _window(self, current: Solution, start: list[int], opening: float, span: float, horizon: int) -> _Window:
+        """The model of the ops that start in [opening, opening + span); everything else keeps its order."""
+        orders = current.orders
+        inside = {op for op, begin in enumerate(start) if opening <= begin < opening + span}
         tail = self._tails(orders, start, opening + span)
         model = cp_model.CpModel()
-        goal_ticks = self.scales.time.ticks(goal.makespan)
-        makespan = model.new_int_var(min(goal_ticks, end), end, "")
-        variables: dict[int, cp_model.IntVar] = {}
-        for _rank, order in enumerate(orders):
+        window = _Window(model, orders, start)
+        for rank, order in enumerate(orders):
             mine = [op for op in order if op in inside]
             if not mine:
                 continue
             first, last = order.index(mine[0]), order.index(mine[-1])
+            window.ranks[rank] = (first, last)
             free = start[order[first - 1]] + self.duration[order[first - 1]] if first else 0
-            after = tail[order[last + 1]] if last + 1 < len(order) else 0
+            after = int(tail[order[last + 1]]) if last + 1 < len(order) else 0
             for op in mine:
                 source = self.before[op]
                 outside = (
@@ -77,42 +166,25 @@ class Windows(Attempt):
                     if source >= 0 and source not in inside
                     else 0
                 )
-                variables[op] = model.new_int_var(max(free, outside), end - self.duration[op], "")
-                model.add_hint(variables[op], start[op])
-                model.add(variables[op] + self.duration[op] + after <= makespan)
+                variable = window.variables[op] = model.new_int_var(max(free, outside), horizon - self.duration[op], "")
+                model.add_hint(variable, start[op])
+                window.ends.append(variable + self.duration[op] + after)
             model.add_no_overlap(
-                [model.new_fixed_size_interval_var(variables[op], self.duration[op], "") for op in mine]
+                [model.new_fixed_size_interval_var(window.variables[op], self.duration[op], "") for op in mine]
             )
-            if math.isfinite(goal.capacity):
-                self._limit(model, variables, order, first, last, self.scales.memory.floor(goal.capacity), end)
-        for op, variable in variables.items():
+        for op, variable in window.variables.items():
             source = self.before[op]
-            if source in variables:
-                model.add(variable >= variables[source] + self.duration[source] + self.delay[op])
-            if self.table.microbatch[op] and op - 1 in variables:
-                model.add(variable >= variables[op - 1] + self.duration[op - 1])
+            if source in window.variables:
+                model.add(variable >= window.variables[source] + self.duration[source] + self.delay[op])
+            if self.table.microbatch[op] and op - 1 in window.variables:
+                model.add(variable >= window.variables[op - 1] + self.duration[op - 1])
         for op, source in enumerate(self.before):
-            if source in variables and op not in inside:
-                model.add(variables[source] + self.duration[source] + self.delay[op] + tail[op] <= makespan)
-        model.minimize(makespan)
-        status, values = self._solve(model, variables, int(random.integers(2**30)), goal)
-        self.ops_per_window = (
-            min(600.0, self.ops_per_window * 1.1)
-            if status == cp_model.OPTIMAL
-            else max(60.0, self.ops_per_window * 0.93)
-        )
-        if values is None:
-            return
-        renewed = [
-            sorted(order, key=lambda op: (values.get(op, start[op]), start[op])) if order else order for order in orders
-        ]
-        solution = from_orders(self.table, renewed)
-        if solution is not None and solution.makespan <= current.makespan:
-            goal.offer(solution)
+            if source in window.variables and op not in inside:
+                window.ends.append(window.variables[source] + self.duration[source] + self.delay[op] + int(tail[op]))
+        return window
 
-    def _solve(
-        self, model: cp_model.CpModel, variables: dict[int, cp_model.IntVar], seed: int, goal: Goal
-    ) -> tuple[int, dict[int, int] | None]:
+    def _solve(self, window: _Window, seed: int, goal: Goal) -> Solution | None:
+        """The renewed schedule, or None when the solver found nothing in its time; also adapts the size of windows to what is solved in time."""
         solver = self.solver = cp_model.CpSolver()
         settings = solver.parameters
         settings.num_workers, settings.random_seed = 1, seed
@@ -120,45 +192,41 @@ class Windows(Attempt):
         settings.max_time_in_seconds = max(0.01, goal.deadline - time.monotonic())
         settings.catch_sigint_signal = False
         settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0
-        status = solver.solve(model)
+        status = solver.solve(window.model)
         self.solver = None
+        self.ops_per_window = (
+            min(600.0, self.ops_per_window * 1.1)
+            if status == cp_model.OPTIMAL
+            else max(60.0, self.ops_per_window * 0.93)
+        )
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return status, None
-        return status, {op: solver.value(variable) for op, variable in variables.items()}
+            return None
+        values = {op: solver.value(variable) for op, variable in window.variables.items()}
+        renewed = [
+            sorted(order, key=lambda op: (values.get(op, window.start[op]), window.start[op]))
+            for order in window.orders
+        ]
+        return from_orders(self.table, renewed)
 
-    def _limit(
-        self,
-        model: cp_model.CpModel,
-        variables: dict[int, cp_model.IntVar],
-        order,
-        first: int,
-        last: int,
-        capacity: int,
-        horizon: int,
-    ) -> None:
+    def _limit(self, window: _Window, rank: int, capacity: int | cp_model.IntVar, horizon: int) -> None:
         """Capacity of one rank inside the window; what is in flight when it opens or closes is held from its beginning or to its end."""
+        order, (_first, last) = window.orders[rank], window.ranks[rank]
+        model, variables = window.model, window.variables
+        later = set(order[last + 1 :])
         intervals, sizes = [], []
-        mine = set(order[first : last + 1])
-        for op in [*order[: last + 1]]:
+        for op in order[: last + 1]:
             size = self.activation[op]
             if self.table.kind[op] == 1 or size == 0:
                 continue
             backward = op + self.table.problem.pipelines[self.table.pipeline[op]].microbatches
-            if op not in mine and backward not in mine:
-                if self._held_across(order, backward, last):
-                    intervals.append(model.new_fixed_size_interval_var(0, horizon, ""))
-                    sizes.append(size)
+            if op not in variables and backward not in variables and backward not in later:
                 continue
-            opens = variables[op] if op in mine else 0
-            closes = variables[backward] + self.duration[backward] if backward in mine else horizon
+            opens = variables.get(op, 0)
+            closes = variables[backward] + self.duration[backward] if backward in variables else horizon
             intervals.append(model.new_interval_var(opens, model.new_int_var(0, horizon, ""), closes, ""))
             sizes.append(size)
         if intervals:
             model.add_cumulative(intervals, sizes, capacity)
-
-    @staticmethod
-    def _held_across(order, backward: int, last: int) -> bool:
-        return backward in order[last + 1 :]
 
     def _ticks(self, solution: Solution) -> list[int]:
         """Earliest start of every op in ticks, for the solution's orders."""

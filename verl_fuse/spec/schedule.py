@@ -109,7 +109,7 @@ class Schedule:
             wanted = bool if field.endswith("optimal") else str if field == "method" else float
             if wanted is float and isinstance(value, int) and not isinstance(value, bool):
                 values[field] = value = float(value)
-            if not isinstance(value, wanted) or (wanted is float and not math.isfinite(value)):
+            if not isinstance(value, wanted) or (isinstance(value, float) and not math.isfinite(value)):
                 raise FuseError(
                     f"not a verl-fuse schedule: {field}={value!r}; needs a {'finite number' if wanted is float else wanted.__name__}"
                 )

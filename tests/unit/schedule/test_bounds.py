@@ -2,10 +2,11 @@
 
 import pytest
 from brute_force import pareto
-from problems import PUBLISHED, published, random_problem, two_ranks
+from problems import PUBLISHED, published, random_problem
 
 from verl_fuse.schedule.bounds import makespan_bound, memory_bound
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.spec.problem import Pipeline, Problem
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"instance{row['id']}")
@@ -23,11 +24,14 @@ def test_no_schedule_beats_the_bounds(seed):
 
 
 def test_a_deadline_forces_memory():
-    table = OpTable(two_ranks(2))
-    assert makespan_bound(table) == 12.0
-    assert [memory_bound(table, deadline) for deadline in (13.0, 24.0)] == [1.0, 1.0]
+    """Eight stages of the same cost hold eight micro-batches to end in the least time (instance 2), and one when nothing hurries."""
+    table = OpTable(published(PUBLISHED[2]))
+    assert memory_bound(table, 225.0) == 15.6
+    assert memory_bound(table, 5000.0) == 2.0
 
 
 def test_a_memory_limit_forces_time():
-    free, tight = (makespan_bound(OpTable(two_ranks(3, limit))) for limit in (None, 1.0))
-    assert free < tight
+    """One micro-batch at a time through two stages: six ticks each."""
+    actor = Pipeline("actor", (0, 1), 3, 1, 2, 1)
+    assert makespan_bound(OpTable(Problem(2, (actor,)))) == 12.0
+    assert makespan_bound(OpTable(Problem(2, (actor,), 1.0))) == 18.0

@@ -21,7 +21,14 @@ def test_round_trip_per_problem_and_method(tmp_path):
     assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".json"]
 
 
-@pytest.mark.parametrize("spoil", [lambda text: text[: len(text) // 2], lambda text: text.replace('"microbatch": 1', '"microbatch": 0'), lambda text: "[]"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"microbatch": 1', '"microbatch": 0'),
+        lambda text: "[]",
+    ],
+)
 def test_a_corrupt_entry_is_ignored_with_a_warning(tmp_path, spoil):
     schedule = solve(two_ranks(2), "greedy", Budget(1))
     cache.store(tmp_path, schedule)

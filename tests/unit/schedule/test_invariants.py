@@ -9,7 +9,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.schedule.methods import METHODS, solve
 from verl_fuse.schedule.solution import Budget
 
-SECONDS = 0.3
+SECONDS = 0.15
 
 
 @pytest.fixture(params=METHODS)
@@ -24,25 +24,31 @@ def test_published(method, row):
     assert schedule.lower_bound == row["lower_bound"]
 
 
-@pytest.mark.parametrize("row", [PUBLISHED[2], PUBLISHED[11]], ids=lambda row: f"instance{row['id']}")
+@pytest.mark.parametrize("row", [PUBLISHED[11]], ids=lambda row: f"instance{row['id']}")
 def test_memory_limit_of_serial_training(method, row):
     schedule = solve(published(row, row["mem_serial_1f1b"]), method, Budget(SECONDS))
     assert faults(schedule) == []
     assert schedule.peak_memory <= row["mem_serial_1f1b"] + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(6))
 def test_random(method, seed):
     assert faults(solve(random_problem(seed), method, Budget(SECONDS))) == []
 
 
-@pytest.mark.parametrize("limit", [None, 2.0, 1.0])
-@pytest.mark.parametrize("transfer", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["serial", "back-to-back", "greedy"])
+def test_500_random_problems(method):
+    """The methods that need no time; ci/bench/schedule.py --random 500 does the same with the portfolio."""
+    for seed in range(500):
+        assert (seed, faults(solve(random_problem(seed), method, Budget(SECONDS)))) == (seed, [])
+
+
+@pytest.mark.parametrize(("limit", "transfer"), [(None, 1.0), (2.0, 0.0), (1.0, 1.0)])
 def test_least_memory_and_transfers(method, limit, transfer):
     assert faults(solve(two_ranks(3, limit, transfer), method, Budget(SECONDS))) == []
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_never_beats_brute_force(method, seed):
     problem = random_problem(seed, ranks=2, pipelines=2, microbatches=2)
     front = pareto(problem)

@@ -19,7 +19,10 @@ def schedule() -> Schedule:
 
 
 def moved(schedule: Schedule, token: str, rank: int, by: float, stretch: float = 0.0) -> Schedule:
-    ops = [op._replace(start=op.start + by, end=op.end + by + stretch) if (op.token, op.rank) == (token, rank) else op for op in schedule.ops]
+    ops = [
+        op._replace(start=op.start + by, end=op.end + by + stretch) if (op.token, op.rank) == (token, rank) else op
+        for op in schedule.ops
+    ]
     return replace(schedule, ops=tuple(ops))
 
 

@@ -84,13 +84,20 @@ def test_missing_key_and_broken_json_name_the_file(tmp_path):
     with pytest.raises(FuseError, match=r"problem.json: problem: missing key 'pipelines'"):
         Problem.read(path)
     path.write_text("{")
-    with pytest.raises(FuseError, match="problem.json: problem is not JSON"):
+    with pytest.raises(FuseError, match=r"problem\.json: problem is not JSON"):
         Problem.read(path)
-    with pytest.raises(FuseError, match="absent.json: cannot be read"):
+    with pytest.raises(FuseError, match=r"absent\.json: cannot be read"):
         Problem.read(tmp_path / "absent.json")
 
 
 def test_the_form_is_the_documented_one():
     text = Problem.from_dict(data()).to_json()
     assert list(json.loads(text)) == ["ranks", "memory_limit", "transfer", "pipelines"]
-    assert list(json.loads(text)["pipelines"][0]) == ["model", "ranks", "microbatches", "forward", "backward", "activation"]
+    assert list(json.loads(text)["pipelines"][0]) == [
+        "model",
+        "ranks",
+        "microbatches",
+        "forward",
+        "backward",
+        "activation",
+    ]

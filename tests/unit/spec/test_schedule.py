@@ -12,7 +12,12 @@ from verl_fuse.spec.schedule import Op, Schedule, parse_text
 @pytest.fixture
 def schedule() -> Schedule:
     problem = Problem(2, (Pipeline("actor", (0, 1), 1, 1, 2, 1.5),))
-    ops = (Op(1, 0, "B", 0, 2.0, 4.0), Op(0, 0, "B", 0, 4.0, 6.0), Op(0, 0, "F", 0, 0.0, 1.0), Op(1, 0, "F", 0, 1.0, 2.0))
+    ops = (
+        Op(1, 0, "B", 0, 2.0, 4.0),
+        Op(0, 0, "B", 0, 4.0, 6.0),
+        Op(0, 0, "F", 0, 0.0, 1.0),
+        Op(1, 0, "F", 0, 1.0, 2.0),
+    )
     return Schedule(problem, ops, 6.0, 6.0, True, 1.5, 1.5, True, 0.1, "serial")
 
 
@@ -31,7 +36,9 @@ def test_round_trip(schedule, tmp_path):
 
 def test_the_form_is_the_documented_one(schedule):
     data = json.loads(schedule.to_json())
-    fields = "makespan lower_bound optimal peak_memory memory_lower_bound memory_optimal solve_seconds method problem ops"
+    fields = (
+        "makespan lower_bound optimal peak_memory memory_lower_bound memory_optimal solve_seconds method problem ops"
+    )
     assert list(data) == fields.split()
     assert data["ops"][0] == {"rank": 0, "pipeline": 0, "kind": "F", "microbatch": 0, "start": 0.0, "end": 1.0}
 
@@ -43,8 +50,14 @@ def test_the_form_is_the_documented_one(schedule):
         ({"optimal": 1}, "optimal=1; needs a bool"),
         ({"lower_bound": float("nan")}, "lower_bound=nan"),
         ({"ops": [{"rank": 0}]}, "not a verl-fuse schedule"),
-        ({"ops": [{"rank": 9, "pipeline": 0, "kind": "F", "microbatch": 0, "start": 0, "end": 1}]}, "not part of its problem"),
-        ({"ops": [{"rank": 0, "pipeline": 0, "kind": "X", "microbatch": 0, "start": 0, "end": 1}]}, "not a verl-fuse schedule"),
+        (
+            {"ops": [{"rank": 9, "pipeline": 0, "kind": "F", "microbatch": 0, "start": 0, "end": 1}]},
+            "not part of its problem",
+        ),
+        (
+            {"ops": [{"rank": 0, "pipeline": 0, "kind": "X", "microbatch": 0, "start": 0, "end": 1}]},
+            "not a verl-fuse schedule",
+        ),
     ],
 )
 def test_bad_schedule(schedule, change, message):

@@ -1,0 +1,78 @@
+"""`verl-fuse schedule` end to end, without a subprocess."""
+
+import json
+
+import pytest
+from problems import two_ranks
+from typer.testing import CliRunner
+
+from verl_fuse.cli.main import main
+from verl_fuse.cli.schedule import app
+from verl_fuse.schedule.methods import METHODS
+from verl_fuse.spec.schedule import Schedule
+
+RUN = CliRunner()
+
+
+@pytest.fixture
+def problem_file(tmp_path):
+    path = tmp_path / "problem.json"
+    path.write_text(two_ranks(2).to_json())
+    return path
+
+
+def test_solve_show_and_cache(problem_file, tmp_path):
+    out, cache = tmp_path / "schedule.json", tmp_path / "cache"
+    command = ["solve", str(problem_file), "--time-limit", "2", "--out", str(out), "--cache-folder", str(cache)]
+    first = RUN.invoke(app, command)
+    assert first.exit_code == 0, first.output
+    schedule = Schedule.read(out)
+    assert (schedule.method, schedule.makespan, schedule.optimal) == ("portfolio", 12.0, True)
+    assert len(list(cache.iterdir())) == 1
+    assert RUN.invoke(app, command).output == first.output
+    assert Schedule.read(out) == schedule
+    shown = RUN.invoke(app, ["show", str(out)])
+    assert "rank   1 |" in shown.output
+    page = tmp_path / "schedule.html"
+    assert RUN.invoke(app, ["show", str(out), "--out", str(page)]).exit_code == 0
+    assert page.stat().st_size > 1000
+
+
+def test_compare_lists_every_method(problem_file, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    result = RUN.invoke(app, ["compare", str(problem_file), "--time-limit", "0.2"])
+    assert result.exit_code == 0, result.output
+    assert all(method in result.output for method in METHODS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"microbatches": 0}, "microbatches=0"),
+        ({"ranks": [0, 0]}, "two stages on rank 0"),
+        ({"ranks": [0, 7]}, "unknown rank 7"),
+        ({"forward": -1}, "forward=-1"),
+        ({"forward": float("nan")}, "forward=nan"),
+        ({"microbatches": 10**6}, "at most 200000"),
+    ],
+)
+def test_bad_input_is_one_message_that_names_the_file(problem_file, capsys, change, message):
+    data = json.loads(problem_file.read_text())
+    data["pipelines"][0] |= change
+    problem_file.write_text(json.dumps(data))
+    with pytest.raises(SystemExit) as exit_:
+        main(["schedule", "solve", str(problem_file)])
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"verl-fuse: {problem_file}: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_tampered_schedule_is_refused(problem_file, tmp_path, capsys):
+    out = tmp_path / "schedule.json"
+    RUN.invoke(app, ["solve", str(problem_file), "--method", "greedy", "--no-cache", "--out", str(out)])
+    out.write_text(out.read_text().replace('"microbatch": 1', '"microbatch": 0', 1))
+    with pytest.raises(SystemExit):
+        main(["schedule", "show", str(out)])
+    assert "appears twice" in capsys.readouterr().err

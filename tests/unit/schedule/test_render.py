@@ -1,0 +1,66 @@
+"""Pictures: right suffix, self-contained, everything drawn."""
+
+import builtins
+import re
+
+import pytest
+from problems import two_ranks
+
+from verl_fuse.errors import FuseError
+from verl_fuse.schedule.methods import solve
+from verl_fuse.schedule.render import write_picture
+from verl_fuse.schedule.render.curve import labels, memory_curve
+from verl_fuse.schedule.solution import Budget
+from verl_fuse.spec.schedule import Schedule
+
+
+@pytest.fixture
+def schedule() -> Schedule:
+    return solve(two_ranks(2, memory_limit=3.0), "back-to-back", Budget(1))
+
+
+def test_memory_rises_at_forwards_and_falls_at_the_ends_of_backwards(schedule):
+    row = tuple(op for op in schedule.rows[1] if op.pipeline == 0)
+    assert [op.token for op in row] == ["0F0", "0B0", "0F1", "0B1"]
+    assert memory_curve(schedule, row) == [(0.0, 0.0), (1.0, 1.0), (4.0, 0.0), (4.0, 1.0), (7.0, 0.0)]
+    assert labels(schedule) == ["actor", "critic"]
+
+
+def test_text_page(schedule, tmp_path):
+    write_picture(schedule, tmp_path / "s.txt")
+    text = (tmp_path / "s.txt").read_text()
+    assert text.startswith("back-to-back: makespan 17 (bound 12)")
+    assert "A = actor  B = critic" in text
+    assert text.endswith(schedule.to_text())
+
+
+def test_page_is_self_contained_and_draws_every_op(schedule, tmp_path):
+    write_picture(schedule, tmp_path / "s.html")
+    page = (tmp_path / "s.html").read_text()
+    assert page.count("<title>") == 1 + len(schedule.ops)
+    assert page.count("<path") == schedule.problem.ranks
+    assert "bound 12" in page
+    assert not re.search(r"https?://|<script|<link|@import", page)
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+def test_plots(schedule, tmp_path, suffix, magic):
+    pytest.importorskip("matplotlib")
+    write_picture(schedule, tmp_path / f"s{suffix}")
+    assert (tmp_path / f"s{suffix}").read_bytes().startswith(magic)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_missing_matplotlib_and_unknown_suffix_say_what_to_do(schedule, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without_matplotlib(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    with pytest.raises(FuseError, match=r"s.png: .png needs matplotlib: pip install 'verl-fuse\[plot\]'"):
+        write_picture(schedule, tmp_path / "s.png")
+    with pytest.raises(FuseError, match=r"suffix '.pdf'; allowed: .html, .png, .svg, .txt"):
+        write_picture(schedule, tmp_path / "s.pdf")
