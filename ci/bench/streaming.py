@@ -32,9 +32,6 @@ def run(home: Path, mode: str) -> dict[int, dict[str, float]]:
         "trainer.val_before_train=false",
         "trainer.save_freq=-1",
         "trainer.resume_mode=disable",
-        # Small micro-batches, so that a micro-group need not wait for half of the step's samples; the same in every mode.
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
         f"trainer.default_local_dir={folder}",
     ]
     command = [str(Path(sys.executable).with_name("verl-fuse")), "run", "ppo-cpu", *MODES[mode], *overrides]
