@@ -24,6 +24,9 @@ from verl_fuse.schedule.table import OpTable
 MAKESPAN_SHARE = 0.6
 """Part of the time that the makespan may take before memory has its turn."""
 
+LEAN = 1.4
+"""Capacity of the lean rounds, as a multiple of what serial 1F1B holds."""
+
 CAPACITIES = 3
 """Capacities tried with one effort."""
 
@@ -162,13 +165,18 @@ class _Walk:
         return goal
 
     def shorten(self) -> None:
-        """Makespan: aim at the bound until it is reached, or its share of the time is spent."""
+        """Makespan: aim at the bound until it is reached, or its share of the time is spent.
+
+        Every other round, the first included, aims at little memory too: the bound is often reached all the same, and memory then starts lower.
+        """
         effort, deadline = FIRST_EFFORT, self.budget.begun + MAKESPAN_SHARE * self.budget.seconds
+        lean = min(self.limit, LEAN * serial(self.table, self.budget).peak)
         while self.best.makespan > self.makespan_bound * (1 + TOLERANCE) and time.monotonic() < deadline:
-            goal = self._round(self.makespan_bound, self.limit, effort, deadline)
-            if goal.refuted_below is not None:
+            capacity = lean if self.rounds % 2 == 0 else self.limit
+            goal = self._round(self.makespan_bound, capacity, effort, deadline)
+            if goal.refuted_below is not None and capacity == self.limit:
                 self.makespan_bound = min(max(self.makespan_bound, goal.refuted_below), self.best.makespan)
-            else:
+            elif self.rounds % 2 == 0:
                 effort *= 2
 
     def slim(self) -> None:

@@ -20,6 +20,9 @@ from verl_fuse.schedule.model import activation_ticks, scales
 from verl_fuse.schedule.solution import TOLERANCE, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 
+SHARE = 2.0
+"""Effort against that of the other attempts, which take turns on the second thread."""
+
 SECONDS = 0.6
 """Deterministic time for one window."""
 
@@ -57,10 +60,10 @@ class Windows(Attempt):
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         random = np.random.default_rng([seed, self.worker, 1])
         spent, turn = 0.0, 0
-        while spent < effort and not goal.over:
+        while spent < SHARE * effort and not goal.over:
             begun = time.thread_time()
             fast = self._fast(goal)
-            if turn % 2 == 0 and fast is not None:
+            if fast is not None and (turn % 4 or goal.closest is None):
                 self._slim(goal, fast, random)
             elif goal.closest is not None:
                 self._shorten(goal, goal.closest, random)
