@@ -20,6 +20,8 @@ COMMAND = (
     *SMALL,
     *SMALL_CRITIC,
     f"data.train_batch_size={PROMPTS}",
+    # Hotter than the recipe: more responses lose their way and become long.
+    "actor_rollout_ref.rollout.temperature=1.3",
     "fuse.interstage.enabled=true",
     f"trainer.total_training_steps={STEPS}",
     "trainer.save_freq=2",

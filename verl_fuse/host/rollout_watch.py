@@ -24,7 +24,7 @@ class RolloutWatch:
         self._on_poll = on_poll
         self._progress = (0, time.monotonic())
         self._poll_interval = poll_interval
-        self._looked = time.monotonic()
+        self._looked = time.thread_time()
         self._wait = buffer._wait_for_next_poll
         buffer._wait_for_next_poll = self._wait_for_next_poll
 
@@ -34,7 +34,7 @@ class RolloutWatch:
 
     def look(self) -> None:
         """Look now, without waiting: replayed rollouts are there at once."""
-        self._looked = time.monotonic()
+        self._looked = time.thread_time()
         self._buffer._sync_metadata_from_transfer_queue()
         self._on_poll(self)
 
@@ -54,10 +54,10 @@ class RolloutWatch:
         if partition_id == TRAIN:
             self._on_poll(self)
         self._check_progress(partition_id)
-        # Looking costs time in proportion to the batch: spend at most a tenth on it, it competes with the lane's thread.
-        self._buffer.poll_interval = max(self._poll_interval, 9 * (time.monotonic() - self._looked))
+        # Looking costs CPU time in proportion to the batch: spend at most a tenth on it, it competes with the lane's thread.
+        self._buffer.poll_interval = max(self._poll_interval, 9 * (time.thread_time() - self._looked))
         last_debug_time = self._wait(partition_id, last_debug_time)
-        self._looked = time.monotonic()
+        self._looked = time.thread_time()
         return last_debug_time
 
     def _check_progress(self, partition_id: str) -> None:
