@@ -266,6 +266,16 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
     assert set(seen) == {(8, (1, 0, 0))}
 
 
+def test_the_first_look_is_not_paced_by_what_set_up_cost(buffer, batch):
+    from verl_fuse.host.rollout_watch import RolloutWatch
+
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None)
+    watch._looked -= 100.0  # CPU seconds of set-up between construction and the first poll
+    assert watch._pace() == 2.0, "never slower than verl's own pace"
+    watch.begin_step()
+    assert watch._pace() < 0.5
+
+
 def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
     from verl_fuse.host.rollout_watch import RolloutWatch, sessions
 

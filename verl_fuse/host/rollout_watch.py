@@ -12,6 +12,9 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.rows import TRAIN
 from verl_fuse.spec.step import Sample
 
+# Seconds between two looks of verl's own replay buffer (replay_buffer.py).
+VERL_POLL_INTERVAL = 2.0
+
 
 class RolloutWatch:
     """Calls `on_poll(watch)` at every look at the training partition; `stall_timeout` is seconds without a new sample."""
@@ -29,8 +32,9 @@ class RolloutWatch:
         buffer._wait_for_next_poll = self._wait_for_next_poll
 
     def begin_step(self) -> None:
-        """Forget the last step's progress."""
+        """Forget what was seen before this step or validation."""
         self._progress = (0, time.monotonic())
+        self._looked = time.thread_time()
 
     def look(self) -> None:
         """Look now, without waiting: replayed rollouts are there at once."""
@@ -54,11 +58,16 @@ class RolloutWatch:
         if partition_id == TRAIN:
             self._on_poll(self)
         self._check_progress(partition_id)
-        # Looking costs CPU time in proportion to the batch: spend at most a tenth on it, it competes with the lane's thread.
-        self._buffer.poll_interval = max(self._poll_interval, 9 * (time.thread_time() - self._looked))
+        self._buffer.poll_interval = self._pace()
         last_debug_time = self._wait(partition_id, last_debug_time)
         self._looked = time.thread_time()
         return last_debug_time
+
+    def _pace(self) -> float:
+        """Seconds to the next look. Looking costs CPU time in proportion to the batch and competes with the lane's thread: at most a tenth
+        of the time goes into it, but the pace is never slower than verl's own."""
+        spent = time.thread_time() - self._looked
+        return max(self._poll_interval, min(9 * spent, VERL_POLL_INTERVAL))
 
     def _check_progress(self, partition_id: str) -> None:
         b = self._buffer
