@@ -23,14 +23,21 @@ GRACE = 10.0
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run `command` to its end and return its exit code, 128 + the signal's number if a signal ended it."""
     run_id = uuid.uuid4().hex
-    child = subprocess.Popen(command, env={**environment, MARK: run_id}, process_group=0)
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        if child.poll() is None:
+        if child is None:
+            early.append(number)
+        elif child.poll() is None:
             os.killpg(child.pid, number)
 
+    # Before the child starts: a signal that is ignored here (SIGINT under nohup) would be ignored by the child as well.
     previous = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
+        child = subprocess.Popen(command, env={**environment, MARK: run_id}, process_group=0)
+        for number in early:
+            pass_on(number, None)
         code = child.wait()
     finally:
         end_processes(run_id)

@@ -60,3 +60,26 @@ time.sleep(0.5)
     assert f"process {pid} outlived the run: SIGTERM" in capsys.readouterr().err
     time.sleep(0.2)
     assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_an_interrupt_reaches_the_child_even_where_interrupts_are_ignored(tmp_path):
+    ready = tmp_path / "ready"
+    code = f"""
+import pathlib, time
+pathlib.Path({str(ready)!r}).touch()
+time.sleep(60)
+"""
+
+    def interrupt() -> None:
+        while not ready.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        assert start(code) == 128 + signal.SIGINT
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
