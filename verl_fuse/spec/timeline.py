@@ -35,7 +35,9 @@ class Span:
         if self.category not in CATEGORIES:
             raise FuseError(f"span {self.name!r}: category {self.category!r}; allowed: {', '.join(CATEGORIES)}")
         if not (math.isfinite(self.start) and math.isfinite(self.end)) or self.end < self.start:
-            raise FuseError(f"span {self.name!r} on {self.track!r}: start {self.start}, end {self.end}; need finite start <= end")
+            raise FuseError(
+                f"span {self.name!r} on {self.track!r}: start {self.start}, end {self.end}; need finite start <= end"
+            )
 
     @property
     def seconds(self) -> float:
@@ -64,7 +66,14 @@ class Timeline:
 
     def to_json(self) -> str:
         spans = [[s.name, s.track, s.category, s.start, s.end, dict(s.args)] for s in self.spans]
-        data = {"format": FORMAT_VERSION, "run": self.run, "step": self.step, "start": self.start, "end": self.end, "spans": spans}
+        data = {
+            "format": FORMAT_VERSION,
+            "run": self.run,
+            "step": self.step,
+            "start": self.start,
+            "end": self.end,
+            "spans": spans,
+        }
         return json.dumps(data)
 
     @classmethod
@@ -74,7 +83,10 @@ class Timeline:
             data: dict[str, Any] = json.loads(text)
             if data["format"] != FORMAT_VERSION:
                 raise FuseError(f"timeline format {data['format']!r}; this version reads {FORMAT_VERSION}")
-            spans = tuple(Span(name, track, category, float(start), float(end), args) for name, track, category, start, end, args in data["spans"])
+            spans = tuple(
+                Span(name, track, category, float(start), float(end), args)
+                for name, track, category, start, end, args in data["spans"]
+            )
             return cls(data["run"], int(data["step"]), float(data["start"]), float(data["end"]), spans)
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise FuseError(f"not a verl-fuse timeline: {error!r}") from error
