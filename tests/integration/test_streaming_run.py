@@ -23,6 +23,9 @@ COMMAND = (
     # Hotter than the recipe: more responses lose their way and become long.
     "actor_rollout_ref.rollout.temperature=1.3",
     "fuse.interstage.enabled=true",
+    # Validation before training goes through the same replay buffer.
+    "trainer.val_before_train=true",
+    "data.val_max_samples=16",
     f"trainer.total_training_steps={STEPS}",
     "trainer.save_freq=2",
     "trainer.resume_mode=auto",
@@ -64,7 +67,8 @@ def command_line(pid: str) -> str:
 
 
 def test_the_same_command_goes_on_after_the_checkpoint(resumed):
-    assert sorted(resumed.metrics) == [3, 4]
+    # Step 2 holds the validation before training.
+    assert sorted(resumed.metrics) == [2, 3, 4]
     assert (resumed.folder / "latest_checkpointed_iteration.txt").read_text() == "4"
 
 
@@ -79,7 +83,7 @@ def test_over_both_runs_every_sample_is_trained_exactly_once(resumed):
 def test_reference_and_critic_run_inside_the_generation_span(resumed):
     inside = {step: started_during_generation(timeline(resumed, step)) for step in resumed.accounts()}
     assert any({"ref", "values"} <= names for names in inside.values()), inside
-    for metrics in resumed.metrics.values():
+    for metrics in (resumed.metrics[3], resumed.metrics[4]):
         assert metrics["fuse/overlap_seconds"] > 0
         assert 0 < metrics["fuse/overlap_fraction"] < 1
         assert metrics["fuse/streamed_samples"] >= 8
