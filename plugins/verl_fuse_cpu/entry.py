@@ -12,16 +12,6 @@ import sys
 
 from verl_fuse_cpu.environment import active, process_defaults
 
-PATCHES = (
-    "critic_attention",
-    "gloo_backend",
-    "unpinned_offload",
-    "vllm_cpu_weights",
-    "vllm_distribution",
-    "weight_buffer_lock",
-    "weight_sender_deadline",
-)
-
 # What kept the platform from being registered in this process; None when it was registered or not asked for.
 failure: Exception | None = None
 
@@ -36,7 +26,7 @@ def register() -> None:
 
         for name, value in process_defaults().items():
             os.environ.setdefault(name, value)
-        registry.install(registry.load(name) for name in PATCHES)
+        registry.install(registry.load(name) for name in registry.NAMES)
         import verl_fuse_cpu.platform  # noqa: F401  registers itself
     except Exception as error:  # noqa: BLE001  verl would hide it
         import traceback

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from verl_fuse.host import on_import
 from verl_fuse_patches import registry
 from verl_fuse_patches.fingerprint import fingerprint
 from verl_fuse_patches.registry import Patch
@@ -18,6 +19,8 @@ UPSTREAM = "def greet():\n    return 'upstream'\n"
 def clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_installed", {})
     monkeypatch.setattr(registry, "_applied", set())
+    # A refused patch keeps waiting for its module: not beyond its test.
+    monkeypatch.setattr(on_import, "_callbacks", {})
 
 
 @pytest.fixture
