@@ -39,7 +39,7 @@ def test_installing_twice_patches_once(acme, make_patch):
     assert greet() == "patched upstream"
 
 
-def test_changed_source_is_refused_and_left_as_it_is(acme, make_patch):
+def test_changed_source_is_refused_at_every_import(acme, make_patch):
     acme.write_text("def greet():\n    return 'newer'\n")
     patch = make_patch()
     install([patch])
@@ -52,7 +52,8 @@ def test_changed_source_is_refused_and_left_as_it_is(acme, make_patch):
         "Why it is patched: https://example.org/issues/7"
     )
     assert status([patch]) == [PatchStatus("greeting", TARGET, "refused", message)]
-    assert greet() == "newer"
+    with pytest.raises(FuseError, match="found 749259ad064d76e3"):
+        greet()  # importing again does not slip past the refusal
 
 
 def test_a_target_that_is_gone_is_refused(acme, make_patch):
