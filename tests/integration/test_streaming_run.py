@@ -20,8 +20,8 @@ COMMAND = (
     *SMALL,
     *SMALL_CRITIC,
     f"data.train_batch_size={PROMPTS}",
-    # Hotter than the recipe: more responses lose their way and become long.
-    "actor_rollout_ref.rollout.temperature=1.3",
+    # Few requests at a time: samples finish one after the other, as in a rollout much larger than its engines.
+    "actor_rollout_ref.rollout.max_num_seqs=4",
     "fuse.interstage.enabled=true",
     # Validation before training goes through the same replay buffer.
     "trainer.val_before_train=true",
