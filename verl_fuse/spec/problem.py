@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import load
 
 MAX_OPS = 200_000
 """Forward plus backward ops over all stages; more than this is a mistake in the input (32 ranks x 128 micro-batches x 2 models is 16384)."""
@@ -162,12 +163,7 @@ class Problem:
     @classmethod
     def read(cls, path: Path) -> "Problem":
         """Read a problem file; every error names the file."""
-        try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise FuseError(f"{path}: cannot be read: {error}") from error
-        except FuseError as error:
-            raise FuseError(f"{path}: {error}") from error
+        return load(path, cls.from_json)
 
 
 def _check_keys(data: Any, allowed: Sequence[str], needed: Sequence[str], where: str) -> None:

@@ -8,13 +8,13 @@ Invariants (tests/unit/spec/test_schedule.py):
 
 import json
 import math
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import load, save
 from verl_fuse.spec.problem import Problem
 
 Kind = Literal["F", "B"]
@@ -121,16 +121,11 @@ class Schedule:
     @classmethod
     def read(cls, path: Path) -> "Schedule":
         """Read a schedule file; every error names the file."""
-        try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise FuseError(f"{path}: cannot be read: {error}") from error
-        except FuseError as error:
-            raise FuseError(f"{path}: {error}") from error
+        return load(path, cls.from_json)
 
     def write(self, path: Path) -> None:
         """Write the JSON form, to a temporary file first."""
-        write_atomically(path, self.to_json() + "\n")
+        save(path, self.to_json() + "\n")
 
 
 def parse_text(text: str) -> tuple[tuple[tuple[int, Kind, int], ...], ...]:
@@ -147,19 +142,6 @@ def parse_text(text: str) -> tuple[tuple[tuple[int, Kind, int], ...], ...]:
             row.append((int(match[1]), "F" if match[2] == "F" else "B", int(match[3])))
         rows.append(tuple(row))
     return tuple(rows)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to a temporary file beside `path`, then rename it; a FuseError names the path."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise FuseError(f"{path}: cannot be written: {error}") from error
 
 
 def _op(entry: dict[str, Any]) -> Op:

@@ -26,13 +26,32 @@ class Sample:
 class LaneView:
     """One set of workers that runs one collective call at a time.
 
-    `queued` counts micro-groups handed over and not finished; a micro-group's size must be a multiple of `multiple`.
+    `queued` counts micro-groups handed over and not finished; a micro-group's size must be a multiple of `multiple`. `released`: nothing
+    generates on its devices any more.
     """
 
     name: str
     stages: tuple[Stage, ...]
     queued: int
     multiple: int
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One rollout replica: `running` requests in flight there, room for `slots` at most (sequences and KV cache), `routed` while it takes requests."""
+
+    rank: int
+    running: int
+    slots: int
+    routed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """Only replicas `survivors` go on generating: requests of all others move to them, tokens kept, and the others are free until the step ends."""
+
+    survivors: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +66,7 @@ class RolloutView:
     groups_finished: int
     ready: tuple[Sample, ...]
     lanes: tuple[LaneView, ...]
+    replicas: tuple[ReplicaView, ...] = ()
 
     @property
     def unfinished(self) -> int:
@@ -54,7 +74,7 @@ class RolloutView:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Refusal:
     """Why a configuration cannot run: the key, its value, and what is allowed."""
 
     key: str
@@ -65,12 +85,12 @@ class Problem:
         return f"{self.key}={self.value!r}: {self.allowed}"
 
 
-EventKind = Literal["setup", "step_begin", "poll", "stage", "step_end", "train_end"]
+EventKind = Literal["setup", "step_begin", "poll", "migration", "stage", "step_end", "train_end"]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something observers may want to know. `timeline` is set on `step_end` only; `view` on `poll` only."""
+    """Something observers may want to know. `timeline` is set on `step_end` only; `view` on `poll` and `migration` only."""
 
     kind: EventKind
     step: int

@@ -1,0 +1,62 @@
+"""Layouts: text form, and which of them can divide a model."""
+
+import pytest
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.layout import Layout, stage_layers
+from verl_fuse.spec.model_names import model_named
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, pp=4, dp=8), Layout(dp=8, ep=4), Layout(cp=2)])
+def test_the_text_form_parses_back(layout: Layout):
+    assert Layout.parse(str(layout)) == layout
+
+
+def test_the_text_form_reads_like_the_interface():
+    layout = Layout.parse("tp2 pp4 dp8")
+    assert (layout, layout.devices, layout.replica_devices) == (Layout(tp=2, pp=4, dp=8), 64, 8)
+    assert str(layout) == "tp2 pp4 dp8"
+
+
+@pytest.mark.parametrize("text", ["tp", "tp2 tp4", "tp0", "xp2", "2tp"])
+def test_other_text_is_refused(text: str):
+    with pytest.raises(FuseError, match="layout"):
+        Layout.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "fault"),
+    [
+        ("tp8", "qwen2.5-7b", "tp=8; needs a divisor of heads=28"),
+        ("tp3", "llama-7b", "tp=3; needs a divisor of heads=32"),
+        ("tp8", "qwen2.5-3b", None),
+        ("pp64", "llama-7b", "pp=64; needs at most layers=32"),
+        ("dp8 ep8", "llama-7b", "ep needs experts"),
+        ("dp24 ep24", "qwen3-30b-a3b", "ep=24; needs a divisor of experts=128"),
+        ("dp8 ep8", "qwen3-30b-a3b", None),
+    ],
+)
+def test_layouts_that_cannot_divide_a_model(layout: str, model: str, fault: str | None):
+    found = Layout.parse(layout).fault(model_named(model))
+    assert found == fault
+    if fault:
+        with pytest.raises(FuseError, match=f"layout {layout} for {model}: {fault}"):
+            Layout.parse(layout).check(model_named(model))
+
+
+def test_tensor_ranks_and_kv_heads_must_divide_one_another():
+    model = model_named("qwen2.5-14b")
+    assert Layout(tp=8).fault(model) is None
+    assert Layout(tp=20).fault(model) == "tp=20; needs a divisor or a multiple of kv_heads=8"
+
+
+def test_experts_are_shared_out_within_data_ranks():
+    with pytest.raises(FuseError, match=r"ep=8; needs a divisor of dp\*cp=4"):
+        Layout(dp=4, ep=8)
+
+
+def test_middle_stages_take_the_remainder():
+    assert stage_layers(32, 4) == (8, 8, 8, 8)
+    assert stage_layers(10, 4) == (2, 3, 3, 2)
+    assert stage_layers(7, 4) == (2, 2, 2, 1)
+    assert sum(stage_layers(94, 16)) == 94

@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import load, save, write_atomically
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path):
+    path = tmp_path / "page.html"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path):
+    save(tmp_path / "number.txt", "7")
+    assert load(tmp_path / "number.txt", int) == 7
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
+    with pytest.raises(FuseError, match=r"nowhere/plan\.json: cannot be written"):
+        save(tmp_path / "nowhere/plan.json", "")
+
+
+@pytest.mark.parametrize("content", [None, b"\xff"], ids=["missing", "not UTF-8"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None):
+    path = tmp_path / "plan.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FuseError, match=r"plan\.json: cannot be read"):
+        load(path, str)
+
+
+def test_a_fault_in_the_content_names_the_file(tmp_path: Path):
+    def refuse(text: str) -> None:
+        raise FuseError("ranks=0; needs a whole number >= 1")
+
+    (tmp_path / "problem.json").write_text("{}")
+    with pytest.raises(FuseError, match=r"problem\.json: ranks=0; needs a whole number >= 1"):
+        load(tmp_path / "problem.json", refuse)

@@ -1,0 +1,133 @@
+"""What we rest on upstream, as data: one contract per seam, judged against source text (verl_fuse/host/compat).
+
+A target is "package.module:name" or "package.module:Class.member"; it may be defined elsewhere as long as it can be imported from
+there. Broken means red: we would fail or, worse, go on with wrong numbers. What need only be read again is yellow.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function or method we call, override or whose behaviour we copy.
+
+    `signature` is written as in its `def`, without annotations, after "async", "static", "class" or "property" where these apply,
+    e.g. "async (self, request_id, **extra)"; a default written `...` may be any. `body` is the fingerprint of what we have read: a
+    change is yellow. `closed`: our override takes no parameter that upstream adds.
+    """
+
+    target: str
+    signature: str
+    body: str | None = None
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """A class we subclass or construct; every name of `bases` must be among its bases, at any depth.
+
+    `abstract` are all members that a subclass has to define, `required` all fields of a dataclass or pydantic model that have no default
+    and so must be given; None if it does not matter.
+    """
+
+    target: str
+    bases: tuple[str, ...] = ()
+    abstract: tuple[str, ...] | None = None
+    required: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A module variable, class variable, dataclass field or instance attribute; `value`, if given, is the source text of its value."""
+
+    target: str
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decorator:
+    """A definition carries this decorator: a registry entry, or how Ray dispatches a method. Lists may have grown (yellow)."""
+
+    target: str
+    decorator: str
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A module makes this call when it is imported: a registry entry. Lists may have grown (yellow)."""
+
+    module: str
+    call: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """A key of a YAML file ("verl/trainer/config/ppo_trainer.yaml") with its default, or the default's type where only that matters."""
+
+    file: str
+    key: str
+    default: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigGroup:
+    """An entry of a YAML file's defaults list, e.g. "rollout@actor_rollout_ref.rollout: rollout"."""
+
+    file: str
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Every place of a package that compares `name` with something (a change is red), or uses it otherwise (yellow).
+
+    A place is "module:qualname: text", the text being the comparison or the expression that reads the name.
+    """
+
+    package: str
+    name: str
+    comparisons: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Source that a runtime patch replaces: "module:name,Class.method" with its fingerprint. Any change is red, a fix included."""
+
+    target: str
+    fingerprint: str
+    patch: str
+
+
+Contract: TypeAlias = Function | Class | Attribute | Decorator | Registration | ConfigKey | ConfigGroup | Uses | Code
+
+
+def label(contract: Contract) -> str:
+    """What the contract is about, in one line."""
+    match contract:
+        case ConfigKey(file, key):
+            return f"{file}: {key}"
+        case ConfigGroup(file, entry):
+            return f"{file}: defaults, {entry}"
+        case Decorator(target, decorator):
+            return f"{target} @{decorator}"
+        case Registration(module, call):
+            return f"{module}: {call}"
+        case Uses(package, name):
+            return f"{package}: uses of {name}"
+        case _:
+            return contract.target
+
+
+def package(contract: Contract) -> str:
+    """The top-level package the contract is about."""
+    match contract:
+        case ConfigKey(file) | ConfigGroup(file):
+            return file.partition("/")[0]
+        case Registration(module):
+            return module.partition(".")[0]
+        case Uses(name):
+            return name
+        case _:
+            return contract.target.partition(":")[0].partition(".")[0]

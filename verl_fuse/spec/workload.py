@@ -1,0 +1,149 @@
+"""What one training step computes: the algorithm, its batch, its lengths, its models.
+
+Invariants (tests/unit/spec/test_workload.py):
+- calls form an acyclic graph in which every `after` names a call of this workload;
+- PPO has a critic, GRPO has none; a call of a role exists only if the role has a model;
+- a file with an unknown key, name or value is refused, naming it and what is allowed.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import read_block
+from verl_fuse.spec.length_files import lengths_from
+from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.model import Model
+from verl_fuse.spec.model_names import model_from
+from verl_fuse.spec.yaml_file import read_yaml
+
+Role = Literal["actor", "critic", "reference", "reward"]
+CallKind = Literal["generate", "infer", "train"]
+
+
+class Call(NamedTuple):
+    """One model function call of a step. The calls without `after` wait for the train calls of the previous step."""
+
+    name: str
+    role: Role
+    kind: CallKind
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`prompts` per step with `samples` responses each; training makes `epochs` passes in `minibatches` updates each."""
+
+    algorithm: Literal["ppo", "grpo"]
+    prompts: int
+    samples: int
+    prompt: Lengths
+    response: Lengths
+    actor: Model
+    critic: Model | None = None
+    reference: Model | None = None
+    reward: Model | None = None
+    epochs: int = 1
+    minibatches: int = 1
+    old_log_prob: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "samples", "epochs", "minibatches"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise FuseError(f"workload: {name}={value!r}; needs a whole number >= 1")
+        if self.algorithm not in ("ppo", "grpo"):
+            raise FuseError(f"workload: algorithm={self.algorithm!r}; needs ppo or grpo")
+        if (self.critic is not None) != (self.algorithm == "ppo"):
+            have = "none" if self.critic is None else self.critic.name
+            raise FuseError(
+                f"workload: critic={have}; needs {'a model' if self.algorithm == 'ppo' else 'none'} with {self.algorithm}"
+            )
+        if self.minibatches > self.sequences:
+            raise FuseError(f"workload: minibatches={self.minibatches}; needs at most prompts*samples={self.sequences}")
+
+    @property
+    def sequences(self) -> int:
+        return self.prompts * self.samples
+
+    def model(self, role: Role) -> Model:
+        found: Model | None = getattr(self, role)
+        if found is None:
+            raise FuseError(f"workload: no model for the role {role}")
+        return found
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Calls in an order that respects `after`."""
+        generate = Call("actor_generate", "actor", "generate")
+        scores: list[Call] = []
+        if self.reward is not None:
+            scores.append(Call("reward_infer", "reward", "infer", (generate.name,)))
+        if self.reference is not None:
+            scores.append(Call("reference_infer", "reference", "infer", (generate.name,)))
+        if self.critic is not None:
+            scores.append(Call("critic_infer", "critic", "infer", (generate.name,)))
+        if self.old_log_prob:
+            scores.append(Call("actor_infer", "actor", "infer", (generate.name,)))
+        ready = tuple(call.name for call in scores) or (generate.name,)
+        train = [Call("critic_train", "critic", "train", ready)] if self.critic is not None else []
+        return (generate, *scores, *train, Call("actor_train", "actor", "train", ready))
+
+    @classmethod
+    def read(cls, path: Path) -> "Workload":
+        """From YAML; paths in it are relative to the file. Every error names the file."""
+        data = read_yaml(path)
+        try:
+            return cls.from_dict(data, path.parent)
+        except FuseError as error:
+            raise FuseError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_dict(cls, data: Any, base: Path = Path()) -> "Workload":
+        """Models are size names or paths of a config.json; lengths are text forms or FILE#COLUMN.
+
+        Critic and reward model get a value head; a missing `samples` is one.
+        """
+        needed = [field.name for field in dataclasses.fields(_File) if field.default is dataclasses.MISSING]
+        missing = [key for key in needed if not isinstance(data, Mapping) or key not in data]
+        if missing:
+            raise FuseError(f"workload: missing {', '.join(missing)}")
+        read = read_block(_File, data, "workload")
+        critic, reference, reward = (
+            model_from(name, base) if name else None for name in (read.critic, read.reference, read.reward)
+        )
+        return cls(
+            algorithm=read.algorithm,
+            prompts=read.prompts,
+            samples=read.samples,
+            prompt=lengths_from(read.prompt, base),
+            response=lengths_from(read.response, base),
+            actor=model_from(read.actor, base),
+            critic=critic.as_value_model() if critic else None,
+            reference=reference,
+            reward=reward.as_value_model() if reward else None,
+            epochs=read.epochs,
+            minibatches=read.minibatches,
+            old_log_prob=read.old_log_prob,
+        )
+
+
+@dataclass(frozen=True)
+class _File:
+    """The keys of a workload file."""
+
+    algorithm: Literal["ppo", "grpo"]
+    prompts: int
+    prompt: str
+    response: str
+    actor: str
+    samples: int = 1
+    critic: str | None = None
+    reference: str | None = None
+    reward: str | None = None
+    epochs: int = 1
+    minibatches: int = 1
+    old_log_prob: bool = True
