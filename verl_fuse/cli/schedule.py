@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from verl_fuse.cli.schedule_from_model import from_model
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule import cache
 from verl_fuse.schedule.methods import METHODS, solve
@@ -24,6 +25,8 @@ app = typer.Typer(
     help="Fused pipeline schedules: solve, show, compare.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
+app.command()(from_model)
+
 ProblemFile = Annotated[
     Path, typer.Argument(metavar="PROBLEM.json", help="The problem; see verl_fuse/spec/problem.py.")
 ]
@@ -38,7 +41,7 @@ def solve_command(
     out: Annotated[
         Path | None, typer.Option(help="Where the schedule goes (JSON); without it only the summary is printed.")
     ] = None,
-    method: Annotated[str, typer.Option(help="One of: " + ", ".join(METHODS))] = list(METHODS)[-1],
+    method: Annotated[str, typer.Option(help="One of: " + ", ".join(METHODS))] = METHODS[-1],
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
     workers: Workers = 2,

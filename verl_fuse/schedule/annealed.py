@@ -10,16 +10,16 @@ import numpy as np
 
 from verl_fuse.schedule.descent import Attempt, Goal, descend
 from verl_fuse.schedule.greedy import candidates
-from verl_fuse.schedule.model import Scales, activation_ticks, scales
+from verl_fuse.schedule.model import Scales, scales
 from verl_fuse.schedule.priorities import PrioritySearch
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
-from verl_fuse.schedule.table import OpTable, Orders
+from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import orders_of
 
-MOVES_PER_SECOND = 3e8
+MOVES_PER_SECOND = 5e8
 """Ops timed per second of effort: what one core manages, so that an effort of 1 is about a second."""
 
-DISPATCHES_PER_SECOND = 5e6
+DISPATCHES_PER_SECOND = 9e6
 """Ops placed per second of effort by greedy list scheduling."""
 
 CLIMB_SHARE = 0.25
@@ -27,8 +27,8 @@ CLIMB_SHARE = 0.25
 
 CLIMBS = 3
 
-HOT = (0.2, 0.4, 0.8)
-"""First temperatures, in mean op durations."""
+HOT = (0.8, 0.3)
+"""First temperatures, in mean op durations: the first forgets the start, the second polishes it. Workers and seeds take turns."""
 
 COOLING = 8.0
 """First over last temperature."""
@@ -51,48 +51,36 @@ class Anneal(Attempt):
         self.search: PrioritySearch | None = None
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
-        from verl_fuse.schedule import kernel  # numba takes a second to import
+        from verl_fuse.schedule import kernel, shortening  # numba takes a second to import
 
         random = np.random.default_rng([seed, self.worker])
-        if self.search is None or self.search.capacity_value != goal.capacity:
+        if self.search is None or self.search.capacity != goal.capacity:
             self.search = PrioritySearch(self.table, self.scales, goal.capacity)
         begin = self._start(self.search, goal, random, effort * CLIMB_SHARE)
         if begin is None:
             return
         goal.offer(begin)
-        table, ticks = self.table, self.scales.time.ticks
-        count = len(table)
-        duration = np.array([max(1, ticks(d)) for d in table.duration.tolist()], dtype=np.int64)
-        delay = np.array([ticks(d) for d in table.delay.tolist()], dtype=np.int64)
-        change = np.array([activation_ticks(table, self.scales, op) for op in range(count)], dtype=np.int64)
-        change[table.kind == 1] *= -1
-        sink = np.full(count, -1, dtype=np.int64)
-        consumed = np.flatnonzero(table.before >= 0)
-        sink[table.before[consumed]] = consumed
-        lane = (table.pipeline * count + table.stage) * 2 + table.kind
-        ahead, behind, held = _links(begin.orders, change)
-        last = np.array([order[-1] if order else -1 for order in begin.orders], dtype=np.int64)
-        best_ahead = ahead.copy()
+        table, target = self.table, self.scales.time.ticks(goal.makespan)
+        net = kernel.net_of(table, self.scales)
+        order = kernel.order_of(net, begin.orders)
+        best_ahead, best = order.ahead.copy(), int(np.iinfo(np.int64).max)
         capacity = (
-            self.scales.memory.floor(goal.capacity) if np.isfinite(goal.capacity) else int(np.abs(change).sum()) + 1
+            self.scales.memory.floor(goal.capacity) if np.isfinite(goal.capacity) else int(np.abs(net.change).sum()) + 1
         )
-        target = ticks(goal.makespan)
-        best = np.iinfo(np.int64).max
-        steps = max(1, int(effort * (1 - CLIMB_SHARE) * MOVES_PER_SECOND / count))
-        chunks = max(1, round(steps * count / CHUNK))
-        hot = float(random.choice(HOT)) * float(np.mean(duration))
+        steps = max(1, int(effort * (1 - CLIMB_SHARE) * MOVES_PER_SECOND / len(table)))
+        chunks = max(1, round(steps * len(table) / CHUNK))
+        hot = HOT[(seed + self.worker) % len(HOT)] * float(np.mean(net.duration))
         cold = hot / COOLING
         for chunk in range(chunks):
             if goal.over:
                 return
             temperatures = hot * (cold / hot) ** (chunk / chunks), hot * (cold / hot) ** ((chunk + 1) / chunks)
-            found = kernel.anneal(
-                int(random.integers(2**31)), max(1, steps // chunks), *temperatures, target, capacity, ahead, behind, last, table.rank, held,
-                table.before, sink, delay, duration, lane, change, best, best_ahead,
+            found = shortening.shorten(
+                net, order, int(random.integers(2**31)), max(1, steps // chunks), *temperatures, target, capacity, best, best_ahead
             )  # fmt: skip
             if found < best:
                 best = found
-                solution = from_orders(table, _orders(table, best_ahead))
+                solution = from_orders(table, kernel.orders_from(table, best_ahead))
                 if solution is not None:
                     goal.offer(solution)
 
@@ -108,25 +96,3 @@ class Anneal(Attempt):
         if not found:
             found = candidates(self.table, goal.capacity)
         return min(found, key=lambda s: s.key, default=None)
-
-
-def _links(orders: Orders, change: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Neighbours on the rank, and memory held after each op."""
-    ahead, behind = np.full(len(change), -1, dtype=np.int64), np.full(len(change), -1, dtype=np.int64)
-    held = np.zeros(len(change), dtype=np.int64)
-    for order in orders:
-        ids = np.asarray(order, dtype=np.int64)
-        ahead[ids[1:]], behind[ids[:-1]] = ids[:-1], ids[1:]
-        held[ids] = np.cumsum(change[ids])
-    return ahead, behind, held
-
-
-def _orders(table: OpTable, ahead: np.ndarray) -> list[list[int]]:
-    follower = {int(left): op for op, left in enumerate(ahead.tolist()) if left >= 0}
-    orders = []
-    for ids in table.on_rank:
-        order = [op for op in ids.tolist() if ahead[op] < 0]
-        while order and order[-1] in follower:
-            order.append(follower[order[-1]])
-        orders.append(order)
-    return orders

@@ -5,6 +5,7 @@ than `memory_bound` of that deadline; both agree with brute force where the inst
 """
 
 import heapq
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,13 @@ from numpy.typing import NDArray
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import tidy
 
+Limits = Mapping[tuple[int, int], int]
+"""Micro-batches that each (pipeline, stage) may have in flight."""
 
-def heads(table: OpTable) -> NDArray[np.float64]:
-    """Earliest start of every op: longest path along the pipeline, the FIFO order and the memory limit (see `window`)."""
-    result = np.zeros(len(table))
+
+def heads(table: OpTable, limits: Limits | None = None) -> NDArray[np.float64]:
+    """Earliest start of every op: longest path along the pipeline, the FIFO order and the limits (default: see `windows`)."""
+    result, limits = np.zeros(len(table)), windows(table) if limits is None else limits
     for i, p in enumerate(table.problem.pipelines):
         forward, backward = list(range(p.stages)), list(reversed(range(p.stages)))
         for m in range(p.microbatches):
@@ -26,7 +30,7 @@ def heads(table: OpTable) -> NDArray[np.float64]:
                     earliest = result[source] + table.duration[source] + table.delay[op] if source >= 0 else 0.0
                     if m:
                         earliest = max(earliest, result[op - 1] + table.duration[op - 1])
-                    held = window(table, i, s)
+                    held = limits[i, s]
                     if kind == 0 and m >= held:
                         freeing = table.id(i, s, 1, m - held)
                         earliest = max(earliest, result[freeing] + table.duration[freeing])
@@ -34,9 +38,9 @@ def heads(table: OpTable) -> NDArray[np.float64]:
     return result
 
 
-def tails(table: OpTable) -> NDArray[np.float64]:
+def tails(table: OpTable, limits: Limits | None = None) -> NDArray[np.float64]:
     """Least time between the end of every op and the end of the schedule."""
-    result = np.zeros(len(table))
+    result, limits = np.zeros(len(table)), windows(table) if limits is None else limits
     for i, p in enumerate(table.problem.pipelines):
         for m in reversed(range(p.microbatches)):
             for kind, stages in ((1, range(p.stages)), (0, reversed(range(p.stages)))):
@@ -44,7 +48,7 @@ def tails(table: OpTable) -> NDArray[np.float64]:
                     op = table.id(i, s, kind, m)
                     if m + 1 < p.microbatches:
                         _push(result, table, op, op + 1, 0.0)
-                    held = window(table, i, s)
+                    held = limits[i, s]
                     if kind == 1 and m + held < p.microbatches:
                         _push(result, table, op, table.id(i, s, 0, m + held), 0.0)
                     source = table.before[op]
@@ -57,6 +61,12 @@ def _push(result: NDArray[np.float64], table: OpTable, op: int, later: int, dela
     result[op] = max(result[op], delay + table.duration[later] + result[later])
 
 
+def windows(table: OpTable) -> Limits:
+    """What `window` allows everywhere."""
+    pipelines = table.problem.pipelines
+    return {(i, s): window(table, i, s) for i, p in enumerate(pipelines) for s in range(p.stages)}
+
+
 def window(table: OpTable, pipeline: int, stage: int) -> int:
     """Most micro-batches of a pipeline that may be in flight on a stage under the memory limit."""
     p, limit = table.problem.pipelines[pipeline], table.problem.memory_limit
@@ -65,12 +75,12 @@ def window(table: OpTable, pipeline: int, stage: int) -> int:
     return max(1, min(p.microbatches, int(limit / p.activation[stage] + 1e-9)))
 
 
-def makespan_bound(table: OpTable) -> float:
-    """Largest one-machine bound over ranks: Jackson's preemptive schedule of the rank's ops between their heads and tails.
+def makespan_bound(table: OpTable, limits: Limits | None = None) -> float:
+    """Within the limits, which the memory limit implies by default. Largest one-machine bound over ranks: Jackson's preemptive schedule of the rank's ops between their heads and tails.
 
     Source: Carlier, "The one-machine sequencing problem" (1982). It dominates the four published bounds of the fused problem.
     """
-    head, tail = heads(table), tails(table)
+    head, tail = heads(table, limits), tails(table, limits)
     return tidy(max(_preemptive(head[ids], table.duration[ids], tail[ids]) for ids in table.on_rank if len(ids)))
 
 

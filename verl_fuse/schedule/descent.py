@@ -22,30 +22,43 @@ from verl_fuse.schedule.solution import TOLERANCE, Bounds, Budget, Solution
 from verl_fuse.schedule.table import OpTable
 
 MAKESPAN_SHARE = 0.6
-"""Part of the time that the makespan may take before memory has its turn."""
+"""Part of the time that the makespan may take before memory has its turn; what memory leaves is the makespan's again."""
 
 LEAN = 1.4
 """Capacity of the lean rounds, as a multiple of what serial 1F1B holds."""
 
 CAPACITIES = 3
-"""Capacities tried with one effort."""
+"""Capacities tried in vain with one effort."""
 
 FIRST_EFFORT = 0.5
-"""About seconds of one core for each attempt; doubled with each fruitless round."""
+"""About seconds of one core for each attempt."""
 
-FIRST_MEMORY_EFFORT = 3.0
-"""The same for memory, where little effort reaches nothing."""
+MORE = 3.0
+"""How much the effort grows when a lean round and one without limits were fruitless."""
+
+FIRST_MEMORY_EFFORT = 5.0
+"""The same for memory, where little effort reaches nothing; doubled with each fruitless sweep."""
 
 
 class Goal:
-    """A makespan to reach while holding at most `capacity` on every rank; `closest` is the best so far that keeps the capacity."""
+    """A makespan to reach while holding at most `capacity` on every rank; `closest` is the best so far that keeps the capacity.
+
+    `near` came closest to an earlier goal.
+    """
 
     def __init__(
-        self, makespan: float, capacity: float, incumbent: Solution, deadline: float, accept: Callable[[Solution], None]
+        self,
+        makespan: float,
+        capacity: float,
+        incumbent: Solution,
+        deadline: float,
+        accept: Callable[[Solution], None],
+        near: Solution | None = None,
     ) -> None:
         self.makespan, self.capacity, self.incumbent, self.deadline = makespan, capacity, incumbent, deadline
         self.refuted_below: float | None = None
-        self.closest = incumbent if incumbent.peak <= capacity * (1 + TOLERANCE) else None
+        fitting = [s for s in (incumbent, near) if s is not None and s.peak <= capacity * (1 + TOLERANCE)]
+        self.closest = min(fitting, key=lambda s: s.key, default=None)
         self._accept, self._lock, self._event = accept, threading.Lock(), threading.Event()
 
     @property
@@ -126,7 +139,9 @@ def descend(table: OpTable, budget: Budget, attempts: Sequence[Attempt]) -> tupl
     """Best solution within the budget, with the bounds proven on the way."""
     walk = _Walk(table, budget, attempts)
     try:
-        walk.shorten()
+        walk.shorten(MAKESPAN_SHARE)
+        walk.slim()
+        walk.shorten(1.0)
         walk.slim()
     except KeyboardInterrupt:
         budget.report("interrupted: returning the best schedule so far")
@@ -149,7 +164,8 @@ class _Walk:
         self.best = candidates(table, self.limit)[0]
         self.makespan_bound = makespan_bound(table)
         self.memory_bound, self.memory_deadline = 0.0, -1.0
-        self.rounds = 0
+        self.near: Solution | None = None
+        self.rounds, self.effort = 0, FIRST_EFFORT
 
     def _accept(self, solution: Solution) -> None:
         if solution.key < self.best.key:
@@ -159,45 +175,56 @@ class _Walk:
             )
 
     def _round(self, makespan: float, capacity: float, effort: float, deadline: float) -> Goal:
-        goal = Goal(makespan, capacity, self.best, min(deadline, self.budget.deadline), self._accept)
+        deadline = min(deadline, self.budget.deadline)
+        goal = Goal(makespan, capacity, self.best, deadline, self._accept, self.near)
         self.rounds += 1
         pursue(goal, self.attempts, self.budget.workers, effort, self.budget.seed + self.rounds)
+        self.near = goal.closest
         return goal
 
-    def shorten(self) -> None:
-        """Makespan: aim at the bound until it is reached, or its share of the time is spent.
+    def shorten(self, share: float) -> None:
+        """Makespan: aim at the bound until it is reached, or this share of the time is spent.
 
-        Every other round, the first included, aims at little memory too: the bound is often reached all the same, and memory then starts lower.
+        Every other round aims at little memory too: annealing often reaches the bound all the same, and memory then starts lower.
         """
-        effort, deadline = FIRST_EFFORT, self.budget.begun + MAKESPAN_SHARE * self.budget.seconds
+        deadline = self.budget.begun + share * self.budget.seconds
         lean = min(self.limit, LEAN * serial(self.table, self.budget).peak)
         while self.best.makespan > self.makespan_bound * (1 + TOLERANCE) and time.monotonic() < deadline:
-            capacity = lean if self.rounds % 2 == 0 else self.limit
-            goal = self._round(self.makespan_bound, capacity, effort, deadline)
+            aims_low = self.rounds % 2 == 0
+            capacity = lean if aims_low else self.limit
+            goal = self._round(self.makespan_bound, capacity, self.effort, deadline)
             if goal.refuted_below is not None and capacity == self.limit:
                 self.makespan_bound = min(max(self.makespan_bound, goal.refuted_below), self.best.makespan)
-            elif self.rounds % 2 == 0:
-                effort *= 2
+            elif not aims_low:
+                self.effort = min(self.effort * MORE, self.budget.seconds)
 
     def slim(self) -> None:
-        """Memory at the makespan reached. Each sweep aims at what serial training holds, or just below the best, then half-way back, with more effort."""
-        makespan = self.memory_deadline = self.best.makespan
-        self.memory_bound = memory_bound(self.table, makespan)
-        tick = scales(self.table).memory.value(1)
+        """Memory at the makespan reached: right to the bound where serial 1F1B does not hold more, else half-way to that as long as it succeeds, and half-way back."""
+        makespan = self.best.makespan
+        if self.memory_deadline != makespan:
+            self.memory_deadline, self.memory_bound = makespan, memory_bound(self.table, makespan)
+        memory = scales(self.table).memory
+        tick = memory.value(1)
         serial_peak, effort = serial(self.table, self.budget).peak, FIRST_MEMORY_EFFORT
         while self._fat:
-            capacity = min(max(serial_peak, self.memory_bound), self.best.peak - tick)
-            for _ in range(CAPACITIES):
-                goal = self._round(makespan, max(capacity, self.memory_bound), effort, self.budget.deadline)
+            lowest, failures = max(serial_peak, self.memory_bound), 0
+            if lowest >= self.best.peak:
+                lowest = self.memory_bound
+            capacity = lowest if lowest == self.memory_bound else (lowest + self.best.peak) / 2
+            while failures < CAPACITIES and self._fat:
+                capacity = max(memory.value(memory.floor(min(capacity, self.best.peak - tick))), self.memory_bound)
+                goal = self._round(makespan, capacity, effort, self.budget.deadline)
                 if goal.refuted_below is not None and goal.refuted_below > makespan:
-                    self.memory_bound = min(self.best.peak, max(self.memory_bound, capacity + tick))
+                    self.memory_bound = min(
+                        self.best.peak, max(self.memory_bound, memory.value(memory.floor(capacity) + 1))
+                    )
                 self.budget.report(
                     f"peak memory {self.best.peak:g} (bound {self.memory_bound:g}) at makespan {makespan:g}, tried {capacity:g}"
                 )
-                capacity = (capacity + self.best.peak) / 2
-                if goal.reached or not self._fat or capacity > self.best.peak - tick:
-                    break
-            effort *= 2
+                if not goal.reached:
+                    lowest, failures = capacity, failures + 1
+                capacity = (lowest + self.best.peak) / 2
+            effort = min(effort * 2, self.budget.seconds)
 
     @property
     def _fat(self) -> bool:

@@ -3,182 +3,120 @@
 Invariants (tests/unit/schedule/test_priorities.py): with neutral priorities it builds the same orders as `greedy.list_schedule`.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True)
-def _choose(
-    rank,
-    lanes,
-    done,
-    microbatches,
-    first,
-    limits,
-    activation,
-    capacity,
-    free,
-    held,
-    source,
-    delay,
-    duration,
-    urgency,
-    bias,
-    start,
-    pick,
-):
-    """Write the rank's next (start, op, lane, kind) into `pick`; op -1 when nothing can run.
+class Shop(NamedTuple):
+    """What no priority changes. A lane is one stage of one pipeline; -1 is none; times and memory are in ticks.
 
-    `lanes` lists the rank's lanes (-1: none), `first[lane, kind]` their first op; ops that have not run have start -1.
+    `lanes[rank]` lists the rank's lanes, `rank`, `upstream`, `downstream`, `microbatches` and `activation` belong to a lane, `first[lane, kind]` is
+    its first op; `source`, `delay`, `duration` and `urgency` (longest path to the end) belong to an op.
     """
-    soonest = np.int64(1) << 60
-    for kind in range(2):
-        for at in range(lanes.shape[1]):
-            lane = lanes[rank, at]
-            if lane < 0 or done[lane, kind] == microbatches[lane]:
-                continue
-            op = first[lane, kind] + done[lane, kind]
-            ready = _ready(
-                op, kind, lane, rank, done, limits, activation, capacity, free, held, source, delay, duration, start
-            )
-            if ready >= 0:
-                soonest = min(soonest, ready + duration[op])
-    pick[rank, 1] = -1
-    best = -(np.int64(1) << 60)
-    for kind in range(2):
-        for at in range(lanes.shape[1]):
-            lane = lanes[rank, at]
-            if lane < 0 or done[lane, kind] == microbatches[lane]:
-                continue
-            op = first[lane, kind] + done[lane, kind]
-            ready = _ready(
-                op, kind, lane, rank, done, limits, activation, capacity, free, held, source, delay, duration, start
-            )
-            if ready < 0 or ready >= soonest:
-                continue
-            value = urgency[op] + bias[lane, kind]
-            if value > best or (
-                value == best and (ready < pick[rank, 0] or (ready == pick[rank, 0] and op < pick[rank, 1]))
-            ):
-                best = value
-                pick[rank, 0], pick[rank, 1], pick[rank, 2], pick[rank, 3] = ready, op, lane, kind
+
+    lanes: Ints
+    rank: Ints
+    upstream: Ints
+    downstream: Ints
+    microbatches: Ints
+    activation: Ints
+    first: Ints
+    source: Ints
+    delay: Ints
+    duration: Ints
+    urgency: Ints
+    capacity: int
 
 
 @njit(cache=True, nogil=True)
-def _ready(op, kind, lane, rank, done, limits, activation, capacity, free, held, source, delay, duration, start):
-    """Earliest start of an op, or -1 when its input is missing or memory is short."""
-    other = source[op]
-    if other >= 0 and start[other] < 0:
-        return -1
-    if kind == 0 and (done[lane, 0] - done[lane, 1] >= limits[lane] or held[rank] + activation[lane] > capacity):
-        return -1
-    ready = free[rank]
-    if other >= 0:
-        ready = max(ready, start[other] + duration[other] + delay[op])
-    return ready
+def dispatch(shop, limits, bias, start):
+    """Fill `start` for every op; returns the makespan, or -1 when every rank is stuck for memory.
 
-
-@njit(cache=True, nogil=True)
-def dispatch(
-    lanes,
-    lane_rank,
-    lane_before,
-    lane_after,
-    microbatches,
-    first,
-    activation,
-    limits,
-    capacity,
-    source,
-    delay,
-    duration,
-    urgency,
-    bias,
-    start,
-):
-    """Fill `start` for every op; returns the makespan, or -1 when every rank is stuck for memory."""
-    ranks = lanes.shape[0]
+    `limits[lane]` bounds the micro-batches in flight, `bias[lane, kind]` is added to the urgency of the lane's ops. One function on purpose: handing a
+    tuple of arrays to another for every op would cost more than the rest.
+    """
+    (
+        lanes,
+        rank_of,
+        upstream,
+        downstream,
+        microbatches,
+        activation,
+        first,
+        source,
+        delay,
+        duration,
+        urgency,
+        capacity,
+    ) = shop
+    ranks, width = lanes.shape
     start[:] = -1
-    done = np.zeros((len(lane_rank), 2), np.int64)
+    done = np.zeros((len(rank_of), 2), np.int64)
     free, held = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
-    pick = np.zeros((ranks, 4), np.int64)
-    for rank in range(ranks):
-        _choose(
-            rank,
-            lanes,
-            done,
-            microbatches,
-            first,
-            limits,
-            activation,
-            capacity,
-            free,
-            held,
-            source,
-            delay,
-            duration,
-            urgency,
-            bias,
-            start,
-            pick,
-        )
-    end = 0
-    for _ in range(len(source)):
+    ready = np.zeros((width, 2), np.int64)
+    # What each rank would run next: (start, op, lane, kind), op -1 when nothing can run; `stale` lists the ranks whose choice may have changed.
+    next_start, next_op = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    next_lane, next_kind = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    stale, fresh = np.arange(ranks), ranks
+    end, left = 0, len(source)
+    while True:
+        for rank in stale[:fresh]:
+            soonest = np.int64(1) << 60
+            for at in range(width):
+                lane = lanes[rank, at]
+                for kind in range(2):
+                    ready[at, kind] = -1
+                    if lane < 0 or done[lane, kind] == microbatches[lane]:
+                        continue
+                    op = first[lane, kind] + done[lane, kind]
+                    if source[op] >= 0 and start[source[op]] < 0:
+                        continue
+                    if kind == 0 and (
+                        done[lane, 0] - done[lane, 1] >= limits[lane] or held[rank] + activation[lane] > capacity
+                    ):
+                        continue
+                    ready[at, kind] = free[rank]
+                    if source[op] >= 0:
+                        ready[at, kind] = max(free[rank], start[source[op]] + duration[source[op]] + delay[op])
+                    soonest = min(soonest, ready[at, kind] + duration[op])
+            next_op[rank] = -1
+            best = np.int64(0)
+            for at in range(width):
+                lane = lanes[rank, at]
+                for kind in range(2):
+                    if ready[at, kind] < 0 or ready[at, kind] >= soonest:
+                        continue
+                    op = first[lane, kind] + done[lane, kind]
+                    value = urgency[op] + bias[lane, kind]
+                    if (
+                        next_op[rank] < 0
+                        or value > best
+                        or (value == best and (ready[at, kind], op) < (next_start[rank], next_op[rank]))
+                    ):
+                        best = value
+                        next_start[rank], next_op[rank] = ready[at, kind], op
+                        next_lane[rank], next_kind[rank] = lane, kind
         rank = -1
         for other in range(ranks):
-            if pick[other, 1] >= 0 and (
-                rank < 0
-                or pick[other, 0] < pick[rank, 0]
-                or (pick[other, 0] == pick[rank, 0] and pick[other, 1] < pick[rank, 1])
+            if next_op[other] >= 0 and (
+                rank < 0 or (next_start[other], next_op[other]) < (next_start[rank], next_op[rank])
             ):
                 rank = other
         if rank < 0:
-            return -1
-        begin, op, lane, kind = pick[rank]
-        start[op] = begin
-        free[rank] = begin + duration[op]
+            return end if left == 0 else -1
+        op, lane, kind = next_op[rank], next_lane[rank], next_kind[rank]
+        start[op] = next_start[rank]
+        free[rank] = start[op] + duration[op]
         end = max(end, free[rank])
+        left -= 1
         done[lane, kind] += 1
         held[rank] += activation[lane] if kind == 0 else -activation[lane]
-        _choose(
-            rank,
-            lanes,
-            done,
-            microbatches,
-            first,
-            limits,
-            activation,
-            capacity,
-            free,
-            held,
-            source,
-            delay,
-            duration,
-            urgency,
-            bias,
-            start,
-            pick,
-        )
-        neighbour = lane_after[lane] if kind == 0 else lane_before[lane]
+        neighbour = downstream[lane] if kind == 0 else upstream[lane]
+        stale[0], fresh = rank, 1
         if neighbour >= 0:
-            rank = lane_rank[neighbour]
-            _choose(
-                rank,
-                lanes,
-                done,
-                microbatches,
-                first,
-                limits,
-                activation,
-                capacity,
-                free,
-                held,
-                source,
-                delay,
-                duration,
-                urgency,
-                bias,
-                start,
-                pick,
-            )
-    return end
+            stale[1], fresh = rank_of[neighbour], 2

@@ -69,7 +69,7 @@ class Exact(Attempt):
         if status == cp_model.MODEL_INVALID:
             raise FuseError(f"CP-SAT refuses the model: {model.cp.validate()}")
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            starts = np.array([solver.value(expression) for expression in model.starts], dtype=np.float64)
+            starts = np.array([solver.value(variable) for variable in model.starts], dtype=np.float64)
             solution = from_orders(self.table, orders_of(self.table, starts))
             if solution is not None:
                 goal.offer(solution)

@@ -1,45 +1,157 @@
-"""The inner loop of the annealing, compiled by numba: swap two neighbours on a critical path, re-time what changes, accept or undo.
+"""What both annealings share, compiled by numba: swap two neighbours on a rank, re-time what changes, undo.
 
-Invariants (tests/unit/schedule/test_annealed.py): orders never deadlock, keep each lane's micro-batches in order and stay within the capacity, because
-only an accepted swap is kept; re-timing what changed gives the same starts as timing everything.
-
-Swapping neighbours of a critical path cannot close a cycle and is the only adjacent swap that can shorten the schedule
-(van Laarhoven, Aarts and Lenstra, "Job shop scheduling by simulated annealing", 1992).
-
-Names: `ahead[i]` and `behind[i]` are op i's neighbours on its rank, `source[i]` and `sink[i]` its input and its consumer; -1 is none. `line` is a
-topological order of all ops and `place` its inverse.
+Invariants (tests/unit/schedule/test_swaps.py): orders never deadlock, because a swap that would close a cycle is refused; re-timing what changed gives
+the same starts as timing everything; an undone swap leaves nothing behind.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+from verl_fuse.schedule.model import Scales, activation_ticks
+from verl_fuse.schedule.table import OpTable, Orders
+
+Ints = NDArray[np.int64]
+
+
+class Net(NamedTuple):
+    """What no order changes, by op: its input and its consumer (-1: none), ticks of time, `change` of memory on its `rank`; ops of one `lane` stay in order."""
+
+    source: Ints
+    sink: Ints
+    delay: Ints
+    duration: Ints
+    change: Ints
+    rank: Ints
+    lane: Ints
+
+
+class Order(NamedTuple):
+    """Running orders with their times: each op's neighbours on its rank (-1: none), the last op of each rank, memory `held` after each op, start times,
+    a topological order `line` of all ops and its inverse `place`. The rest is for `undo`: the stretch `old` of the line and its `span` (first place, length),
+    the ops `moved` in time and their `past` starts; `marked` is scratch."""
+
+    ahead: Ints
+    behind: Ints
+    last: Ints
+    held: Ints
+    start: Ints
+    line: Ints
+    place: Ints
+    old: Ints
+    span: Ints
+    moved: Ints
+    past: Ints
+    marked: NDArray[np.bool_]
+
+
+def net_of(table: OpTable, scales: Scales) -> Net:
+    count, ticks = len(table), scales.time.ticks
+    sink = np.full(count, -1, dtype=np.int64)
+    consumed = np.flatnonzero(table.before >= 0)
+    sink[table.before[consumed]] = consumed
+    change = np.array([activation_ticks(table, scales, op) for op in range(count)], dtype=np.int64)
+    return Net(
+        source=table.before,
+        sink=sink,
+        delay=np.array([ticks(d) for d in table.delay.tolist()], dtype=np.int64),
+        duration=np.array([max(1, ticks(d)) for d in table.duration.tolist()], dtype=np.int64),
+        change=np.where(table.kind == 1, -change, change),
+        rank=table.rank,
+        lane=(table.pipeline * count + table.stage) * 2 + table.kind,
+    )
+
+
+def order_of(net: Net, orders: Orders) -> Order:
+    """The earliest-start schedule of orders that do not deadlock."""
+    count = len(net.source)
+    ahead, behind = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    held = np.zeros(count, dtype=np.int64)
+    for order in orders:
+        ids = np.asarray(order, dtype=np.int64)
+        ahead[ids[1:]], behind[ids[:-1]] = ids[:-1], ids[1:]
+        held[ids] = np.cumsum(net.change[ids])
+    last = np.array([order[-1] if order else -1 for order in orders], dtype=np.int64)
+    start, line, place, old, moved, past = (np.zeros(count, dtype=np.int64) for _ in range(6))
+    span, marked = np.zeros(2, dtype=np.int64), np.zeros(count, dtype=np.bool_)
+    found = Order(ahead, behind, last, held, start, line, place, old, span, moved, past, marked)
+    time_all(net, found)
+    return found
+
+
+def orders_from(table: OpTable, ahead: Ints) -> list[list[int]]:
+    """Running orders from each op's neighbour ahead."""
+    follower = {int(left): op for op, left in enumerate(ahead.tolist()) if left >= 0}
+    orders = []
+    for ids in table.on_rank:
+        order = [op for op in ids.tolist() if ahead[op] < 0]
+        while order and order[-1] in follower:
+            order.append(follower[order[-1]])
+        orders.append(order)
+    return orders
 
 
 @njit(cache=True, nogil=True)
-def time_all(ahead, behind, source, sink, delay, duration, start, line):
-    """Fill `start` and `line`; returns the number of ops reached (fewer than all: a cycle)."""
-    count = len(ahead)
+def time_all(net, order):
+    """Fill `start`, `line` and `place`; returns the number of ops reached (fewer than all: a cycle)."""
+    count = len(net.source)
     waits = np.zeros(count, np.int64)
     first, last = 0, 0
     for op in range(count):
-        waits[op] = (ahead[op] >= 0) + (source[op] >= 0)
+        waits[op] = (order.ahead[op] >= 0) + (net.source[op] >= 0)
         if waits[op] == 0:
-            line[last] = op
+            order.line[last] = op
             last += 1
     while first < last:
-        op = line[first]
+        op = order.line[first]
+        order.place[op] = first
         first += 1
-        start[op] = _earliest(op, ahead, source, delay, duration, start)
-        for other in (behind[op], sink[op]):
+        order.start[op] = _earliest(op, order.ahead, order.start, net.source, net.delay, net.duration)
+        for other in (order.behind[op], net.sink[op]):
             if other >= 0:
                 waits[other] -= 1
                 if waits[other] == 0:
-                    line[last] = other
+                    order.line[last] = other
                     last += 1
     return last
 
 
 @njit(cache=True, nogil=True)
-def _earliest(op, ahead, source, delay, duration, start):
+def end_of(net, order):
+    end, start, duration = 0, order.start, net.duration
+    for op in order.last:
+        if op >= 0:
+            end = max(end, start[op] + duration[op])
+    return end
+
+
+@njit(cache=True, nogil=True)
+def swap(net, order, left, right):
+    """Run `right`, which follows `left` on its rank, before it; returns how many ops were re-timed, or -1 (nothing done) when that closes a cycle."""
+    if not _reorder(net, order, left, right):
+        return -1
+    _exchange(net, order, left, right)
+    return _retime(net, order, left, right)
+
+
+@njit(cache=True, nogil=True)
+def undo(net, order, left, right, retimed):
+    """Take back the last swap, which re-timed `retimed` ops."""
+    for at in range(retimed):
+        order.start[order.moved[at]] = order.past[at]
+    _exchange(net, order, right, left)
+    first, length = order.span
+    for at in range(length):
+        op = order.old[at]
+        order.line[first + at] = op
+        order.place[op] = first + at
+
+
+@njit(cache=True, nogil=True)
+def _earliest(op, ahead, start, source, delay, duration):
+    """Takes arrays: handing over a tuple of them for every op would cost more than the rest."""
     earliest = 0
     other = ahead[op]
     if other >= 0:
@@ -51,57 +163,36 @@ def _earliest(op, ahead, source, delay, duration, start):
 
 
 @njit(cache=True, nogil=True)
-def _critical_swaps(end, ends_last, ahead, source, delay, duration, lane, start, found):
-    """Ops on one random critical path that follow, on their rank, an op of another lane without idle time; returns how many."""
-    rank = np.random.randint(len(ends_last))
-    while ends_last[rank] < 0 or start[ends_last[rank]] + duration[ends_last[rank]] != end:
-        rank = rank + 1 if rank + 1 < len(ends_last) else 0
-    op = ends_last[rank]
-    swaps = 0
-    while True:
-        left, origin = ahead[op], source[op]
-        by_rank = left >= 0 and start[left] + duration[left] == start[op]
-        by_input = origin >= 0 and start[origin] + duration[origin] + delay[op] == start[op]
-        if by_rank and origin != left and lane[left] != lane[op]:
-            found[swaps] = op
-            swaps += 1
-        if by_rank and (not by_input or np.random.random() < 0.5):
-            op = left
-        elif by_input:
-            op = origin
-        else:
-            return swaps
-
-
-@njit(cache=True, nogil=True)
-def _exchange(ahead, behind, left, right):
-    """Exchange two neighbours of a rank."""
+def _exchange(net, order, left, right):
+    """Exchange two neighbours of a rank, and the memory held after them."""
+    ahead, behind, held = order.ahead, order.behind, order.held
     outer_left, outer_right = ahead[left], behind[right]
+    held[left], held[right] = held[right], held[left] - net.change[left] + net.change[right]
     ahead[right], behind[right] = outer_left, left
     ahead[left], behind[left] = right, outer_right
     if outer_left >= 0:
         behind[outer_left] = right
     if outer_right >= 0:
         ahead[outer_right] = left
+    else:
+        order.last[net.rank[left]] = left
 
 
 @njit(cache=True, nogil=True)
-def _reorder(left, right, ahead, source, line, place, marked, old):
-    """Move `left` and what depends on it behind `right` in `line`, keeping the old stretch in `old`; False (nothing moved) on a cycle."""
+def _reorder(net, order, left, right):
+    """Move `left` and what depends on it behind `right` in the line; False (nothing moved) on a cycle."""
+    line, place, marked, old, ahead, sources = order.line, order.place, order.marked, order.old, order.ahead, net.source
     first, last = place[left], place[right]
-    held = 0
+    order.span[0], order.span[1] = first, last + 1 - first
+    kept = 0
     for at in range(first, last + 1):
         op = line[at]
         old[at - first] = op
-        depends = (
-            op == left
-            or (source[op] >= 0 and marked[source[op]])
-            or (op != right and ahead[op] >= 0 and marked[ahead[op]])
-        )
-        marked[op] = depends
-        held += depends
+        source, before = sources[op], ahead[op]
+        marked[op] = op == left or (source >= 0 and marked[source]) or (op != right and before >= 0 and marked[before])
+        kept += not marked[op]
     cyclic = marked[right]
-    free, moved = first, last + 1 - held
+    free, moved = first, first + kept
     for at in range(last + 1 - first):
         op = old[at]
         if not cyclic:
@@ -117,108 +208,26 @@ def _reorder(left, right, ahead, source, line, place, marked, old):
 
 
 @njit(cache=True, nogil=True)
-def _retime(left, right, ahead, behind, source, sink, delay, duration, start, line, place, changed, before):
-    """Bring `start` up to date after the exchange, logging old values; returns how many changed."""
-    log = 0
+def _retime(net, order, left, right):
+    """Bring `start` up to date after the exchange, keeping old values; returns how many changed."""
+    line, place, start, ahead, behind = order.line, order.place, order.start, order.ahead, order.behind
+    source, sink, delay, duration = net.source, net.sink, net.delay, net.duration
+    moved, past = order.moved, order.past
+    count = 0
     reach = place[left]
     if behind[left] >= 0:
         reach = max(reach, place[behind[left]])
     at = place[right]
     while at <= reach:
         op = line[at]
-        earliest = _earliest(op, ahead, source, delay, duration, start)
+        earliest = _earliest(op, ahead, start, source, delay, duration)
         if earliest != start[op]:
-            changed[log], before[log] = op, start[op]
-            log += 1
+            moved[count], past[count] = op, start[op]
+            count += 1
             start[op] = earliest
             if behind[op] >= 0:
                 reach = max(reach, place[behind[op]])
             if sink[op] >= 0:
                 reach = max(reach, place[sink[op]])
         at += 1
-    return log
-
-
-@njit(cache=True, nogil=True)
-def _end(last, duration, start):
-    end = 0
-    for op in last:
-        if op >= 0:
-            end = max(end, start[op] + duration[op])
-    return end
-
-
-@njit(cache=True, nogil=True)
-def anneal(
-    seed,
-    steps,
-    hot,
-    cold,
-    target,
-    capacity,
-    ahead,
-    behind,
-    last,
-    rank,
-    held,
-    source,
-    sink,
-    delay,
-    duration,
-    lane,
-    change,
-    best,
-    best_ahead,
-):
-    """Run `steps` swaps while the temperature falls from `hot` to `cold`; stops at `target`. Returns the best makespan (`best` if none was better).
-
-    `last[r]` is the last op of rank r (-1: none), `held[i]` the memory on the rank after op i, `change[i]` what op i adds, `capacity` what a rank may hold.
-    """
-    np.random.seed(seed)
-    count = len(ahead)
-    start, line, place = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    found, old = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    changed, before = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    marked = np.zeros(count, np.bool_)
-    time_all(ahead, behind, source, sink, delay, duration, start, line)
-    for at in range(count):
-        place[line[at]] = at
-    now = _end(last, duration, start)
-    if now < best:
-        best = now
-        best_ahead[:] = ahead
-    for step in range(steps):
-        if best <= target:
-            break
-        swaps = _critical_swaps(now, last, ahead, source, delay, duration, lane, start, found)
-        if swaps == 0:
-            break
-        right = found[np.random.randint(swaps)]
-        left = ahead[right]
-        base = held[left] - change[left]
-        if change[right] > 0 and base + change[right] > capacity:
-            continue
-        first, stretch = place[left], place[right] + 1 - place[left]
-        if not _reorder(left, right, ahead, source, line, place, marked, old):
-            continue
-        _exchange(ahead, behind, left, right)
-        if last[rank[right]] == right:
-            last[rank[right]] = left
-        log = _retime(left, right, ahead, behind, source, sink, delay, duration, start, line, place, changed, before)
-        then = _end(last, duration, start)
-        if then <= now or np.random.random() < np.exp((now - then) / (hot * (cold / hot) ** (step / steps))):
-            held[left], held[right] = held[right], base + change[right]
-            now = then
-            if now < best:
-                best = now
-                best_ahead[:] = ahead
-            continue
-        for at in range(log):
-            start[changed[at]] = before[at]
-        _exchange(ahead, behind, right, left)
-        if last[rank[right]] == left:
-            last[rank[right]] = right
-        for at in range(stretch):
-            line[first + at] = old[at]
-            place[old[at]] = first + at
-    return best
+    return count

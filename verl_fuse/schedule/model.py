@@ -1,7 +1,7 @@
 """The constraint model: one no-overlap per rank, one capacity per rank, start times within heads and tails.
 
 Invariants (tests/unit/schedule/test_exact.py): every assignment the model accepts is a schedule that ends by the deadline and keeps the memory limit;
-with an exact scale and no `shift` the model accepts every such schedule, so that "infeasible" is a proof.
+with an exact scale and no limits the model accepts every such schedule, so that "infeasible" is a proof.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from verl_fuse.schedule.bounds import heads, tails
+from verl_fuse.schedule.bounds import Limits, heads, tails
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.ticks import Scale, scale_for
 
@@ -37,20 +37,19 @@ def scales(table: OpTable) -> Scales:
 
 @dataclass
 class Model:
-    """A CP-SAT model of `table` with the start of every op (a variable, or a variable plus a constant) in ticks."""
+    """A CP-SAT model of `table` with the start of every op in ticks."""
 
     table: OpTable
     scales: Scales
     cp: cp_model.CpModel
-    starts: list[cp_model.LinearExprT]
+    starts: list[cp_model.IntVar]
     durations: list[int]
     deadline: int
 
     def hint(self, starts: NDArray[np.float64]) -> None:
         """Suggest start times (problem units)."""
-        for op, expression in enumerate(self.starts):
-            if isinstance(expression, cp_model.IntVar):
-                self.cp.add_hint(expression, self.scales.time.ticks(float(starts[op])))
+        for op, variable in enumerate(self.starts):
+            self.cp.add_hint(variable, self.scales.time.ticks(float(starts[op])))
 
     def limit_memory(self, ranks: Mapping[int, int | cp_model.IntVar]) -> None:
         """Bound the activations (ticks) held on each given rank."""
@@ -82,23 +81,18 @@ def activation_ticks(table: OpTable, scales: Scales, op: int) -> int:
     return ticks + (scales.memory.value(ticks) < table.activation[op] * (1 - 1e-12))
 
 
-def build(table: OpTable, scales: Scales, deadline: int, shift: Mapping[int, tuple[int, int]] | None = None) -> Model:
-    """The model without memory limit or objective; ops in `shift` start a constant number of ticks after another op."""
+def build(table: OpTable, scales: Scales, deadline: int, limits: Limits | None = None) -> Model:
+    """The model without memory limit or objective; `limits` bounds the micro-batches in flight."""
     cp = cp_model.CpModel()
     ticks = scales.time.ticks
     durations = [max(1, ticks(d)) for d in table.duration.tolist()]
-    release, tail = heads(table).tolist(), tails(table).tolist()
+    release, tail = heads(table, limits).tolist(), tails(table, limits).tolist()
     slack = 0 if scales.time.exact else len(table)  # rounding of every op on the path
-    starts: list[cp_model.LinearExprT] = []
+    starts: list[cp_model.IntVar] = []
     for op, duration in enumerate(durations):
-        if shift and op in shift:
-            source, offset = shift[op]
-            starts.append(starts[source] + offset)
-        else:
-            earliest = max(0, ticks(release[op]) - slack)
-            starts.append(
-                cp.new_int_var(earliest, min(deadline - duration, deadline - ticks(tail[op]) - duration + slack), "")
-            )
+        earliest = max(0, ticks(release[op]) - slack)
+        latest = min(deadline - duration, deadline - ticks(tail[op]) - duration + slack)
+        starts.append(cp.new_int_var(earliest, latest, ""))
     for ids in table.on_rank:
         cp.add_no_overlap([cp.new_fixed_size_interval_var(starts[op], durations[op], "") for op in ids.tolist()])
     for op in range(len(table)):
@@ -107,4 +101,8 @@ def build(table: OpTable, scales: Scales, deadline: int, shift: Mapping[int, tup
             cp.add(starts[op] >= starts[source] + durations[source] + ticks(float(table.delay[op])))
         if table.microbatch[op]:
             cp.add(starts[op] >= starts[op - 1] + durations[op - 1])
+    for (pipeline, stage), limit in (limits or {}).items():
+        for microbatch in range(table.problem.pipelines[pipeline].microbatches - limit):
+            freeing = table.id(pipeline, stage, 1, microbatch)
+            cp.add(starts[table.id(pipeline, stage, 0, microbatch + limit)] >= starts[freeing] + durations[freeing])
     return Model(table, scales, cp, starts, durations, deadline)

@@ -21,29 +21,35 @@ class PrioritySearch:
     """Hill climbing on one bias per pipeline and kind, noise per lane, and the in-flight limits."""
 
     def __init__(self, table: OpTable, scales: Scales, capacity: float) -> None:
+        from verl_fuse.schedule.dispatch import Shop  # numba takes a second to import
+
         problem, ticks = table.problem, scales.time.ticks
-        self.table, self.capacity_value = table, capacity
+        self.table, self.capacity = table, capacity
         lanes = [(i, s) for i, p in enumerate(problem.pipelines) for s in range(p.stages)]
         index = {lane: at for at, lane in enumerate(lanes)}
-        self.lane_pipeline = np.array([i for i, _ in lanes], dtype=np.int64)
-        self.lane_rank = np.array([problem.pipelines[i].ranks[s] for i, s in lanes], dtype=np.int64)
-        self.lane_before = np.array([index.get((i, s - 1), -1) for i, s in lanes], dtype=np.int64)
-        self.lane_after = np.array([index.get((i, s + 1), -1) for i, s in lanes], dtype=np.int64)
-        self.microbatches = np.array([problem.pipelines[i].microbatches for i, _ in lanes], dtype=np.int64)
-        self.first = np.array([[table.id(i, s, kind, 0) for kind in (0, 1)] for i, s in lanes], dtype=np.int64)
-        self.activation = np.array(
-            [activation_ticks(table, scales, int(op)) for op in self.first[:, 0]], dtype=np.int64
-        )
-        width = max(int((self.lane_rank == r).sum()) for r in range(problem.ranks))
-        self.lanes = np.full((problem.ranks, width), -1, dtype=np.int64)
-        for rank in range(problem.ranks):
-            here = np.flatnonzero(self.lane_rank == rank)
-            self.lanes[rank, : len(here)] = here
-        self.duration = np.array([max(1, ticks(d)) for d in table.duration.tolist()], dtype=np.int64)
-        self.delay = np.array([ticks(d) for d in table.delay.tolist()], dtype=np.int64)
-        self.urgency = np.array([ticks(t) for t in tails(table).tolist()], dtype=np.int64) + self.duration
-        self.capacity = (
-            scales.memory.floor(capacity) if np.isfinite(capacity) else int(self.activation @ self.microbatches) + 1
+        self.pipeline = np.array([i for i, _ in lanes], dtype=np.int64)
+        rank = np.array([problem.pipelines[i].ranks[s] for i, s in lanes], dtype=np.int64)
+        microbatches = np.array([problem.pipelines[i].microbatches for i, _ in lanes], dtype=np.int64)
+        first = np.array([[table.id(i, s, kind, 0) for kind in (0, 1)] for i, s in lanes], dtype=np.int64)
+        activation = np.array([activation_ticks(table, scales, int(op)) for op in first[:, 0]], dtype=np.int64)
+        on_rank = np.full((problem.ranks, int(np.bincount(rank).max())), -1, dtype=np.int64)
+        for r in range(problem.ranks):
+            here = np.flatnonzero(rank == r)
+            on_rank[r, : len(here)] = here
+        duration = np.array([max(1, ticks(d)) for d in table.duration.tolist()], dtype=np.int64)
+        self.shop = Shop(
+            lanes=on_rank,
+            rank=rank,
+            upstream=np.array([index.get((i, s - 1), -1) for i, s in lanes], dtype=np.int64),
+            downstream=np.array([index.get((i, s + 1), -1) for i, s in lanes], dtype=np.int64),
+            microbatches=microbatches,
+            activation=activation,
+            first=first,
+            source=table.before,
+            delay=np.array([ticks(d) for d in table.delay.tolist()], dtype=np.int64),
+            duration=duration,
+            urgency=np.array([ticks(t) for t in tails(table).tolist()], dtype=np.int64) + duration,
+            capacity=scales.memory.floor(capacity) if np.isfinite(capacity) else int(activation @ microbatches) + 1,
         )
         self.limits = [
             np.array([n for row in in_flight(table, extra, capacity) for n in row], dtype=np.int64) for extra in EXTRAS
@@ -51,22 +57,20 @@ class PrioritySearch:
 
     def run(self, limits: NDArray[np.int64], bias: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
         """Makespan in ticks (-1: stuck) and start ticks of every op."""
-        from verl_fuse.schedule.dispatch import dispatch  # numba takes a second to import
+        from verl_fuse.schedule.dispatch import dispatch
 
         start = np.empty(len(self.table), dtype=np.int64)
-        end = dispatch(
-            self.lanes, self.lane_rank, self.lane_before, self.lane_after, self.microbatches, self.first, self.activation, limits, self.capacity,
-            self.table.before, self.delay, self.duration, self.urgency, bias, start,
-        )  # fmt: skip
-        return int(end), start
+        return int(dispatch(self.shop, limits, bias, start)), start
+
+    @property
+    def neutral(self) -> NDArray[np.int64]:
+        """No bias for any lane and kind."""
+        return np.zeros((len(self.pipeline), 2), dtype=np.int64)
 
     def climb(self, random: np.random.Generator, trials: int) -> NDArray[np.int64] | None:
         """Start ticks of the best of `trials` schedules; None when all of them were stuck for memory."""
         best_end, best_start = -1, None
-        limits, bias = (
-            self.limits[int(random.integers(len(self.limits)))],
-            np.zeros((len(self.lane_rank), 2), dtype=np.int64),
-        )
+        limits, bias = self.limits[int(random.integers(len(self.limits)))], self.neutral
         for trial in range(trials):
             tried = (limits, bias) if trial == 0 else self._turned(random, limits, bias)
             end, start = self.run(*tried)
@@ -81,12 +85,14 @@ class PrioritySearch:
         self, random: np.random.Generator, limits: NDArray[np.int64], bias: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """A neighbour: one pipeline's bias, one lane's bias, or one lane's in-flight limit changed."""
-        limits, bias, step = limits.copy(), bias.copy(), int(self.duration.max()) * int(random.choice([1, 2, 8]))
+        limits, bias, step = limits.copy(), bias.copy(), int(self.shop.duration.max()) * int(random.choice([1, 2, 8]))
         what, lane, kind = int(random.integers(3)), int(random.integers(len(limits))), int(random.integers(2))
         if what == 0:
-            bias[self.lane_pipeline == self.lane_pipeline[lane], kind] += int(random.integers(-step, step + 1))
+            bias[self.pipeline == self.pipeline[lane], kind] += int(random.integers(-step, step + 1))
         elif what == 1:
             bias[lane, kind] += int(random.integers(-step, step + 1))
         else:
-            limits[lane] = max(1, min(int(self.microbatches[lane]), int(limits[lane]) + int(random.choice([-1, 1]))))
+            limits[lane] = max(
+                1, min(int(self.shop.microbatches[lane]), int(limits[lane]) + int(random.choice([-1, 1])))
+            )
         return limits, bias

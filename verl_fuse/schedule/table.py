@@ -1,6 +1,6 @@
 """A problem compiled to flat arrays: one entry per op, so that algorithms work on integers.
 
-Invariants (tests/unit/schedule/test_table.py):
+Invariants (tests/unit/schedule/test_op_table.py):
 - op ids count up through pipeline, stage, kind (F before B), micro-batch;
 - `before[i]` is the op whose result op i consumes (-1: none) and `delay[i]` the transfer it waits for.
 """

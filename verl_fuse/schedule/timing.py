@@ -1,6 +1,6 @@
 """What a running order costs: start times, makespan, activation memory.
 
-Invariants (tests/unit/schedule/test_timing.py):
+Invariants (tests/unit/schedule/test_order_timing.py):
 - `earliest_starts` gives every op the smallest start its order, its input and the transfer allow, or None when the orders deadlock;
 - memory rises at the start of F and falls at the end of B, so it depends on the orders alone.
 """

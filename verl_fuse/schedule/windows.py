@@ -17,11 +17,11 @@ from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.descent import Attempt, Goal
 from verl_fuse.schedule.model import activation_ticks, scales
-from verl_fuse.schedule.solution import TOLERANCE, Solution, from_orders
+from verl_fuse.schedule.solution import Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 
-SHARE = 2.0
-"""Effort against that of the other attempts, which take turns on the second thread."""
+SHARE = 0.7
+"""Effort against that of the annealing."""
 
 SECONDS = 0.6
 """Deterministic time for one window."""
@@ -40,7 +40,7 @@ class _Window:
 
 
 class Windows(Attempt):
-    """Improves window by window: the closest solution's makespan, and the memory of one that is fast enough, in turn."""
+    """Shortens the goal's closest solution window by window; `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
         self.table, self.worker, self.scales = table, worker, scales(table)
@@ -50,7 +50,6 @@ class Windows(Attempt):
         self.activation = [activation_ticks(table, self.scales, op) for op in range(len(table))]
         self.before = table.before.tolist()
         self.ops_per_window = 150.0
-        self.slimmed: Solution | None = None
         self.solver: cp_model.CpSolver | None = None
 
     def interrupt(self) -> None:
@@ -59,29 +58,11 @@ class Windows(Attempt):
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         random = np.random.default_rng([seed, self.worker, 1])
-        spent, turn = 0.0, 0
-        while spent < SHARE * effort and not goal.over:
+        spent = 0.0
+        while goal.closest is not None and spent < SHARE * effort and not goal.over:
             begun = time.thread_time()
-            fast = self._fast(goal)
-            if fast is not None and (turn % 4 or goal.closest is None):
-                self._slim(goal, fast, random)
-            elif goal.closest is not None:
-                self._shorten(goal, goal.closest, random)
-            elif fast is None:
-                return
+            self._shorten(goal, goal.closest, random)
             spent += time.thread_time() - begun
-            turn += 1
-
-    def _fast(self, goal: Goal) -> Solution | None:
-        """What to slim: a solution that is fast enough and holds too much; the walk goes on from where the last goal left it."""
-        for solution in (self.slimmed, goal.incumbent):
-            if (
-                solution is not None
-                and solution.makespan <= goal.makespan * (1 + TOLERANCE)
-                and solution.peak <= goal.incumbent.peak
-            ):
-                return solution
-        return None
 
     def _shorten(self, goal: Goal, current: Solution, random: np.random.Generator) -> None:
         """Pack one window tighter within the capacity."""
@@ -102,50 +83,6 @@ class Windows(Attempt):
         solution = self._solve(window, int(random.integers(2**30)), goal)
         if solution is not None and solution.makespan <= current.makespan:
             goal.offer(solution)
-
-    def _slim(self, goal: Goal, current: Solution, random: np.random.Generator) -> None:
-        """Bring the memory of one window nearer to the capacity, within the makespan."""
-        start, end = self._ticks(current), self.scales.time.ticks(goal.makespan)
-        capacity = self.scales.memory.floor(goal.capacity)
-        held = self._held(current)
-        over = [op for op, amount in enumerate(held) if amount > capacity and self.table.kind[op] == 0]
-        if not over:
-            return
-        span = min(1.0, self.ops_per_window / len(start)) * end
-        opening = start[over[int(random.integers(len(over)))]] - float(random.uniform(0, span))
-        window = self._window(current, start, opening, span, end)
-        if not window.variables:
-            return
-        for expression in window.ends:
-            window.model.add(expression <= end)
-        excess = []
-        for rank in window.ranks:
-            worst = max((held[op] for op in current.orders[rank] if op in window.variables), default=0)
-            level = capacity
-            if worst > capacity:
-                level = window.model.new_int_var(capacity, worst, "")
-                excess.append(level)
-            self._limit(window, rank, level, end)
-        window.model.minimize(sum(excess))
-        solution = self._solve(window, int(random.integers(2**30)), goal)
-        if solution is None or solution.makespan > goal.makespan * (1 + TOLERANCE):
-            return
-        if self._excess(solution, capacity) <= self._excess(current, capacity):
-            self.slimmed = solution
-            goal.offer(solution)
-
-    def _held(self, solution: Solution) -> list[int]:
-        """Memory ticks on the rank after each op."""
-        held = [0] * len(self.duration)
-        for order in solution.orders:
-            now = 0
-            for op in order:
-                now += -self.activation[op] if self.table.kind[op] else self.activation[op]
-                held[op] = now
-        return held
-
-    def _excess(self, solution: Solution, capacity: int) -> int:
-        return sum(max(0, amount - capacity) for amount in self._held(solution))
 
     def _window(self, current: Solution, start: list[int], opening: float, span: float, horizon: int) -> _Window:
         """The model of the ops that start in [opening, opening + span); everything else keeps its order."""
@@ -211,7 +148,7 @@ class Windows(Attempt):
         ]
         return from_orders(self.table, renewed)
 
-    def _limit(self, window: _Window, rank: int, capacity: int | cp_model.IntVar, horizon: int) -> None:
+    def _limit(self, window: _Window, rank: int, capacity: int, horizon: int) -> None:
         """Capacity of one rank inside the window; what is in flight when it opens or closes is held from its beginning or to its end."""
         order, (_first, last) = window.orders[rank], window.ranks[rank]
         model, variables = window.model, window.variables

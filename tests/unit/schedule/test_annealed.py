@@ -1,10 +1,8 @@
 """The compiled loop against the plain timing, and reproducibility."""
 
-import numpy as np
 import pytest
 from problems import PUBLISHED, published, random_problem
 
-from verl_fuse.schedule import kernel
 from verl_fuse.schedule.annealed import Anneal
 from verl_fuse.schedule.descent import Goal
 from verl_fuse.schedule.greedy import candidates
@@ -38,13 +36,3 @@ def test_one_seed_gives_one_result_within_the_capacity():
     assert first.orders == second.orders
     assert first.peak <= 21.0
     assert first.makespan < candidates(table, 21.0)[0].makespan
-
-
-def test_a_cycle_is_noticed():
-    nothing, zero = np.array([-1, -1]), np.zeros(2, dtype=np.int64)
-    ahead, behind = np.array([-1, 0]), np.array([1, -1])
-    start, line = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
-    assert kernel.time_all(ahead, behind, nothing, nothing, zero, np.array([2, 3]), start, line) == 2
-    assert start.tolist() == [0, 2]
-    waits_for_the_other = np.array([1, -1]), np.array([-1, 0])
-    assert kernel.time_all(ahead, behind, *waits_for_the_other, zero, np.array([2, 3]), start, line) == 0

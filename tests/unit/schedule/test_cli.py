@@ -1,6 +1,8 @@
 """`verl-fuse schedule` end to end, without a subprocess."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from problems import two_ranks
@@ -76,3 +78,17 @@ def test_a_tampered_schedule_is_refused(problem_file, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["schedule", "show", str(out)])
     assert "appears twice" in capsys.readouterr().err
+
+
+def test_a_bad_problem_is_refused_before_solver_and_compiler_are_imported(problem_file):
+    problem_file.write_text(problem_file.read_text().replace('"ranks": 2', '"ranks": 0', 1))
+    script = f"""
+import sys
+from verl_fuse.cli.main import main
+try:
+    main(["schedule", "solve", {str(problem_file)!r}])
+except SystemExit as exit_:
+    print(exit_.code, sorted({{"ortools", "numba", "pandas"}} & set(sys.modules)))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "2 []\n"

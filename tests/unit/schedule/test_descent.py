@@ -19,6 +19,18 @@ class Refuting(Attempt):
         goal.refute(goal.makespan + 1)
 
 
+class RefutingMemory(Attempt):
+    """Finds nothing, but proves that no less memory will do; `asked` is what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def run(self, goal: Goal, effort: float, seed: int) -> None:
+        self.asked.append("makespan" if goal.makespan < goal.incumbent.makespan else "memory")
+        if self.asked[-1] == "memory":
+            goal.refute(goal.makespan + 1)
+
+
 class Failing(Attempt):
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         raise ZeroDivisionError
@@ -40,6 +52,15 @@ def test_ctrl_c_returns_the_best_so_far(table):
 def test_bounds_rise_by_what_was_refuted_and_never_above_the_best(table):
     solution, bounds = descend(table, Budget(30), [Refuting()])
     assert bounds.makespan == solution.makespan > 372.0
+    assert bounds.memory == solution.peak
+
+
+def test_time_that_memory_leaves_is_the_makespans(table):
+    attempt = RefutingMemory()
+    solution, bounds = descend(table, Budget(2), [attempt])
+    assert attempt.asked[0] == attempt.asked[-1] == "makespan"
+    assert "memory" in attempt.asked
+    assert solution.makespan > bounds.makespan == 372.0
     assert bounds.memory == solution.peak
 
 

@@ -17,7 +17,7 @@ from verl_fuse.schedule.timing import orders_of, rank_peaks
 def test_neutral_priorities_build_the_greedy_schedule(row, extra):
     table, capacity = OpTable(published(row)), row["paper_mem_annealed"]
     search = PrioritySearch(table, scales(table), capacity)
-    end, starts = search.run(search.limits[EXTRAS.index(extra)], np.zeros((len(search.lane_rank), 2), dtype=np.int64))
+    end, starts = search.run(search.limits[EXTRAS.index(extra)], search.neutral)
     orders = list_schedule(table, in_flight(table, extra, capacity), capacity)
     plain = from_orders(table, orders) if orders is not None else None
     assert end == (-1 if plain is None else plain.makespan)

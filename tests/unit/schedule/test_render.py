@@ -22,7 +22,7 @@ def schedule() -> Schedule:
 def test_memory_rises_at_forwards_and_falls_at_the_ends_of_backwards(schedule):
     row = tuple(op for op in schedule.rows[1] if op.pipeline == 0)
     assert [op.token for op in row] == ["0F0", "0B0", "0F1", "0B1"]
-    assert memory_curve(schedule, row) == [(0.0, 0.0), (1.0, 1.0), (4.0, 0.0), (4.0, 1.0), (7.0, 0.0)]
+    assert memory_curve(schedule, row) == [(0.0, 0.0), (1.0, 1.0), (4.0, 1.0), (7.0, 0.0)]
     assert labels(schedule) == ["actor", "critic"]
 
 

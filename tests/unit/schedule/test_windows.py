@@ -35,13 +35,3 @@ def test_random_problems(seed):
     start, found = improved(table, 0.0, np.inf if limit is None else limit)
     assert found.makespan <= start.makespan
     assert faults(finish(table, found, trivial_bounds(table, found.makespan), 0.0, "windows")) == []
-
-
-def test_a_fast_schedule_gets_slimmer_at_its_makespan():
-    """Far over the capacity at first: every window must count what is in flight before, across and after it."""
-    table = OpTable(published(PUBLISHED[1]))
-    start = min(candidates(table, np.inf), key=lambda solution: solution.makespan)
-    goal = Goal(start.makespan, 15.6, start, float("inf"), lambda solution: None)
-    Windows(table, 0).run(goal, 1.5, 0)
-    assert goal.incumbent.makespan <= start.makespan
-    assert goal.incumbent.peak < 0.85 * start.peak

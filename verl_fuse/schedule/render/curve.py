@@ -4,14 +4,15 @@ from verl_fuse.spec.schedule import Op, Schedule
 
 
 def memory_curve(schedule: Schedule, row: tuple[Op, ...]) -> list[tuple[float, float]]:
-    """Steps (time, memory held from then on) of the rank whose ops are `row`."""
-    changes = []
+    """Steps (time, memory held from then on) of the rank whose ops are `row`; what is freed and taken at one moment is one step."""
+    changes: dict[float, float] = {0.0: 0.0}
     for op in row:
         pipeline = schedule.problem.pipelines[op.pipeline]
         size = pipeline.activation[pipeline.ranks.index(op.rank)]
-        changes.append((op.start, size) if op.kind == "F" else (op.end, -size))
-    held, steps = 0.0, [(0.0, 0.0)]
-    for moment, change in sorted(changes):
+        moment, change = (op.start, size) if op.kind == "F" else (op.end, -size)
+        changes[moment] = changes.get(moment, 0.0) + change
+    held, steps = 0.0, []
+    for moment, change in sorted(changes.items()):
         held = round(held + change, 9)
         steps.append((moment, held))
     return steps

@@ -6,7 +6,7 @@ from verl_fuse.schedule.render.colors import color
 from verl_fuse.schedule.render.curve import labels, memory_curve, summary
 from verl_fuse.spec.schedule import Schedule
 
-WIDTH, LEFT, ROW, GAP, MEMORY = 1400, 70, 22, 4, 34
+WIDTH, LEFT, ROW, GAP, MEMORY, TOP = 1400, 70, 22, 4, 34, 4
 
 
 def html_page(schedule: Schedule) -> str:
@@ -16,12 +16,13 @@ def html_page(schedule: Schedule) -> str:
         for i, name in enumerate(labels(schedule))
         for kind, word in (("F", "forward"), ("B", "backward"))
     )
+    limit = f" (limit {schedule.problem.memory_limit:g})" if schedule.problem.memory_limit else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Pipeline schedule</title><style>'
         "body{font:14px sans-serif;margin:16px}span{padding:2px 8px;margin-right:6px}text{font:10px sans-serif}"
         "h2{font-size:15px;margin:14px 0 4px}</style></head><body>"
         f"<p>{escape(summary(schedule))}</p><p>{legend}</p><h2>Ops by rank</h2>{_gantt(schedule)}"
-        f"<h2>Activation memory by rank</h2>{_memory(schedule)}</body></html>\n"
+        f"<h2>Activation memory by rank{limit}</h2>{_memory(schedule)}</body></html>\n"
     )
 
 
@@ -56,9 +57,9 @@ def _gantt(schedule: Schedule) -> str:
 def _memory(schedule: Schedule) -> str:
     top = max(schedule.peak_memory, schedule.problem.memory_limit or 0.0) or 1.0
     scale = (WIDTH - LEFT - 10) / schedule.makespan
-    parts = [f'<svg width="{WIDTH}" height="{schedule.problem.ranks * (MEMORY + GAP) + 4}" role="img">']
+    parts = [f'<svg width="{WIDTH}" height="{TOP + schedule.problem.ranks * (MEMORY + GAP)}" role="img">']
     for rank, row in enumerate(schedule.rows):
-        floor = rank * (MEMORY + GAP) + MEMORY
+        floor = TOP + rank * (MEMORY + GAP) + MEMORY
         steps = memory_curve(schedule, row)
         path = [f"M{LEFT} {floor}"]
         for moment, held in steps:

@@ -34,7 +34,9 @@ def save_plot(schedule: Schedule, path: Path) -> None:
         memory.step(
             [t for t, _ in steps], [m for _, m in steps], where="post", linewidth=0.9, label=f"rank {rank}", alpha=0.8
         )
-    gantt.axvline(schedule.lower_bound, color="#c00", linestyle="--", linewidth=1)
+    bound = gantt.axvline(
+        schedule.lower_bound, color="#c00", linestyle="--", linewidth=1, label=f"bound {schedule.lower_bound:g}"
+    )
     gantt.set(ylabel="rank", yticks=range(ranks), xlim=(0, schedule.makespan * 1.01))
     gantt.invert_yaxis()
     gantt.set_title(summary(schedule), fontsize=10)
@@ -43,11 +45,11 @@ def save_plot(schedule: Schedule, path: Path) -> None:
         for i, name in enumerate(labels(schedule))
         for kind, word in (("F", "forward"), ("B", "backward"))
     ]
-    bars.append(Patch(color="#c00", label=f"bound {schedule.lower_bound:g}"))
-    gantt.legend(handles=bars, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+    gantt.legend(handles=[*bars, bound], loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     memory.set(ylabel="activation memory", xlabel="time", ylim=(0, None))
     if schedule.problem.memory_limit is not None:
-        memory.axhline(schedule.problem.memory_limit, color="#c00", linestyle="--", linewidth=1)
+        limit = schedule.problem.memory_limit
+        memory.axhline(limit, color="#c00", linestyle="--", linewidth=1, label=f"limit {limit:g}")
     if ranks <= 16:
         memory.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -7,13 +7,14 @@ from verl_fuse.errors import FuseError
 from verl_fuse.schedule.render.page import html_page
 from verl_fuse.schedule.render.plot import save_plot
 from verl_fuse.schedule.render.text import text_page
-from verl_fuse.spec.schedule import Schedule, write_atomically
+from verl_fuse.spec.files import save
+from verl_fuse.spec.schedule import Schedule
 
 WRITERS: Mapping[str, Callable[[Schedule, Path], None]] = {
-    ".html": lambda schedule, path: write_atomically(path, html_page(schedule)),
+    ".html": lambda schedule, path: save(path, html_page(schedule)),
     ".png": save_plot,
     ".svg": save_plot,
-    ".txt": lambda schedule, path: write_atomically(path, text_page(schedule)),
+    ".txt": lambda schedule, path: save(path, text_page(schedule)),
 }
 
 

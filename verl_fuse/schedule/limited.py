@@ -1,0 +1,132 @@
+"""CP-SAT on the whole problem, with memory kept by limits on the micro-batches in flight.
+
+A capacity per rank says little until nearly every op is placed. A limit of k micro-batches of one pipeline in flight on a stage is a chain of precedences
+(the forward of micro-batch m + k follows the backward of m) that narrows the start of every op at once. Which limits leave a fast schedule is not known
+beforehand, so the room on a rank is shared between the models anew for every try.
+
+Invariants (tests/unit/schedule/test_limited.py): limits fit the capacity together, unless one micro-batch each does not; what is found keeps them and
+the makespan asked for; nothing is refuted.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from verl_fuse.schedule.bounds import Limits, makespan_bound
+from verl_fuse.schedule.descent import Attempt, Goal
+from verl_fuse.schedule.model import build, scales
+from verl_fuse.schedule.serial import serial
+from verl_fuse.schedule.solution import TOLERANCE, Budget, from_orders
+from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.timing import orders_of
+
+SHARE = 4.0
+"""Effort against that of the annealing where there is no capacity: what the annealing is bad at."""
+
+SHARES = (0.25, 4.0)
+"""The same while memory is sought: from 1, doubled by a success and halved by a failure, between these."""
+
+UNEVEN = 1.5
+"""The share of a model is up to this many powers of two from even."""
+
+ROOM = (1.8, 2.4)
+"""Capacity of every other try where the goal sets none, as a multiple of what serial 1F1B holds; the first has no limits."""
+
+DRAWS = 20
+"""Limits drawn before a run gives up finding some that the bound does not rule out."""
+
+
+class Limited(Attempt):
+    """Asks for the goal's makespan under limits that change from try to try; `worker` keeps random streams apart."""
+
+    def __init__(self, table: OpTable, worker: int) -> None:
+        self.table, self.worker, self.scales = table, worker, scales(table)
+        self.models = sorted({p.model for p in table.problem.pipelines})
+        self.serial_peak = serial(table, Budget(0)).peak
+        self.shares = dict.fromkeys(self.models, 1.0)
+        self.unlimited, self.share = False, 1.0
+        self.solver: cp_model.CpSolver | None = None
+
+    def interrupt(self) -> None:
+        if self.solver is not None:
+            self.solver.stop_search()
+
+    def run(self, goal: Goal, effort: float, seed: int) -> None:
+        random = np.random.default_rng([seed, self.worker, 2])
+        fast = goal.incumbent.makespan <= goal.makespan * (1 + TOLERANCE)
+        for _ in range(DRAWS):
+            if goal.over:
+                return
+            found = limits(self.table, self._capacity(goal, fast, random), self.shares)
+            if makespan_bound(self.table, found) <= goal.makespan * (1 + TOLERANCE):
+                share = self.share if math.isfinite(goal.capacity) else SHARE
+                solved = self._solve(goal, found, share * effort, int(random.integers(2**30)))
+                if fast and (solved or not goal.over):
+                    self.share = min(self.share * 2, SHARES[1]) if solved else max(self.share / 2, SHARES[0])
+                break
+            self._turn(random)
+
+    def _turn(self, random: np.random.Generator) -> None:
+        self.shares = {model: float(2 ** random.uniform(-UNEVEN, UNEVEN)) for model in self.models}
+
+    def _capacity(self, goal: Goal, fast: bool, random: np.random.Generator) -> float:
+        """The goal's; where only memory is wrong with the incumbent, between that and the incumbent's peak."""
+        if math.isinf(goal.capacity):
+            self.unlimited = not self.unlimited
+            return math.inf if self.unlimited else self.serial_peak * float(random.uniform(*ROOM))
+        highest = max(goal.capacity, goal.incumbent.peak) if fast else goal.capacity
+        return float(random.uniform(goal.capacity, highest))
+
+    def _solve(self, goal: Goal, limits: Limits, effort: float, seed: int) -> bool:
+        """Whether the goal's makespan was reached under these limits."""
+        model = build(self.table, self.scales, self.scales.time.ticks(goal.makespan), limits)
+        solver = self.solver = cp_model.CpSolver()
+        settings = solver.parameters
+        settings.num_workers, settings.random_seed = 1, seed
+        settings.max_deterministic_time = effort
+        settings.max_time_in_seconds = max(0.01, goal.deadline - time.monotonic())
+        settings.catch_sigint_signal = False
+        settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0
+        if goal.over:
+            return False
+        status = solver.solve(model.cp)
+        self.solver = None
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            self._turn(np.random.default_rng(seed))
+            return False
+        starts = np.array([solver.value(variable) for variable in model.starts], dtype=np.float64)
+        solution = from_orders(self.table, orders_of(self.table, starts))
+        if solution is not None:
+            goal.offer(solution)
+        return solution is not None
+
+
+def limits(table: OpTable, capacity: float, shares: Mapping[str, float]) -> dict[tuple[int, int], int]:
+    """What 1F1B needs on every stage, then more in proportion to the model's share while the rank has room.
+
+    Where 1F1B itself does not fit, every pipeline of the rank is cut in proportion, down to one.
+    """
+    pipelines = table.problem.pipelines
+    found: dict[tuple[int, int], int] = {}
+    for rank in range(table.problem.ranks):
+        here = [(i, p.ranks.index(rank)) for i, p in enumerate(pipelines) if rank in p.ranks]
+        needed = {(i, s): min(pipelines[i].microbatches, pipelines[i].stages - s) for i, s in here}
+        kept = dict(needed)
+        room = capacity * (1 + TOLERANCE) - sum(n * pipelines[i].activation[s] for (i, s), n in kept.items())
+        while room < 0 and any(n > 1 for n in kept.values()):
+            i, s = max((lane for lane in here if kept[lane] > 1), key=lambda lane: kept[lane] / needed[lane])
+            kept[i, s] -= 1
+            room += pipelines[i].activation[s]
+        growing = list(here)
+        while growing:
+            i, s = min(growing, key=lambda lane: (kept[lane] + 1 - needed[lane]) / shares[pipelines[lane[0]].model])
+            if kept[i, s] == pipelines[i].microbatches or pipelines[i].activation[s] > room:
+                growing.remove((i, s))
+                continue
+            kept[i, s] += 1
+            room -= pipelines[i].activation[s]
+        found |= kept
+    return found

@@ -1,0 +1,73 @@
+"""The annealing of the makespan, compiled by numba: swaps on a critical path within a memory capacity.
+
+Swapping neighbours of a critical path cannot close a cycle and is the only adjacent swap that can shorten the schedule
+(van Laarhoven, Aarts and Lenstra, "Job shop scheduling by simulated annealing", 1992).
+
+Invariants (tests/unit/schedule/test_annealed.py): orders keep each lane's micro-batches in order and stay within the capacity, because only such swaps are tried.
+"""
+
+import numpy as np
+from numba import njit
+
+from verl_fuse.schedule.kernel import end_of, swap, undo
+
+
+@njit(cache=True, nogil=True)
+def shorten(net, order, seed, steps, hot, cold, target, capacity, best, best_ahead):
+    """Try `steps` swaps while the temperature falls from `hot` to `cold` ticks; stops at `target`.
+
+    Returns the best makespan and leaves its orders in `best_ahead` (`best`, untouched, if none was better).
+    """
+    np.random.seed(seed)
+    found = np.zeros(len(net.source), np.int64)
+    now = end_of(net, order)
+    if now < best:
+        best = now
+        best_ahead[:] = order.ahead
+    for step in range(steps):
+        if best <= target:
+            break
+        swaps = _critical_swaps(net, order, now, found)
+        if swaps == 0:
+            break
+        right = found[np.random.randint(swaps)]
+        left = order.ahead[right]
+        if net.change[right] > 0 and order.held[left] - net.change[left] + net.change[right] > capacity:
+            continue
+        retimed = swap(net, order, left, right)
+        if retimed < 0:
+            continue
+        then = end_of(net, order)
+        if then <= now or np.random.random() < np.exp((now - then) / (hot * (cold / hot) ** (step / steps))):
+            now = then
+            if now < best:
+                best = now
+                best_ahead[:] = order.ahead
+        else:
+            undo(net, order, left, right, retimed)
+    return best
+
+
+@njit(cache=True, nogil=True)
+def _critical_swaps(net, order, end, found):
+    """Ops on one random critical path that follow, on their rank, an op of another lane without idle time; returns how many."""
+    start, ahead, last = order.start, order.ahead, order.last
+    source, delay, duration, lane = net.source, net.delay, net.duration, net.lane
+    rank = np.random.randint(len(last))
+    while last[rank] < 0 or start[last[rank]] + duration[last[rank]] != end:
+        rank = rank + 1 if rank + 1 < len(last) else 0
+    op = last[rank]
+    swaps = 0
+    while True:
+        left, origin = ahead[op], source[op]
+        by_rank = left >= 0 and start[left] + duration[left] == start[op]
+        by_input = origin >= 0 and start[origin] + duration[origin] + delay[op] == start[op]
+        if by_rank and origin != left and lane[left] != lane[op]:
+            found[swaps] = op
+            swaps += 1
+        if by_rank and (not by_input or np.random.random() < 0.5):
+            op = left
+        elif by_input:
+            op = origin
+        else:
+            return swaps
