@@ -1,0 +1,24 @@
+"""What `ci.bench.interstage` hands to the processes of its run: $INTERSTAGE_BENCH names a JSON file."""
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def plan() -> dict[str, Any]:
+    """`arms` by step, response `lengths` by step group and sample, samples per prompt, and the file for `measurements`."""
+    return json.loads(Path(os.environ["INTERSTAGE_BENCH"]).read_text())
+
+
+def arm(step: int) -> str:
+    """The arm that step `step` (from 1) runs."""
+    return plan()["arms"][step - 1]
+
+
+def length(step: int, prompt: int, session: int) -> int:
+    """Tokens of a sample: all arms of a step group generate the same lengths."""
+    group = plan()["lengths"][(step - 1) // plan()["arms_per_group"]]
+    return group[prompt * plan()["samples_per_prompt"] + session]

@@ -1,0 +1,96 @@
+"""`verl-fuse profile` from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from verl_fuse.cli.main import app
+from verl_fuse.cli.profile import read_run
+from verl_fuse.cost.table import ProfileTable
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse.timeline.files import record_step
+
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 50,
+}
+VERL = """
+trainer: {nnodes: 1, n_gpus_per_node: 2}
+data: {train_batch_size: 2}
+actor_rollout_ref:
+  rollout: {log_prob_micro_batch_size_per_gpu: 1}
+  ref: {log_prob_micro_batch_size_per_gpu: 1}
+  actor: {ppo_mini_batch_size: 2, ppo_micro_batch_size_per_gpu: 1}
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    (run / "hydra" / ".hydra").mkdir(parents=True)
+    (run / "hydra" / ".hydra" / "config.yaml").write_text(VERL)
+    for step in (1, 2):
+        spans = [Span(name, "step", "stage", i, i + 1) for i, name in enumerate(("gen", "ref", "update_actor"))]
+        request = {"prompt_tokens": 4, "response_tokens": 9}
+        spans += [Span("request", f"replica {i}", "generate", 0, 1, request) for i in range(2)]
+        record_step(run, Timeline("run", step, 0, 3, tuple(spans)), html=False, perfetto=False)
+    return run
+
+
+def profile(*arguments: object):
+    return CliRunner().invoke(app, ["profile", *map(str, arguments)])
+
+
+def test_a_profile_is_written_and_read(tmp_path: Path, model: Path, run_dir: Path):
+    pytest.importorskip("torch")
+    out = tmp_path / "profile.json"
+    grid = ("--batches", "2,1", "--lengths", "4,8", "--tp", "1,2")
+    result = profile("--model", model, "--out", out, *grid, "--from", run_dir)
+    assert result.exit_code == 0, result.output
+    assert "tiny, tp 2" in result.output
+    table = ProfileTable.read(out)
+    assert [(found.model.name, found.tp) for found in table.models] == [("tiny", 1), ("tiny", 2)]
+    assert table.models[0].measurements[0].batches == (1, 2)
+    assert table.engine is not None
+    assert table.engine.call > 0
+    assert table.sources == ("run",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batches", "0"), "--batches=0: needs whole numbers"),
+        (("--lengths", "a,b"), "--lengths=a,b: needs whole numbers"),
+        (("--precision", "int4"), "precision 'int4'"),
+        (("--model", "llama-9b"), "model 'llama-9b': unknown"),
+        (("--from", "nowhere"), "nowhere: no such directory"),
+    ],
+)
+def test_bad_arguments_are_refused(tmp_path: Path, model: Path, arguments: tuple, message: str):
+    pytest.importorskip("torch")
+    result = profile("--model", model, "--out", tmp_path / "profile.json", *arguments)
+    assert isinstance(result.exception, FuseError)
+    assert message in str(result.exception)
+    assert not (tmp_path / "profile.json").exists()
+
+
+def test_a_run_without_its_configuration_is_refused(run_dir: Path):
+    (run_dir / "hydra" / ".hydra" / "config.yaml").unlink()
+    with pytest.raises(FuseError, match="the run's configuration gives its micro-batch sizes"):
+        read_run(run_dir)

@@ -1,0 +1,65 @@
+"""Measured costs: met where measured, analytic elsewhere."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tables import TINY, table
+
+from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.calibration import GRAPHS
+from verl_fuse.cost.floors import BARE
+from verl_fuse.cost.model import Batch
+from verl_fuse.cost.profiled import Profiled
+from verl_fuse.spec.cluster import Cluster, Mesh, cluster_named
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.model_names import model_named
+
+TABLE = dataclasses.replace(table(), engine=BARE)
+CLUSTER = Cluster(1, 2, TABLE.device, 1e10, 1e10, 1e10)
+COST = Profiled.of(TABLE, CLUSTER)
+
+
+def test_a_forward_is_embedding_blocks_and_head():
+    """Block and head at 4 x 256 tokens, PARTS' second and fifth; parts that know tokens only take them at the longest length."""
+    root = (4 * 256) ** 0.5
+    assert COST.forward(TINY, Layout(), Batch.equal(4, 256)) == pytest.approx(1e-4 * root * (3 * 2 + 5 + 1))
+
+
+def test_a_deeper_model_of_the_same_blocks_is_covered():
+    deeper = dataclasses.replace(TINY, layers=6)
+    assert COST.covers(deeper, Layout())
+    assert COST.block(deeper, Layout(), Batch.equal(4, 256)) == COST.block(TINY, Layout(), Batch.equal(4, 256))
+
+
+def test_decoding_reads_the_decode_grid():
+    once = COST.decode(TINY, Layout(), 4.0, 4 * 256.0)
+    assert once == pytest.approx(1e-4 * (3 * 4 * (4 * 256) ** 0.5 + 7 * (4 * 16) ** 0.5))
+    both = COST.decode(TINY, Layout(), np.array([4.0, 16.0]), np.array([4 * 256.0, 16 * 16.0]))
+    assert both[0] == pytest.approx(once)
+
+
+def test_floors_come_on_top():
+    engine = dataclasses.replace(BARE, decode_step=1.0, request=2.0, microbatch=3.0, call=4.0, update=5.0, sequence=6.0)
+    floored, layout, mesh, batch = dataclasses.replace(COST, engine=engine), Layout(), Mesh(0, 1), Batch.equal(4, 64)
+    assert floored.decode(TINY, layout, 4.0, 64.0) - COST.decode(TINY, layout, 4.0, 64.0) == pytest.approx(1 + 4 * 6)
+    assert floored.prefill(TINY, layout, batch) - COST.prefill(TINY, layout, batch) == pytest.approx(1 + 4 * 2)
+    assert floored.infer(TINY, layout, mesh, batch, 2) - COST.infer(TINY, layout, mesh, batch, 2) == pytest.approx(
+        4 + 2 * 3
+    )
+    train = [cost.train(TINY, layout, mesh, batch, 2, 2, recompute=False) for cost in (floored, COST)]
+    assert train[0] - train[1] == pytest.approx(4 + 2 * (2 * 3 + 5))
+
+
+@pytest.mark.parametrize(("model", "layout"), [(model_named("llama-7b"), Layout()), (TINY, Layout(tp=2))])
+def test_what_was_not_measured_stays_analytic(model, layout: Layout):
+    cluster, batch = cluster_named("H100"), Batch.equal(4, 256)
+    profiled, analytic = Profiled.of(table(), cluster), Analytic(cluster, GRAPHS)
+    assert not profiled.covers(model, layout)
+    assert profiled.forward(model, layout, batch) == analytic.forward(model, layout, batch)
+    assert profiled.decode(model, layout, 4.0, 64.0) == analytic.decode(model, layout, 4.0, 64.0)
+    assert profiled.backward(model, layout, batch) == analytic.backward(model, layout, batch)
+
+
+def test_cost_models_can_be_keys_of_a_cache():
+    assert {COST: 1}[COST] == 1

@@ -1,0 +1,46 @@
+"""READMEs of cost and spec: their commands run, their files load, the modules they name exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from test_profile_command import model, run_dir  # noqa: F401 - fixtures
+from typer.testing import CliRunner
+
+from verl_fuse.cli.main import app
+from verl_fuse.cost.table import ProfileTable
+from verl_fuse.spec.cluster import Cluster
+from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.workload import Workload
+
+
+def test_commands_of_cost_run(repo: Path, tmp_path: Path, model: Path, run_dir: Path):  # noqa: F811 - fixtures
+    pytest.importorskip("torch")
+    text = (repo / "verl_fuse/cost/README.md").read_text()
+    commands = re.findall(r"^verl-fuse (.*)$", text, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        words = {"MODEL_DIR": str(model), "RUN_DIR": str(run_dir), "profile.json": str(tmp_path / "profile.json")}
+        arguments = [words.get(word, word) for word in shlex.split(command)]
+        result = CliRunner().invoke(app, [*arguments, "--batches", "1", "--lengths", "4"])
+        assert result.exit_code == 0, result.output
+    assert ProfileTable.read(tmp_path / "profile.json").engine is not None
+
+
+def test_modules_named_in_cost_exist_and_all_are_named(repo: Path):
+    folder = repo / "verl_fuse/cost"
+    rows = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-z]+\.py)`", row)}
+    assert named == {path.name for path in folder.glob("*.py")} - {"__init__.py", "model.py"}
+
+
+def test_files_and_forms_of_spec_load(repo: Path, tmp_path: Path):
+    text = (repo / "verl_fuse/spec/README.md").read_text()
+    cluster, workload = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    for name, content, read in (("cluster.yaml", cluster, Cluster.read), ("workload.yaml", workload, Workload.read)):
+        (tmp_path / name).write_text(content)
+        read(tmp_path / name)
+    forms = re.findall(r"`((?:fixed|uniform|lognormal|bimodal):[^`]+)`", text)
+    assert [str(Lengths.parse(form)) for form in forms] == forms
+    assert len(forms) == 4

@@ -1,0 +1,44 @@
+"""Strategies side by side."""
+
+import numpy as np
+import pytest
+from setups import NO_POLL, h100, ppo
+
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.compare import compare, estimate
+from verl_fuse.simulate.stock import stock_plan
+
+
+def test_all_strategies_see_the_same_lengths():
+    rows = compare(ppo(), h100(), ["interstage", "pipeline"], seeds=2, options=NO_POLL)
+    assert [row.strategy for row in rows] == ["stock", "interstage", "pipeline"]
+    first = rows[0].example.lengths
+    assert all((row.example.lengths.response == first.response).all() for row in rows)
+    assert rows[0].speedup.mean == rows[0].cost_ratio.mean == 1.0
+
+
+def test_intervals_hold_the_mean():
+    for row in compare(ppo(), h100(), ["all"], seeds=4, options=NO_POLL):
+        for value in (row.seconds, row.speedup, row.cost, row.cost_ratio):
+            assert value.low <= value.mean <= value.high
+
+
+def test_a_plan_is_needed_for_realloc():
+    plan = stock_plan(ppo(), h100(), NO_POLL)
+    without, given = (compare(ppo(), h100(), ["realloc"], 1, p, NO_POLL) for p in (None, plan))
+    assert [row.strategy for row in without] == ["stock"]
+    assert [row.strategy for row in given] == ["stock", "realloc"]
+
+
+def test_one_value_has_no_interval():
+    assert estimate(np.array([3.0])).low == 3.0
+
+
+def test_a_ratio_is_one_of_sums():
+    ratio = estimate(np.array([2.0, 6.0]), np.array([1.0, 3.0]))
+    assert (ratio.mean, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
+
+
+def test_no_seeds_are_refused():
+    with pytest.raises(FuseError, match="seeds=0"):
+        compare(ppo(), h100(), seeds=0)

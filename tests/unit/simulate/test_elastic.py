@@ -1,0 +1,104 @@
+"""Elastic actors."""
+
+import numpy as np
+import pytest
+from timings import roofline_timing
+
+from verl_fuse.simulate.draw import Draw
+from verl_fuse.simulate.elastic import (
+    BALANCES,
+    Assignment,
+    best_assignment,
+    cut_and_migrate,
+    queues_of,
+    run_elastic,
+    shared_prefixes,
+)
+from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.rollout import Requests, Rollout
+
+
+def lengths(seed: int = 0, prompts: int = 40, samples: int = 4, noise: float = 0.2) -> Draw:
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(prompts), samples)
+    predicted = np.clip(rng.lognormal(np.log(250), 0.9, prompts).astype(int), 5, 2000)[group]
+    response = np.clip(predicted * rng.lognormal(0, noise, len(group)), 1, 2048).astype(int)
+    return Draw(group, rng.integers(50, 400, prompts)[group], response, predicted)
+
+
+PREDICTED, GROUP = np.array([10, 10, 500, 500, 90, 90, 300, 300]), np.array([0, 0, 1, 1, 2, 2, 3, 3])
+
+
+def test_prompts_of_similar_length_share_an_actor():
+    queues = queues_of(Assignment(2, 0.0), PREDICTED, GROUP)
+    assert [queue.tolist() for queue in queues] == [[2, 3, 6, 7], [4, 5, 0, 1]]
+
+
+def test_equal_tokens_leave_long_prompts_in_small_company():
+    queues = queues_of(Assignment(2, 1.0), PREDICTED, GROUP)
+    assert [queue.tolist() for queue in queues] == [[2, 3], [6, 7, 4, 5, 0, 1]]
+
+
+def test_without_a_balance_prompts_are_dealt_out():
+    queues = queues_of(Assignment(2, None), PREDICTED, GROUP)
+    assert [queue.tolist() for queue in queues] == [[4, 5, 0, 1], [2, 3, 6, 7]]
+
+
+def test_a_prompt_is_prefilled_once_per_actor():
+    cached = shared_prefixes(np.array([10, 10, 10, 7]), np.array([0, 0, 0, 1]), [np.array([0, 1]), np.array([2, 3])])
+    assert cached.tolist() == [0, 9, 0, 0]
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+@pytest.mark.parametrize("actors", [1, 3, 8])
+@pytest.mark.parametrize("fraction", [0.5, 0.8, 1.0])
+def test_every_request_finishes_once(balance: float | None, actors: int, fraction: float):
+    drawn = lengths()
+    run = run_elastic(drawn, roofline_timing(max_batch=64), Assignment(actors, balance), Options(cut_fraction=fraction))
+    assert np.isfinite(run.rollout.finish).all()
+    assert (run.rollout.done == drawn.response).all()
+    assert run.ends.max() == pytest.approx(run.seconds)
+    assert np.sort(run.rollout.queues).tolist() == list(range(160))
+
+
+def test_nothing_moves_without_a_cut():
+    run = run_elastic(lengths(), roofline_timing(max_batch=64), Assignment(4, 0.0), Options())
+    assert run.moved == 0
+
+
+def test_a_cut_gives_devices_back_earlier():
+    timing = roofline_timing(max_batch=64)
+    whole, cut = (run_elastic(lengths(), timing, Assignment(8, 0.0, f), Options()) for f in (1.0, 0.8))
+    assert cut.moved > 0
+    assert cut.ends.sum() < whole.ends.sum()
+    assert cut.seconds < whole.seconds * 1.1
+
+
+def test_the_rest_is_spread_over_the_actors_that_still_run():
+    requests = Requests.of(np.full(12, 10), np.array([5, 5, 5, 5, 100, 100, *[900] * 6]))
+    rollout = Rollout.begin(requests, roofline_timing(max_batch=8), [np.arange(6), np.arange(6, 9), np.arange(9, 12)])
+    run = cut_and_migrate(rollout, 0.6, 0.0)
+    assert run.moved == 2
+    assert sorted(run.rollout.replica_of[[4, 5]].tolist()) == [1, 2]
+
+
+def test_no_free_slots_no_move():
+    requests = Requests.of(np.full(8, 10), np.array([10, 10, 10, 900, 900, 900, 900, 900]))
+    rollout = Rollout.begin(requests, roofline_timing(max_batch=4), [np.arange(4), np.arange(4, 8)])
+    assert cut_and_migrate(rollout, 0.75, 0.0).moved == 0
+
+
+def test_time_and_cost_pull_the_number_of_actors_apart():
+    timing, drawn = roofline_timing(max_batch=256), lengths(prompts=100)
+    fast, cheap = (best_assignment(drawn, timing, 16, Options(time_weight=weight)) for weight in (1.0, 0.0))
+    assert cheap.actors < fast.actors <= 16
+
+
+def test_time_alone_is_never_given_up():
+    timing, drawn = roofline_timing(max_batch=256), lengths(prompts=100)
+    options = Options(time_weight=1.0)
+    best, dealt = (
+        run_elastic(drawn, timing, a, options).seconds
+        for a in (best_assignment(drawn, timing, 8, options), Assignment(8, None))
+    )
+    assert best <= dealt

@@ -1,0 +1,105 @@
+"""Replaying recorded steps."""
+
+import numpy as np
+import pytest
+from setups import NO_POLL, h100, ppo
+
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.recorded import DecodeFit, Recorded, fit_decode, read_recorded, replay
+from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.step import simulate_step
+from verl_fuse.simulate.stock import stock_plan
+from verl_fuse.spec.timeline import Span, Timeline
+
+
+def step(seed: int = 0, fit: DecodeFit = DecodeFit(0.1, 2e-3, 1e-4), stages: dict | None = None) -> Recorded:  # noqa: B008
+    """256 samples on four replicas that decode exactly as the fit assumes."""
+    rng = np.random.default_rng(seed)
+    response = np.clip(rng.lognormal(np.log(200), 1.1, 256).astype(int), 1, 2048)
+    blank = Recorded(
+        1, 20.0, stages or {"gen": 9.3, "ref": 2.0, "values": 1.0, "update_critic": 3.0, "update_actor": 4.0},
+        np.arange(256) % 4, np.full(256, 50), response, np.zeros(256), np.ones(256),
+    )  # fmt: skip
+    queues = round_robin(256, 4)
+    done = Rollout.begin(Requests.of(blank.prompt, response), fit.timing(blank), queues).advance()
+    return Recorded(1, 20.0, blank.stages, blank.replica, blank.prompt, response, np.zeros(256), done.finish)
+
+
+def ask(*steps: Recorded, dedicated: bool = True, latency: float = 0.05):
+    return replay(steps, Options(dedicated=dedicated, migration_latency=latency))
+
+
+def test_the_fit_finds_the_speed_of_the_replicas():
+    fit = fit_decode(step(fit=DecodeFit(0.1, 2e-3, 1e-4)))
+    assert fit.startup == pytest.approx(0.1, abs=0.01)
+    assert fit.step == pytest.approx(2e-3, rel=0.02)
+    assert fit.per_sequence == pytest.approx(1e-4, rel=0.02)
+
+
+def test_no_coefficient_is_negative():
+    recorded = step()
+    noisy = Recorded(
+        1, 20.0, {}, recorded.replica, recorded.prompt, recorded.response, recorded.start,
+        np.random.default_rng(0).uniform(1.0, 2.0, 256),
+    )  # fmt: skip
+    fit = fit_decode(noisy)
+    assert min(fit.startup, fit.step, fit.per_sequence) >= 0
+
+
+def test_a_replay_takes_as_long_as_the_run():
+    assert ask(step(0), step(1)).replay_error < 0.01
+
+
+def test_what_every_feature_would_have_saved():
+    savings = {saving.feature: saving for saving in ask(step(0), step(1)).savings}
+    assert list(savings) == ["observe", "interstage", "pipeline", "elastic"]
+    assert savings["observe"].seconds == pytest.approx(0.7)
+    assert 0.5 < savings["interstage"].seconds < 3.0
+    assert savings["pipeline"].seconds == 0
+    assert "at most 3.00 s" in savings["pipeline"].note
+    assert savings["elastic"].device_share > 0
+
+
+def test_shared_devices_save_nothing_by_overlap():
+    saving = ask(step(), dedicated=False).savings[1]
+    assert (saving.seconds, saving.note) == (0.0, "R_t = 0: devices are shared and saturated")
+
+
+def test_savings_are_never_negative():
+    result = ask(step(), latency=50.0)
+    assert all(saving.seconds >= 0 and saving.device_share >= 0 for saving in result.savings)
+
+
+def test_without_a_critic_there_is_no_pipeline():
+    assert ask(step(stages={"gen": 9.3, "ref": 2.0})).savings[2].note == "no critic was trained"
+
+
+def test_a_fused_update_has_nothing_left_to_fuse():
+    note = ask(step(stages={"gen": 9.3, "fused_update": 2.0})).savings[2].note
+    assert note == "it was on: critic and actor trained as one"
+
+
+def test_a_simulated_timeline_reads_like_a_recorded_one():
+    cost, workload = h100(), ppo()
+    result = simulate_step(
+        workload, stock_plan(workload, cost, NO_POLL), cost, "stock", np.random.default_rng(0), NO_POLL
+    )
+    recorded = read_recorded(result.spans)
+    assert recorded.generation == pytest.approx(result.stages["gen"])
+    assert np.sort(recorded.response).tolist() == np.sort(result.lengths.response).tolist()
+    assert ask(recorded).replay_error < 0.05
+
+
+def test_a_timeline_without_requests_is_refused():
+    spans = (Span("gen", "step", "stage", 0, 1), Span("request", "replica 0", "generate", 0, 1))
+    with pytest.raises(
+        FuseError, match=r"run, step 3: 1 requests on replicas with token counts; needs a step recorded"
+    ):
+        read_recorded(Timeline("run", 3, 0, 1, spans))
+
+
+def test_a_run_that_migrated_is_refused():
+    spans = (Span("request", "replica 0", "generate", 0, 1, {"response_tokens": 3, "resumed_tokens": 2}),)
+    with pytest.raises(FuseError, match="samples migrated already"):
+        read_recorded(Timeline("run", 3, 0, 1, spans))

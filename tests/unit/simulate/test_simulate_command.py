@@ -1,0 +1,144 @@
+"""`verl-fuse simulate`."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from synthetic_run import write_run
+
+from verl_fuse.cli.main import main
+from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.table import ProfileTable
+from verl_fuse.simulate.stock import stock_plan
+from verl_fuse.spec.cluster import cluster_named
+from verl_fuse.spec.workload import Workload
+from verl_fuse.timeline.files import read_step
+
+WORKLOAD = {
+    "algorithm": "ppo",
+    "prompts": 64,
+    "prompt": "uniform:50-300",
+    "response": "lognormal:median=200,sigma=1.0,max=1024",
+    "actor": "qwen2.5-0.5b",
+    "critic": "qwen2.5-0.5b",
+    "reference": "qwen2.5-0.5b",
+}
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> str:
+    (tmp_path / "workload.yaml").write_text(yaml.safe_dump(WORKLOAD))
+    return str(tmp_path / "workload.yaml")
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(["simulate", *arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]):
+    assert run(workload, "h100", "--seeds", "2") == 0
+    out = capsys.readouterr().out
+    assert "ppo of qwen2.5-0.5b, 64 samples, on 8 x H100; 2 steps each" in out
+    rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
+    assert rows == ["stock", "observe", "streaming", "interstage", "pipeline", "elastic", "all"]
+    assert "stock places actor_train as" in out
+
+
+def test_pages_as_of_a_real_run(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(workload, "h100x2", "--seeds", "1", "--strategy", "interstage", "--timeline", str(tmp_path / "out")) == 0
+    assert "out/interstage/timeline/step_000001.html" in capsys.readouterr().out
+    assert (tmp_path / "out/interstage/timeline.html").is_file()
+    assert read_step(tmp_path / "out" / "stock", 1).run == "stock"
+
+
+def test_options_and_a_cluster_file(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "cluster.yaml").write_text("{device: L40S, nodes: 2, devices_per_node: 4, price_per_device_hour: 0.0}")
+    arguments = [
+        workload,
+        str(tmp_path / "cluster.yaml"),
+        "--seeds",
+        "1",
+        "--set",
+        "stock_poll=0.5",
+        "--strategy",
+        "stock",
+    ]
+    assert run(*arguments) == 0
+    assert "on 8 x L40S" in capsys.readouterr().out
+
+
+def test_the_commands_of_the_readme(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    readme = (repo / "verl_fuse/simulate/README.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    (tmp_path / "WORKLOAD.yaml").write_text(example)
+    write_run(tmp_path / "RUN_DIR", steps=2)
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^verl-fuse simulate (.*)$", readme, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        assert run(*command.replace("--seeds 8", "--seeds 1").split()) == 0
+    assert (tmp_path / "OUT" / "all" / "timeline.html").is_file()
+
+
+def test_a_profile_and_a_plan(tmp_path: Path, repo: Path, capsys: pytest.CaptureFixture[str]):
+    profile = repo / "tests/golden/cpu_profile.json"
+    table = ProfileTable.read(profile)
+    model = dataclasses.asdict(table.models[0].model)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": model["layers"],
+        "hidden_size": model["hidden"], "num_attention_heads": model["heads"], "num_key_value_heads": model["kv_heads"],
+        "intermediate_size": model["intermediate"], "vocab_size": model["vocabulary"],
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    data = {"algorithm": "grpo", "prompts": 4, "samples": 2, "prompt": "fixed:10", "response": "uniform:1-40"}
+    (tmp_path / "grpo.yaml").write_text(yaml.safe_dump({**data, "actor": "config.json", "reference": "config.json"}))
+    workload = Workload.read(tmp_path / "grpo.yaml")
+    plan = stock_plan(workload, Profiled.of(table, cluster_named("cpu")))
+    plan.write(tmp_path / "plan.json")
+    arguments = [str(tmp_path / "grpo.yaml"), "cpu", "--profile", str(profile), "--plan", str(tmp_path / "plan.json")]
+    assert run(*arguments, "--seeds", "1") == 0
+    out = capsys.readouterr().out
+    assert "on 2 x CPU" in out
+    assert "realloc" in out
+    assert "R_t = 0: no migration is predicted to gain" in out
+
+
+def test_a_recorded_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_run(tmp_path / "run", steps=3)
+    assert run("--from", str(tmp_path / "run"), "--set", "dedicated=false") == 0
+    out = capsys.readouterr().out
+    assert "2 steps" in out
+    assert "devices are shared and saturated" in out
+    assert "Replicas are taken to have devices of their own" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs WORKLOAD.yaml and CLUSTER, or --from RUN_DIR"),
+        (["{w}"], "needs WORKLOAD.yaml and CLUSTER"),
+        (["{w}", "h10"], "device 'h10': unknown (did you mean 'H100'?)"),
+        (["{w}", "h100x0"], "cluster: nodes=0; needs a whole number >= 1"),
+        (["{w}", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["missing.yaml", "h100"], "missing.yaml: cannot be read"),
+        (["{w}", "h100", "--strategy", "fast"], "strategy='fast'; allowed: stock"),
+        (["{w}", "h100", "--set", "poll"], "--set 'poll': needs KEY=VALUE"),
+        (["{w}", "h100", "--set", "stock_pol=1"], "options.stock_pol: unknown key (did you mean 'stock_poll'?)"),
+        (["{w}", "h100", "--set", "rollout_memory=2"], "options.rollout_memory=2.0: needs >= 0.01 and <= 1.0"),
+        (["{w}", "h100", "--from", "x"], "--from RUN_DIR takes everything from the run"),
+        (["--from", "nowhere"], "nowhere: no such directory"),
+    ],
+)
+def test_what_is_wrong_is_said(workload: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert run(*(argument.format(w=workload) for argument in arguments)) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""Whole steps under every strategy."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from setups import NO_POLL, grpo, h100, ppo
+
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.options import STRATEGIES, Options
+from verl_fuse.simulate.step import simulate_step
+from verl_fuse.simulate.stock import stock_plan
+from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.plan import CallPlan, Plan
+
+WORKLOADS = {"ppo": ppo(), "grpo": grpo(), "no old log-prob": ppo(old_log_prob=False, epochs=2)}
+
+
+def run(workload, strategy: str, options: Options = NO_POLL, plan: Plan | None = None, seed: int = 0):
+    cost = h100()
+    return simulate_step(
+        workload, plan or stock_plan(workload, cost, options), cost, strategy, np.random.default_rng(seed), options
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_step_adds_up(name: str, strategy: str):
+    result = run(WORKLOADS[name], strategy)
+    assert 0 <= result.idle <= 1
+    assert result.seconds >= max(p.end - p.start for p in result.placed)
+    assert result.seconds == pytest.approx(sum(result.stages.values()))
+    assert 0 < result.device_seconds <= 16 * result.seconds + 1e-9
+    assert result.cost == pytest.approx(result.device_seconds / 3600 * 2.8)
+    assert result.generation_and_inference + result.training <= result.seconds + 1e-9
+
+
+def test_stock_is_one_stage_after_the_other():
+    result = run(ppo(), "stock")
+    assert list(result.stages) == [
+        "gen", "reward", "ref", "values", "old_log_prob", "update_critic", "update_actor", "update_weights",
+    ]  # fmt: skip
+    assert result.device_seconds == pytest.approx(16 * result.seconds)
+    assert result.generation.inference_end is None
+
+
+def test_realloc_alone_is_the_plan_it_is_given():
+    assert run(ppo(), "realloc", replace(NO_POLL, fuse_poll=0.0)).seconds == run(ppo(), "stock").seconds
+
+
+def test_interstage_hides_inference_behind_the_tail():
+    stock, fused = run(ppo(), "stock"), run(ppo(), "interstage")
+    assert fused.seconds < stock.seconds
+    assert fused.training == pytest.approx(stock.training)
+    assert "tail of" in fused.notes[0]
+
+
+def test_on_shared_saturated_devices_interstage_is_stock():
+    options = replace(NO_POLL, dedicated=False)
+    fused = run(ppo(), "interstage", options)
+    assert fused.seconds == pytest.approx(run(ppo(), "stock", options).seconds)
+    assert fused.notes == ("R_t = 0: no migration is predicted to gain",)
+
+
+def test_the_driver_sees_the_end_of_generation_when_it_looks():
+    exact, polled = run(ppo(), "stock"), run(ppo(), "stock", Options(stock_poll=2.0))
+    assert polled.stages["gen"] == pytest.approx(2.0 * np.ceil(exact.stages["gen"] / 2.0))
+
+
+def test_elastic_actors_cost_less():
+    stock, elastic = run(grpo(), "stock"), run(grpo(), "elastic")
+    assert elastic.device_seconds < stock.device_seconds
+
+
+def apart(workload) -> Plan:
+    """Generation and actor on the left half, everything else on the right."""
+    left, right = Mesh(0, 8), Mesh(8, 8)
+    place = {"actor_generate": (left, Layout(dp=8)), "actor_train": (left, Layout(tp=2, pp=4))}
+    other = (right, Layout(tp=4, pp=2))
+    return Plan(tuple(CallPlan(c.name, *place.get(c.name, other), microbatches=4) for c in workload.calls))
+
+
+def test_calls_on_other_devices_overlap_and_weights_move():
+    workload = ppo()
+    result = run(workload, "realloc", plan=apart(workload))
+    times = {p.task.name: (p.start, p.end) for p in result.placed}
+    assert times["actor_train"][0] < times["critic_train"][1]
+    assert "actor_infer weights" in times
+    assert times["actor_infer weights"][1] <= times["actor_infer"][0]
+    assert result.stages["update_weights"] > 0
+    assert result.seconds < sum(result.stages.values())
+
+
+def test_finished_samples_stream_to_other_devices():
+    workload = ppo()
+    stock, streamed = (run(workload, name, plan=apart(workload)) for name in ("stock", "interstage"))
+    assert streamed.stages["values"] < stock.stages["values"]
+    assert streamed.generation_and_inference < stock.generation_and_inference
+
+
+def test_seeds_differ_and_repeat():
+    assert run(ppo(), "stock", seed=1).seconds != run(ppo(), "stock", seed=2).seconds
+    assert run(ppo(), "all", seed=1).seconds == run(ppo(), "all", seed=1).seconds
+
+
+def test_an_unknown_strategy_is_refused():
+    with pytest.raises(
+        FuseError,
+        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, all",
+    ):
+        run(ppo(), "fast")
+
+
+def test_options_out_of_range_are_refused():
+    with pytest.raises(FuseError, match=r"options.rollout_memory=1.5: needs 0.01 to 1"):
+        Options(rollout_memory=1.5)
+    with pytest.raises(FuseError, match=r"options.migration='fax': allowed: auto, prefill, transfer"):
+        Options(migration="fax")
+
+
+def test_a_rollout_without_room_for_one_sequence_is_refused():
+    plan = stock_plan(ppo(), h100(), NO_POLL)
+    with pytest.raises(
+        FuseError, match=r"llama-7b as dp1 on H100: weights and buffers take .* one sequence has up to 2348"
+    ):
+        run(ppo(), "stock", replace(NO_POLL, rollout_memory=0.2), plan=_with_rollout(plan, Layout(dp=16)))
+
+
+def _with_rollout(plan: Plan, layout: Layout) -> Plan:
+    return replace(plan, calls=(CallPlan("actor_generate", Mesh(0, 16), layout), *plan.calls[1:]))

@@ -1,0 +1,43 @@
+"""The tuned stock placement."""
+
+import pytest
+from setups import NO_POLL, grpo, h100, ppo
+
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.replicas import mean_batch
+from verl_fuse.simulate.stock import stock_plan, train_options
+
+
+@pytest.mark.parametrize("workload", [ppo(), grpo()], ids=["ppo", "grpo"])
+def test_every_call_has_all_devices(workload):
+    plan = stock_plan(workload, h100(), NO_POLL)
+    assert [call.call for call in plan.calls] == [call.name for call in workload.calls]
+    assert {(call.mesh.first, call.mesh.size) for call in plan.calls} == {(0, 16)}
+    assert plan.call("actor_infer").layout == plan.call("actor_train").layout
+
+
+def test_train_calls_fit_and_are_the_fastest():
+    workload, cost = ppo(), h100()
+    call = next(call for call in workload.calls if call.name == "actor_train")
+    chosen = stock_plan(workload, cost, NO_POLL).call(call.name)
+    found = dict(train_options(workload, call, cost, NO_POLL))
+    assert found[chosen] == min(found.values())
+    for plan in found:
+        parts = plan.layout.dp * plan.microbatches * workload.minibatches
+        memory = cost.memory(
+            workload.actor,
+            "train",
+            plan.layout,
+            microbatch=mean_batch(workload).split(parts),
+            microbatches=plan.microbatches,
+        )
+        assert memory.total <= cost.cluster.device.memory
+
+
+def test_a_model_that_fits_nowhere_names_the_memory_it_needs():
+    with pytest.raises(
+        FuseError, match=r"llama-3.1-405b fits nowhere for actor_generate on 8 x H100 .* needs \d+\.\d GiB"
+    ):
+        stock_plan(ppo(actor="llama-3.1-405b"), h100(1), NO_POLL)
+    with pytest.raises(FuseError, match=r"llama-65b fits nowhere for critic_train on 8 x H100 .* needs \d+\.\d GiB"):
+        stock_plan(ppo(critic="llama-65b"), h100(1), NO_POLL)

@@ -1,0 +1,113 @@
+"""`verl-fuse profile`: measure the device at hand for the cost model. Needs torch; reading a profile does not."""
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from verl_fuse.cost.floors import fit_floors
+from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.recorded import RecordedRun, run_of
+from verl_fuse.cost.table import PARTS, MeasuredModel, ProfileTable
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.cluster import Cluster
+from verl_fuse.spec.model_names import model_from
+from verl_fuse.timeline.files import read_step, recorded_steps
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def profile(
+    out: Annotated[Path, typer.Option(help="Where the profile goes (JSON).")],
+    model: Annotated[list[str], typer.Option(help="Size name, or path of a config.json or its folder; repeatable.")],
+    device: Annotated[str, typer.Option(help="As torch names it: cpu, cuda, cuda:1.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    tp: Annotated[str, typer.Option(help="Tensor-parallel degrees whose shards are measured.")] = "1",
+    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,4,16,64",
+    lengths: Annotated[str, typer.Option(help="Sequence lengths.")] = "16,64,256",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of one rank, on a CPU.")] = 1,
+    from_run: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", help="Recorded run of the first model; the software's floors are read off it; repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Measure embedding, block and head of models over a grid of batch sizes and lengths."""
+    degrees, sizes, tokens = (_counts(*pair) for pair in (("tp", tp), ("batches", batches), ("lengths", lengths)))
+    models = [model_from(name) for name in model]
+    runs = [read_run(path) for path in from_run or []]
+    measuring = _measuring(threads)
+    bench = measuring.Bench.on(device, precision)
+    measured: list[MeasuredModel] = []
+    for each in models:
+        for degree in degrees:
+            measured.append(measuring.measure_model(bench, each, degree, sizes, tokens))
+            _print(measured[-1])
+    table = ProfileTable(measuring.measure_device(bench), precision, threads, tuple(measured))
+    if runs:
+        table = with_floors(table, runs)
+    table.write(out)
+    typer.echo(f"profile of {table.device.name}: {out}")
+
+
+def with_floors(table: ProfileTable, runs: list[RecordedRun]) -> ProfileTable:
+    """The profile with the floors of the software, read off runs of its first model on one node of its device."""
+    ranks = max(run.ranks for run in runs)
+    # The links of the node are in the floors.
+    cluster = Cluster(1, ranks, table.device, *(table.device.bandwidth,) * 3)
+    engine = fit_floors(runs, table.models[0].model, Profiled.of(table, cluster))
+    return ProfileTable(
+        table.device, table.precision, table.threads, table.models, engine, tuple(run.name for run in runs)
+    )
+
+
+def read_run(run_dir: Path) -> RecordedRun:
+    """A recorded run with the configuration that Hydra left beside it."""
+    path = run_dir / "hydra" / ".hydra" / "config.yaml"
+    timelines = [read_step(run_dir, step) for step in recorded_steps(run_dir)]
+    try:
+        config = OmegaConf.load(path)
+    except OSError as error:
+        raise FuseError(
+            f"{path}: cannot be read: {error}; the run's configuration gives its micro-batch sizes"
+        ) from error
+    if not isinstance(config, DictConfig):
+        raise FuseError(f"{path}: not a verl configuration")
+    try:
+        return run_of(run_dir.name, config, timelines)
+    except FuseError as error:
+        raise FuseError(f"{run_dir}: {error}") from error
+
+
+def _measuring(threads: int) -> Any:
+    """The measuring code: the only part that needs torch."""
+    try:
+        measuring = importlib.import_module("verl_fuse.runtime.profile")
+    except ImportError as error:
+        raise FuseError(f"verl-fuse profile needs torch ({error}); install verl-fuse[verl] or torch itself") from error
+    measuring.set_threads(threads)
+    return measuring
+
+
+def _counts(option: str, text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise FuseError(f"--{option}={text}: needs whole numbers >= 1 with commas between them, such as 1,4,16")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _print(measured: MeasuredModel) -> None:
+    title = f"{measured.model.name}, tp {measured.tp}: milliseconds at the smallest, middle and largest of the grid"
+    table = Table("part", "pass", "smallest", "middle", "largest", title=title)
+    by_pair = {(m.part, m.direction): m for m in measured.measurements}
+    for pair in PARTS:
+        rows = by_pair[pair].seconds
+        chosen = (rows[0][0], rows[len(rows) // 2][len(rows[0]) // 2], rows[-1][-1])
+        table.add_row(*pair, *(f"{1e3 * seconds:.3f}" for seconds in chosen))
+    Console().print(table)

@@ -1,0 +1,235 @@
+"""Seconds from first principles: a roofline per block, ring collectives, pipeline formulas, and floors of the software.
+
+Invariants (tests/unit/cost/test_analytic.py):
+- more tokens, or longer ones, never take less time; a faster device, link or memory never more;
+- the stages of a pipeline sum to at least the time of the model without pipelining, up to the transfers between them.
+Pipeline formulas: ReaL (arXiv 2406.14088), with stages that need not be alike.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from verl_fuse.cost import shard
+from verl_fuse.cost.calibration import GRAPHS, Efficiency, Engine, efficiency_of
+from verl_fuse.cost.collectives import Group, Network
+from verl_fuse.cost.memory import Request, Sharding, memory
+from verl_fuse.cost.model import Batch, Memory, Numbers, Placement
+from verl_fuse.cost.transfer import transfer_seconds
+from verl_fuse.spec.cluster import Cluster, Mesh
+from verl_fuse.spec.layout import Layout, stage_layers
+from verl_fuse.spec.model import Model
+from verl_fuse.spec.workload import CallKind
+
+# Products in the backward per product in the forward: gradients of inputs and of weights; flash attention also recomputes the scores.
+BACKWARD_MATMUL = 2.0
+BACKWARD_ATTENTION = 2.5
+BACKWARD_ELEMENTWISE = 2.0
+
+
+@dataclass(frozen=True)
+class Analytic:
+    """The cost model of a cluster whose calls run on `engine`. `sharding` "full" is FSDP: weights are gathered for every micro-batch."""
+
+    cluster: Cluster
+    engine: Engine = GRAPHS
+    sharding: Sharding = "optimizer"
+
+    @cached_property
+    def efficiency(self) -> Efficiency:
+        return efficiency_of(self.cluster.device)
+
+    @cached_property
+    def network(self) -> Network:
+        return Network(self.cluster, self.efficiency, self.engine.collective)
+
+    def stage_seconds(
+        self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False, recompute: bool = False
+    ) -> tuple[float, ...]:
+        block = self.block(model, layout, batch, backward=backward)
+        if backward and recompute:
+            block += self.block(model, layout, batch)
+        head = self.head(model, layout, batch.tokens, backward=backward)
+        embedding = self.embedding(model, layout, batch.tokens)
+        hop = self._hop(model, layout, batch.tokens)
+        last = layout.pp - 1
+        floor = 0.0 if backward else self.engine.microbatch
+        return tuple(
+            floor + layers * block + (embedding if stage == 0 else hop) + (head if stage == last else 0.0)
+            for stage, layers in enumerate(stage_layers(model.layers, layout.pp))
+        )
+
+    def forward(self, model: Model, layout: Layout, batch: Batch) -> float:
+        return max(self.stage_seconds(model, layout, batch))
+
+    def backward(self, model: Model, layout: Layout, batch: Batch, *, recompute: bool = False) -> float:
+        return max(self.stage_seconds(model, layout, batch, backward=True, recompute=recompute))
+
+    def infer(self, model: Model, layout: Layout, mesh: Mesh, batch: Batch, microbatches: int) -> float:
+        stages = self.stage_seconds(model, layout, batch.split(layout.dp * microbatches))
+        return self.engine.call + _pipeline(stages, microbatches)
+
+    def train(
+        self,
+        model: Model,
+        layout: Layout,
+        mesh: Mesh,
+        batch: Batch,
+        minibatches: int,
+        microbatches: int,
+        *,
+        recompute: bool = True,
+    ) -> float:
+        part = batch.split(layout.dp * minibatches * microbatches)
+        forward = self.stage_seconds(model, layout, part)
+        backward = self.stage_seconds(model, layout, part, backward=True, recompute=recompute)
+        both = tuple(map(sum, zip(forward, backward, strict=True)))
+        return self.engine.call + minibatches * (_pipeline(both, microbatches) + self.update(model, layout))
+
+    def update(self, model: Model, layout: Layout) -> float:
+        elements = max(stage_layers(model.layers, layout.pp)) * shard.block_parameters(model, layout)
+        elements += model.embedding_parameters / layout.tp
+        seconds = self.engine.update + self.optimizer(elements / (layout.dp * layout.cp))
+        if self.sharding == "full":
+            return seconds
+        # Gradients in fp32 one way, weights in bf16 the other; with full sharding both happen in the passes.
+        return seconds + self.network.gather(self._copies(layout), (4 + shard.BYTES) * elements)
+
+    def prefill(self, model: Model, layout: Layout, batch: Batch) -> float:
+        parts = max(1, min(layout.pp, int(batch.sequences)))
+        part = batch.split(parts)
+        block = self.block(model, layout, part)
+        head = self.head(model, layout, part.sequences)
+        hop = self._hop(model, layout, part.tokens)
+        stages = [layers * block + hop for layers in stage_layers(model.layers, layout.pp)]
+        stages[-1] += head
+        floor = self.engine.decode_step + self.engine.request * batch.sequences
+        return floor + _pipeline(tuple(stages), parts)
+
+    def decode(self, model: Model, layout: Layout, sequences: Numbers, context_tokens: Numbers) -> Numbers:
+        # The pipeline is kept full: `pp` parts of the sequences follow each other.
+        running, context = sequences / layout.pp, context_tokens / layout.pp
+        layers = max(stage_layers(model.layers, layout.pp))
+        reading = layers * self.decode_block(model, layout, running, context)
+        hop = self._hop(model, layout, running) if layout.pp > 1 else 0.0
+        floor = self.engine.decode_step + self.engine.sequence * sequences
+        return floor + layout.pp * (reading + self.decode_head(model, layout, running) + hop)
+
+    def transfer(self, model: Model, source: Placement, target: Placement) -> float:
+        return transfer_seconds(model, source, target, self.cluster, self.efficiency.network, self.engine.collective)
+
+    def sync(self, model: Model, source: Placement, target: Placement) -> float:
+        return self.engine.sync + self.transfer(model, source, target)
+
+    def migrate(self, model: Model, layout: Layout, tokens: float) -> float:
+        return self.prefill(model, layout, Batch.equal(1, tokens))
+
+    def offload(self, size: float) -> float:
+        return size / (self.cluster.host_bandwidth * self.efficiency.network)
+
+    def memory(
+        self,
+        model: Model,
+        kind: CallKind,
+        layout: Layout,
+        *,
+        microbatch: Batch | None = None,
+        microbatches: int = 1,
+        kv_tokens: float = 0.0,
+        recompute: bool = True,
+        offload: bool = False,
+    ) -> Memory:
+        request = Request(kind, microbatch or Batch(0, 0, 0), microbatches, kv_tokens, recompute, offload)
+        return memory(model, layout, request, self.sharding, self.cluster.device)
+
+    def kv_capacity(self, model: Model, layout: Layout, free: float) -> int:
+        layers = max(stage_layers(model.layers, layout.pp))
+        return max(0, int(free / (layers * shard.kv_bytes_per_token(model, layout))))
+
+    def block(self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False) -> float:
+        """Seconds of one block for one micro-batch, collectives included."""
+        products = BACKWARD_MATMUL if backward else 1.0
+        attention = BACKWARD_ATTENTION if backward else 1.0
+        traffic = BACKWARD_ELEMENTWISE if backward else 1.0
+        peak = self.cluster.device.flops
+        weights = shard.block_weight_bytes(model, layout, batch.tokens / layout.cp) / self._bandwidth
+        seconds = products * max(
+            shard.block_flops(model, layout, batch.tokens) / (peak * self.efficiency.matmul), weights
+        )
+        seconds += attention * shard.attention_flops(model, layout, batch.squares) / (peak * self.efficiency.attention)
+        seconds += (
+            traffic * self.engine.traffic * shard.elementwise_bytes(model, layout, batch.tokens) / self._bandwidth
+        )
+        floor = self.engine.block * (2.0 if backward else 1.0)
+        seconds = max(seconds, floor) + self._block_collectives(model, layout, batch.tokens)
+        return self._with_gathering(seconds, model, layout, backward)
+
+    def decode_block(self, model: Model, layout: Layout, sequences: Numbers, context: Numbers) -> Numbers:
+        """Seconds of one block for one new token of each sequence, collectives included."""
+        peak = self.cluster.device.flops * self.efficiency.matmul
+        weights = shard.block_weight_bytes(model, layout, sequences) / self._bandwidth
+        seconds = np.maximum(shard.block_flops(model, layout, sequences) / peak, weights)
+        seconds = seconds + context * shard.kv_bytes_per_token(model, layout) / self._bandwidth
+        return np.maximum(seconds, self.engine.decode_block) + self._block_collectives(model, layout, sequences)
+
+    def head(self, model: Model, layout: Layout, tokens: Numbers, *, backward: bool = False) -> Numbers:
+        """Seconds of the output layer and of what turns logits into log-probs or samples."""
+        peak = self.cluster.device.flops * self.efficiency.matmul
+        weights = shard.BYTES * model.head_width * model.hidden / layout.tp / self._bandwidth
+        seconds = np.maximum(shard.head_flops(model, layout, tokens) / peak, weights)
+        seconds = seconds + shard.logits_bytes(model, layout, tokens) / self._bandwidth
+        return seconds * (BACKWARD_MATMUL if backward else 1.0)
+
+    def decode_head(self, model: Model, layout: Layout, sequences: Numbers) -> Numbers:
+        """Seconds of the output layer for one new token of each sequence, and of drawing the next."""
+        return self.head(model, layout, sequences)
+
+    def optimizer(self, elements: float) -> float:
+        """Seconds of an Adam step over so many elements: gradient, master weight, two moments read, the latter three written, all fp32."""
+        return 7 * 4 * elements / self._bandwidth
+
+    def embedding(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
+        """Seconds of looking tokens up in a vocabulary that is shared out over tensor ranks."""
+        size = shard.BYTES * tokens * model.hidden / layout.cp
+        return 2 * size / self._bandwidth + self.network.reduce(Group(layout.tp, 1), size)
+
+    @staticmethod
+    def _copies(layout: Layout) -> Group:
+        """The ranks that hold the same weights and see other tokens."""
+        return Group(layout.dp * layout.cp, layout.tp)
+
+    @property
+    def _bandwidth(self) -> float:
+        return self.cluster.device.bandwidth * self.efficiency.bandwidth
+
+    def _block_collectives(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
+        network, local = self.network, tokens / layout.cp
+        seconds = 2 * network.reduce(Group(layout.tp, 1), shard.BYTES * local * model.hidden)
+        if layout.cp > 1:
+            # Keys and values of the whole sequence pass every rank.
+            size = shard.BYTES * tokens * 2 * model.kv_heads * model.head_dim / layout.tp
+            seconds = seconds + network.gather(Group(layout.cp, layout.tp), size)
+        if layout.ep > 1:
+            size = shard.BYTES * local * model.experts_per_token * model.hidden
+            seconds = seconds + 2 * network.exchange(Group(layout.ep, layout.tp), size)
+        return seconds
+
+    def _with_gathering(self, seconds: float, model: Model, layout: Layout, backward: bool) -> float:
+        """With full sharding, the next block's weights are gathered, and the last one's gradients scattered, beside the computation."""
+        if self.sharding != "full":
+            return seconds
+        size = shard.BYTES * shard.block_parameters(model, layout)
+        return max(seconds, (2 if backward else 1) * self.network.gather(self._copies(layout), size))
+
+    def _hop(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
+        """Activations to the next stage; tensor ranks each send their part."""
+        if layout.pp == 1:
+            return 0.0
+        size = shard.BYTES * tokens * model.hidden / (layout.cp * layout.tp)
+        return self.network.send(layout.tp * layout.cp * layout.dp, size)
+
+
+def _pipeline(stages: tuple[float, ...], microbatches: int) -> float:
+    """The first micro-batch passes every stage, then the slowest stage sets the pace."""
+    return float(sum(stages) + (microbatches - 1) * max(stages))

@@ -1,0 +1,59 @@
+"""Seconds of collectives over groups of devices, by the ring formulas. Sizes are bytes, each rank's full buffer.
+
+A group of `size` ranks `stride` devices apart stays within a node if size * stride <= devices per node. Otherwise its ranks on a node share
+what crosses to other nodes: a ring passes every node once, and each of them has a network adapter.
+"""
+
+from dataclasses import dataclass
+
+from verl_fuse.cost.calibration import Efficiency
+from verl_fuse.cost.model import Numbers
+from verl_fuse.spec.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Group:
+    """`size` ranks, neighbours `stride` devices apart."""
+
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of a cluster at the speed they reach, and the seconds a collective takes at least."""
+
+    cluster: Cluster
+    efficiency: Efficiency
+    latency: float
+
+    def bandwidth(self, group: Group) -> float:
+        """Bytes per second of one rank."""
+        cluster = self.cluster
+        if group.size * group.stride <= cluster.devices_per_node:
+            return cluster.intra_bandwidth * self.efficiency.network
+        adapters = max(1, cluster.devices_per_node // group.stride)
+        return min(cluster.intra_bandwidth, adapters * cluster.inter_bandwidth) * self.efficiency.network
+
+    def gather(self, group: Group, size: Numbers) -> Numbers:
+        """All-gather or reduce-scatter of a buffer that is `size` bytes when whole."""
+        if group.size == 1:
+            return 0.0 * size
+        return self.latency + size * (group.size - 1) / group.size / self.bandwidth(group)
+
+    def reduce(self, group: Group, size: Numbers) -> Numbers:
+        """All-reduce: a reduce-scatter and an all-gather in one call."""
+        if group.size == 1:
+            return 0.0 * size
+        return self.latency + 2 * size * (group.size - 1) / group.size / self.bandwidth(group)
+
+    def exchange(self, group: Group, size: Numbers) -> Numbers:
+        """All-to-all of `size` bytes per rank. Nothing is shared: what goes to other nodes passes the rank's own adapter."""
+        near = min(group.size, max(1, self.cluster.devices_per_node // group.stride))
+        inside = (near - 1) / group.size / self.cluster.intra_bandwidth
+        outside = (group.size - near) / group.size / self.cluster.inter_bandwidth
+        return (self.latency if group.size > 1 else 0.0) + size * max(inside, outside) / self.efficiency.network
+
+    def send(self, stride: int, size: Numbers) -> Numbers:
+        """Point to point to the rank `stride` devices further on."""
+        return self.latency + size / self.bandwidth(Group(2, stride))

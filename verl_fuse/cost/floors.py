@@ -1,0 +1,101 @@
+"""Reads the floors of the software off recorded runs: what their stages took beyond what the model's parts take by the profile.
+
+Invariants (tests/unit/cost/test_floors.py):
+- runs whose stages were made from known floors give those floors back;
+- no floor is negative.
+Relative errors count alike, so that short and long steps do.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+
+from verl_fuse.cost.calibration import Engine
+from verl_fuse.cost.model import Batch
+from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.recorded import RecordedRun, RecordedStep
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.model import Model
+
+BARE = Engine("recorded", block=0.0, decode_block=0.0, collective=0.0, decode_step=0.0, call=0.0)
+INFERENCE = ("old_log_prob", "ref", "values")
+TRAINING = ("update_critic", "update_actor")
+
+
+def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: Profiled) -> Engine:
+    """Floors of generation, inference, training and weight sync. The critic, where there is one, is of the actor's size."""
+    bare = dataclasses.replace(cost, engine=BARE)
+    steps = [(run, step) for run in runs for step in run.steps]
+    request, decode_step = _fit(
+        [_generation_row(step) for _, step in steps],
+        [step.stages["gen"] for _, step in steps],
+        [generation_seconds(step, actor, bare) for _, step in steps],
+    )
+    inferring = [(run, step, stage) for run, step in steps for stage in INFERENCE if stage in step.stages]
+    call, microbatch = _fit(
+        [(1.0, run.microbatches(stage, step)) for run, step, stage in inferring],
+        [step.stages[stage] for _, step, stage in inferring],
+        [stage_seconds(run, step, stage, actor, bare) for run, step, stage in inferring],
+    )
+    known = dataclasses.replace(cost, engine=dataclasses.replace(BARE, call=call, microbatch=microbatch))
+    training = [(run, step, stage) for run, step in steps for stage in TRAINING if stage in step.stages]
+    (update,) = _fit(
+        [(run.minibatches,) for run, _, _ in training],
+        [step.stages[stage] for _, step, stage in training],
+        [stage_seconds(run, step, stage, actor, known) for run, step, stage in training],
+    )
+    syncing = [step.stages["update_weights"] for _, step in steps if "update_weights" in step.stages]
+    (sync,) = _fit([(1.0,)] * len(syncing), syncing, [0.0] * len(syncing)) if syncing else (0.0,)
+    floors = {"request": request, "decode_step": decode_step, "call": call, "microbatch": microbatch}
+    return dataclasses.replace(BARE, **floors, update=update, sync=sync)
+
+
+def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model, cost: Profiled) -> float:
+    """What an inference or training stage of a recorded step takes by `cost`, in padded micro-batches."""
+    model = actor.as_value_model() if stage in ("values", "update_critic") else actor
+    layout, mesh, count = Layout(dp=run.ranks), Mesh(0, run.ranks), run.microbatches(stage, step)
+    batch = Batch.padded(step.lengths, run.micro_batch[stage])
+    if stage in INFERENCE:
+        return cost.infer(model, layout, mesh, batch, count)
+    return cost.train(model, layout, mesh, batch, run.minibatches, count, recompute=False)
+
+
+def generation_seconds(step: RecordedStep, actor: Model, cost: Profiled) -> float:
+    """What the slowest replica of a recorded step takes by `cost`, if all its requests start together."""
+    replicas, seconds = np.array(step.replicas), 0.0
+    for replica in np.unique(replicas):
+        prompts, responses = (np.array(x)[replicas == replica] for x in (step.prompts, step.responses))
+        ticks = np.arange(1, responses.max())
+        running = responses[None, :] > ticks[:, None]
+        context = (running * (prompts[None, :] + ticks[:, None])).sum(axis=1)
+        decoding = cost.decode(actor, Layout(), running.sum(axis=1).astype(float), context.astype(float))
+        seconds = max(seconds, cost.prefill(actor, Layout(), Batch.of(prompts)) + float(np.sum(decoding)))
+    return seconds
+
+
+def _generation_row(step: RecordedStep) -> tuple[float, float]:
+    """Requests per replica, and steps of the replica with the longest response; the floors are one replica's."""
+    return len(step.responses) / len(set(step.replicas)), float(max(step.responses))
+
+
+def _fit(rows: Sequence[tuple[float, ...]], seconds: Sequence[float], explained: Sequence[float]) -> tuple[float, ...]:
+    """Coefficients >= 0 of the rows that, with what is explained, come closest to the seconds: least squares of relative errors."""
+    if not rows:
+        raise FuseError("the recorded runs hold none of the stages " + ", ".join((*INFERENCE, *TRAINING)))
+    weights = 1 / np.array(seconds)
+    left, right = np.array(rows) * weights[:, None], (np.array(seconds) - explained) * weights
+    width = left.shape[1]
+    best, least = np.zeros(width), float(np.square(right).sum())
+    # Few columns: the best of all subsets whose coefficients come out positive is the constrained optimum.
+    for count in range(1, width + 1):
+        for chosen in map(list, combinations(range(width), count)):
+            found = np.linalg.lstsq(left[:, chosen], right, rcond=None)[0]
+            error = float(np.square(left[:, chosen] @ found - right).sum())
+            if (found >= 0).all() and error < least:
+                best, least = np.zeros(width), error
+                best[chosen] = found
+    return tuple(best.tolist())

@@ -1,0 +1,172 @@
+"""What a cost model answers. Everything is in seconds, bytes and tokens.
+
+Invariants (tests/unit/cost/test_cost_model.py):
+- `Batch.of(lengths).split(n)` keeps the totals: n parts of it sum to the whole;
+- `Memory.total == static + active`, and every part is >= 0.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from verl_fuse.spec.cluster import Cluster, Mesh
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.model import Model
+from verl_fuse.spec.workload import CallKind
+
+Placement = tuple[Mesh, Layout]
+# One number, or an array of them: decode steps are costed for many replicas at once.
+Numbers = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Totals over sequences: how many, their tokens, and the sum of squared lengths (what attention costs)."""
+
+    sequences: float
+    tokens: float
+    squares: float
+
+    @classmethod
+    def of(cls, lengths: np.ndarray) -> "Batch":
+        """From the lengths of the sequences."""
+        array = np.asarray(lengths, dtype=np.float64)
+        return cls(float(array.size), float(array.sum()), float(np.dot(array, array)))
+
+    @classmethod
+    def equal(cls, sequences: float, length: float) -> "Batch":
+        """Sequences of one length."""
+        return cls(float(sequences), float(sequences * length), float(sequences * length * length))
+
+    @classmethod
+    def padded(cls, lengths: np.ndarray, size: int) -> "Batch":
+        """As computed without sequence packing: every `size` sequences in turn, each as long as the longest of them."""
+        array = np.asarray(lengths, dtype=np.float64)
+        longest = [array[start : start + size].max() for start in range(0, array.size, size)]
+        return cls.of(np.repeat(longest, size)[: array.size])
+
+    def split(self, parts: int) -> "Batch":
+        """One of `parts` equal parts."""
+        return Batch(self.sequences / parts, self.tokens / parts, self.squares / parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the fullest device. `weights`, `gradients` and `optimizer` stay between calls unless `offloaded`, the rest is there only while
+    the call runs."""
+
+    weights: float
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    kv: float = 0.0
+    buffers: float = 0.0
+    offloaded: bool = False
+
+    @property
+    def model(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def static(self) -> float:
+        """What is there between calls."""
+        return 0.0 if self.offloaded else self.model
+
+    @property
+    def active(self) -> float:
+        """What comes on top while the call runs."""
+        return self.activations + self.kv + self.buffers + (self.model if self.offloaded else 0.0)
+
+    @property
+    def total(self) -> float:
+        return self.static + self.active
+
+
+class CostModel(Protocol):
+    """Seconds and bytes of model function calls on a cluster. A `batch` is what the docstring says: a micro-batch, or a whole call."""
+
+    @property
+    def cluster(self) -> Cluster: ...
+
+    def stage_seconds(
+        self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False, recompute: bool = False
+    ) -> tuple[float, ...]:
+        """Seconds of each pipeline stage for one micro-batch of one data-parallel rank; `recompute` adds the forward to a backward."""
+        ...
+
+    def forward(self, model: Model, layout: Layout, batch: Batch) -> float:
+        """Seconds of the slowest stage for one micro-batch."""
+        ...
+
+    def backward(self, model: Model, layout: Layout, batch: Batch, *, recompute: bool = False) -> float:
+        """Seconds of the slowest stage for one micro-batch."""
+        ...
+
+    def infer(self, model: Model, layout: Layout, mesh: Mesh, batch: Batch, microbatches: int) -> float:
+        """Seconds of a forward call over the whole `batch`, in `microbatches` per data-parallel rank."""
+        ...
+
+    def train(
+        self,
+        model: Model,
+        layout: Layout,
+        mesh: Mesh,
+        batch: Batch,
+        minibatches: int,
+        microbatches: int,
+        *,
+        recompute: bool = True,
+    ) -> float:
+        """Seconds of one pass over the whole `batch`: `minibatches` updates of `microbatches` per data-parallel rank each."""
+        ...
+
+    def update(self, model: Model, layout: Layout) -> float:
+        """Seconds of one gradient reduction over data-parallel ranks plus one optimizer step."""
+        ...
+
+    def prefill(self, model: Model, layout: Layout, batch: Batch) -> float:
+        """Seconds until one rollout replica has read the prompts in `batch`."""
+        ...
+
+    def decode(self, model: Model, layout: Layout, sequences: Numbers, context_tokens: Numbers) -> Numbers:
+        """Seconds of ONE decode step of one replica with `sequences` running that hold `context_tokens` in all. Works on arrays."""
+        ...
+
+    def transfer(self, model: Model, source: Placement, target: Placement) -> float:
+        """Seconds to move the weights between placements; 0 when equal."""
+        ...
+
+    def sync(self, model: Model, source: Placement, target: Placement) -> float:
+        """Seconds to hand new weights from training to the rollout: a transfer, and what the software needs even without one."""
+        ...
+
+    def migrate(self, model: Model, layout: Layout, tokens: float) -> float:
+        """Seconds to read `tokens` of moved samples again on their new replica."""
+        ...
+
+    def offload(self, size: float) -> float:
+        """Seconds to move `size` bytes of one device to or from host memory."""
+        ...
+
+    def memory(
+        self,
+        model: Model,
+        kind: CallKind,
+        layout: Layout,
+        *,
+        microbatch: Batch | None = None,
+        microbatches: int = 1,
+        kv_tokens: float = 0.0,
+        recompute: bool = True,
+        offload: bool = False,
+    ) -> Memory:
+        """Bytes on the fullest device; `microbatch` is of one data-parallel rank, `kv_tokens` of one replica.
+
+        `offload`: weights, gradients and optimizer states wait in host memory between calls, so they count as active.
+        """
+        ...
+
+    def kv_capacity(self, model: Model, layout: Layout, free: float) -> int:
+        """Tokens of KV cache of one replica that fit into `free` bytes per device."""
+        ...

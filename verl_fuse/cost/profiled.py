@@ -1,0 +1,116 @@
+"""Measured seconds instead of the roofline's, wherever a profile has the model and its tensor parallelism.
+
+Invariants (tests/unit/cost/test_profiled.py):
+- at a measured batch and length the answer is the measurement times the blocks, plus floors and collectives;
+- a model or degree that was not measured costs what the analytic model says.
+Collectives, pipelines and memory stay analytic: they need more than one device to measure.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.calibration import GRAPHS
+from verl_fuse.cost.collectives import Group
+from verl_fuse.cost.grid import Grid
+from verl_fuse.cost.memory import Sharding
+from verl_fuse.cost.model import Batch, Numbers
+from verl_fuse.cost.shard import BYTES
+from verl_fuse.cost.table import MeasuredModel, Part, Pass, ProfileTable
+from verl_fuse.spec.cluster import Cluster
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.model import Model
+
+# A block's cost depends on these alone.
+_BLOCK = (
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "intermediate",
+    "experts",
+    "experts_per_token",
+    "shared_intermediate",
+)
+
+
+@dataclass(frozen=True)
+class Profiled(Analytic):
+    """The cost model of `cluster` by a profile of its device. Make it with `Profiled.of`."""
+
+    table: ProfileTable | None = None
+
+    @classmethod
+    def of(cls, table: ProfileTable, cluster: Cluster, sharding: Sharding = "optimizer") -> "Profiled":
+        """The floors of the software are the profile's if it has them."""
+        return cls(cluster, table.engine or GRAPHS, sharding, table)
+
+    def covers(self, model: Model, layout: Layout) -> bool:
+        """Whether the profile has this model's blocks."""
+        return self._measured(model, layout, _BLOCK) is not None
+
+    def block(self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False) -> float:
+        grid = self._grid(model, layout, "block", "backward" if backward else "forward")
+        if grid is None:
+            return super().block(model, layout, batch, backward=backward)
+        # The sequences of one length that have the same tokens and squares.
+        length = batch.squares / batch.tokens
+        seconds = grid.at(batch.tokens / length / layout.cp, length) + self._block_collectives(
+            model, layout, batch.tokens
+        )
+        return float(self._with_gathering(seconds, model, layout, backward))
+
+    def decode_block(self, model: Model, layout: Layout, sequences: Numbers, context: Numbers) -> Numbers:
+        grid = self._grid(model, layout, "block", "decode")
+        if grid is None:
+            return super().decode_block(model, layout, sequences, context)
+        length = np.maximum(1.0, context / np.maximum(sequences, 1e-9))
+        return grid.at(sequences, length) + self._block_collectives(model, layout, sequences)
+
+    def head(self, model: Model, layout: Layout, tokens: Numbers, *, backward: bool = False) -> Numbers:
+        grid = self._grid(model, layout, "head", "backward" if backward else "forward")
+        if grid is None:
+            return super().head(model, layout, tokens, backward=backward)
+        return _by_tokens(grid, tokens / layout.cp)
+
+    def decode_head(self, model: Model, layout: Layout, sequences: Numbers) -> Numbers:
+        grid = self._grid(model, layout, "head", "decode")
+        if grid is None:
+            return super().decode_head(model, layout, sequences)
+        return grid.at(sequences, grid.lengths[0])
+
+    def embedding(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
+        grid = self._grid(model, layout, "embedding", "forward")
+        if grid is None:
+            return super().embedding(model, layout, tokens)
+        size = BYTES * tokens * model.hidden / layout.cp
+        return _by_tokens(grid, tokens / layout.cp) + self.network.reduce(Group(layout.tp, 1), size)
+
+    def optimizer(self, elements: float) -> float:
+        if self.table is None or not self.table.models:
+            return super().optimizer(elements)
+        return elements / min(found.optimizer_rate for found in self.table.models)
+
+    def _grid(self, model: Model, layout: Layout, part: Part, direction: Pass) -> Grid | None:
+        fields = _BLOCK if part == "block" else ("hidden", "vocabulary", *(("value_head",) if part == "head" else ()))
+        found = self._measured(model, layout, fields)
+        return None if found is None else _grid_of(found, part, direction)
+
+    def _measured(self, model: Model, layout: Layout, fields: tuple[str, ...]) -> MeasuredModel | None:
+        for found in self.table.models if self.table else ():
+            if found.tp == layout.tp and all(getattr(found.model, name) == getattr(model, name) for name in fields):
+                return found
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _grid_of(found: MeasuredModel, part: Part, direction: Pass) -> Grid:
+    return next(m.grid for m in found.measurements if (m.part, m.direction) == (part, direction))
+
+
+def _by_tokens(grid: Grid, tokens: Numbers) -> Numbers:
+    """Seconds of a part to which sequences do not matter: tokens come as sequences of the middle length."""
+    length = grid.lengths[len(grid.lengths) // 2]
+    return grid.at(np.maximum(tokens / length, 1e-9), np.minimum(length, np.maximum(tokens, 1e-9)))

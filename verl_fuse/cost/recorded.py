@@ -1,0 +1,88 @@
+"""What a recorded run says about the software around the models: seconds of its stages, and the lengths they worked on."""
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.timeline import Timeline
+
+# Stage of the trainer -> where verl 0.9.1 keeps its micro-batch size per rank.
+MICRO_BATCH_KEYS = {
+    "old_log_prob": "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    "ref": "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    "values": "critic.forward_micro_batch_size_per_gpu",
+    "update_critic": "critic.ppo_micro_batch_size_per_gpu",
+    "update_actor": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+}
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """Seconds by stage; prompt tokens, response tokens and replica of every request."""
+
+    stages: dict[str, float]
+    prompts: tuple[int, ...]
+    responses: tuple[int, ...]
+    replicas: tuple[int, ...]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> "RecordedStep":
+        """From a recorded step; requests that failed are left out."""
+        requests = [s for s in timeline.spans if s.name == "request" and "response_tokens" in s.args]
+        if not requests:
+            raise FuseError(f"step {timeline.step} of {timeline.run!r} holds no finished request")
+        tracks = sorted({span.track for span in requests})
+        return cls(
+            stages={span.name: span.seconds for span in timeline.on("step")},
+            prompts=tuple(int(span.args["prompt_tokens"]) for span in requests),
+            responses=tuple(max(1, int(span.args["response_tokens"])) for span in requests),
+            replicas=tuple(tracks.index(span.track) for span in requests),
+        )
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.add(self.prompts, self.responses)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """Steps of a run on `ranks` data-parallel ranks. `micro_batch` is by stage, per rank; sequences of one are padded to its longest."""
+
+    name: str
+    ranks: int
+    micro_batch: dict[str, int]
+    minibatches: int
+    steps: tuple[RecordedStep, ...]
+
+    def microbatches(self, stage: str, step: RecordedStep) -> int:
+        """Micro-batches per rank (and per mini-batch in training)."""
+        updates = self.minibatches if stage.startswith("update_") else 1
+        return ceil(len(step.responses) / self.ranks / updates / self.micro_batch[stage])
+
+
+def run_of(name: str, config: DictConfig, timelines: list[Timeline]) -> RecordedRun:
+    """A run from its resolved verl configuration and its timelines. The first step warms up and is left out."""
+    if len(timelines) < 2:
+        raise FuseError(f"run {name!r}: {len(timelines)} recorded step; needs at least two, the first only warms up")
+    steps = tuple(RecordedStep.of(timeline) for timeline in timelines[1:])
+    sizes = {stage: key for stage, key in MICRO_BATCH_KEYS.items() if any(stage in step.stages for step in steps)}
+    prompts, mini = (
+        _count(config, key) for key in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
+    )
+    return RecordedRun(
+        name,
+        _count(config, "trainer.nnodes") * _count(config, "trainer.n_gpus_per_node"),
+        {stage: _count(config, key) for stage, key in sizes.items()},
+        max(1, prompts // mini),
+        steps,
+    )
+
+
+def _count(config: DictConfig, key: str) -> int:
+    value = OmegaConf.select(config, key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise FuseError(f"{key}={value!r}; the floors of a run need a fixed whole number")
+    return value

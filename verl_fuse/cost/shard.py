@@ -1,0 +1,59 @@
+"""What one device of a layout computes and holds of a model: counts of operations and elements, no speeds.
+
+A product of an (m x k) and a (k x n) matrix is 2mkn operations. Attention is causal: half of the score matrix is computed.
+"""
+
+from verl_fuse.cost.model import Numbers
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.model import Model
+
+# Precision of weights, activations and KV cache.
+BYTES = 2
+
+
+def block_flops(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
+    """Forward operations of the matrix products of one block."""
+    return 2 * tokens * model.active_block_parameters / (layout.tp * layout.cp)
+
+
+def attention_flops(model: Model, layout: Layout, squares: Numbers) -> Numbers:
+    """Forward operations of scores and values of one block; `squares` is the sum of squared lengths."""
+    return 2 * squares * model.heads * model.head_dim / (layout.tp * layout.cp)
+
+
+def block_weight_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
+    """Bytes of one block's weights that `tokens` tokens touch: of a MoE block, the experts somebody is sent to."""
+    if not model.experts:
+        return BYTES * model.block_parameters / layout.tp
+    touched = model.experts * (1 - (1 - model.experts_per_token / model.experts) ** tokens)
+    rest = model.block_parameters - model.experts * model.expert_parameters
+    return BYTES * (rest + touched * model.expert_parameters / layout.ep) / layout.tp
+
+
+def elementwise_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
+    """Memory traffic of one block's forward outside matrix products: two norms, two residuals, rotation of q and k, the gated activation."""
+    active = max(1, model.experts_per_token) * model.intermediate + model.shared_intermediate
+    whole = 10 * model.hidden
+    split = 4 * (model.heads + model.kv_heads) * model.head_dim + 3 * active
+    return BYTES * tokens * (whole + split / layout.tp) / layout.cp
+
+
+def head_flops(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
+    """Forward operations of the output layer."""
+    return 2 * tokens * model.hidden * model.head_width / (layout.tp * layout.cp)
+
+
+def logits_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
+    """Memory traffic of turning logits into log-probs: written in half, read, and gone over three times in full precision."""
+    return (2 * BYTES + 3 * 4) * tokens * model.head_width / (layout.tp * layout.cp)
+
+
+def block_parameters(model: Model, layout: Layout) -> float:
+    """Elements of one block on one device."""
+    experts = max(1, model.experts) * model.expert_parameters
+    return (model.block_parameters - experts + experts / layout.ep) / layout.tp
+
+
+def kv_bytes_per_token(model: Model, layout: Layout) -> float:
+    """Bytes of one block's KV cache per token on one device; fewer KV heads than tensor ranks are replicated."""
+    return BYTES * 2 * model.head_dim * max(1.0, model.kv_heads / layout.tp) / layout.cp

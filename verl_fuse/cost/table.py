@@ -1,0 +1,193 @@
+"""What `verl-fuse profile` measured, as a file.
+
+Invariants (tests/unit/cost/test_table.py):
+- `ProfileTable.from_json(table.to_json())` says the same;
+- every measured time is positive, and a measurement has one time for every pair of its batches and lengths;
+- a file of another version, or with an unknown key or value, is refused, naming it and what is allowed.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from verl_fuse.cost.calibration import Engine
+from verl_fuse.cost.grid import Grid
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import read_block
+from verl_fuse.spec.cluster import Device
+from verl_fuse.spec.files import load, save
+from verl_fuse.spec.model import Model
+
+TABLE_VERSION = 1
+
+Part = Literal["embedding", "block", "head"]
+Pass = Literal["forward", "backward", "decode"]
+PARTS: tuple[tuple[Part, Pass], ...] = (
+    ("embedding", "forward"),
+    ("block", "forward"),
+    ("block", "backward"),
+    ("block", "decode"),
+    ("head", "forward"),
+    ("head", "backward"),
+    ("head", "decode"),
+)
+"""What is measured of a model. In a decode pass a length is the context that is there already, and each sequence gets one new token."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Seconds of one part of a model in one pass, for every batch size and sequence length, without collectives."""
+
+    part: Part
+    direction: Pass
+    batches: tuple[int, ...]
+    lengths: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        where = f"profile, {self.part} {self.direction}"
+        for name in ("batches", "lengths"):
+            axis = getattr(self, name)
+            if not axis or any(value < 1 for value in axis) or list(axis) != sorted(set(axis)):
+                raise FuseError(f"{where}: {name}={list(axis)}; needs ascending whole numbers >= 1")
+        if len(self.seconds) != len(self.batches) or any(len(row) != len(self.lengths) for row in self.seconds):
+            raise FuseError(f"{where}: needs {len(self.batches)} x {len(self.lengths)} times")
+        wrong = [value for row in self.seconds for value in row if not (math.isfinite(value) and value > 0)]
+        if wrong:
+            raise FuseError(f"{where}: {wrong[0]!r} seconds; needs finite numbers > 0")
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(np.array(self.batches, float), np.array(self.lengths, float), np.array(self.seconds))
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """One model's shard on one of `tp` tensor ranks, and elements per second of its optimizer."""
+
+    model: Model
+    tp: int
+    optimizer_rate: float
+    measurements: tuple[Measurement, ...]
+
+    def __post_init__(self) -> None:
+        found = [(m.part, m.direction) for m in self.measurements]
+        missing = [" ".join(pair) for pair in PARTS if found.count(pair) != 1]
+        if missing:
+            raise FuseError(f"profile of {self.model.name}: needs one measurement of {', '.join(missing)}")
+        if not (math.isfinite(self.optimizer_rate) and self.optimizer_rate > 0):
+            raise FuseError(f"profile of {self.model.name}: optimizer_rate={self.optimizer_rate!r}; needs a number > 0")
+
+
+@dataclass(frozen=True, eq=False)
+class ProfileTable:
+    """Measurements on `device`; `engine` holds the floors of the software around it, read off recorded runs, or None."""
+
+    device: Device
+    precision: str
+    threads: int
+    models: tuple[MeasuredModel, ...]
+    engine: Engine | None = None
+    sources: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps({"version": TABLE_VERSION, **dataclasses.asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ProfileTable":
+        """Parse `to_json` output; a FuseError says what is wrong with anything else."""
+        try:
+            data: Any = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise FuseError(f"not a verl-fuse profile: {error}") from error
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != TABLE_VERSION:
+            raise FuseError(f"profile version {version!r}; this release reads {TABLE_VERSION}")
+        models = data.get("models")
+        if not isinstance(models, list):
+            raise FuseError(f"profile.models={models!r}; needs a list")
+        rest = {key: value for key, value in data.items() if key not in ("version", "models")}
+        read = _complete(_File, rest, "profile")
+        return cls(
+            device=read.device,
+            precision=read.precision,
+            threads=read.threads,
+            models=tuple(_model(entry, f"profile.models[{index}]") for index, entry in enumerate(models)),
+            engine=read.engine,
+            sources=read.sources,
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> "ProfileTable":
+        """Read a profile; every error names the file."""
+        return load(path, cls.from_json)
+
+    def write(self, path: Path) -> None:
+        """Write the JSON form, to a temporary file first."""
+        save(path, self.to_json() + "\n")
+
+
+@dataclass(frozen=True)
+class _File:
+    """The plain keys of a profile."""
+
+    device: Device
+    precision: str
+    threads: int
+    engine: Engine | None = None
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _ModelEntry:
+    """The plain keys of a measured model."""
+
+    model: Model
+    tp: int
+    optimizer_rate: float
+
+
+@dataclass(frozen=True)
+class _MeasurementEntry:
+    """The keys of a measurement but its times."""
+
+    part: Part
+    direction: Pass
+    batches: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+def _model(entry: Any, where: str) -> MeasuredModel:
+    measurements = entry.get("measurements") if isinstance(entry, dict) else None
+    if not isinstance(measurements, list):
+        raise FuseError(f"{where}.measurements={measurements!r}; needs a list")
+    read = _complete(_ModelEntry, {key: value for key, value in entry.items() if key != "measurements"}, where)
+    found = tuple(_measurement(each, f"{where}.measurements[{i}]") for i, each in enumerate(measurements))
+    return MeasuredModel(read.model, read.tp, read.optimizer_rate, found)
+
+
+def _measurement(entry: Any, where: str) -> Measurement:
+    rows: Any = entry.get("seconds") if isinstance(entry, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, list) and all(map(_is_number, row)) for row in rows):
+        raise FuseError(f"{where}.seconds={rows!r}; needs a list of rows of numbers")
+    read = _complete(_MeasurementEntry, {key: value for key, value in entry.items() if key != "seconds"}, where)
+    times = tuple(tuple(map(float, row)) for row in rows)
+    return Measurement(read.part, read.direction, read.batches, read.lengths, times)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _complete(block: type, data: Any, where: str) -> Any:
+    """`read_block`, with an error for fields that have no default and are not there."""
+    needed = [field.name for field in dataclasses.fields(block) if field.default is dataclasses.MISSING]
+    missing = [name for name in needed if not isinstance(data, dict) or name not in data]
+    if missing:
+        raise FuseError(f"{where}: missing {', '.join(missing)}")
+    return read_block(block, data, where)

@@ -1,0 +1,1 @@
+"""Which devices and which layout each model call of a step gets: legal options, exact evaluation, search with a bound."""

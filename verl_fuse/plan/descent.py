@@ -1,0 +1,46 @@
+"""What a plan costs a search, and what it could cost with another option for one call."""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from verl_fuse.plan.evaluate import STEPS, fits, peak_bytes, schedule, unfilled
+from verl_fuse.plan.tables import Tables
+
+# A plan over its memory limit costs at least this many seconds, so that a search first makes it fit.
+OVERFULL = 1e9
+
+
+@njit(cache=True)
+def cost(t: Tables, choice: NDArray[np.int64]) -> float:
+    """Seconds per step; OVERFULL * (1 + share of the limit it needs) for a plan that does not fit; infinite if a move is not filled in."""
+    if unfilled(t, choice) >= 0:
+        return np.inf
+    return hope(t, choice)
+
+
+@njit(cache=True)
+def hope(t: Tables, choice: NDArray[np.int64]) -> float:
+    """The cost if moves that are not filled in were free."""
+    if fits(t, choice):
+        return schedule(t, choice, STEPS, np.empty(2 * choice.size), np.empty(2 * choice.size))
+    peak = 0.0
+    for c in range(choice.size):
+        peak = max(peak, peak_bytes(t, choice, t.first[choice[c]]))
+    return OVERFULL * (1.0 + peak / t.limit)
+
+
+@njit(cache=True)
+def hopes(t: Tables, choice: NDArray[np.int64], call: int) -> NDArray[np.float64]:
+    """The hope of the plan with each option of `call`."""
+    found = np.empty(t.begin[call + 1] - t.begin[call])
+    trial = choice.copy()
+    for i in range(found.size):
+        trial[call] = t.begin[call] + i
+        found[i] = hope(t, trial)
+    return found
+
+
+def bytes_needed(t: Tables, found: float) -> float:
+    """Bytes per device of a plan that costs `found` because it does not fit."""
+    return (found / OVERFULL - 1.0) * t.limit

@@ -1,0 +1,160 @@
+"""What a plan takes: seconds per step and bytes per device, exactly, in about a microsecond.
+
+A step is the dataflow graph of its calls. A call whose placement differs from that of its role's train call is preceded by a move of the
+weights, which occupies both meshes and may start once that train call of the step before has ended. An event queue takes the node that
+is ready first (ties: order of the workload) and starts it when every device of its mesh is free. Calls without predecessors wait for all
+calls of the step before. Steps are unrolled until one follows another in the same rhythm; the last one is the answer.
+
+Invariants (tests/unit/plan/test_evaluate.py):
+- no two nodes overlap in time on a device;
+- a call starts after its predecessors, its move and, without predecessors, the whole step before;
+- two nodes on disjoint meshes do not wait for each other unless the graph says so.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from verl_fuse.plan.relation import relation
+from verl_fuse.plan.tables import Scalar, Tables
+
+STEPS = 2  # the second step of a plan repeats for ever (tested on random plans)
+
+
+@njit(cache=True, inline="always")
+def move_seconds(t: Tables, train: Scalar, user: Scalar) -> Scalar:
+    """Seconds to give option `user` the weights of the train option `train`; 0 if they share the placement, nan if not filled in yet."""
+    if t.placement[train] == t.placement[user]:
+        return 0.0
+    return t.moves[move_index(t, train, user)]
+
+
+@njit(cache=True, inline="always")
+def move_index(t: Tables, train: Scalar, user: Scalar) -> Scalar:
+    """Where that move is in `moves`."""
+    between = relation(t.first[train], t.end[train], t.first[user], t.end[user], t.node)
+    return t.base[t.shape[train], t.shape[user]] + between
+
+
+@njit(cache=True)
+def schedule(
+    t: Tables, choice: NDArray[np.int64], steps: int, starts: NDArray[np.float64], ends: NDArray[np.float64]
+) -> Scalar:
+    """Run `steps` steps of the plan `choice` (option of each call); returns the length of the last one in seconds.
+
+    starts and ends (2n,) receive the last step's times: calls first, then their moves (nan where there is none).
+    """
+    n = choice.size
+    # Rows: seconds of the move, when the mesh is free, when it last trained, when its move ended, seconds of the call.
+    now = np.zeros((5, n))
+    move, free, trained, moved, seconds = now[0], now[1], now[2], now[3], now[4]
+    # Rows: calls whose mesh overlaps, calls that come before; bit c is call c.
+    masks = np.zeros((2, n), np.int64)
+    overlap, before = masks[0], masks[1]
+    for a in range(n):
+        o = choice[a]
+        seconds[a] = t.seconds[o]
+        if t.source[a] >= 0:
+            seconds_moving = move_seconds(t, choice[t.source[a]], o)
+            # Not filled in yet: as if free. `step_seconds` never lets such a plan in.
+            move[a] = 0.0 if np.isnan(seconds_moving) else seconds_moving
+        for b in range(n):
+            if t.first[o] < t.end[choice[b]] and t.first[choice[b]] < t.end[o]:
+                overlap[a] |= 1 << b
+            if t.before[b, a]:
+                before[a] |= 1 << b
+    barrier = 0.0
+    length: Scalar = 0.0
+    for _ in range(steps):
+        unmoved = 0
+        unfinished = (1 << n) - 1
+        for c in range(n):
+            moved[c] = 0.0
+            starts[n + c] = np.nan
+            ends[n + c] = np.nan
+            if move[c] > 0.0:
+                unmoved |= 1 << c
+        while unfinished:
+            best = -1
+            best_ready = np.inf
+            for c in range(n):
+                if not unfinished >> c & 1:
+                    continue
+                if unmoved >> c & 1:
+                    ready = trained[t.source[c]]
+                elif before[c] & unfinished:
+                    continue
+                else:
+                    ready = moved[c]
+                    if before[c] == 0:
+                        ready = max(ready, barrier)
+                    for p in range(n):
+                        if before[c] >> p & 1:
+                            ready = max(ready, ends[p])
+                if ready < best_ready:
+                    best = c
+                    best_ready = ready
+            c = best
+            occupied = overlap[c]
+            if unmoved >> c & 1:
+                s = t.source[c]
+                starts[n + c] = max(best_ready, max(free[c], free[s]))
+                end = moved[c] = ends[n + c] = starts[n + c] + move[c]
+                occupied |= overlap[s]
+                unmoved ^= 1 << c
+            else:
+                starts[c] = max(best_ready, free[c])
+                end = ends[c] = starts[c] + seconds[c]
+                unfinished ^= 1 << c
+            for o in range(n):
+                if occupied >> o & 1:
+                    free[o] = max(free[o], end)
+        last = 0.0
+        for c in range(n):
+            last = max(last, ends[c])
+            if t.source[c] >= 0:
+                trained[t.source[c]] = ends[t.source[c]]
+        length = last - barrier
+        barrier = last
+    return length
+
+
+@njit(cache=True)
+def peak_bytes(t: Tables, choice: NDArray[np.int64], device: Scalar) -> Scalar:
+    """Bytes a device needs: everything resident on it, and the largest of the calls that run on it."""
+    resident = 0.0
+    active = 0.0
+    for c in range(choice.size):
+        o = choice[c]
+        if t.first[o] <= device < t.end[o]:
+            resident += t.resident[o]
+            shares = t.source[c] < 0 or t.placement[choice[t.source[c]]] == t.placement[o]
+            active = max(active, t.active[o] + (0.0 if shares else t.copy[o]))
+    return resident + active
+
+
+@njit(cache=True)
+def fits(t: Tables, choice: NDArray[np.int64]) -> bool:
+    """Whether no device needs more than its limit. The fullest device is the first one of some mesh."""
+    for c in range(choice.size):  # noqa: SIM110 - the compiler takes no generators
+        if peak_bytes(t, choice, t.first[choice[c]]) > t.limit:
+            return False
+    return True
+
+
+@njit(cache=True)
+def unfilled(t: Tables, choice: NDArray[np.int64]) -> int:
+    """The first call of a plan whose move is not filled in yet; -1 if there is none."""
+    for c in range(choice.size):
+        if t.source[c] >= 0 and np.isnan(move_seconds(t, choice[t.source[c]], choice[c])):
+            return c
+    return -1
+
+
+@njit(cache=True)
+def step_seconds(t: Tables, choice: NDArray[np.int64]) -> float:
+    """Seconds per step of a plan; infinite if it does not fit into memory or if a move is not filled in yet."""
+    if not fits(t, choice) or unfilled(t, choice) >= 0:
+        return np.inf
+    n = choice.size
+    return schedule(t, choice, STEPS, np.empty(2 * n), np.empty(2 * n))

@@ -1,0 +1,147 @@
+"""Plans that stock verl 0.9.1 with verl-fuse can run today (`--executable`).
+
+What it can run (the invariants; tests/unit/plan/test_executable.py):
+- actor, critic and reference share one pool of devices; a reward model may have a pool of its own;
+- on Megatron they share one layout as well: colocated engines silently take the first one's (verl/workers/engine/megatron);
+- on FSDP a role is sharded over the whole pool, with its own sequence-parallel size; inference runs in the layout of training;
+- rollout replicas are tensor parallel within a node, with weights of their own; so is the reward model's engine.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from verl_fuse.cost.analytic import Analytic
+from verl_fuse.errors import FuseError
+from verl_fuse.plan.descent import bytes_needed
+from verl_fuse.plan.generation import Generation
+from verl_fuse.plan.layouts import legal_layouts
+from verl_fuse.plan.options import ways_of
+from verl_fuse.plan.planner import GIB, move_seconds
+from verl_fuse.plan.search import Found, search
+from verl_fuse.plan.space import Space, Way
+from verl_fuse.spec.cluster import Cluster, Mesh
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.workload import Call, Workload
+
+Strategy = Literal["fsdp", "megatron"]
+# Seconds a space gets when the time is over.
+LEAST = 0.05
+STRATEGIES: tuple[Strategy, ...] = ("fsdp", "megatron")
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Devices of actor, critic and reference, and of the reward model; None: the same."""
+
+    main: Mesh
+    reward: Mesh | None
+
+
+def best_executable(workload: Workload, cost: Analytic, strategy: Strategy, time_limit: float) -> Found:
+    """The best plan over pools and trainer layouts; a FuseError says how much memory would do if none fits."""
+    cost = dataclasses.replace(cost, sharding="full" if strategy == "fsdp" else "optimizer")
+    found: list[Found] = []
+    space: Space | None = None
+    until = time.monotonic() + time_limit
+    for space in spaces(workload, cost, strategy):
+        # Most spaces are searched within milliseconds.
+        found.append(search(space, move_seconds(workload, cost), max(LEAST, until - time.monotonic())))
+    if space is None:
+        raise FuseError(
+            f"{strategy} on {cost.cluster.devices} devices: no layout divides the models, the {workload.sequences} sequences of a step and their {workload.minibatches} mini-batches"
+        )
+    best = min(found, key=lambda f: f.seconds)
+    if not best.feasible:
+        limit = space.tables.limit
+        raise FuseError(
+            f"{strategy}: no plan fits into {limit / GIB:.1f} GiB per device; the leanest one needs {bytes_needed(space.tables, best.seconds) / GIB:.1f} GiB"
+        )
+    return dataclasses.replace(
+        best,
+        bound=min(f.bound for f in found),
+        options=sum(f.options for f in found),
+        nodes=sum(f.nodes for f in found),
+        elapsed=sum(f.elapsed for f in found),
+    )
+
+
+def spaces(workload: Workload, cost: Analytic, strategy: Strategy) -> Iterator[Space]:
+    """One space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload and rollout layout."""
+    rollout = dataclasses.replace(cost, sharding="optimizer")
+    generation = Generation(workload, rollout)
+    # Memory is not checked here, so that the search can say how much would do.
+    unlimited = math.inf
+    for pools in _pools(workload, cost.cluster):
+        free: list[tuple[Way, ...]] = []
+        for call in workload.calls:
+            if call.kind == "generate" or call.role == "reward":
+                mesh = pools.reward if call.role == "reward" and pools.reward else pools.main
+                layouts = _replicas(workload, call, mesh, cost.cluster)
+                free.append(ways_of(call, workload, rollout, layouts, unlimited, generation))
+            else:
+                free.append(())
+        for chosen in _trainer_layouts(workload, strategy, pools.main, cost.cluster):
+            tied = [
+                of_call or ways_of(call, workload, cost, (chosen[call.role],), unlimited, generation)
+                for call, of_call in zip(workload.calls, free, strict=True)
+            ]
+            if all(tied):
+                yield _space(workload.calls, cost.cluster, tied, pools)
+
+
+def _space(calls: Sequence[Call], cluster: Cluster, ways: Sequence[Sequence[Way]], pools: Pools) -> Space:
+    meshes = [pools.main, *([pools.reward] if pools.reward else [])]
+    space = Space.build(calls, cluster, ways, meshes, cluster.device.memory, shares=False)
+    begin = space.tables.begin
+    own = np.zeros(space.way.size, bool)
+    for c, call in enumerate(calls):
+        own[begin[c] : begin[c + 1]] = call.role == "reward" and pools.reward is not None
+    return space.keep((space.mesh == 1) == own)
+
+
+def _pools(workload: Workload, cluster: Cluster) -> Iterator[Pools]:
+    """One pool for all, or whole nodes (of a single node: devices) for the reward model."""
+    yield Pools(Mesh(0, cluster.devices), None)
+    if workload.reward is None:
+        return
+    unit = cluster.devices_per_node if cluster.nodes > 1 else 1
+    count = cluster.devices // unit
+    for taken in (2**i for i in range(count.bit_length()) if 2**i < count):
+        main = Mesh(0, cluster.devices - taken * unit)
+        yield Pools(main, Mesh(main.end, taken * unit))
+
+
+def _replicas(workload: Workload, call: Call, mesh: Mesh, cluster: Cluster) -> list[Layout]:
+    """Equal engines, each tensor parallel within a node."""
+    model, per_node = workload.model(call.role), min(cluster.devices_per_node, mesh.size)
+    degrees = [2**i for i in range(per_node.bit_length()) if per_node % 2**i == 0]
+    layouts = [Layout(tp=tp, dp=mesh.size // tp) for tp in degrees]
+    return [layout for layout in layouts if layout.fault(model) is None]
+
+
+def _trainer_layouts(
+    workload: Workload, strategy: Strategy, mesh: Mesh, cluster: Cluster
+) -> Iterator[Mapping[str, Layout]]:
+    """The layout of each role that trains or infers on the training workers."""
+    roles = [role for role in ("actor", "critic", "reference") if getattr(workload, role) is not None]
+    legal = {
+        role: [
+            layout
+            for layout in legal_layouts(workload.model(role), "train", workload, mesh.size, cluster.devices_per_node)  # type: ignore[arg-type]
+            if strategy == "megatron" or layout.tp == layout.pp == layout.ep == 1
+        ]
+        for role in roles
+    }
+    for layout in legal["actor"]:
+        if strategy == "megatron":
+            if all(layout in legal[role] for role in roles):
+                yield dict.fromkeys(roles, layout)
+        else:
+            for critic in legal.get("critic", [layout]):
+                yield {role: critic if role == "critic" else layout for role in roles}

@@ -1,0 +1,44 @@
+"""The plan people use without a planner, on Megatron: tensor parallel within the node, pipeline parallel over nodes, every call everywhere."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from verl_fuse.cost.model import CostModel
+from verl_fuse.plan.evaluate import step_seconds
+from verl_fuse.plan.generation import Generation
+from verl_fuse.plan.options import compute, generate
+from verl_fuse.plan.planner import move_seconds
+from verl_fuse.plan.space import Space
+from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.plan import CallPlan
+from verl_fuse.spec.workload import Workload
+
+
+def megatron_heuristic(workload: Workload, cost: CostModel) -> tuple[CallPlan, ...]:
+    """tp = devices of a node, pp = nodes, dp = 1; micro-batches as ReaL counts them (arXiv 2406.14088)."""
+    cluster = cost.cluster
+    layout, mesh = Layout(tp=cluster.devices_per_node, pp=cluster.nodes), Mesh(0, cluster.devices)
+    microbatches = {"generate": 1, "infer": layout.pp, "train": 2 * layout.pp if layout.pp > 1 else 1}
+    return tuple(CallPlan(call.name, mesh, layout, microbatches[call.kind]) for call in workload.calls)
+
+
+def predicted_seconds(plan: Sequence[CallPlan], workload: Workload, cost: CostModel) -> float:
+    """Seconds per step of any plan; infinite if it does not fit."""
+    generation = Generation(workload, cost)
+    ways = []
+    for call, of_call in zip(workload.calls, plan, strict=True):
+        layout, parts = of_call.layout, of_call.microbatches
+        if call.kind == "generate":
+            ways.append((generate(workload, cost, layout, parts, generation),))
+        else:
+            ways.append((compute(call, workload, cost, layout, parts, of_call.offload),))
+    meshes = [of_call.mesh for of_call in plan]
+    space = Space.build(workload.calls, cost.cluster, ways, meshes, cost.cluster.device.memory)
+    # A mesh may be listed twice: one option per call is enough.
+    options = [space.tables.begin[c] + np.argmax(space.mesh[space.way == c] == c) for c in range(len(meshes))]
+    chosen = space.keep(np.isin(np.arange(space.way.size), options)).with_room_for_moves()
+    choice = np.arange(len(plan))
+    chosen.fill(move_seconds(workload, cost), choice)
+    return float(step_seconds(chosen.tables, choice))

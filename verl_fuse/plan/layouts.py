@@ -1,0 +1,42 @@
+"""Which layouts a model call may have on a mesh of a size.
+
+Invariants (tests/unit/plan/test_layouts.py):
+- a layout uses exactly the devices of the mesh and divides the model;
+- tensor and context ranks of one stage stay within a node; a stage's devices are a divisor or a multiple of a node;
+- every data-parallel rank gets as many sequences as the others, in training in every mini-batch.
+"""
+
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.model import Model
+from verl_fuse.spec.workload import CallKind, Workload
+
+# Splitting a sequence over devices costs communication; shorter ones never need it.
+LONG = 8192
+
+
+def legal_layouts(model: Model, kind: CallKind, workload: Workload, size: int, per_node: int) -> tuple[Layout, ...]:
+    """Layouts of `size` devices for one call; none if nothing divides."""
+    sequences = workload.sequences
+    unit = sequences // workload.minibatches if kind == "train" else sequences
+    long = workload.prompt.maximum + workload.response.maximum > LONG and kind != "generate"
+    found = []
+    for tp in _powers(per_node):
+        for cp in _powers(per_node // tp) if long else (1,):
+            if size % (tp * cp):
+                continue
+            for dp in _divisors(size // (tp * cp)):
+                stage = tp * cp * dp
+                if unit % dp or (stage % per_node and per_node % stage):
+                    continue
+                experts = _powers(min(dp * cp, model.experts)) if model.experts else (1,)
+                layouts = [Layout(tp, size // stage, dp, cp, ep) for ep in experts if (dp * cp) % ep == 0]
+                found += [layout for layout in layouts if layout.fault(model) is None]
+    return tuple(found)
+
+
+def _powers(largest: int) -> tuple[int, ...]:
+    return tuple(2**i for i in range(max(1, largest).bit_length()) if 2**i <= largest)
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, number + 1) if number % d == 0)

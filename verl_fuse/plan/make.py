@@ -1,0 +1,124 @@
+"""The finished plan: what the search found, with everything a user or a trainer needs to carry it out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from verl_fuse.cost.analytic import Analytic
+from verl_fuse.errors import FuseError
+from verl_fuse.plan.evaluate import STEPS, schedule
+from verl_fuse.plan.executable import STRATEGIES, Strategy, best_executable
+from verl_fuse.plan.overrides import placement_overrides
+from verl_fuse.plan.planner import best_plan, full_space, move_seconds
+from verl_fuse.plan.search import Found
+from verl_fuse.schedule.methods import METHODS
+from verl_fuse.simulate.generation import chosen_threshold
+from verl_fuse.simulate.options import Options
+from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.workload import Workload
+
+
+@dataclass(frozen=True)
+class Request:
+    """strategies: verl's engines to choose from, none for the plan that reallocation could reach. weight: 1 is time, 0 is money."""
+
+    strategies: tuple[Strategy, ...] = STRATEGIES
+    features: tuple[str, ...] = ()
+    weight: float = 1.0
+    time_limit: float = 10.0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan, the search behind it, and the devices and money it takes."""
+
+    plan: Plan
+    found: Found
+    nodes: int
+    cost_per_step: float
+
+
+def make(workload: Workload, cost: Analytic, request: Request) -> Made:
+    """The best plan on the cluster, or on as many of its nodes as the weight of time against money asks for."""
+    if not 0.0 <= request.weight <= 1.0:
+        raise FuseError(f"weight={request.weight}: needs 0 (money) to 1 (time)")
+    made = [_on(workload, cost, cost.cluster.nodes, request)]
+    smaller = [2**i for i in range(cost.cluster.nodes.bit_length()) if 2**i < cost.cluster.nodes]
+    for nodes in reversed(smaller if request.weight < 1.0 else []):
+        try:
+            made.append(_on(workload, cost, nodes, request))
+        except FuseError:  # fewer nodes, less memory: from here on nothing fits
+            break
+    whole = made[0]
+
+    def score(m: Made) -> float:
+        # Per device-second where devices have no price.
+        money = (m.nodes * m.found.seconds) / (whole.nodes * whole.found.seconds)
+        return request.weight * m.found.seconds / whole.found.seconds + (1.0 - request.weight) * money
+
+    return min(made, key=score)
+
+
+def _on(workload: Workload, cost: Analytic, nodes: int, request: Request) -> Made:
+    cost = replace(cost, cluster=replace(cost.cluster, nodes=nodes))
+    if not request.strategies:
+        move = move_seconds(workload, cost)
+        return _made(workload, cost, best_plan(full_space(workload, cost), move, request.time_limit), None, request)
+    found: dict[Strategy, Found] = {}
+    refused: list[str] = []
+    for strategy in request.strategies:
+        try:
+            found[strategy] = best_executable(workload, cost, strategy, request.time_limit / len(request.strategies))
+        except FuseError as error:
+            refused.append(str(error))
+    if not found:
+        raise FuseError("; ".join(refused))
+    best = min(found, key=lambda strategy: found[strategy].seconds)
+    return _made(workload, cost, found[best], best, request)
+
+
+def _made(workload: Workload, cost: Analytic, found: Found, strategy: str | None, request: Request) -> Made:
+    calls = found.space.plan(found.choice)
+    cluster = cost.cluster
+    overrides = {}
+    if strategy is not None:
+        rows = zip(workload.calls, calls, found.choice, strict=True)
+        chosen = {c.name: (c, plan.mesh, found.space.ways[found.space.way[o]]) for c, plan, o in rows}
+        overrides = placement_overrides(workload, cluster, strategy, chosen)
+    plan = Plan(
+        calls,
+        features=tuple(request.features) if strategy is not None else ("realloc", *request.features),
+        replicas=calls[0].layout.dp,
+        strategy=strategy,
+        overrides=overrides,
+        predicted=predicted(found),
+    )
+    if "interstage" in request.features:
+        plan = replace(plan, migration_threshold=threshold(workload, plan, cost))
+    if "pipeline" in request.features:
+        plan = replace(plan, schedule=list(METHODS)[-1])
+    price = cluster.price_per_device_hour / 3600 * cluster.devices
+    return Made(plan, found, cluster.nodes, price * found.seconds)
+
+
+def predicted(found: Found) -> dict[str, float]:
+    """Seconds of every call and of moving weights to it, of the step, and what no plan of the same kind can beat."""
+    choice = np.array(found.choice)
+    starts, ends = np.empty(2 * choice.size), np.empty(2 * choice.size)
+    step = schedule(found.space.tables, choice, STEPS, starts, ends)
+    count = len(found.space.calls)
+    calls = {call.name: float(ends[c] - starts[c]) for c, call in enumerate(found.space.calls)}
+    moves = {
+        f"{call.name}_weights": float(ends[count + c] - starts[count + c])
+        for c, call in enumerate(found.space.calls)
+        if not np.isnan(ends[count + c])
+    }
+    return {**calls, **moves, "step": float(step), "bound": found.bound}
+
+
+def threshold(workload: Workload, plan: Plan, cost: Analytic) -> float:
+    """The fraction of unfinished samples at which to migrate, by simulation (verl_fuse/simulate)."""
+    scored: Sequence = [call for call in workload.calls if call.kind == "infer" and call.role != "reward"]
+    found, _ = chosen_threshold(workload, plan, cost, False, tuple(scored), Options())
+    return found.threshold / workload.sequences

@@ -1,0 +1,160 @@
+"""A plan as keys of verl 0.9.1's configuration.
+
+Invariants (tests/integration/test_plan_overrides.py, tests/unit/plan/test_overrides.py):
+- every other key exists in verl's own configuration, and verl's checks accept the values, for PPO and GRPO on FSDP and Megatron;
+- a key that verl reads but its YAML lacks begins with ++, as on Hydra's command line;
+- roles that verl ties together get the same values; interpolated keys are named themselves, because a plan is applied after they are resolved.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from verl_fuse.plan.generation import MOST_RUNNING
+from verl_fuse.plan.space import Way
+from verl_fuse.spec.cluster import Cluster, Mesh
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.plan import Setting
+from verl_fuse.spec.workload import Call, Workload
+
+ACTOR, REFERENCE, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+REWARD = "reward.reward_model"
+# What a rollout engine may take of a device's memory at most.
+FULLEST = 0.95
+
+Chosen = Mapping[str, tuple[Call, Mesh, Way]]
+"""Call name -> call, mesh and way."""
+
+
+def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, chosen: Chosen) -> dict[str, Setting]:
+    """The keys that place the calls and size their micro-batches; what trains, and on what, is the workload's."""
+    main = chosen["actor_train"][1]
+    found: dict[str, Setting] = dict(_pool("trainer", main, cluster))
+    found.update(_rollout(workload, cluster, chosen))
+    engine = _megatron if strategy == "megatron" else _fsdp
+    train = chosen["actor_train"][2]
+    found.update(engine(ACTOR, "fsdp_config", train, True))
+    tokens = _tokens(workload, train, workload.minibatches)
+    found |= {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": tokens}
+    old = _tokens(workload, chosen["actor_infer"][2], 1) if "actor_infer" in chosen else tokens
+    found |= {
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz": True,
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu": old,
+    }
+    # The reference has a block of its own even where no call uses it; verl builds it from the actor's layout.
+    reference = chosen["reference_infer"][2] if "reference_infer" in chosen else train
+    found.update(engine(REFERENCE, "fsdp_config", reference, False))
+    found |= {
+        f"{REFERENCE}.log_prob_use_dynamic_bsz": True,
+        f"{REFERENCE}.log_prob_max_token_len_per_gpu": _tokens(workload, reference, 1),
+    }
+    if "critic_train" in chosen:
+        critic = chosen["critic_train"][2]
+        found.update(engine("critic", "fsdp", critic, True))
+        # verl trains the critic with the budget of its inference (trainer_base.py, _setup): the smaller one is safe for both.
+        tokens = min(_tokens(workload, critic, workload.minibatches), _tokens(workload, chosen["critic_infer"][2], 1))
+        found["critic.use_dynamic_bsz"] = True
+        # verl's YAML leaves the third to its dataclass.
+        for key in ("critic.ppo_max", "critic.forward_max", "++critic.ppo_infer_max"):
+            found[f"{key}_token_len_per_gpu"] = tokens
+    if "reward_infer" in chosen:
+        _, mesh, way = chosen["reward_infer"]
+        apart = mesh != main
+        found |= {f"{REWARD}.enable": True, f"{REWARD}.enable_resource_pool": apart}
+        found |= _pool(REWARD, mesh, cluster) if apart else {}
+        found[f"{REWARD}.rollout.tensor_model_parallel_size"] = way.layout.tp
+    return found
+
+
+def workload_overrides(workload: Workload) -> dict[str, Setting]:
+    """The keys that make verl train what the plan was made for; models and data stay yours to name."""
+    prompts = max(1, workload.prompts // workload.minibatches)
+    found: dict[str, Setting] = {
+        "algorithm.adv_estimator": "gae" if workload.algorithm == "ppo" else "grpo",
+        "data.train_batch_size": workload.prompts,
+        "data.max_prompt_length": workload.prompt.maximum,
+        "data.max_response_length": workload.response.maximum,
+        f"{ROLLOUT}.n": workload.samples,
+        f"{ACTOR}.ppo_mini_batch_size": prompts,
+        f"{ACTOR}.ppo_epochs": workload.epochs,
+    }
+    if workload.critic is not None:
+        found |= {"critic.ppo_mini_batch_size": prompts, "critic.ppo_epochs": workload.epochs}
+    if workload.reference is not None:
+        key = "algorithm.use_kl_in_reward" if workload.algorithm == "ppo" else f"{ACTOR}.use_kl_loss"
+        found[key] = True
+    if not workload.old_log_prob:
+        found["algorithm.rollout_correction.bypass_mode"] = True
+    return found
+
+
+def command_line(strategy: str, overrides: Mapping[str, Setting]) -> Sequence[str]:
+    """Arguments for verl's `main_ppo` or `verl-fuse run`."""
+    engine = ["model_engine=megatron"] if strategy == "megatron" else []
+    fuse = ["+fuse=default", "trainer.v1.trainer_mode=fuse"]
+    return [*engine, *fuse, *(f"{key}={_text(value)}" for key, value in overrides.items())]
+
+
+def _text(value: Setting) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pool(where: str, mesh: Mesh, cluster: Cluster) -> dict[str, Setting]:
+    per_node = min(mesh.size, cluster.devices_per_node)
+    return {f"{where}.nnodes": mesh.size // per_node, f"{where}.n_gpus_per_node": per_node}
+
+
+def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, Setting]:
+    _, mesh, way = chosen["actor_generate"]
+    memory = cluster.device.memory
+    resident = sum(other.resident for _, where, other in chosen.values() if where.overlaps(mesh))
+    needed = way.active + way.copy
+    # A larger KV cache than needed keeps more prefixes; half of what is free stays free, for fragmentation.
+    share = (needed + max(0.0, memory - resident - needed) / 2) / memory
+    return {
+        f"{ROLLOUT}.tensor_model_parallel_size": way.layout.tp,
+        f"{ROLLOUT}.gpu_memory_utilization": min(FULLEST, math.ceil(100 * share) / 100),
+        f"{ROLLOUT}.max_num_seqs": min(MOST_RUNNING, -(-workload.sequences // way.layout.dp)),
+    }
+
+
+def _tokens(workload: Workload, way: Way, updates: int) -> int:
+    """Tokens per device of one micro-batch; at least one whole sequence."""
+    layout = way.layout
+    mean = workload.prompt.mean + workload.response.mean
+    each = workload.sequences * mean / (updates * layout.dp * way.microbatches)
+    longest = workload.prompt.maximum + workload.response.maximum
+    return math.ceil(max(each, longest) / layout.cp)
+
+
+def _fsdp(role: str, block: str, way: Way, trains: bool) -> dict[str, Setting]:
+    found: dict[str, Setting] = {
+        f"{role}.ulysses_sequence_parallel_size": way.layout.cp,
+        f"{role}.{block}.ulysses_sequence_parallel_size": way.layout.cp,
+        f"{role}.{block}.fsdp_size": -1,
+        f"{role}.{block}.param_offload": way.offload,
+    }
+    if trains:
+        found[f"{role}.{block}.optimizer_offload"] = way.offload
+    return found
+
+
+def _megatron(role: str, block: str, way: Way, trains: bool) -> dict[str, Setting]:
+    layout: Layout = way.layout
+    found: dict[str, Setting] = {
+        f"{role}.megatron.tensor_model_parallel_size": layout.tp,
+        f"{role}.megatron.pipeline_model_parallel_size": layout.pp,
+        f"{role}.megatron.context_parallel_size": layout.cp,
+        f"{role}.megatron.expert_model_parallel_size": layout.ep,
+        f"{role}.megatron.param_offload": way.offload,
+    }
+    if trains:
+        found |= {
+            f"{role}.megatron.sequence_parallel": layout.tp > 1,
+            f"{role}.megatron.use_distributed_optimizer": True,
+            f"{role}.megatron.optimizer_offload": way.offload,
+            # What the cost model assumes of training.
+            f"{role}.megatron.override_transformer_config.recompute_granularity": "full",
+            f"{role}.megatron.override_transformer_config.recompute_method": "uniform",
+            f"{role}.megatron.override_transformer_config.recompute_num_layers": 1,
+        }
+    return found

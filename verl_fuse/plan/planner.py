@@ -1,0 +1,63 @@
+"""From a workload and a cost model to the best plan."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from verl_fuse.cost.model import CostModel
+from verl_fuse.errors import FuseError
+from verl_fuse.plan.descent import bytes_needed
+from verl_fuse.plan.meshes import legal_meshes
+from verl_fuse.plan.options import least_bytes, ways
+from verl_fuse.plan.search import Found, search
+from verl_fuse.plan.space import Move, Space, Way
+from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.workload import Call, Workload
+
+GIB = 2**30
+
+
+def best_plan(space: Space, move: Move, time_limit: float) -> Found:
+    """Search a space; a FuseError says how much memory would do if no plan fits."""
+    found = search(space, move, time_limit)
+    if not found.feasible:
+        t = space.tables
+        raise FuseError(
+            f"no plan found fits into {t.limit / GIB:.1f} GiB per device; the leanest one needs {bytes_needed(t, found.seconds) / GIB:.1f} GiB"
+        )
+    return found
+
+
+def full_space(workload: Workload, cost: CostModel) -> Space:
+    """Every legal option of every call that fits alone (`--ideal`); a FuseError names a call that fits nowhere."""
+    cluster, limit = cost.cluster, cost.cluster.device.memory
+    meshes = legal_meshes(cluster)
+    sizes = sorted({mesh.size for mesh in meshes})
+    found = [ways(call, workload, cost, sizes, limit) for call in workload.calls]
+    for call, of_call in zip(workload.calls, found, strict=True):
+        if not of_call:
+            raise FuseError(_nowhere(call, workload, cost, sizes))
+    return Space.build(workload.calls, cluster, found, meshes, limit)
+
+
+def _nowhere(call: Call, workload: Workload, cost: CostModel, sizes: Sequence[int]) -> str:
+    model, device = workload.model(call.role).name, cost.cluster.device
+    least = least_bytes(call, workload, cost, sizes)
+    where = f"{call.name} of {model} on {cost.cluster.devices} x {device.name}"
+    if np.isfinite(least):
+        return f"{where}: needs at least {least / GIB:.1f} GiB per device, which have {device.memory / GIB:.1f} GiB"
+    return f"{where}: no legal layout divides the model and the {workload.sequences} sequences of a step in {workload.minibatches} mini-batches"
+
+
+def move_seconds(workload: Workload, cost: CostModel) -> Move:
+    """What the cost model says; weights that wait in host memory are loaded first."""
+
+    def seconds(role: str, train: tuple[Mesh, Way], user: tuple[Mesh, Way]) -> float:
+        model = workload.model(role)  # type: ignore[arg-type]
+        (mesh, way), (user_mesh, user_way) = train, user
+        moved = cost.transfer(model, (mesh, way.layout), (user_mesh, user_way.layout))
+        if way.offload:
+            moved += cost.offload(cost.memory(model, "infer", way.layout).weights)
+        return moved
+
+    return seconds

@@ -1,0 +1,108 @@
+"""Strategies side by side: the same lengths for all, several seeds, and how sure the means are.
+
+Invariants (tests/unit/simulate/test_compare.py):
+- all strategies see the same lengths in the same order;
+- intervals hold the mean; with one seed there is none.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_fuse.cost.model import CostModel
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.options import STRATEGIES, Options, features_of
+from verl_fuse.simulate.rollout import Floats
+from verl_fuse.simulate.step import StepResult, simulate_step
+from verl_fuse.simulate.stock import stock_plan
+from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.workload import Workload
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95 % bootstrap interval over seeds; `low == high == mean` with one seed."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One strategy over all seeds; `speedup` and `cost_ratio` compare with stock, seed by seed."""
+
+    strategy: str
+    seconds: Estimate
+    generation_and_inference: float
+    training: float
+    speedup: Estimate
+    idle: float
+    device_hours: float
+    cost: Estimate
+    cost_ratio: Estimate
+    notes: tuple[str, ...]
+    example: StepResult
+
+
+def compare(
+    workload: Workload,
+    cost: CostModel,
+    strategies: Sequence[str] = tuple(STRATEGIES),
+    seeds: int = 8,
+    plan: Plan | None = None,
+    options: Options = Options(),  # noqa: B008 - frozen
+) -> list[Row]:
+    """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock comes first."""
+    if seeds < 1:
+        raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
+    wanted = list(dict.fromkeys(["stock", *strategies]))
+    if plan is not None:
+        plan.check(workload, cost.cluster)
+    else:
+        wanted = [name for name in wanted if name != "realloc"]
+    base = stock_plan(workload, cost, options)
+    plans = {name: plan if plan and "realloc" in features_of(name) else base for name in wanted}
+
+    def steps(name: str) -> list[StepResult]:
+        rngs = (np.random.default_rng(seed) for seed in range(seeds))
+        return [simulate_step(workload, plans[name], cost, name, rng, options) for rng in rngs]
+
+    results = {name: steps(name) for name in wanted}
+    return [_row(name, results[name], results["stock"]) for name in wanted]
+
+
+def _row(name: str, results: list[StepResult], stock: list[StepResult]) -> Row:
+    seconds, cost = (_values(results, field) for field in ("seconds", "device_seconds"))
+    price = results[0].cost / results[0].device_seconds
+    return Row(
+        strategy=name,
+        seconds=estimate(seconds),
+        generation_and_inference=float(_values(results, "generation_and_inference").mean()),
+        training=float(_values(results, "training").mean()),
+        speedup=estimate(_values(stock, "seconds"), seconds),
+        idle=float(_values(results, "idle").mean()),
+        device_hours=float(cost.mean()) / 3600,
+        cost=estimate(cost * price),
+        cost_ratio=estimate(cost, _values(stock, "device_seconds")),
+        notes=results[0].notes,
+        example=results[0],
+    )
+
+
+def _values(results: Iterable[StepResult], field: str) -> Floats:
+    return np.array([getattr(result, field) for result in results], dtype=np.float64)
+
+
+def estimate(values: Floats, over: Floats | None = None) -> Estimate:
+    """Mean of `values`, or the ratio of two sums, with a bootstrap interval over pairs."""
+    below = np.ones_like(values) if over is None else over
+    mean = float(values.sum() / below.sum())
+    if len(values) == 1:
+        return Estimate(mean, mean, mean)
+    picks = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.percentile(values[picks].sum(axis=1) / below[picks].sum(axis=1), [2.5, 97.5])
+    return Estimate(mean, float(low), float(high))

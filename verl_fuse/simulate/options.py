@@ -1,0 +1,69 @@
+"""What a simulated step assumes about the software beside the models and the cluster."""
+
+from dataclasses import dataclass, field, fields
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import bounded
+
+STRATEGIES: dict[str, frozenset[str]] = {
+    "stock": frozenset(),
+    "observe": frozenset({"observe"}),
+    "streaming": frozenset({"streaming"}),
+    "interstage": frozenset({"interstage"}),
+    "pipeline": frozenset({"pipeline"}),
+    "realloc": frozenset({"realloc"}),
+    "elastic": frozenset({"elastic"}),
+    "all": frozenset({"interstage", "pipeline", "realloc", "elastic"}),
+}
+"""Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are inferred on the training
+workers while others generate (`fuse.interstage` with `layout: shared`); `realloc`: the plan given replaces the stock placement."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Defaults are those of verl 0.9.1 (rollout config, V1 trainer) unless a field says otherwise."""
+
+    max_num_seqs: int = field(default=1024, metadata=bounded(1))
+    max_num_batched_tokens: int = field(default=8192, metadata=bounded(1))
+    # Share of device memory for rollout weights and KV cache (gpu_memory_utilization).
+    rollout_memory: float = field(default=0.5, metadata=bounded(0.01, 1.0))
+    # Seconds between two looks at a running rollout: verl's, and verl-fuse's.
+    stock_poll: float = field(default=2.0, metadata=bounded(0.0))
+    fuse_poll: float = field(default=0.05, metadata=bounded(0.0))
+    # Every micro-batch is as long as its longest sequence (use_remove_padding=false).
+    padded: bool = False
+    # Gradient checkpointing in training.
+    recompute: bool = True
+    # Fewest finished samples inferred at once; freed replicas may take more.
+    micro_group: int = field(default=8, metadata=bounded(1))
+    # Seconds from the decision to migrate until a moved request is in its new queue; assumed.
+    migration_latency: float = field(default=0.1, metadata=bounded(0.0))
+    # "auto": whichever of prefilling again and moving the KV cache is faster.
+    migration: str = "auto"
+    # Share of a generating replica that inference may use without slowing it; 0 unless measured.
+    headroom: float = field(default=0.0, metadata=bounded(0.0, 1.0))
+    # Replicas have devices of their own. None: yes, except on CPUs, whose cores all processes share.
+    dedicated: bool | None = None
+    # Correlation of a response's length with its prompt's usual length; assumed (RLHFless: 70 % of prompts move by < 50 tokens).
+    predictability: float = field(default=0.8, metadata=bounded(0.0, 1.0))
+    # Elastic actors: share of an actor's requests after which the rest moves on; weight of time against cost.
+    cut_fraction: float = field(default=0.8, metadata=bounded(0.5, 1.0))
+    time_weight: float = field(default=0.5, metadata=bounded(0.0, 1.0))
+    # Method of the fused pipeline schedule (verl_fuse/schedule/methods.py).
+    schedule: str = "greedy"
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            low, high = (entry.metadata.get(name) for name in ("minimum", "maximum"))
+            value = getattr(self, entry.name)
+            if (low is not None and not value >= low) or (high is not None and not value <= high):
+                raise FuseError(f"options.{entry.name}={value!r}: needs {low} to {'any' if high is None else high}")
+        if self.migration not in ("auto", "prefill", "transfer"):
+            raise FuseError(f"options.migration={self.migration!r}: allowed: auto, prefill, transfer")
+
+
+def features_of(strategy: str) -> frozenset[str]:
+    """The features of a strategy; a FuseError lists the strategies."""
+    if strategy not in STRATEGIES:
+        raise FuseError(f"strategy={strategy!r}; allowed: {', '.join(STRATEGIES)}")
+    return STRATEGIES[strategy]

@@ -1,0 +1,250 @@
+"""A recorded step, replayed: how fast its replicas decoded, and what each feature would have changed.
+
+Invariants (tests/unit/simulate/test_recorded.py):
+- a timeline made by the simulator is replayed to the seconds it had;
+- savings are never negative: what would not have helped is left as it was.
+
+A replica's decode time is fitted to the recorded requests: the seconds of a request are a start-up, and per token a step and a share for every
+sequence that ran at the time; two requests that started together share as many steps as the shorter one has tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.draw import Draw
+from verl_fuse.simulate.elastic import best_assignment, run_elastic
+from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
+from verl_fuse.simulate.tail import Inference, Migration, fuse, stock, trigger_time
+from verl_fuse.simulate.threshold import Scan, Threshold, search
+from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse.timeline.tracks import number, role
+
+INFERENCE_STAGES = ("reward", "old_log_prob", "ref", "values")
+TRAIN_STAGES = ("update_critic", "update_actor")
+FUSED_STAGE = "fused_update"
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """One step. Per request: replica, lengths in tokens, start and end in seconds from the first start. `stages` in seconds."""
+
+    step: int
+    seconds: float
+    stages: dict[str, float]
+    replica: Ints
+    prompt: Ints
+    response: Ints
+    start: Floats
+    end: Floats
+
+    @property
+    def replicas(self) -> int:
+        return int(self.replica.max()) + 1
+
+    @property
+    def generation(self) -> float:
+        """From the first request's start to the last one's end."""
+        return float(self.end.max())
+
+    def total(self, stages: Sequence[str]) -> float:
+        return sum(self.stages.get(stage, 0.0) for stage in stages)
+
+
+def read_recorded(timeline: Timeline) -> Recorded:
+    """The requests and stages of a recorded step; a FuseError says what is missing."""
+    spans = [s for s in timeline.spans if s.category == "generate" and role(s.track) == "replica"]
+    if any("resumed_tokens" in span.args for span in spans):
+        raise FuseError(
+            f"{timeline.run}, step {timeline.step}: samples migrated already; needs a run without migration"
+        )
+    if not spans or any(number(s.track) is None or "response_tokens" not in s.args for s in spans):
+        raise FuseError(
+            f"{timeline.run}, step {timeline.step}: {len(spans)} requests on replicas with token counts; needs a step recorded by verl-fuse "
+            "with trainer.v1.trainer_mode=fuse"
+        )
+    stages: dict[str, float] = {}
+    for span in timeline.on("step"):
+        stages[span.name] = stages.get(span.name, 0.0) + span.seconds
+    begin = min(span.start for span in spans)
+
+    def column(value) -> np.ndarray:
+        return np.array([value(span) for span in spans])
+
+    def tokens(name: str) -> Ints:
+        return column(lambda span: int(span.args.get(name, 0))).astype(np.int64)
+
+    return Recorded(
+        step=timeline.step,
+        seconds=timeline.end - timeline.start,
+        stages=stages,
+        replica=column(lambda span: number(span.track)).astype(np.int64),
+        prompt=tokens("prompt_tokens"),
+        response=np.maximum(tokens("response_tokens"), 1),
+        start=column(lambda span: span.start - begin),
+        end=column(lambda span: span.end - begin),
+    )
+
+
+@dataclass(frozen=True)
+class DecodeFit:
+    """Seconds of a request: `startup + tokens * (step + per_sequence * sequences running on its replica)`."""
+
+    startup: float
+    step: float
+    per_sequence: float
+
+    def timing(self, recorded: Recorded) -> ReplicaTiming:
+        """As tables; the start-up is the prefill's, memory was no limit."""
+        most = len(recorded.replica)
+        longest = int((recorded.prompt + recorded.response).max())
+        floor = 1e-9
+        return ReplicaTiming.build(
+            lambda sequences, tokens: floor + self.step + self.per_sequence * sequences,
+            # The prefill gives the first token.
+            lambda sequences, tokens: floor + self.startup + self.step,
+            max_batch=most,
+            kv_capacity=most * longest + most + 1,
+            longest=longest,
+            prefill_budget=most * longest,
+        )
+
+
+def fit_decode(recorded: Recorded) -> DecodeFit:
+    """Least squares with no negative coefficient, over all requests of a step: a machine is not equally fast in all steps."""
+    rows, seconds = [], []
+    for replica in range(recorded.replicas):
+        here = recorded.replica == replica
+        start, end, tokens = recorded.start[here], recorded.end[here], recorded.response[here]
+        together = np.maximum(np.minimum.outer(end, end) - np.maximum.outer(start, start), 0.0)
+        together /= np.minimum.outer(end - start, end - start)
+        shared = (together * np.minimum.outer(tokens, tokens)).sum(axis=1)
+        rows.append(np.stack([np.ones(len(tokens)), tokens, shared], axis=1))
+        seconds.append(end - start)
+    table, target = np.concatenate(rows), np.concatenate(seconds)
+    best, least = np.zeros(3), float("inf")
+    for size in (1, 2, 3):
+        for chosen in combinations(range(3), size):
+            found = np.linalg.lstsq(table[:, chosen], target, rcond=None)[0]
+            error = float(((table[:, chosen] @ found - target) ** 2).sum())
+            if (found >= 0).all() and error < least:
+                best, least = np.zeros(3), error
+                best[list(chosen)] = found
+    return DecodeFit(*map(float, best))
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What a feature would have saved: seconds and device-seconds a step, out of `seconds` it had. `note`: how, or why nothing."""
+
+    feature: str
+    seconds: float
+    device_share: float
+    note: str
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Means over the recorded steps. `replay_error`: median of |replayed / recorded - 1| of their generation."""
+
+    steps: int
+    seconds: float
+    stages: dict[str, float]
+    replay_error: float
+    threshold: Threshold
+    savings: tuple[Saving, ...]
+
+
+def replay(steps: Sequence[Recorded], options: Options) -> Replay:
+    """What every feature would have saved, for steps that had as many samples and replicas each (others are left out)."""
+    sizes = [(len(step.replica), step.replicas) for step in steps]
+    usual = max(set(sizes), key=sizes.count)
+    steps = [step for step, size in zip(steps, sizes, strict=True) if size == usual]
+    timings = [fit_decode(step).timing(step) for step in steps]
+    begun = [_begin(step, timing) for step, timing in zip(steps, timings, strict=True)]
+    through = [rollout.advance() for rollout in begun]
+    errors = [abs(end.seconds / step.generation - 1) for step, end in zip(steps, through, strict=True)]
+    inference = _inference(steps, through, options.dedicated is not False)
+    moving = Migration(options.migration_latency)
+    threshold = search(Scan(begun, inference, moving))
+    seconds = float(np.mean([step.seconds for step in steps]))
+    stages = {name: float(np.mean([step.total([name]) for step in steps])) for name in steps[0].stages}
+    savings = (
+        _observe(steps, options.stock_poll),
+        _interstage(begun, through, inference, moving, threshold),
+        _pipeline(stages),
+        _elastic(steps, timings, seconds, options),
+    )
+    return Replay(len(steps), seconds, stages, float(np.median(errors)), threshold, savings)
+
+
+def _begin(step: Recorded, timing: ReplicaTiming) -> Rollout:
+    queues = [np.flatnonzero(step.replica == replica) for replica in range(step.replicas)]
+    rollout = Rollout.begin(Requests.of(step.prompt, step.response), timing, queues)
+    rollout.arrival[:] = step.start
+    return rollout
+
+
+def _inference(steps: Sequence[Recorded], through: Sequence[Rollout], dedicated: bool) -> Inference:
+    seconds = sum(step.total(INFERENCE_STAGES) for step in steps)
+    tokens = sum(int(rollout.requests.tokens.sum()) for rollout in through)
+    return Inference(steps[0].replicas * seconds / tokens, dedicated=dedicated)
+
+
+def _observe(steps: Sequence[Recorded], poll: float) -> Saving:
+    lost = [np.ceil(step.total(["gen"]) / poll) * poll - step.total(["gen"]) if poll else 0.0 for step in steps]
+    return Saving(
+        "observe", float(np.mean(lost)), 0.0, f"saved already: stock verl looks at the rollout every {poll:g} s"
+    )
+
+
+def _interstage(
+    begun: Sequence[Rollout],
+    through: Sequence[Rollout],
+    inference: Inference,
+    moving: Migration,
+    threshold: Threshold,
+) -> Saving:
+    if not threshold.threshold:
+        shared = "devices are shared and saturated" if not inference.dedicated else "no threshold is predicted to gain"
+        return Saving("interstage", 0.0, 0.0, f"R_t = 0: {shared}")
+    saved = []
+    for rollout, end in zip(begun, through, strict=True):
+        time = trigger_time(end, threshold.threshold)
+        fused = fuse(rollout.advance(time), time, threshold.survivors, inference, moving)
+        saved.append(stock(end, inference).seconds - fused.seconds)
+    share = threshold.threshold / len(begun[0].requests)
+    note = f"R_t = {share:.0%} of the batch, {threshold.survivors} of {begun[0].replicas} replicas kept"
+    return Saving("interstage", max(0.0, float(np.mean(saved))), 0.0, note)
+
+
+def _pipeline(stages: dict[str, float]) -> Saving:
+    if stages.get(FUSED_STAGE):
+        return Saving("pipeline", 0.0, 0.0, "it was on: critic and actor trained as one")
+    critic, actor = (stages.get(name, 0.0) for name in TRAIN_STAGES)
+    if not critic:
+        return Saving("pipeline", 0.0, 0.0, "no critic was trained")
+    return Saving(
+        "pipeline", 0.0, 0.0,
+        f"nothing without pipeline parallelism, whose bubbles it fills; with it at most {min(critic, actor):.2f} s, `simulate` with a plan says",
+    )  # fmt: skip
+
+
+def _elastic(steps: Sequence[Recorded], timings: Sequence[ReplicaTiming], seconds: float, options: Options) -> Saving:
+    """With lengths known in advance: no prediction can do better."""
+    faster, held = [], []
+    for step, timing in zip(steps, timings, strict=True):
+        group = np.arange(len(step.replica))
+        lengths = Draw(group, step.prompt, step.response, step.response)
+        run = run_elastic(lengths, timing, best_assignment(lengths, timing, step.replicas, options), options)
+        base = _begin(step, timing).advance().seconds
+        faster.append(base - run.seconds)
+        held.append(float(run.ends.sum()) / step.replicas - base)
+    share, gained = -float(np.mean(held)) / seconds, float(np.mean(faster))
+    note = "device time given back if every length had been known" + (f"; {-gained:.2f} s longer" if gained < 0 else "")
+    return Saving("elastic", max(0.0, gained), max(0.0, share), note)

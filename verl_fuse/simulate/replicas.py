@@ -1,0 +1,56 @@
+"""Generation replicas of a call's plan: how many there are, and how fast."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.plan import CallPlan
+from verl_fuse.spec.workload import Workload
+
+
+def replica_layout(layout: Layout) -> Layout:
+    """The layout of one replica: one data-parallel rank, or as many as share out the experts between them."""
+    ranks = layout.ep // math.gcd(layout.ep, layout.cp)
+    return replace(layout, dp=ranks)
+
+
+def replica_count(layout: Layout) -> int:
+    return layout.devices // replica_layout(layout).devices
+
+
+@lru_cache(maxsize=256)
+def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options: Options) -> ReplicaTiming:
+    """Tables of one replica; a FuseError says how much memory is missing where the longest sequence does not fit."""
+    model, layout = workload.actor, replica_layout(call.layout)
+    device = cost.cluster.device
+    weights = cost.memory(model, "generate", layout).total
+    room = device.memory * options.rollout_memory
+    capacity = layout.dp * cost.kv_capacity(model, layout, max(0.0, room - weights))
+    longest = workload.prompt.maximum + workload.response.maximum
+    if capacity < longest:
+        raise FuseError(
+            f"{model.name} as {layout} on {device.name}: weights and buffers take {weights / 2**30:.1f} of {room / 2**30:.1f} GiB for the rollout "
+            f"(rollout_memory={options.rollout_memory:g}), which leaves room for {capacity} tokens; one sequence has up to {longest}. "
+            "More tensor parallelism or a larger rollout_memory would do"
+        )
+    return ReplicaTiming.build(
+        lambda sequences, tokens: cost.decode(model, layout, sequences / layout.dp, tokens / layout.dp),
+        lambda sequences, tokens: cost.prefill(model, layout, Batch.equal(sequences / layout.dp, tokens)),
+        max_batch=min(options.max_num_seqs, workload.sequences),
+        kv_capacity=capacity,
+        longest=longest,
+        prefill_budget=options.max_num_batched_tokens,
+    )
+
+
+def mean_batch(workload: Workload) -> Batch:
+    """The expected whole batch, prompts with responses; the two lengths are taken as independent."""
+    mean = workload.prompt.mean + workload.response.mean
+    square = workload.prompt.mean_square + workload.response.mean_square
+    square += 2 * workload.prompt.mean * workload.response.mean
+    return Batch(workload.sequences, workload.sequences * mean, workload.sequences * square)

@@ -1,0 +1,253 @@
+"""A whole training step under a strategy.
+
+Invariants (tests/unit/simulate/test_step.py):
+- generation of a step waits for the train calls of the step before, no call for less than its inputs;
+- `pipeline` and `interstage` change nothing where they are predicted to gain nothing, up to the pace at which the driver looks;
+- a step's seconds are at least those of any of its tasks, and idle shares are between 0 and 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.simulate.calls import call_batch, infer_seconds, is_dedicated, streaming_factor, train_seconds
+from verl_fuse.simulate.draw import Draw, draw
+from verl_fuse.simulate.generation import Generation, generate
+from verl_fuse.simulate.options import Options, features_of
+from verl_fuse.simulate.pipeline import FusedTraining, fused_training
+from verl_fuse.simulate.tail import inference_end
+from verl_fuse.simulate.tasks import Placed, Task, run_tasks
+from verl_fuse.simulate.trace import timeline_of
+from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse.spec.workload import Call, Workload
+
+STAGES = {
+    "actor_generate": "gen",
+    "reward_infer": "reward",
+    "reference_infer": "ref",
+    "critic_infer": "values",
+    "actor_infer": "old_log_prob",
+    "critic_train": "update_critic",
+    "actor_train": "update_actor",
+}
+"""verl's names of the stages (verl/trainer/main_ppo, V1)."""
+
+UNROLLED = 3
+"""Steps in a row where calls of two steps can overlap; the last one counts."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """One step. `stages` are wall-clock seconds by verl's stage names; `device_seconds` what is paid for; `cost` in the cluster's
+    currency; `notes` say what the features decided."""
+
+    strategy: str
+    seconds: float
+    stages: Mapping[str, float]
+    idle: float
+    device_seconds: float
+    cost: float
+    generation: Generation
+    placed: tuple[Placed, ...]
+    plan: Plan
+    lengths: Draw
+    notes: tuple[str, ...] = ()
+
+    @property
+    def generation_and_inference(self) -> float:
+        """Seconds from the start of generation to the last input of training."""
+        before = [p for p in self.placed if p.task.category in ("generate", "inference", "reward")]
+        return max(p.end for p in before) - min(p.start for p in before)
+
+    @property
+    def training(self) -> float:
+        """Seconds from the first train call's start to the last one's end."""
+        train = [p for p in self.placed if p.task.category == "train"]
+        return max(p.end for p in train) - min(p.start for p in train)
+
+    @cached_property
+    def spans(self) -> Timeline:
+        """The step as a recorded one would look."""
+        return timeline_of(self.strategy, self.placed, self.generation, self.plan, self.lengths)
+
+
+def simulate_step(
+    workload: Workload,
+    plan: Plan,
+    cost: CostModel,
+    strategy: str,
+    rng: np.random.Generator,
+    options: Options = Options(),  # noqa: B008 - frozen
+) -> StepResult:
+    """Simulate one step of `workload` placed as `plan` says; `realloc` adds nothing to a plan that already has several layouts."""
+    features = features_of(strategy)
+    fused = fused_training(workload, plan, cost, options) if "pipeline" in features else None
+    plan = fused.plan if fused else plan
+    apart = len({plan.call(call.name).mesh for call in workload.calls}) > 1
+    steps: list[list[Task]] = []
+    for _ in range(UNROLLED if apart else 1):
+        lengths = draw(workload, rng, options.predictability)
+        tasks, generation = step_tasks(workload, plan, cost, features, lengths, options, fused)
+        steps.append(tasks)
+    placed = run_tasks(steps, plan.devices)
+    last = tuple(p for p in placed if p.step == len(steps) - 1)
+    end = max(p.end for p in last)
+    before = max((p.end for p in placed if p.step == len(steps) - 2), default=0.0)
+    begin = min(p.start for p in last)
+    last = tuple(replace(p, start=p.start - begin, end=p.end - begin) for p in last)
+    seconds = end - before
+    devices = plan.devices
+    given_back = _given_back(plan, generation)
+    stages: dict[str, float] = {}
+    for p in last:
+        stages[p.task.stage] = stages.get(p.task.stage, 0.0) + p.task.seconds
+    paid = devices * seconds - given_back
+    return StepResult(
+        strategy=strategy,
+        seconds=seconds,
+        stages=stages,
+        idle=1 - sum(p.task.device_seconds for p in last) / (devices * seconds),
+        device_seconds=paid,
+        cost=paid / 3600 * cost.cluster.price_per_device_hour,
+        generation=generation,
+        placed=last,
+        plan=plan,
+        lengths=lengths,
+        notes=_notes(features, generation, fused, lengths),
+    )
+
+
+def _notes(
+    features: frozenset[str], generation: Generation, fused: FusedTraining | None, lengths: Draw
+) -> tuple[str, ...]:
+    notes = []
+    if "interstage" in features:
+        moved = generation.paused is not None
+        share = np.isnan(generation.paused.finish).mean() if generation.paused is not None else 0.0
+        kept = f"{len(generation.fused.survivors)} of {generation.replicas} replicas kept"
+        notes.append(f"tail of {share:.0%} moved, {kept}" if moved else "R_t = 0: no migration is predicted to gain")
+    if "elastic" in features and "interstage" not in features:
+        notes.append(f"{generation.fused.rollout.replicas} of {generation.replicas} replicas used")
+    if fused is not None:
+        notes.append(fused.reason or f"fused passes take {fused.ratio:.0%} of serial ones")
+    return tuple(notes)
+
+
+def step_tasks(
+    workload: Workload,
+    plan: Plan,
+    cost: CostModel,
+    features: frozenset[str],
+    lengths: Draw,
+    options: Options,
+    fused: FusedTraining | None = None,
+) -> tuple[list[Task], Generation]:
+    """The tasks of one step with the lengths drawn for it."""
+    tokens = lengths.prompt + lengths.response
+    batches = {c.name: call_batch(workload, c, plan.call(c.name), tokens, options) for c in workload.calls[1:]}
+    rollout_mesh = plan.call("actor_generate").mesh
+    infer = [call for call in workload.calls if call.kind == "infer"]
+    shared = tuple(call for call in infer if plan.call(call.name).mesh.overlaps(rollout_mesh))
+    takeover = shared if "interstage" in features and is_dedicated(cost, options) else ()
+    generation = generate(workload, plan, cost, features, lengths, takeover, options)
+    seconds = {
+        call.name: infer_seconds(workload, call, plan.call(call.name), cost, batches[call.name]) for call in infer
+    }
+    left = dict(seconds)
+    if generation.inference_end is not None:
+        _scale(left, takeover, generation.inference_end - generation.end)
+    finish = np.sort(generation.fused.rollout.finish)
+    if "streaming" in features and shared:
+        # Inference beside generation only uses the headroom there is: what it takes beyond slows generation by as much.
+        total = sum(seconds[call.name] for call in shared) * streaming_factor(workload, shared, plan, cost, options)
+        end = inference_end(
+            finish, np.full(len(finish), total / len(finish)), 0.0, generation.end, 0.0,
+            options.headroom * is_dedicated(cost, options), 1.0,
+        )  # fmt: skip
+        _scale(left, shared, end - generation.end)
+    if features & {"interstage", "streaming"}:
+        for mesh in {plan.call(call.name).mesh for call in infer if call not in shared}:
+            streamed = tuple(call for call in infer if plan.call(call.name).mesh == mesh)
+            total = sum(seconds[call.name] for call in streamed)
+            work = np.full(len(finish), total / len(finish))
+            end = inference_end(finish, work, 0.0, generation.end, 1.0, 1.0, 1.0)
+            _scale(left, streamed, end - generation.end)
+    trains = tuple(call.name for call in workload.calls if call.kind == "train")
+    merged = fused is not None and fused.ratio < 1
+    trained = {name: "train" if merged else name for name in trains}
+    tasks = [_generate_task(plan, generation, (*dict.fromkeys(trained.values()), "update_weights"))]
+    for call in infer:
+        call_plan = plan.call(call.name)
+        move = _move(workload, call, plan, cost, trained)
+        tasks += [move] if move else []
+        after = (*call.after, *([move.name] if move else []))
+        busy = 0.0 if generation.inference_end is not None and call in takeover else None
+        if busy is None and left[call.name] != seconds[call.name]:
+            busy = call_plan.mesh.size * seconds[call.name]
+        category = "reward" if call.role == "reward" else "inference"
+        meshes = (call_plan.mesh,)
+        tasks.append(Task(call.name, STAGES[call.name], category, meshes, left[call.name], after, busy=busy))
+    tasks += _train_tasks(workload, plan, cost, batches, options, fused.ratio if merged and fused else None)
+    tasks.append(_sync_task(workload, plan, cost, trained["actor_train"]))
+    return tasks, generation
+
+
+def _scale(seconds: dict[str, float], calls: tuple[Call, ...], total: float) -> None:
+    """Share out `total` seconds over the calls, as they shared the time before."""
+    before = sum(seconds[call.name] for call in calls)
+    for call in calls:
+        seconds[call.name] *= total / before
+
+
+def _generate_task(plan: Plan, generation: Generation, after: tuple[str, ...]) -> Task:
+    call = plan.call("actor_generate")
+    rollout = generation.fused.rollout
+    busy = (float(rollout.busy.sum()) + generation.inference_work) * call.mesh.size / generation.replicas
+    return Task(call.call, "gen", "generate", (call.mesh,), generation.end, after_previous=after, busy=busy)
+
+
+def _move(workload: Workload, call: Call, plan: Plan, cost: CostModel, trained: Mapping[str, str]) -> Task | None:
+    """The weights that training has changed go to where a call wants them; None if they are there."""
+    train = f"{call.role}_train"
+    if train not in trained:
+        return None
+    source, target = plan.call(train), plan.call(call.name)
+    seconds = cost.transfer(workload.model(call.role), (source.mesh, source.layout), (target.mesh, target.layout))
+    if not seconds:
+        return None
+    meshes = (source.mesh, target.mesh)
+    return Task(f"{call.name} weights", "reallocate", "sync", meshes, seconds, after_previous=(trained[train],))
+
+
+def _sync_task(workload: Workload, plan: Plan, cost: CostModel, trained: str) -> Task:
+    source, target = plan.call("actor_train"), plan.call("actor_generate")
+    seconds = cost.sync(workload.actor, (source.mesh, source.layout), (target.mesh, target.layout))
+    return Task("update_weights", "update_weights", "sync", (source.mesh, target.mesh), seconds, (trained,))
+
+
+def _train_tasks(
+    workload: Workload, plan: Plan, cost: CostModel, batches: Mapping[str, Batch], options: Options, ratio: float | None
+) -> list[Task]:
+    """One task per train call, or, with `ratio` fused over serial, one for both."""
+    calls = [call for call in workload.calls if call.kind == "train"]
+    seconds = {c.name: train_seconds(workload, c, plan.call(c.name), cost, batches[c.name], options) for c in calls}
+    if ratio is None:
+        return [
+            Task(c.name, STAGES[c.name], "train", (plan.call(c.name).mesh,), seconds[c.name], c.after) for c in calls
+        ]
+    updates = workload.epochs * workload.minibatches
+    fixed = sum(updates * cost.update(workload.model(c.role), plan.call(c.name).layout) for c in calls)
+    total = fixed + ratio * (sum(seconds.values()) - fixed)
+    return [Task("train", "update_fused", "train", (plan.call(calls[0].name).mesh,), total, calls[0].after)]
+
+
+def _given_back(plan: Plan, generation: Generation) -> float:
+    """Device-seconds of generation that were not paid for."""
+    call = plan.call("actor_generate")
+    per_replica = call.mesh.size / generation.replicas
+    until = generation.inference_end or generation.end
+    return max(0.0, generation.replicas * until - generation.held) * per_replica

@@ -1,0 +1,127 @@
+"""The placement a well-tuned stock verl would get: every call on all devices, one after the other, each in the layout that is fastest for it.
+
+Invariants (tests/unit/simulate/test_stock.py):
+- every call has all devices, and fits their memory;
+- no layout of a train call that fits is faster than the one chosen;
+- where a model fits nowhere, the error says how much memory would do.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from verl_fuse.cost.model import CostModel
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.calls import infer_seconds, train_seconds
+from verl_fuse.simulate.draw import draw
+from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.replicas import mean_batch, replica_count, replica_timing
+from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.model import Model
+from verl_fuse.spec.plan import CallPlan, Plan
+from verl_fuse.spec.workload import Call, Workload
+
+
+@lru_cache(maxsize=64)
+def stock_plan(workload: Workload, cost: CostModel, options: Options = Options()) -> Plan:  # noqa: B008 - frozen
+    """Fastest layout per call. As in verl, a trained role does its inference in the layout it trains in."""
+    plans: dict[str, CallPlan] = {}
+    for call in workload.calls:
+        if call.kind == "generate":
+            plans[call.name] = _fastest_rollout(workload, call, cost, options)
+        elif call.kind == "train":
+            plans[call.name] = min(train_options(workload, call, cost, options), key=lambda found: found[1])[0]
+    for call in workload.calls:
+        if call.kind == "infer":
+            twin = plans.get(f"{call.role}_train")
+            plans[call.name] = as_inference(workload, call, twin) if twin else _fastest_infer(workload, call, cost)
+    return Plan(tuple(plans[call.name] for call in workload.calls))
+
+
+def as_inference(workload: Workload, call: Call, train: CallPlan) -> CallPlan:
+    """Inference with the weights where training has them; micro-batches of the same size."""
+    microbatches = train.microbatches * workload.minibatches
+    return CallPlan(call.name, train.mesh, train.layout, microbatches, train.offload)
+
+
+def layouts(cost: CostModel, model: Model) -> Iterator[Layout]:
+    """Layouts of all devices that divide the model: tp within a node, pp and dp powers of two."""
+    devices, node = cost.cluster.devices, cost.cluster.devices_per_node
+    for tp in (size for size in (1, 2, 4, 8) if node % size == 0):
+        pp = 1
+        while devices % (tp * pp) == 0 and pp <= model.layers:
+            layout = Layout(tp=tp, pp=pp, dp=devices // (tp * pp))
+            if layout.fault(model) is None:
+                yield layout
+            pp *= 2
+
+
+@lru_cache(maxsize=64)
+def train_options(workload: Workload, call: Call, cost: CostModel, options: Options) -> list[tuple[CallPlan, float]]:
+    """Every placement of a train call on all devices that fits their memory, and its seconds for a batch of mean lengths."""
+    model, batch, needs, found = workload.model(call.role), mean_batch(workload), [], []
+    for layout in layouts(cost, model):
+        for microbatches in _microbatches(workload.sequences / workload.minibatches / layout.dp):
+            part = batch.split(layout.dp * workload.minibatches * microbatches)
+            memory = cost.memory(
+                model, "train", layout, microbatch=part, microbatches=microbatches, recompute=options.recompute
+            )
+            needs.append(memory.total)
+            if memory.total <= cost.cluster.device.memory:
+                plan = CallPlan(call.name, Mesh(0, layout.devices), layout, microbatches)
+                found.append((plan, train_seconds(workload, call, plan, cost, batch, options)))
+    if not found:
+        raise _nowhere(model, call, cost, min(needs, default=float("inf")))
+    return found
+
+
+def _microbatches(sequences: float) -> list[int]:
+    """Powers of two, up to one sequence each."""
+    return [2**power for power in range(max(1, int(sequences)).bit_length())]
+
+
+def _fastest_infer(workload: Workload, call: Call, cost: CostModel) -> CallPlan:
+    model, batch, needs, found = workload.model(call.role), mean_batch(workload), [], []
+    for layout in layouts(cost, model):
+        for microbatches in _microbatches(workload.sequences / layout.dp):
+            memory = cost.memory(model, "infer", layout, microbatch=batch.split(layout.dp * microbatches))
+            needs.append(memory.total)
+            if memory.total <= cost.cluster.device.memory:
+                plan = CallPlan(call.name, Mesh(0, layout.devices), layout, microbatches)
+                found.append((infer_seconds(workload, call, plan, cost, batch), plan))
+    if not found:
+        raise _nowhere(model, call, cost, min(needs, default=float("inf")))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: Options) -> CallPlan:
+    """By simulating one batch; replicas are pipelined only where tensor parallelism alone does not make the model fit."""
+    lengths = draw(workload, np.random.default_rng(0), options.predictability)
+    requests = Requests.of(lengths.prompt, lengths.response)
+    longest = workload.prompt.maximum + workload.response.maximum
+    needs, found = [], []
+    for layout in sorted(layouts(cost, workload.actor), key=lambda layout: layout.pp):
+        if found and layout.pp > 1:
+            break
+        plan = CallPlan(call.name, Mesh(0, layout.devices), layout)
+        memory = cost.memory(workload.actor, "generate", replace(layout, dp=1), kv_tokens=longest)
+        needs.append(memory.total / options.rollout_memory)
+        if needs[-1] <= cost.cluster.device.memory:
+            timing = replica_timing(workload, plan, cost, options)
+            queues = round_robin(workload.sequences, replica_count(layout))
+            found.append((Rollout.begin(requests, timing, queues).advance().seconds, plan))
+    if not found:
+        raise _nowhere(workload.actor, call, cost, min(needs, default=float("inf")))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _nowhere(model: Model, call: Call, cost: CostModel, least: float) -> FuseError:
+    device = cost.cluster.device
+    return FuseError(
+        f"{model.name} fits nowhere for {call.name} on {cost.cluster.devices} x {device.name} of {device.memory / 2**30:.1f} GiB; "
+        f"the layout that needs least needs {least / 2**30:.1f} GiB per device"
+    )

@@ -1,0 +1,212 @@
+"""Inter-stage fusion of one rollout: the long tail moves to few replicas, the freed ones run inference on finished samples (RLHFuse, section 4).
+
+Invariants (tests/unit/simulate/test_tail.py):
+- every request finishes exactly once, with or without migration;
+- threshold 0 is stock: generation as if nothing were watched, inference after it on all replicas;
+- inference never ends before its work could have been done by all the capacity there was, nor before the last sample was generated.
+
+Capacity for inference is counted in replicas: none before the release (or the measured headroom of busy devices), then the freed ones, then all.
+Work is handed out sample by sample and conserved, so its end follows from arrivals and capacity alone.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numba import njit
+
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Work on one finished sample of n tokens: `per_token * n + per_square * n**2` seconds of one replica's devices, all models together.
+
+    `slice_factor`: how much longer a freed replica takes for micro-groups than all devices together for the whole batch, per sample.
+    `load_seconds` pass on a freed replica before it can begin; `last_seconds` is the least time from the last sample to the end: it is alone on a replica.
+    `headroom`: share of a generating replica that inference can use without slowing generation, 0 unless measured.
+    `dedicated` is False where replicas share saturated devices: what a freed one could do is then done by the others already.
+    """
+
+    per_token: float
+    per_square: float = 0.0
+    slice_factor: float = 1.0
+    load_seconds: float = 0.0
+    last_seconds: float = 0.0
+    headroom: float = 0.0
+    dedicated: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("per_token", "per_square", "load_seconds", "last_seconds", "headroom"):
+            if not getattr(self, name) >= 0:
+                raise FuseError(f"inference {name}={getattr(self, name)}: needs a number >= 0")
+        if not self.slice_factor > 0:
+            raise FuseError(f"inference slice_factor={self.slice_factor}: needs a number > 0")
+
+    def work(self, requests: Requests) -> Floats:
+        """Replica-seconds of each sample."""
+        tokens = requests.tokens.astype(np.float64)
+        return self.per_token * tokens + self.per_square * tokens * tokens
+
+
+@dataclass(frozen=True)
+class Migration:
+    """Moving a running request: `latency` seconds to cut, abort and send it; then its context is prefilled again, or, with
+    `seconds_per_token`, received at that speed, one request after the other on each destination."""
+
+    latency: float = 0.0
+    seconds_per_token: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """What came of it; seconds from the start of the rollout. `survivors` are the replicas that kept generating."""
+
+    rollout: Rollout
+    trigger: float
+    release: float
+    generation_end: float
+    inference_end: float
+    survivors: Ints
+    moved: int
+    moved_tokens: int
+
+    @property
+    def seconds(self) -> float:
+        return max(self.generation_end, self.inference_end)
+
+
+def trigger_time(through: Rollout, threshold: int) -> float:
+    """When only `threshold` requests are unfinished, from a rollout that ran through."""
+    count = len(through.requests)
+    return float(np.partition(through.finish, count - threshold - 1)[count - threshold - 1])
+
+
+def least_survivors(paused: Rollout) -> int:
+    """Fewest replicas whose batch slots and memory hold all unfinished requests (section 4.2)."""
+    left = np.isnan(paused.finish)
+    context = int((paused.requests.prompt[left] + paused.done[left]).sum() + left.sum())
+    timing = paused.timing
+    return max(1, -(-int(left.sum()) // timing.max_batch), -(-context // timing.kv_capacity))
+
+
+def stock(through: Rollout, inference: Inference) -> Fused:
+    """No migration: inference after generation, on all replicas."""
+    end, work = through.seconds, float(inference.work(through.requests).sum())
+    inferred = end + work / through.replicas if work else end
+    every = np.arange(through.replicas)
+    return Fused(through, end, end, end, inferred, every, 0, 0)
+
+
+def fuse(paused: Rollout, trigger: float, survivors: int, inference: Inference, migration: Migration) -> Fused:
+    """Go on from the rollout paused at `trigger` with the `survivors` replicas that have most left to do."""
+    if not 1 <= survivors < paused.replicas:
+        raise FuseError(f"survivors={survivors}: needs 1 to {paused.replicas - 1} of {paused.replicas} replicas")
+    rollout, kept, moved = _migrated(paused, survivors, trigger, migration)
+    rollout = rollout.advance()
+    freed = np.setdiff1d(np.arange(paused.replicas), kept, assume_unique=True)
+    release = float(paused.clocks[freed].clip(min=trigger).max()) + inference.load_seconds
+    end = rollout.seconds
+    work = inference.work(rollout.requests)
+    order = np.argsort(rollout.finish)
+    early = inference.headroom if inference.dedicated else 0.0
+    inferred = inference_end(
+        rollout.finish[order], work[order], min(release, end), end,
+        early * paused.replicas,
+        (len(freed) / inference.slice_factor if inference.dedicated else 0.0) + early * survivors,
+        float(paused.replicas),
+    )  # fmt: skip
+    last = inference.last_seconds if work.any() else 0.0
+    tokens = int((paused.requests.prompt[moved] + paused.done[moved]).sum())
+    return Fused(rollout, trigger, release, end, max(inferred, end + last), kept, len(moved), tokens)
+
+
+@njit(cache=True, nogil=True)
+def inference_end(finish, work, release, end, before, between, after):
+    """When all `work` (replica-seconds, ready at the ascending times `finish`) is done with `before` replicas until `release`, `between` until
+    `end`, `after` from then on."""
+    at_release = before * release
+    at_end = at_release + between * (end - release)
+    left, latest = work.sum(), 0.0
+    for i in range(len(finish)):
+        t = finish[i]
+        reached = before * t if t <= release else at_release + between * (t - release) if t <= end else at_end
+        latest = max(latest, reached + left)
+        left -= work[i]
+    if latest > at_end:
+        return end + (latest - at_end) / after
+    return end
+
+
+@njit(cache=True, nogil=True)
+def _remaining(queues, offsets, finish, context):
+    """Unfinished requests of each replica, and their context tokens."""
+    replicas = len(offsets) - 1
+    counts, tokens = np.zeros(replicas, np.int64), np.zeros(replicas, np.int64)
+    for r in range(replicas):
+        for i in queues[offsets[r] : offsets[r + 1]]:
+            if np.isnan(finish[i]):
+                counts[r] += 1
+                tokens[r] += context[i]
+    return counts, tokens
+
+
+@njit(cache=True, nogil=True)
+def _requeue(queues, offsets, heads, finish, counts, stays):
+    """New (queues, offsets, heads) with each replica's own unfinished requests in order, then those moved to it, least loaded first; and what moved,
+    where to, and whether it was running, that is, had its context in memory."""
+    replicas = len(heads)
+    moved = np.empty(len(queues), np.int64)
+    target = np.empty(len(queues), np.int64)
+    was_running = np.empty(len(queues), np.bool_)
+    kept = np.flatnonzero(stays)
+    load = counts[kept]
+    sizes = np.zeros(replicas, np.int64)
+    sizes[kept] = load
+    total = 0
+    for r in range(replicas):
+        if stays[r]:
+            continue
+        for position in range(offsets[r], offsets[r + 1]):
+            i = queues[position]
+            if np.isnan(finish[i]):
+                was_running[total] = position - offsets[r] < heads[r]
+                least = np.argmin(load)
+                load[least] += 1
+                moved[total], target[total] = i, kept[least]
+                sizes[kept[least]] += 1
+                total += 1
+    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+    result, filled, running = np.empty(ends[-1], np.int64), ends[:-1].copy(), np.zeros(replicas, np.int64)
+    for r in kept:
+        for position in range(offsets[r], offsets[r + 1]):
+            i = queues[position]
+            if np.isnan(finish[i]):
+                result[filled[r]] = i
+                filled[r] += 1
+                running[r] += position - offsets[r] < heads[r]
+    for k in range(total):
+        result[filled[target[k]]] = moved[k]
+        filled[target[k]] += 1
+    return result, ends, running, moved[:total], target[:total], was_running[:total]
+
+
+def _migrated(paused: Rollout, survivors: int, trigger: float, migration: Migration) -> tuple[Rollout, Ints, Ints]:
+    """The paused rollout with every unfinished request on a survivor; finished ones stand in no queue. Also the survivors, and what moved."""
+    context = paused.requests.prompt + paused.done
+    counts, tokens = _remaining(paused.queues, paused.offsets, paused.finish, context)
+    stays = np.zeros(paused.replicas, bool)
+    stays[np.lexsort((-tokens, -counts))[:survivors]] = True
+    queues, offsets, heads, moved, target, was_running = _requeue(
+        paused.queues, paused.offsets, paused.heads, paused.finish, counts, stays
+    )
+    cached, arrival = paused.cached.copy(), paused.arrival.copy()
+    cached[moved] = 0
+    arrival[moved] = trigger + migration.latency
+    if migration.seconds_per_token is not None:
+        cached[moved[was_running]] = context[moved[was_running]]
+        for replica in np.unique(target):
+            here = moved[(target == replica) & was_running]
+            arrival[here] += np.cumsum(context[here]) * migration.seconds_per_token
+    rollout = replace(paused, queues=queues, offsets=offsets, heads=heads, cached=cached, arrival=arrival)
+    return rollout, np.flatnonzero(stays), moved

@@ -1,0 +1,131 @@
+"""The migration threshold R_t and the number of survivors, by simulating the rollout on drawn lengths.
+
+Invariants (tests/unit/simulate/test_threshold.py):
+- threshold 0 (stock) is always a candidate, and wins unless another is predicted to save `least_gain` of the stage;
+- the choice is within 3 % of an exhaustive scan on six length distributions.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.tail import Inference, Migration, fuse, least_survivors, stock, trigger_time
+from verl_fuse.simulate.timing import ReplicaTiming
+
+FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55)
+"""Thresholds tried first, as shares of the batch."""
+ROUNDS = 2
+"""Refinements around the best threshold found so far."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Migrate when `threshold` samples are unfinished, to `survivors` replicas. Seconds: generation and inference, mean over draws."""
+
+    threshold: int
+    survivors: int
+    seconds: float
+    stock_seconds: float
+
+    @property
+    def gain(self) -> float:
+        """Predicted share of the stage that is saved."""
+        return 1 - self.seconds / self.stock_seconds
+
+
+class Scan:
+    """Mean seconds over rollouts for any (threshold, survivors); remembers the paused rollouts, which survivors share."""
+
+    def __init__(self, begun: Sequence[Rollout], inference: Inference, migration: Migration):
+        sizes = {(len(rollout.requests), rollout.replicas) for rollout in begun}
+        if len(sizes) != 1:
+            raise FuseError(f"rollouts of (samples, replicas) {sorted(sizes)}; needs at least one, all alike")
+        ((self.samples, self.replicas),) = sizes
+        self._inference, self._migration = inference, migration
+        self._begun = begun
+        self._through = [rollout.advance() for rollout in begun]
+        self._paused: dict[int, list[tuple[float, Rollout]]] = {}
+        self.stock_seconds = float(np.mean([stock(rollout, inference).seconds for rollout in self._through]))
+
+    def prepare(self, thresholds: Iterable[int]) -> None:
+        """Pause every draw at each threshold, in one pass over time."""
+        new = sorted(set(thresholds) - self._paused.keys(), reverse=True)
+        self._paused.update({threshold: [] for threshold in new})
+        for rollout, through in zip(self._begun, self._through, strict=True):
+            for threshold in new:
+                time = trigger_time(through, threshold)
+                rollout = rollout.advance(time)
+                self._paused[threshold].append((time, rollout))
+
+    def least_survivors(self, threshold: int) -> int:
+        """Fewest survivors that hold the tail in every draw."""
+        return max(least_survivors(rollout) for _, rollout in self._paused[threshold])
+
+    def seconds(self, threshold: int, survivors: int) -> float:
+        """Mean seconds of generation and inference."""
+        paused = self._paused[threshold]
+        return float(np.mean([fuse(r, t, survivors, self._inference, self._migration).seconds for t, r in paused]))
+
+
+def best_threshold(
+    draws: Sequence[Requests],
+    replicas: int,
+    timing: ReplicaTiming,
+    inference: Inference,
+    migration: Migration = Migration(),  # noqa: B008 - frozen
+    *,
+    least_gain: float = 0.01,
+) -> Threshold:
+    """Choose R_t and the survivors for batches like `draws`, dealt out as verl does.
+
+    Two draws of 4096 samples on 64 replicas take under 100 ms on one core.
+    """
+    if replicas < 1:
+        raise FuseError(f"replicas={replicas}: needs a whole number >= 1")
+    begun = [Rollout.begin(draw, timing, round_robin(len(draw), replicas)) for draw in draws]
+    return search(Scan(begun, inference, migration), least_gain)
+
+
+def search(scan: Scan, least_gain: float = 0.01) -> Threshold:
+    """The best threshold and survivors found on a scan's rollouts; stock unless it gains `least_gain` of the stage."""
+    replicas = scan.replicas
+    found: dict[tuple[int, int], float] = {}
+    thresholds = {round(fraction * scan.samples) for fraction in FRACTIONS} - {0}
+    for _ in range(1 + ROUNDS):
+        if replicas == 1:
+            break
+        scan.prepare(thresholds)
+        for threshold in thresholds:
+            for survivors in _survivors(scan.least_survivors(threshold), replicas, found):
+                if (threshold, survivors) not in found:
+                    found[threshold, survivors] = scan.seconds(threshold, survivors)
+        thresholds = _between(found, scan.samples)
+    best = min(found, key=found.__getitem__, default=None)
+    if best is None or found[best] > scan.stock_seconds * (1 - least_gain):
+        return Threshold(0, replicas, scan.stock_seconds, scan.stock_seconds)
+    return Threshold(*best, found[best], scan.stock_seconds)
+
+
+def _survivors(least: int, replicas: int, found: dict[tuple[int, int], float]) -> list[int]:
+    """At first powers of two times the least, then the neighbourhood of the best so far."""
+    if found:
+        best = min(found, key=found.__getitem__)[1]
+        step = max(1, best // 4)
+        wanted = {best - step, best, best + step}
+    else:
+        wanted = {least << power for power in range(replicas.bit_length())}
+    return sorted(count for count in wanted if least <= count < replicas)
+
+
+def _between(found: dict[tuple[int, int], float], samples: int) -> set[int]:
+    """The best threshold and the middles between it and its neighbours."""
+    if not found:
+        return set()
+    tried = sorted({0, samples - 1} | {threshold for threshold, _ in found})
+    best = min(found, key=found.__getitem__)[0]
+    at = tried.index(best)
+    middles = {(best + other) // 2 for other in (tried[at - 1], tried[min(at + 1, len(tried) - 1)])}
+    return ({best} | middles) - {0}
