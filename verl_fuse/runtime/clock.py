@@ -1,0 +1,57 @@
+"""When ops begin and end: on the host's clock, or on the device's where ops run behind the host."""
+
+import time
+from typing import Protocol
+
+import torch
+
+
+class Clock(Protocol):
+    """Marks in time, read when everything marked is over."""
+
+    def mark(self) -> int:
+        """Mark this moment of the current stream."""
+        ...
+
+    def read(self) -> list[float]:
+        """Unix seconds of every mark; waits until the device has reached the last."""
+        ...
+
+
+def clock_for(device: torch.device) -> Clock:
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+class HostClock:
+    """Monotonic seconds on top of the wall clock at the start, so that a clock set back makes no negative times."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+        self._marks: list[float] = []
+
+    def mark(self) -> int:
+        self._marks.append(time.monotonic())
+        return len(self._marks) - 1
+
+    def read(self) -> list[float]:
+        return [self._offset + mark for mark in self._marks]
+
+
+class CudaClock:
+    """Events on the current stream, counted from the wall clock at the start, when the stream is idle."""
+
+    def __init__(self) -> None:
+        torch.cuda.synchronize()
+        self._start = time.time()
+        self._events: list[torch.cuda.Event] = []
+        self.mark()
+
+    def mark(self) -> int:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+        return len(self._events) - 1
+
+    def read(self) -> list[float]:
+        self._events[-1].synchronize()
+        return [self._start + self._events[0].elapsed_time(event) / 1000 for event in self._events]

@@ -1,0 +1,87 @@
+"""Messages over gloo: one thread per direction waits, so that the program's own thread can look for faults meanwhile.
+
+A gloo wait cannot be asked whether it is over, cannot be woken, and closes the connection when its time is up; so it is left to a
+thread that has all the time in the world. gloo carries host memory only: tensors of other devices are copied there and back.
+"""
+
+import queue
+import threading
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from verl_fuse.runtime.lane import TensorSpec
+from verl_fuse.runtime.lost import LostPeer
+
+
+class GlooInbox:
+    """Receives the messages of `specs` from `source`, at most `depth` ahead of `take`."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, source: int, specs: Sequence[TensorSpec], depth: int, device: torch.device
+    ) -> None:
+        self._source = source
+        self._device = device
+        self._buffers = threading.Semaphore(depth)
+        self._arrived: queue.SimpleQueue[torch.Tensor | RuntimeError] = queue.SimpleQueue()
+        _start(self._receive, group, specs)
+
+    def take(self, seconds: float) -> torch.Tensor | None:
+        try:
+            message = self._arrived.get(timeout=seconds) if seconds > 0 else self._arrived.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(message, RuntimeError):
+            raise LostPeer(self._source, message)
+        self._buffers.release()
+        return message.to(self._device)
+
+    def _receive(self, group: dist.ProcessGroup, specs: Sequence[TensorSpec]) -> None:
+        for spec in specs:
+            self._buffers.acquire()
+            message = torch.empty(spec.shape, dtype=spec.dtype)
+            try:
+                dist.recv(message, self._source, group=group)
+            except RuntimeError as error:
+                self._arrived.put(error)
+                return
+            self._arrived.put(message)
+
+
+class GlooOutbox:
+    """Sends to `target`, one message after the other."""
+
+    def __init__(self, group: dist.ProcessGroup, target: int) -> None:
+        self._target = target
+        self._queue: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
+        self._error: RuntimeError | None = None
+        self._thread = _start(self._send, group)
+        self._closed = False
+
+    def put(self, message: torch.Tensor) -> None:
+        self._queue.put(message.cpu())
+
+    def flush(self, seconds: float) -> bool:
+        if not self._closed:
+            self._queue.put(None)
+            self._closed = True
+        self._thread.join(seconds)
+        if self._error is not None:
+            raise LostPeer(self._target, self._error)
+        return not self._thread.is_alive()
+
+    def _send(self, group: dist.ProcessGroup) -> None:
+        while (message := self._queue.get()) is not None:
+            try:
+                dist.send(message, self._target, group=group)
+            except RuntimeError as error:
+                self._error = error
+                return
+
+
+def _start(target, *args) -> threading.Thread:
+    """A daemon: after a fault it stays blocked in gloo, and the interpreter must not wait for it."""
+    thread = threading.Thread(target=target, args=args, name="verl-fuse gloo", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,81 @@
+"""Process groups of pipelines: one per pipeline and direction of travel, so that no message waits behind another pipeline's.
+
+On NCCL a group serialises what passes between two ranks; traffic of both directions, or of two pipelines, in one group could deadlock.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.schedule import Kind
+
+# A receive posted at the start of a program may be matched much later; the executor has its own limit on how long it is blocked.
+MESSAGE_TIMEOUT = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A rank's place in one pipeline: global ranks in stage order, and the group of each direction ("F" onwards, "B" back)."""
+
+    ranks: tuple[int, ...]
+    stage: int
+    groups: Mapping[Kind, dist.ProcessGroup]
+
+    def neighbours(self, kind: Kind) -> tuple[int | None, int | None]:
+        """Global ranks that a forward or backward of this stage receives from and sends to; None at the ends of the pipeline."""
+        before = self.ranks[self.stage - 1] if self.stage else None
+        after = self.ranks[self.stage + 1] if self.stage + 1 < len(self.ranks) else None
+        return (before, after) if kind == "F" else (after, before)
+
+    def backend(self, device: torch.device) -> str:
+        """The backend that carries tensors of `device`, such as gloo or nccl."""
+        config = dist.get_backend_config(self.groups["F"])
+        backends = dict(entry.split(":") for entry in config.split(","))
+        if device.type not in backends:
+            raise FuseError(f"pipeline of ranks {list(self.ranks)}: no backend for {device.type} in {config!r}")
+        return backends[device.type]
+
+
+def open_links(pipelines: Sequence[Sequence[int]], device: torch.device) -> dict[int, Link]:
+    """Links of this process by index in `pipelines`, the global ranks of every pipeline in stage order.
+
+    Collective: every process of the default group calls it with the same list, once; links serve any number of programs. `device` is
+    where messages live; the group's backend is the default group's for it. Neighbours exchange one element, so that NCCL makes their
+    communicators here, in one order, and not when a program first uses them.
+    """
+    _check_placement(pipelines)
+    rank, links = dist.get_rank(), {}
+    for index, ranks in enumerate(pipelines):
+        groups: dict[Kind, dist.ProcessGroup] = {}
+        for kind in ("F", "B"):
+            group: Any = dist.new_group(list(ranks), timeout=MESSAGE_TIMEOUT, group_desc=f"pipeline {index} {kind}")
+            if rank in ranks:
+                groups[kind] = group
+        if groups:
+            links[index] = link = Link(tuple(ranks), list(ranks).index(rank), groups)
+            _connect(link, device)
+    return links
+
+
+def _check_placement(pipelines: Sequence[Sequence[int]]) -> None:
+    world = dist.get_world_size()
+    for index, ranks in enumerate(pipelines):
+        if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(world)):
+            raise FuseError(f"pipeline {index}: ranks={list(ranks)}; needs different ranks out of 0..{world - 1}")
+
+
+def _connect(link: Link, device: torch.device) -> None:
+    """One element along the pipeline, then one back."""
+    orders: dict[Kind, tuple[int, ...]] = {"F": link.ranks, "B": link.ranks[::-1]}
+    element = torch.zeros(1, device="cpu" if link.backend(device) == "gloo" else device)
+    for kind, order in orders.items():
+        place = order.index(dist.get_rank())
+        if place > 0:
+            dist.recv(element, order[place - 1], group=link.groups[kind])
+        if place + 1 < len(order):
+            dist.send(element, order[place + 1], group=link.groups[kind])

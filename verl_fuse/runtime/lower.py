@@ -1,0 +1,51 @@
+"""Schedule -> program: the orders of forwards and backwards, with a receive before and a send after each where its stage has a neighbour.
+
+Invariants (tests/unit/runtime/test_lower.py):
+- a receive comes right before the op that needs it, a send right after the op that made it;
+- a forward receives from the stage before and sends to the stage after, a backward the other way round; within a rank nothing is sent.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from verl_fuse.errors import FuseError
+from verl_fuse.runtime.program import Instruction, Program
+from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.schedule import Kind, Schedule
+
+Orders = Sequence[Sequence[tuple[int, Kind, int]]]
+"""(pipeline, kind, micro-batch) of each rank in running order, as `verl_fuse.spec.schedule.parse_text` returns them."""
+
+
+def lower_schedule(schedule: Schedule) -> Program:
+    """The program of a solved schedule."""
+    return lower(schedule.problem, [[(op.pipeline, op.kind, op.microbatch) for op in row] for row in schedule.rows])
+
+
+def lower(problem: Problem, orders: Orders) -> Program:
+    """The program of running orders; a FuseError names an op whose pipeline or stage is not on its rank."""
+    rows = []
+    for rank, order in enumerate(orders):
+        row: list[Instruction] = []
+        for pipeline, kind, microbatch in order:
+            if pipeline >= len(problem.pipelines) or rank not in problem.pipelines[pipeline].ranks:
+                raise FuseError(f"op {pipeline}{kind}{microbatch} on rank {rank}: the problem has no such stage there")
+            row += _instructions(problem.pipelines[pipeline], pipeline, kind, microbatch, rank)
+        rows.append(tuple(row))
+    return Program(problem, tuple(rows))
+
+
+def neighbours(pipeline: Pipeline, rank: int, kind: Kind) -> tuple[int | None, int | None]:
+    """The ranks an op on `rank` receives from and sends to; None at the ends of the pipeline."""
+    stage = pipeline.ranks.index(rank)
+    before = pipeline.ranks[stage - 1] if stage else None
+    after = pipeline.ranks[stage + 1] if stage + 1 < pipeline.stages else None
+    return (before, after) if kind == "F" else (after, before)
+
+
+def _instructions(pipeline: Pipeline, index: int, kind: Kind, microbatch: int, rank: int) -> Iterator[Instruction]:
+    source, target = neighbours(pipeline, rank, kind)
+    if source is not None:
+        yield Instruction("receive", index, kind, microbatch, source)
+    yield Instruction("run", index, kind, microbatch)
+    if target is not None:
+        yield Instruction("send", index, kind, microbatch, target)

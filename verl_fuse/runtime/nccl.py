@@ -1,0 +1,86 @@
+"""Messages over NCCL, all posted by the program's own thread: NCCL orders them on streams of its own.
+
+The program waits on the host until a message is there before it launches the op that needs it. That costs launch latency only where
+the device would be idle anyway, and it is what lets a stuck peer be named.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from verl_fuse.runtime.lane import TensorSpec
+from verl_fuse.runtime.lost import LostPeer
+
+POLL_SECONDS = 20e-6
+
+
+class NcclInbox:
+    """Receives the messages of `specs` from `source`, at most `depth` ahead of `take`."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, source: int, specs: Sequence[TensorSpec], depth: int, device: torch.device
+    ) -> None:
+        self._group = group
+        self._source = source
+        self._depth = depth
+        self._device = device
+        self._todo = deque(specs)
+        self._posted: deque[tuple[torch.Tensor, dist.Work]] = deque()
+        self._post()
+
+    def take(self, seconds: float) -> torch.Tensor | None:
+        message, work = self._posted[0]
+        if not _over(work, self._source, seconds):
+            return None
+        self._posted.popleft()
+        work.wait()  # orders the current stream after the message; the host does not wait here
+        self._post()
+        return message
+
+    def _post(self) -> None:
+        while self._todo and len(self._posted) < self._depth:
+            spec = self._todo.popleft()
+            message = torch.empty(spec.shape, dtype=spec.dtype, device=self._device)
+            work = dist.irecv(message, self._source, group=self._group)
+            assert work is not None, "this rank is in the group"
+            self._posted.append((message, work))
+
+
+class NcclOutbox:
+    """Sends to `target`; a tensor is let go when it has left."""
+
+    def __init__(self, group: dist.ProcessGroup, target: int) -> None:
+        self._group = group
+        self._target = target
+        self._leaving: deque[tuple[torch.Tensor, dist.Work]] = deque()
+
+    def put(self, message: torch.Tensor) -> None:
+        while self._leaving and self._leaving[0][1].is_completed():
+            self._leaving.popleft()
+        work = dist.isend(message, self._target, group=self._group)
+        assert work is not None, "this rank is in the group"
+        self._leaving.append((message, work))
+
+    def flush(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self._leaving:
+            if not _over(self._leaving[0][1], self._target, deadline - time.monotonic()):
+                return False
+            self._leaving.popleft()
+        return True
+
+
+def _over(work: dist.Work, peer: int, seconds: float) -> bool:
+    """Whether `work` ends within `seconds`."""
+    deadline = time.monotonic() + seconds
+    try:
+        while not work.is_completed():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+    except RuntimeError as error:
+        raise LostPeer(peer, error) from error
+    return True

@@ -1,0 +1,26 @@
+"""The part of torch's key-value store (torch >= 2.8) that programs use."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Store(Protocol):
+    """Such as `torch.distributed.TCPStore`, or a PrefixStore over one."""
+
+    def add(self, key: str, amount: int, /) -> int: ...
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def multi_get(self, keys: Sequence[str], /) -> list[bytes]: ...
+
+    def check(self, keys: Sequence[str], /) -> bool: ...
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+
+    def delete_key(self, key: str, /) -> bool: ...
+
+    def clone(self) -> "Store":
+        """Another connection to the same store, for another thread."""
+        ...
