@@ -1,16 +1,22 @@
 """A function with one of its constants changed: everything else stays upstream's own code."""
 
-from types import FunctionType
+from collections.abc import Mapping
+from types import FunctionType, ModuleType
 
 from verl_fuse.errors import FuseError
 
+# Where Megatron names the device or the type of a tensor on CUDA, and what the same is on the host.
+ON_HOST = {"cuda": "cpu"} | {
+    f"torch.cuda.{kind}Tensor": f"torch.{kind}Tensor" for kind in ("Float", "Half", "BFloat16")
+}
+
 
 def with_constant(function: FunctionType, old: str, new: str) -> FunctionType:
-    """A copy of `function` in which the string constant `old` is `new`; FuseError if it does not occur."""
-    constants = function.__code__.co_consts
-    if old not in constants:
+    """A copy of `function` in which the string constant `old`, also in tuples, is `new`; FuseError if it does not occur."""
+    constants = _with(function.__code__.co_consts, old, new)
+    if constants == function.__code__.co_consts:
         raise FuseError(f"{function.__qualname__} has no constant {old!r}")
-    code = function.__code__.replace(co_consts=tuple(new if constant == old else constant for constant in constants))
+    code = function.__code__.replace(co_consts=constants)
     copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = (
         function.__kwdefaults__,
@@ -18,3 +24,25 @@ def with_constant(function: FunctionType, old: str, new: str) -> FunctionType:
         function.__qualname__,
     )
     return copy
+
+
+def set_constants(module: ModuleType, qualnames: tuple[str, ...], constants: Mapping[str, str]) -> None:
+    """Replace string constants in the named functions and methods of `module`, those that a function has."""
+    for qualname in qualnames:
+        owner: object = module
+        *classes, name = qualname.split(".")
+        for part in classes:
+            owner = getattr(owner, part)
+        found = vars(owner)[name]
+        function = found.__func__ if isinstance(found, classmethod) else found
+        for old, new in constants.items():
+            if _with(function.__code__.co_consts, old, new) != function.__code__.co_consts:
+                function = with_constant(function, old, new)
+        setattr(owner, name, classmethod(function) if isinstance(found, classmethod) else function)
+
+
+def _with(constants: tuple[object, ...], old: str, new: str) -> tuple[object, ...]:
+    return tuple(
+        _with(constant, old, new) if isinstance(constant, tuple) else new if constant == old else constant
+        for constant in constants
+    )

@@ -31,7 +31,7 @@ PATCH = Patch(
     distributions=("verl",),
     versions=">=0.9.1,<0.10",
     target="verl.utils.model:load_valuehead_model",
-    fingerprint="c955177aee9d06bb",
+    fingerprint="366d2c00867fbb42",
     remove_when="verl passes the configured attention implementation to load_valuehead_model",
     apply=apply,
 )

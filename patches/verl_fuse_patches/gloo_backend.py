@@ -23,7 +23,7 @@ PATCH = Patch(
     distributions=("verl",),
     versions=">=0.9.1,<0.10",
     target="verl.utils.distributed:initialize_global_process_group,initialize_global_process_group_ray",
-    fingerprint="830c0fcfcfdc9b8f",
+    fingerprint="4c55bb2b77b118fe",
     remove_when="verl leaves out the second half of the string when the device is the CPU",
     apply=apply,
 )

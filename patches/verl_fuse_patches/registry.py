@@ -8,6 +8,7 @@ Invariants (tests/unit/patches/test_registry.py):
 - a patch whose defect cannot occur here is "not needed" and left alone.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterable
@@ -19,13 +20,28 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.compat.fingerprint import fingerprint
+from verl_fuse.host.compat.source import NotFound, SourceTree
 from verl_fuse.host.on_import import on_import
-from verl_fuse_patches.fingerprint import fingerprint, source_path
+from verl_fuse.spec.contract import Code
 
 # Every patch of this package: the module's name is the patch's name.
 NAMES = (
     "critic_attention",
     "gloo_backend",
+    "mbridge_device",
+    "mbridge_layers",
+    "mbridge_norm_names",
+    "megatron_adam_state",
+    "megatron_causal_mask",
+    "megatron_clip_grads",
+    "megatron_device",
+    "megatron_distributed_optimizer",
+    "megatron_gradient_norm",
+    "megatron_optimizer",
+    "megatron_random",
+    "megatron_schedules",
+    "megatron_softmax_mask",
     "unpinned_offload",
     "vllm_cpu_weights",
     "vllm_distribution",
@@ -43,7 +59,8 @@ class Patch:
     `target` is "package.module:name" or "package.module:name,Class.method"; `fingerprint` is that of the named source.
     `distributions` are the names under which the patched package may be installed, the first one found counts.
     `apply` gets the imported module: the target's, or `after` where the patch must act before the target is imported.
-    `needed` says whether the defect can occur in this environment.
+    `needed` says whether the defect can occur in this environment. `watched` is code elsewhere in which upstream's fix would show,
+    as (target, fingerprint).
     """
 
     name: str
@@ -57,6 +74,7 @@ class Patch:
     apply: Callable[[ModuleType], None]
     after: str | None = None
     needed: Callable[[], bool] = lambda: True
+    watched: tuple[tuple[str, str], ...] = ()
 
     @property
     def module(self) -> str:
@@ -103,6 +121,25 @@ def status(patches: Iterable[Patch] | None = None) -> list[PatchStatus]:
     return [_status(patch) for patch in (map(load, NAMES) if patches is None else patches)]
 
 
+def settle() -> list[PatchStatus]:
+    """Import whatever the installed patches wait for, so that each is applied or refused; then where all stand."""
+    for patch in tuple(_installed.values()):
+        # A refusal is that patch's state.
+        with contextlib.suppress(FuseError):
+            importlib.import_module(patch.after or patch.module)
+    return status()
+
+
+def contracts() -> tuple[Code, ...]:
+    """The source that the patches needed here replace, and where their upstream fixes would show."""
+    return tuple(
+        Code(target, pinned, patch.name)
+        for patch in map(load, NAMES)
+        if _is_needed(patch)
+        for target, pinned in ((patch.target, patch.fingerprint), *patch.watched)
+    )
+
+
 def check_version(patch: Patch) -> None:
     """Refuse a version the patch was not written for."""
     found = _version(patch)
@@ -114,9 +151,10 @@ def check_version(patch: Patch) -> None:
 
 def check_source(patch: Patch) -> None:
     """Refuse source that is not what the patch was written for."""
+    tree = SourceTree.installed(patch.module.partition(".")[0])
     try:
-        found = fingerprint(source_path(patch.module).read_text(encoding="utf-8"), patch.qualnames)
-    except FuseError as error:
+        found = fingerprint([tree.find(f"{patch.module}:{qualname}").node for qualname in patch.qualnames])
+    except NotFound as error:
         raise FuseError(f"{_describe(patch)}: {error} in version {_version(patch)}. {_advice(patch)}") from error
     if found != patch.fingerprint:
         raise FuseError(

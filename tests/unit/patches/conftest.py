@@ -1,5 +1,6 @@
 """A small distribution to patch, and patches of it."""
 
+import ast
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -8,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from verl_fuse.host import on_import
+from verl_fuse.host.compat.fingerprint import fingerprint
 from verl_fuse_patches import registry
-from verl_fuse_patches.fingerprint import fingerprint
 from verl_fuse_patches.registry import Patch
 
 UPSTREAM = "def greet():\n    return 'upstream'\n"
@@ -54,7 +55,7 @@ def make_patch() -> Callable[..., Patch]:
             "distributions": ("acme-lib",),
             "versions": ">=1.2,<1.3",
             "target": "acme_lib.greeting:greet",
-            "fingerprint": fingerprint(UPSTREAM, ("greet",)),
+            "fingerprint": fingerprint(ast.parse(UPSTREAM).body),
             "remove_when": "it greets politely",
             "apply": apply,
         }

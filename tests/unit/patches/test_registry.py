@@ -6,7 +6,9 @@ import sys
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse_patches.registry import PatchStatus, install, load, status
+from verl_fuse.spec.contract import Code
+from verl_fuse_patches import registry
+from verl_fuse_patches.registry import PatchStatus, contracts, install, load, settle, status
 
 TARGET = "acme_lib.greeting:greet"
 
@@ -47,19 +49,21 @@ def test_changed_source_is_refused_at_every_import(acme, make_patch):
         greet()
     message = str(caught.value)
     assert message == (
-        f"patch 'greeting' of {TARGET} is refused: expected fingerprint {patch.fingerprint}, found 749259ad064d76e3 in version "
+        f"patch 'greeting' of {TARGET} is refused: expected fingerprint {patch.fingerprint}, found 84b5a952fef70d7d in version "
         "1.2.0. Install acme-lib >=1.2,<1.3, or a verl-fuse that supports this version. "
         "Why it is patched: https://example.org/issues/7"
     )
     assert status([patch]) == [PatchStatus("greeting", TARGET, "refused", message)]
-    with pytest.raises(FuseError, match="found 749259ad064d76e3"):
+    with pytest.raises(FuseError, match="found 84b5a952fef70d7d"):
         greet()  # importing again does not slip past the refusal
 
 
 def test_a_target_that_is_gone_is_refused(acme, make_patch):
     acme.write_text("def hello():\n    return 'newer'\n")
     install([make_patch()])
-    with pytest.raises(FuseError, match=r"patch 'greeting' .* is refused: 'greet' is not defined in version 1.2.0"):
+    with pytest.raises(
+        FuseError, match=r"patch 'greeting' .* is refused: acme_lib.greeting has no greet in version 1.2.0"
+    ):
         greet()
 
 
@@ -91,6 +95,36 @@ def test_a_patch_may_act_before_its_target_is_imported(acme, make_patch):
     install([make_patch(after="json", apply=seen.append)])
     assert seen == [sys.modules["json"]]
     assert "acme_lib" not in sys.modules
+
+
+def test_settling_applies_or_refuses_what_is_pending(acme, make_patch, monkeypatch):
+    monkeypatch.setattr(registry, "NAMES", ())
+    patch = make_patch()
+    install([patch])
+    assert settle() == []
+    assert [found.state for found in status([patch])] == ["applied"]
+
+
+def test_settling_leaves_a_refused_patch_refused(acme, make_patch, monkeypatch):
+    monkeypatch.setattr(registry, "NAMES", ())
+    patch = make_patch()
+    install([patch])
+    acme.write_text("def greet(): ...\n")
+    settle()
+    assert [found.state for found in status([patch])] == ["refused"]
+
+
+def test_patches_rest_on_what_they_replace_and_watch(acme, make_patch, monkeypatch):
+    patches = {
+        "one": make_patch(watched=(("acme_lib:helper", "0123456789abcdef"),)),
+        "two": make_patch(needed=lambda: False),
+    }
+    monkeypatch.setattr(registry, "NAMES", tuple(patches))
+    monkeypatch.setattr(registry, "load", patches.get)
+    assert contracts() == (
+        Code(TARGET, patches["one"].fingerprint, "greeting"),
+        Code("acme_lib:helper", "0123456789abcdef", "greeting"),
+    )
 
 
 def test_an_unknown_name_is_refused_with_the_choices():

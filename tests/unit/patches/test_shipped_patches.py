@@ -1,17 +1,16 @@
 """What holds for every patch of this package."""
 
-import ast
 import subprocess
 import sys
 
 import pytest
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.compat.source import SourceTree
 from verl_fuse_patches import registry
 from verl_fuse_patches.constants import with_constant
-from verl_fuse_patches.fingerprint import find_definition, fingerprint, source_path
 
-MECHANISM = {"__init__", "constants", "fingerprint", "registry"}
+MECHANISM = {"__init__", "constants", "registry"}
 
 
 def test_every_module_of_the_package_is_a_listed_patch(repo):
@@ -35,7 +34,7 @@ def test_a_patch_fits_the_installed_version(name):
     if registry.status([patch])[0].state == "not needed":
         pytest.skip(f"none of {', '.join(patch.distributions)} is installed")
     registry.check_version(patch)
-    assert fingerprint(source_path(patch.module).read_text(), patch.qualnames) == patch.fingerprint
+    registry.check_source(patch)
 
 
 @pytest.mark.parametrize("name", registry.NAMES)
@@ -43,12 +42,12 @@ def test_a_changed_target_is_refused(name, tmp_path, monkeypatch):
     patch = registry.load(name)
     if registry.status([patch])[0].state == "not needed":
         pytest.skip(f"none of {', '.join(patch.distributions)} is installed")
-    source = source_path(patch.module).read_text()
-    lines = source.splitlines()
-    lines[find_definition(ast.parse(source), patch.qualnames[-1]).end_lineno - 1] += "; pass"
+    tree = SourceTree.installed(patch.module.partition(".")[0])
+    lines = tree.path(patch.module).read_text().splitlines()
+    lines[tree.find(f"{patch.module}:{patch.qualnames[-1]}").node.end_lineno - 1] += "; pass"
     changed = tmp_path / "changed.py"
     changed.write_text("\n".join(lines))
-    monkeypatch.setattr(registry, "source_path", lambda module: changed)
+    monkeypatch.setattr(SourceTree, "path", lambda self, module: changed)
     with pytest.raises(
         FuseError, match=f"patch '{name}' of {patch.module}.*expected fingerprint {patch.fingerprint}, found "
     ):
@@ -57,7 +56,7 @@ def test_a_changed_target_is_refused(name, tmp_path, monkeypatch):
 
 def test_asking_for_the_status_imports_nothing_heavy():
     program = (
-        "import sys; from verl_fuse_patches.registry import status; assert len(status()) == 7;"
+        "import sys; from verl_fuse_patches.registry import status; assert len(status()) == 20;"
         "print([name for name in ('torch', 'ray', 'verl', 'vllm', 'zmq') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -71,5 +70,7 @@ def test_a_constant_is_changed_and_nothing_else():
     changed = with_constant(backend, "cpu:gloo,", "")
     assert (changed("cpu"), backend("cpu")) == ("cpu,", "cpu:gloo,cpu,cpu")
     assert (changed.__doc__, changed.__qualname__) == (backend.__doc__, backend.__qualname__)
+    nested = with_constant(lambda kind: kind in ("cuda", "npu"), "cuda", "cpu")
+    assert (nested("cpu"), nested("cuda"), nested("npu")) == (True, False, True)
     with pytest.raises(FuseError, match="has no constant 'nccl'"):
         with_constant(backend, "nccl", "")

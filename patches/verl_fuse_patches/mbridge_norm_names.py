@@ -1,0 +1,42 @@
+"""Weights of Megatron's own layers have names in a checkpoint.
+
+Transformer Engine fuses a norm into the linear layer after it, Megatron's own layers keep the two apart and name the norm otherwise. mbridge
+knows the fused names only.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from verl_fuse_patches.registry import Patch
+
+# Megatron's own name -> that of the norm fused into the linear layer after it.
+NORMS = {
+    ".input_layernorm.weight": ".self_attention.linear_qkv.layer_norm_weight",
+    ".pre_mlp_layernorm.weight": ".mlp.linear_fc1.layer_norm_weight",
+}
+
+
+def apply(module: ModuleType) -> None:
+    original = module.Bridge._weight_name_mapping_mcore_to_hf
+
+    @functools.wraps(original)
+    def mapped(self: Any, mcore_weights_name: str) -> list[str]:
+        for own, fused in NORMS.items():
+            mcore_weights_name = mcore_weights_name.replace(own, fused)
+        return original(self, mcore_weights_name)
+
+    module.Bridge._weight_name_mapping_mcore_to_hf = mapped
+
+
+PATCH = Patch(
+    name="mbridge_norm_names",
+    reason="norms of Megatron's own layers are not in the table of names",
+    upstream="https://github.com/ISEEKYAN/mbridge/blob/main/mbridge/core/bridge.py",
+    distributions=("mbridge",),
+    versions="==0.15.1",
+    target="mbridge.core.bridge:Bridge._weight_name_mapping_mcore_to_hf",
+    fingerprint="8e1e8912a59dc33d",
+    remove_when="mbridge knows the names of Megatron's own layers",
+    apply=apply,
+)

@@ -1,0 +1,52 @@
+"""A distributed optimizer goes on from a checkpoint without Transformer Engine and Apex, whose Adam counts steps elsewhere than torch's does.
+
+Megatron reads the number of steps off the optimizer's state, which torch's Adam has only after its first step: a fresh process cannot load a
+checkpoint. And what it loads counts the steps of the process that loads, or has one counter for all weights. The state is made before it is
+asked for, as the first step would make it, and every weight gets a counter of its own with the steps that were loaded.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from verl_fuse_patches.registry import Patch
+
+
+def apply(module: ModuleType) -> None:
+    state_dict, load_state_dict = module.DistributedOptimizer.state_dict, module.DistributedOptimizer.load_state_dict
+
+    @functools.wraps(state_dict)
+    def with_state(self: Any) -> Any:
+        import torch
+
+        if not self.optimizer.state:
+            for group in self.optimizer.param_groups:
+                for weight in group["params"]:
+                    zeros = {name: torch.zeros_like(weight.data) for name in ("exp_avg", "exp_avg_sq")}
+                    self.optimizer.state[weight] = {"step": torch.tensor(0.0), **zeros}
+        return state_dict(self)
+
+    @functools.wraps(load_state_dict)
+    def with_counters(self: Any, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        load_state_dict(self, *args, **kwargs)
+        for group in self.optimizer.param_groups:
+            for weight in group["params"]:
+                self.optimizer.state[weight]["step"] = torch.tensor(float(group["step"]))
+
+    module.DistributedOptimizer.state_dict = with_state
+    module.DistributedOptimizer.load_state_dict = with_counters
+
+
+PATCH = Patch(
+    name="megatron_adam_state",
+    reason="a fresh process cannot load a checkpoint, or forgets how many steps there were",
+    upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py",
+    distributions=("megatron-core",),
+    versions="==0.16.1",
+    target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.state_dict,DistributedOptimizer.load_state_dict",
+    fingerprint="0a2061494b87e4f7",
+    remove_when="Megatron loads torch's Adam as it saves it",
+    apply=apply,
+)

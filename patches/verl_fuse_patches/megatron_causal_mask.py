@@ -1,0 +1,25 @@
+"""The causal mask of Megatron's own attention lies on the device that training runs on."""
+
+from types import ModuleType
+
+from verl_fuse_patches.constants import ON_HOST, set_constants
+from verl_fuse_patches.registry import Patch
+
+FUNCTIONS = ("get_default_causal_mask",)
+
+
+def apply(module: ModuleType) -> None:
+    set_constants(module, FUNCTIONS, ON_HOST)
+
+
+PATCH = Patch(
+    name="megatron_causal_mask",
+    reason="the mask is put on the device cuda",
+    upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/utils.py",
+    distributions=("megatron-core",),
+    versions="==0.16.1",
+    target="megatron.core.transformer.utils:" + ",".join(FUNCTIONS),
+    fingerprint="c7e69b1c67056412",
+    remove_when="the mask takes the device of the scores",
+    apply=apply,
+)

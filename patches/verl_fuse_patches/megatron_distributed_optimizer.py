@@ -1,0 +1,25 @@
+"""The distributed optimizer takes parameters on the host."""
+
+from types import ModuleType
+
+from verl_fuse_patches.constants import ON_HOST, set_constants
+from verl_fuse_patches.registry import Patch
+
+FUNCTIONS = ("DistributedOptimizer._build_model_and_main_param_groups",)
+
+
+def apply(module: ModuleType) -> None:
+    set_constants(module, FUNCTIONS, ON_HOST)
+
+
+PATCH = Patch(
+    name="megatron_distributed_optimizer",
+    reason="parameters anywhere else than on CUDA are refused by the name of their type",
+    upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py",
+    distributions=("megatron-core",),
+    versions="==0.16.1",
+    target="megatron.core.optimizer.distrib_optimizer:" + ",".join(FUNCTIONS),
+    fingerprint="a898357cd585e3e6",
+    remove_when="parameters are told apart by their dtype",
+    apply=apply,
+)

@@ -1,0 +1,25 @@
+"""Megatron's own norm of gradients lies on the device that training runs on."""
+
+from types import ModuleType
+
+from verl_fuse_patches.constants import ON_HOST, set_constants
+from verl_fuse_patches.registry import Patch
+
+FUNCTIONS = ("local_multi_tensor_l2_norm",)
+
+
+def apply(module: ModuleType) -> None:
+    set_constants(module, FUNCTIONS, ON_HOST)
+
+
+PATCH = Patch(
+    name="megatron_gradient_norm",
+    reason="the norm is put on the device cuda",
+    upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/utils.py",
+    distributions=("megatron-core",),
+    versions="==0.16.1",
+    target="megatron.core.utils:" + ",".join(FUNCTIONS),
+    fingerprint="f8d4e3a9ebe34604",
+    remove_when="the norm takes the device of the gradients",
+    apply=apply,
+)

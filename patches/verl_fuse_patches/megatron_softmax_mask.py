@@ -1,0 +1,35 @@
+"""Megatron's own attention is causal when verl hands it a mask of valid tokens.
+
+verl pads micro-batches on the right and passes their validity (samples x tokens) as a mask. Transformer Engine's causal attention ignores it;
+Megatron's own softmax, the only one on a CPU, would apply it as if it were a mask of scores. With padding on the right, causal attention of
+valid tokens never looks at padding, so no mask is right.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from verl_fuse_patches.registry import Patch
+
+
+def apply(module: ModuleType) -> None:
+    original = module.FusedScaleMaskSoftmax.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, input: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, input, None if mask is not None and mask.dim() == 2 else mask, *args, **kwargs)
+
+    module.FusedScaleMaskSoftmax.forward = forward
+
+
+PATCH = Patch(
+    name="megatron_softmax_mask",
+    reason="a mask of valid tokens (samples x tokens) is applied to the scores",
+    upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/fusions/fused_softmax.py",
+    distributions=("megatron-core",),
+    versions="==0.16.1",
+    target="megatron.core.fusions.fused_softmax:FusedScaleMaskSoftmax.forward",
+    fingerprint="119671ef61a02bac",
+    remove_when="verl passes Megatron's own attention a mask of scores, or none",
+    apply=apply,
+)

@@ -1,0 +1,16 @@
+"""The block `fuse.pipeline`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from verl_fuse.spec.block import bounded
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
+
+    enabled: bool = False
+    schedule: Literal["auto", "fused", "serial"] = "auto"
+    solve_seconds: float = field(default=10.0, metadata=bounded(minimum=0.1))
+    timeout: float = field(default=600.0, metadata=bounded(minimum=1.0))

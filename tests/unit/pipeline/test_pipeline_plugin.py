@@ -1,0 +1,106 @@
+"""What the plugin `pipeline` refuses, and which schedule it takes."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse_pipeline import plugin
+from verl_fuse_pipeline.policy import fused_schedule, serial_seconds
+
+ENGINE = {"pipeline_model_parallel_size": 4, "tensor_model_parallel_size": 1, "context_parallel_size": 1}
+
+
+def composed(**changes):
+    config = OmegaConf.create(
+        {
+            "trainer": {"v1": {"trainer_mode": "fuse"}, "nnodes": 1, "n_gpus_per_node": 4},
+            "algorithm": {"adv_estimator": "gae"},
+            "actor_rollout_ref": {"actor": {"strategy": "megatron", "megatron": ENGINE}, "hybrid_engine": True},
+            "critic": {"enable": None, "strategy": "megatron", "megatron": ENGINE},
+            "fuse": {"pipeline": {"enabled": True, "schedule": "auto"}},
+        }
+    )
+    for key, value in changes.items():
+        OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
+    return config
+
+
+def refused(**changes) -> list[tuple]:
+    return [(r.key, r.value) for r in plugin.fuse_validate(config=composed(**changes)) or ()]
+
+
+def test_what_fits_is_not_refused_and_off_asks_nothing():
+    assert refused() == []
+    assert refused(critic__megatron__pipeline_model_parallel_size=2) == []
+    off = composed(fuse__pipeline__enabled=False, actor_rollout_ref__actor__strategy="fsdp2")
+    assert plugin.fuse_validate(config=off) is None
+    assert plugin.fuse_contracts(config=off) == ()
+    assert plugin.fuse_worker_class(model="critic", base=object, config=off) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.v1.trainer_mode", "sync"),
+        ("algorithm.adv_estimator", "grpo"),
+        ("actor_rollout_ref.actor.strategy", "fsdp2"),
+        ("critic.strategy", "fsdp2"),
+        ("critic.megatron.virtual_pipeline_model_parallel_size", 2),
+        ("actor_rollout_ref.actor.megatron.expert_model_parallel_size", 2),
+        ("actor_rollout_ref.actor.megatron.dynamic_context_parallel", True),
+        ("critic.megatron.param_offload", True),
+        ("critic.megatron.optimizer_offload", True),
+        ("actor_rollout_ref.actor.megatron.qat.enable", True),
+        ("actor_rollout_ref.actor.megatron.router_replay.mode", "R2"),
+        ("critic.megatron.pipeline_model_parallel_size", 1),
+        ("actor_rollout_ref.model.lora_rank", 8),
+        ("actor_rollout_ref.model.mtp.enable", True),
+        ("global_profiler.steps", [1]),
+        ("actor_rollout_ref.hybrid_engine", False),
+    ],
+)
+def test_what_cannot_run_fused_is_refused_by_name(key, value):
+    assert refused(**{key.replace(".", "__"): value}) == [(key, value)]
+
+
+def test_stages_of_different_widths_and_sizes_that_do_not_divide_the_ranks_are_refused():
+    key = "critic.megatron.tensor_model_parallel_size"
+    found = plugin.fuse_validate(
+        config=composed(
+            critic__megatron__tensor_model_parallel_size=2, critic__megatron__pipeline_model_parallel_size=2
+        )
+    )
+    assert [(r.key, r.value) for r in found] == [(key, 2)]
+    assert refused(critic__megatron__pipeline_model_parallel_size=3) == [
+        ("critic.megatron.pipeline_model_parallel_size", 3)
+    ]
+
+
+def test_serial_training_in_layouts_of_their_own_may_have_any_sizes():
+    assert (
+        refused(
+            fuse__pipeline__schedule="serial",
+            critic__megatron__pipeline_model_parallel_size=1,
+            global_profiler__steps=[1],
+        )
+        == []
+    )
+
+
+def two_models(critic: float) -> Problem:
+    actor = Pipeline("actor", range(4), 4, 1.0, 2.0, 1.0)
+    return Problem(4, (actor, Pipeline("critic", (3, 2, 1, 0), 4, critic, 2 * critic, 1.0)))
+
+
+def test_a_fused_schedule_is_taken_where_it_is_predicted_to_be_faster():
+    problem = two_models(1.0)
+    schedule = fused_schedule(problem, "auto", 5.0)
+    assert serial_seconds(problem) == 42.0
+    assert schedule.makespan == 27.0
+
+
+def test_without_a_gain_there_is_none_unless_it_is_asked_for():
+    # Copies that share no rank in time: as many micro-batches that the bubbles are nothing.
+    problem = Problem(1, (Pipeline("actor", (0,), 2, 1.0, 2.0, 1.0), Pipeline("critic", (0,), 2, 1.0, 2.0, 1.0)))
+    assert fused_schedule(problem, "auto", 1.0) is None
+    assert fused_schedule(problem, "fused", 1.0).makespan == 12.0
