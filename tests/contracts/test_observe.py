@@ -1,6 +1,7 @@
 """The built-in plugin `observe`, driven through its hooks as the trainer drives it."""
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from verl_fuse.spec.step import Event, EventKind, RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse_observe import plugin
 from verl_fuse_observe.config import ObserveConfig
+from verl_fuse_observe.writer import StepWriter
 
 README = Path(plugin.__file__).with_name("README.md")
 
@@ -181,6 +183,7 @@ def test_options_reach_the_files(start: Callable[..., Emit], tmp_path: Path):
     emit = start(html=False, perfetto=False, keep_steps=1)
     for step in (1, 2):
         emit("step_end", step, 14.0, timeline=timeline(step))
+    emit("train_end", 2)
     assert sorted(path.name for path in (tmp_path / "timeline").iterdir()) == ["step_000002.json", "steps.json"]
     assert not (tmp_path / "timeline.html").exists()
 
@@ -199,8 +202,32 @@ def test_a_step_that_cannot_be_written_is_said_and_counted(
     (tmp_path / "timeline").rmdir()
     (tmp_path / "timeline").write_text("in the way")
     emit("step_end", 1, 14.0, timeline=timeline())
-    assert "verl-fuse: timeline of step 1 not written to" in capsys.readouterr().out
     assert hook.fuse_metrics(timeline=timeline())[0]["fuse/timeline_write_failures"] == 1.0
+    assert "verl-fuse: timeline of step 1 not written to" in capsys.readouterr().out
+
+
+def test_the_next_step_does_not_wait_for_the_pages_of_the_last(tmp_path: Path):
+    written, may_write = [], threading.Event()
+
+    def record(timeline: Timeline) -> None:
+        assert may_write.wait(60)
+        written.append(timeline.step)
+
+    writer = StepWriter(tmp_path, record)
+    writer.write(timeline(1))
+    assert written == []
+    may_write.set()
+    writer.write(timeline(2))
+    assert writer.settle() == 0
+    assert written == [1, 2]
+
+
+def test_a_fault_in_the_index_reaches_the_driver(start: Callable[..., Emit], tmp_path: Path):
+    emit = start()
+    (tmp_path / "timeline/steps.json").write_text("[1]")
+    emit("step_end", 1, 14.0, timeline=timeline())
+    with pytest.raises(FuseError, match=r"steps\.json: .*move it away"):
+        emit("step_end", 2, 28.0, timeline=timeline(2))
 
 
 def test_events_before_setup_are_a_fault(hook: Any):

@@ -1,0 +1,5 @@
+"""A/B regression: stock verl against verl-fuse installed but off, observing, and streaming."""
+
+from ci.upstream.ab.command import main
+
+__all__ = ["main"]

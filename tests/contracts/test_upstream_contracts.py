@@ -1,0 +1,289 @@
+"""Everything we use of upstream is under contract, and what is installed keeps every contract. Reads source only."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+import upstream_use as use
+from omegaconf import OmegaConf
+
+from verl_fuse import plugins
+from verl_fuse.host.compat.seams import PACKAGES, host_seams, judge_all, plugin_seams
+from verl_fuse.host.compat.signature import read_signature
+from verl_fuse.host.compat.source import NotFound, SourceTree
+from verl_fuse.host.versions import installed
+from verl_fuse.spec.contract import Attribute, Class, Code, ConfigGroup, ConfigKey, Decorator, Function, label
+from verl_fuse_cpu import checks
+from verl_fuse_cpu import plugin as cpu
+from verl_fuse_interstage import plugin as interstage
+from verl_fuse_pipeline import plugin as pipeline
+
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in PACKAGES),
+    reason="verl, TransferQueue or vLLM is not installed",
+)
+
+REPO = Path(__file__).resolve().parents[2]
+SOURCES = use.sources(
+    *(
+        REPO / folder
+        for folder in (
+            "verl_fuse/host",
+            "verl_fuse/cli",
+            "plugins/verl_fuse_cpu",
+            "plugins/verl_fuse_pipeline",
+            "patches/verl_fuse_patches",
+        )
+    )
+)
+BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
+MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
+REPLICA = "verl.workers.rollout.replica:RolloutReplica"
+VLLM_REPLICA = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMReplica"
+OUTPUT = "verl.workers.rollout.replica:TokenOutput"
+META = "transfer_queue:KVBatchMeta"
+MEGATRON = "verl.workers.engine.megatron.transformer_impl:MegatronEngine"
+# What the names of a module hold where an annotation does not say so: upstream's class.
+HOLDS = {
+    "host/rollout_watch.py": {"buffer": BUFFER, "self._buffer": BUFFER, "b": BUFFER},
+    "host/watchdog.py": {
+        "manager": MANAGER,
+        "manager.actor_wg": "verl.single_controller.ray.base:RayWorkerGroup",
+        "replica": REPLICA,
+        "actor": "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer",
+    },
+    "host/trainer.py": {
+        "manager": "verl.workers.rollout.llm_server:LLMServerManager",
+        "replica": REPLICA,
+        "batch": META,
+    },
+    "host/dispatch.py": {"worker_group": "verl.single_controller.base.worker_group:WorkerGroup"},
+    "host/assembly.py": {"trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer"},
+    "host/slices.py": {"batch": META},
+    "host/slice_worker.py": {
+        "self.ref": "verl.workers.engine_workers:TrainingWorker",
+        "model": "verl.workers.engine_workers:TrainingWorker",
+        "critic": "verl.workers.config:CriticConfig",
+    },
+    "host/weights.py": {"engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"},
+    "host/inference.py": {"batch": META, "part": META, "done": META},
+    "host/completeness.py": {"batch": META},
+    "host/rows.py": {"batch": META},
+    "host/client.py": {"output": OUTPUT},
+    "host/resume.py": {"part": OUTPUT, "first": OUTPUT, "last": OUTPUT},
+    "host/replicas.py": {
+        "manager": "verl.workers.rollout.llm_server:LLMServerManager",
+        "self._checkpoints": MANAGER,
+        "self._balancer": "verl.workers.rollout.router:GlobalRequestLoadBalancer",
+        "replica": VLLM_REPLICA,
+        "self._replicas[rank]": VLLM_REPLICA,
+        "server": "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer",
+    },
+    "host/stages.py": {
+        "engine": "verl.workers.config:EngineConfig",
+        "omega_conf_to_dataclass(config.critic)": "verl.workers.config:CriticConfig",
+        "data": "verl.protocol:DataProto",
+    },
+    "megatron/engine.py": {"engine_config": "verl.workers.config:McoreEngineConfig"},
+    "megatron/fusion.py": {"engine": MEGATRON, "engine.engine_config": "verl.workers.config:McoreEngineConfig"},
+    "megatron/messages.py": {
+        "engine_config": "verl.workers.config:McoreEngineConfig",
+        "model_config": "megatron.core.transformer.transformer_config:TransformerConfig",
+    },
+    "megatron/lane.py": {"self._config": "megatron.core.transformer.transformer_config:TransformerConfig"},
+    "host/fused_update.py": {
+        "trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
+        "critic": "verl.single_controller.ray.base:RayWorkerGroup",
+    },
+    "host/worker.py": {"self": "verl.workers.engine_workers:ActorRolloutRefWorker"},
+}
+# Attributes of those names that are not the class's own.
+OTHERS = {
+    "host/watchdog.py": {("actor", "__ray_call__")},
+    "host/dispatch.py": {("worker_group", "_query_dispatch_info")},
+    "host/assembly.py": {("trainer", "recorder"), ("trainer", "settings")},
+    "megatron/fusion.py": {("engine", "view")},
+    "host/fused_update.py": {("critic", "fused_update")},
+}
+
+
+@pytest.fixture(scope="module")
+def tree() -> SourceTree:
+    return SourceTree.installed(*PACKAGES)
+
+
+@pytest.fixture(scope="module")
+def contracts() -> list:
+    return [seam.contract for seam in (*host_seams(), *plugin_seams(plugins.load(), None))]
+
+
+@pytest.fixture(scope="module")
+def covered(tree: SourceTree, contracts) -> dict[ast.stmt, list]:
+    """Definition -> the contracts about it or about a member of it."""
+    found: dict[ast.stmt, list] = {}
+    for contract in contracts:
+        if isinstance(contract, Function | Class | Attribute | Decorator | Code):
+            module, _, names = contract.target.partition(":")
+            for name in names.split(","):
+                for target in {f"{module}:{name}", f"{module}:{name.split('.')[0]}"}:
+                    found.setdefault(tree.find(target).node, []).append(contract)
+    return found
+
+
+def test_what_is_installed_keeps_every_contract(tree: SourceTree):
+    if installed("verl") != "0.9.1":
+        pytest.skip("the contracts were read at verl 0.9.1")
+    verdicts = judge_all([*host_seams(), *plugin_seams(plugins.load(), None)], tree)
+    assert {label(v.seam.contract): [p.text for p in v.problems] for v in verdicts if v.problems} == {}
+    assert len(verdicts) > 200
+    assert not any(verdict.absent for verdict in verdicts)
+
+
+def test_no_contract_is_declared_twice(contracts):
+    assert sorted(set(map(repr, contracts))) == sorted(map(repr, contracts))
+
+
+@pytest.mark.parametrize("file", SOURCES)
+def test_what_a_module_imports_is_under_contract(file: str, tree: SourceTree, covered):
+    missing = [target for target in use.uses(SOURCES[file]) if tree.find(target).node not in covered]
+    assert missing == []
+
+
+@pytest.mark.parametrize("file", [file for file in SOURCES if any(use.subclasses(SOURCES[file]))])
+def test_what_a_subclass_overrides_is_under_contract_with_its_body(file: str, tree: SourceTree, covered):
+    for cls, base in use.subclasses(SOURCES[file]):
+        found = list(use.overrides(cls, base, tree))
+        assert found
+        for override in found:
+            of_it = covered.get(tree.find(override.target).node, [])
+            functions = [contract for contract in of_it if isinstance(contract, Function)]
+            if functions:
+                assert all(contract.body and contract.closed is not override.open for contract in functions), (
+                    override.target
+                )
+            else:
+                # A property in place of an instance attribute.
+                assert any(isinstance(contract, Attribute) for contract in of_it), override.target
+
+
+@pytest.mark.parametrize("file", [file for file in SOURCES if any(use.subclasses(SOURCES[file]))])
+def test_what_a_subclass_inherits_is_under_contract(file: str, tree: SourceTree, covered):
+    for cls, base in use.subclasses(SOURCES[file]):
+        missing = [target for target in use.inherited(cls, base) if tree.find(target).node not in covered]
+        assert missing == []
+
+
+@pytest.mark.parametrize("file", HOLDS)
+def test_what_is_taken_of_upstream_objects_is_under_contract(file: str, tree: SourceTree, covered):
+    taken = {(owner, name) for owner, name in use.attributes(SOURCES[file]) if owner in HOLDS[file]} - OTHERS.get(
+        file, set()
+    )
+    assert taken
+    missing = []
+    for owner, name in sorted(taken):
+        try:
+            if tree.find(f"{HOLDS[file][owner]}.{name}").node not in covered:
+                missing.append((owner, name))
+        except NotFound:
+            missing.append((owner, name))
+    assert missing == []
+
+
+def test_wrapped_worker_methods_are_under_contract_with_their_dispatch(contracts):
+    worker = importlib.import_module("verl_fuse.host.worker")
+    classes = {"actor": "ActorRolloutRefWorker", "critic": "TrainingWorker"}
+    for role, methods in worker.METHODS.items():
+        for method in methods:
+            target = f"verl.workers.engine_workers:{classes[role]}.{method}"
+            kinds = {type(contract) for contract in contracts if getattr(contract, "target", None) == target}
+            assert kinds == {Function, Decorator}, target
+
+
+@pytest.mark.parametrize("file", SOURCES)
+def test_modules_named_in_strings_are_under_contract(file: str, contracts):
+    about = " ".join(map(label, contracts))
+    entry_points = "_entry_points(group='verl.plugins')"
+    assert any(isinstance(contract, Attribute) and contract.value == entry_points for contract in contracts)
+    named = set(use.module_strings(SOURCES[file])) - {*PACKAGES, "verl.plugins", "verl.trainer.config"}
+    assert [text for text in named if f"{text}:" not in about and f"{text}." not in about] == []
+
+
+def keys_under_contract(contracts) -> dict[str, ConfigKey]:
+    """Absolute configuration keys: the key of each file behind the place where verl's defaults lists put its folder."""
+    places: dict[str, set[str]] = {"": {""}}
+    # The root's list first: those of its parts build on it.
+    for group in sorted((c for c in contracts if isinstance(c, ConfigGroup)), key=lambda group: group.file.count("/")):
+        folder, _, place = group.entry.split(":")[0].removeprefix("../").partition("@")
+        outer = places[folder_of(group.file)]
+        places.setdefault(folder, set()).update(f"{before}{place}." for before in outer)
+    return {
+        place + contract.key: contract
+        for contract in contracts
+        if isinstance(contract, ConfigKey)
+        for place in places[folder_of(contract.file)]
+    }
+
+
+def folder_of(file: str) -> str:
+    return file.removeprefix("verl/trainer/config/").rpartition("/")[0]
+
+
+def not_covered(keys, contracts) -> list[str]:
+    ours = keys_under_contract(contracts)
+    below = [f"{known}." for known, contract in ours.items() if contract.default in (dict, object)]
+    return sorted(
+        key
+        for key in keys
+        if not any(f"{known}.".startswith(f"{key}.") for known in ours) and not key.startswith(tuple(below))
+    )
+
+
+@pytest.mark.parametrize("file", [file for file in SOURCES if file.startswith(("host/", "cli/"))])
+def test_configuration_keys_read_by_the_host_are_under_contract(file: str, contracts):
+    keys = {key for key in use.config_keys(SOURCES[file]) if not key.startswith("fuse")} - {"get"}
+    assert not_covered(keys, contracts) == []
+
+
+def test_configuration_keys_read_by_plugins_are_under_contract(tree: SourceTree, contracts, monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    composed = OmegaConf.load(tree.roots["verl"] / "trainer/config/_generated_ppo_trainer.yaml")
+    asked: set[str] = set()
+    select = OmegaConf.select
+
+    def recording(config, key: str, **options):
+        asked.add(key)
+        return select(config, key, **options)
+
+    monkeypatch.setattr(OmegaConf, "select", recording)
+    for change in ({}, {"actor_rollout_ref": {"hybrid_engine": False, "actor": {"use_kl_loss": True}}}):
+        block = {"enabled": True, "layout": "slices", "migration_threshold": 4}
+        config = OmegaConf.merge(composed, change, {"fuse": {"interstage": block, "pipeline": {"enabled": True}}})
+        assert cpu.fuse_validate(config=config)
+        interstage.fuse_validate(config=config)
+        assert pipeline.fuse_validate(config=config)
+    # Some keys are in no YAML file, only fields of verl's dataclasses.
+    fields = {
+        c.target.rpartition(".")[2]
+        for c in contracts
+        if isinstance(c, Attribute) and c.target.startswith("verl.workers.config:")
+    }
+    keys = {key for key in asked if not key.startswith("fuse.") and not fields & set(key.split("."))}
+    assert {"critic.strategy", "actor_rollout_ref.ref.strategy", "trainer.v1.sampler.custom_sampler.path"} <= keys
+    assert not_covered(keys, contracts) == []
+    assert len(checks.CHECKS) == 10
+
+
+def test_signatures_of_contracts_can_be_read(contracts):
+    for contract in contracts:
+        if isinstance(contract, Function):
+            read_signature(contract.signature)
+
+
+def test_the_cpu_plugin_rests_on_nothing_where_it_is_not_active(monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    assert cpu.fuse_contracts(config={}) == ()
+    assert {contract.patch for contract in cpu.fuse_contracts(config=None) if isinstance(contract, Code)} >= {
+        "gloo_backend"
+    }
+    assert interstage.fuse_contracts(config={}) == interstage.fuse_contracts(config=None)

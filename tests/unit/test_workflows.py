@@ -1,0 +1,108 @@
+"""What the workflows run exists: make targets, modules, files, and the arguments they are given."""
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ci.upstream.__main__ import COMMANDS
+from ci.upstream.ab.command import parse
+
+WORKFLOWS = Path(__file__).resolve().parents[2] / ".github/workflows"
+# Tools of the runner itself.
+SHELL = {"git", "test"}
+
+
+def load(path: Path) -> dict:
+    return yaml.safe_load(path.read_text())
+
+
+def commands(path: Path) -> Iterator[str]:
+    """Every line that a workflow runs, continued lines joined."""
+    for job in load(path)["jobs"].values():
+        for step in job["steps"]:
+            yield from step.get("run", "").replace("\\\n", " ").splitlines()
+
+
+def problem(command: str, repo: Path) -> str | None:
+    """What of the command is not there, or None."""
+    program, *rest = shlex.split(command)
+    if program == "make":
+        return make_problem(rest, (repo / "Makefile").read_text())
+    if program == ".venv/bin/python":
+        module = rest[rest.index("-m") + 1]
+        if importlib.util.find_spec(module) is None:
+            return f"no module {module}"
+        missing = [word for word in rest if word.startswith("tests/") and not (repo / word).exists()]
+        return f"no {missing}" if missing else None
+    if program in SHELL or program == ".venv/bin/verl-fuse" or (repo / program).exists():
+        return None
+    return f"no {program}"
+
+
+def make_problem(words: list[str], makefile: str) -> str | None:
+    targets = [word for word in words if "=" not in word]
+    missing = [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)]
+    if missing:
+        return f"no target {missing}"
+    for variable, value in (word.split("=", 1) for word in words if "=" in word):
+        if f"$({variable})" not in makefile:
+            return f"no target uses {variable}"
+        if variable == "UPSTREAM":
+            name, *arguments = value.split()
+            if name not in COMMANDS:
+                return f"no command {name}"
+            if name == "ab":
+                parse(arguments)
+    return None
+
+
+@pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.stem)
+def test_everything_a_workflow_runs_exists(path: Path, repo: Path):
+    assert {command: fault for command in commands(path) if (fault := problem(command, repo))} == {}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make nosuch",
+        "make test NOSUCH=1",
+        "make upstream UPSTREAM=nosuch",
+        ".venv/bin/python -m nosuch",
+        ".venv/bin/python -m pytest tests/nosuch.py",
+        "ci/nosuch",
+    ],
+)
+def test_what_does_not_exist_is_found(command: str, repo: Path):
+    assert problem(command, repo)
+
+
+def test_each_workflow_starts_when_it_should():
+    # PyYAML reads the key `on` as true.
+    starts = {path.stem: load(path)[True] for path in WORKFLOWS.glob("*.yml")}
+    assert starts == {
+        "ci": {"push": {"branches": ["main"]}, "pull_request": None},
+        "nightly": {"schedule": [{"cron": "17 2 * * *"}], "workflow_dispatch": None},
+        "canary": {"schedule": [{"cron": "43 3 * * 1"}], "workflow_dispatch": None},
+        "release": {"push": {"tags": ["v*"]}},
+    }
+
+
+def test_every_workflow_may_only_read():
+    for path in WORKFLOWS.glob("*.yml"):
+        workflow = load(path)
+        assert workflow["permissions"] == {"contents": "read"}, path
+        more = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
+        assert more == ({"publish": {"id-token": "write"}} if path.stem == "release" else {}), path
+
+
+def test_reports_are_uploaded_from_where_they_are_written():
+    for name in ("nightly", "canary"):
+        for job in load(WORKFLOWS / f"{name}.yml")["jobs"].values():
+            (upload,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/upload-artifact")]
+            assert upload["with"]["path"] == f"{parse([]).output}/"
+            assert upload["if"] == "${{ !cancelled() }}"

@@ -1,0 +1,39 @@
+"""`verl-fuse doctor --patches`: where each runtime patch stands in this environment."""
+
+import json
+import subprocess
+import sys
+
+from rich.table import Table
+from rich.text import Text
+
+from verl_fuse.errors import FuseError
+from verl_fuse_patches import registry
+from verl_fuse_patches.registry import PatchStatus
+
+STYLES = {"applied": "green", "refused": "bold red", "pending": "yellow"}
+# A fresh process as verl would find it: its entry points install the patches if this platform asks for them.
+_PROGRAM = "import dataclasses, json, verl; from verl_fuse_patches.registry import settle; print(json.dumps([dataclasses.asdict(s) for s in settle()]))"
+
+
+def examine() -> list[PatchStatus]:
+    """Import in a fresh process what the patches wait for, and return where each stands; a FuseError carries its last words."""
+    process = subprocess.run([sys.executable, "-W", "ignore", "-c", _PROGRAM], capture_output=True, text=True)
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise FuseError(f"importing what is patched failed: {last}")
+    return [PatchStatus(**status) for status in json.loads(process.stdout.splitlines()[-1])]
+
+
+def table(statuses: list[PatchStatus]) -> Table:
+    """One row per patch; why it is refused, or when it can go, stands under what it patches."""
+    report = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("", "patch", "of"):
+        report.add_column(column, overflow="fold")
+    for status in statuses:
+        patch = registry.load(status.name)
+        note = status.detail or f"until {patch.remove_when} ({patch.upstream})"
+        report.add_row(
+            Text(status.state, style=STYLES.get(status.state, "")), patch.name, Text(f"{patch.target}\n{note}")
+        )
+    return report

@@ -1,0 +1,219 @@
+"""Finds definitions in the source of installed or unpacked packages, without importing anything of them.
+
+Invariants (tests/unit/host/test_compat_source.py):
+- a name is found where it is defined, through re-exports (`from .x import y`) and, for members, through base classes;
+- of several definitions the last one counts, as it does in Python;
+- each file is read and parsed once.
+"""
+
+import ast
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+from verl_fuse.errors import FuseError
+
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+_BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+# The C loader is ten times faster; it comes with PyYAML's wheels.
+_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class NotFound(FuseError):
+    """What is looked for is not in the source."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A definition and the module it stands in."""
+
+    module: str
+    node: ast.stmt
+
+
+class SourceTree:
+    """Packages by their folders, e.g. {"verl": Path(".../site-packages/verl")}."""
+
+    def __init__(self, roots: Mapping[str, Path], parse: Callable[[str], ast.Module] = ast.parse):
+        self.roots = dict(roots)
+        self._parse = parse
+        self._modules: dict[str, ast.Module] = {}
+        self._yaml: dict[str, Any] = {}
+
+    @classmethod
+    def installed(cls, *packages: str) -> "SourceTree":
+        """Those of the given top-level packages that are installed here."""
+        specs = {package: importlib.util.find_spec(package) for package in packages}
+        folders = {name: list(spec.submodule_search_locations or ()) for name, spec in specs.items() if spec}
+        return cls({name: Path(found[0]) for name, found in folders.items() if found})
+
+    def path(self, module: str) -> Path:
+        """The file of a module."""
+        top, *rest = module.split(".")
+        if top in self.roots:
+            stem = self.roots[top].joinpath(*rest)
+            for candidate in (stem / "__init__.py", *([stem.with_suffix(".py")] if rest else [])):
+                if candidate.is_file():
+                    return candidate
+        raise NotFound(f"there is no module {module}")
+
+    def module(self, module: str) -> ast.Module:
+        """The syntax tree of a module."""
+        if module not in self._modules:
+            self._modules[module] = self._parsed(self.path(module))
+        return self._modules[module]
+
+    def modules_with(self, package: str, word: str) -> Iterator[tuple[str, ast.Module]]:
+        """Every module of a package whose text contains `word`."""
+        root = self.roots[package]
+        for path in sorted(root.rglob("*.py")):
+            if word.encode() in path.read_bytes():
+                parts = path.relative_to(root).with_suffix("").parts
+                name = ".".join((package, *(parts[:-1] if parts[-1] == "__init__" else parts)))
+                yield name, self.module(name)
+
+    def yaml(self, file: str) -> Any:
+        """The content of a YAML file "package/folder/name.yaml"."""
+        if file not in self._yaml:
+            top, _, rest = file.partition("/")
+            path = self.roots[top] / rest
+            if not path.is_file():
+                raise NotFound(f"there is no file {file}")
+            try:
+                self._yaml[file] = yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML_LOADER)
+            except (yaml.YAMLError, ValueError) as error:
+                raise NotFound(f"{path} cannot be parsed: {error}") from error
+        return self._yaml[file]
+
+    def find(self, target: str) -> Found:
+        """The function, class or assignment behind "module:name" or "module:Class.member"."""
+        module, _, qualname = target.partition(":")
+        self.module(module)
+        name, *members = qualname.split(".")
+        found = self._global(module, name, set())
+        if found is None:
+            raise NotFound(f"{module} has no {name}")
+        for member in members:
+            inner = next(self._members(found, member), None)
+            if inner is None:
+                raise NotFound(f"{module}:{name} has no {member}")
+            found = inner
+        return found
+
+    def bases(self, found: Found) -> Iterator[Found]:
+        """The class itself, then its bases in these packages, at any depth."""
+        waiting, seen = [found], set()
+        while waiting:
+            owner = waiting.pop()
+            # A class that is named like its base finds itself.
+            if not isinstance(owner.node, ast.ClassDef) or owner.node in seen:
+                continue
+            seen.add(owner.node)
+            yield owner
+            parents = (self._global(owner.module, _name(base), set()) for base in reversed(owner.node.bases))
+            waiting += filter(None, parents)
+
+    def text(self, found: Found) -> str:
+        """The source lines of a definition, decorators included."""
+        first = min([found.node.lineno, *(node.lineno for node in getattr(found.node, "decorator_list", []))])
+        lines = self.path(found.module).read_text(encoding="utf-8").splitlines(keepends=True)
+        return "".join(lines[first - 1 : found.node.end_lineno])
+
+    def _parsed(self, path: Path) -> ast.Module:
+        try:
+            return self._parse(path.read_text(encoding="utf-8"))
+        # A ValueError: it is not UTF-8.
+        except (SyntaxError, ValueError) as error:
+            raise NotFound(f"{path} cannot be parsed: {error}") from error
+
+    def _global(self, module: str, name: str, seen: set[tuple[str, str]]) -> Found | None:
+        if (module, name) in seen:
+            return None
+        seen.add((module, name))
+        try:
+            body = self.module(module).body
+        except NotFound:
+            return None
+        last: Found | None = None
+        for node in statements(body):
+            if _defines(node, name):
+                last = Found(module, node)
+            elif isinstance(node, ast.ImportFrom):
+                origin = _absolute(self, module, node)
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name or alias.name == "*":
+                        last = self._global(origin, name if alias.name == "*" else alias.name, seen) or last
+        return last
+
+    def _members(self, found: Found, member: str) -> Iterator[Found]:
+        for owner in self.bases(found):
+            assert isinstance(owner.node, ast.ClassDef)
+            last = None
+            for node in statements(owner.node.body):
+                if _defines(node, member):
+                    last = node
+            if last is not None:
+                yield Found(owner.module, last)
+            for method in statements(owner.node.body):
+                if isinstance(method, FunctionNode):
+                    yield from (Found(owner.module, node) for node in ast.walk(method) if _sets_on_self(node, member))  # type: ignore[arg-type]
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module or class, those in blocks such as `if`, `try` and `for` included."""
+    for node in body:
+        yield node
+        if isinstance(node, _BLOCKS):
+            for name in ("body", "orelse", "finalbody"):
+                yield from statements(getattr(node, name, []))
+            for handler in getattr(node, "handlers", []):
+                yield from statements(handler.body)
+
+
+def assigned(node: ast.AST) -> Iterator[ast.expr]:
+    """The targets of an assignment, tuples taken apart."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from getattr(target, "elts", [target])
+    elif isinstance(node, ast.AnnAssign):
+        yield node.target
+
+
+def _defines(node: ast.stmt, name: str) -> bool:
+    if isinstance(node, _DEFINITIONS):
+        return node.name == name and not any(
+            _name(mark) in ("setter", "deleter", "overload") for mark in node.decorator_list
+        )
+    return any(isinstance(target, ast.Name) and target.id == name for target in assigned(node))
+
+
+def _sets_on_self(node: ast.AST, member: str) -> bool:
+    return any(
+        isinstance(target, ast.Attribute) and target.attr == member and _name(target.value) == "self"
+        for target in assigned(node)
+    )
+
+
+def _name(node: ast.expr) -> str:
+    """The last name of an expression such as `a.b.C`, `C[int]` or `C(...)`."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=inner) | ast.Call(func=inner):
+            return _name(inner)
+        case _:
+            return ""
+
+
+def _absolute(tree: SourceTree, module: str, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    is_package = tree.path(module).name == "__init__.py"
+    parts = parts[: len(parts) - node.level + is_package]
+    return ".".join([*parts, *([node.module] if node.module else [])])

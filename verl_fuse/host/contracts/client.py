@@ -1,0 +1,29 @@
+"""The rollout client we subclass, and the answers it puts together (client.py, resume.py)."""
+
+from verl_fuse.spec.contract import Attribute, Class, Contract, Function, Registration
+
+CLIENT = "verl.workers.rollout.llm_server:LLMServerClient"
+REPLICA = "verl.workers.rollout.replica"
+
+CONTRACTS: tuple[Contract, ...] = (
+    Class(CLIENT),
+    Function(f"{CLIENT}.__init__", "(self, config, load_balancer_handle=None, **kwargs)", "6110f3b5533d5767"),
+    Function(f"{CLIENT}._acquire_server", "async (self, request_id, **extra)", "6e82070651cd295b"),
+    Function(
+        f"{CLIENT}.generate",
+        "async (self, request_id, *, prompt_ids, sampling_params, image_data=None, video_data=None, audio_data=None, mm_processor_kwargs=None, **kwargs)",
+        "5dbce4945e072869",
+    ),
+    Attribute(f"{CLIENT}.config"),
+    Attribute(f"{CLIENT}._load_balancer"),
+    Function("verl.utils:normalize_token_ids", "(tokenized_output)"),
+    Class(f"{REPLICA}:TokenOutput", ("BaseModel",), required=("token_ids",)),
+    Attribute(f"{REPLICA}:TokenOutput.token_ids"),
+    Attribute(f"{REPLICA}:TokenOutput.log_probs"),
+    Attribute(f"{REPLICA}:TokenOutput.routed_experts"),
+    Attribute(f"{REPLICA}:TokenOutput.stop_reason"),
+    Attribute(f"{REPLICA}:TokenOutput.num_preempted"),
+    Attribute(f"{REPLICA}:TokenOutput.extra_fields"),
+    Registration("verl.workers.rollout.replica", 'RolloutReplicaRegistry.register("vllm", _load_vllm)'),
+    Registration("verl.workers.rollout.replica", 'RolloutReplicaRegistry.register("sglang", _load_sglang)'),
+)

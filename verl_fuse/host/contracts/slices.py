@@ -1,0 +1,60 @@
+"""Worker groups of their own on a replica's devices, and the models in them (slices.py, slice_worker.py, weights.py, assembly.py)."""
+
+from verl_fuse.spec.contract import Attribute, Class, Contract, Decorator, Function
+
+EW = "verl.workers.engine_workers"
+RAY = "verl.single_controller.ray.base"
+FSDP = "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"
+BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
+
+CONTRACTS: tuple[Contract, ...] = (
+    # A world of its own on part of a pool.
+    Function(f"{RAY}:split_resource_pool", "(resource_pool, split_size)", "fc513bf2091c3461"),
+    Class(f"{RAY}:RayClassWithInitArgs", ("ClassWithInitArgs",)),
+    Function(f"{RAY}:RayClassWithInitArgs.__init__", "(self, cls, *args, **kwargs)", "92f682310acaa1d1"),
+    Function(
+        f"{RAY}:RayWorkerGroup.__init__",
+        "(self, resource_pool=None, ray_cls_with_init=None, bin_pack=True, name_prefix=None, detached=False, worker_names=None, worker_handles=None, ray_wait_register_center_timeout=300, **kwargs)",
+        "bbb6d1495f53ced4",
+    ),
+    Function(
+        f"{RAY}:RayWorkerGroup._init_with_subresource_pool",
+        "(self, resource_pool, ray_cls_with_init, bin_pack, detached, worker_env=None)",
+        "bc5b45751b6ee16b",
+    ),
+    Function(f"{RAY}:ResourcePoolManager.get_resource_pool", "(self, role)", "a2b427de130480af"),
+    Attribute(f"{BASE}.processor"),
+    Attribute(f"{BASE}.resource_pool_manager"),
+    Attribute("verl.workers.rollout.replica:RolloutReplica.world_size"),
+    Class("verl.single_controller.base.decorator:Dispatch", ("DynamicEnum",)),
+    # The reference model, and the same again for actor and critic.
+    Function(
+        f"{EW}:ActorRolloutRefWorker.__init__",
+        "(self, config, role, distillation_config=None, **kwargs)",
+        "0234aec960486ae8",
+    ),
+    Decorator(f"{EW}:ActorRolloutRefWorker.init_model", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
+    Attribute(f"{EW}:ActorRolloutRefWorker.ref"),
+    Attribute(f"{EW}:ActorRolloutRefWorker.actor"),
+    Function(f"{EW}:TrainingWorker.reset", "(self)", "f6bc0d111a3b2c99"),
+    Attribute(f"{EW}:TrainingWorker.config"),
+    Attribute(f"{EW}:TrainingWorker.engine"),
+    Class("verl.workers.config:TrainingWorkerConfig"),
+    Attribute("verl.workers.config:TrainingWorkerConfig.model_type"),
+    Attribute("verl.workers.config:TrainingWorkerConfig.model_config"),
+    Attribute("verl.workers.config:CriticConfig.model"),
+    # What a forward pass reads and leaves.
+    Attribute("transfer_queue:KVBatchMeta.fields"),
+    Function("verl.utils.tensordict_utils:assign_non_tensor", "(tensor_dict, **kwargs)"),
+    Function("verl.utils.tensordict_utils:get", "(tensordict, key, default=None)"),
+    Function("verl.workers.utils.padding:response_from_nested", "(tensor, response_mask)", "38284686ba46f31a"),
+    # Parameters.
+    Function("verl.utils.fsdp_utils:fsdp_version", "(model)"),
+    Function(
+        "verl.utils.fsdp_utils:get_fsdp_full_state_dict",
+        "(model, offload_to_cpu=True, rank0_only=True)",
+        "db3e931a0bbff10e",
+    ),
+    Function(f"{FSDP}.eval_mode", "(self, **kwargs)", "40eb6570fb4a74b5"),
+    Attribute(f"{FSDP}.module"),
+)

@@ -1,0 +1,109 @@
+"""The synchronous trainer we subclass: every method we override, the flow that calls them, and what we read of it (trainer.py)."""
+
+from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function
+
+V1 = "verl.trainer.ppo.v1"
+# Most of it is its base's; named through the class we subclass, so that an override put in between is noticed.
+TRAINER = "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync"
+MANAGER = "verl.workers.rollout.llm_server:LLMServerManager"
+PPO = "verl/trainer/config/ppo_trainer.yaml"
+ROLLOUT = "verl/trainer/config/rollout/rollout.yaml"
+
+CONTRACTS: tuple[Contract, ...] = (
+    Class(TRAINER, ("PPOTrainer",)),
+    # The flow.
+    Function(f"{TRAINER}.init", "(self)", "ef253f2d9a82ec2e"),
+    Function(f"{TRAINER}.fit", "(self, agent_loop_manager)", "cb5d3e22f19796ee", closed=True),
+    Function(f"{TRAINER}.step", "(self, metrics, timing_raw)", "04968e38c3b9bb82"),
+    Function(f"{TRAINER}._step_once", "(self, metrics, timing_raw, sample_batch_size)", "1c4476015b0086eb"),
+    Function(f"{TRAINER}._setup", "(self)", "b9f89222de4383c1", closed=True),
+    Function(f"{TRAINER}._submit_batch_to_rollout", "(self, batch)", "3ef7707849d1bb77"),
+    Function(f"{TRAINER}._get_required_batch_multiple", "(self, dp_size)", "1622664100322465"),
+    # What we override.
+    Function(f"{TRAINER}.__init__", "(self, config)", "9453b7ce4545725b", closed=True),
+    Function(f"{TRAINER}._build_replay_buffer", "(self)", "c4f7cc1598885873", closed=True),
+    Function(f"{TRAINER}._init_resource_pool_mgr", "(self)", "54a8f7e545198961", closed=True),
+    Function(f"{TRAINER}.get_llm_client", "(self)", "a06f6318f6dce485", closed=True),
+    Function(f"{TRAINER}.prepare_step", "(self)", "c0331cb723779112", closed=True),
+    Function(
+        f"{TRAINER}._balance_batch",
+        "(self, batch, metrics, logging_prefix='global_seqlen', keep_minibatch=False)",
+        "094b997022b0e632",
+    ),
+    Function(f"{TRAINER}._compute_old_log_prob", "(self, batch, metrics)", "77bf09125cbf71fe", closed=True),
+    Function(f"{TRAINER}._compute_ref_log_prob", "(self, batch, metrics)", "637e95711c8afe1f", closed=True),
+    Function(f"{TRAINER}._compute_values", "(self, batch, metrics)", "19d36b5856a45ddc", closed=True),
+    Function(f"{TRAINER}._compute_advantage", "(self, batch, metrics)", "2b6b35afb45f17e9", closed=True),
+    Function(f"{TRAINER}._update_critic", "(self, batch, metrics)", "d29da652dea05dc7", closed=True),
+    Function(f"{TRAINER}._update_actor", "(self, batch, metrics)", "6d690df65c9199a1", closed=True),
+    Function(f"{TRAINER}._save_checkpoint", "(self)", "b85e9b361e36add6", closed=True),
+    Function(
+        f"{TRAINER}._compute_metrics", "(self, batch, metrics, timing_raw, global_steps, epoch)", "1b14181cda8d6489"
+    ),
+    Function(f"{TRAINER}.on_step_begin", "(self)", "c893705a108e2880", closed=True),
+    Function(f"{TRAINER}.on_sample_begin", "(self)", "ff5b33014002df1d", closed=True),
+    Function(f"{TRAINER}.on_validate_begin", "(self)", "d1c3fb00169892dd", closed=True),
+    Function(f"{TRAINER}.on_init_end", "(self)", "4e7053b99ffd3fae", closed=True),
+    Function(f"{TRAINER}.on_sample_end", "(self)", "bec685556f1b30ac", closed=True),
+    Function(f"{TRAINER}.on_step_end", "(self)", "0e2b0dd6fa565e8e", closed=True),
+    # What we read.
+    Attribute(f"{TRAINER}.config"),
+    Attribute(f"{TRAINER}.use_reference_policy"),
+    Attribute(f"{TRAINER}.use_critic"),
+    Attribute(f"{TRAINER}.ref_in_actor"),
+    Attribute(f"{TRAINER}.global_steps"),
+    Attribute(f"{TRAINER}.total_training_steps"),
+    Attribute(f"{TRAINER}.curr_step_profile"),
+    Attribute(f"{TRAINER}.role_worker_mapping"),
+    Attribute(f"{TRAINER}.actor_rollout_wg"),
+    Attribute(f"{TRAINER}.ref_policy_wg"),
+    Attribute(f"{TRAINER}.critic_wg"),
+    Attribute(f"{TRAINER}.llm_server_manager"),
+    Attribute(f"{TRAINER}.checkpoint_manager"),
+    # Of one length, in one order.
+    Function(f"{MANAGER}.get_addresses", "(self)", "33306d1475f64e23"),
+    Function(f"{MANAGER}.get_replicas", "(self)", "6be3c7e47f9b9895"),
+    Function(f"{MANAGER}.get_client", "(self, client_cls=None, **kwargs)", "d2a2afda3a7830da"),
+    Attribute("verl.workers.rollout.replica:RolloutReplica.replica_rank"),
+    # How many data-parallel ranks a batch is cut for.
+    Attribute("verl.single_controller.base.worker_group:WorkerGroup._dispatch_info", "{}"),
+    Function("verl.single_controller.base.worker:Worker._query_dispatch_info", "(self, mesh_name)", "3a89f4bb92262a77"),
+    Decorator(
+        "verl.single_controller.base.worker:Worker._query_dispatch_info", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"
+    ),
+    Function(
+        "verl.single_controller.base.decorator:dispatch_lazy_compute_data_proto",
+        "(mesh_name, worker_group, *args, **kwargs)",
+        "69557a8dd8b7f171",
+    ),
+    Class("verl.trainer.ppo.utils:Role", ("Enum",)),
+    Attribute("verl.trainer.ppo.utils:Role.Actor"),
+    Attribute("verl.trainer.ppo.utils:Role.ActorRollout"),
+    Attribute("verl.trainer.ppo.utils:Role.ActorRolloutRef"),
+    Attribute("verl.trainer.ppo.utils:Role.Critic"),
+    Class(f"{V1}.replay_buffer:ReplayBuffer"),
+    # Padding rows clone row 0 and reset only the fields named here.
+    Function(
+        "verl.trainer.ppo.padding_utils:upsample_batch_to_divisible_size",
+        "(batch, batch_multiple, eos_token_id)",
+        "d7433fbc131900de",
+    ),
+    Function(
+        "verl.trainer.ppo.padding_utils:construct_minimal_padding_template",
+        "(source_td, source_tag, eos_token_id)",
+        "3f3e562faf39fd37",
+    ),
+    ConfigKey(PPO, "trainer.experiment_name", str),
+    ConfigKey(PPO, "trainer.critic_warmup", 0),
+    ConfigGroup(PPO, "rollout@actor_rollout_ref.rollout: rollout"),
+    ConfigKey(ROLLOUT, "n", int),
+    ConfigKey(ROLLOUT, "temperature", float),
+    ConfigKey(ROLLOUT, "prompt_length", object),
+    ConfigKey(ROLLOUT, "response_length", object),
+    ConfigKey(ROLLOUT, "max_num_seqs", int),
+    ConfigGroup(PPO, "data@data: legacy_data"),
+    ConfigKey("verl/trainer/config/data/legacy_data.yaml", "train_batch_size", int),
+    ConfigKey(PPO, "skip.rollout_tq.enable", False),
+    ConfigKey(PPO, "skip.rollout_tq.steps", list),
+    ConfigKey(PPO, "trainer.save_freq", -1),
+)

@@ -1,0 +1,18 @@
+"""Whom a weight sync waits for (watchdog.py)."""
+
+from verl_fuse.spec.contract import Attribute, Contract, Decorator, Function
+
+MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
+
+CONTRACTS: tuple[Contract, ...] = (
+    Attribute(f"{MANAGER}.actor_wg"),
+    Attribute(f"{MANAGER}.replicas"),
+    Function(f"{MANAGER}.update_weights", "async (self, global_steps=None)", "fed6138cfccb24c9"),
+    Function(f"{MANAGER}.sleep_replicas", "async (self)", "246b4181c5c8b45e"),
+    Decorator("verl.checkpoint_engine.base:ColocatedCheckpointEngine", "CheckpointEngineRegistry.register('naive')"),
+    Attribute("verl.single_controller.base.worker_group:WorkerGroup._workers"),
+    Function("verl.single_controller.ray.base:RayWorkerGroup.workers", "property (self)"),
+    Attribute("verl.workers.rollout.replica:RolloutReplica.servers"),
+    Attribute("verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.engine"),
+    Function("vllm.v1.engine.async_llm:AsyncLLM.errored", "property (self)"),
+)
