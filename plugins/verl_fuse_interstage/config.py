@@ -11,7 +11,8 @@ class InterstageConfig:
     """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
 
     enabled: bool = False
-    layout: Literal["shared"] = "shared"
+    layout: Literal["shared", "slices"] = "shared"
     micro_group: int = field(default=8, metadata=bounded(minimum=1))
     start_unfinished_fraction: float = field(default=1.0, metadata=bounded(minimum=0.0, maximum=1.0))
+    migration_threshold: Literal["auto"] | int | float | None = field(default=None, metadata=bounded(minimum=0))
     max_queued: int = field(default=2, metadata=bounded(minimum=1))

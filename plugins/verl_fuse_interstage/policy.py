@@ -1,10 +1,12 @@
 """Which finished samples a lane should run next. Pure: values in, keys out.
 
 Invariants (tests/unit/interstage/test_interstage_policy.py):
-- a micro-group's size is a multiple of the lane's `multiple` and at least `micro_group`;
-- only samples that are ready are handed out, each once, oldest first;
-- nothing is handed out before the start condition holds or to a lane with a full queue; what is left when generation ends is the
-  stage barrier's, which computes it in one call.
+- a micro-group's size is a multiple of the lane's `multiple` and at least `micro_group`, except that released devices with nothing to do
+  take whatever is ready;
+- only samples that are ready are handed out, each once: oldest first to devices that still generate, longest first to released ones;
+- released devices take half of what is ready at once: large calls cost less per sample, small ones come last, when generation may end any time;
+- nothing is handed out to a lane with a full queue or, unless its devices are released, before the start condition holds; what is left
+  when generation ends is the host's.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,22 @@ from verl_fuse_interstage.config import InterstageConfig
 def next_micro_group(config: InterstageConfig, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
     """Keys of the next micro-group for this lane, or None."""
     size = -(-config.micro_group // lane.multiple) * lane.multiple
+    if lane.queued >= config.max_queued:
+        return None
+    if lane.released:
+        return _longest(view, lane, size)
     waiting = view.expected and view.unfinished / view.expected > config.start_unfinished_fraction
-    if waiting or lane.queued >= config.max_queued or len(view.ready) < size:
+    if waiting or len(view.ready) < size:
         return None
     return [sample.key for sample in view.ready[:size]]
+
+
+def _longest(view: RolloutView, lane: LaneView, least: int) -> Sequence[str] | None:
+    fitting = len(view.ready) // lane.multiple * lane.multiple
+    size = max(least, fitting // 2 // lane.multiple * lane.multiple)
+    if not lane.queued:
+        size = min(size, fitting)
+    if not 0 < size <= fitting:
+        return None
+    # A sort is stable: of equally long samples the oldest goes first.
+    return [sample.key for sample in sorted(view.ready, key=lambda sample: -sample.seq_len)[:size]]

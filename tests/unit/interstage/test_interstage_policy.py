@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
@@ -40,3 +42,38 @@ def test_waits_for_the_start_condition():
     config = InterstageConfig(enabled=True, micro_group=1, start_unfinished_fraction=0.25)
     assert next_micro_group(config, view(23, ready=23), lane()) is None
     assert next_micro_group(config, view(24, ready=24), lane()) is not None
+
+
+RELEASED = replace(lane(), released=True)
+
+
+def rollout(*lengths):
+    samples = tuple(Sample(f"g{i}_0_0", f"g{i}", 4, length) for i, length in enumerate(lengths))
+    return replace(view(4, ready=0), ready=samples)
+
+
+def test_released_devices_get_the_longest_samples_at_once():
+    config = InterstageConfig(enabled=True, micro_group=2, start_unfinished_fraction=0.0, max_queued=1)
+    ready = rollout(8, 30, 8, 12)
+    assert next_micro_group(config, ready, lane()) is None
+    assert next_micro_group(config, ready, RELEASED) == ["g1_0_0", "g3_0_0"]
+    assert next_micro_group(config, ready, replace(RELEASED, queued=1)) is None
+
+
+def test_idle_released_devices_take_whatever_is_ready():
+    config = InterstageConfig(enabled=True, micro_group=8)
+    assert next_micro_group(config, rollout(8, 30), RELEASED) == ["g1_0_0", "g0_0_0"]
+    assert next_micro_group(config, rollout(8, 30, 9), replace(RELEASED, multiple=2)) == ["g1_0_0", "g2_0_0"]
+    assert next_micro_group(config, rollout(8), replace(RELEASED, multiple=2)) is None
+    assert next_micro_group(config, rollout(), RELEASED) is None
+    assert next_micro_group(config, rollout(8, 30), replace(RELEASED, queued=1)) is None, (
+        "busy: it waits for a full one"
+    )
+
+
+@pytest.mark.parametrize(("ready", "multiple", "size"), [(40, 1, 20), (12, 1, 8), (41, 4, 20), (20, 16, 16)])
+def test_released_devices_take_half_of_what_is_ready_at_once(ready, multiple, size):
+    config = InterstageConfig(enabled=True, micro_group=8)
+    for queued in (0, 1):
+        released = replace(RELEASED, multiple=multiple, queued=queued)
+        assert len(next_micro_group(config, rollout(*[9] * ready), released)) == size

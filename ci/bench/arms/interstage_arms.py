@@ -1,0 +1,156 @@
+"""External module of the bench's run (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the same worker groups.
+
+- stock: verl's own stage methods on its own worker groups; no hook is called, no slice gets weights;
+- control: inference on slices, in one call per micro-group, after generation;
+- fused: the tail migrates, freed replicas' slices run inference meanwhile.
+
+A step's seconds are from its begin to its advantages. Slices get their weights at the begin of the steps that use them, so that exactly these
+pay for it. All arms look at the rollout equally often.
+"""
+
+import functools
+import importlib
+import json
+import os
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bench_plan import arm, length, plan
+
+from verl_fuse.host.on_import import on_import
+
+STAGES = ("_compute_old_log_prob", "_compute_ref_log_prob", "_compute_values")
+
+
+def _register_agent(module: Any) -> None:
+    # Hydra looks the agent up by its module and name.
+    importlib.import_module("heavy_tail_agent")
+
+
+def engine_processes(server: Any) -> list[int]:
+    """Runs inside a rollout server: its own process and that of vLLM's engine."""
+    return [os.getpid(), *(p.pid for p in server.engine.engine_core.resources.engine_manager.processes)]
+
+
+def _cpu_seconds() -> Counter[str]:
+    """CPU seconds of every process of this machine so far, by the name of its program."""
+    spent: Counter[str] = Counter()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        name = re.split(r"[. (]", command.rpartition("/")[2].removeprefix("ray::"))[0]
+        spent[name] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return spent
+
+
+def _pin(pids: list[int], core: int) -> None:
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
+
+
+def _pin_devices(trainer: Any) -> None:
+    """One core per device: replica, slice and training rank of the same number share it."""
+    import ray
+
+    cores = sorted(os.sched_getaffinity(0))
+    for replica in trainer.llm_server_manager.get_replicas():
+        _pin(ray.get(replica.servers[0].__ray_call__.remote(engine_processes)), cores[replica.replica_rank])
+    for number, group in enumerate(trainer._slices._groups):
+        _pin(ray.get([w.__ray_call__.remote(lambda _: os.getpid()) for w in group.workers]), cores[number])
+    for workers in (trainer.actor_rollout_wg.workers, trainer.critic_wg.workers):
+        for rank, worker in enumerate(workers):
+            _pin([ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))], cores[rank])
+
+
+def _switch_arms(module: Any) -> None:
+    fused: Any = module.FuseTrainer
+    stock: Any = module.PPOTrainerSync
+    refresh, begin, poll = fused._refresh_slices, fused.on_step_begin, fused._on_poll
+    sampled, balance, advantage, end = (
+        fused.on_sample_end,
+        fused._balance_batch,
+        fused._compute_advantage,
+        fused.on_step_end,
+    )
+
+    def on_step_begin(self: Any) -> None:
+        if self.global_steps == 1:
+            _pin_devices(self)
+            self._ask_migration = self._policy.migration
+        self._arm = arm(self.global_steps)
+        self._policy.migration = self._ask_migration if self._arm == "fused" else lambda view: None
+        self._marks = {"begin": time.monotonic()}
+        if self._arm != "stock":
+            refresh(self)
+        self._marks["refreshed"] = time.monotonic()
+        self._spent = _cpu_seconds()
+        begin(self)
+
+    def _on_poll(self: Any, watch: Any) -> None:
+        if self._arm != "stock":
+            poll(self, watch)
+
+    def on_sample_end(self: Any) -> None:
+        self._marks["generated"] = time.monotonic()
+        self._spent = _cpu_seconds() - self._spent
+        sampled(self)
+
+    def _balance_batch(self: Any, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> Any:
+        if self._arm != "stock":
+            return balance(self, batch, metrics, *args, **kwargs)
+        batch = stock._balance_batch(self, batch, metrics, *args, **kwargs)
+        self._account = module.account(
+            self.global_steps, batch.keys, batch.tags, self._expected_samples, self.global_steps - 1
+        )
+        return batch
+
+    def either(name: str) -> Any:
+        ours, verls = getattr(fused, name), getattr(stock, name)
+
+        @functools.wraps(ours)
+        def stage(self: Any, batch: Any, metrics: dict) -> Any:
+            return (verls if self._arm == "stock" else ours)(self, batch, metrics)
+
+        return stage
+
+    def _compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
+        self._marks["inferred"] = time.monotonic()
+        self._lengths = sorted(tag["response_len"] for tag in batch.tags if not tag.get("is_padding"))
+        return advantage(self, batch, metrics)
+
+    def on_step_end(self: Any) -> None:
+        end(self)
+        marks, step = self._marks, self.global_steps
+        n = plan()["samples_per_prompt"]
+        asked = sorted(length(step, sample // n, sample % n) for sample in range(self._expected_samples))
+        record = {
+            "step": step,
+            "arm": self._arm,
+            "refresh": marks["refreshed"] - marks["begin"],
+            "generation": marks["generated"] - marks["refreshed"],
+            "inference": marks["inferred"] - marks["generated"],
+            "seconds": marks["inferred"] - marks["begin"],
+            "samples": self._account.samples,
+            "lost": self._account.missing,
+            "whole": self._lengths == asked,
+            "generation_cpu": {name: round(spent, 2) for name, spent in self._spent.items() if spent >= 0.03},
+        }
+        with Path(plan()["measurements"]).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    for method in (on_step_begin, _on_poll, on_sample_end, _balance_batch, _compute_advantage, on_step_end):
+        setattr(fused, method.__name__, method)
+    for name in STAGES:
+        setattr(fused, name, either(name))
+    fused._refresh_slices = lambda self: None
+
+
+on_import("verl.experimental.agent_loop", _register_agent)
+on_import("verl_fuse.host.trainer", _switch_arms)

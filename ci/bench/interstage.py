@@ -1,0 +1,216 @@
+"""Generation and inference of a heavy-tailed step: stock verl, fused inference without overlap (control), and fused with migration and slices.
+
+One run of the recipe ppo-cpu with real vLLM on two replicas; replica, slice and training rank of the same number are pinned to one core. The
+steps of a group generate the same lengths, one arm each, in random order; the first group warms up. Seconds are from a step's begin to its
+advantages, the weight refresh of the slices included. A ratio is of sums over all groups, its interval a bootstrap over groups (95 %).
+
+    python -m ci.bench.interstage [--groups 15] [--keep DIRECTORY]
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from verl_fuse.cli import child
+from verl_fuse.cli.recipes import find_recipe
+from verl_fuse_cpu.environment import environment as cpu_environment
+
+ARMS = ("stock", "control", "fused")
+PROMPTS, SAMPLES_PER_PROMPT = 8, 4
+SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
+# Response tokens: the quantiles of a lognormal distribution, cut at both ends, in a random order for each group.
+MEDIAN, SIGMA, SHORTEST, LONGEST = 40, 1.3, 8, 500
+THRESHOLD = 0.25
+HIDDEN, LAYERS = 256, 6
+SEED = 0
+ARMS_FOLDER = Path(__file__).parent / "arms"
+
+
+def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
+    """See arms/bench_plan.py."""
+    rng = np.random.default_rng(SEED)
+    quantiles = [NormalDist().inv_cdf((sample + 0.5) / SAMPLES) for sample in range(SAMPLES)]
+    lengths = np.clip(MEDIAN * np.exp(SIGMA * np.array(quantiles)), SHORTEST, LONGEST).astype(int)
+    arms = [str(arm) for _ in range(groups) for arm in rng.permutation(ARMS)]
+    return {
+        "arms": arms,
+        "arms_per_group": len(ARMS),
+        "lengths": [rng.permutation(lengths).tolist() for _ in range(groups)],
+        "samples_per_prompt": SAMPLES_PER_PROMPT,
+        "measurements": str(measurements),
+    }
+
+
+def make_task(folder: Path, hidden: int = HIDDEN, layers: int = LAYERS) -> None:
+    """A random model, by default one whose inference takes about half as long as generation, and as many problems as a step has prompts."""
+    import pandas
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from verl_fuse_cpu.task.euclid import all_pairs
+    from verl_fuse_cpu.task.make import row
+    from verl_fuse_cpu.task.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    torch.manual_seed(SEED)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    problems = [row(pair, "train", index) for index, pair in enumerate(all_pairs(60)[:PROMPTS])]
+    for name in ("train", "validation"):
+        pandas.DataFrame(problems).to_parquet(folder / f"{name}.parquet")
+
+
+def overrides(folder: Path, steps: int) -> list[str]:
+    tokens = 1024
+    return [
+        f"task_dir={folder}",
+        f"data.train_batch_size={PROMPTS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        "data.shuffle=false",
+        f"data.max_response_length={LONGEST}",
+        f"actor_rollout_ref.rollout.n={SAMPLES_PER_PROMPT}",
+        f"actor_rollout_ref.rollout.max_model_len={LONGEST + 16}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=heavy_tail",
+        # No padding: what stock verl is fastest with on such lengths.
+        "actor_rollout_ref.model.use_remove_padding=true",
+        "critic.model.use_remove_padding=true",
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
+        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens}",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+        f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={tokens}",
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
+        f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={tokens}",
+        "critic.use_dynamic_bsz=true",
+        f"critic.ppo_max_token_len_per_gpu={tokens}",
+        f"critic.forward_max_token_len_per_gpu={tokens}",
+        "actor_rollout_ref.actor.optim.lr=1e-6",
+        # The actor is never trained, to save time; its weights are synced and refreshed all the same.
+        f"trainer.critic_warmup={steps + 1}",
+        "fuse.interstage.enabled=true",
+        "fuse.interstage.layout=slices",
+        f"fuse.interstage.migration_threshold={THRESHOLD}",
+        "fuse.observe.progress=false",
+        "fuse.observe.perfetto=false",
+        f"trainer.total_training_steps={steps}",
+        f"trainer.total_epochs={steps}",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
+        f"trainer.default_local_dir={folder / 'run'}",
+    ]
+
+
+def run(folder: Path, groups: int) -> list[dict[str, Any]]:
+    """Measurements of every step, the first group's left out."""
+    make_task(folder)
+    plan = make_plan(groups + 1, folder / "measurements.jsonl")
+    (folder / "plan.json").write_text(json.dumps(plan))
+    log = folder / "run.log"
+    code = launch(folder, "interstage_arms", overrides(folder, len(plan["arms"])), log)
+    if code:
+        sys.exit(f"the run ended with exit code {code}:\n{log.read_text(errors='replace')[-3000:]}")
+    records = [json.loads(line) for line in (folder / "measurements.jsonl").read_text().splitlines()]
+    return records[len(ARMS) :]
+
+
+def launch(folder: Path, module: str, overrides: Sequence[str], log: Path, **variables: str) -> int:
+    """Exit code of a run of the recipe ppo-cpu with the external `module` of arms/; all its processes end with it."""
+    command = [sys.executable, "-P", "-m", "verl.trainer.main_ppo"]
+    command += ["--config-path", str(find_recipe("ppo-cpu").folder), "--config-name", "config", *overrides]
+    environment = {
+        **os.environ,
+        **cpu_environment(),
+        "VERL_FUSE_HOME": str(folder),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "VERL_USE_EXTERNAL_MODULES": module,
+        "INTERSTAGE_BENCH": str(folder / "plan.json"),
+        "PYTHONPATH": os.pathsep.join([str(ARMS_FOLDER), os.environ.get("PYTHONPATH", "")]),
+        **variables,
+    }
+    saved = os.dup(1), os.dup(2)
+    with log.open("wb") as output:
+        try:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            return child.run(command, environment)
+        finally:
+            os.dup2(saved[0], 1)
+            os.dup2(saved[1], 2)
+
+
+def ratio(records: Sequence[dict[str, Any]], over: str, under: str) -> tuple[float, list[float]]:
+    """Sum of `over`'s seconds over that of `under`'s, and its 95 % bootstrap interval over groups."""
+    rows = np.array([[r["seconds"] for r in records if r["arm"] == arm] for arm in (over, under)])
+    drawn = np.random.default_rng(SEED).integers(0, rows.shape[1], (10_000, rows.shape[1]))
+    ratios = rows[0][drawn].sum(axis=1) / rows[1][drawn].sum(axis=1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return round(float(rows[0].sum() / rows[1].sum()), 3), [round(float(low), 3), round(float(high), 3)]
+
+
+def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The benchmark's JSON line."""
+
+    def total(arm: str, part: str) -> float:
+        return sum(record[part] for record in records if record["arm"] == arm)
+
+    generation, inference = total("stock", "generation"), total("stock", "inference")
+    found, interval = ratio(records, "stock", "fused")
+    control, control_interval = ratio(records, "stock", "control")
+    return {
+        "bench": "interstage",
+        "groups": len(records) // len(ARMS),
+        **{f"{arm}_seconds": round(total(arm, "seconds"), 2) for arm in ARMS},
+        "ratio": found,
+        "ratio_interval": interval,
+        "control_ratio": control,
+        "control_ratio_interval": control_interval,
+        "ceiling": round((generation + inference) / generation, 3),
+        "inference_over_generation": round(inference / generation, 3),
+        "parts": {
+            arm: {part: round(total(arm, part), 2) for part in ("refresh", "generation", "inference")} for arm in ARMS
+        },
+        "samples": int(sum(record["samples"] for record in records)),
+        "lost": int(sum(record["lost"] for record in records)),
+        # The accounting of a step refuses a batch in which a sample appears twice; the run would have ended.
+        "duplicated": 0,
+        "wrong_lengths": sum(not record["whole"] for record in records),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=15)
+    parser.add_argument("--keep", type=Path, help="leave plan, timelines and measurements here")
+    args = parser.parse_args()
+    if args.keep is not None:
+        args.keep.mkdir(parents=True)
+        print(json.dumps(report(run(args.keep.resolve(), args.groups))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(report(run(Path(folder), args.groups))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""`migration_threshold: auto`: R_t and the survivors by simulating the next rollout on recent lengths, with costs measured in earlier steps.
+
+Invariants (tests/unit/interstage/test_auto.py):
+- before a step has been measured, and wherever no gain is predicted, nothing migrates;
+- recent steps count more: the lengths of a step `age` steps ago are drawn with weight DECAY ** age.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from verl_fuse.simulate.rollout import Requests
+from verl_fuse.simulate.tail import Inference, Migration
+from verl_fuse.simulate.threshold import Threshold, best_threshold
+from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse_interstage.measured import DecodeCost, InferenceCost, decode_cost, inference_cost, migration_seconds
+
+DECAY = 0.7
+STEPS = 12
+DRAWS = 2
+
+
+class AutoThreshold:
+    """Learns from each step's timeline and chooses for the next one. `slots` sequences fit on a replica; `longest` is prompt plus response."""
+
+    def __init__(self, replicas: int, slots: int, longest: int):
+        self._replicas, self._slots, self._longest = replicas, slots, longest
+        self._lengths: deque[np.ndarray] = deque(maxlen=STEPS)
+        self._decode: DecodeCost | None = None
+        self._inference: InferenceCost | None = None
+        self._migration = 0.0
+        self._rng = np.random.default_rng(0)
+        self.decision_seconds = 0.0
+
+    def warm_up(self) -> None:
+        """Compile what a choice runs, so that the first one does not wait for it."""
+        timing = self._timing(DecodeCost(1.0, 0.0), InferenceCost(1.0, 0.0))
+        best_threshold([Requests.of(np.ones(8, np.int64), np.arange(1, 9))], 2, timing, Inference(1.0))
+
+    def learn(self, timeline: Timeline, lengths: Sequence[tuple[int, int]]) -> None:
+        """Take in a finished step: its timeline, and (prompt, response) tokens of its samples."""
+        if not lengths:
+            return
+        self._lengths.appendleft(np.asarray(lengths, np.int64))
+        tokens = int(self._lengths[0].sum())
+        self._decode = decode_cost(timeline, self._slots) or self._decode
+        self._inference = inference_cost(timeline, self._replicas, tokens) or self._inference
+        measured = migration_seconds(timeline)
+        self._migration = self._migration if measured is None else measured
+
+    def choose(self, samples: int) -> Threshold | None:
+        """The threshold for a step of `samples` samples; None before anything was measured."""
+        begun = time.perf_counter()
+        if self._decode is None or self._inference is None or not self._lengths:
+            return None
+        draws = [self._draw(samples) for _ in range(DRAWS)]
+        inference = Inference(self._inference.per_token, last_seconds=self._inference.group)
+        chosen = best_threshold(
+            draws, self._replicas, self._timing(self._decode, self._inference), inference, Migration(self._migration)
+        )
+        self.decision_seconds = time.perf_counter() - begun
+        return chosen
+
+    def _draw(self, samples: int) -> Requests:
+        weights = np.concatenate([np.full(len(step), DECAY**age / len(step)) for age, step in enumerate(self._lengths)])
+        rows = np.concatenate(list(self._lengths))[
+            self._rng.choice(len(weights), size=samples, p=weights / weights.sum())
+        ]
+        return Requests.of(rows[:, 0], np.maximum(rows[:, 1], 1))
+
+    def _timing(self, decode: DecodeCost, inference: InferenceCost) -> ReplicaTiming:
+        # A prefill is a forward pass of the policy; inference passes each token through all models, so this is on the careful side.
+        return ReplicaTiming.build(
+            lambda sequences, context: decode.step + decode.sequence * sequences,
+            lambda sequences, tokens: decode.step + inference.per_token * sequences * tokens,
+            max_batch=self._slots,
+            kv_capacity=self._slots * self._longest,
+            longest=self._longest,
+        )

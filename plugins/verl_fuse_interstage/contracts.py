@@ -1,0 +1,23 @@
+"""Configuration of verl under which finished samples may not be streamed, or unfinished ones not moved (plugin.py)."""
+
+from verl_fuse.spec.contract import ConfigGroup, ConfigKey, Contract
+
+PPO = "verl/trainer/config/ppo_trainer.yaml"
+
+ROLLOUT = "verl/trainer/config/rollout/rollout.yaml"
+
+CONTRACTS: tuple[Contract, ...] = (
+    ConfigKey(PPO, "algorithm.filter_groups.enable", False),
+    ConfigKey(PPO, "trainer.v1.sampler.sync_refill_failed_groups", False),
+    ConfigKey(PPO, "trainer.v1.sampler.custom_sampler.path", object),
+    ConfigKey("verl/trainer/config/reward/reward.yaml", "reward_model.enable", False),
+    ConfigKey("verl/trainer/config/reward/reward.yaml", "reward_model.enable_resource_pool", False),
+    ConfigKey(ROLLOUT, "name", "???"),
+    ConfigKey(ROLLOUT, "full_determinism", False),
+    ConfigKey(ROLLOUT, "disaggregation.enabled", False),
+    ConfigKey("verl/trainer/config/engine/megatron.yaml", "virtual_pipeline_model_parallel_size", object),
+    ConfigGroup(PPO, "reward@reward: reward"),
+    ConfigGroup("verl/trainer/config/actor/megatron_actor.yaml", "../engine@megatron: megatron"),
+    ConfigGroup("verl/trainer/config/ref/megatron_ref.yaml", "../engine@megatron: megatron"),
+    ConfigGroup("verl/trainer/config/critic/megatron_critic.yaml", "../engine@megatron: megatron"),
+)

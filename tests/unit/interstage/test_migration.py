@@ -1,0 +1,76 @@
+import pytest
+
+from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
+from verl_fuse_interstage.migration import Trigger, configured, survivors, tail_migration
+
+
+def replicas(running, slots=8, routed=True):
+    return tuple(ReplicaView(rank, count, slots, routed) for rank, count in enumerate(running))
+
+
+def view(unfinished, replicas, expected=64):
+    return RolloutView(
+        step=1,
+        elapsed=9.0,
+        expected=expected,
+        finished=expected - unfinished,
+        groups=16,
+        groups_finished=0,
+        ready=(),
+        lanes=(),
+        replicas=replicas,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "samples"), [(None, 0), (0, 0), (0.0, 0), (12, 12), (1, 1), (0.25, 16), (1.0, 64), (0.01, 0)]
+)
+def test_a_whole_number_counts_samples_and_a_fraction_is_of_the_step(wanted, samples):
+    assert configured(wanted, expected=64) == Trigger(samples)
+
+
+def decided(unfinished, found, wanted=8):
+    return tail_migration(configured(wanted, expected=64), view(unfinished, found))
+
+
+def test_nothing_moves_before_the_threshold_is_reached():
+    running = replicas([5, 4])
+    assert decided(9, running) is None
+    assert decided(8, running) == Migration(survivors=(0,))
+
+
+@pytest.mark.parametrize("wanted", [None, 0, 0.0])
+def test_a_threshold_of_zero_never_moves_anything(wanted):
+    assert [decided(unfinished, replicas([1, 1]), wanted) for unfinished in (0, 1, 2)] == [None, None, None]
+
+
+def test_nothing_moves_when_all_samples_are_finished():
+    assert decided(0, replicas([0, 0])) is None
+
+
+def test_nothing_moves_twice_in_a_step():
+    first, second, third = replicas([4, 2, 1])
+    gone = ReplicaView(third.rank, 0, third.slots, routed=False)
+    assert decided(5, (first, second, gone)) is None
+
+
+def test_a_single_replica_keeps_its_tail():
+    assert decided(3, replicas([3])) is None
+
+
+def test_the_busiest_replicas_survive_and_ties_go_to_the_lower_rank():
+    assert survivors(replicas([1, 4, 4, 2]), unfinished=8) == (1,)
+    assert survivors(replicas([1, 4, 4, 2]), unfinished=9) == (1, 2)
+    assert survivors(replicas([1, 4, 4, 2]), unfinished=17) == (1, 2, 3)
+
+
+def test_the_survivors_have_room_for_every_unfinished_sample():
+    assert survivors(replicas([3, 3, 3], slots=2), unfinished=5) == (0, 1, 2)
+    assert decided(5, replicas([3, 2, 0], slots=2)) is None, "all replicas are needed: nothing would be freed"
+    assert decided(4, replicas([2, 2, 0], slots=2)) == Migration(survivors=(0, 1))
+
+
+def test_more_survivors_than_the_least_may_be_asked_for():
+    running = replicas([1, 4, 4, 2])
+    assert tail_migration(Trigger(8, survivors=2), view(6, running)) == Migration(survivors=(1, 2))
+    assert tail_migration(Trigger(8, survivors=4), view(6, running)) is None
