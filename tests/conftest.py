@@ -1,13 +1,43 @@
 """Fixtures shared by all tests."""
 
+import atexit
 import importlib
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+EXIT_STATUS = pytest.StashKey[int]()
 REPO = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_lane_outlives_its_tests() -> Iterator[None]:
+    """A lane's thread that is still there when the interpreter exits is cut off in the middle of whatever it does."""
+    yield
+    alive = [thread.name for thread in threading.enumerate() if thread.name.startswith("verl-fuse lane")]
+    assert not alive, f"lanes that nobody closed: {alive}"
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[EXIT_STATUS] = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave without tearing down the native libraries, where Ray was loaded into this process.
+
+    Threads of its gRPC outlive `ray.shutdown()` (event_engine, gcs_client_io_s, timer_manager): one that runs into the C++
+    destructors of a normal exit is a segmentation fault after the last test, and a verdict that depends on luck.
+    """
+    if "ray" in sys.modules and EXIT_STATUS in config.stash:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(config.stash[EXIT_STATUS])
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from typing import Any
 
 import pluggy
 
-from verl_fuse.spec.step import Event, LaneView, Problem, RolloutView
+from verl_fuse.spec.contract import Contract
+from verl_fuse.spec.step import Event, LaneView, Migration, Refusal, RolloutView
 from verl_fuse.spec.timeline import Timeline
 
 # Raised whenever a hook changes incompatibly; a plugin states the version it was written for as HOOK_API.
@@ -21,8 +22,18 @@ def fuse_config() -> type:  # type: ignore[empty-body]
 
 
 @hookspec
-def fuse_validate(config: Mapping[str, Any]) -> Sequence[Problem] | None:
+def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
     """Return what keeps the composed verl configuration (with its `fuse` block) from running with this plugin."""
+
+
+@hookspec
+def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:  # type: ignore[empty-body]
+    """Return what this plugin rests on upstream under the composed configuration, or under any (None); checked before a run starts."""
+
+
+@hookspec(firstresult=True)
+def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type | None:
+    """Return the class of the workers of "actor" or "critic", a subclass of verl's `base`, or None to leave it."""
 
 
 @hookspec
@@ -33,6 +44,11 @@ def fuse_setup(trainer: Any) -> None:
 @hookspec(firstresult=True)
 def fuse_infer_next(view: RolloutView, lane: LaneView) -> Sequence[str] | None:
     """Return the keys of finished samples this lane should run inference on now, or None to leave it idle."""
+
+
+@hookspec(firstresult=True)
+def fuse_migration(view: RolloutView) -> Migration | None:
+    """Return which replicas finish the rollout's long tail, or None to leave all requests where they are."""
 
 
 @hookspec

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from verl_fuse.spec.step import Problem
+from verl_fuse.spec.step import Refusal
 from verl_fuse_cpu.environment import active
 from verl_fuse_cpu.leftovers import SHARED_MEMORY, leftovers
 from verl_fuse_cpu.vocabulary import Vocabulary, read_vocabulary
@@ -22,22 +22,22 @@ _VLLM = f"{_ROLLOUT}.engine_kwargs.vllm"
 _MIB = 1 << 20
 
 
-def platform(get: Get) -> Iterator[Problem]:
+def platform(get: Get) -> Iterator[Refusal]:
     # verl has loaded the entry point if it is imported here at all; importing it from here would import verl.
     failure = getattr(sys.modules.get("verl_fuse_cpu.entry"), "failure", None)
     if not active():
-        yield Problem(
+        yield Refusal(
             "VERL_PLATFORM",
             os.environ.get("VERL_PLATFORM"),
             "trainer.device=cpu needs VERL_PLATFORM=cpu in the environment",
         )
     elif failure is not None:
-        yield Problem("VERL_PLATFORM", "cpu", f"the cpu platform could not be registered: {failure}")
+        yield Refusal("VERL_PLATFORM", "cpu", f"the cpu platform could not be registered: {failure}")
     if get("trainer.device") != "cpu":
-        yield Problem("trainer.device", get("trainer.device"), "VERL_PLATFORM=cpu needs trainer.device=cpu")
+        yield Refusal("trainer.device", get("trainer.device"), "VERL_PLATFORM=cpu needs trainer.device=cpu")
 
 
-def virtual_devices(get: Get) -> Iterator[Problem]:
+def virtual_devices(get: Get) -> Iterator[Refusal]:
     needed = _product(get("trainer.nnodes"), get("trainer.n_gpus_per_node"))
     if get("actor_rollout_ref.hybrid_engine") is False:
         needed += _product(get(f"{_ROLLOUT}.nnodes"), get(f"{_ROLLOUT}.n_gpus_per_node"))
@@ -46,43 +46,66 @@ def virtual_devices(get: Get) -> Iterator[Problem]:
     given = get("ray_kwargs.ray_init.num_gpus")
     if not isinstance(given, int) or given < needed:
         key = "ray_kwargs.ray_init.num_gpus"
-        yield Problem(key, given, f"Ray must be told of at least {needed} virtual devices: +{key}={needed}")
+        yield Refusal(key, given, f"Ray must be told of at least {needed} virtual devices: +{key}={needed}")
 
 
-def strategy(get: Get) -> Iterator[Problem]:
+def strategy(get: Get) -> Iterator[Refusal]:
     for role in _roles(get):
         key = f"{role}.strategy"
         if get(key) == "fsdp":
-            yield Problem(key, "fsdp", "FSDP1 needs an accelerator; fsdp2 works")
+            yield Refusal(key, "fsdp", "FSDP1 needs an accelerator; fsdp2 works")
 
 
-def attention(get: Get) -> Iterator[Problem]:
+def attention(get: Get) -> Iterator[Refusal]:
     for model in ("actor_rollout_ref.model", *(["critic.model"] if "critic" in _roles(get) else [])):
         key = f"{model}.override_config.attn_implementation"
         if (get(key) or "flash_attention_2") not in ("sdpa", "eager"):
-            yield Problem(key, get(key), "flash attention needs a GPU (it is verl's default); sdpa or eager")
+            yield Refusal(key, get(key), "flash attention needs a GPU (it is verl's default); sdpa or eager")
 
 
-def precision(get: Get) -> Iterator[Problem]:
+def megatron(get: Get) -> Iterator[Refusal]:
+    for role in _roles(get):
+        if get(f"{role}.strategy") != "megatron":
+            continue
+        key = f"{role}.megatron.use_distributed_optimizer"
+        if get(key) is False and (get("trainer.save_freq") or 0) > 0 and role != "actor_rollout_ref.ref":
+            yield Refusal(key, False, "on a CPU verl saves checkpoints of the distributed optimizer only: true")
+        key = f"{role}.megatron.vanilla_mbridge"
+        if not get(key):
+            yield Refusal(key, get(key), "Megatron-Bridge needs Transformer Engine, which needs a GPU: true")
+    for model in ("actor_rollout_ref.model", *(["critic.model"] if "critic" in _roles(get) else [])):
+        key = f"{model}.use_remove_padding"
+        if get(key) and get("actor_rollout_ref.actor.strategy") == "megatron":
+            yield Refusal(
+                key, True, "Megatron's own attention, the only one on a CPU, knows no packed sequences: false"
+            )
+
+
+def precision(get: Get) -> Iterator[Refusal]:
     # verl's default is bf16. TransferQueue logs a mismatch between roles and goes on with wrong numbers.
     engines = {"actor_rollout_ref.actor": "fsdp_config", "actor_rollout_ref.ref": "fsdp_config", "critic": "fsdp"}
-    keys = [f"{role}.{engines[role]}.mixed_precision.param_dtype" for role in _roles(get)]
+    keys = [
+        f"{role}.megatron.dtype"
+        if get(f"{role}.strategy") == "megatron"
+        else f"{role}.{engines[role]}.mixed_precision.param_dtype"
+        for role in _roles(get)
+    ]
     values = {key: _dtype(get(key)) for key in keys}
     if len(set(values.values())) > 1:
         listed = ", ".join(f"{key}={value}" for key, value in values.items())
         for key, value in values.items():
             if value != values[keys[0]]:
-                yield Problem(key, value, f"all roles need one precision (unset means bf16), but {listed}")
+                yield Refusal(key, value, f"all roles need one precision (unset means bf16), but {listed}")
 
 
-def sleep(get: Get) -> Iterator[Problem]:
+def sleep(get: Get) -> Iterator[Refusal]:
     # verl's dataclass default for the first one is true as well.
     for key in (f"{_ROLLOUT}.enable_sleep_mode", f"{_ROLLOUT}.free_cache_engine"):
         if get(key) is not False:
-            yield Problem(key, get(key), "vLLM cannot sleep or free its cache on a CPU: false")
+            yield Refusal(key, get(key), "vLLM cannot sleep or free its cache on a CPU: false")
 
 
-def weight_buffers(get: Get) -> Iterator[Problem]:
+def weight_buffers(get: Get) -> Iterator[Refusal]:
     key = f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
     bucket = get(key)
     senders = _product(get("trainer.n_gpus_per_node"))
@@ -93,21 +116,21 @@ def weight_buffers(get: Get) -> Iterator[Problem]:
     free = shutil.disk_usage(SHARED_MEMORY).free + sum(path.stat().st_blocks * 512 for path in leftovers(SHARED_MEMORY))
     if bucket * senders * _MIB > free:
         most = free // (senders * _MIB)
-        yield Problem(
+        yield Refusal(
             key,
             bucket,
             f"{senders} ranks take a buffer each from {SHARED_MEMORY}, which has {free // _MIB} MiB free: at most {most}",
         )
 
 
-def kv_cache(get: Get) -> Iterator[Problem]:
+def kv_cache(get: Get) -> Iterator[Refusal]:
     space = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
     if space is not None and get(f"{_VLLM}.kv_cache_memory_bytes") is not None:
         allowed = f"overrides {_VLLM}.kv_cache_memory_bytes: unset the variable, or drop the key"
-        yield Problem("VLLM_CPU_KVCACHE_SPACE", space, allowed)
+        yield Refusal("VLLM_CPU_KVCACHE_SPACE", space, allowed)
 
 
-def vocabulary(get: Get) -> Iterator[Problem]:
+def vocabulary(get: Get) -> Iterator[Refusal]:
     for model in ("actor_rollout_ref.model", *(["critic.model"] if "critic" in _roles(get) else [])):
         key = f"{model}.path"
         found: Vocabulary | None = read_vocabulary(get(key), get(f"{model}.tokenizer_path"))
@@ -116,14 +139,15 @@ def vocabulary(get: Get) -> Iterator[Problem]:
                 f"config.json has vocab_size={found.model}, the tokenizer {found.tokenizer} entries: they must be equal, "
                 "or log-probs of rollout and trainer differ by a constant"
             )
-            yield Problem(key, get(key), allowed)
+            yield Refusal(key, get(key), allowed)
 
 
-CHECKS: tuple[Callable[[Get], Iterator[Problem]], ...] = (
+CHECKS: tuple[Callable[[Get], Iterator[Refusal]], ...] = (
     platform,
     virtual_devices,
     strategy,
     attention,
+    megatron,
     precision,
     sleep,
     weight_buffers,

@@ -6,16 +6,17 @@ Invariants (tests/contracts/test_observe.py):
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.step import Event
-from verl_fuse.spec.timeline import Timeline
-from verl_fuse.timeline.files import FOLDER, INDEX_PAGE, prepare, record_step
+from verl_fuse.timeline.files import INDEX_PAGE, prepare, record_step
 from verl_fuse.timeline.idle import idle_table
 from verl_fuse_observe.config import ObserveConfig
 from verl_fuse_observe.progress import Progress
+from verl_fuse_observe.writer import StepWriter
 
 
 class Observer:
@@ -25,7 +26,8 @@ class Observer:
         self._config = config
         self._run_dir = run_dir
         self._progress = Progress(data["total_steps"], data["expected"], data["groups"], config.progress_interval)
-        self.write_failures = 0
+        record = partial(record_step, run_dir, html=config.html, perfetto=config.perfetto, keep_steps=config.keep_steps)
+        self._writer = StepWriter(run_dir, record)
         try:
             prepare(run_dir)
         except OSError as error:
@@ -39,24 +41,17 @@ class Observer:
         elif event.kind == "stage":
             self._say(self._progress.stage(event.step, event.time, event.data["name"]))
         elif event.kind == "step_end" and event.timeline is not None:
-            self._write(event.timeline)
+            self._writer.write(event.timeline)
             seconds, idle = event.timeline.end - event.timeline.start, idle_table(event.timeline).overall
             self._say(self._progress.step_end(event.step, event.time, seconds, idle))
-        elif event.kind == "train_end" and self._config.html:
-            self._say(f"timeline of every step: {self._run_dir / INDEX_PAGE}")
+        elif event.kind == "train_end":
+            self._writer.settle()
+            if self._config.html:
+                self._say(f"timeline of every step: {self._run_dir / INDEX_PAGE}")
 
-    def _write(self, timeline: Timeline) -> None:
-        config = self._config
-        try:
-            record_step(
-                self._run_dir, timeline, html=config.html, perfetto=config.perfetto, keep_steps=config.keep_steps
-            )
-        except OSError as error:
-            self.write_failures += 1
-            print(
-                f"verl-fuse: timeline of step {timeline.step} not written to {self._run_dir / FOLDER}: {error}",
-                flush=True,
-            )
+    def write_failures(self) -> int:
+        """How many steps could not be written so far; waits for the one being written."""
+        return self._writer.settle()
 
     def _say(self, line: str | None) -> None:
         if line is not None and self._config.progress:

@@ -47,5 +47,5 @@ def fuse_event(event: Event) -> None:
 def fuse_metrics(timeline: Timeline) -> Mapping[str, float] | None:
     if not _config.enabled:
         return None
-    failures = {} if _observer is None else {"fuse/timeline_write_failures": float(_observer.write_failures)}
+    failures = {} if _observer is None else {"fuse/timeline_write_failures": float(_observer.write_failures())}
     return step_metrics(summarize(timeline)) | failures

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_fuse_patches.registry import NAMES
+
 pytestmark = pytest.mark.integration
 
 
@@ -42,7 +44,7 @@ def test_a_sound_installation_is_healthy_in_the_driver_and_in_a_ray_worker():
     assert {finding["state"] for findings in found.values() for finding in findings} == {"ok"}
     seen = "entry points verl_fuse, verl_fuse_cpu; trainer_mode=fuse is FuseTrainer"
     assert [found[where][0]["detail"] for where in ("driver", "Ray worker")] == [seen, seen]
-    assert found["plugins"][0]["detail"] == "interstage, observe, cpu"
+    assert found["plugins"][0]["detail"] == "interstage, pipeline, observe, cpu"
     assert code == 0
 
 
@@ -90,3 +92,14 @@ def test_a_package_that_disagrees_with_verl_is_a_warning(tmp_path: Path):
     _, found = doctor("--no-ray", PYTHONPATH=site_with(tmp_path, "tensordict", "0.9.0"))
     assert {finding["state"] for finding in found["requirements"]} == {"warning"}
     assert "tensordict" in found["requirements"][0]["detail"]
+
+
+@pytest.mark.parametrize(("platform", "state"), [("cpu", "applied"), ("", "off")])
+def test_patches_are_listed_where_they_stand(platform: str, state: str):
+    command = [sys.executable, "-c", "from verl_fuse.cli import main; main()", "doctor", "--patches", "--json"]
+    environment = {**os.environ, "VERL_PLATFORM": platform}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert process.returncode == 0, process.stderr
+    assert {patch["name"]: patch["state"] for patch in json.loads(process.stdout)["patches"]} == dict.fromkeys(
+        NAMES, state
+    )

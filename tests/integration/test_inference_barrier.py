@@ -1,6 +1,8 @@
 """Streaming, barriers and the rollout watch on a real TransferQueue, with verl's own padding and replay buffer. Only the models are missing: a stage writes numbers derived
 from each row's tokens, so that a row computed from the wrong tokens, or not at all, shows."""
 
+import contextlib
+import threading
 from collections import Counter
 
 import pytest
@@ -95,14 +97,15 @@ def inference(stages):
     from verl_fuse.host.lane import Lane
     from verl_fuse.host.spans import Recorder
 
-    return SampleInference(
-        lane=Lane("train", Recorder(lambda span: None), timeout=60.0),
-        calls=stages,
-        dp_size=2,
-        multiples={"ref": 2, "values": 2},
-        fields={"ref": ("ref_log_prob",), "values": ("values",)},
-        extra_info={"temperature": 1.0},
-    )
+    with Lane("train", Recorder(lambda span: None), timeout=60.0) as lane:
+        yield SampleInference(
+            lane=lane,
+            calls=stages,
+            dp_size=2,
+            multiples={"ref": 2, "values": 2},
+            fields={"ref": ("ref_log_prob",), "values": ("values",)},
+            extra_info={"temperature": 1.0},
+        )
 
 
 def tags_of(batch):
@@ -243,6 +246,149 @@ def test_a_failing_stage_ends_the_step_at_the_next_poll(inference, stages, batch
         inference._lane.check()
 
 
+class Slice:
+    """Computes all stages of a micro-group in one call, as a slice's workers do; waits for `free` before it starts."""
+
+    def __init__(self, stages):
+        self.stages = stages
+        self.batches: list[list[str]] = []
+        self.free = threading.Event()
+        self.free.set()
+
+    def __call__(self, keys, tags, stages):
+        from verl_fuse.host.rows import rows
+
+        assert self.free.wait(30)
+        self.batches.append(list(keys))
+        for stage in stages:
+            self.stages[stage](rows(keys, tags, None), {})
+
+
+@pytest.fixture
+def slices(stages):
+    return Slice(stages), Slice(stages)
+
+
+@pytest.fixture
+def sliced(stages, slices):
+    from verl_fuse.host.inference import SampleInference, SliceLane
+    from verl_fuse.host.lane import Lane
+    from verl_fuse.host.spans import Recorder
+
+    with contextlib.ExitStack() as lanes:
+
+        def lane(name):
+            return lanes.enter_context(Lane(name, Recorder(lambda span: None), timeout=60.0))
+
+        yield SampleInference(
+            lane=lane("train"),
+            calls=stages,
+            dp_size=2,
+            multiples={"ref": 2, "values": 2},
+            fields={"ref": ("ref_log_prob",), "values": ("values",)},
+            extra_info={"temperature": 1.0},
+            slices=[SliceLane(lane(f"slice {n}"), one, dp_size=1, multiple=1) for n, one in enumerate(slices)],
+        )
+
+
+def test_slices_compute_all_stages_of_a_sample_once(sliced, slices, stages, batch):
+    sliced.submit(batch.keys[:3], tags_of(batch), "slice 1")
+    sliced.submit_rest(tags_of(batch))
+    for stage, field in (("ref", "ref_log_prob"), ("values", "values")):
+        sliced.complete(stage, batch, {}, whole)
+        assert stages[stage].computed == Counter(batch.keys)
+        got, want = stored(batch, field)
+        assert got == want
+    assert slices[1].batches[0] == ["u1_0_0", "u0_0_0", "u0_1_0"], "longest first"
+    # Five samples are left, of 7, 6, 4, 3 and 1 response tokens; slice 1 has done with its three, or not.
+    assert [len(slices[0].batches), len(slices[1].batches[1:])] in ([1, 1], [1, 0])
+
+
+def test_a_barrier_waits_for_every_slice(sliced, slices, stages, batch):
+    slices[0].free.clear()
+    sliced.submit(batch.keys[:4], tags_of(batch), "slice 0")
+    sliced.submit(batch.keys[4:], tags_of(batch), "slice 1")
+    threading.Timer(0.5, slices[0].free.set).start()
+    sliced.complete("ref", batch, {}, whole)
+    assert stages["ref"].computed == Counter(batch.keys)
+    assert len(stages["ref"].batches) == 2, "nothing was left to the training workers"
+
+
+def test_the_rest_goes_where_least_is_waiting(sliced, slices, batch):
+    slices[0].free.clear()
+    sliced.submit(batch.keys[:6], tags_of(batch), "slice 0")
+    sliced.submit_rest(tags_of(batch))
+    threading.Timer(0.3, slices[0].free.set).start()
+    sliced.drain()
+    assert [len(slices[0].batches), slices[1].batches] == [1, [batch.keys[6:]]]
+    sliced.begin_step()
+    sliced.submit_rest(tags_of(batch))
+    sliced.drain()
+    assert [len(slices[0].batches), len(slices[1].batches)] == [2, 2], "a new step starts with nothing waiting"
+
+
+def test_slices_with_nothing_to_do_take_over_stages_of_the_last_samples(sliced, slices, stages, batch):
+    from verl_fuse.host.inference import split_stages
+
+    sliced.submit(batch.keys[:7], tags_of(batch), "slice 0")
+    sliced.drain()
+    sliced.submit_rest(tags_of(batch))
+    for stage, field in (("ref", "ref_log_prob"), ("values", "values")):
+        sliced.complete(stage, batch, {}, whole)
+        assert stages[stage].computed == Counter(batch.keys)
+        got, want = stored(batch, field)
+        assert got == want
+    assert slices[0].batches[-1] == slices[1].batches[-1] == batch.keys[7:]
+
+    three, lanes = ("old_log_prob", "ref", "values"), ("a", "b", "c", "d", "e")
+    one = dict.fromkeys(lanes, 1)
+    assert split_stages({"a": ["k"]}, ["b"], three, one) == [
+        ("a", (["k"], ("old_log_prob", "values"))),
+        ("b", (["k"], ("ref",))),
+    ]
+    assert [(lane, dealt) for lane, (_, dealt) in split_stages({"a": ["k"], "b": ["l"]}, lanes[2:], three, one)] == [
+        ("a", ("old_log_prob",)),
+        ("c", ("ref",)),
+        ("e", ("values",)),
+        ("b", ("old_log_prob", "values")),
+        ("d", ("ref",)),
+    ]
+    assert split_stages({"a": ["k"]}, [], three, one) == [("a", (["k"], three))]
+    assert split_stages({"a": ["k"]}, ["b"], three, {**one, "b": 2}) == [("a", (["k"], three))], "too few for it"
+
+
+def test_only_slices_of_released_replicas_are_offered(sliced):
+    assert [view.name for view in sliced.view(None)] == ["train"]
+    assert sliced.view(()) == ()
+    (offered,) = sliced.view((1,))
+    assert (offered.name, offered.multiple, offered.released) == ("slice 1", 1, True)
+
+
+def test_a_failing_slice_ends_the_step_at_the_next_poll_and_is_named(sliced, slices, batch):
+    slices[1].stages = {"ref": None}
+    sliced.submit(batch.keys[:2], tags_of(batch), "slice 1")
+    with pytest.raises(TypeError):
+        sliced.drain()
+    with pytest.raises(FuseError, match="lane 'slice 1': a call on its workers failed: 'NoneType' object"):
+        sliced.check()
+
+
+def test_the_rest_is_shared_by_tokens_longest_first():
+    from verl_fuse.host.inference import share
+
+    lengths = {"a": 9, "b": 8, "c": 5, "d": 4, "e": 3, "f": 1}
+    assert share(lengths, {"slice 0": 1, "slice 1": 1}, {}) == {"slice 0": ["a", "d", "e"], "slice 1": ["b", "c", "f"]}
+    assert share(lengths, {"slice 0": 2, "slice 1": 2}, {}) == {"slice 0": ["a", "b"], "slice 1": ["c", "d", "e", "f"]}
+    assert share({"a": 9, "b": 8, "c": 5}, {"slice 0": 2}, {}) == {"slice 0": ["a", "b"]}
+    assert share({}, {"slice 0": 2}, {}) == {}
+    # What a lane has to do already counts.
+    waiting = {"slice 0": 15}
+    assert share({"a": 9, "b": 8, "c": 5}, {"slice 0": 1, "slice 1": 1}, waiting) == {
+        "slice 1": ["a", "b"],
+        "slice 0": ["c"],
+    }
+
+
 @pytest.fixture
 def buffer(queue):
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -257,9 +403,10 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
         keys=["u9"], partition_id="train", tags=[{"is_prompt": True, "status": "running", "global_steps": 1}]
     )
     seen = []
-    RolloutWatch(buffer, 0.01, 1.0, lambda watch: seen.append((len(watch.tags), watch.groups)))
+    RolloutWatch(buffer, 0.01, 1.0, lambda watch: seen.append((len(watch.tags), watch.groups)), lambda: ["replica 1"])
     with pytest.raises(
-        FuseError, match=r"made no progress for 1 s: 8 samples finished, still waiting for 1 prompt groups \(u9\)"
+        FuseError,
+        match=r"made no progress for 1 s: 8 samples finished, still waiting for 1 prompt groups \(u9\); on replica 1 \(fuse",
     ):
         buffer.sample(global_steps=1, partition_id="train", batch_size=1)
     assert len(seen) > 5
@@ -269,7 +416,7 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
 def test_the_first_look_is_not_paced_by_what_set_up_cost(buffer, batch):
     from verl_fuse.host.rollout_watch import RolloutWatch
 
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None)
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list)
     watch._looked -= 100.0  # CPU seconds of set-up between construction and the first poll
     assert watch._pace() == 2.0, "never slower than verl's own pace"
     watch.begin_step()
@@ -280,7 +427,7 @@ def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
     from verl_fuse.host.rollout_watch import RolloutWatch, sessions
 
     tq.kv_batch_put(keys=["u9_0_0"], partition_id="train", tags=[{"status": "writing"}])
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None)
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list)
     watch.look()
     assert sorted(watch.tags) == sorted(batch.keys)
     assert sessions(["u1_0_0", "u1_0_1", "u1_1_0"]) == 2

@@ -43,6 +43,8 @@ for name, folder in folders.items():
         reference, critic = need_reference_policy(config), need_critic(config)
         validate_config(config, reference, critic)
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+        if critic:
+            omega_conf_to_dataclass(config.critic)
         if kind == "fuse":
             # A GPU recipe is checked as on its own machine, where nobody asks for the cpu platform.
             os.environ["VERL_PLATFORM"] = "cpu" if config.trainer.device == "cpu" else ""
@@ -71,4 +73,8 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
         "ppo-cpu baseline": ["sync", False, True, True],
         "ppo-gsm8k-8gpu fuse": ["fuse", True, True, True],
         "ppo-gsm8k-8gpu baseline": ["sync", False, True, True],
+        "ppo-megatron-8gpu fuse": ["fuse", True, False, True],
+        "ppo-megatron-8gpu baseline": ["sync", False, False, True],
+        "ppo-megatron-cpu fuse": ["fuse", True, False, True],
+        "ppo-megatron-cpu baseline": ["sync", False, False, True],
     }

@@ -95,6 +95,8 @@ def verl_processes() -> Iterator[None]:
         patch.setenv("VERL_PLATFORM", "cpu")
         patch.setenv("VERL_USE_EXTERNAL_PLUGINS", "verl_fuse_cpu")
         multiprocessing.get_context("forkserver").set_forkserver_preload([TRANSFER])
+        # There is one server per process: an earlier module's was started in another environment.
+        multiprocessing.forkserver._forkserver._stop()
         multiprocessing.forkserver.ensure_running()
         yield
 
@@ -206,10 +208,10 @@ def test_the_driver_names_dead_and_silent_processes(ray_cluster):
     ranks[1].sleep.remote(3600)
     ray_cluster.kill(servers[2])
 
+    hung = threading.Event()
     with pytest.raises(FuseError) as caught:
-        with_deadline(
-            "weight sync of step 3", 0.1, threading.Event().wait, lambda: weight_sync_suspects(manager, seconds=5.0)
-        )
+        with_deadline("weight sync of step 3", 0.1, hung.wait, lambda: weight_sync_suspects(manager, seconds=5.0))
+    hung.set()
     head, _, named = str(caught.value).partition("; waited for: ")
     assert head == "weight sync of step 3 did not finish in 0.1 s"
     assert [name.split(": ")[0] for name in named.split(", ")[:3]] == [

@@ -21,7 +21,10 @@ CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPAT
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the source distribution as a release does."""
+    """The wheel in the folder $VERL_FUSE_DIST, which a release is about to publish, or one built here in the same way."""
+    if given := os.environ.get("VERL_FUSE_DIST"):
+        (built,) = Path(given).absolute().glob("*.whl")
+        return built
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(REPO)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -53,6 +56,7 @@ def test_the_wheel_holds_library_plugins_patches_recipes_and_licence(wheel: Path
         "verl_fuse_cpu",
         "verl_fuse_interstage",
         "verl_fuse_observe",
+        "verl_fuse_pipeline",
         "verl_fuse_patches",
         "verl_fuse_recipes",
         f"verl_fuse-{__version__}.dist-info",
@@ -72,6 +76,7 @@ def test_the_wheel_holds_every_file_of_its_packages(wheel: Path):
         "verl_fuse_cpu": "plugins/verl_fuse_cpu",
         "verl_fuse_interstage": "plugins/verl_fuse_interstage",
         "verl_fuse_observe": "plugins/verl_fuse_observe",
+        "verl_fuse_pipeline": "plugins/verl_fuse_pipeline",
         "verl_fuse_patches": "patches/verl_fuse_patches",
         "verl_fuse_recipes": "recipes",
     }

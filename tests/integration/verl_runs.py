@@ -10,23 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.upstream.ab.runs import RECORDER, SMALL, SMALL_CRITIC
+
+__all__ = ["SMALL", "SMALL_CRITIC", "Finished", "run"]
+
 SUPPORT = Path(__file__).parent / "support"
-# Small enough to end in about a minute and a half, and still with two ranks, two replicas, two mini-batches and padding to come.
-SMALL = (
-    "data.train_batch_size=6",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.n=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
-    "trainer.val_before_train=false",
-    "trainer.test_freq=-1",
-)
-SMALL_CRITIC = (
-    "critic.ppo_mini_batch_size=4",
-    "critic.ppo_micro_batch_size_per_gpu=4",
-    "critic.forward_micro_batch_size_per_gpu=4",
-)
 
 
 @dataclass(frozen=True)
@@ -57,24 +45,25 @@ def run(
     experiment: str | None = None,
     baseline: bool = False,
     record: Path | None = None,
+    recorder: str = "step_recorder",
     fault: str = "",
     stop_when: Callable[[Path], bool] | None = None,
     timeout: float = 1200,
 ) -> Finished:
     """Run a recipe in `home/name`, as experiment `experiment` (default: `name`).
 
-    `record` saves every step's numbers there (support/step_recorder.py), with `fault` planted; `stop_when(folder)` is polled, and once it
-    is true the run is told to stop (SIGTERM).
+    `record` saves every step's numbers there (ci/upstream/recorder, or the module `recorder` in support/), with `fault` planted
+    (support/streaming_faults.py); `stop_when(folder)` is polled, and once it is true the run is told to stop (SIGTERM).
     """
     folder = home / name
     log = home / f"{name}.{time.time_ns()}.log"
     environment = {**os.environ, "VERL_FUSE_HOME": str(home)}
     if record is not None:
         environment |= {
-            "VERL_USE_EXTERNAL_MODULES": "step_recorder",
-            "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+            "VERL_USE_EXTERNAL_MODULES": f"{recorder},streaming_faults" if fault else recorder,
+            "PYTHONPATH": os.pathsep.join([str(RECORDER), str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
             "STEP_RECORD_DIR": str(record),
-            "STEP_RECORD_BREAK": fault,
+            "STREAMING_FAULT": fault,
         }
     command = [str(Path(sys.executable).with_name("verl-fuse")), "run", recipe, *(["--baseline"] if baseline else [])]
     command += [*overrides, f"trainer.experiment_name={experiment or name}", f"trainer.default_local_dir={folder}"]

@@ -30,7 +30,12 @@ def test_importing_the_manager_loads_no_plugin():
 
 def test_builtin_plugins_load_and_are_named_after_their_config_block():
     manager = plugins.load()
-    assert [name for name, _ in manager.list_name_plugin()][: len(plugins.BUILTIN)] == ["interstage", "observe", "cpu"]
+    assert [name for name, _ in manager.list_name_plugin()][: len(plugins.BUILTIN)] == [
+        "interstage",
+        "pipeline",
+        "observe",
+        "cpu",
+    ]
     assert set(plugins.config_blocks(manager)) <= {source.name for source in plugins.discover()}
 
 
@@ -42,7 +47,7 @@ def test_a_disabled_plugin_is_not_imported(no_builtins: None, installed_plugin: 
 
 def test_disabling_an_unknown_plugin_lists_the_known_ones():
     with pytest.raises(
-        FuseError, match=r"cannot disable unknown plugin interstge; installed: interstage, observe, cpu"
+        FuseError, match=r"cannot disable unknown plugin interstge; installed: interstage, pipeline, observe, cpu"
     ):
         plugins.load(disabled=["interstge"])
 
@@ -119,7 +124,7 @@ REFUSED = {
     ),
     "unknown hook, nothing close": (
         HEADER + "@hookimpl\ndef zzz(): pass",
-        r"there is no hook zzz; hooks: fuse_config, fuse_event, fuse_infer_next",
+        r"there is no hook zzz; hooks: fuse_config, fuse_contracts, fuse_event, fuse_infer_next",
     ),
     "hook without its marker": (
         HEADER + "def fuse_metrics(timeline): pass",

@@ -17,6 +17,7 @@ PACKAGES = (
     "verl_fuse_patches",
     "verl_fuse_interstage",
     "verl_fuse_observe",
+    "verl_fuse_pipeline",
     "verl_fuse_cpu",
     "hydra_plugins",
 )
@@ -35,7 +36,7 @@ LAYERS = (
     ("verl_fuse.hookspecs", "verl_fuse.plugins"),
     ("verl_fuse.host",),
     ("verl_fuse_patches",),
-    ("verl_fuse_interstage", "verl_fuse_observe", "verl_fuse_cpu", "hydra_plugins"),
+    ("verl_fuse_interstage", "verl_fuse_observe", "verl_fuse_pipeline", "verl_fuse_cpu", "hydra_plugins"),
     ("verl_fuse.cli",),
 )
 

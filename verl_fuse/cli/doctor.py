@@ -22,9 +22,14 @@ def doctor(
     ray: Annotated[
         bool, typer.Option(help="Examine a Ray worker too: of RAY_ADDRESS, or of a Ray started for this.")
     ] = True,
+    patches: Annotated[
+        bool, typer.Option(help="List the runtime patches only: applied, off, not needed or refused.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Check versions, plugins, entry points, Hydra, patches and a Ray worker; exit 1 on a fault, with a fix for each."""
+    if patches:
+        raise typer.Exit(_patches(as_json))
     # What libraries print on import must not end up in the report.
     with contextlib.redirect_stdout(sys.stderr), Console(stderr=True).status("examining this installation"):
         findings = list(examine(ray=ray))
@@ -34,6 +39,17 @@ def doctor(
     else:
         Console().print(table(findings))
     raise typer.Exit(0 if healthy else 1)
+
+
+def _patches(as_json: bool) -> int:
+    from verl_fuse.cli.patches import examine, table
+
+    statuses = examine()
+    if as_json:
+        typer.echo(json.dumps({"patches": [dataclasses.asdict(status) for status in statuses]}))
+    else:
+        Console().print(table(statuses))
+    return int(any(status.state == "refused" for status in statuses))
 
 
 def table(findings: list[Finding]) -> Table:

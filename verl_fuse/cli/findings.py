@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from importlib.metadata import requires
 from typing import Literal
 
+from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
 from verl_fuse import __version__, plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.hookspecs import HOOK_API
 from verl_fuse.host import inspect
+from verl_fuse.host.compat.judge import Level
+from verl_fuse.host.compat.seams import host_seams, lines, plugin_seams
+from verl_fuse.host.compat.start import installed_verdicts
 from verl_fuse.host.versions import SUPPORTED, installed, problem
 
 State = Literal["ok", "warning", "fault"]
@@ -98,6 +102,27 @@ def plugins_load() -> Iterator[Finding]:
         )
     else:
         yield Finding("plugins", "ok", ", ".join(names))
+
+
+def contracts() -> Iterator[Finding]:
+    """What verl-fuse and its plugins rest on upstream is there, as it was when it was read."""
+    if installed("verl") is None:
+        return
+    try:
+        seams = [*host_seams(), *plugin_seams(plugins.load(), OmegaConf.create())]
+    except FuseError:
+        # The row `plugins` says why.
+        seams = host_seams()
+    verdicts = installed_verdicts(seams)
+    broken, changed = lines(verdicts, Level.RED), lines(verdicts, Level.YELLOW)
+    for line in broken:
+        yield Finding("contracts", "fault", line, VERL_EXTRA)
+    for line in changed:
+        yield Finding(
+            "contracts", "warning", line, "watch the first steps, or install the version of verl this was read at"
+        )
+    kept = sum(verdict.level is Level.GREEN and not verdict.absent for verdict in verdicts)
+    yield Finding("contracts", "ok", f"{kept} of {sum(not verdict.absent for verdict in verdicts)} as they were read")
 
 
 def driver() -> Iterator[Finding]:
@@ -188,7 +213,7 @@ def accelerator() -> Iterator[Finding]:
 
 
 Check = Callable[[], Iterator[Finding]]
-ALWAYS: tuple[Check, ...] = (versions, plugins_load)
+ALWAYS: tuple[Check, ...] = (versions, plugins_load, contracts)
 NEED_VERL: tuple[Check, ...] = (driver, hydra_group, patches, accelerator)
 
 

@@ -17,9 +17,12 @@ from verl_fuse.errors import FuseError
 # name -> (module with `app`, one-line help)
 SUBCOMMANDS = {
     "doctor": ("verl_fuse.cli.doctor", "Check this installation, in the driver and inside a Ray worker."),
+    "plan": ("verl_fuse.cli.plan", "Find devices, layouts and micro-batches for a step, as overrides for verl."),
+    "profile": ("verl_fuse.cli.profile", "Measure this device for the planner's cost model."),
     "recipes": ("verl_fuse.cli.recipes", "List the shipped recipes."),
     "run": ("verl_fuse.cli.run", "Run a recipe with verl-fuse on (or --baseline: stock verl)."),
     "schedule": ("verl_fuse.cli.schedule", "Solve, show and compare fused actor-critic pipeline schedules."),
+    "simulate": ("verl_fuse.cli.simulate", "Predict a step, stock and with every feature, without a device."),
     "trace": ("verl_fuse.cli.trace", "Print the idle table of a recorded run and name its timeline page."),
 }
 

@@ -18,7 +18,7 @@ from verl_fuse.cli.composition import compose, select
 from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.report import print_summary
 from verl_fuse.errors import FuseError
-from verl_fuse.host.versions import require_supported
+from verl_fuse.host.compat.start import require_version
 from verl_fuse.timeline.files import INDEX_PAGE
 
 app = typer.Typer(add_completion=False)
@@ -29,7 +29,7 @@ METRICS = "VERL_FILE_LOGGER_PATH"
 BASELINE = ("trainer.v1.trainer_mode=sync", "~fuse")
 PARQUET_MAGIC = b"PAR1"
 # Tasks that recipes can ask for in `recipe.prepare`: the module that makes one with `--out task_dir`.
-TASKS = {"euclid": "verl_fuse_cpu.task"}
+TASKS = {"euclid": ("verl_fuse_cpu.task",), "euclid-4-layers": ("verl_fuse_cpu.task", "--layers", "4")}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def run(
 ) -> None:
     """Run a recipe with verl-fuse on (or --baseline: stock verl) and sum it up."""
     recipe = find_recipe(name)
-    require_supported()
+    require_version()
     launch = plan(recipe, overrides or [], baseline=baseline, home=home_from(os.environ))
     if dry_run:
         typer.echo("\n".join(as_shell(launch)))
@@ -86,7 +86,7 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
     if recipe.prepare is not None:
         if recipe.prepare not in TASKS:
             raise FuseError(f"recipe.prepare={recipe.prepare!r} in {recipe.folder}: allowed: {', '.join(TASKS)}")
-        prepare = (sys.executable, "-m", TASKS[recipe.prepare], "--out", str(select(config, "task_dir")))
+        prepare = (sys.executable, "-m", *TASKS[recipe.prepare], "--out", str(select(config, "task_dir")))
     command = (
         sys.executable,
         "-m",

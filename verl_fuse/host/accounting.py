@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.timeline.files import write_atomically
+from verl_fuse.spec.files import write_atomically
 
 FOLDER = "accounts"
 

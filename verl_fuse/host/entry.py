@@ -24,10 +24,13 @@ def _register_trainer(v1: ModuleType) -> None:
 
     fault = problem("verl", installed("verl"))
     if fault is not None:
-        # Stock modes must go on working beside an unsupported verl; mode fuse then does not exist, and preflight and doctor say why.
-        print(f"verl-fuse: trainer mode {TRAINER_MODE!r} is not available: {fault}", file=sys.stderr)
+        _unavailable(fault)
         return
-    from verl_fuse.host.trainer import FuseTrainer
+    try:
+        from verl_fuse.host.trainer import FuseTrainer
+    except ImportError as error:
+        _unavailable(f"{error} (verl-fuse doctor says what else is not as expected)")
+        return
 
     taken = v1.trainer_base.TRAINER_REGISTRY.get(TRAINER_MODE)
     if taken is not None:
@@ -36,6 +39,11 @@ def _register_trainer(v1: ModuleType) -> None:
             "uninstall the package that provides it, or verl-fuse"
         )
     v1.register_trainer(TRAINER_MODE)(FuseTrainer)
+
+
+def _unavailable(why: str) -> None:
+    """Stock modes must go on working beside a verl that does not fit; mode fuse then does not exist, and preflight and doctor say why."""
+    print(f"verl-fuse: trainer mode {TRAINER_MODE!r} is not available: {why}", file=sys.stderr)
 
 
 # verl loads the entry point object and does not call it.

@@ -1,16 +1,19 @@
 """Sample-level inference: finished samples go through old log-prob, reference and values in micro-groups; stage barriers complete the rest.
 
-The numbers are verl's own: every micro-group runs the trainer's stock stage methods on a sub-batch. A stage barrier computes what no
-micro-group did (padding rows included, because they are created after streaming) and then checks that nothing is missing.
+A micro-group runs either on the training workers, through the trainer's stock stage methods, or on a slice, which computes all stages in
+one call. A stage barrier computes what no micro-group did (padding rows included, because they are created after streaming) with verl's own
+stage call and then checks that nothing is missing.
 
-Invariants (tests/unit/host/test_inference.py):
+Invariants (tests/integration/test_inference_barrier.py):
 - a sample is handed to a lane at most once, and only when it is finished;
+- nothing passes a barrier before every lane has done what it was given;
 - with nothing streamed a barrier is exactly verl's own stage call on the whole batch;
 - the rest of a batch is topped up with computed rows until its size fits the workers, never truncated.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,8 +28,19 @@ from verl_fuse.spec.step import LaneView, Sample, Stage
 StageCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
 
 
+@dataclass(frozen=True)
+class SliceLane:
+    """A slice: `infer(keys, tags, stages)` computes these stages for these rows, cut into `dp_size` parts; their number must be a multiple of
+    `multiple`."""
+
+    lane: Lane
+    infer: Callable[[Sequence[str], Mapping[str, dict], Sequence[Stage]], None]
+    dp_size: int
+    multiple: int
+
+
 class SampleInference:
-    """Inference of one step over one lane.
+    """Inference of one step over the lane of the training workers and any number of slices.
 
     `calls` are verl's stage methods; `dp_size` is the number of data-parallel ranks; `multiples` says, per stage, of what a
     batch's size must be a multiple; `fields` are the fields each stage must leave behind.
@@ -40,8 +54,10 @@ class SampleInference:
         multiples: Mapping[Stage, int],
         fields: Mapping[Stage, Sequence[str]],
         extra_info: Mapping[str, Any],
+        slices: Sequence[SliceLane] = (),
     ):
         self._lane = lane
+        self._slices = {slice.lane.name: slice for slice in slices}
         self._calls = calls
         self._dp_size = dp_size
         self._multiples = multiples
@@ -54,6 +70,9 @@ class SampleInference:
         self._taken: set[str] = set()
         self._done: dict[Stage, set[str]] = {stage: set() for stage in self._calls}
         self._micro_groups = 0
+        # Tokens per slice; the driver's thread counts what it hands over, the lane's what is done.
+        self._handed = dict.fromkeys(self._slices, 0)
+        self._computed = dict.fromkeys(self._slices, 0)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -62,22 +81,86 @@ class SampleInference:
 
     @property
     def taken(self) -> frozenset[str]:
-        """Keys handed to the lane in this step."""
+        """Keys handed to a lane in this step."""
         return frozenset(self._taken)
 
-    def view(self) -> LaneView:
-        """What a policy may know of the lane."""
-        multiple = math.lcm(*(self._multiples[stage] for stage in self._calls))
-        return LaneView(self._lane.name, self.stages, self._lane.queued, multiple)
+    def view(self, released: Collection[int] | None) -> tuple[LaneView, ...]:
+        """What a policy may know of the lanes it may use: the training workers' (None), or the slices of `released` replicas."""
+        if released is None:
+            multiple = math.lcm(*(self._multiples[stage] for stage in self._calls))
+            return (LaneView(self._lane.name, self.stages, self._lane.queued, multiple),)
+        return tuple(
+            LaneView(name, self.stages, slice.lane.queued, slice.multiple, released=True)
+            for number, (name, slice) in enumerate(self._slices.items())
+            if number in released
+        )
 
-    def submit(self, keys: Sequence[str], tags: Mapping[str, dict]) -> None:
-        """Hand one micro-group of ready samples to the lane; `tags` are the rollout's tags by key."""
+    def submit(
+        self,
+        keys: Sequence[str],
+        tags: Mapping[str, dict],
+        lane: str | None = None,
+        stages: Sequence[Stage] | None = None,
+    ) -> None:
+        """Hand one micro-group of ready samples to a lane (default: the training workers'); `tags` are the rollout's tags by key. On a slice,
+        `stages` may be some of the stages."""
         self._taken.update(keys)
         index = self._micro_groups
         self._micro_groups += 1
-        ordered = spread(keys, {key: int(tags[key]["seq_len"]) for key in keys}, self._dp_size)
+        slice = self._slices.get(lane or "")
+        lengths = {key: int(tags[key]["seq_len"]) for key in keys}
+        ordered = spread(keys, lengths, slice.dp_size if slice else self._dp_size)
         mine = {key: dict(tags[key]) for key in keys}
-        self._lane.submit(lambda: self._run(index, ordered, mine), f"micro-group {index} ({len(keys)} samples)")
+        what = f"micro-group {index} ({len(keys)} samples)"
+        if slice is None:
+            self._lane.submit(lambda: self._run(index, ordered, mine), what)
+        else:
+            tokens = sum(lengths.values())
+            self._handed[slice.lane.name] += tokens
+            wanted = tuple(stages or self.stages)
+            slice.lane.submit(lambda: self._run_on(slice, index, ordered, mine, wanted, tokens), what)
+
+    def submit_rest(self, tags: Mapping[str, dict]) -> None:
+        """After generation: spread all samples that no lane has taken over the slices, one micro-group each, for nothing will be added. If that
+        leaves slices without anything to do, they take over stages of the others' micro-groups. What fits no micro-group is left to the barriers."""
+        if not self._slices:
+            return
+        lengths = {key: int(tag["seq_len"]) for key, tag in tags.items() if key not in self._taken}
+        multiples = {name: slice.multiple for name, slice in self._slices.items()}
+        waiting = {name: self._handed[name] - self._computed[name] for name in self._slices}
+        groups = share(lengths, multiples, waiting)
+        idle = [name for name in self._slices if name not in groups and not waiting[name]]
+        for lane, (keys, stages) in split_stages(groups, idle, self.stages, multiples):
+            self.submit(keys, tags, lane, stages)
+
+    def check(self) -> None:
+        """Raise the failure of any lane."""
+        self._lane.check()
+        for slice in self._slices.values():
+            slice.lane.check()
+
+    def drain(self) -> None:
+        """Wait until every lane has done what it was given."""
+        self._lane.drain()
+        for slice in self._slices.values():
+            slice.lane.drain()
+
+    def _run_on(
+        self,
+        slice: SliceLane,
+        index: int,
+        keys: list[str],
+        tags: Mapping[str, dict],
+        stages: Sequence[Stage],
+        tokens: int,
+    ) -> None:
+        work = partial(slice.infer, keys, tags, stages)
+        # A sample counts where its first stage is computed.
+        samples = len(keys) if self.stages[0] in stages else 0
+        slice.lane.recorded("micro-group", "inference", work, samples=samples, micro_group=index)
+        for stage in stages:
+            self._done[stage].update(keys)
+        self._computed[slice.lane.name] += tokens
 
     def _run(self, index: int, keys: list[str], tags: Mapping[str, dict]) -> None:
         info: Mapping[str, Any] | None = self._extra_info
@@ -97,7 +180,7 @@ class SampleInference:
 
         `whole_batch_metrics` recomputes the metrics a stage call derives from its batch, for a batch that was computed in parts.
         """
-        self._lane.drain()
+        self.drain()
         call = self._calls[stage]
         rest = [row for row, key in enumerate(batch.keys) if key not in self._done[stage]]
         if len(rest) == len(batch):
@@ -118,6 +201,37 @@ class SampleInference:
         return rows(
             spread(keys, {key: int(tags[key]["seq_len"]) for key in keys}, self._dp_size), tags, batch.extra_info
         )
+
+
+def share(lengths: Mapping[str, int], multiples: Mapping[str, int], waiting: Mapping[str, int]) -> dict[str, list[str]]:
+    """One micro-group per lane that gives every lane a like number of tokens, longest samples first.
+
+    `lengths` in tokens per key; `waiting` tokens are on a lane already; `multiples` says per lane of what a micro-group's size is a multiple.
+    Keys that would make up less than one multiple are left out.
+    """
+    ranked = sorted(lengths, key=lambda key: (-lengths[key], key))
+    load = {lane: waiting.get(lane, 0) for lane in multiples}
+    groups: dict[str, list[str]] = {}
+    while ranked:
+        lane = min(load, key=lambda name: load[name])
+        keys, ranked = ranked[: multiples[lane]], ranked[multiples[lane] :]
+        if len(keys) < multiples[lane]:
+            break
+        load[lane] += sum(lengths[key] for key in keys)
+        groups.setdefault(lane, []).extend(keys)
+    return groups
+
+
+def split_stages(
+    groups: Mapping[str, list[str]], idle: Sequence[str], stages: Sequence[Stage], multiples: Mapping[str, int]
+) -> list[tuple[str, tuple[list[str], tuple[Stage, ...]]]]:
+    """(lane, (keys, stages)): every group's stages dealt out to its lane and to its part of the `idle` ones."""
+    dealt = []
+    for number, (lane, keys) in enumerate(groups.items()):
+        helpers = [name for name in idle[number :: len(groups)] if not len(keys) % multiples[name]]
+        lanes = [lane, *helpers][: len(stages)]
+        dealt += [(name, (keys, tuple(stages[at :: len(lanes)]))) for at, name in enumerate(lanes)]
+    return dealt
 
 
 def ready_samples(

@@ -1,11 +1,13 @@
 """Asks plugins for decisions. A policy that fails costs its optimisation, not the run: the step goes on as verl would, counted and said aloud."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.step import LaneView, RolloutView
+from verl_fuse.spec.step import LaneView, Migration, RolloutView
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -24,19 +26,45 @@ class PolicyGuard:
 
     def infer_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
         """Keys of the micro-group to run now, or None."""
+
+        def ask() -> Sequence[str] | None:
+            keys = self._hook.fuse_infer_next(view=view, lane=lane)
+            return None if keys is None else _checked_keys(keys, view, lane)
+
+        return self._asked("fuse_infer_next", view, ask)
+
+    def migration(self, view: RolloutView) -> Migration | None:
+        """The replicas that finish the tail, or None."""
+
+        def ask() -> Migration | None:
+            migration = self._hook.fuse_migration(view=view)
+            return None if migration is None else _checked_migration(migration, view)
+
+        return self._asked("fuse_migration", view, ask)
+
+    def _asked(self, hook: str, view: RolloutView, ask: Callable[[], T]) -> T | None:
         if self._off:
             return None
         try:
-            keys = self._hook.fuse_infer_next(view=view, lane=lane)
-            return None if keys is None else _checked(keys, view, lane)
+            return ask()
         except Exception:  # a plugin may raise anything
             self._off = True
             self.fallbacks += 1
-            logger.exception("fuse_infer_next failed in step %d; this step streams no more samples", view.step)
+            logger.exception("%s failed in step %d; the rest of this step runs as in stock verl", hook, view.step)
             return None
 
 
-def _checked(keys: Sequence[str], view: RolloutView, lane: LaneView) -> Sequence[str]:
+def _checked_migration(migration: Migration, view: RolloutView) -> Migration:
+    routed = {replica.rank for replica in view.replicas if replica.routed}
+    kept = set(migration.survivors)
+    if not kept or not kept < routed:
+        raise FuseError(
+            f"fuse_migration returned survivors {sorted(kept)}; allowed: some, but not all, of the replicas that take requests: {sorted(routed)}"
+        )
+    return migration
+
+
+def _checked_keys(keys: Sequence[str], view: RolloutView, lane: LaneView) -> Sequence[str]:
     ready = {sample.key for sample in view.ready}
     strangers = [key for key in keys if key not in ready]
     if strangers or len(set(keys)) != len(keys):

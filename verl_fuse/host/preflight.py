@@ -11,17 +11,18 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.compat.start import require_contracts, require_version
 from verl_fuse.host.settings import load_settings
-from verl_fuse.host.versions import require_supported
 
 
 class Preflight(Callback):
-    """Refuses an unsupported verl or a bad `fuse` block with one message and exit code 2."""
+    """Refuses an unsupported verl, a broken contract or a bad `fuse` block with one message and exit code 2."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
-            require_supported()
-            load_settings(config)
+            require_version()
+            settings = load_settings(config)
+            require_contracts(settings.manager, config)
         except FuseError as error:
             print(f"verl-fuse: {error}", file=sys.stderr, flush=True)
             raise SystemExit(2) from error

@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.rows import TRAIN
+from verl_fuse.host.watchdog import diagnosis
 from verl_fuse.spec.step import Sample
 
 # Seconds between two looks of verl's own replay buffer (replay_buffer.py).
@@ -17,11 +18,18 @@ VERL_POLL_INTERVAL = 2.0
 
 
 class RolloutWatch:
-    """Calls `on_poll(watch)` at every look at the training partition; `stall_timeout` is seconds without a new sample."""
+    """Calls `on_poll(watch)` at every look at the training partition; `stall_timeout` is seconds without a new sample, after which
+    `suspects()` are named."""
 
     def __init__(
-        self, buffer: Any, poll_interval: float, stall_timeout: float, on_poll: Callable[["RolloutWatch"], None]
+        self,
+        buffer: Any,
+        poll_interval: float,
+        stall_timeout: float,
+        on_poll: Callable[["RolloutWatch"], None],
+        suspects: Callable[[], list[str]],
     ):
+        self._suspects = suspects
         self._buffer = buffer
         self._stall_timeout = stall_timeout
         self._on_poll = on_poll
@@ -83,7 +91,7 @@ class RolloutWatch:
             shown = ", ".join(waiting[:5]) + (", …" if len(waiting) > 5 else "")
             raise FuseError(
                 f"the rollout made no progress for {now - since:.0f} s: {progress} samples finished, still waiting for {len(waiting)} "
-                f"prompt groups ({shown}). A rollout server may be dead or stuck (fuse.stall_timeout)"
+                f"prompt groups ({shown}); on {diagnosis(self._suspects)} (fuse.stall_timeout)"
             )
 
 

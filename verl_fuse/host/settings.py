@@ -14,7 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
+from verl_fuse.host.applied_plan import checked_plan
 from verl_fuse.spec.block import bounded, read_block
+from verl_fuse.spec.plan import Plan, Setting
 
 
 @dataclass(frozen=True)
@@ -22,21 +24,24 @@ class CoreBlock:
     """Keys directly under `fuse`; each is described in config/fuse/default.yaml."""
 
     run_dir: str | None = None
+    plan: str | None = None
     disabled_plugins: tuple[str, ...] = ()
     poll_interval: float = field(default=0.05, metadata=bounded(minimum=0.001, maximum=60.0))
     stall_timeout: float = field(default=7200.0, metadata=bounded(minimum=1.0))
     call_timeout: float = field(default=14400.0, metadata=bounded(minimum=1.0))
+    replica_timeout: float = field(default=300.0, metadata=bounded(minimum=1.0))
     weight_sync_timeout: float = field(default=600.0, metadata=bounded(minimum=1.0))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The core block, one block per plugin, and the plugins themselves."""
+    """The core block, one block per plugin, the plugins themselves, and the keys that a plan sets in verl's configuration."""
 
     core: CoreBlock
     blocks: Mapping[str, Any]
     manager: pluggy.PluginManager
     run_dir: Path
+    overrides: Mapping[str, Setting] = field(default_factory=dict)
 
 
 def load_settings(config: DictConfig) -> Settings:
@@ -46,6 +51,7 @@ def load_settings(config: DictConfig) -> Settings:
     core = read_block(CoreBlock, {key: value for key, value in node.items() if key in core_names}, "fuse")
     manager = plugins.load(core.disabled_plugins)
     schema = plugins.config_blocks(manager)
+    plan = _plan(core, config, node)
     blocks = {name: read_block(block, node.get(name), f"fuse.{name}") for name, block in schema.items()}
     for key in node:
         if key in core_names or key in schema:
@@ -64,7 +70,18 @@ def load_settings(config: DictConfig) -> Settings:
     if problems:
         raise FuseError("this configuration cannot run:\n  - " + "\n  - ".join(problems))
     run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir", default="fuse_run")
-    return Settings(core, blocks, manager, Path(run_dir).absolute())
+    return Settings(core, blocks, manager, Path(run_dir).absolute(), plan.overrides if plan else {})
+
+
+def _plan(core: CoreBlock, config: DictConfig, node: dict[str, Any]) -> Plan | None:
+    """The plan the configuration names, checked; its migration threshold goes into `node`, unless one is set there."""
+    if core.plan is None:
+        return None
+    enabled = {name for name, block in node.items() if isinstance(block, dict) and block.get("enabled") is True}
+    plan = checked_plan(Path(core.plan), config, enabled)
+    if "interstage" in plan.features and node["interstage"].get("migration_threshold") is None:
+        node["interstage"]["migration_threshold"] = plan.migration_threshold or None
+    return plan
 
 
 def _fuse_node(config: DictConfig) -> dict[str, Any]:

@@ -4,6 +4,7 @@ It owns when hooks are called, which collective call runs on which lane, and wha
 feature off a step is verl's own, plus a timeline ("observe mode").
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,25 +22,26 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.accounting import StepAccount, account, prepare_accounts, write_account
+from verl_fuse.host.applied_plan import apply_plan
+from verl_fuse.host.assembly import ACTOR_ROLES, build_slices, extra_info, sample_inference
 from verl_fuse.host.client import FuseLLMServerClient
+from verl_fuse.host.compat.start import require_contracts, require_version, warn_of_changes
 from verl_fuse.host.entry import TRAINER_MODE
-from verl_fuse.host.inference import SampleInference, ready_samples
+from verl_fuse.host.inference import StageCall, ready_samples
 from verl_fuse.host.lane import Lane
 from verl_fuse.host.policy import PolicyGuard
+from verl_fuse.host.replicas import Replicas
 from verl_fuse.host.rollout_watch import RolloutWatch, sample_of, sessions
 from verl_fuse.host.rows import read, rows, tags_of
 from verl_fuse.host.settings import load_settings
+from verl_fuse.host.slices import Slices
 from verl_fuse.host.spans import Recorder, Stopwatch, start_collector
-from verl_fuse.host.stages import STAGE_FIELDS, micro_batch, old_log_prob_metrics, streamed_stages
-from verl_fuse.host.versions import require_supported
+from verl_fuse.host.stages import old_log_prob_metrics
+from verl_fuse.host.update_schedules import Solve
 from verl_fuse.host.watchdog import weight_sync_suspects, with_deadline
 from verl_fuse.host.worker import recording_worker_class
-from verl_fuse.spec.step import Event, EventKind, RolloutView, Stage
+from verl_fuse.spec.step import Event, EventKind, Migration, ReplicaView, RolloutView, Stage
 from verl_fuse.spec.timeline import Category, Span, Timeline
-
-# The RPC mesh each stage's batch is dispatched over (verl/workers/engine_workers.py).
-_MESH: dict[Stage, str] = {"old_log_prob": "actor", "ref": "ref", "values": "train"}
-_ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +50,11 @@ class FuseTrainer(PPOTrainerSync):
     """verl's synchronous trainer, observed and extended through hooks (verl_fuse/hookspecs.py)."""
 
     def __init__(self, config: DictConfig):
-        require_supported()
+        require_version()
         self.settings = load_settings(config)
+        for change in apply_plan(config, self.settings.overrides):
+            logger.warning(change)
+        warn_of_changes(require_contracts(self.settings.manager, config))
         self.hook = self.settings.manager.hook
         self._spans: list[Span] = []
         self.recorder = Recorder(self._spans.append)
@@ -74,17 +79,19 @@ class FuseTrainer(PPOTrainerSync):
     def _build_replay_buffer(self) -> ReplayBuffer:
         buffer = super()._build_replay_buffer()
         core = self.settings.core
-        self._watch = RolloutWatch(buffer, core.poll_interval, core.stall_timeout, self._on_poll)
+        self._watch = RolloutWatch(
+            buffer, core.poll_interval, core.stall_timeout, self._on_poll, lambda: self.replicas.suspects()
+        )
         return buffer
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role, remote_class in self.role_worker_mapping.items():
-            kind = "actor" if role in _ACTOR_ROLES else "critic" if role is Role.Critic else None
+            kind = "actor" if role in ACTOR_ROLES else "critic" if role is Role.Critic else None
             if kind is not None:
-                self.role_worker_mapping[role] = ray.remote(
-                    recording_worker_class(kind, remote_class.__ray_actor_class__)
-                )
+                stock = remote_class.__ray_actor_class__
+                worker_class = self.hook.fuse_worker_class(model=kind, base=stock, config=self.config) or stock
+                self.role_worker_mapping[role] = ray.remote(recording_worker_class(kind, worker_class))
 
     def get_llm_client(self) -> LLMServerClient:
         manager = self.llm_server_manager
@@ -96,38 +103,58 @@ class FuseTrainer(PPOTrainerSync):
     def _setup(self) -> None:
         super()._setup()
         self._lane = Lane("train", self.recorder, self.settings.core.call_timeout)
-        self._inference = self._sample_inference()
+        self._inference = sample_inference(self, self._lane, self._stage_calls())
+        self._slices: Slices | None = None
+        self._fused: Any = None
+        self._actor_updated = False
+        rollout = self.config.actor_rollout_ref.rollout
+        self.replicas = Replicas(
+            self.llm_server_manager,
+            self.checkpoint_manager,
+            self.recorder,
+            self.settings.core.replica_timeout,
+            max_num_seqs=rollout.max_num_seqs,
+            sequence_tokens=rollout.prompt_length + rollout.response_length,
+        )
 
-    def _sample_inference(self) -> SampleInference:
-        stages = streamed_stages(self.config, self.use_reference_policy, self.use_critic)
-        calls = {
+    def _stage_calls(self) -> dict[Stage, StageCall]:
+        return {
             "old_log_prob": super()._compute_old_log_prob,
             "ref": super()._compute_ref_log_prob,
             "values": super()._compute_values,
         }
-        groups = {"old_log_prob": self.actor_rollout_wg}
-        if self.use_reference_policy:
-            groups["ref"] = self.ref_policy_wg
+
+    def use_slices(self) -> None:
+        """For plugins, at `fuse_setup`: inference runs on slices, as replicas are released."""
+        if not self._inference.stages:
+            return
+        self._slices = build_slices(self)
+        lanes = self._slices.lanes(extra_info(self))
+        self._inference = sample_inference(self, self._lane, self._stage_calls(), lanes)
+
+    def use_fused_update(self, solve: Solve, timeout: float) -> None:
+        """For plugins, at `fuse_setup`: critic and actor are updated in one call, in the order of the schedule that `solve` finds."""
+        # What it rests on comes with the extra `megatron`.
+        from verl_fuse.host.fused_update import FusedUpdate
+
+        groups = {"actor": self.actor_rollout_wg, "critic": self.critic_wg}
+        self._fused = FusedUpdate(groups, solve, timeout, self.recorder)
+
+    def _refresh_slices(self) -> None:
+        # Nobody waits: the lane has nothing else to do while the next step generates, and slices begin when replicas are released.
+        if self._slices is not None:
+            export = partial(self._lane.recorded, "export_weights", "sync", self._exported)
+            self._slices.load(self._lane.submit(export, "export_weights"))
+
+    def _exported(self) -> dict[Stage, list[Any]]:
+        groups: dict[Stage, Any] = {"old_log_prob": self.actor_rollout_wg}
         if self.use_critic:
             groups["values"] = self.critic_wg
-        dp_size: dict[Stage, int] = {stage: self._dp_size(groups[stage], self._mesh(stage)) for stage in stages}
-        return SampleInference(
-            lane=self._lane,
-            calls={stage: calls[stage] for stage in stages},
-            dp_size=max(dp_size.values(), default=1),
-            multiples={stage: dp_size[stage] * micro_batch(self.config, stage, self.ref_in_actor) for stage in stages},
-            fields=STAGE_FIELDS,
-            extra_info={"temperature": self.config.actor_rollout_ref.rollout.temperature},
-        )
-
-    def _mesh(self, stage: Stage) -> str:
-        return "actor" if stage == "ref" and self.ref_in_actor else _MESH[stage]
-
-    @staticmethod
-    def _dp_size(worker_group: Any, mesh: str) -> int:
-        if mesh not in worker_group._dispatch_info:
-            worker_group._dispatch_info[mesh] = worker_group._query_dispatch_info(mesh)
-        return max(worker_group._dispatch_info[mesh]) + 1
+        return {
+            stage: [bucket for rank in group.export_weights() for bucket in rank]
+            for stage, group in groups.items()
+            if stage in self._inference.stages
+        }
 
     def on_init_end(self) -> None:
         prepare_accounts(self.settings.run_dir)
@@ -140,6 +167,7 @@ class FuseTrainer(PPOTrainerSync):
             groups=self.config.data.train_batch_size,
         )
         self._lane.call("update_weights", "sync", partial(self._sync_weights, super().on_init_end))
+        self._refresh_slices()
 
     @property
     def _expected_samples(self) -> int:
@@ -169,7 +197,8 @@ class FuseTrainer(PPOTrainerSync):
         if self.curr_step_profile:
             self._lane.drain()
         with self._stage("sleep"):
-            super().on_sample_end()
+            suspects, seconds = self.replicas.suspects, self.settings.core.replica_timeout
+            with_deadline("sleep of the rollout replicas", seconds, super().on_sample_end, suspects)
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()
@@ -177,14 +206,23 @@ class FuseTrainer(PPOTrainerSync):
 
     def _on_poll(self, watch: RolloutWatch) -> None:
         tags = watch.tags
-        view = self._view(watch, tags)
+        view = self._view(watch, tags, self.replicas.watched())
         self._emit("poll", view=view)
-        self._lane.check()
-        while keys := self._policy.infer_next(view, view.lanes[0]):
-            self._inference.submit(keys, tags)
-            view = self._view(watch, tags)
+        self._inference.check()
+        if migration := self._policy.migration(view):
+            self._migrate(migration, view)
+            view = self._view(watch, tags, self.replicas.views())
+        for number in range(len(view.lanes)):
+            while keys := self._policy.infer_next(view, view.lanes[number]):
+                self._inference.submit(keys, tags, view.lanes[number].name)
+                view = self._view(watch, tags, view.replicas)
 
-    def _view(self, watch: RolloutWatch, tags: Mapping[str, dict]) -> RolloutView:
+    def _migrate(self, migration: Migration, view: RolloutView) -> None:
+        freed = sorted({seen.rank for seen in view.replicas if seen.routed} - set(migration.survivors))
+        self.replicas.free(freed)
+        self._emit("migration", view=view, survivors=list(migration.survivors), freed=freed)
+
+    def _view(self, watch: RolloutWatch, tags: Mapping[str, dict], replicas: tuple[ReplicaView, ...]) -> RolloutView:
         groups, finished, failed = watch.groups
         return RolloutView(
             step=self.global_steps,
@@ -194,14 +232,17 @@ class FuseTrainer(PPOTrainerSync):
             groups=groups,
             groups_finished=finished + failed,
             ready=ready_samples(tags, self._inference.taken, sample_of),
-            lanes=(self._inference.view(),),
+            lanes=self._inference.view(None if self._slices is None else self.replicas.freed),
+            replicas=replicas,
         )
 
     # ------------------------------------------------------------------ stages
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
         with self._stage("drain"):
-            self._lane.drain()
+            if self._slices is not None:
+                self._inference.submit_rest(tags_of(batch))
+            self._inference.drain()
         with self._stage("balance"):
             batch = super()._balance_batch(batch, metrics, *args, **kwargs)
             version = None if self._replayed else self.global_steps - 1
@@ -248,17 +289,46 @@ class FuseTrainer(PPOTrainerSync):
             return super()._compute_advantage(batch, metrics)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self._on_lane("update_critic", "train", partial(super()._update_critic, batch, metrics))
+        if self._fused is None or self.config.trainer.critic_warmup > self.global_steps:
+            return self._on_lane("update_critic", "train", partial(super()._update_critic, batch, metrics))
+        # Both methods write what their workers should know into the batch they get.
+        own = {
+            model: dataclasses.replace(batch, extra_info=dict(batch.extra_info or {})) for model in ("actor", "critic")
+        }
+        jobs = {
+            "actor": partial(super()._update_actor, own["actor"], metrics),
+            "critic": partial(super()._update_critic, own["critic"], metrics),
+        }
+        self._on_lane("fused_update", "train", partial(self._fused.run, self, jobs))
+        metrics.update(self._fused.metrics)
+        self._actor_updated = True
+        return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        if self._actor_updated:
+            self._actor_updated = False
+            return batch
         return self._on_lane("update_actor", "train", partial(super()._update_actor, batch, metrics))
 
     def _save_checkpoint(self) -> None:
         self._on_lane("save_checkpoint", "other", super()._save_checkpoint)
 
     def on_step_end(self) -> None:
+        self._require_replicas()
         self._on_lane("update_weights", "sync", partial(self._sync_weights, super().on_step_end))
+        self.replicas.readmit(self.global_steps)
+        self._refresh_slices()
         self._step_end = self._clock.now
+
+    def _require_replicas(self) -> None:
+        try:
+            self.replicas.require_alive()
+        except FuseError:
+            frequency = self.config.trainer.save_freq
+            saved = self.global_steps >= self.total_training_steps or not self.global_steps % frequency
+            if frequency > 0 and not saved:
+                self._save_checkpoint()
+            raise
 
     def _sync_weights(self, stock: Callable[[], None]) -> None:
         # verl's sender waits for its receiver without a time limit.
@@ -289,7 +359,8 @@ class FuseTrainer(PPOTrainerSync):
             metrics.update(found or {})
         metrics["fuse/account_write_failures"] = float(self._unwritten_accounts)
         metrics["fuse/fallbacks"] = float(self._policy.fallbacks)
-        self._emit("step_end", timeline=timeline, samples=self._account.samples)
+        lengths = [(tag["prompt_len"], tag["response_len"]) for tag in batch.tags if not tag.get("is_padding")]
+        self._emit("step_end", timeline=timeline, samples=self._account.samples, lengths=lengths)
 
     def _timeline(self) -> Timeline:
         remote: list[Span] = ray.get(self._collector.drain.remote(), timeout=60)
@@ -298,5 +369,12 @@ class FuseTrainer(PPOTrainerSync):
         return Timeline(self.config.trainer.experiment_name, self.global_steps, start, end, tuple(spans))
 
     def fit(self, agent_loop_manager: Any) -> None:
-        super().fit(agent_loop_manager)
-        self._emit("train_end")
+        try:
+            super().fit(agent_loop_manager)
+            self._emit("train_end")
+        finally:
+            if self._fused is not None:
+                self._fused.close()
+            if self._slices is not None:
+                self._slices.close()
+            self._lane.close()

@@ -5,8 +5,6 @@ from importlib.metadata import PackageNotFoundError, version
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from verl_fuse.errors import FuseError
-
 SUPPORTED = {"verl": ">=0.9.1,<0.10", "TransferQueue": ">=0.1.11,<0.2"}
 _FIX = {"verl": "pip install 'verl-fuse[verl]'", "TransferQueue": "pip install 'TransferQueue==0.1.11'"}
 
@@ -30,10 +28,3 @@ def problem(distribution: str, found: str | None) -> str | None:
             f"{distribution} {found} is not supported: verl-fuse needs {distribution} {allowed} ({_FIX[distribution]})"
         )
     return None
-
-
-def require_supported() -> None:
-    """Raise a FuseError unless every upstream distribution is installed in a supported version."""
-    problems = [text for name in SUPPORTED if (text := problem(name, installed(name)))]
-    if problems:
-        raise FuseError("; ".join(problems))

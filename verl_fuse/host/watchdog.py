@@ -25,10 +25,11 @@ def with_deadline(name: str, seconds: float, call: Callable[[], T], suspects: Ca
     worker = _Call(name, call)
     if worker.finished_within(seconds):
         return worker.result()
-    raise FuseError(f"{name} did not finish in {seconds:g} s; waited for: {_diagnosis(suspects)}")
+    raise FuseError(f"{name} did not finish in {seconds:g} s; waited for: {diagnosis(suspects)}")
 
 
-def _diagnosis(suspects: Callable[[], list[str]]) -> str:
+def diagnosis(suspects: Callable[[], list[str]]) -> str:
+    """Names found by `suspects`, or why they are unknown; takes DIAGNOSIS_SECONDS at most."""
     search = _Call("diagnosis", suspects)
     if not search.finished_within(DIAGNOSIS_SECONDS):
         return f"unknown (the diagnosis did not end in {DIAGNOSIS_SECONDS:g} s)"

@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from verl.single_controller.base.decorator import Dispatch, register
+
 from verl_fuse.host.spans import Recorder, remote_recorder
 from verl_fuse.spec.timeline import Category
 
@@ -30,8 +32,20 @@ METHODS = {"actor": ACTOR_METHODS, "critic": CRITIC_METHODS}
 
 def recording_worker_class(role: str, base: type) -> type:
     """A subclass of verl's worker class for `role` ("actor" or "critic") whose calls are recorded as spans on the rank's track."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
+    def export_weights(self: Any) -> list[Any]:
+        """References to this rank's share of the model's parameters in Ray's object store, see weights.py."""
+        from verl_fuse.host.weights import export_parameters
+
+        return export_parameters((self.actor if role == "actor" else self).engine)
+
     wrapped = {name: _recorded(getattr(base, name), span, category) for name, (span, category) in METHODS[role].items()}
-    return type(f"Fuse{base.__name__}", (base,), {"__doc__": f"{base.__name__}, recording its calls.", **wrapped})
+    return type(
+        f"Fuse{base.__name__}",
+        (base,),
+        {"__doc__": f"{base.__name__}, recording its calls.", "export_weights": export_weights, **wrapped},
+    )
 
 
 def _recorded(method: Callable, name: str, category: Category) -> Callable:

@@ -8,13 +8,12 @@ Invariants (tests/unit/timeline/test_files.py):
 
 import dataclasses
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import write_atomically
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.index_page import index_page
 from verl_fuse.timeline.perfetto import to_perfetto
@@ -88,19 +87,6 @@ def page_of(run_dir: Path, step: int) -> Path | None:
     """The HTML page of a step, if it was written."""
     path = _step_path(run_dir, step, "html")
     return path if path.is_file() else None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside `path`, then rename."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink()
-        raise
 
 
 def _step_path(run_dir: Path, step: int, suffix: str) -> Path:

@@ -21,6 +21,7 @@ STAGE_WORK = {
     "values": "inference",
     "update_critic": "train",
     "update_actor": "train",
+    "fused_update": "train",
     "update_weights": "sync",
 }
 COLOURS = {

@@ -3,7 +3,7 @@
 Invariants (tests/unit/timeline/test_idle.py):
 - 0 <= busy <= window on every row, so the idle fraction lies in [0, 1];
 - overlapping spans count once in `busy`, and time outside the step's window or in a "wait" span never counts;
-- a device is busy whenever its replica or its rank is.
+- a device is busy whenever its replica, its slice or its rank is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ class IdleTable:
     categories: tuple[tuple[str, float], ...]
 
     def of(self, role: str) -> tuple[IdleRow, ...]:
-        """Rows of one role: "step", "lane", "replica", "rank", "device" or "other"."""
+        """Rows of one role: "step", "lane", "replica", "slice", "rank", "device" or "other"."""
         return self.devices if role == "device" else tuple(row for row in self.rows if row.role == role)
 
     def idle_fraction(self, role: str) -> float | None:
@@ -57,18 +57,18 @@ def idle_table(timeline: Timeline) -> IdleTable:
     """Busy seconds and idle fraction of every track of a step.
 
     Devices are read as verl's colocated layout places them (verl/workers/rollout/replica.py, `init_hybrid`): with k ranks per replica,
-    device r runs rank r and replica r // k.
+    device r runs rank r, replica r // k and the slice of that number, where the step has slices.
     """
     tracks = ordered_tracks(timeline)
     work = {track: _work(timeline, spans) for track, spans in tracks.items()}
     rows = tuple(_row(track, role(track), timeline, intervals) for track, intervals in work.items())
     devices = tuple(
-        _row(f"device {index}", "device", timeline, [*work[replica], *work[rank]])
-        for index, (replica, rank) in enumerate(_pairs(list(tracks)))
+        _row(f"device {index}", "device", timeline, [*work[replica], *work.get(slice, []), *work[rank]])
+        for index, (replica, slice, rank) in enumerate(_devices(list(tracks)))
     )
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     for track, spans in tracks.items():
-        if role(track) in ("replica", "rank"):
+        if role(track) in ("replica", "slice", "rank"):
             for category in {span.category for span in spans}:
                 clipped = _clip(timeline, (span for span in spans if span.category == category))
                 seconds[category] += union_seconds(clipped)
@@ -85,13 +85,14 @@ def average(tables: Sequence[IdleTable]) -> IdleTable:
     return IdleTable(rows, _sum_rows(row for table in tables for row in table.devices), tuple(seconds.items()))
 
 
-def _pairs(tracks: Sequence[str]) -> list[tuple[str, str]]:
+def _devices(tracks: Sequence[str]) -> list[tuple[str, str, str]]:
+    """The tracks of each device: replica, slice (which the step need not have), rank."""
     replicas, ranks = ([t for t in tracks if role(t) == kind] for kind in ("replica", "rank"))
     numbered = all([number(t) for t in group] == list(range(len(group))) for group in (replicas, ranks))
     if not replicas or not ranks or len(ranks) % len(replicas) or not numbered:
         return []
     per_replica = len(ranks) // len(replicas)
-    return [(replicas[index // per_replica], rank) for index, rank in enumerate(ranks)]
+    return [(replicas[index // per_replica], f"slice {index // per_replica}", rank) for index, rank in enumerate(ranks)]
 
 
 def _work(timeline: Timeline, spans: Iterable[Span]) -> list[Interval]:

@@ -18,6 +18,8 @@ from verl_fuse.timeline.tracks import role
 
 # The long tail begins when this share of the step's requests has finished.
 TAIL_BEGINS = 0.8
+# Stop reasons of a request that another replica finishes; its last part is the request.
+MOVED = ("abort", "aborted")
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,10 @@ def summarize(timeline: Timeline) -> StepSummary:
     stages: dict[str, float] = {}
     for span in sorted(timeline.on("step"), key=lambda s: s.start):
         stages[span.name] = stages.get(span.name, 0.0) + span.seconds
-    requests = [s for s in timeline.spans if s.category == "generate" and role(s.track) == "replica"]
+    parts = [s for s in timeline.spans if s.category == "generate" and role(s.track) == "replica"]
+    requests = [s for s in parts if s.args.get("stop_reason") not in MOVED]
     ends = sorted(span.end for span in requests)
-    window = ends[-1] - min(span.start for span in requests) if requests else None
+    window = ends[-1] - min(span.start for span in parts) if requests else None
     tail = ends[-1] - ends[math.ceil(TAIL_BEGINS * len(ends)) - 1] if requests else 0.0
     inference = [(s.start, s.end) for s in timeline.spans if s.category == "inference" and role(s.track) == "lane"]
     generation = [(s.start, s.end) for s in timeline.on("step") if s.name == "gen"]

@@ -1,7 +1,8 @@
 """Order, role and sub-rows of a timeline's tracks.
 
 Invariants (tests/unit/timeline/test_tracks.py):
-- every track comes once, in the order step, lanes, replicas, ranks, others, and by number within a role ("rank 2" before "rank 10");
+- every track comes once, in the order step, lanes, replicas, slices, ranks, others, and by number within a role ("rank 2" before "rank 10");
+- a plan, what was predicted for a rank, comes right after its rank;
 - spans in one sub-row never overlap, every span is in exactly one sub-row, and there are no more sub-rows than spans that overlap at once.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 
 from verl_fuse.spec.timeline import Span, Timeline
 
-ROLES = ("step", "lane", "replica", "rank", "other")
+ROLES = ("step", "lane", "replica", "slice", "rank", "plan", "other")
 
 
 def role(track: str) -> str:
@@ -50,6 +51,7 @@ def pack(spans: Iterable[Span]) -> list[list[Span]]:
     return rows
 
 
-def _reading_order(track: str) -> tuple[int, bool, int, str]:
-    index = number(track)
-    return ROLES.index(role(track)), index is None, index or 0, track
+def _reading_order(track: str) -> tuple[int, bool, int, bool, str]:
+    index, kind = number(track), role(track)
+    planned = kind == "plan"
+    return ROLES.index("rank" if planned else kind), index is None, index or 0, planned, track

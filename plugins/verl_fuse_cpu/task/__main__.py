@@ -22,10 +22,11 @@ def main(
         float, typer.Option(help="A trace of k lines is drawn in proportion to k to the power of minus this.")
     ] = DEFAULTS.tail_exponent,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = DEFAULTS.seed,
+    layers: Annotated[int, typer.Option(help="Layers of the model.")] = DEFAULTS.layers,
 ) -> None:
     """Make the Euclid task: problems, a character tokenizer and a warm-started tiny model."""
     try:
-        made = make(out, Parameters(largest, train, validation, tail_exponent, seed))
+        made = make(out, Parameters(largest, train, validation, tail_exponent, seed, layers))
     except FuseError as error:
         typer.echo(f"verl_fuse_cpu.task: {error}", err=True)
         sys.exit(2)

@@ -65,7 +65,7 @@ def _build(out: Path, parameters: Parameters, say: Callable[[str], None]) -> Non
         pandas.DataFrame([row(pair, name, i) for i, pair in enumerate(problems)]).to_parquet(out / f"{name}.parquet")
         say(f"task: {len(problems)} {name} problems")
     tokenizer = build_tokenizer()
-    model = train(tokenizer, kept, parameters.warm_start, parameters.seed, say)
+    model = train(tokenizer, kept, parameters.warm_start, parameters.seed, say, parameters.layers)
     model.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     (out / MANIFEST).write_text(json.dumps(parameters.manifest(), indent=2) + "\n")

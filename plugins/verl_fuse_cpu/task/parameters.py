@@ -34,6 +34,8 @@ class Parameters:
     validation: int = 256
     tail_exponent: float = 1.5
     seed: int = 0
+    # Of the model; a pipeline has at most as many stages.
+    layers: int = 3
     warm_start: WarmStart = field(default_factory=WarmStart)
 
     def __post_init__(self) -> None:
@@ -45,6 +47,8 @@ class Parameters:
             raise FuseError(f"{self.train} training problems: allowed 1 or more")
         if not 0.0 <= self.tail_exponent <= 3.0:
             raise FuseError(f"tail exponent {self.tail_exponent}: allowed 0 to 3 (3: nearly all problems short)")
+        if not 1 <= self.layers <= 64:
+            raise FuseError(f"{self.layers} layers: allowed 1 to 64")
         if self.seed < 0:
             raise FuseError(f"seed {self.seed}: allowed 0 or more")
 

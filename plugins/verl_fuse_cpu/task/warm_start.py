@@ -22,8 +22,8 @@ from verl_fuse_cpu.task.tokenizer import END, PAD
 IGNORED = -100
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Llama with 0.47 M parameters in fp32, random weights from torch's current seed.
+def build_model(tokenizer: PreTrainedTokenizerFast, layers: int = 3) -> LlamaForCausalLM:
+    """Llama with 0.47 M parameters (at three layers) in fp32, random weights from torch's current seed.
 
     Not Qwen2: for that model type transformers 5 ignores the saved tokenizer and builds Qwen2's own.
     """
@@ -32,7 +32,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             vocab_size=len(tokenizer),
             hidden_size=128,
             intermediate_size=256,
-            num_hidden_layers=3,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=1024,
@@ -55,12 +55,13 @@ def train(
     recipe: WarmStart,
     seed: int,
     say: Callable[[str], None] = print,
+    layers: int = 3,
 ) -> LlamaForCausalLM:
     """Train a new model on demonstrations for `pairs`; the loss counts response tokens only."""
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    model = build_model(tokenizer)
+    model = build_model(tokenizer, layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, recipe.steps, pct_start=0.1)
     batches = _batches(tokenizer, pairs, recipe, rng)

@@ -125,6 +125,26 @@ def test_what_cannot_run_is_refused_by_name(config, key, value, problem):
     assert problems(config) == [problem]
 
 
+def test_megatron_needs_its_own_layers_and_one_precision(config):
+    engine = {"vanilla_mbridge": True, "dtype": "bfloat16", "use_distributed_optimizer": True}
+    for role in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
+        OmegaConf.update(config, f"{role}.strategy", "megatron", force_add=True)
+        OmegaConf.update(config, f"{role}.megatron", engine, force_add=True)
+    for model in ("actor_rollout_ref.model", "critic.model"):
+        OmegaConf.update(config, f"{model}.use_remove_padding", False, force_add=True)
+    OmegaConf.update(config, "trainer.save_freq", 3, force_add=True)
+    assert problems(config) == []
+    for key, value in (
+        ("critic.megatron.vanilla_mbridge", False),
+        ("critic.megatron.dtype", "float16"),
+        ("critic.megatron.use_distributed_optimizer", False),
+        ("critic.model.use_remove_padding", True),
+    ):
+        changed = config.copy()
+        OmegaConf.update(changed, key, value, force_add=True)
+        assert [problem.partition("=")[0] for problem in problems(changed)] == [key]
+
+
 def test_a_critic_that_does_not_run_is_not_judged(config):
     config.critic.strategy, config.critic.fsdp, config.critic.model.override_config = "fsdp", {}, {}
     config.algorithm.adv_estimator = "grpo"

@@ -14,7 +14,8 @@ def spans():
 
 @pytest.fixture
 def lane(spans):
-    return Lane("train", Recorder(spans.append), timeout=30.0)
+    with Lane("train", Recorder(spans.append), timeout=30.0) as lane:
+        yield lane
 
 
 def test_calls_never_overlap_and_run_in_order(lane):
@@ -56,7 +57,7 @@ def test_the_first_failure_reaches_the_driver_and_stops_what_is_queued(lane):
     lane.submit(lambda: seen.append(1), "micro-group 1")
     with pytest.raises(ValueError, match="worker died"):
         lane.drain()
-    with pytest.raises(FuseError, match="lane 'train': a call on the training workers failed: worker died"):
+    with pytest.raises(FuseError, match="lane 'train': a call on its workers failed: worker died"):
         lane.check()
     with pytest.raises(FuseError, match="worker died"):
         lane.call("ref", "inference", lambda: seen.append(2))
@@ -64,11 +65,20 @@ def test_the_first_failure_reaches_the_driver_and_stops_what_is_queued(lane):
 
 
 def test_a_call_that_outlasts_the_timeout_names_lane_and_call(spans):
-    lane = Lane("train", Recorder(spans.append), timeout=0.2)
     gate = threading.Event()
-    with pytest.raises(FuseError, match=r"lane 'train': 'ref' did not finish in 0.2 s"):
-        lane.call("ref", "inference", gate.wait)
-    gate.set()
+    with Lane("train", Recorder(spans.append), timeout=0.2) as lane:
+        with pytest.raises(FuseError, match=r"lane 'train': 'ref' did not finish in 0.2 s"):
+            lane.call("ref", "inference", gate.wait)
+        gate.set()
+
+
+def test_a_closed_lane_has_done_everything_and_leaves_no_thread(spans):
+    seen = []
+    with Lane("closed", Recorder(spans.append), timeout=30.0) as lane:
+        for index in range(3):
+            lane.submit(lambda index=index: seen.append(index), f"call {index}")
+    assert seen == [0, 1, 2]
+    assert "verl-fuse lane closed" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_timeout_error_of_the_work_itself_is_not_mistaken_for_the_lane_s(lane):

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pluggy
 import pytest
 
 from verl_fuse import hookspecs
 from verl_fuse.host.policy import PolicyGuard
-from verl_fuse.spec.step import LaneView, RolloutView, Sample
+from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView, Sample
 
 LANE = LaneView("train", ("ref",), queued=0, multiple=2)
 READY = tuple(Sample(f"g_{i}_0", "g", 4, 8) for i in range(4))
@@ -22,6 +24,34 @@ def guard(answer):
     manager.add_hookspecs(hookspecs)
     manager.register(Plugin())
     return PolicyGuard(manager.hook)
+
+
+MIGRATING = replace(VIEW, replicas=tuple(ReplicaView(rank, 2, 8, routed=rank < 3) for rank in range(4)))
+
+
+def migration_guard(answer):
+    class Plugin:
+        @hookspecs.hookimpl
+        def fuse_migration(self, view):
+            return answer
+
+    manager = pluggy.PluginManager("verl_fuse")
+    manager.add_hookspecs(hookspecs)
+    manager.register(Plugin())
+    return PolicyGuard(manager.hook)
+
+
+def test_a_good_migration_passes_through():
+    assert migration_guard(Migration((0, 2))).migration(MIGRATING) == Migration((0, 2))
+    assert migration_guard(None).migration(MIGRATING) is None
+
+
+@pytest.mark.parametrize("survivors", [(), (0, 1, 2), (3,), (0, 7)])
+def test_a_migration_that_leaves_nobody_or_everybody_or_a_stranger_costs_the_step_s_policies(survivors, caplog):
+    policy = migration_guard(Migration(survivors))
+    assert policy.migration(MIGRATING) is None
+    assert policy.fallbacks == 1
+    assert "allowed: some, but not all, of the replicas that take requests: [0, 1, 2]" in caplog.text
 
 
 def test_a_good_answer_passes_through():

@@ -59,7 +59,13 @@ def test_without_a_fuse_block_the_defaults_hold():
         ({"interstag": {}}, "fuse.interstag: unknown key; allowed: call_timeout, disabled_plugins, interstage"),
         ({"interstage": {"enable": True}}, "fuse.interstage.enable: unknown key (did you mean 'enabled'?)"),
         ({"interstage": {"enabled": "true"}}, "fuse.interstage.enabled='true': needs true or false"),
-        ({"interstage": {"layout": "slices"}}, "fuse.interstage.layout='slices': needs one of 'shared'"),
+        ({"interstage": {"layout": "pools"}}, "fuse.interstage.layout='pools': needs one of 'shared', 'slices'"),
+        (
+            {"interstage": {"migration_threshold": "20%"}},
+            "fuse.interstage.migration_threshold='20%': needs one of 'auto' or a whole number or a number or null",
+        ),
+        ({"interstage": {"migration_threshold": -1}}, "fuse.interstage.migration_threshold=-1: needs >= 0"),
+        ({"replica_timeout": 0}, "fuse.replica_timeout=0.0: needs >= 1.0"),
         ({"interstage": {"micro_group": -4}}, "fuse.interstage.micro_group=-4: needs >= 1"),
         (
             {"interstage": {"start_unfinished_fraction": -0.1}},
@@ -116,6 +122,49 @@ STREAMING = {"interstage": {"enabled": True}}
 )
 def test_impossible_combinations_are_refused(extra, message):
     assert message in refusal(STREAMING, **extra)
+
+
+MOVING = {"interstage": {"enabled": True, "migration_threshold": 0.2}}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        ({"name": "sglang"}, "actor_rollout_ref.rollout.name='sglang': migration needs vllm"),
+        ({"full_determinism": True}, "actor_rollout_ref.rollout.full_determinism=True: migration needs false"),
+        ({"disaggregation": {"enabled": True}}, "rollout.disaggregation.enabled=True: migration needs false"),
+    ],
+)
+def test_what_cannot_migrate_is_refused_only_with_migration(rollout, message):
+    extra = {"actor_rollout_ref": {"rollout": rollout}}
+    assert message in refusal(MOVING, **extra)
+    load_settings(config(STREAMING, **extra))
+
+
+@pytest.mark.parametrize("threshold", [1.5, 2.5, 3.0])
+def test_a_threshold_above_one_that_is_no_whole_number_is_refused(threshold):
+    fuse = {"interstage": {"enabled": True, "migration_threshold": threshold}}
+    wanted = "a fraction of the step's samples (0.0 to 1.0), a whole number of samples, auto, or null"
+    assert f"fuse.interstage.migration_threshold={threshold}: {wanted}" in refusal(fuse)
+
+
+def test_an_automatic_threshold_without_slices_is_refused():
+    fuse = {"interstage": {"enabled": True, "migration_threshold": "auto"}}
+    assert "migration_threshold='auto': auto needs fuse.interstage.layout=slices" in refusal(fuse)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"critic": {"strategy": "megatron"}}, "critic.strategy='megatron': fuse.interstage.layout=slices needs fsdp"),
+        (
+            {"actor_rollout_ref": {"model": {"lora_rank": 8}}},
+            "actor_rollout_ref.model.lora_rank=8: fuse.interstage.layout=slices needs a model without LoRA",
+        ),
+    ],
+)
+def test_models_that_slices_cannot_copy_are_refused(extra, message):
+    assert message in refusal({"interstage": {"enabled": True, "layout": "slices"}}, **extra)
 
 
 def test_all_problems_are_listed_at_once():

@@ -14,6 +14,8 @@ def test_the_shipped_recipes():
         ("grpo-gsm8k-8gpu", "GRPO", None),
         ("ppo-cpu", "PPO", "euclid"),
         ("ppo-gsm8k-8gpu", "PPO", None),
+        ("ppo-megatron-8gpu", "PPO", None),
+        ("ppo-megatron-cpu", "PPO", "euclid-4-layers"),
     ]
 
 
@@ -41,7 +43,8 @@ def test_a_recipe_holds_no_absolute_path(recipe):
 
 def test_an_unknown_recipe_is_answered_with_the_choices():
     with pytest.raises(
-        FuseError, match=r"^no recipe 'ppo'; choose from: grpo-cpu, grpo-gsm8k-8gpu, ppo-cpu, ppo-gsm8k-8gpu$"
+        FuseError,
+        match=r"^no recipe 'ppo'; choose from: grpo-cpu, grpo-gsm8k-8gpu, ppo-cpu, ppo-gsm8k-8gpu, ppo-megatron-8gpu, ppo-megatron-cpu$",
     ):
         find_recipe("ppo")
 

@@ -7,7 +7,7 @@ from verl_fuse.cli.composition import check_syntax
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import check_data_file, home_from, keep_earlier, plan
 from verl_fuse.errors import FuseError
-from verl_fuse.host import versions
+from verl_fuse.host.compat import start
 
 pytest.importorskip("hydra")
 
@@ -58,7 +58,7 @@ def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_pla
         ("trainer.total_training_steps", r"override 'trainer\.total_training_steps' cannot be read"),
         ("a=[1", r"override 'a=\[1' cannot be read"),
         ("trainer.nope=1", r"Could not override 'trainer\.nope'\. To append to your config use \+trainer\.nope=1"),
-        ("fuse=nope", "Could not find 'fuse/nope' Available options in 'fuse': default$"),
+        ("fuse=nope", r"Could not find 'fuse/nope' Available options in 'fuse': default pipeline$"),
         ("trainer.default_local_dir=${nope}", r"^trainer\.default_local_dir: Interpolation key 'nope' not found"),
     ],
 )
@@ -80,7 +80,7 @@ def test_hydras_grammar_is_accepted():
     ],
 )
 def test_a_run_needs_a_supported_verl(monkeypatch, version, message):
-    monkeypatch.setattr(versions, "installed", lambda name: version if name == "verl" else "0.1.11")
+    monkeypatch.setattr(start, "installed", lambda name: version if name == "verl" else "0.1.11")
     with pytest.raises(FuseError, match=message):
         run.run("ppo-cpu", dry_run=True)
 

@@ -19,6 +19,7 @@ from verl_fuse_cpu.task.parameters import Parameters
         ({"validation": -1}, "-1 validation problems: allowed 1 or more"),
         ({"tail_exponent": -0.5}, "tail exponent -0.5: allowed 0 to 3"),
         ({"seed": -1}, "seed -1: allowed 0 or more"),
+        ({"layers": 0}, "0 layers: allowed 1 to 64"),
     ],
 )
 def test_bad_parameters_name_the_value_and_what_is_allowed(change, message):

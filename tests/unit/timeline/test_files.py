@@ -7,7 +7,6 @@ import pytest
 from synthetic import synthetic_timeline
 
 from verl_fuse.errors import FuseError
-from verl_fuse.timeline import files
 from verl_fuse.timeline.files import page_of, prepare, read_step, record_step, recorded_steps
 
 
@@ -65,15 +64,6 @@ def test_files_of_others_are_left_alone(tmp_path: Path):
     (folder / "step_notes.html").write_text("mine")
     record(tmp_path, 1, 2, keep_steps=1)
     assert (folder / "step_notes.html").read_text() == "mine"
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path):
-    path = tmp_path / "page.html"
-    files.write_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        files.write_atomically(path, "new \ud800")
-    assert path.read_text() == "old"
-    assert names(tmp_path) == ["page.html"]
 
 
 def test_prepare_keeps_the_index_of_a_run_that_resumes(tmp_path: Path):

@@ -34,6 +34,13 @@ def test_a_device_is_busy_when_its_replica_or_its_rank_is():
     assert table.idle_fraction("device") == table.overall == pytest.approx(0.45)
 
 
+def test_a_device_is_busy_when_its_slice_is():
+    spans = [(f"rank {rank}", "train", 8, 9) for rank in range(4)]
+    spans += [("replica 0", "generate", 0, 2), ("replica 1", "generate", 0, 5), ("slice 0", "inference", 3, 5)]
+    table = idle_table(timeline(*spans))
+    assert [row.busy for row in table.devices] == [5.0, 5.0, 6.0, 6.0]
+
+
 def test_a_replica_of_two_ranks_keeps_both_devices_busy():
     ranks = [(f"rank {index}", "train", 8, 9) for index in range(4)]
     table = idle_table(timeline(("replica 0", "generate", 0, 6), ("replica 1", "generate", 0, 2), *ranks))

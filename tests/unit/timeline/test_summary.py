@@ -18,6 +18,17 @@ def test_the_long_tail_is_what_is_left_after_80_per_cent_of_the_requests():
     assert (summary.requests, summary.generation_seconds, summary.long_tail_fraction) == (10, 20.0, 12 / 20)
 
 
+def test_a_request_that_moved_counts_once():
+    parts = [
+        ("replica 0", 0.0, 4.0, "aborted"),
+        ("replica 1", 4.0, 9.0, "completed"),
+        ("replica 1", 1.0, 5.0, "completed"),
+    ]
+    spans = tuple(Span("r", track, "generate", start, end, {"stop_reason": why}) for track, start, end, why in parts)
+    summary = summarize(Timeline("run", 1, 0.0, 10.0, spans))
+    assert (summary.requests, summary.generation_seconds, summary.long_tail_fraction) == (2, 9.0, 0.0)
+
+
 def test_overlap_is_lane_inference_inside_the_stage_gen():
     spans = (
         Span("gen", "step", "stage", 0.0, 10.0),

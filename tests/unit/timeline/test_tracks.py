@@ -14,9 +14,18 @@ def spans_on(*tracks: str) -> tuple[Span, ...]:
 
 
 def test_tracks_come_in_reading_order_and_by_number():
-    spans = spans_on("rank 10", "rank 2", "reward", "replica 1", "replica 0", "lane train", "step", "rank node-a")
+    spans = spans_on(
+        "rank 10", "rank 2", "reward", "slice 0", "replica 1", "replica 0", "lane train", "step", "rank node-a"
+    )
     assert list(ordered_tracks(Timeline("run", 1, 0.0, 1.0, spans))) == [
-        "step", "lane train", "replica 0", "replica 1", "rank 2", "rank 10", "rank node-a", "reward",
+        "step", "lane train", "replica 0", "replica 1", "slice 0", "rank 2", "rank 10", "rank node-a", "reward",
+    ]  # fmt: skip
+
+
+def test_a_plan_comes_right_after_its_rank():
+    spans = spans_on("plan 1", "rank 1", "plan 0", "rank 0", "reward")
+    assert list(ordered_tracks(Timeline("run", 1, 0.0, 1.0, spans))) == [
+        "rank 0", "plan 0", "rank 1", "plan 1", "reward",
     ]  # fmt: skip
 
 

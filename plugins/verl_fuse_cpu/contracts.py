@@ -1,0 +1,150 @@
+"""What the cpu platform rests on in verl and vLLM, beside its runtime patches."""
+
+from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function
+
+PLATFORM = "verl.plugin.platform.platform_base:PlatformBase"
+CHECKPOINT = "verl.checkpoint_engine.base"
+ENGINE = f"{CHECKPOINT}:CheckpointEngine"
+FSDP = "verl.workers.engine.fsdp.transformer_impl"
+PPO = "verl/trainer/config/ppo_trainer.yaml"
+ROLLOUT = "verl/trainer/config/rollout/rollout.yaml"
+ACTOR = "verl/trainer/config/actor/actor.yaml"
+DP_ACTOR = "verl/trainer/config/actor/dp_actor.yaml"
+CRITIC = "verl/trainer/config/critic/critic.yaml"
+MODEL = "verl/trainer/config/model/hf_model.yaml"
+
+CONTRACTS: tuple[Contract, ...] = (
+    # The platform: chosen by VERL_PLATFORM, all abstract methods implemented (platform.py, environment.py).
+    Function(
+        "verl.plugin.platform.platform_manager:PlatformRegistry.register", "class (cls, platform)", "80a12858a0ef0564"
+    ),
+    Function("verl.plugin.platform.platform_manager:_detect_platform_name", "()", "6f733970d6cae3e6"),
+    Class(
+        PLATFORM,
+        ("ABC",),
+        abstract=(
+            "device_name",
+            "vendor_name",
+            "device_module",
+            "is_available",
+            "current_device",
+            "device_count",
+            "set_device",
+            "synchronize",
+            "manual_seed",
+            "manual_seed_all",
+            "set_allocator_settings",
+            "empty_cache",
+            "get_device_capability",
+            "communication_backend_name",
+            "visible_devices_envvar",
+            "nvtx_range",
+            "profiler_start",
+            "profiler_stop",
+            "ray_resource_name",
+            "ray_noset_envvars",
+            "is_ipc_supported",
+            "cudart",
+        ),
+    ),
+    Function(f"{PLATFORM}.device_name", "property (self)", "de6d1789b830b088", closed=True),
+    Function(f"{PLATFORM}.vendor_name", "property (self)", "00b888fd5a268a0a", closed=True),
+    Function(f"{PLATFORM}.device_module", "property (self)", "b1f0d2cde9f46238", closed=True),
+    Function(f"{PLATFORM}.is_available", "(self)", "87bed23fa3d7cdba", closed=True),
+    Function(f"{PLATFORM}.current_device", "(self)", "f37388ad32c1b581", closed=True),
+    Function(f"{PLATFORM}.device_count", "(self)", "6ca73299ebd5acc3", closed=True),
+    Function(f"{PLATFORM}.set_device", "(self, device_index)", "e0e03e3d75821ded", closed=True),
+    Function(f"{PLATFORM}.synchronize", "(self, device_index=None)", "84b855a9dc098345", closed=True),
+    Function(f"{PLATFORM}.manual_seed", "(self, seed)", "35c0c1aed0447a71", closed=True),
+    Function(f"{PLATFORM}.manual_seed_all", "(self, seed)", "36becd2a95ecfaaf", closed=True),
+    Function(f"{PLATFORM}.set_allocator_settings", "(self, settings)", "704db573adf103e0", closed=True),
+    Function(f"{PLATFORM}.empty_cache", "(self)", "1702428cba37d545", closed=True),
+    Function(f"{PLATFORM}.get_device_capability", "(self, device_index=0)", "dcf9863e9fe30fde", closed=True),
+    Function(f"{PLATFORM}.communication_backend_name", "(self)", "33fc0a12398fcd6c", closed=True),
+    Function(f"{PLATFORM}.visible_devices_envvar", "(self)", "b6f10bbbe3a3e423", closed=True),
+    Function(f"{PLATFORM}.nvtx_range", "(self, msg)", "0d9dcea62a8fbc09", closed=True),
+    Function(f"{PLATFORM}.profiler_start", "(self)", "61d9fb36eef180c5", closed=True),
+    Function(f"{PLATFORM}.profiler_stop", "(self)", "c4d57e499325f331", closed=True),
+    Function(f"{PLATFORM}.ray_resource_name", "(self)", "d8c3ee5587936915", closed=True),
+    Function(f"{PLATFORM}.ray_noset_envvars", "(self)", "7079f866e05e5e09", closed=True),
+    Function(f"{PLATFORM}.is_ipc_supported", "(self)", "d2e461b938d9fe14", closed=True),
+    Function(f"{PLATFORM}.cudart", "(self)", "1ce4478a2d84ea35", closed=True),
+    # VERL_ENGINE_DEVICE=cuda picks engines that run on any device (environment.py).
+    Function(
+        "verl.workers.engine.base:EngineRegistry.get_engine_cls", "class (cls, model_type, backend)", "98c5882b8685ffaf"
+    ),
+    Decorator(
+        f"{FSDP}:FSDPEngineWithLMHead",
+        "EngineRegistry.register(model_type='language_model', backend=['fsdp', 'fsdp2'], device=['cuda', 'npu'])",
+    ),
+    Decorator(
+        f"{FSDP}:FSDPEngineWithValueHead",
+        "EngineRegistry.register(model_type='value_model', backend=['fsdp', 'fsdp2'], device=['cuda', 'npu'])",
+    ),
+    # The gloo checkpoint engine (checkpoint_engine.py).
+    Function(f"{CHECKPOINT}:CheckpointEngineRegistry.register", "(backend)", "f93273c443ac2593"),
+    Class(
+        ENGINE,
+        ("ABC",),
+        abstract=("prepare", "build_topology", "init_process_group", "finalize", "send_weights", "receive_weights"),
+    ),
+    Function(f"{ENGINE}.prepare", "(self)", "906e1edddc3fb334", closed=True),
+    Function(
+        f"{ENGINE}.build_topology",
+        "class (cls, actor_wg_world_size, rollout_world_size, metadata)",
+        "32c8a9b3158d1e10",
+        closed=True,
+    ),
+    Function(f"{ENGINE}.init_process_group", "(self, **kwargs)", "ac60867ad4da713a", closed=True),
+    Function(f"{ENGINE}.finalize", "(self)", "e985bf43a899a9a8", closed=True),
+    Function(f"{ENGINE}.send_weights", "async (self, weights, global_steps=None)", "21bf305c9c914116", closed=True),
+    Function(f"{ENGINE}.receive_weights", "async (self, global_steps=None)", "975ecbeb574b8307", closed=True),
+    Function(f"{CHECKPOINT}:CheckpointEngineManager.build_process_group", "(self, rollout)", "6b2fa558f02b7c35"),
+    Function(
+        f"{CHECKPOINT}:CheckpointEngineWorker.__init__",
+        "(self, rollout_config, model_config, server_adapter=None, *args, **kwargs)",
+        "4691cf37d3d2c9a3",
+    ),
+    # Names of the buffers in /dev/shm (leftovers.py).
+    Function(
+        "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender._init_buffer",
+        "(self)",
+        "062527551832d049",
+    ),
+    # Which roles a run has, and what they are configured by (checks.py).
+    Function("verl.trainer.ppo.utils:need_critic", "(config)", "182ae235222ddac9"),
+    Function("verl.trainer.ppo.utils:need_reference_policy", "(config)", "f9aaac597cf7590a"),
+    ConfigGroup(PPO, "model@actor_rollout_ref.model: hf_model"),
+    ConfigGroup(PPO, "model@critic.model: hf_model"),
+    ConfigGroup(DP_ACTOR, "../engine@fsdp_config: fsdp"),
+    ConfigGroup("verl/trainer/config/ref/dp_ref.yaml", "../engine@fsdp_config: fsdp"),
+    ConfigGroup("verl/trainer/config/critic/dp_critic.yaml", "../engine@fsdp: fsdp"),
+    Attribute("verl.workers.config:FSDPEngineConfig.mixed_precision", "None"),
+    ConfigKey(PPO, "algorithm.adv_estimator", "gae"),
+    ConfigKey(PPO, "algorithm.use_kl_in_reward", False),
+    ConfigKey(CRITIC, "enable", None),
+    ConfigKey("verl/trainer/config/ref/ref.yaml", "strategy", "${actor_rollout_ref.actor.strategy}"),
+    ConfigKey(PPO, "trainer.device", str),
+    ConfigKey(PPO, "trainer.nnodes", int),
+    ConfigKey(PPO, "trainer.n_gpus_per_node", int),
+    ConfigKey(PPO, "actor_rollout_ref.hybrid_engine", True),
+    ConfigKey(PPO, "ray_kwargs.ray_init", dict),
+    ConfigKey(ROLLOUT, "nnodes", int),
+    ConfigKey(ROLLOUT, "n_gpus_per_node", object),
+    Attribute("verl.workers.config:RolloutConfig.enable_sleep_mode", "True"),
+    ConfigKey(ROLLOUT, "free_cache_engine", True),
+    ConfigKey(ROLLOUT, "checkpoint_engine.update_weights_bucket_megabytes", int),
+    ConfigKey(ROLLOUT, "checkpoint_engine.custom_backend_module", object),
+    ConfigKey(ROLLOUT, "engine_kwargs.vllm", dict),
+    ConfigKey(DP_ACTOR, "strategy", str),
+    ConfigKey(CRITIC, "strategy", object),
+    ConfigKey(ACTOR, "use_kl_loss", bool),
+    ConfigKey(MODEL, "override_config", dict),
+    ConfigKey(MODEL, "path", object),
+    ConfigKey(MODEL, "tokenizer_path", object),
+    # vLLM's CPU backend (environment.py, checks.py).
+    Attribute("vllm.envs:VLLM_CPU_KVCACHE_SPACE", "0"),
+    Attribute("vllm.envs:VLLM_CPU_OMP_THREADS_BIND", "'auto'"),
+    Attribute("vllm.envs:VLLM_ENABLE_V1_MULTIPROCESSING", "True"),
+    Attribute("vllm.config.cache:CacheConfig.kv_cache_memory_bytes"),
+)

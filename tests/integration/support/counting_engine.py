@@ -1,0 +1,98 @@
+"""A rollout engine that counts: behind verl's replica interface, without a model. Its answers do not depend on where a request is resumed.
+
+The token after t is t + 1, its log-prob -(t + 1) / 1000, so a response put together from parts equals the unbroken one. Every call that
+matters is written to a journal, in the order in which it happened.
+"""
+
+import asyncio
+from typing import Any
+
+import ray
+from counting_server import CountingServer, Journal
+from verl.workers.rollout.replica import RolloutReplica
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+
+class JournalledBalancer(GlobalRequestLoadBalancer):
+    """verl's load balancer, writing down when its servers change."""
+
+    def __init__(self, servers: dict[str, Any], journal: Any):
+        super().__init__(servers)
+        self._journal = journal
+
+    def remove_servers(self, server_ids: list[str]) -> None:
+        super().remove_servers(server_ids)
+        ray.get(self._journal.add.remote(f"unrouted {','.join(sorted(server_ids))}"))
+
+    def add_servers(self, servers: dict[str, Any]) -> None:
+        super().add_servers(servers)
+        ray.get(self._journal.add.remote(f"routed {','.join(sorted(servers))}"))
+
+
+class CountingReplica(RolloutReplica):
+    """A replica of one counting server, at address `server-RANK`."""
+
+    def __init__(self, rank: int, journal: Any, step_seconds: float):
+        self.replica_rank = rank
+        self._server_address = f"server-{rank}"
+        self._arguments = self._server_address, journal, step_seconds
+        self.start()
+
+    def start(self) -> None:
+        """Start a server, a new one if there was one."""
+        self.servers = [ray.remote(num_cpus=0, max_concurrency=1000)(CountingServer).remote(*self._arguments)]
+        self._server_handle = self.servers[0]
+
+    async def launch_servers(self) -> None:
+        """The server is up."""
+
+    async def abort_all_requests(self, reject_request: bool = False) -> dict:
+        (result,) = await asyncio.gather(
+            *[s.abort_all_requests.remote(reject_request=reject_request) for s in self.servers]
+        )
+        return result
+
+
+class CountingManager:
+    """The part of verl's LLMServerManager that trainers use, over counting replicas."""
+
+    def __init__(self, count: int, step_seconds: float = 0.01):
+        self.journal = ray.remote(num_cpus=0)(Journal).remote()
+        self._replicas = [CountingReplica(rank, self.journal, step_seconds) for rank in range(count)]
+        servers = {replica.server_address: replica.server_handle for replica in self._replicas}
+        self.global_load_balancer = ray.remote(num_cpus=0)(JournalledBalancer).remote(servers, self.journal)
+
+    def get_replicas(self) -> list[CountingReplica]:
+        return self._replicas
+
+    def get_addresses(self) -> list[str]:
+        return [replica.server_address for replica in self._replicas]
+
+    def entries(self) -> list[str]:
+        return ray.get(self.journal.entries.remote())
+
+    def revive(self, step_seconds: float, sequence_seconds: float) -> None:
+        """As `reset`, with this pace, and with new servers for those that are gone."""
+        for replica in self._replicas:
+            try:
+                ray.get(replica.server_handle.reopen.remote(step_seconds, sequence_seconds))
+            except ray.exceptions.RayActorError:
+                replica.start()
+                ray.get(replica.server_handle.reopen.remote(step_seconds, sequence_seconds))
+        self._route_all()
+
+    def reset(self) -> None:
+        """All servers open and routed, nothing in the journal."""
+        ray.get([replica.server_handle.reopen.remote() for replica in self._replicas])
+        self._route_all()
+
+    def reroute(self) -> None:
+        """Forget which requests are in flight: there are none."""
+        ray.get(self.global_load_balancer.remove_servers.remote(self.get_addresses()))
+        self._route_all()
+
+    def _route_all(self) -> None:
+        servers = {replica.server_address: replica.server_handle for replica in self._replicas}
+        ray.get(self.global_load_balancer.add_servers.remote(servers))
+        ray.get(self.global_load_balancer.clear_sticky_cache.remote())
+        ray.get(self.journal.clear.remote())

@@ -1,0 +1,10 @@
+"""What a long-tail run and the test that reads it both know: the lengths, and when an engine is killed."""
+
+KILLED_IN_STEP = 3
+# Tokens from which a response counts as long; one of the four samples of each prompt is.
+LONG = 100
+
+
+def forced_length(index: int, session: int) -> int:
+    """Tokens of sample `session` of the prompt with data set index `index`."""
+    return LONG + 7 * index % 140 if session == 3 else 8 + 5 * (3 * index + session) % 41

@@ -1,0 +1,40 @@
+"""A run of the recipe `ppo-megatron-cpu` on real verl, Ray, Megatron and vLLM: one RPC updates critic and actor, first measured, then fused.
+
+Shows the invariants in the docstring of verl_fuse/host/fused_update.py.
+"""
+
+from pathlib import Path
+
+import pytest
+from verl_runs import run
+
+from verl_fuse.spec.timeline import Timeline
+
+pytest.importorskip("megatron.core")
+pytestmark = pytest.mark.integration
+
+
+def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path):
+    finished = run(
+        verl_home,
+        "ppo-megatron-cpu",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=-1",
+        "fuse.pipeline.schedule=fused",
+        "fuse.pipeline.solve_seconds=1",
+        name="fused",
+    )
+    assert finished.code == 0, finished.output[-3000:]
+    first, last = (finished.metrics[step] for step in (1, 3))
+    assert [first[f"fuse/pipeline_{name}"] for name in ("calls", "fused_calls")] == [2, 0]
+    assert [last[f"fuse/pipeline_{name}"] for name in ("calls", "fused_calls")] == [2, 2]
+    for metrics in (first, last):
+        assert {"actor/grad_norm", "actor/loss", "critic/grad_norm", "critic/loss"} <= metrics.keys()
+    timeline = Timeline.from_json((finished.folder / "timeline" / "step_000003.json").read_text())
+    # Two mini-batches, four micro-batches, forwards and backwards of two models.
+    for rank in range(4):
+        ops = [span for span in timeline.on(f"rank {rank}") if "op" in span.args]
+        plan = timeline.on(f"plan {rank}")
+        assert len(ops) == len(plan) == 2 * 4 * 2 * 2
+        assert sorted(span.name for span in ops) == sorted(span.name for span in plan)
+    assert [span.name for span in timeline.on("step")].count("fused_update") == 1

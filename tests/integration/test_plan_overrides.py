@@ -1,0 +1,130 @@
+"""The overrides of a plan compose on verl's own configuration, pass verl's own checks, and say what the plan says; `fuse.plan` applies them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from verl_fuse.cost.analytic import Analytic
+from verl_fuse.plan.make import Request, make
+from verl_fuse.plan.overrides import command_line, workload_overrides
+from verl_fuse.spec.cluster import cluster_named
+from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.model_names import model_named
+from verl_fuse.spec.workload import Workload
+
+pytestmark = pytest.mark.integration
+
+# One process for all plans: importing verl takes most of the time. A tiny model stands in for the planned one; nothing of it is trained.
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass, validate_config
+from verl_fuse.host.applied_plan import apply_plan
+from verl_fuse.host.settings import load_settings
+from verl_fuse_cpu.task.tokenizer import build_tokenizer
+from verl_fuse_cpu.task.warm_start import build_model
+
+model, plans = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+tokenizer = build_tokenizer()
+tokenizer.save_pretrained(model)
+build_model(tokenizer).save_pretrained(model)
+paths = [f"actor_rollout_ref.model.path={model}", f"critic.model.path={model}"]
+paths += ["actor_rollout_ref.rollout.name=vllm", "reward.reward_model.rollout.name=vllm"]
+searchpath = "hydra.searchpath=[pkg://verl.trainer.config,pkg://verl_fuse.host.config]"
+
+
+def composed(arguments):
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=[searchpath, *paths, *arguments])
+    OmegaConf.resolve(config)
+    return config
+
+
+def flat(node, prefix=""):
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {k: v for key, value in node.items() for k, v in flat(value, f"{prefix}.{key}".strip(".")).items()}
+
+
+def differences(config, other):
+    left, right = (flat(OmegaConf.to_container(each)) for each in (config, other))
+    return {key: [left.get(key), right.get(key)] for key in {*left, *right} if left.get(key) != right.get(key) and key != "fuse.plan"}
+
+
+def checked(config):
+    reference, critic = need_reference_policy(config), need_critic(config)
+    validate_config(config, reference, critic)
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    return [reference, critic]
+
+
+found = {}
+for name, plan in plans.items():
+    config = composed(plan["arguments"])
+    roles = checked(config)
+    load_settings(config)
+    wanted = {key.lstrip("+"): value for key, value in plan["overrides"].items()}
+    wrong = {key: OmegaConf.select(config, key) for key in wanted if OmegaConf.select(config, key) != wanted[key]}
+    # The same through fuse.plan: only what is trained is composed, the rest is applied.
+    applied = composed([*plan["bare"], f"fuse.plan={plan['file']}"])
+    apply_plan(applied, load_settings(applied).overrides)
+    checked(applied)
+    # The reference only infers, so that the actor's recomputation, which verl hands on to it, means nothing there.
+    unused = ("actor_rollout_ref.ref.megatron.override_transformer_config", *([] if roles[1] else ["critic"]))
+    unlike = {key: values for key, values in differences(config, applied).items() if not key.startswith(unused)}
+    found[name] = [*roles, wrong, unlike]
+print("FOUND " + json.dumps(found))
+"""
+
+
+def workloads() -> dict[str, Workload]:
+    model, prompt, response = model_named("qwen2.5-7b"), Lengths.parse("fixed:512"), Lengths.parse("uniform:1-1024")
+    reward = model.as_value_model()
+    return {
+        "ppo": Workload("ppo", 256, 1, prompt, response, model, reward, model, minibatches=4),
+        "ppo-reward": Workload("ppo", 256, 1, prompt, response, model, reward, model, reward, minibatches=4),
+        "grpo": Workload("grpo", 64, 4, prompt, response, model, None, model, minibatches=2),
+        "grpo-bypass": Workload("grpo", 64, 4, prompt, response, model, None, None, epochs=2, old_log_prob=False),
+    }
+
+
+def test_plans_compose_and_pass_verls_checks(tmp_path):
+    plans = {}
+    for name, workload in workloads().items():
+        for strategy in ("fsdp", "megatron"):
+            made = make(workload, Analytic(cluster_named("h100", 2)), Request((strategy,)))
+            file = tmp_path / f"{name}-{strategy}.json"
+            made.plan.write(file)
+            trained = workload_overrides(workload)
+            overrides = {**trained, **made.plan.overrides}
+            started = {key: made.plan.overrides[key] for key in ("trainer.nnodes", "trainer.n_gpus_per_node")}
+            plans[f"{name} {strategy}"] = {
+                "arguments": command_line(strategy, overrides),
+                "bare": command_line(strategy, {**trained, **started}),
+                "overrides": overrides,
+                "file": str(file),
+            }
+    listing = tmp_path / "plans.json"
+    listing.write_text(json.dumps(plans))
+    environment = {**os.environ, "VERL_PLATFORM": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(listing)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
+    # needs a reference policy, needs a critic, keys with another value, differences through fuse.plan
+    assert json.loads(line.removeprefix("FOUND ")) == {
+        f"{name} {strategy}": [name != "grpo-bypass", name.startswith("ppo"), {}, {}]
+        for name in workloads()
+        for strategy in ("fsdp", "megatron")
+    }

@@ -1,0 +1,325 @@
+"""Replicas leave and rejoin a running rollout: verl's load balancer, replica interface and client, over an engine that counts."""
+
+import asyncio
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse.errors import FuseError
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("verl")
+SUPPORT = Path(__file__).parent / "support"
+with warnings.catch_warnings():
+    # Ray and its dependencies warn when they are imported.
+    warnings.simplefilter("ignore")
+    sys.path.insert(0, str(SUPPORT))
+    from counting_engine import CountingManager
+    from verl.checkpoint_engine.base import CheckpointEngineManager
+
+    from verl_fuse.host.client import FuseLLMServerClient
+    from verl_fuse.host.replicas import Replicas
+    from verl_fuse.host.spans import Recorder, start_collector
+    from verl_fuse.spec.step import ReplicaView
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+CONFIG = OmegaConf.create(
+    {"actor_rollout_ref": {"rollout": {"prompt_length": 16, "response_length": 100, "name": "vllm"}}}
+)
+SAMPLING = {"temperature": 1.0, "logprobs": True}
+
+
+@pytest.fixture(scope="module")
+def collector():
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100_000_000,
+        runtime_env={"env_vars": {"PYTHONPATH": ":".join([str(SUPPORT), *filter(None, sys.path)])}},
+    )
+    yield start_collector()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def started(collector):
+    manager = CountingManager(3)
+    manager.reset()
+    return manager
+
+
+@pytest.fixture
+def manager(started):
+    started.reset()
+    return started
+
+
+@pytest.fixture
+def spans(collector):
+    ray.get(collector.drain.remote())
+    return lambda: ray.get(collector.drain.remote())
+
+
+def replicas_of(manager, timeout=20.0):
+    return Replicas(
+        manager, checkpoints_of(manager), Recorder(lambda span: None), timeout, max_num_seqs=64, sequence_tokens=116
+    )
+
+
+def checkpoints_of(manager):
+    config = SimpleNamespace(backend="naive", custom_backend_module=None)
+    return CheckpointEngineManager(config, actor_wg=None, replicas=list(manager.get_replicas()))
+
+
+def client_of(manager):
+    addresses = {address: rank for rank, address in enumerate(manager.get_addresses())}
+    return FuseLLMServerClient(CONFIG, manager.global_load_balancer, replicas=addresses)
+
+
+async def generate(client, count, tokens=60, **sampling):
+    params = {**SAMPLING, "max_tokens": tokens, **sampling}
+    requests = [client.generate(f"request-{n}", prompt_ids=[1, 1000 * n], sampling_params=params) for n in range(count)]
+    return await asyncio.gather(*requests)
+
+
+def while_generating(client, count, action, after=0.25, **kwargs):
+    """All outputs of `count` requests; `action()` runs in a thread, as the trainer's does, once they have been under way for a while."""
+
+    async def both():
+        running = asyncio.create_task(generate(client, count, **kwargs))
+        await asyncio.sleep(after)
+        await asyncio.to_thread(action)
+        return await running
+
+    return asyncio.run(both())
+
+
+def unbroken(n, tokens=60):
+    return list(range(1000 * n + 1, 1000 * n + 1 + tokens))
+
+
+def test_requests_of_freed_replicas_go_on_elsewhere_as_if_nothing_had_happened(manager, spans):
+    replicas = replicas_of(manager)
+    outputs = while_generating(client_of(manager), 9, lambda: replicas.free([0, 2]))
+    for n, output in enumerate(outputs):
+        assert output.token_ids == unbroken(n)
+        assert output.log_probs == [-token / 1000 for token in unbroken(n)]
+        assert output.stop_reason == "completed"
+    requests = [span for span in spans() if span.name == "request"]
+    aborted = [span for span in requests if span.args["stop_reason"] == "aborted"]
+    assert len(aborted) == 6
+    assert {span.track for span in aborted} == {"replica 0", "replica 2"}
+    resumed = [span for span in requests if "resumed_tokens" in span.args]
+    assert {span.track for span in resumed} == {"replica 1"}
+    assert [span.args["prompt_tokens"] - span.args["resumed_tokens"] for span in resumed] == [2] * 6
+    assert replicas.freed == (0, 2)
+
+
+def test_a_replica_is_unrouted_then_aborted_then_put_to_sleep(manager):
+    replicas_of(manager).free([1])
+    assert manager.entries() == ["unrouted server-1", "abort server-1 reject", "sleep server-1"]
+
+
+def test_a_request_that_arrives_behind_the_closed_gate_goes_elsewhere(manager):
+    class Late(FuseLLMServerClient):
+        async def _acquire_server(self, request_id, **extra):
+            acquired = await super()._acquire_server(request_id, **extra)
+            await asyncio.sleep(1.0)  # the gate closes in between
+            return acquired
+
+    addresses = {address: rank for rank, address in enumerate(manager.get_addresses())}
+    client = Late(CONFIG, manager.global_load_balancer, replicas=addresses)
+    outputs = while_generating(client, 3, lambda: replicas_of(manager).free([0, 1]), tokens=5)
+    assert [output.token_ids for output in outputs] == [unbroken(n, 5) for n in range(3)]
+
+
+def test_stop_tokens_and_the_budget_hold_across_the_move(manager):
+    replicas = replicas_of(manager)
+    outputs = while_generating(client_of(manager), 3, lambda: replicas.free([0, 1]), stop_token_ids=[50, 1040])
+    assert [len(output.token_ids) for output in outputs] == [50, 40, 60]
+
+
+def test_without_a_move_the_server_s_answer_is_handed_on_untouched(manager):
+    (output,) = asyncio.run(generate(client_of(manager), 1, tokens=4))
+    assert output.extra_fields == {"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0}
+
+
+def test_a_replica_that_everybody_is_turned_away_from_is_named(manager):
+    for replica in manager.get_replicas():
+        ray.get(replica.server_handle.abort_all_requests.remote(reject_request=True))
+    with pytest.raises(FuseError, match=r"request-0: 4 replicas in a row turned it away, the last one at server-\d"):
+        asyncio.run(generate(client_of(manager), 1))
+
+
+def test_a_freed_replica_is_routed_again_once_it_confirms_its_weights(manager):
+    replicas = replicas_of(manager)
+    replicas.free([2])
+    with pytest.raises(FuseError, match=r"replica 2 holds the weights of step 0 after the sync of step 7"):
+        replicas.readmit(7)
+    assert [view.routed for view in replicas.views()] == [True, True, False]
+    ray.get(manager.get_replicas()[2].server_handle.set_global_steps.remote(7))
+    replicas.readmit(7)
+    assert manager.entries()[-2:] == ["resume server-2", "routed server-2"]
+    assert replicas.freed == ()
+    outputs = asyncio.run(generate(client_of(manager), 6, tokens=3))
+    assert [output.token_ids for output in outputs] == [unbroken(n, 3) for n in range(6)]
+
+
+def test_readmitting_nobody_asks_nobody(manager):
+    replicas_of(manager).readmit(3)
+    assert manager.entries() == []
+
+
+def test_views_count_requests_in_flight(manager):
+    replicas = replicas_of(manager)
+    seen = []
+    while_generating(client_of(manager), 6, lambda: seen.extend(replicas.views()))
+    assert seen == [ReplicaView(rank, 2, 64, routed=True) for rank in range(3)]
+
+
+def test_a_replica_that_does_not_stop_is_named(manager):
+    ray.get(manager.get_replicas()[1].server_handle.hang.remote())
+    with pytest.raises(FuseError, match=r"replica 1 did not stop generating in 1 s \(fuse.replica_timeout\)"):
+        replicas_of(manager, timeout=1.0).free([1])
+
+
+def test_requests_of_a_dead_engine_start_again_elsewhere(manager, spans):
+    replicas = replicas_of(manager)
+    server = manager.get_replicas()[1].server_handle
+    outputs = while_generating(client_of(manager), 6, lambda: ray.get(server.kill_engine.remote()))
+    assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(6)]
+    assert [output.stop_reason for output in outputs] == ["completed"] * 6
+    failed = [span for span in spans() if "EngineDeadError" in span.args.get("error", "")]
+    assert {span.track for span in failed} == {"replica 1"}
+    assert len(failed) == 2
+    assert [view.routed for view in replicas.views()] == [True, False, True]
+
+
+def test_a_request_that_moved_keeps_its_tokens_when_the_survivor_of_another_dies(manager):
+    replicas = replicas_of(manager)
+    server = manager.get_replicas()[1].server_handle
+
+    def free_then_kill():
+        replicas.free([0])
+        ray.get(server.kill_engine.remote())
+
+    outputs = while_generating(client_of(manager), 6, free_then_kill)
+    assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(6)]
+
+
+def test_with_no_replica_left_requests_fail_instead_of_waiting(manager):
+    def kill_all():
+        ray.get([replica.server_handle.kill_engine.remote() for replica in manager.get_replicas()])
+
+    with pytest.raises(RuntimeError, match="No available servers in load balancer"):
+        while_generating(client_of(manager), 6, kill_all)
+
+
+def test_an_error_that_is_no_death_is_the_request_s_own(manager):
+    replicas = replicas_of(manager)
+    with pytest.raises(TypeError):
+        asyncio.run(generate(client_of(manager), 1, stop_token_ids=5))
+    assert all(view.routed for view in replicas.views())
+
+
+def test_a_dead_replica_is_left_out_of_sleep_and_named_before_the_weight_sync(manager, caplog):
+    replicas = replicas_of(manager)
+    replicas.require_alive()
+    server = manager.get_replicas()[1].server_handle
+    while_generating(client_of(manager), 6, lambda: ray.get(server.kill_engine.remote()), tokens=40)
+    for _ in range(2):
+        replicas.views()
+    assert caplog.text.count("replica 1 is dead") == 1 + 2, "once by the driver, once by each of its two requests"
+    replicas._checkpoints.sleep_replicas()
+    asleep = sorted(entry for entry in manager.entries() if entry.startswith("sleep"))
+    assert asleep == ["sleep server-0", "sleep server-2"]
+    with pytest.raises(FuseError, match=r"dead: replica 1\. The step is trained"):
+        replicas.require_alive()
+
+
+def test_suspects_of_a_stalled_rollout_are_the_busy_and_the_dead(manager):
+    replicas = replicas_of(manager)
+    found = []
+    while_generating(client_of(manager), 2, lambda: found.extend(replicas.suspects()))
+    assert len(found) == 2
+    assert all("(1 requests in flight)" in name for name in found)
+
+
+@pytest.fixture
+def fresh(collector):
+    """Replicas of a test that ends one for good."""
+    manager = CountingManager(2)
+    manager.reset()
+    return manager
+
+
+async def watching(replicas, done, seconds=10.0):
+    """Look at the replicas as the trainer does, until `done`."""
+    for _ in range(int(seconds / 0.05)):
+        await asyncio.to_thread(replicas.watched)
+        if done():
+            return
+        await asyncio.sleep(0.05)
+
+
+def test_a_replica_that_stands_still_is_ended_and_its_requests_start_again(fresh, caplog):
+    replicas = replicas_of(fresh, timeout=1.5)
+
+    async def run():
+        running = asyncio.create_task(generate(client_of(fresh), 6, tokens=30))
+        await asyncio.sleep(0.1)
+        await fresh.get_replicas()[1].server_handle.stand_still.remote()
+        await watching(replicas, running.done)
+        return await running
+
+    outputs = asyncio.run(run())
+    assert [output.token_ids for output in outputs] == [unbroken(n, 30) for n in range(6)]
+    assert (
+        "replica 1 has 3 requests, but has generated nothing for 1.5 s (fuse.replica_timeout); it is ended"
+        in caplog.text
+    )
+    assert [view.routed for view in replicas.views()] == [True, False]
+    with pytest.raises(FuseError, match=r"dead: replica 1\. The step is trained"):
+        replicas.require_alive()
+
+
+def test_a_replica_that_is_only_slow_is_left_alone(manager):
+    replicas = replicas_of(manager, timeout=1.5)
+
+    async def run():
+        running = asyncio.create_task(generate(client_of(manager), 3, tokens=6))
+        await manager.get_replicas()[2].server_handle.slow_down.remote(60.0)
+        await watching(replicas, running.done)
+        return await running
+
+    assert [output.token_ids for output in asyncio.run(run())] == [unbroken(n, 6) for n in range(3)]
+    assert all(view.routed for view in replicas.views())
+
+
+def test_a_replica_that_answers_garbage_counts_as_dead(manager, caplog):
+    replicas = replicas_of(manager)
+    ray.get(manager.get_replicas()[2].server_handle.answer_garbage.remote())
+    outputs = asyncio.run(generate(client_of(manager), 6, tokens=5))
+    assert [output.token_ids for output in outputs] == [unbroken(n, 5) for n in range(6)]
+    assert "replica 2 answers garbage: a log-prob of nan" in caplog.text
+    assert [view.routed for view in replicas.views()] == [True, True, False]
+    with pytest.raises(FuseError, match=r"dead: replica 2\."):
+        replicas.require_alive()
+
+
+def test_a_replica_whose_server_is_gone_is_named_and_its_requests_start_again(manager):
+    replicas = replicas_of(manager)
+    server = manager.get_replicas()[0].server_handle
+    outputs = while_generating(client_of(manager), 6, lambda: server.exit.remote())
+    assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(6)]
+    with pytest.raises(FuseError, match=r"(?s)dead: replica 0 \(dead: .*\)\. The step is trained"):
+        replicas.require_alive()
+    assert [view.routed for view in replicas.views()] == [False, True, True]
+    with pytest.raises(FuseError, match=r"replica 0 did not stop generating: ActorDiedError"):
+        replicas.free([0])

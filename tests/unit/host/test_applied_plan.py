@@ -1,0 +1,91 @@
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.applied_plan import apply_plan, checked_plan
+from verl_fuse.host.settings import load_settings
+from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.plan import CallPlan, Plan
+
+TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+BASE = {
+    "trainer": {"nnodes": 1, "n_gpus_per_node": 8, "device": "cuda", "v1": {"trainer_mode": "fuse"}},
+    "algorithm": {"adv_estimator": "grpo", "filter_groups": {"enable": False}},
+    "actor_rollout_ref": {"actor": {"strategy": "fsdp2"}, "rollout": {"tensor_model_parallel_size": 2}},
+    "critic": {"enable": None},
+    "reward": {"reward_model": {"enable": False, "enable_resource_pool": False}},
+}
+
+
+@pytest.fixture
+def config():
+    return OmegaConf.create(BASE)
+
+
+def write(tmp_path, **changes):
+    calls = tuple(
+        CallPlan(name, Mesh(0, 8), Layout(dp=8)) for name in changes.pop("calls", ("actor_generate", "actor_train"))
+    )
+    overrides = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": 8, TP: 4}
+    path = tmp_path / "plan.json"
+    Plan(calls, **{"strategy": "fsdp", "overrides": overrides, **changes}).write(path)
+    return path
+
+
+def test_a_plan_sets_its_keys_and_says_which_it_changed(config, tmp_path):
+    plan = checked_plan(write(tmp_path), config, ())
+    assert apply_plan(config, plan.overrides) == [f"fuse.plan sets {TP}=4 (was 2)"]
+    assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"strategy": None, "features": ("realloc",)},
+            "needs weights to be moved between layouts: make a plan without --ideal",
+        ),
+        (
+            {"strategy": "megatron"},
+            "it is for the engine megatron, actor_rollout_ref.actor.strategy=fsdp2: compose with model_engine=megatron",
+        ),
+        ({"overrides": {"trainer.nnodes": 4}}, "it is for trainer.nnodes=4, this run has 1"),
+        (
+            {"calls": ("actor_generate", "actor_train", "critic_train")},
+            "it is for a step with a critic, this run is without one",
+        ),
+        ({"features": ("interstage",)}, "it counts on interstage: set fuse.interstage.enabled=true"),
+        (
+            {"overrides": {"actor_rollout_ref.rollout.warp": 9}},
+            "it sets actor_rollout_ref.rollout.warp, which this verl does not have",
+        ),
+    ],
+)
+def test_what_this_run_cannot_carry_out_is_refused(config, tmp_path, changes, reason):
+    path = write(tmp_path, **changes)
+    with pytest.raises(FuseError) as error:
+        checked_plan(path, config, ())
+    assert str(error.value).startswith(f"fuse.plan={path}: this run cannot carry it out:")
+    assert reason in str(error.value)
+
+
+def test_every_reason_is_given_at_once(config, tmp_path):
+    with pytest.raises(FuseError) as error:
+        checked_plan(write(tmp_path, strategy="megatron", features=("pipeline",)), config, ())
+    assert str(error.value).count("\n  - ") == 2
+
+
+def test_settings_hold_the_overrides_and_the_threshold(config, tmp_path):
+    path = write(tmp_path, features=("interstage",), migration_threshold=0.25)
+    fuse = {"fuse": {"plan": str(path), "interstage": {"enabled": True}}}
+    settings = load_settings(OmegaConf.merge(config, fuse))
+    assert settings.overrides[TP] == 4
+    assert settings.blocks["interstage"].migration_threshold == 0.25
+    own = {"fuse": {"interstage": {"migration_threshold": 0.5}}}
+    assert load_settings(OmegaConf.merge(config, fuse, own)).blocks["interstage"].migration_threshold == 0.5
+
+
+def test_a_missing_plan_is_refused_before_anything_starts(config):
+    with pytest.raises(FuseError, match=r"nowhere\.json: cannot be read"):
+        load_settings(OmegaConf.merge(config, {"fuse": {"plan": "nowhere.json"}}))

@@ -1,0 +1,102 @@
+"""Schedules from what updates measured; shows the invariants in the docstring of verl_fuse/host/update_schedules.py."""
+
+import logging
+
+import pytest
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.update_report import ModelCost, RankReport
+from verl_fuse.host.update_schedules import UpdateSchedules, problem
+from verl_fuse.schedule.methods import solve
+from verl_fuse.schedule.solution import Budget
+from verl_fuse.spec.problem import Pipeline, Problem
+
+PLACEMENTS = {"actor": ((0, 1),), "critic": ((1, 0),)}
+
+
+def update(forward=1.0, counts=((4, 4),), headroom=None, activation=None, ranks=(0, 1)):
+    """One report per rank; a backward takes twice the forward, the critic half as long as the actor."""
+    costs = {
+        "actor": ModelCost(forward, 2 * forward, activation),
+        "critic": ModelCost(forward / 2, forward, activation),
+    }
+    return [RankReport(rank, PLACEMENTS, costs, counts, 0, headroom, ()) for rank in ranks]
+
+
+def greedy(problem: Problem):
+    return solve(problem, "greedy", Budget(5.0))
+
+
+def test_a_problem_is_what_was_measured_in_seconds():
+    assert problem((4, 2), [update()], {}) == Problem(
+        2, (Pipeline("actor", (0, 1), 4, 1.0, 2.0, 1.0), Pipeline("critic", (1, 0), 2, 0.5, 1.0, 1.0))
+    )
+
+
+def test_medians_over_updates_and_processes_are_rounded_to_two_digits():
+    updates = [update(0.10011), update(0.10419), update(5.0)]
+    assert problem((4, 4), updates, {}).pipelines[0].forward == (0.10, 0.10)
+    # Two processes of a tensor-parallel group play one rank.
+    assert problem((4, 4), [update(ranks=(0, 0, 1, 1))], {}) == problem((4, 4), [update()], {})
+
+
+def test_memory_is_limited_where_every_rank_has_measured_it():
+    activations = {(model, rank): 70.0 for model in PLACEMENTS for rank in (0, 1)}
+    limited = problem((4, 4), [update(headroom=1000)], activations)
+    assert (limited.memory_limit, limited.pipelines[0].activation) == (900.0, (70.0, 70.0))
+    assert problem((4, 4), [update(headroom=10)], activations).memory_limit == 70.0
+    assert problem((4, 4), [update(headroom=1000)], {("actor", 0): 70.0}).memory_limit is None
+    assert problem((4, 4), [update()], activations).memory_limit is None
+
+
+def test_activations_measured_once_are_kept():
+    asked = []
+    schedules = UpdateSchedules(lambda problem: asked.append(problem) or greedy(problem))
+    schedules.learn(update(1.0, headroom=1000, activation=70.0))
+    schedules.wait()
+    for _ in range(4):
+        schedules.learn(update(3.0, headroom=1000))
+        schedules.wait()
+    assert [found.memory_limit for found in asked] == [900.0] * len(asked)
+    assert len(asked) > 1
+
+
+def test_the_first_update_has_no_schedule_and_the_next_has_those_of_all_fused_calls():
+    schedules = UpdateSchedules(greedy)
+    assert schedules.ready() == {}
+    schedules.learn(update(counts=((4, 4), (4, 2), (4, 0))))
+    schedules.wait()
+    assert set(schedules.ready()) == {(4, 4), (4, 2)}
+
+
+@pytest.mark.parametrize(("seconds", "solved"), [([1.0, 1.0, 1.05], 1), ([1.0, 1.0, 9.0], 1), ([1.0, 2.0, 2.0], 3)])
+def test_a_schedule_stays_until_costs_have_drifted(seconds, solved):
+    schedules = UpdateSchedules(greedy)
+    for forward in seconds:
+        schedules.learn(update(forward))
+        schedules.wait()
+        assert set(schedules.ready()) == {(4, 4)}
+    assert schedules.solved == solved
+
+
+def test_where_nothing_is_faster_there_is_no_schedule_and_that_is_said_once(caplog):
+    schedules = UpdateSchedules(lambda problem: None)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            schedules.learn(update())
+            schedules.wait()
+    assert schedules.ready() == {}
+    assert [record.message for record in caplog.records] == [
+        "verl-fuse: 4 actor and 4 critic micro-batches run one model after the other: no fused schedule is predicted to be faster"
+    ]
+
+
+def test_what_a_solver_raises_ends_the_run():
+    def broken(problem):
+        raise ValueError("no")
+
+    schedules = UpdateSchedules(broken)
+    schedules.learn(update())
+    schedules.wait()
+    with pytest.raises(FuseError, match="could not be solved: no"):
+        schedules.ready()

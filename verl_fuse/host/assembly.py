@@ -1,0 +1,67 @@
+"""Puts inference together for a trainer: stage calls, what limits a batch, and the slices beside the training workers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl.trainer.ppo.utils import Role
+
+from verl_fuse.host.dispatch import data_parallel_size
+from verl_fuse.host.inference import SampleInference, SliceLane, StageCall
+from verl_fuse.host.lane import Lane
+from verl_fuse.host.slices import Slices, SliceSetup
+from verl_fuse.host.stages import STAGE_FIELDS, micro_batch, streamed_stages
+from verl_fuse.spec.step import Stage
+
+# The RPC mesh each stage's batch is dispatched over (verl/workers/engine_workers.py).
+_MESH: dict[Stage, str] = {"old_log_prob": "actor", "ref": "ref", "values": "train"}
+ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
+
+
+def stages_of(trainer: Any) -> tuple[Stage, ...]:
+    """The stages finished samples of this run go through."""
+    return streamed_stages(trainer.config, trainer.use_reference_policy, trainer.use_critic)
+
+
+def extra_info(trainer: Any) -> Mapping[str, Any]:
+    """What a batch carries to the workers besides its rows."""
+    return {"temperature": trainer.config.actor_rollout_ref.rollout.temperature}
+
+
+def sample_inference(
+    trainer: Any, lane: Lane, calls: Mapping[Stage, StageCall], slices: Sequence[SliceLane] = ()
+) -> SampleInference:
+    """Inference on the training workers' `lane` through verl's stage methods `calls`, and on `slices`."""
+    stages = stages_of(trainer)
+    sizes = {stage: _data_parallel_size(trainer, stage) for stage in stages}
+    return SampleInference(
+        lane=lane,
+        calls={stage: calls[stage] for stage in stages},
+        dp_size=max(sizes.values(), default=1),
+        multiples={stage: sizes[stage] * micro_batch(trainer.config, stage, trainer.ref_in_actor) for stage in stages},
+        fields=STAGE_FIELDS,
+        extra_info=extra_info(trainer),
+        slices=slices,
+    )
+
+
+def _data_parallel_size(trainer: Any, stage: Stage) -> int:
+    if stage == "values":
+        return data_parallel_size(trainer.critic_wg, _MESH[stage])
+    if stage == "ref" and not trainer.ref_in_actor:
+        return data_parallel_size(trainer.ref_policy_wg, _MESH[stage])
+    return data_parallel_size(trainer.actor_rollout_wg, _MESH["old_log_prob"])
+
+
+def build_slices(trainer: Any) -> Slices:
+    """A slice per rollout replica, on the replica's devices."""
+    setup = SliceSetup(
+        config=trainer.config,
+        stages=stages_of(trainer),
+        # All models of a slice have the reference's micro-batches.
+        micro_batch=micro_batch(trainer.config, "ref", ref_in_actor=False),
+        multimodal=trainer.processor is not None,
+    )
+    (role,) = [role for role in ACTOR_ROLES if role in trainer.role_worker_mapping]
+    pool = trainer.resource_pool_manager.get_resource_pool(role)
+    size = trainer.llm_server_manager.get_replicas()[0].world_size
+    return Slices(setup, pool, size, trainer.recorder, trainer.settings.core.call_timeout)

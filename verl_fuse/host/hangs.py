@@ -1,0 +1,88 @@
+"""Finds replicas that have requests but stand still, and ends them, so that their requests fail and start again elsewhere.
+
+A client cannot tell a hung replica from a slow one: an answer comes at the end. The server can: it knows how many tokens each of its requests
+has. It is asked now and then, and nobody waits for its answer.
+
+Invariants (tests/integration/test_replicas.py):
+- a replica is hung once nothing about its requests has changed, or it has not answered, for `timeout` seconds in which it always had some;
+- one that generates, however slowly, or whose engine does not say, is never called hung;
+- looking takes no longer when a replica hangs.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+# Seconds between two questions, at most; and until a server has ended its engine.
+INTERVAL = 10.0
+ENDING = 10.0
+
+
+class HangWatch:
+    """Watches the servers of replicas, by rank."""
+
+    def __init__(self, servers: Mapping[int, Any], timeout: float):
+        self._servers, self._timeout = servers, timeout
+        self._interval = min(INTERVAL, timeout / 5)
+        self._next = 0.0
+        self._asked: dict[int, ray.ObjectRef] = {}
+        # What a replica answered last, and since when it answers that.
+        self._seen: dict[int, tuple[Any, float]] = {}
+
+    def hung(self, busy: Collection[int]) -> list[int]:
+        """Which of the replicas that have requests now are hung."""
+        now = time.monotonic()
+        self._seen = {rank: self._seen.get(rank, (None, now)) for rank in busy}
+        self._collect(now)
+        if now >= self._next:
+            self._next = now + self._interval
+            for rank in set(busy) - set(self._asked):
+                self._asked[rank] = self._servers[rank].__ray_call__.remote(_requests)
+        return sorted(rank for rank, (_, since) in self._seen.items() if now - since > self._timeout)
+
+    def _collect(self, now: float) -> None:
+        if not self._asked:
+            return
+        answered, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
+        for rank in [rank for rank, reference in self._asked.items() if reference in answered]:
+            try:
+                answer = ray.get(self._asked.pop(rank))
+            except RayError:
+                continue  # dead: its clients find out, and say so
+            if rank in self._seen and (answer is None or answer != self._seen[rank][0]):
+                self._seen[rank] = (answer, now)
+
+
+def end(server: Any) -> None:
+    """End the engine behind a server, or, if it does not do so itself, the server."""
+    ended = server.__ray_call__.remote(_kill_engine)
+    done, _ = ray.wait([ended], timeout=ENDING)
+    try:
+        if done and ray.get(ended):
+            return
+    except RayError:
+        return  # dead already
+    ray.kill(server)
+
+
+def _requests(server: Any) -> tuple[int, int] | None:
+    """Runs inside a server: a fingerprint of its requests and of the tokens they have; None if the engine does not say (vLLM's AsyncLLM does)."""
+    states = getattr(getattr(getattr(server, "engine", None), "output_processor", None), "request_states", None)
+    if states is None:
+        return None
+    tokens = {name: state.detokenizer.num_output_tokens() for name, state in states.items() if state.detokenizer}
+    return len(states), hash(frozenset(tokens.items()))
+
+
+def _kill_engine(server: Any) -> int:
+    """Runs inside a server: end its engine processes; how many it knows of."""
+    resources = getattr(getattr(getattr(server, "engine", None), "engine_core", None), "resources", None)
+    processes = getattr(getattr(resources, "engine_manager", None), "processes", [])
+    for process in processes:
+        os.kill(process.pid, signal.SIGKILL)
+    return len(processes)

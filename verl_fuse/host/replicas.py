@@ -1,0 +1,183 @@
+"""The rollout replicas of a run: what each is doing, taking some out of a running rollout, and bringing them back.
+
+Invariants (tests/integration/test_replicas.py):
+- a replica is freed in the order cut routing, abort, sleep, so no request can be parked behind a closed gate;
+- it is routed again only after the weight sync, once its server confirms the version of its weights;
+- a replica that clients found dead is dropped from verl's checkpoint manager, and the step ends with an error naming it before the next weight
+  sync, which needs every replica;
+- one that hangs (hangs.py) is routed to no more and ended: from then on it is a dead one;
+- every wait has a deadline, and what passes it is a FuseError naming the replica.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.death import first_line
+from verl_fuse.host.hangs import HangWatch, end
+from verl_fuse.host.spans import Recorder
+from verl_fuse.host.watchdog import silent_actors
+from verl_fuse.spec.step import ReplicaView
+
+logger = logging.getLogger(__name__)
+
+
+class Replicas:
+    """Replicas of verl's LLMServerManager, which `checkpoints`, verl's CheckpointEngineManager, puts to sleep and wakes.
+
+    `max_num_seqs` is the engine's limit of concurrent sequences, `sequence_tokens` the longest sequence there can be, `timeout` seconds a
+    replica may take to answer, or may have requests without generating a token.
+    """
+
+    def __init__(
+        self,
+        manager: Any,
+        checkpoints: Any,
+        recorder: Recorder,
+        timeout: float,
+        max_num_seqs: int,
+        sequence_tokens: int,
+    ):
+        self._checkpoints = checkpoints
+        self._balancer = manager.global_load_balancer
+        self._replicas = {replica.replica_rank: replica for replica in manager.get_replicas()}
+        self._addresses = dict(zip(self._replicas, manager.get_addresses(), strict=True))
+        self._recorder = recorder
+        self._timeout = timeout
+        self._slots = {
+            rank: max(1, min(max_num_seqs, tokens // sequence_tokens if tokens else max_num_seqs))
+            for rank, tokens in self._ask_servers(_kv_cache_tokens).items()
+        }
+        self._freed: tuple[int, ...] = ()
+        self._dead: tuple[int, ...] = ()
+        self._hangs = HangWatch({rank: replica.servers[0] for rank, replica in self._replicas.items()}, timeout)
+
+    @property
+    def freed(self) -> tuple[int, ...]:
+        """Ranks taken out of the running rollout."""
+        return self._freed
+
+    def views(self) -> tuple[ReplicaView, ...]:
+        """Every replica, as the load balancer counts its requests."""
+        running = self._get(self._balancer.get_status.remote(), "the load balancer")["servers"]
+        for rank, address in self._addresses.items():
+            if address not in running and rank not in (*self._freed, *self._dead):
+                self._bury(rank)
+        return tuple(
+            ReplicaView(rank, running.get(address, 0), self._slots[rank], address in running)
+            for rank, address in self._addresses.items()
+        )
+
+    def watched(self) -> tuple[ReplicaView, ...]:
+        """As `views`, once those are ended that have requests but have generated nothing for `timeout` seconds."""
+        views = self.views()
+        requests = {view.rank: view.running for view in views if view.running and view.rank not in self._dead}
+        hung = self._hangs.hung(requests)
+        for rank in hung:
+            logger.error(
+                "replica %d has %d requests, but has generated nothing for %g s (fuse.replica_timeout); it is ended",
+                rank,
+                requests[rank],
+                self._timeout,
+            )
+            self._get(self._balancer.remove_servers.remote([self._addresses[rank]]), "the load balancer")
+            for server in self._replicas[rank].servers:
+                end(server)
+        return self.views() if hung else views
+
+    def _bury(self, rank: int) -> None:
+        self._dead += (rank,)
+        self._checkpoints.remove_replicas([self._replicas[rank]])
+        logger.error(
+            "replica %d is dead; its requests start again on other replicas, and the run ends with this step", rank
+        )
+
+    def require_alive(self) -> None:
+        """Raise a FuseError naming every replica that is dead or does not answer."""
+        dead = [f"replica {rank}" for rank in self._dead]
+        others = {
+            f"replica {rank}": self._replicas[rank].servers[0] for rank in self._replicas if rank not in self._dead
+        }
+        found = [*dead, *silent_actors(others, self._timeout)]
+        if found:
+            raise FuseError(
+                f"dead: {', '.join(found)}. The step is trained, on samples that other replicas finished, but the weight sync needs every "
+                "replica: start the run again, it goes on from the last checkpoint"
+            )
+
+    def suspects(self) -> list[str]:
+        """Who may be holding up the rollout: replicas with requests in flight, and servers that are dead or do not answer."""
+        busy = [f"replica {view.rank} ({view.running} requests in flight)" for view in self.views() if view.running]
+        return [*busy, *silent_actors({f"replica {rank}": r.servers[0] for rank, r in self._replicas.items()}, 5.0)]
+
+    def free(self, ranks: Iterable[int]) -> None:
+        """Take replicas out of the rollout: their requests return to the client as partial answers, and their memory is given back."""
+        chosen = tuple(ranks)
+        removed = self._balancer.remove_servers.remote([self._addresses[rank] for rank in chosen])
+        self._get(removed, "the load balancer")
+        self._freed += chosen
+        self._await("did not stop generating", {rank: self._stop(rank) for rank in chosen})
+
+    def readmit(self, version: int) -> None:
+        """After a weight sync: let freed replicas take requests again, if they hold the weights of step `version`."""
+        if not self._freed:
+            return
+        for rank, held in self._ask_servers(_weights_version, self._freed).items():
+            if held != version:
+                raise FuseError(
+                    f"replica {rank} holds the weights of step {held} after the sync of step {version}; it cannot generate on-policy"
+                )
+        self._await("did not resume", {rank: self._replicas[rank].resume_generation() for rank in self._freed})
+        servers = {self._addresses[rank]: self._replicas[rank].server_handle for rank in self._freed}
+        self._get(self._balancer.add_servers.remote(servers), "the load balancer")
+        self._freed = ()
+
+    async def _stop(self, rank: int) -> None:
+        replica = self._replicas[rank]
+        with self._recorder.span("migrate", f"replica {rank}", "other") as args:
+            args["aborted_requests"] = (await replica.abort_all_requests(reject_request=True))["aborted_count"]
+            await replica.sleep()
+
+    def _await(self, failure: str, calls: dict[int, Coroutine]) -> None:
+        async def bounded(rank: int, call: Coroutine) -> None:
+            try:
+                await asyncio.wait_for(call, self._timeout)
+            except TimeoutError:
+                raise FuseError(f"replica {rank} {failure} in {self._timeout:g} s (fuse.replica_timeout)") from None
+            except RayError as error:
+                raise FuseError(f"replica {rank} {failure}: {first_line(error)}") from error
+
+        async def together() -> None:
+            await asyncio.gather(*(bounded(rank, call) for rank, call in calls.items()))
+
+        asyncio.run(together())
+
+    def _ask_servers(self, question: Any, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+        chosen = self._replicas if ranks is None else ranks
+        answers = {rank: self._replicas[rank].servers[0].__ray_call__.remote(question) for rank in chosen}
+        return {rank: self._get(answer, f"replica {rank}") for rank, answer in answers.items()}
+
+    def _get(self, reference: Any, whom: str) -> Any:
+        try:
+            return ray.get(reference, timeout=self._timeout)
+        except GetTimeoutError:
+            raise FuseError(f"{whom} did not answer in {self._timeout:g} s (fuse.replica_timeout)") from None
+        except RayError as error:
+            raise FuseError(f"{whom} failed: {first_line(error)}") from error
+
+
+def _kv_cache_tokens(server: Any) -> int | None:
+    """Runs inside a server: tokens its KV cache holds; None where the engine does not say (vLLM's AsyncLLM does)."""
+    cache = getattr(getattr(getattr(server, "engine", None), "vllm_config", None), "cache_config", None)
+    blocks = getattr(cache, "num_gpu_blocks", None)
+    return blocks * cache.block_size if cache is not None and blocks else None
+
+
+def _weights_version(server: Any) -> int | None:
+    """Runs inside a server: the step its weights come from."""
+    return server.global_steps

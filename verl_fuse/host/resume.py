@@ -1,0 +1,112 @@
+"""Puts one response together from the parts that several replicas generated.
+
+A replica that leaves the rollout returns what it has as an aborted partial answer; the rest is asked for as prompt + tokens so far. The
+weights do not change within a step, so the whole is one on-policy sample (as verl's FullyAsyncLLMServerClient does across weight versions).
+
+Invariants (tests/integration/test_resume.py):
+- tokens and log-probs are the parts' in order, one log-prob per token;
+- the parts share the budget the server would have given the whole request; no other sampling parameter changes;
+- a parameter whose meaning depends on where the output starts is refused, never applied to a part;
+- an answer with another number of log-probs than tokens, or one that is no number, is garbage.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_fuse.errors import FuseError
+
+# Parameters that mean the same for a part as for the whole: each looks at one token, or at prompt and output alike (repetition_penalty).
+_RESUMABLE = frozenset(
+    [
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "logprobs",
+        "ignore_eos",
+        "stop_token_ids",
+        "logit_bias",
+        "allowed_token_ids",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "detokenize",
+        "max_tokens",
+        "max_new_tokens",
+        "min_tokens",
+    ]
+)
+ABORTED = ("abort", "aborted")
+
+
+def token_budget(sampling_params: Mapping[str, Any], prompt_tokens: int, rollout: Any) -> int:
+    """Tokens the server would generate at most for the whole request (verl's vLLM server, `generate`)."""
+    for key in ("max_tokens", "max_new_tokens"):
+        if sampling_params.get(key) is not None:
+            return int(sampling_params[key])
+    return min(rollout.response_length, rollout.prompt_length + rollout.response_length - prompt_tokens)
+
+
+def remaining_params(sampling_params: Mapping[str, Any], budget: int, generated: int) -> dict[str, Any]:
+    """Sampling parameters for the rest of a request of which `generated` tokens are there."""
+    strange = sorted(
+        key for key, value in sampling_params.items() if key not in _RESUMABLE and value not in (None, 0, 0.0, [])
+    )
+    if strange:
+        raise FuseError(
+            f"a request with {', '.join(f'{key}={sampling_params[key]!r}' for key in strange)} cannot go on at another replica: "
+            "its meaning depends on where the output starts. Set fuse.interstage.migration_threshold=null for such requests"
+        )
+    rest = {key: value for key, value in sampling_params.items() if key != "max_new_tokens"}
+    rest["max_tokens"] = budget - generated
+    if rest.get("min_tokens"):
+        rest["min_tokens"] = max(0, rest["min_tokens"] - generated)
+    return rest
+
+
+def garbage(output: TokenOutput) -> str | None:
+    """Why this cannot be an engine's answer, or None: log-probs there are must be one number per token."""
+    if output.log_probs is None:
+        return None
+    if len(output.log_probs) != len(output.token_ids):
+        return f"{len(output.token_ids)} tokens but {len(output.log_probs)} log-probs"
+    strange = next((value for value in output.log_probs if not math.isfinite(value)), None)
+    return None if strange is None else f"a log-prob of {strange}"
+
+
+def merge(parts: Sequence[TokenOutput]) -> TokenOutput:
+    """The response that the parts make up, as one request would have returned it."""
+    token_ids = [token for part in parts for token in part.token_ids]
+    log_probs = [value for part in parts for value in part.log_probs or ()]
+    if log_probs and len(log_probs) != len(token_ids):
+        raise FuseError(f"a response in {len(parts)} parts has {len(token_ids)} tokens but {len(log_probs)} log-probs")
+    first, last = parts[0], parts[-1]
+    preempted = [part.num_preempted for part in parts if part.num_preempted is not None]
+    extra = {
+        **last.extra_fields,
+        "min_global_steps": first.extra_fields.get("global_steps"),
+        "max_global_steps": last.extra_fields.get("global_steps"),
+        "num_cached_tokens": first.extra_fields.get("num_cached_tokens"),
+    }
+    return TokenOutput(
+        token_ids=token_ids,
+        log_probs=log_probs or None,
+        routed_experts=_routed_experts(parts),
+        stop_reason="completed" if last.stop_reason in ABORTED else last.stop_reason,
+        num_preempted=sum(preempted) if preempted else None,
+        extra_fields=extra,
+    )
+
+
+def _routed_experts(parts: Sequence[TokenOutput]) -> Any:
+    """Rows of the first part, then of every later part those of its own tokens: the rows before them repeat earlier parts."""
+    routed: Any = None
+    for part in parts:
+        if part.routed_experts is not None and part.token_ids:
+            new = part.routed_experts if routed is None else part.routed_experts[-len(part.token_ids) :]
+            routed = new if routed is None else np.concatenate([routed, new])
+    return routed

@@ -1,0 +1,125 @@
+"""Copies a model's parameters from the training workers to slices through Ray's object store (shared memory on one node, network between nodes).
+
+With FSDP2 every rank leaves the shards it has and every slice takes the parts it needs: no rank waits for another, and none holds the whole
+model. The store holds one copy, in buckets, until every slice has taken it over. FSDP1 knows its shards only as parts of a flat parameter, so
+there rank 0 leaves whole parameters.
+
+Invariants (tests/integration/test_weights.py):
+- whatever the ranks on either side, the slice's parameters equal the training ranks';
+- a parameter the slice has and nobody left, or the other way round, is a FuseError naming it, as is one that was left in part.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from verl.utils.fsdp_utils import fsdp_version, get_fsdp_full_state_dict
+
+from verl_fuse.errors import FuseError
+
+# An object in the store is one piece of shared memory.
+BUCKET_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the parameter `name`: `data` begins at `offset` of it, in every dimension."""
+
+    name: str
+    offset: tuple[int, ...]
+    data: torch.Tensor
+
+
+def export_parameters(engine: Any) -> list[ray.ObjectRef]:
+    """References to buckets of this rank's shards; with FSDP1 a collective, whose rank 0 has them all."""
+    if fsdp_version(engine.module) == 1:
+        with engine.eval_mode():
+            state: Any = get_fsdp_full_state_dict(engine.module)
+        shards = [Shard(name, (0,) * tensor.dim(), tensor) for name, tensor in state.items()]
+        return [ray.put(bucket) for bucket in _buckets(shards if torch.distributed.get_rank() == 0 else [])]
+    return [ray.put(bucket) for bucket in _buckets(own_shards(engine.module.state_dict()))]
+
+
+def load_parameters(engine: Any, buckets: Sequence[ray.ObjectRef]) -> None:
+    """Overwrite the parameters of an FSDP engine's module, sharded as it is, with those that all ranks have exported."""
+    shards = (shard for bucket in buckets for shard in ray.get(bucket))
+    if fsdp_version(engine.module) == 1:
+        state = {shard.name: shard.data for shard in shards}
+        set_model_state_dict(engine.module, state, options=StateDictOptions(full_state_dict=True, strict=True))
+    else:
+        take_over(engine.module.state_dict(), shards)
+
+
+def own_shards(state: Mapping[str, torch.Tensor]) -> Iterator[Shard]:
+    """This rank's part of every tensor, on the CPU; of what several ranks hold, the first one's."""
+    for name, tensor in state.items():
+        if isinstance(tensor, DTensor):
+            if _first_holder(tensor):
+                _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+                yield Shard(name, tuple(offset), tensor.to_local().detach().cpu())
+        elif torch.distributed.get_rank() == 0:
+            yield Shard(name, (0,) * tensor.dim(), tensor.detach().cpu())
+
+
+def take_over(state: Mapping[str, torch.Tensor], shards: Iterable[Shard]) -> None:
+    """Copy into each tensor of `state` its part of the shards."""
+    parts = {name: _part(tensor) for name, tensor in state.items()}
+    missing = {name: data.numel() for name, (_, data) in parts.items()}
+    for shard in shards:
+        if shard.name not in parts:
+            raise FuseError(f"weights of a slice: it has no parameter {shard.name!r}, which was exported")
+        offset, data = parts[shard.name]
+        missing[shard.name] -= _copy(shard, offset, data)
+    wrong = [name for name, elements in missing.items() if elements]
+    if wrong:
+        raise FuseError(
+            f"weights of a slice: {len(wrong)} parameters were not exported as a whole, first {wrong[0]!r} ({missing[wrong[0]]} elements)"
+        )
+
+
+def _part(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
+    """(offset, data) of what this rank holds of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.dim(), tensor
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(offset), tensor.to_local()
+
+
+def _copy(shard: Shard, offset: tuple[int, ...], data: torch.Tensor) -> int:
+    """Copy what `shard` and `data`, which begins at `offset`, have in common; its number of elements."""
+    from_, to = [], []
+    for theirs, length, ours, size in zip(shard.offset, shard.data.shape, offset, data.shape, strict=True):
+        begin, end = max(theirs, ours), min(theirs + length, ours + size)
+        if end <= begin:
+            return 0
+        from_.append(slice(begin - theirs, end - theirs))
+        to.append(slice(begin - ours, end - ours))
+    common = data[tuple(to)]
+    with torch.no_grad():
+        common.copy_(shard.data[tuple(from_)])
+    return common.numel()
+
+
+def _first_holder(tensor: DTensor) -> bool:
+    """Whether no rank before this one holds the same part."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "a rank outside its own mesh"
+    return not any(at for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
+
+
+def _buckets(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
+    bucket: list[Shard] = []
+    size = 0
+    for shard in shards:
+        if bucket and size + shard.data.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(shard)
+        size += shard.data.nbytes
+    if bucket:
+        yield bucket
