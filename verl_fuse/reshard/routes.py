@@ -1,0 +1,103 @@
+"""Who sends what to whom: one copy of everything a node lacks, from the least loaded rank that has it, then from rank to rank within the node.
+
+A stream is delivered to a node when ranks there want it and do not hold it. If a rank of that node holds it, it comes from there; else the ranks
+that hold it share the work, and the ranks of the node that want it share receiving it. From there it goes on along a chain of the others.
+Source of the idea: ReaL (arXiv 2406.14088), parameter reallocation; ReaL broadcasts from one sender, a chain loads every rank once.
+
+Invariants (tests/unit/reshard/test_program.py):
+- a rank receives exactly what it wants and does not hold, once; a node without a holder gets one copy;
+- what the holders send, over the network and within nodes, is within 10 % of the smallest possible maximum.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_fuse.reshard.balance import shared_out
+from verl_fuse.reshard.route_kernel import chains, deliveries, keys, rows, same
+from verl_fuse.reshard.streams import Ints, Streams
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Flow f goes from rank `source[f]` along the ranks `chain[chain_first[f]:chain_first[f + 1]]`. It carries the rows `row_first[f]` to
+    `row_first[f + 1]` one after the other: row i is the elements `low[i]` to `high[i]` of stream `stream[i]`."""
+
+    source: Ints
+    chain_first: Ints
+    chain: Ints
+    row_first: Ints
+    stream: Ints
+    low: Ints
+    high: Ints
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def elements(self) -> Ints:
+        """Length of each flow."""
+        ends = np.append(0, np.cumsum(self.high - self.low))[self.row_first]
+        return np.diff(ends)
+
+
+def flows_of(streams: Streams, nodes: Ints) -> Flows:
+    """The flows that carry out the streams; `nodes[r]` is the node of rank r."""
+    first = np.append(0, np.cumsum([len(group) for group in streams.groups]))
+    ranks = np.array([rank for group in streams.groups for rank in group], np.int64)
+    stream, node, held, holders, need_first, needers = deliveries(streams.source, streams.target, first, ranks, nodes)
+    sizes, far = streams.size[stream], held < 0
+    # Lines: all that a set of holders has to send, one node after the other, and all that the wanting ranks of a node have to receive.
+    node_count = int(nodes.max(initial=0)) + 1
+    send_line = streams.source[stream] * (node_count + 1) + np.where(far, 0, node + 1)
+    send_members = np.where(far, first[streams.source[stream]], held)
+    send_counts = np.where(far, np.diff(first)[streams.source[stream]], holders)
+    send = _line(send_line, far, sizes, send_members, send_counts, ranks, len(nodes), node)
+    entry_line = streams.target[stream] * node_count + node
+    entry = _line(entry_line, far, sizes, need_first[:-1], np.diff(need_first), needers, len(nodes), stream)
+    cut = rows(sizes, far, need_first, *send, *entry)
+    delivery, low, high, sender, start = cut
+    key = keys(delivery, sender, start, need_first, needers)
+    _, example, flow = np.unique(key, return_index=True, return_inverse=True)
+    order = np.lexsort((low, stream[delivery], flow))
+    chain_first, chain = chains(example, delivery, start, need_first, needers)
+    assert same(flow, example, delivery, sender, start, need_first, needers), "two flows have the same key"
+    counts = np.bincount(flow, minlength=len(example))
+    return Flows(
+        source=sender[example],
+        chain_first=chain_first,
+        chain=chain,
+        row_first=np.append(0, np.cumsum(counts)),
+        stream=stream[delivery][order],
+        low=low[order],
+        high=high[order],
+    )
+
+
+def _line(
+    key: Ints, far: NDArray[np.bool_], sizes: Ints, begin: Ints, count: Ints, ranks: Ints, world: int, then: Ints
+):
+    """(line of each delivery, its place on the line, first candidate of each line, candidates, cuts); far and near loads are balanced apart."""
+    _, example, line = np.unique(key * 2 + far, return_index=True, return_inverse=True)
+    order = np.lexsort((then, line))
+    ends = np.cumsum(sizes[order])
+    totals = np.bincount(line, weights=sizes, minlength=len(example)).astype(np.int64)
+    starts = np.append(0, np.cumsum(totals))[:-1]
+    place = np.empty_like(ends)
+    place[order] = ends - sizes[order] - starts[line[order]]
+    first = np.append(0, np.cumsum(count[example]))
+    candidates = _gathered(begin[example], count[example], ranks)
+    cuts = np.zeros(len(candidates), np.int64)
+    for side in (False, True):
+        chosen = np.flatnonzero(far[example] == side)
+        members = _gathered(first[chosen], np.diff(first)[chosen], np.arange(len(candidates)))
+        some = np.append(0, np.cumsum(np.diff(first)[chosen]))
+        cuts[members] = shared_out(totals[chosen], some, candidates[members], world)
+    return line, place, first, candidates, cuts
+
+
+def _gathered(begin: Ints, count: Ints, values: Ints) -> Ints:
+    """`values[begin[i]:begin[i] + count[i]]` of all i, one after the other."""
+    ends = np.cumsum(count)
+    return values[np.arange(ends[-1] if len(ends) else 0) + np.repeat(begin - (ends - count), count)]
