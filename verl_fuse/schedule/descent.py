@@ -135,15 +135,19 @@ def _wait(goal: Goal, attempts: Sequence[Attempt]) -> None:
             attempt.interrupt()
 
 
-def descend(table: OpTable, budget: Budget, attempts: Sequence[Attempt]) -> tuple[Solution, Bounds]:
-    """Best solution within the budget, with the bounds proven on the way."""
+def descend(
+    table: OpTable, budget: Budget, attempts: Sequence[Attempt], begin: Callable[[], Solution | None] = lambda: None
+) -> tuple[Solution, Bounds]:
+    """Best solution within the budget, with the bounds proven on the way; `begin` may hand in a solution to walk on from."""
     walk = _Walk(table, budget, attempts)
     try:
+        walk.take(begin())
         walk.shorten(MAKESPAN_SHARE)
         walk.slim()
         walk.shorten(1.0)
         walk.slim()
     except KeyboardInterrupt:
+        budget.stopped.set()
         budget.report("interrupted: returning the best schedule so far")
     best = walk.best
     memory = (
@@ -167,6 +171,11 @@ class _Walk:
         self.near: Solution | None = None
         self.rounds, self.effort = 0, FIRST_EFFORT
 
+    def take(self, solution: Solution | None) -> None:
+        """Walk on from this solution if it is better than what there is."""
+        if solution is not None:
+            self._accept(solution)
+
     def _accept(self, solution: Solution) -> None:
         if solution.key < self.best.key:
             self.best = solution
@@ -189,7 +198,10 @@ class _Walk:
         """
         deadline = self.budget.begun + share * self.budget.seconds
         lean = min(self.limit, LEAN * serial(self.table, self.budget).peak)
-        while self.best.makespan > self.makespan_bound * (1 + TOLERANCE) and time.monotonic() < deadline:
+        while (
+            self.best.makespan > self.makespan_bound * (1 + TOLERANCE)
+            and min(deadline - time.monotonic(), self.budget.left) > 0
+        ):
             aims_low = self.rounds % 2 == 0
             capacity = lean if aims_low else self.limit
             goal = self._round(self.makespan_bound, capacity, self.effort, deadline)

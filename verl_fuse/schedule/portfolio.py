@@ -1,15 +1,22 @@
 """The portfolio: every way to search pursues the same goals, from the same incumbent, until value and bound meet.
 
-CP-SAT on the whole problem settles small ones. CP-SAT with limits on micro-batches in flight reaches the bound of large ones and annealing drains the
+A long problem is solved with turns of its steady state taken out, then stretched. CP-SAT on the whole problem settles small ones. CP-SAT with limits on micro-batches in flight reaches the bound of large ones and annealing drains the
 memory that takes. Within little memory, annealing of the makespan comes near the bound and window search closes what is left.
 """
+
+import math
+import time
+from dataclasses import replace
+from functools import partial
 
 from verl_fuse.schedule.annealed import Anneal
 from verl_fuse.schedule.descent import Attempt, descend
 from verl_fuse.schedule.exact import Exact
 from verl_fuse.schedule.limited import Limited
+from verl_fuse.schedule.period import Period, period_of
 from verl_fuse.schedule.slim import Slim
 from verl_fuse.schedule.solution import Bounds, Budget, Solution
+from verl_fuse.schedule.stretch import stretch
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.windows import Windows
 
@@ -17,10 +24,41 @@ SMALL = 800
 """Up to this many ops the whole problem is not too much for the constraint solver, which then has the first turn: it often ends the round alone."""
 
 
+SHORT_SHARE = 0.7
+"""Part of the time for the shorter problem of a long one."""
+
+STRETCH_SHARE = 0.1
+"""The same for stretching its solution, within its memory and then within the limit."""
+
+
 def portfolio(table: OpTable, budget: Budget) -> tuple[Solution, Bounds]:
-    """All attempts, in an order that depends on size, on as many threads as the budget has workers."""
+    """The shorter problem first where there is one, its solution stretched, then the problem itself."""
+    period = period_of(table)
+    if period is None:
+        return descend(table, budget, attempts(table, budget.workers))
+    return descend(table, budget, attempts(table, budget.workers), partial(_stretched, period, budget))
+
+
+def attempts(table: OpTable, workers: int) -> list[Attempt]:
+    """All attempts, in an order that depends on size, on as many threads as there are workers."""
     whole: list[Attempt] = [Exact(table)] if len(table) <= SMALL else []
-    workers = range(max(2, budget.workers))
-    annealing = [Anneal(table, worker) for worker in workers]
-    polishing = [Windows(table, worker) for worker in workers]
-    return descend(table, budget, [*whole, Limited(table, 0), Slim(table, 0), *annealing, *polishing])
+    threads = range(max(2, workers))
+    annealing = [Anneal(table, worker) for worker in threads]
+    polishing = [Windows(table, worker) for worker in threads]
+    return [*whole, Limited(table, 0), Slim(table, 0), *annealing, *polishing]
+
+
+def _stretched(period: Period, budget: Budget) -> Solution | None:
+    """What the shorter problem's solution becomes; with more memory, up to the limit, where the turn does not fit into what it holds."""
+    report = budget.report
+    part = replace(
+        budget.part(SHORT_SHARE * budget.left), report=lambda text: report(f"without {period.turns} turns: {text}")
+    )
+    solution, _ = descend(period.short, part, attempts(period.short, budget.workers))
+    limit = period.table.problem.memory_limit
+    for capacity in (solution.peak, math.inf if limit is None else limit):
+        deadline = min(time.monotonic() + STRETCH_SHARE * budget.seconds, budget.deadline)
+        found = stretch(period, solution, capacity, budget.seed, deadline)
+        if found is not None:
+            return found
+    return None

@@ -6,6 +6,7 @@ Invariants (tests/unit/schedule/test_solution.py): a smaller makespan wins, then
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,8 @@ class Bounds:
 class Budget:
     """How long a method may take, and where it tells what it found.
 
-    `report(text)` receives progress lines. Methods stop at `deadline` (a `time.monotonic` value) and on KeyboardInterrupt return the best so far.
+    `report(text)` receives progress lines. Methods stop at `deadline` (a `time.monotonic` value) and on KeyboardInterrupt return the best so far, having set `stopped`, which a budget shares with
+    its parts.
     """
 
     seconds: float
@@ -63,6 +65,7 @@ class Budget:
     workers: int = 2
     report: Callable[[str], None] = lambda text: None
     begun: float = field(default_factory=time.monotonic)
+    stopped: Event = field(default_factory=Event)
 
     @property
     def deadline(self) -> float:
@@ -74,7 +77,7 @@ class Budget:
 
     @property
     def left(self) -> float:
-        return max(0.0, self.deadline - time.monotonic())
+        return 0.0 if self.stopped.is_set() else max(0.0, self.deadline - time.monotonic())
 
     def part(self, seconds: float) -> "Budget":
         """A budget of at most `seconds` out of what is left."""

@@ -42,6 +42,25 @@ def earliest_starts(table: OpTable, orders: Orders) -> NDArray[np.float64] | Non
     return np.array(starts) if done == len(table) else None
 
 
+def earliest_ticks(orders: Orders, before: list[int], delay: list[int], duration: list[int]) -> list[int]:
+    """Earliest starts in ticks of orders that are known not to deadlock."""
+    start = [-1] * len(before)
+    position, free = [0] * len(orders), [0] * len(orders)
+    left = len(before)
+    while left:
+        for r, order in enumerate(orders):
+            while position[r] < len(order):
+                op = order[position[r]]
+                source = before[op]
+                if source >= 0 and start[source] < 0:
+                    break
+                start[op] = max(free[r], start[source] + duration[source] + delay[op] if source >= 0 else 0)
+                free[r] = start[op] + duration[op]
+                position[r] += 1
+                left -= 1
+    return start
+
+
 def orders_of(table: OpTable, starts: NDArray[np.float64] | NDArray[np.int64]) -> list[list[int]]:
     """Op ids of each rank sorted by start time (op id breaks ties)."""
     return [ids[np.argsort(starts[ids], kind="stable")].tolist() for ids in table.on_rank]

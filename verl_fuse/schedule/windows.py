@@ -19,6 +19,7 @@ from verl_fuse.schedule.descent import Attempt, Goal
 from verl_fuse.schedule.model import activation_ticks, scales
 from verl_fuse.schedule.solution import Solution, from_orders
 from verl_fuse.schedule.table import OpTable
+from verl_fuse.schedule.timing import earliest_ticks
 
 SHARE = 0.7
 """Effort against that of the annealing."""
@@ -172,7 +173,7 @@ class Windows(Attempt):
         """Earliest start of every op in ticks, for the solution's orders."""
         if self.scales.time.exact:
             return [self.scales.time.ticks(s) for s in solution.starts.tolist()]
-        return _earliest(solution.orders, self.before, self.delay, self.duration)
+        return earliest_ticks(solution.orders, self.before, self.delay, self.duration)
 
     def _tails(self, orders, start: list[int], closing: float) -> NDArray[np.int64]:
         """Longest path from the start of each op after the window to the end."""
@@ -188,22 +189,3 @@ class Windows(Attempt):
                 after = max(after, self.delay[consumer] + tail[consumer])
             tail[op] = self.duration[op] + after
         return tail
-
-
-def _earliest(orders, before: list[int], delay: list[int], duration: list[int]) -> list[int]:
-    """Earliest starts in ticks of orders that are known not to deadlock."""
-    start = [-1] * len(before)
-    position, free = [0] * len(orders), [0] * len(orders)
-    left = len(before)
-    while left:
-        for r, order in enumerate(orders):
-            while position[r] < len(order):
-                op = order[position[r]]
-                source = before[op]
-                if source >= 0 and start[source] < 0:
-                    break
-                start[op] = max(free[r], start[source] + duration[source] + delay[op] if source >= 0 else 0)
-                free[r] = start[op] + duration[op]
-                position[r] += 1
-                left -= 1
-    return start

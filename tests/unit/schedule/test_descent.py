@@ -49,6 +49,29 @@ def test_ctrl_c_returns_the_best_so_far(table):
     assert lines == ["interrupted: returning the best schedule so far"]
 
 
+def test_ctrl_c_in_the_part_that_hands_in_the_start_ends_all_of_it(table):
+    """As the portfolio solves the shorter problem of a long one within `begin`."""
+    budget, attempt = Budget(30), RefutingMemory()
+    short = OpTable(published(PUBLISHED[2]))
+    found = candidates(table, 16.0)[0]
+
+    def begin():
+        descend(short, budget.part(20), [Interrupting()])
+        return found
+
+    solution, _ = descend(table, budget, [attempt], begin)
+    assert solution.key == min(found.key, candidates(table, float("inf"))[0].key)
+    assert attempt.asked == []
+
+
+def test_a_walk_goes_on_from_what_is_handed_in(table):
+    shorter = candidates(table, float("inf"))[0]
+    longest = candidates(table, float("inf"))[-1]
+    assert descend(table, Budget(0), [Refuting()], lambda: longest)[0].key == shorter.key
+    best = min(candidates(table, 16.0)[0], shorter, key=lambda s: s.key)
+    assert descend(table, Budget(0), [Refuting()], lambda: best)[0].key == best.key
+
+
 def test_bounds_rise_by_what_was_refuted_and_never_above_the_best(table):
     solution, bounds = descend(table, Budget(30), [Refuting()])
     assert bounds.makespan == solution.makespan > 372.0

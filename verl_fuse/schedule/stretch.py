@@ -1,0 +1,273 @@
+"""Puts turns of the steady state into a schedule of the shorter problem: CP-SAT makes room for one turn that can follow itself.
+
+The schedule is cut at one time. What ran well before keeps its start, what runs well after its distance from the end; between, CP-SAT places what is left
+and one turn, so that a rank's turn lies within one `period.length`, and so that every result is in time when the turn runs `period.turns` times. One turn
+then costs its length, and memory after it is memory before it: the longer schedule is as good as the shorter one.
+
+Invariants (tests/unit/schedule/test_stretch.py): a result is a schedule of the whole problem, keeps the capacity, and where durations are exact ends
+`turns * length` after the shorter one.
+"""
+
+import itertools
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+
+from verl_fuse.schedule.model import activation_ticks, scales
+from verl_fuse.schedule.period import Period
+from verl_fuse.schedule.solution import TOLERANCE, Solution, from_orders
+from verl_fuse.schedule.timing import earliest_ticks, orders_of
+
+CUTS = (0.5, 0.4, 0.6, 0.3, 0.7)
+"""Where to cut, as shares of the makespan."""
+
+FREE = (60, 150, 300, 600)
+"""Ops around the cut that are placed anew, beside the turn."""
+
+SECONDS = 2.0
+"""Deterministic time for one cut."""
+
+Lane = tuple[int, int, int]
+"""Pipeline, stage, kind."""
+
+
+def stretch(period: Period, solution: Solution, capacity: float, seed: int, deadline: float) -> Solution | None:
+    """A schedule of `period.table` from one of `period.short`, within the capacity; None when no cut leaves room for a turn before the `deadline`.
+
+    A longer one than promised, which too few turns for the micro-batches in flight can lead to, is only returned when no other is found.
+    """
+    promised = (solution.makespan + period.turns * period.length) * (1 + TOLERANCE)
+    best = None
+    for free, share in itertools.product(FREE, CUTS):
+        if time.monotonic() >= deadline:
+            break
+        found = _Cut(period, solution, share, free).solve(capacity, seed, deadline)
+        if found is not None and (best is None or found.key < best.key):
+            best = found
+            if found.makespan <= promised:
+                break
+    return best
+
+
+@dataclass
+class _Lane:
+    """Ops of one stage and kind, grouped by turns: ids count up from `first`, the group of micro-batch m is (m - `offset`) // `each`, counted from -1.
+
+    `turn` are the starts within the turn, and `done` is how many groups run before it.
+    """
+
+    first: int
+    each: int
+    offset: int
+    duration: int
+    delay: int
+    source: Lane | None
+    turn: list[cp_model.IntVar]
+    done: cp_model.LinearExpr | int = 0
+
+    def at(self, microbatch: int) -> tuple[int, int]:
+        """Group and place in it."""
+        return divmod(microbatch - self.offset, self.each)
+
+
+class _Cut:
+    """The model of one cut, in the time of the shorter schedule with one turn put in: what runs after the turn is a `length` later there."""
+
+    def __init__(self, period: Period, solution: Solution, share: float, free: int) -> None:
+        self.period, self.table = period, period.short
+        self.scales = scales(self.table)
+        ticks = self.scales.time.ticks
+        self.length = max(1, ticks(period.length))
+        self.duration = [max(1, ticks(d)) for d in self.table.duration.tolist()]
+        self.delay = [ticks(d) for d in self.table.delay.tolist()]
+        self.orders, self.before = solution.orders, self.table.before.tolist()
+        self.early = earliest_ticks(self.orders, self.before, self.delay, self.duration)
+        self.end = max(begin + length for begin, length in zip(self.early, self.duration, strict=True))
+        self.late = self._latest()
+        middle, reach = share * self.end, free / len(self.early) * self.end / 2
+        self.left = {op for op, begin in enumerate(self.early) if begin < middle}
+        self.free = {op for op, begin in enumerate(self.early) if middle - reach <= begin < middle + reach}
+        self.model = cp_model.CpModel()
+        self.start: list[cp_model.IntVar | int] = [0] * len(self.early)
+        self.is_left: list[cp_model.IntVar] = [self.model.new_constant(0)] * len(self.early)
+        self.lanes: dict[Lane, _Lane] = {}
+
+    def solve(self, capacity: float, seed: int, deadline: float) -> Solution | None:
+        for rank, order in enumerate(self.orders):
+            if order and not self._rank(rank, order):
+                return None
+        self._precedences()
+        if math.isfinite(capacity):
+            self._limit(self.scales.memory.floor(capacity))
+        solver = cp_model.CpSolver()
+        settings = solver.parameters
+        settings.num_workers, settings.random_seed = 1, seed
+        settings.max_deterministic_time = SECONDS
+        settings.max_time_in_seconds = max(0.01, deadline - time.monotonic())
+        settings.catch_sigint_signal = False
+        settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0
+        if solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
+        starts = self._repeated(solver)
+        return from_orders(self.period.table, orders_of(self.period.table, starts))
+
+    def _repeated(self, solver: cp_model.CpSolver) -> NDArray[np.float64]:
+        """Starts of the whole problem's ops: the turn runs `turns` times, and what follows it is as much later."""
+        whole, turns = self.period.table, self.period.turns
+        starts = np.zeros(len(whole))
+        for (pipeline, stage, kind), lane in self.lanes.items():
+            done = solver.value(lane.done)
+            for microbatch in range(whole.problem.pipelines[pipeline].microbatches):
+                group, place = lane.at(microbatch)
+                if done <= group < done + turns:
+                    start = solver.value(lane.turn[place]) + (group - done) * self.length
+                elif group < done:
+                    start = solver.value(self.start[lane.first + microbatch])
+                else:
+                    op = lane.first + microbatch - turns * lane.each
+                    start = solver.value(self.start[op]) + (turns - 1) * self.length
+                starts[whole.id(pipeline, stage, kind, microbatch)] = start
+        return starts
+
+    def _latest(self) -> list[int]:
+        """Latest start of every op that keeps the orders and the end."""
+        behind = {left: right for order in self.orders for left, right in itertools.pairwise(order)}
+        sink = {source: op for op, source in enumerate(self.before) if source >= 0}
+        late = [0] * len(self.early)
+        for op in sorted(range(len(late)), key=lambda op: (-self.early[op], -self.duration[op])):
+            limit = late[behind[op]] if op in behind else self.end
+            if op in sink:
+                limit = min(limit, late[sink[op]] - self.delay[sink[op]])
+            late[op] = limit - self.duration[op]
+        return late
+
+    def _rank(self, rank: int, order: tuple[int, ...]) -> bool:
+        """Variables of one rank: what runs before the turn, the turn within one length, and what runs after; False when a group lies on both sides."""
+        model, length = self.model, self.length
+        fixed = [op for op in order if op not in self.free]
+        opening = max((self.early[op] + self.duration[op] for op in fixed if op in self.left), default=0)
+        closing = min((self.late[op] for op in fixed if op not in self.left), default=self.end)
+        if closing < opening:
+            return False
+        cut = model.new_int_var(opening, closing, "")
+        intervals = []
+        for op in fixed:
+            self.start[op] = self.early[op] if op in self.left else self.late[op] + length
+        for pipeline, p in enumerate(self.table.problem.pipelines):
+            for stage, kind in itertools.product((s for s, r in enumerate(p.ranks) if r == rank), (0, 1)):
+                if not self._lane(pipeline, stage, kind):
+                    return False
+                lane = self.lanes[pipeline, stage, kind]
+                for start in lane.turn:
+                    model.add(start >= cut)
+                    model.add(start + lane.duration <= cut + length)
+                    intervals.append(model.new_fixed_size_interval_var(start, lane.duration, ""))
+                for start, later in itertools.pairwise(lane.turn):
+                    model.add(later >= start + lane.duration)
+        for op in (op for op in order if op in self.free):
+            start = self.start[op] = model.new_int_var(opening, closing + length - self.duration[op], "")
+            model.add_hint(start, self.early[op] + (0 if op in self.left else length))
+            model.add(start + self.duration[op] <= cut).only_enforce_if(self.is_left[op])
+            model.add(start >= cut + length).only_enforce_if(~self.is_left[op])
+            intervals.append(model.new_fixed_size_interval_var(start, self.duration[op], ""))
+        model.add_no_overlap(intervals)
+        return True
+
+    def _lane(self, pipeline: int, stage: int, kind: int) -> bool:
+        """Groups of one stage and kind with the side each is on; False when a group would have to be on both."""
+        p, each = self.table.problem.pipelines[pipeline], self.period.microbatches[pipeline]
+        first = self.table.id(pipeline, stage, kind, 0)
+        ids = range(first, first + p.microbatches)
+        source = (pipeline, stage, 0) if kind else (pipeline, stage - 1, 0)
+        if kind and stage + 1 < p.stages:
+            source = (pipeline, stage + 1, 1)
+        lane = self.lanes[pipeline, stage, kind] = _Lane(
+            first=first,
+            each=each,
+            offset=sum(op in self.left for op in ids) % each,
+            duration=self.duration[first],
+            delay=self.delay[first],
+            source=source if source[1] >= 0 else None,
+            turn=[self.model.new_int_var(0, self.end + self.length, "") for _ in range(each)],
+        )
+        groups: dict[int, list[int]] = {}
+        for op in ids:
+            groups.setdefault(lane.at(op - first)[0], []).append(op)
+        sides, earlier = [], None
+        for group in sorted(groups):
+            known = {op in self.left for op in groups[group] if op not in self.free}
+            if len(groups[group]) < each:
+                known.add(group < 0)  # a turn follows whole groups
+            if len(known) == 2:
+                return False
+            side = self.model.new_constant(known.pop()) if known else self.model.new_bool_var("")
+            if earlier is not None:
+                self.model.add_implication(side, earlier)
+            for op in groups[group]:
+                self.is_left[op] = side
+            sides.append(side)
+            earlier = side
+        lane.done = min(groups) + sum(sides)
+        return True
+
+    def _precedences(self) -> None:
+        """Results are there when they are needed, in the shorter schedule and with any number of turns; micro-batches stay in order."""
+        model, length = self.model, self.length
+        for key, lane in self.lanes.items():
+            p = self.table.problem.pipelines[key[0]]
+            for microbatch in range(1, p.microbatches):
+                model.add(
+                    self.start[lane.first + microbatch] >= self.start[lane.first + microbatch - 1] + lane.duration
+                )
+            if lane.source is None:
+                continue
+            source = self.lanes[lane.source]
+            lag = source.duration + lane.delay
+            for microbatch in range(lane.each):
+                (group, place), (of, at) = lane.at(microbatch), source.at(microbatch)
+                model.add(
+                    lane.turn[place] + (group - lane.done) * length
+                    >= source.turn[at] + (of - source.done) * length + lag
+                )
+            for microbatch in range(p.microbatches):
+                op, origin = lane.first + microbatch, source.first + microbatch
+                if not self.free & {op, origin} and (op in self.left) == (origin in self.left):
+                    continue
+                (group, place), (of, at) = lane.at(microbatch), source.at(microbatch)
+                before, after = self.is_left[origin], self.is_left[op]
+                model.add_implication(after, before)
+                model.add(self.start[op] >= self.start[origin] + lag).only_enforce_if(after)
+                model.add(self.start[op] >= self.start[origin] + lag).only_enforce_if(~before)
+                model.add(lane.turn[place] + (group - lane.done) * length >= self.start[origin] + lag).only_enforce_if(
+                    before, ~after
+                )
+                model.add(
+                    self.start[op] - length >= source.turn[at] + (of - source.done) * length + lag
+                ).only_enforce_if(before, ~after)
+
+    def _limit(self, capacity: int) -> None:
+        """Capacity of every rank with one turn put in: the others hold the same."""
+        model, horizon = self.model, self.end + self.length
+        by_rank: dict[int, tuple[list[cp_model.IntervalVar], list[int], int]] = {}
+        for (pipeline, stage, kind), lane in self.lanes.items():
+            size = activation_ticks(self.table, self.scales, lane.first)
+            if kind == 1 or size == 0:
+                continue
+            p, back = self.table.problem.pipelines[pipeline], self.lanes[pipeline, stage, 1]
+            intervals, sizes, room = by_rank.get(p.ranks[stage], ([], [], capacity))
+            spans = [
+                (self.start[lane.first + m], self.start[back.first + m] + back.duration) for m in range(p.microbatches)
+            ]
+            # A forward of the turn holds until the end, and room for what its backwards free is taken until they do.
+            spans += [(start, horizon) for start in lane.turn]
+            spans += [(0, start + back.duration) for start in back.turn]
+            for opens, closes in spans:
+                intervals.append(model.new_interval_var(opens, model.new_int_var(0, horizon, ""), closes, ""))
+                sizes.append(size)
+            by_rank[p.ranks[stage]] = intervals, sizes, room + size * lane.each
+        for intervals, sizes, room in by_rank.values():
+            model.add_cumulative(intervals, sizes, room)
