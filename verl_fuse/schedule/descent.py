@@ -40,6 +40,13 @@ FIRST_MEMORY_EFFORT = 5.0
 """The same for memory, where little effort reaches nothing; doubled with each fruitless sweep."""
 
 
+CLOSING = 2e-4
+"""Seconds per op to end a walk in: a model being built is not interrupted, and the result is checked."""
+
+CLOSING_SHARE = 0.05
+"""Most of the time that may go there."""
+
+
 class Goal:
     """A makespan to reach while holding at most `capacity` on every rank; `closest` is the best so far that keeps the capacity.
 
@@ -139,6 +146,7 @@ def descend(
     table: OpTable, budget: Budget, attempts: Sequence[Attempt], begin: Callable[[], Solution | None] = lambda: None
 ) -> tuple[Solution, Bounds]:
     """Best solution within the budget, with the bounds proven on the way; `begin` may hand in a solution to walk on from."""
+    budget = budget.part(budget.left - min(CLOSING * len(table), CLOSING_SHARE * budget.seconds))
     walk = _Walk(table, budget, attempts)
     try:
         walk.take(begin())
