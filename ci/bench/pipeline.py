@@ -83,9 +83,11 @@ class Trained:
         self._seconds = pipeline.forward[0], pipeline.backward[0]
 
     def step(self, data: Any, model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-        """Megatron's forward step, slowed down."""
+        """Megatron's forward step, slowed down to the forward time of the stage."""
+        forward, backward = self._seconds
+        ends = time.monotonic() + forward
         output, reduced = step(data, model)
-        return Slow.apply(output, *self._seconds), reduced
+        return Slow.apply(output, max(0.0, ends - time.monotonic()), backward), reduced
 
     def data(self, mini_batch: int) -> list[torch.Tensor]:
         count = self._pipeline.microbatches

@@ -52,6 +52,7 @@ def migrated(verl_home) -> Finished:
         name="migrated",
         record=verl_home / "migrated.numbers",
         recorder="long_tail,killed_engine",
+        variables={"KILL_ENGINE": f"{KILLED_IN_STEP}:1:10"},
     )
     assert sorted(done.accounts()) == list(range(1, STEPS + 1)), done.output[-4000:]
     return done

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ci.upstream.ab.runs import RECORDER, SMALL, SMALL_CRITIC
 
@@ -47,13 +48,14 @@ def run(
     record: Path | None = None,
     recorder: str = "step_recorder",
     fault: str = "",
+    variables: Mapping[str, str] = MappingProxyType({}),
     stop_when: Callable[[Path], bool] | None = None,
     timeout: float = 1200,
 ) -> Finished:
     """Run a recipe in `home/name`, as experiment `experiment` (default: `name`).
 
     `record` saves every step's numbers there (ci/upstream/recorder, or the module `recorder` in support/), with `fault` planted
-    (support/streaming_faults.py); `stop_when(folder)` is polled, and once it is true the run is told to stop (SIGTERM).
+    (support/streaming_faults.py) and with environment `variables`; `stop_when(folder)` is polled, and once it is true the run is told to stop (SIGTERM).
     """
     folder = home / name
     log = home / f"{name}.{time.time_ns()}.log"
@@ -64,6 +66,7 @@ def run(
             "PYTHONPATH": os.pathsep.join([str(RECORDER), str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
             "STEP_RECORD_DIR": str(record),
             "STREAMING_FAULT": fault,
+            **variables,
         }
     command = [str(Path(sys.executable).with_name("verl-fuse")), "run", recipe, *(["--baseline"] if baseline else [])]
     command += [*overrides, f"trainer.experiment_name={experiment or name}", f"trainer.default_local_dir={folder}"]

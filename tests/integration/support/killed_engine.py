@@ -1,6 +1,6 @@
-"""External module for test runs (VERL_USE_EXTERNAL_MODULES): kills the engine process of replica 1 in one step, once ten samples are finished.
+"""External module for test runs (VERL_USE_EXTERNAL_MODULES): kills the engine process of a replica in one step, once some samples are finished.
 
-Whom it killed is written to $STEP_RECORD_DIR/victim.json.
+$KILL_ENGINE holds step, replica and number of samples, with colons in between. Whom it killed is written to $STEP_RECORD_DIR/victim.json.
 """
 
 import functools
@@ -9,8 +9,6 @@ import os
 import signal
 import time
 from pathlib import Path
-
-from forced_lengths import KILLED_IN_STEP
 
 from verl_fuse.host.on_import import on_import
 
@@ -26,12 +24,13 @@ def _kill_an_engine(module):
 
     stock = module.FuseTrainer._on_poll
     victim = Path(os.environ["STEP_RECORD_DIR"]) / "victim.json"
+    step, replica, finished = map(int, os.environ["KILL_ENGINE"].split(":"))
 
     @functools.wraps(stock)
     def on_poll(self, watch):
         stock(self, watch)
-        if self.global_steps == KILLED_IN_STEP and len(watch.tags) >= 10 and not victim.exists():
-            server = self.llm_server_manager.get_replicas()[1].servers[0]
+        if self.global_steps == step and len(watch.tags) >= finished and not victim.exists():
+            server = self.llm_server_manager.get_replicas()[replica].servers[0]
             pid = ray.get(server.__ray_call__.remote(engine_process), timeout=60)
             name = Path(f"/proc/{pid}/comm").read_text().strip()
             os.kill(pid, signal.SIGKILL)

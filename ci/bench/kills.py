@@ -1,0 +1,122 @@
+"""Engines of real vLLM killed (SIGKILL) in the middle of a step, each at another moment, with migration and slices on.
+
+A killed engine ends the run after its step, which is trained on all its samples and checkpointed; the same command then goes on with the next step,
+in which the next engine is killed. Counts samples lost or trained twice, prompts a resumed run repeats or skips, and runs that end otherwise.
+
+    python -m ci.bench.kills [--kills 10] [--seed 0]
+"""
+
+import argparse
+import json
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "integration"))
+from verl_runs import SMALL, SMALL_CRITIC, Finished, run
+
+PROMPTS, REPLICAS = 10, 2
+SAMPLES = 4 * PROMPTS
+
+
+def overrides(kills: int) -> list[str]:
+    """Of the recipe ppo-cpu: a long tail of ten among forty samples, which migrates when twelve are left. No step but a dead replica's is saved."""
+    return [
+        *SMALL,
+        *SMALL_CRITIC,
+        f"data.train_batch_size={PROMPTS}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=long_tail",
+        "fuse.interstage.enabled=true",
+        "fuse.interstage.migration_threshold=12",
+        "fuse.interstage.layout=slices",
+        f"trainer.total_training_steps={kills + 1}",
+        f"trainer.save_freq={kills + 2}",
+        "trainer.resume_mode=auto",
+    ]
+
+
+def kill(home: Path, step: int, replica: int, finished: int, settings: list[str]) -> dict[str, Any]:
+    """What became of the run whose engine of `replica` is killed in `step`, once `finished` samples are."""
+    record = home / f"kill_{step}"
+    record.mkdir()
+    begun = time.monotonic()
+    variables = {"KILL_ENGINE": f"{step}:{replica}:{finished}"}
+    done = run(
+        home, "ppo-cpu", *settings, name="kills", record=record, recorder="long_tail,killed_engine", variables=variables
+    )
+    outcome = {"step": step, "replica": replica, "seconds": round(time.monotonic() - begun, 1), **victim(record)}
+    faults = list(wrong(done, step, replica, outcome))
+    print(json.dumps({**outcome, "faults": faults}), file=sys.stderr, flush=True)
+    if faults:
+        print(done.output[-3000:], file=sys.stderr, flush=True)
+    return {**outcome, "faults": faults}
+
+
+def victim(record: Path) -> dict[str, Any]:
+    """Whom the run's own process killed, and how many samples were finished at that moment."""
+    file = record / "victim.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def wrong(done: Finished, step: int, replica: int, outcome: dict[str, Any]) -> list[str]:
+    """What must not be."""
+    faults = []
+    if "EngineCor" not in outcome.get("name", ""):
+        faults.append(f"killed {outcome.get('name', 'nobody')}, not an engine")
+    elif Path(f"/proc/{outcome['pid']}").exists():
+        faults.append(f"the engine {outcome['pid']} lives")
+    if outcome.get("finished", SAMPLES) >= SAMPLES:
+        faults.append("killed after the step's last sample")
+    account = done.accounts().get(step, {})
+    if (account.get("samples"), account.get("missing"), account.get("groups")) != (SAMPLES, 0, PROMPTS):
+        faults.append(f"step {step}: lost or duplicated: {account}")
+    if done.code == 0 or not re.search(rf"FuseError: .*replica {replica}\b", done.output):
+        faults.append(f"ended with {done.code} and did not name replica {replica}")
+    saved = done.folder / "latest_checkpointed_iteration.txt"
+    if not saved.exists() or saved.read_text() != str(step):
+        faults.append(f"step {step} was not saved")
+    return faults
+
+
+def report(outcomes: list[dict[str, Any]], accounts: dict[int, dict]) -> dict[str, Any]:
+    """The benchmark's JSON line. `repeated_prompts`: trained in two steps, before the data set was through."""
+    prompts = Counter(prompt for account in accounts.values() for prompt in account["prompts"])
+    return {
+        "bench": "kills",
+        "kills": len(outcomes),
+        "finished_when_killed": [outcome.get("finished") for outcome in outcomes],
+        "samples_trained": sum(account["samples"] for account in accounts.values()),
+        "samples_missing": sum(account["missing"] for account in accounts.values()),
+        "repeated_prompts": sum(count > 1 for count in prompts.values()),
+        "longest_run_seconds": max(outcome["seconds"] for outcome in outcomes),
+        "faults": sum(len(outcome["faults"]) for outcome in outcomes),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    settings = overrides(args.kills)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        outcomes = []
+        for step in range(1, args.kills + 1):
+            replica, finished = rng.randrange(REPLICAS), rng.randrange(1, SAMPLES - 3)
+            outcomes.append(kill(home, step, replica, finished, settings))
+            if outcomes[-1]["faults"]:
+                break
+        accounts = Finished(0, "", home / "kills").accounts()
+    print(json.dumps(report(outcomes, accounts)))
+    sys.exit(any(outcome["faults"] for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
