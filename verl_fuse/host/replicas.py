@@ -4,7 +4,7 @@ Invariants (tests/integration/test_replicas.py):
 - a replica is freed in the order cut routing, abort, sleep, so no request can be parked behind a closed gate;
 - it is routed again only after the weight sync, once its server confirms the version of its weights;
 - a replica that clients found dead is dropped from verl's checkpoint manager, and the step ends with an error naming it before the next weight
-  sync, which needs every replica;
+  sync, which needs every replica; with no replica left, it ends before it trains on what happened to be finished;
 - one that hangs (hangs.py) is routed to no more and ended: from then on it is a dead one;
 - every wait has a deadline, and what passes it is a FuseError naming the replica.
 """
@@ -109,6 +109,16 @@ class Replicas:
                 f"dead: {', '.join(found)}. The step is trained, on samples that other replicas finished, but the weight sync needs every "
                 "replica: start the run again, it goes on from the last checkpoint"
             )
+
+    def require_one(self, unfinished: int) -> None:
+        """Raise a FuseError naming the dead replicas if none is left that could have generated the `unfinished` prompt groups."""
+        if any(view.routed for view in self.views()):
+            return
+        freed = f"; already freed: {', '.join(f'replica {rank}' for rank in self._freed)}" if self._freed else ""
+        raise FuseError(
+            f"dead: {', '.join(f'replica {rank}' for rank in self._dead)}{freed}. No replica was left for {unfinished} prompt groups, so the step "
+            "is not trained: start the run again, it goes on from the last checkpoint"
+        )
 
     def suspects(self) -> list[str]:
         """Who may be holding up the rollout: replicas with requests in flight, and servers that are dead or do not answer."""

@@ -194,6 +194,8 @@ class FuseTrainer(PPOTrainerSync):
 
     def on_sample_end(self) -> None:
         self._spans.append(Span("gen", "step", "stage", self._generation_start, self._clock.now))
+        if failed := self._watch.groups[2]:
+            self.replicas.require_one(failed)
         if self.curr_step_profile:
             self._lane.drain()
         with self._stage("sleep"):

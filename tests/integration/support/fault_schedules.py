@@ -22,11 +22,13 @@ KINDS = (
     "mute",
     "garbage",
     "two kills",
+    "all kills",
 )
 # What is done to a server (counting_server.py).
 ACTIONS = {
     "kill": "kill_engine",
     "two kills": "kill_engine",
+    "all kills": "kill_engine",
     "exit": "exit",
     "hang": "stand_still",
     "mute": "hang",
@@ -35,7 +37,7 @@ ACTIONS = {
     "abort storm": "abort_and_go_on",
 }
 # After these a replica is no more, if it had anything to do.
-FATAL = ("kill", "two kills", "exit", "hang", "garbage")
+FATAL = ("kill", "two kills", "all kills", "exit", "hang", "garbage")
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def _lengths(rng: random.Random, kind: str) -> tuple[tuple[int, ...], ...]:
 def _faults(rng: random.Random, kind: str) -> tuple[Fault, ...]:
     if kind not in ACTIONS:
         return ()
-    count = {"abort storm": 15, "two kills": 2}.get(kind, 1)
-    replicas = rng.sample(range(REPLICAS), count) if kind == "two kills" else rng.choices(range(REPLICAS), k=count)
+    count = {"abort storm": 15, "two kills": 2, "all kills": REPLICAS}.get(kind, 1)
+    replicas = rng.sample(range(REPLICAS), count) if kind.endswith(" kills") else rng.choices(range(REPLICAS), k=count)
     at = sorted(rng.uniform(0.0, 0.7) for _ in range(count))
     return tuple(Fault(*pair, ACTIONS[kind]) for pair in zip(at, replicas, strict=True))

@@ -197,7 +197,8 @@ class ScheduleRuns:
                 "fuse.disabled_plugins=[observe]",
                 "~fuse.observe",
                 "fuse.poll_interval=0.01",
-                "fuse.stall_timeout=8",
+                # The first step waits for processes to import what they need.
+                "fuse.stall_timeout=25",
                 "fuse.replica_timeout=1",
                 "fuse.interstage.enabled=true",
                 "fuse.interstage.layout=slices",
@@ -294,9 +295,7 @@ class ScheduleRuns:
         outcome.trained = len(real)
         outcome.failed = trainer._account.missing
         outcome.faults += [f"{sample}: duplicated" for sample, count in seen.items() if count > 1]
-        orphaned = not any(view.routed for view in trainer.replicas.views())
-        lost = set(outcome.schedule.asked) - set(seen)
-        if lost and not orphaned:
+        if lost := set(outcome.schedule.asked) - set(seen):
             outcome.faults.append(f"{sorted(lost)}: lost")
         if outcome.failed != PROMPTS * SAMPLES_PER_PROMPT - len(seen):
             outcome.faults.append(f"{outcome.failed} samples are said to be missing")
@@ -311,7 +310,7 @@ class ScheduleRuns:
             outcome.faults.append("a policy failed")
         if schedule.kind == "empty batch" and not schedule.asked:
             expected = "no materializable trajectories" in error
-        elif schedule.kind in ("kill", "two kills", "exit"):
+        elif schedule.kind in ("kill", "two kills", "all kills", "exit"):
             # A fault that comes after the step's end is none.
             named = [f"replica {rank}" in error for rank in victims]
             expected = not error or (any(named) and ("dead: " in error or "did not stop generating" in error))
