@@ -1,6 +1,6 @@
 """Sharing work out over ranks that may do it, so that the largest load is as small as it can be.
 
-Invariants (tests/unit/reshard/test_balance.py):
+Invariants (tests/unit/reshard/test_parts.py):
 - every task is done in full, by its own candidates;
 - the largest load is within 1 % of the optimum of the linear program (exact where candidate sets contain each other or are disjoint).
 """

@@ -1,6 +1,6 @@
 """The elements of a span as rectangles of parameters.
 
-Invariants (tests/unit/reshard/test_rectangles.py):
+Invariants (tests/unit/reshard/test_parts.py):
 - the rectangles of a span, read row by row one after the other, are its elements in order;
 - a span that ends inside an atom has at most three rectangles of it: a part of a row, whole rows, a part of a row.
 """

@@ -1,6 +1,6 @@
 """Messages of a bounded size, and an order in which every rank sends one and receives one at a time.
 
-Invariants (tests/unit/reshard/test_rounds.py):
+Invariants (tests/unit/reshard/test_parts.py):
 - a message is at most `limit` elements long, and those of a flow differ by at most one element;
 - in a round a rank sends at most one message and receives at most one;
 - a rank passes a message on in a later round than it received it. So a run in which every rank sends in the order of rounds, and receives in the
@@ -42,21 +42,20 @@ def hops_of(flows: Flows, limit: int, ranks: int) -> Hops:
     number = np.arange(len(flow)) - np.repeat(np.cumsum(counts) - counts, counts)
     low, high = number * elements[flow] // counts[flow], (number + 1) * elements[flow] // counts[flow]
     distance = (flows.chain[flows.chain_first[:-1]] - flows.source) % ranks
-    order = np.lexsort((distance[flow], number - counts[flow]))
+    order = np.argsort((number - counts[flow]) * ranks + distance[flow], kind="stable")
     flow, low, high = flow[order], low[order], high[order]
     lengths = np.diff(flows.chain_first)[flow]
-    words = 4
-    while True:
-        rounds = _first_fit(flow, lengths.sum(), flows.source, flows.chain_first, flows.chain, ranks, words)
-        if len(rounds) or not len(flow):
-            break
-        words *= 2
     message = np.repeat(np.arange(len(flow)), lengths)
     place = np.arange(len(message)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     at = flows.chain_first[flow[message]] + place
     sender = np.where(place == 0, flows.source[flow[message]], flows.chain[np.maximum(at - 1, 0)])
     receiver = flows.chain[at]
-    by_round = np.lexsort((sender, rounds))
+    busiest = max(np.bincount(side, minlength=1).max() for side in (sender, receiver))
+    words, rounds = int(busiest) // 50 + 4, np.empty(0, np.int64)
+    while len(rounds) < len(message):
+        rounds = _first_fit(flow, len(message), flows.source, flows.chain_first, flows.chain, ranks, words)
+        words *= 2
+    by_round = np.argsort(rounds * ranks + sender, kind="stable")
     arrays = (rounds, sender, receiver, flow[message], place, low[message], high[message])
     return Hops(*(array[by_round] for array in arrays))
 

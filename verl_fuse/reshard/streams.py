@@ -1,6 +1,6 @@
 """Both layouts cut each parameter into cells; what their common refinement says about who has an element and who wants it.
 
-Invariants (tests/unit/reshard/test_streams.py):
+Invariants (tests/unit/reshard/test_parts.py):
 - the atoms of a parameter tile what the target layout holds of it, each once;
 - all atoms of a stream are held by one group of ranks and wanted by another; no two streams have the same two groups;
 - a parameter that the target wants and nobody holds is a FuseError naming it; padding of the vocabulary may be nobody's, and is then left alone.

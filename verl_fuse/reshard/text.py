@@ -1,6 +1,6 @@
 """Layouts from text, the inverse of their `str`.
 
-Invariant (tests/unit/reshard/test_text.py): `sharding_from(str(sharding)) == sharding`.
+Invariant (tests/unit/reshard/test_shardings.py): `sharding_from(str(sharding)) == sharding`.
 """
 
 import re

@@ -55,8 +55,8 @@ class Vllm:
         if parameter.kind in ("embedding", "head"):
             share = _padded(weights) // self.tp
             first, end = min(tp * share, parameter.rows), min((tp + 1) * share, parameter.rows)
-            if end > first:
-                yield parameter.name, (share, columns), row_block(parameter, first, end - first)
+            # A rank that has padding only has the tensor all the same.
+            yield parameter.name, (share, columns), row_block(parameter, first, end - first)
         elif parameter.kind in ("query", "key", "value"):
             parts = [part for part in head_rows(model, self.tp, "stacked") if part.rank == tp]
             shape = shape_of(parameter, sum(part.rows for part in parts), columns)

@@ -25,7 +25,7 @@ from verl_fuse.runtime.store import Store
 
 T = TypeVar("T")
 
-# How often a waiting rank looks for a verdict, and how often it looks for what it waits for in the store.
+# How often a waiting rank looks for a verdict, and how often at most it looks for what it waits for in the store.
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 0.001
 
@@ -37,10 +37,12 @@ class Stopped(FuseError):
 class Watch:
     """One rank's part in a group of ranks that run programs together; all of them open it under the same `name`, and close it.
 
-    `store` reaches all `ranks` (global) and outlives the programs. `timeout` (seconds) bounds every wait.
+    `store` reaches all `ranks` (global) and outlives the programs. `timeout` (seconds) bounds every wait. `what` is what errors call a program.
     """
 
-    def __init__(self, name: str, store: Store, rank: int, ranks: Sequence[int], timeout: float) -> None:
+    def __init__(
+        self, name: str, store: Store, rank: int, ranks: Sequence[int], timeout: float, what: str = "pipeline program"
+    ) -> None:
         if timeout <= 0 or rank not in ranks:
             raise FuseError(
                 f"watch {name!r}: timeout={timeout!r}, rank={rank}, ranks={list(ranks)}; needs > 0, and a member"
@@ -49,6 +51,7 @@ class Watch:
         self.ranks = tuple(ranks)
         self.timeout = timeout
         self._prefix = f"verl_fuse/{name}"
+        self._what = what
         self._store = store
         self._program = 0
         self._opened = time.time()
@@ -124,11 +127,13 @@ class Watch:
             self._ask(self._store.delete_key, self._topic(topic, self.rank, self._program - 1))
 
     def _all(self, keys: list[str], seconds: float) -> bool | None:
-        deadline = time.monotonic() + seconds
+        begun = time.monotonic()
         while not self._ask(self._store.check, keys):
-            if time.monotonic() >= deadline:
+            waited = time.monotonic() - begun
+            if waited >= seconds:
                 return None
-            time.sleep(LOOK_SECONDS)
+            # Less and less often, so that many waiting ranks leave the store to those that are late.
+            time.sleep(max(LOOK_SECONDS, waited / 10))
         return True
 
     def _say(self, state: State) -> None:
@@ -162,7 +167,7 @@ class Watch:
 
     def _stopped(self, verdict: Verdict) -> Stopped:
         here = f"{'waiting for' if self._doing.phase == 'waits' else 'at'} {self._doing.what}"
-        return Stopped(f"pipeline program stopped: {verdict.text} (this is rank {self.rank}, {here})")
+        return Stopped(f"{self._what} stopped: {verdict.text} (this is rank {self.rank}, {here})")
 
     def _topic(self, topic: str, rank: int, program: int) -> str:
         return f"{self._prefix}/{program}/{topic}/{rank}"
@@ -172,6 +177,6 @@ class Watch:
             return operation(*args)
         except dist.DistError as error:
             raise Stopped(
-                f"pipeline program stopped: the store is gone, so the process that hosts it has ended; "
+                f"{self._what} stopped: the store is gone, so the process that hosts it has ended; "
                 f"this is rank {self.rank}, at {self._doing.what}: {error}"
             ) from error

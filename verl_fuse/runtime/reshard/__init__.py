@@ -1,0 +1,1 @@
+"""Runs transfer programs of `verl_fuse.reshard` on process groups."""

@@ -1,0 +1,100 @@
+"""Packs messages out of a rank's tensors and unpacks them into its tensors, converting the type on the way.
+
+Invariant (tests/unit/runtime/test_transfer.py): elements of a message that are packed, sent and unpacked are bitwise those of the sender wherever
+the type on the way can hold them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from verl_fuse.errors import FuseError
+from verl_fuse.reshard.program import Message, Program, Span
+from verl_fuse.reshard.rectangles import Rectangle, rectangles
+from verl_fuse.runtime.reshard.checksum import CHECKSUM_BYTES, checksum
+from verl_fuse.runtime.reshard.holding import Holding
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message as the rectangles it consists of, each with its place in the message."""
+
+    message: Message
+    parts: tuple[tuple[int, Rectangle], ...]
+    elements: int
+
+
+def parcels(program: Program, messages: Sequence[Message]) -> tuple[Parcel, ...]:
+    """What a rank has to look up once for all runs."""
+    return tuple(_parcel(program, message) for message in messages)
+
+
+def _parcel(program: Program, message: Message) -> Parcel:
+    parts, elements = [], 0
+    for span in message.spans:
+        parts += [(elements + part.at, part) for part in rectangles(program.streams, span)]
+        elements += span.high - span.low
+    return Parcel(message, tuple(parts), elements)
+
+
+def buffer_bytes(program: Program, found: Sequence[Parcel], checksums: bool) -> int:
+    """Size of a buffer that any of the parcels fits into."""
+    longest = max((parcel.elements for parcel in found), default=0)
+    return longest * program.item_bytes + (CHECKSUM_BYTES if checksums and found else 0)
+
+
+class Packer:
+    """Between buffers of bytes and a rank's holdings; elements are `dtype` on the way."""
+
+    def __init__(self, dtype: torch.dtype, checksums: bool) -> None:
+        self._dtype = dtype
+        self._checksums = checksums
+
+    def pack(self, parcel: Parcel, holding: Holding, buffer: torch.Tensor) -> torch.Tensor:
+        """Fill a buffer; returns the part to be sent."""
+        size = parcel.elements * self._dtype.itemsize
+        wire = buffer[:size].view(self._dtype)
+        for part, view in self._views(parcel, holding, wire):
+            part.copy_(view)
+        if not self._checksums:
+            return buffer[:size]
+        buffer[size : size + CHECKSUM_BYTES] = checksum(buffer[:size])
+        return buffer[: size + CHECKSUM_BYTES]
+
+    def room(self, parcel: Parcel, buffer: torch.Tensor) -> torch.Tensor:
+        """The part of a buffer that a parcel arrives in."""
+        return buffer[: parcel.elements * self._dtype.itemsize + (CHECKSUM_BYTES if self._checksums else 0)]
+
+    def unpack(self, parcel: Parcel, holding: Holding, buffer: torch.Tensor) -> None:
+        """Write what has arrived into the tensors; a FuseError names the message whose checksum is wrong, before anything of it is written."""
+        size = parcel.elements * self._dtype.itemsize
+        if self._checksums and not torch.equal(buffer[size : size + CHECKSUM_BYTES], checksum(buffer[:size])):
+            message = parcel.message
+            raise FuseError(
+                f"message of round {message.round} from rank {message.sender} to rank {message.receiver}: wrong checksum"
+            )
+        for part, view in self._views(parcel, holding, buffer[:size].view(self._dtype)):
+            view.copy_(part)
+
+    def _views(
+        self, parcel: Parcel, holding: Holding, wire: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Matching parts of a message and of the rank's tensors."""
+        for at, rectangle in parcel.parts:
+            whole = wire[at : at + rectangle.elements].view(rectangle.rows, rectangle.columns)
+            for row, column, view in holding.views(rectangle):
+                yield whole[row : row + view.shape[0], column : column + view.shape[1]], view
+
+
+def keep(program: Program, span: Span, source: Holding, target: Holding) -> None:
+    """Copy what a rank holds already from its old tensors into its new ones."""
+    for rectangle in rectangles(program.streams, span):
+        for row, column, old in source.views(rectangle):
+            part = Rectangle(
+                rectangle.parameter, rectangle.row + row, old.shape[0], rectangle.column + column, old.shape[1], 0
+            )
+            for below, beside, new in target.views(part):
+                view = old[below : below + new.shape[0], beside : beside + new.shape[1]]
+                if new.data_ptr() != view.data_ptr():
+                    new.copy_(view)
