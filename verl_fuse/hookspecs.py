@@ -6,7 +6,8 @@ from typing import Any
 import pluggy
 
 from verl_fuse.spec.contract import Contract
-from verl_fuse.spec.step import Event, LaneView, Migration, Refusal, RolloutView
+from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse.spec.step import Event, LaneView, Migration, Refusal, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 
 # Raised whenever a hook changes incompatibly; a plugin states the version it was written for as HOOK_API.
@@ -39,6 +40,21 @@ def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type
 @hookspec
 def fuse_setup(trainer: Any) -> None:
     """Called once, after verl's worker groups, replicas and checkpoint are up and before the first weight sync."""
+
+
+@hookspec(firstresult=True)
+def fuse_predict(prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
+    """Return how long the responses to each of the step's prompts will be, or None where nothing is known."""
+
+
+@hookspec(firstresult=True)
+def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> int | None:
+    """Return how many of the replicas generate this step, the others being free until it ends, or None for all."""
+
+
+@hookspec(firstresult=True)
+def fuse_assign(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> Mapping[str, int] | None:
+    """Return on which replica (rank) the samples of each prompt (uid) are generated, or None to leave every request to verl's balancer."""
 
 
 @hookspec(firstresult=True)

@@ -23,6 +23,7 @@ GROUP = "verl_fuse"
 # Plugin name (the config block `fuse.<name>`) -> module; the module itself is the plugin object.
 BUILTIN = {
     "interstage": "verl_fuse_interstage.plugin",
+    "elastic": "verl_fuse_elastic.plugin",
     "pipeline": "verl_fuse_pipeline.plugin",
     "observe": "verl_fuse_observe.plugin",
     "cpu": "verl_fuse_cpu.plugin",

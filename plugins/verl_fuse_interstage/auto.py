@@ -16,7 +16,8 @@ from verl_fuse.simulate.tail import Inference, Migration
 from verl_fuse.simulate.threshold import Threshold, best_threshold
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.timeline import Timeline
-from verl_fuse_interstage.measured import DecodeCost, InferenceCost, decode_cost, inference_cost, migration_seconds
+from verl_fuse.timeline.decode import DecodeCost, decode_cost
+from verl_fuse_interstage.measured import InferenceCost, inference_cost, migration_seconds
 
 DECAY = 0.7
 STEPS = 12

@@ -1,32 +1,13 @@
-"""What a step's timeline says of the costs that the migration threshold weighs. Pure: a timeline in, seconds out.
+"""What a step's timeline says of the costs that the migration threshold weighs, beside decoding. Pure: a timeline in, seconds out.
 
-Invariants (tests/unit/interstage/test_measured.py):
-- a timeline made with given decode costs gives them back;
-- time a request waited in its replica's queue is not counted as decoding;
-- a timeline that cannot tell gives None, never a guess.
+A timeline that cannot tell gives None, never a guess (tests/unit/interstage/test_measured.py).
 """
 
-import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_fuse.spec.timeline import Span, Timeline, union_seconds
-
-Floats = NDArray[np.float64]
-
-# Of the fit and of what it says about how many steps were spent beside how many sequences.
-ITERATIONS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeCost:
-    """A decode step of b sequences takes `step + sequence * b` seconds."""
-
-    step: float
-    sequence: float
+from verl_fuse.spec.timeline import Timeline, union_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +16,6 @@ class InferenceCost:
 
     per_token: float
     group: float
-
-
-def decode_cost(timeline: Timeline, slots: int) -> DecodeCost | None:
-    """Fitted over all requests, of which a replica runs at most `slots` at once: seconds per token against sequences beside it, per step."""
-    replicas = []
-    for track in timeline.tracks:
-        requests = [span for span in timeline.on(track) if _generated(span)]
-        if track.startswith("replica ") and requests:
-            tokens = np.array([int(span.args["response_tokens"]) for span in requests], np.float64)
-            replicas.append((*admitted(requests, slots), tokens))
-    if not replicas:
-        return None
-    cost = DecodeCost(1.0, 0.0)
-    for _ in range(ITERATIONS):
-        cost = _fit(replicas, cost)
-    return cost
-
-
-def _fit(replicas: Sequence[tuple[Floats, Floats, Floats]], last: DecodeCost) -> DecodeCost:
-    """Least squares, with the number of steps spent beside so many sequences taken from the `last` fit."""
-    pace = np.concatenate([(ends - starts) / tokens for starts, ends, tokens in replicas])
-    beside = np.concatenate([_mean_running(starts, ends, last) for starts, ends, _ in replicas])
-    weight = np.sqrt(np.concatenate([tokens for *_, tokens in replicas]))
-    columns = np.stack([weight, weight * beside], axis=1)
-    (step, sequence), _, rank, _ = np.linalg.lstsq(columns, weight * pace, rcond=1e-6)
-    if rank < 2 or sequence < 0 or step <= 0:
-        # All requests ran beside about as many others: only their mean pace is known.
-        return DecodeCost(float(np.average(pace, weights=weight**2)), 0.0)
-    return DecodeCost(float(step), float(sequence))
 
 
 def inference_cost(timeline: Timeline, replicas: int, tokens: int) -> InferenceCost | None:
@@ -90,36 +42,3 @@ def stage_seconds(timeline: Timeline) -> float | None:
     starts = [span.start for span in timeline.on("step") if span.name == "gen"]
     ends = [s.end for s in timeline.spans if s.track.startswith("lane ") and s.category == "inference"]
     return max(ends) - min(starts) if starts and ends else None
-
-
-def admitted(requests: Sequence[Span], slots: int) -> tuple[Floats, Floats]:
-    """(start, end) of each request's decoding: first come, first served, `slots` at once (vLLM's scheduler)."""
-    starts, ends = np.empty(len(requests)), np.empty(len(requests))
-    running: list[float] = []
-    for index in sorted(range(len(requests)), key=lambda i: requests[i].start):
-        span = requests[index]
-        while running and running[0] <= span.start:
-            heapq.heappop(running)
-        freed = heapq.heappop(running) if len(running) >= slots else span.start
-        starts[index], ends[index] = min(max(freed, span.start), span.end), span.end
-        heapq.heappush(running, span.end)
-    return starts, ends
-
-
-def _generated(span: Span) -> bool:
-    return span.name == "request" and int(span.args.get("response_tokens", 0)) > 0
-
-
-def _mean_running(starts: Floats, ends: Floats, cost: DecodeCost) -> Floats:
-    """How many requests ran, itself included, in the mean decode step of each request."""
-    times = np.concatenate([starts, ends])
-    order = np.argsort(times, kind="stable")
-    running = np.cumsum(np.concatenate([np.ones(len(starts)), -np.ones(len(ends))])[order])[:-1]
-    times = times[order]
-    steps = np.diff(times) / (cost.step + cost.sequence * running)
-
-    def spent(amount: Floats) -> Floats:
-        total = np.concatenate([[0.0], np.cumsum(amount)])
-        return np.interp(ends, times, total) - np.interp(starts, times, total)
-
-    return spent(steps * running) / np.maximum(spent(steps), 1e-12)

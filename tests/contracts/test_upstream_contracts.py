@@ -71,6 +71,11 @@ HOLDS = {
     "host/completeness.py": {"batch": META},
     "host/rows.py": {"batch": META},
     "host/client.py": {"output": OUTPUT},
+    "host/routing.py": {
+        "manager": "verl.workers.rollout.llm_server:LLMServerManager",
+        "replica": REPLICA,
+    },
+    "host/prompts.py": {"worker": "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"},
     "host/resume.py": {"part": OUTPUT, "first": OUTPUT, "last": OUTPUT},
     "host/replicas.py": {
         "manager": "verl.workers.rollout.llm_server:LLMServerManager",
@@ -102,6 +107,7 @@ HOLDS = {
 OTHERS = {
     "host/watchdog.py": {("actor", "__ray_call__")},
     "host/dispatch.py": {("worker_group", "_query_dispatch_info")},
+    "host/routing.py": {("worker", "__ray_call__")},
     "host/assembly.py": {("trainer", "recorder"), ("trainer", "settings")},
     "megatron/fusion.py": {("engine", "view")},
     "host/fused_update.py": {("critic", "fused_update")},

@@ -54,6 +54,7 @@ def test_the_wheel_holds_library_plugins_patches_recipes_and_licence(wheel: Path
         "hydra_plugins",
         "verl_fuse",
         "verl_fuse_cpu",
+        "verl_fuse_elastic",
         "verl_fuse_interstage",
         "verl_fuse_observe",
         "verl_fuse_pipeline",
@@ -74,6 +75,7 @@ def test_the_wheel_holds_every_file_of_its_packages(wheel: Path):
     folders = {
         "verl_fuse": "verl_fuse",
         "verl_fuse_cpu": "plugins/verl_fuse_cpu",
+        "verl_fuse_elastic": "plugins/verl_fuse_elastic",
         "verl_fuse_interstage": "plugins/verl_fuse_interstage",
         "verl_fuse_observe": "plugins/verl_fuse_observe",
         "verl_fuse_pipeline": "plugins/verl_fuse_pipeline",

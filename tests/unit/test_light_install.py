@@ -32,7 +32,8 @@ print(json.dumps(faults))
 
 def light_modules() -> list[str]:
     """All modules but the host side; of the host side, what must work before verl is there."""
-    folders = {"verl_fuse": REPO, "verl_fuse_interstage": REPO / "plugins", "verl_fuse_observe": REPO / "plugins"}
+    plugins = ("verl_fuse_elastic", "verl_fuse_interstage", "verl_fuse_observe")
+    folders = {"verl_fuse": REPO, **dict.fromkeys(plugins, REPO / "plugins")}
     paths = [(root, path) for package, root in folders.items() for path in sorted((root / package).rglob("*.py"))]
     names = [".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for root, path in paths]
     light = [name for name in names if not name.startswith(("verl_fuse.host.", "verl_fuse.runtime."))]

@@ -32,6 +32,7 @@ def test_builtin_plugins_load_and_are_named_after_their_config_block():
     manager = plugins.load()
     assert [name for name, _ in manager.list_name_plugin()][: len(plugins.BUILTIN)] == [
         "interstage",
+        "elastic",
         "pipeline",
         "observe",
         "cpu",
@@ -47,7 +48,8 @@ def test_a_disabled_plugin_is_not_imported(no_builtins: None, installed_plugin: 
 
 def test_disabling_an_unknown_plugin_lists_the_known_ones():
     with pytest.raises(
-        FuseError, match=r"cannot disable unknown plugin interstge; installed: interstage, pipeline, observe, cpu"
+        FuseError,
+        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, observe, cpu",
     ):
         plugins.load(disabled=["interstge"])
 
@@ -124,7 +126,7 @@ REFUSED = {
     ),
     "unknown hook, nothing close": (
         HEADER + "@hookimpl\ndef zzz(): pass",
-        r"there is no hook zzz; hooks: fuse_config, fuse_contracts, fuse_event, fuse_infer_next",
+        r"there is no hook zzz; hooks: fuse_assign, fuse_config, fuse_contracts, fuse_event",
     ),
     "hook without its marker": (
         HEADER + "def fuse_metrics(timeline): pass",

@@ -15,6 +15,7 @@ ROOTS = (REPO, REPO / "plugins", REPO / "patches")
 PACKAGES = (
     "verl_fuse",
     "verl_fuse_patches",
+    "verl_fuse_elastic",
     "verl_fuse_interstage",
     "verl_fuse_observe",
     "verl_fuse_pipeline",
@@ -36,7 +37,14 @@ LAYERS = (
     ("verl_fuse.hookspecs", "verl_fuse.plugins"),
     ("verl_fuse.host",),
     ("verl_fuse_patches",),
-    ("verl_fuse_interstage", "verl_fuse_observe", "verl_fuse_pipeline", "verl_fuse_cpu", "hydra_plugins"),
+    (
+        "verl_fuse_elastic",
+        "verl_fuse_interstage",
+        "verl_fuse_observe",
+        "verl_fuse_pipeline",
+        "verl_fuse_cpu",
+        "hydra_plugins",
+    ),
     ("verl_fuse.cli",),
 )
 

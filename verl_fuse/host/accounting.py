@@ -6,6 +6,7 @@ Invariants (tests/unit/host/test_accounting.py):
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import write_atomically
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "accounts"
 
@@ -74,6 +77,17 @@ def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | s
     }
     write_atomically(target, json.dumps(data))
     return target
+
+
+def recorded(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> bool:
+    """As `write_account`; False where the disk refuses."""
+    try:
+        write_account(run_dir, account, prompts)
+    except OSError as error:
+        # The step itself is accounted for; a full disk must not cost a finished rollout.
+        logger.error("the account of step %d could not be written: %s", account.step, error)
+        return False
+    return True
 
 
 def prepare_accounts(run_dir: Path) -> None:

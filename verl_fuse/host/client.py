@@ -4,6 +4,7 @@ A replica whose answer cannot be true counts as dead. What a dead replica had ge
 short responses a little, once.
 """
 
+import asyncio
 import logging
 from contextvars import ContextVar
 from typing import Any
@@ -15,6 +16,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.death import first_line, is_death
+from verl_fuse.host.prompts import PromptGroup, current_group
 from verl_fuse.host.resume import ABORTED, garbage, merge, remaining_params, token_budget
 from verl_fuse.host.spans import Recorder, Stopwatch, remote_recorder
 from verl_fuse.spec.timeline import Span
@@ -27,20 +29,31 @@ _server: ContextVar[str] = ContextVar("verl_fuse_server", default=UNKNOWN)
 
 
 class FuseLLMServerClient(LLMServerClient):
-    """Behaves like verl's synchronous client as long as no request is aborted; `replicas` maps a server address to its replica's rank."""
+    """Behaves like verl's synchronous client as long as no request is aborted; `replicas` maps a server address to its replica's rank.
+
+    A prefix of at least `warm_prefix_tokens` (None: none) is prefilled by one request before the samples of its prompt are asked for.
+    """
 
     def __init__(
-        self, config: Any, load_balancer_handle: Any = None, replicas: dict[str, int] | None = None, **kwargs: Any
+        self,
+        config: Any,
+        load_balancer_handle: Any = None,
+        replicas: dict[str, int] | None = None,
+        warm_prefix_tokens: int | None = None,
+        **kwargs: Any,
     ):
         super().__init__(config=config, load_balancer_handle=load_balancer_handle, **kwargs)
         self._replicas = replicas or {}
+        self._warm_prefix_tokens = warm_prefix_tokens
         self._recorder: Recorder | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_recorder": None}
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        server_id, handle = await super()._acquire_server(request_id, **extra)
+        group = current_group()
+        known = {} if group is None else {"prompt_uid": group.uid}
+        server_id, handle = await super()._acquire_server(request_id, **known, **extra)
         _server.set(server_id)
         return server_id, handle
 
@@ -48,6 +61,7 @@ class FuseLLMServerClient(LLMServerClient):
         self, request_id: Any, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> TokenOutput:
         prompt_ids = normalize_token_ids(prompt_ids)
+        await self._warm(current_group(), prompt_ids, sampling_params, kwargs)
         budget = token_budget(sampling_params, len(prompt_ids), self.config.actor_rollout_ref.rollout)
         parts: list[TokenOutput] = []
         tokens: list[int] = []
@@ -72,6 +86,35 @@ class FuseLLMServerClient(LLMServerClient):
             self._require_progress(request_id, parts)
             wanted = remaining_params(sampling_params, budget, len(tokens))
 
+    async def _warm(
+        self, group: PromptGroup | None, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict
+    ) -> None:
+        """Return once the prefix of this prompt is in its replica's cache; the first of the prompt's samples asks for it."""
+        if group is None or self._warm_prefix_tokens is None or len(prompt_ids) < self._warm_prefix_tokens:
+            return
+        if group.warmed is None:
+            group.warmed = asyncio.create_task(self._prefill(group, prompt_ids, sampling_params, kwargs))
+        await asyncio.shield(group.warmed)
+
+    async def _prefill(
+        self, group: PromptGroup, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict
+    ) -> None:
+        params = {**sampling_params, "max_tokens": 1}
+        watch = Stopwatch()
+        args: dict[str, str | int | float] = {"prompt": group.uid, "prompt_tokens": len(prompt_ids)}
+        _server.set(UNKNOWN)
+        try:
+            output = await super().generate(
+                f"warm {group.uid}", prompt_ids=prompt_ids, sampling_params=params, **dict(kwargs)
+            )
+            args |= _cached(output)
+        except RayError as error:
+            # The samples' own requests meet the same replica, and know what to do with a dead one.
+            args["error"] = type(error).__name__
+            logger.warning("the prefix of prompt %s was not warmed: %s", group.uid, first_line(error))
+        finally:
+            self._record("warm", watch, args)
+
     async def _cut_off(self, server: str, why: str) -> None:
         """Let nobody be routed to a dead server again; its requests start again elsewhere, each from the tokens that reached this client."""
         logger.error("replica %s %s", self._replicas.get(server, server), why)
@@ -89,9 +132,9 @@ class FuseLLMServerClient(LLMServerClient):
         self, request_id: Any, prompt_ids: list[int], sampling_params: dict[str, Any], resumed: int, kwargs: dict
     ) -> TokenOutput:
         """One request to one replica; the last `resumed` tokens of `prompt_ids` were generated by earlier attempts."""
-        if self._recorder is None:
-            self._recorder = remote_recorder()
         args: dict[str, str | int | float] = {"prompt_tokens": len(prompt_ids)}
+        if group := current_group():
+            args["prompt"] = group.uid
         if resumed:
             args["resumed_tokens"] = resumed
         watch = Stopwatch()
@@ -101,11 +144,23 @@ class FuseLLMServerClient(LLMServerClient):
                 request_id, prompt_ids=prompt_ids, sampling_params=dict(sampling_params), **kwargs
             )
             args |= {"response_tokens": len(output.token_ids), "stop_reason": str(output.stop_reason)}
+            args |= _cached(output)
             return output
         except BaseException as error:
             args["error"] = type(error).__name__
             raise
         finally:
-            server = _server.get()
-            track = f"replica {self._replicas.get(server, server)}"
-            self._recorder.add(Span("request", track, "generate", watch.start, watch.now, args))
+            self._record("request", watch, args)
+
+    def _record(self, name: str, watch: Stopwatch, args: dict[str, str | int | float]) -> None:
+        if self._recorder is None:
+            self._recorder = remote_recorder()
+        server = _server.get()
+        track = f"replica {self._replicas.get(server, server)}"
+        self._recorder.add(Span(name, track, "generate", watch.start, watch.now, args))
+
+
+def _cached(output: TokenOutput) -> dict[str, int]:
+    """Tokens of the prompt that the engine had in its prefix cache, where it says so."""
+    cached = output.extra_fields.get("num_cached_tokens")
+    return {} if cached is None else {"cached_tokens": int(cached)}

@@ -1,11 +1,13 @@
 """Asks plugins for decisions. A policy that fails costs its optimisation, not the run: the step goes on as verl would, counted and said aloud."""
 
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.step import LaneView, Migration, RolloutView
+from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView
 
 T = TypeVar("T")
 
@@ -18,11 +20,40 @@ class PolicyGuard:
     def __init__(self, hook: Any):
         self._hook = hook
         self._off = False
+        self._step = 0
         self.fallbacks = 0
 
-    def begin_step(self) -> None:
+    def begin_step(self, step: int) -> None:
         """Trust the policies again; `fallbacks` keeps counting over the run."""
         self._off = False
+        self._step = step
+
+    def predict(self, prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
+        """Response lengths, one prediction per prompt, or None."""
+
+        def ask() -> Sequence[Prediction] | None:
+            found = self._hook.fuse_predict(prompts=prompts)
+            return None if found is None else _checked_predictions(found, prompts)
+
+        return self._asked("fuse_predict", ask)
+
+    def scale(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> int | None:
+        """How many replicas generate the step, or None."""
+
+        def ask() -> int | None:
+            count = self._hook.fuse_scale(prompts=prompts, replicas=replicas)
+            return None if count is None else _checked_count(count, replicas)
+
+        return self._asked("fuse_scale", ask)
+
+    def assign(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> Mapping[str, int] | None:
+        """The replica of each prompt, or None."""
+
+        def ask() -> Mapping[str, int] | None:
+            homes = self._hook.fuse_assign(prompts=prompts, replicas=replicas)
+            return None if homes is None else _checked_homes(homes, prompts, replicas)
+
+        return self._asked("fuse_assign", ask)
 
     def infer_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
         """Keys of the micro-group to run now, or None."""
@@ -31,7 +62,7 @@ class PolicyGuard:
             keys = self._hook.fuse_infer_next(view=view, lane=lane)
             return None if keys is None else _checked_keys(keys, view, lane)
 
-        return self._asked("fuse_infer_next", view, ask)
+        return self._asked("fuse_infer_next", ask)
 
     def migration(self, view: RolloutView) -> Migration | None:
         """The replicas that finish the tail, or None."""
@@ -40,9 +71,9 @@ class PolicyGuard:
             migration = self._hook.fuse_migration(view=view)
             return None if migration is None else _checked_migration(migration, view)
 
-        return self._asked("fuse_migration", view, ask)
+        return self._asked("fuse_migration", ask)
 
-    def _asked(self, hook: str, view: RolloutView, ask: Callable[[], T]) -> T | None:
+    def _asked(self, hook: str, ask: Callable[[], T]) -> T | None:
         if self._off:
             return None
         try:
@@ -50,8 +81,36 @@ class PolicyGuard:
         except Exception:  # a plugin may raise anything
             self._off = True
             self.fallbacks += 1
-            logger.exception("%s failed in step %d; the rest of this step runs as in stock verl", hook, view.step)
+            logger.exception("%s failed in step %d; the rest of this step runs as in stock verl", hook, self._step)
             return None
+
+
+def _checked_predictions(found: Sequence[Prediction], prompts: Sequence[Prompt]) -> Sequence[Prediction]:
+    if len(found) != len(prompts):
+        raise FuseError(f"fuse_predict returned {len(found)} predictions for {len(prompts)} prompts; allowed: one each")
+    strange = next((p for p in found if not (math.isfinite(p.upper) and 0 <= p.tokens <= p.upper)), None)
+    if strange is not None:
+        raise FuseError(f"fuse_predict returned {strange}; allowed: finite, 0 <= tokens <= upper")
+    return found
+
+
+def _checked_count(count: int, replicas: Sequence[ReplicaView]) -> int:
+    if not 1 <= count <= len(replicas):
+        raise FuseError(f"fuse_scale returned {count!r}; allowed: 1 to {len(replicas)} replicas")
+    return count
+
+
+def _checked_homes(
+    homes: Mapping[str, int], prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]
+) -> Mapping[str, int]:
+    ranks = {replica.rank for replica in replicas}
+    strangers = [f"{uid!r}: {rank}" for uid, rank in homes.items() if rank not in ranks]
+    unknown = sorted(set(homes) - {prompt.uid for prompt in prompts})
+    if strangers or unknown:
+        raise FuseError(
+            f"fuse_assign returned {(strangers or unknown)[0]}; allowed: prompts of this step, on replicas {sorted(ranks)}"
+        )
+    return homes
 
 
 def _checked_migration(migration: Migration, view: RolloutView) -> Migration:

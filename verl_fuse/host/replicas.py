@@ -57,6 +57,15 @@ class Replicas:
         self._dead: tuple[int, ...] = ()
         self._hangs = HangWatch({rank: replica.servers[0] for rank, replica in self._replicas.items()}, timeout)
 
+    def use_balancer(self, balancer: Any) -> None:
+        """From now on `balancer` routes in place of the one verl started; both serve the same replicas."""
+        self._balancer = balancer
+
+    @property
+    def devices_each(self) -> int:
+        """Devices of one replica."""
+        return next(iter(self._replicas.values())).world_size
+
     @property
     def freed(self) -> tuple[int, ...]:
         """Ranks taken out of the running rollout."""

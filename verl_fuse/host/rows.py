@@ -23,3 +23,24 @@ def rows(keys: Sequence[str], tags: Mapping[str, dict], extra_info: Mapping[str,
 def tags_of(batch: KVBatchMeta) -> dict[str, dict]:
     """Tags by key."""
     return dict(zip(batch.keys, batch.tags, strict=True))
+
+
+def prompt_indices(batch: KVBatchMeta) -> list[int | str]:
+    """The data set's index of each prompt group that has a sample in the batch."""
+    tags = tags_of(batch)
+    first_of_group = {key.split("_")[0]: key for key in batch.keys if not tags[key].get("is_padding")}
+    indices = read(rows(list(first_of_group.values()), tags, None), ["index"])["index"]
+    return [index if isinstance(index, str) else int(index) for index in indices]
+
+
+def response_tokens(batch: KVBatchMeta) -> dict[str, list[int]]:
+    """Prompt uid -> response tokens of each of its samples; a sample's trajectories `{uid}_{session}_{index}` count together."""
+    sessions: dict[str, int] = {}
+    for key, tag in tags_of(batch).items():
+        if not tag.get("is_padding"):
+            session = key.rsplit("_", 1)[0]
+            sessions[session] = sessions.get(session, 0) + int(tag["response_len"])
+    groups: dict[str, list[int]] = {}
+    for session, tokens in sessions.items():
+        groups.setdefault(session.rsplit("_", 1)[0], []).append(tokens)
+    return groups

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -21,18 +22,21 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.accounting import StepAccount, account, prepare_accounts, write_account
+from verl_fuse.host.accounting import account, prepare_accounts, recorded
 from verl_fuse.host.applied_plan import apply_plan
 from verl_fuse.host.assembly import ACTOR_ROLES, build_slices, extra_info, sample_inference
+from verl_fuse.host.checkpoints import resumed_from, saved_at
 from verl_fuse.host.client import FuseLLMServerClient
 from verl_fuse.host.compat.start import require_contracts, require_version, warn_of_changes
 from verl_fuse.host.entry import TRAINER_MODE
 from verl_fuse.host.inference import StageCall, ready_samples
 from verl_fuse.host.lane import Lane
 from verl_fuse.host.policy import PolicyGuard
+from verl_fuse.host.prompts import prompts_of
 from verl_fuse.host.replicas import Replicas
 from verl_fuse.host.rollout_watch import RolloutWatch, sample_of, sessions
-from verl_fuse.host.rows import read, rows, tags_of
+from verl_fuse.host.routing import Routing
+from verl_fuse.host.rows import prompt_indices, response_tokens, tags_of
 from verl_fuse.host.settings import load_settings
 from verl_fuse.host.slices import Slices
 from verl_fuse.host.spans import Recorder, Stopwatch, start_collector
@@ -48,6 +52,9 @@ logger = logging.getLogger(__name__)
 
 class FuseTrainer(PPOTrainerSync):
     """verl's synchronous trainer, observed and extended through hooks (verl_fuse/hookspecs.py)."""
+
+    _routing: Routing | None = None
+    _warm_prefix_tokens: int | None = None
 
     def __init__(self, config: DictConfig):
         require_version()
@@ -98,7 +105,9 @@ class FuseTrainer(PPOTrainerSync):
         replicas = dict(
             zip(manager.get_addresses(), [replica.replica_rank for replica in manager.get_replicas()], strict=True)
         )
-        return manager.get_client(client_cls=FuseLLMServerClient, replicas=replicas)
+        return manager.get_client(
+            client_cls=FuseLLMServerClient, replicas=replicas, warm_prefix_tokens=self._warm_prefix_tokens
+        )
 
     def _setup(self) -> None:
         super()._setup()
@@ -132,6 +141,11 @@ class FuseTrainer(PPOTrainerSync):
         lanes = self._slices.lanes(extra_info(self))
         self._inference = sample_inference(self, self._lane, self._stage_calls(), lanes)
 
+    def use_routing(self, warm_prefix_tokens: int | None) -> None:
+        """For plugins, at `fuse_setup`: `fuse_predict`, `fuse_scale` and `fuse_assign` are asked before each batch is submitted."""
+        self._routing = Routing(self.llm_server_manager, self.replicas, self.settings.core.replica_timeout)
+        self._warm_prefix_tokens = warm_prefix_tokens
+
     def use_fused_update(self, solve: Solve, timeout: float) -> None:
         """For plugins, at `fuse_setup`: critic and actor are updated in one call, in the order of the schedule that `solve` finds."""
         # What it rests on comes with the extra `megatron`.
@@ -162,6 +176,7 @@ class FuseTrainer(PPOTrainerSync):
         self._emit(
             "setup",
             run_dir=str(self.settings.run_dir),
+            resumed_from=resumed_from(self.config, self.global_steps),
             total_steps=self.total_training_steps,
             expected=self._expected_samples,
             groups=self.config.data.train_batch_size,
@@ -180,13 +195,18 @@ class FuseTrainer(PPOTrainerSync):
         self._spans.clear()
         self._inference.begin_step()
         self._watch.begin_step()
-        self._policy.begin_step()
+        self._policy.begin_step(self.global_steps)
         self._clock = Stopwatch()
         self._emit("step_begin")
 
     def prepare_step(self) -> dict:
         self._generation_start = self._clock.now
         return super().prepare_step()
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        if self._routing is not None:
+            self._routing.plan(prompts_of(batch, self.config.actor_rollout_ref.rollout.n), self._policy)
+        return super()._submit_batch_to_rollout(batch)
 
     def on_sample_begin(self) -> None:
         super().on_sample_begin()
@@ -226,6 +246,8 @@ class FuseTrainer(PPOTrainerSync):
 
     def _view(self, watch: RolloutWatch, tags: Mapping[str, dict], replicas: tuple[ReplicaView, ...]) -> RolloutView:
         groups, finished, failed = watch.groups
+        if self._routing is not None:
+            replicas = self._routing.annotate(replicas, tags)
         return RolloutView(
             step=self.global_steps,
             elapsed=self._clock.now - self._clock.start,
@@ -249,7 +271,9 @@ class FuseTrainer(PPOTrainerSync):
             batch = super()._balance_batch(batch, metrics, *args, **kwargs)
             version = None if self._replayed else self.global_steps - 1
             self._account = account(self.global_steps, batch.keys, batch.tags, self._expected_samples, version)
-            self._write_account(batch, self._account)
+            self._unwritten_accounts += not recorded(self.settings.run_dir, self._account, prompt_indices(batch))
+            prompts = {} if self._routing is None else self._routing.prompts
+            self._emit("generated", responses=response_tokens(batch), prompts=prompts)
             metrics.update(self._account.metrics())
         return batch
 
@@ -257,18 +281,6 @@ class FuseTrainer(PPOTrainerSync):
     def _replayed(self) -> bool:
         replay = self.config.skip.rollout_tq
         return bool(replay.enable and self.global_steps in replay.steps)
-
-    def _write_account(self, batch: KVBatchMeta, step_account: StepAccount) -> None:
-        tags = tags_of(batch)
-        first_of_group = {key.split("_")[0]: key for key in batch.keys if not tags[key].get("is_padding")}
-        indices = read(rows(list(first_of_group.values()), tags, None), ["index"])["index"]
-        prompts = [index if isinstance(index, str) else int(index) for index in indices]
-        try:
-            write_account(self.settings.run_dir, step_account, prompts)
-        except OSError as error:
-            # The step itself is accounted for; a full disk must not cost a finished rollout.
-            self._unwritten_accounts += 1
-            logger.error("the account of step %d could not be written: %s", step_account.step, error)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         return self._barrier("old_log_prob", batch, metrics, super()._compute_old_log_prob)
@@ -314,6 +326,7 @@ class FuseTrainer(PPOTrainerSync):
 
     def _save_checkpoint(self) -> None:
         self._on_lane("save_checkpoint", "other", super()._save_checkpoint)
+        self._emit("checkpoint", folder=str(saved_at(self.config, self.global_steps)))
 
     def on_step_end(self) -> None:
         self._require_replicas()
@@ -372,6 +385,8 @@ class FuseTrainer(PPOTrainerSync):
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:
+            if self._routing is not None:
+                self._routing.announce(agent_loop_manager)
             super().fit(agent_loop_manager)
             self._emit("train_end")
         finally:

@@ -39,12 +39,17 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One rollout replica: `running` requests in flight there, room for `slots` at most (sequences and KV cache), `routed` while it takes requests."""
+    """One rollout replica: `running` requests in flight there, room for `slots` at most (sequences and KV cache), `routed` while it takes requests.
+
+    `assigned` samples were meant for it when the step began (`fuse_assign`), of which `unfinished` are not done, wherever they are now.
+    """
 
     rank: int
     running: int
     slots: int
     routed: bool
+    assigned: int = 0
+    unfinished: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,9 @@ class Refusal:
         return f"{self.key}={self.value!r}: {self.allowed}"
 
 
-EventKind = Literal["setup", "step_begin", "poll", "migration", "stage", "step_end", "train_end"]
+EventKind = Literal[
+    "setup", "step_begin", "poll", "migration", "generated", "stage", "checkpoint", "step_end", "train_end"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_plan import arm, length, plan
+from pinning import pin, pin_replicas
 
 from verl_fuse.host.on_import import on_import
 
@@ -28,11 +29,6 @@ STAGES = ("_compute_old_log_prob", "_compute_ref_log_prob", "_compute_values")
 def _register_agent(module: Any) -> None:
     # Hydra looks the agent up by its module and name.
     importlib.import_module("heavy_tail_agent")
-
-
-def engine_processes(server: Any) -> list[int]:
-    """Runs inside a rollout server: its own process and that of vLLM's engine."""
-    return [os.getpid(), *(p.pid for p in server.engine.engine_core.resources.engine_manager.processes)]
 
 
 def _cpu_seconds() -> Counter[str]:
@@ -49,24 +45,16 @@ def _cpu_seconds() -> Counter[str]:
     return spent
 
 
-def _pin(pids: list[int], core: int) -> None:
-    for pid in pids:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), {core})
-
-
 def _pin_devices(trainer: Any) -> None:
     """One core per device: replica, slice and training rank of the same number share it."""
     import ray
 
-    cores = sorted(os.sched_getaffinity(0))
-    for replica in trainer.llm_server_manager.get_replicas():
-        _pin(ray.get(replica.servers[0].__ray_call__.remote(engine_processes)), cores[replica.replica_rank])
+    cores = pin_replicas(trainer)
     for number, group in enumerate(trainer._slices._groups):
-        _pin(ray.get([w.__ray_call__.remote(lambda _: os.getpid()) for w in group.workers]), cores[number])
+        pin(ray.get([w.__ray_call__.remote(lambda _: os.getpid()) for w in group.workers]), cores[number])
     for workers in (trainer.actor_rollout_wg.workers, trainer.critic_wg.workers):
         for rank, worker in enumerate(workers):
-            _pin([ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))], cores[rank])
+            pin([ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))], cores[rank])
 
 
 def _switch_arms(module: Any) -> None:

@@ -76,11 +76,12 @@ def test_none_leaves_the_lane_idle():
 )
 def test_a_failing_policy_costs_its_step_s_streaming_not_the_run(answer, message, caplog):
     policy = guard(answer)
+    policy.begin_step(3)
     assert policy.infer_next(VIEW, LANE) is None
     assert policy.infer_next(VIEW, LANE) is None
     assert policy.fallbacks == 1, "asked once, then left alone for the rest of the step"
     assert "fuse_infer_next failed in step 3" in caplog.text
     assert message in caplog.text
-    policy.begin_step()
+    policy.begin_step(4)
     policy.infer_next(VIEW, LANE)
     assert policy.fallbacks == 2

@@ -56,7 +56,10 @@ def test_without_a_fuse_block_the_defaults_hold():
 @pytest.mark.parametrize(
     ("fuse", "message"),
     [
-        ({"interstag": {}}, "fuse.interstag: unknown key; allowed: call_timeout, disabled_plugins, interstage"),
+        (
+            {"interstag": {}},
+            "fuse.interstag: unknown key; allowed: call_timeout, disabled_plugins, elastic, interstage",
+        ),
         ({"interstage": {"enable": True}}, "fuse.interstage.enable: unknown key (did you mean 'enabled'?)"),
         ({"interstage": {"enabled": "true"}}, "fuse.interstage.enabled='true': needs true or false"),
         ({"interstage": {"layout": "pools"}}, "fuse.interstage.layout='pools': needs one of 'shared', 'slices'"),

@@ -2,14 +2,8 @@ import pytest
 from rollouts import generated, timeline
 
 from verl_fuse.spec.timeline import Span
-from verl_fuse_interstage.measured import (
-    InferenceCost,
-    admitted,
-    decode_cost,
-    inference_cost,
-    migration_seconds,
-    stage_seconds,
-)
+from verl_fuse.timeline.decode import admitted, decode_cost
+from verl_fuse_interstage.measured import InferenceCost, inference_cost, migration_seconds, stage_seconds
 
 LENGTHS = [10, 200, 40, 80, 15, 120, 30, 60, 25, 90, 12, 300]
 

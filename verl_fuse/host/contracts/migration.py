@@ -10,7 +10,7 @@ VLLM = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMReplica"
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
 
 CONTRACTS: tuple[Contract, ...] = (
-    Function(f"{ROUTER}.acquire_server", "(self, request_id)", "0c2a9da73ca038d8"),
+    Function(f"{ROUTER}.acquire_server", "(self, request_id)", "0c2a9da73ca038d8", closed=True),
     Function(f"{ROUTER}.release_server", "(self, server_id, request_id=None)", "8a2241c1a58308e6"),
     Function(f"{ROUTER}.add_servers", "(self, servers)", "51f15391891e945d"),
     Function(f"{ROUTER}.remove_servers", "(self, server_ids)", "aec3a2b82bfb8f9d"),

@@ -1,0 +1,28 @@
+"""One core per rollout replica, so that replicas do not compete for what GPUs would not share."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def engine_processes(server: Any) -> list[int]:
+    """Runs inside a rollout server: its own process and that of vLLM's engine."""
+    return [os.getpid(), *(p.pid for p in server.engine.engine_core.resources.engine_manager.processes)]
+
+
+def pin(pids: Iterable[int], core: int) -> None:
+    """Put every thread of these processes on one core."""
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
+
+
+def pin_replicas(trainer: Any) -> list[int]:
+    """Pin replica r to core r of those this process may use, which are returned."""
+    import ray
+
+    cores = sorted(os.sched_getaffinity(0))
+    for replica in trainer.llm_server_manager.get_replicas():
+        pin(ray.get(replica.servers[0].__ray_call__.remote(engine_processes)), cores[replica.replica_rank])
+    return cores

@@ -1,0 +1,222 @@
+"""200 steps of elastic generation against static verl and RLHFuse's global migration, simulated: lengths drift, prompts come back, and the
+policies are those of `fuse.elastic` itself.
+
+20 nodes of 8 H100 with Llama 2 70B, or RLHFless's 16 L40S with Qwen2.5-3B; layouts, and everything but generation, are the stock plan's.
+Usual lengths of prompts are drawn once; in step t responses are those of the distribution times 1 + drift * sin(2 pi t / steps). Only generation
+differs between the arms. Cost is devices times seconds over the whole step, less what was given back.
+
+    python -m ci.bench.elastic_simulated [--setup h100] [--steps 200] [--response TEXT_OR_FILE]
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from verl_fuse.cost.analytic import Analytic
+from verl_fuse.simulate.draw import Draw
+from verl_fuse.simulate.elastic import cut_and_migrate, shared_prefixes
+from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.replicas import replica_count, replica_timing
+from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.step import simulate_step
+from verl_fuse.simulate.stock import stock_plan
+from verl_fuse.simulate.tail import Inference, Migration, fuse, least_survivors, trigger_time
+from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.cluster import cluster_named
+from verl_fuse.spec.prompts import Prompt
+from verl_fuse.spec.workload import Workload
+from verl_fuse.timeline.decode import DecodeCost
+from verl_fuse_elastic.assignment import TOKENS, Line, assign
+from verl_fuse_elastic.prediction import LengthPredictor
+from verl_fuse_elastic.scaling import Terms, choose, forecasts
+
+GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json").read_text())["rlhfless"]
+# Prompts of GSM8K, and how far a response is from its prompt's usual length (as a correlation; verl_fuse/simulate/options.py).
+DATA_SET, PREDICTABILITY = 7473, 0.8
+TAIL, LATENCY, POLL = 0.2, 0.1, 0.0
+# Cost weight and cut fraction of each elastic arm.
+ARMS = ((0.0, 1.0), (0.2, 1.0), (0.5, 1.0), (0.8, 1.0), (0.2, 0.8), (0.5, 0.8))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A cluster and a workload; `rest` is seconds of a step beside generation."""
+
+    workload: Workload
+    timing: ReplicaTiming
+    replicas: int
+    rest: float
+
+
+def make_setup(name: str, response: str | None) -> Setup:
+    data, assumed = dict(GAINS["setup"][name]), GAINS["assumed"]
+    cost = Analytic(cluster_named(data.pop("device"), nodes=data.pop("nodes")))
+    lengths = {"prompt": assumed["prompt"], "response": response or assumed["response"]}
+    workload = Workload.from_dict({"algorithm": "grpo", **data, "reference": data["actor"], **lengths})
+    options = Options(stock_poll=POLL, fuse_poll=POLL)
+    plan = stock_plan(workload, cost, options)
+    call = plan.call("actor_generate")
+    step = simulate_step(workload, plan, cost, "stock", np.random.default_rng(0), options)
+    rest = step.seconds - step.stages["gen"]
+    return Setup(workload, replica_timing(workload, call, cost, options), replica_count(call.layout), rest)
+
+
+class DataSet:
+    """Prompts with a usual length each, visited epoch after epoch in random order."""
+
+    def __init__(self, workload: Workload, seed: int):
+        self._workload, self._rng = workload, np.random.default_rng(seed)
+        self._usual = self._rng.standard_normal(DATA_SET)
+        self._prompt = workload.prompt.sample(self._rng, DATA_SET)
+        self._order = np.empty(0, np.int64)
+
+    def batch(self, scale: float) -> tuple[np.ndarray, Draw]:
+        """Numbers of the step's prompts, and the lengths of their samples; nothing is predicted."""
+        count, n = self._workload.prompts, self._workload.samples
+        while len(self._order) < count:
+            self._order = np.concatenate([self._order, self._rng.permutation(DATA_SET)])
+        chosen, self._order = self._order[:count], self._order[count:]
+        own = self._rng.standard_normal((count, n))
+        score = PREDICTABILITY * self._usual[chosen][:, None] + np.sqrt(1 - PREDICTABILITY**2) * own
+        response = np.clip(_quantiles(self._workload, score.ravel()) * scale, 1, self._workload.response.maximum)
+        group = np.repeat(np.arange(count), n)
+        return chosen, Draw(group, self._prompt[chosen][group], response.astype(np.int64), np.ones_like(group))
+
+
+def _quantiles(workload: Workload, score: np.ndarray) -> np.ndarray:
+    lengths, normal = workload.response, NormalDist()
+    cumulative = np.cumsum(lengths.probabilities)[:-1]
+    return np.asarray(lengths.values)[np.searchsorted(cumulative, [normal.cdf(z) for z in score], side="right")]
+
+
+def static(setup: Setup, lengths: Draw) -> tuple[float, float]:
+    """Seconds of generation, and replica-seconds held for it: samples dealt out one by one, all replicas held to the end."""
+    through = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas)).advance()
+    return through.seconds, setup.replicas * through.seconds
+
+
+def global_migration(setup: Setup, lengths: Draw) -> tuple[float, float]:
+    """RLHFuse: the last fifth moves to the fewest replicas with room, the others are given back."""
+    begun = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas))
+    trigger = trigger_time(begun.advance(), int(TAIL * len(lengths.group)))
+    paused = begun.advance(trigger)
+    survivors = least_survivors(paused)
+    if survivors >= setup.replicas:
+        return static(setup, lengths)
+    found = fuse(paused, trigger, survivors, Inference(0.0), Migration(LATENCY))
+    held = survivors * found.generation_end + (setup.replicas - survivors) * found.release
+    return found.generation_end, held
+
+
+class Elastic:
+    """`fuse.elastic` with scale and release: predicts, scales and assigns as at run time; an actor that has done `cut` of its requests hands on the rest."""
+
+    def __init__(self, setup: Setup, weight: float, cut: float):
+        self._setup, self._cut, self._predictor = setup, cut, LengthPredictor()
+        self._terms = Terms(weight, 1, setup.replicas, 0.0, 0.05)
+        self._running, self._decode = setup.replicas, TOKENS
+        self.decisions: list[float] = []
+        self.counts: list[int] = []
+
+    def step(self, chosen: np.ndarray, lengths: Draw) -> tuple[float, float]:
+        setup, n = self._setup, self._setup.workload.samples
+        prompts = [Prompt(str(i), str(number), "gsm8k", n) for i, number in enumerate(chosen.tolist())]
+        begun = time.process_time()
+        predictions = self._predictor.predict(prompts)
+        count = setup.replicas
+        if predictions is not None:
+            prompts = [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
+            line = Line(prompts, setup.timing.max_batch, self._decode, setup.workload.response.maximum)
+            found = forecasts(line, self._terms, self._running, released=True)
+            count = choose(found, self._terms, self._running).count
+        homes = assign(prompts, range(count), setup.timing.max_batch, self._decode, setup.workload.response.maximum)
+        self.decisions.append(time.process_time() - begun)
+        self.counts.append(count)
+        self._running = count
+        home = np.array([homes[str(i)] for i in range(len(prompts))])[lengths.group]
+        queues = [np.flatnonzero(home == rank) for rank in range(count)]
+        run = cut_and_migrate(_begin(setup, lengths, queues), self._cut, LATENCY)
+        responses = lengths.response.reshape(-1, n).tolist()
+        self._predictor.observe(zip(prompts, responses, strict=True))
+        self._decode = _decode_cost(setup.timing, lengths, count)
+        return run.seconds, float(run.ends.sum())
+
+
+def _decode_cost(timing: ReplicaTiming, lengths: Draw, replicas: int) -> DecodeCost:
+    """What a fit over the step's requests finds: the line through a small and a full batch at the mean context."""
+    context = float((lengths.prompt + lengths.response / 2).mean())
+    full = max(2, min(timing.max_batch, len(lengths.group) // replicas))
+    one, many = timing.step_seconds(1, context), timing.step_seconds(full, context)
+    sequence = max(0.0, (many - one) / (full - 1))
+    return DecodeCost(one - sequence, sequence)
+
+
+def _begin(setup: Setup, lengths: Draw, queues: list[np.ndarray]) -> Rollout:
+    cached = shared_prefixes(lengths.prompt, lengths.group, queues)
+    return Rollout.begin(Requests.of(lengths.prompt, lengths.response, cached), setup.timing, queues)
+
+
+def run(setup: Setup, steps: int, drift: float, seed: int) -> dict[str, Any]:
+    """All arms on the same lengths."""
+    data = DataSet(setup.workload, seed)
+    elastic = {f"elastic {weight} {cut}": Elastic(setup, weight, cut) for weight, cut in ARMS}
+    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ("static", "global", *elastic)}
+    for step in range(steps):
+        chosen, lengths = data.batch(1 + drift * float(np.sin(2 * np.pi * step / steps)))
+        spent["static"].append(static(setup, lengths))
+        spent["global"].append(global_migration(setup, lengths))
+        for name, policy in elastic.items():
+            spent[name].append(policy.step(chosen, lengths))
+    return {name: _row(setup, found, spent["static"], elastic.get(name)) for name, found in spent.items()}
+
+
+def _row(setup: Setup, found: list, stock: list, policy: Elastic | None) -> Mapping[str, Any]:
+    seconds, held = (np.array(values) for values in zip(*found, strict=True))
+    stock_seconds, stock_held = (np.array(values) for values in zip(*stock, strict=True))
+    rest = setup.rest * setup.replicas
+    speeds = (stock_seconds + setup.rest) / (seconds + setup.rest)
+    costs = (held + rest) / (stock_held + rest) - 1
+    row = {
+        "speed": round(float((stock_seconds + setup.rest).sum() / (seconds + setup.rest).sum()), 3),
+        "best_speed": round(float(speeds.max()), 3),
+        "cost": round(float((held + rest).sum() / (stock_held + rest).sum() - 1), 3),
+        "best_cost": round(float(costs.min()), 3),
+        "generation_speed": round(float(stock_seconds.sum() / seconds.sum()), 3),
+        "generation_cost": round(float(held.sum() / stock_held.sum() - 1), 3),
+    }
+    if policy is None:
+        return row
+    milliseconds = 1e3 * np.array(policy.decisions)
+    return {
+        **row,
+        "replicas": [int(min(policy.counts)), int(max(policy.counts))],
+        "decision_milliseconds": round(float(np.median(milliseconds)), 1),
+        "slowest_decision": round(float(milliseconds.max()), 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setup", choices=tuple(GAINS["setup"]), default="h100")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--drift", type=float, default=0.5)
+    parser.add_argument("--response", help="a distribution of lengths, or FILE:COLUMN")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    setup = make_setup(args.setup, args.response)
+    rows = run(setup, args.steps, args.drift, args.seed)
+    for name, row in rows.items():
+        print(f"{name:16}", "  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    print(json.dumps({"bench": "elastic_simulated", "setup": args.setup, "steps": args.steps, "replicas": setup.replicas,
+                      "rest_seconds": round(setup.rest, 2), "arms": rows}))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Which replica generates which prompt: runs of similar predicted length, the step over as early as such runs allow.
+
+Invariants (tests/unit/elastic/test_assignment.py):
+- every prompt gets one replica, so that its samples share their prefix;
+- sorted by predicted length, each replica's prompts are neighbours;
+- no other cut into runs ends the slowest replica earlier (to TOLERANCE), by the cost given;
+- no replica is left without a prompt while another has two.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from statistics import NormalDist
+
+from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse.timeline.decode import DecodeCost
+
+# By predicted tokens alone: what is balanced before any decode step was measured.
+TOKENS = DecodeCost(0.0, 1.0)
+TOLERANCE = 0.005
+# Prompts without a prediction count as equally long.
+_UNKNOWN = Prediction(1.0, 1.0)
+
+
+def assign(
+    prompts: Sequence[Prompt], ranks: Sequence[int], slots: int, cost: DecodeCost = TOKENS, limit: float = math.inf
+) -> Mapping[str, int]:
+    """Replica rank of each prompt uid. `slots`: sequences a replica runs at once; `limit`: tokens a response may have."""
+    line = Line(prompts, slots, cost, limit)
+    runs = zip(ranks, pairwise(line.cut(len(ranks))), strict=False)
+    return {prompt.uid: rank for rank, (a, b) in runs for prompt in line.prompts[a:b]}
+
+
+class Line:
+    """Prompts in a row, the longest first, to be cut into runs.
+
+    A replica takes as many decode steps as the longest response of its run has tokens, or as the run's tokens need in `slots` sequences at
+    once; a step costs `cost.step`, and each token beside it `cost.sequence`. Prefill is not counted. The longest of k responses is taken to lie as far
+    above the longest prediction as the largest of k normal numbers does in logarithms, and at `limit` tokens at most.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], slots: int, cost: DecodeCost, limit: float = math.inf):
+        def length(prompt: Prompt) -> tuple[float, float]:
+            prediction = prompt.prediction or _UNKNOWN
+            return prediction.tokens, prediction.upper
+
+        self.prompts = sorted(prompts, key=length, reverse=True)
+        lengths = [length(prompt) for prompt in self.prompts]
+        self._tokens = [max(tokens, 1.0) for tokens, _ in lengths]
+        self._spread = [max(1.0, upper / max(tokens, 1.0)) for tokens, upper in lengths]
+        samples = [prompt.samples for prompt in self.prompts]
+        self._samples = [0, *accumulate(samples)]
+        self._before = [0.0, *accumulate(t * n for t, n in zip(self._tokens, samples, strict=True))]
+        self._farthest = _farthest(self._samples[-1])
+        self._slots, self._cost, self._limit = slots, cost, limit
+        self._slowest = max((self.seconds(i, i + 1) for i in range(len(samples))), default=0.0)
+
+    def seconds(self, start: int, end: int) -> float:
+        """Seconds a replica generates the run from `start` to `end`, at the earliest."""
+        if start == end:
+            return 0.0
+        tokens = self._before[end] - self._before[start]
+        beyond = self._farthest[self._samples[end] - self._samples[start]]
+        longest = min(self._limit, self._tokens[start] * self._spread[start] ** beyond)
+        return self._cost.step * max(longest, tokens / self._slots) + self._cost.sequence * tokens
+
+    def cut(self, count: int) -> list[int]:
+        """Where at most `count` runs begin, and where the last one ends."""
+        size = len(self.prompts)
+        if not size:
+            return [0]
+        # No cut is faster than the slowest prompt alone, or than equal shares of all tokens.
+        share = self._before[-1] / count * (self._cost.sequence + self._cost.step / self._slots)
+        low, high = max(self._slowest, share), self.seconds(0, size)
+        best = [0, size]
+        at_once = self._filled(low, count)
+        if at_once is not None:
+            best, high = at_once, low
+        while high - low > TOLERANCE * high:
+            middle = (low + high) / 2
+            cuts = self._filled(middle, count)
+            if cuts is not None:
+                best, high = cuts, middle
+            else:
+                low = middle
+        return self._split(best, count)
+
+    def _filled(self, seconds: float, count: int) -> list[int] | None:
+        """The fewest runs that each take up to `seconds`, which every prompt alone does; None if that is more than `count`."""
+        size = len(self.prompts)
+        cuts = [0]
+        while cuts[-1] < size and len(cuts) <= count:
+            start = cuts[-1]
+            cuts.append(bisect_right(range(size + 1), seconds, start + 2, key=lambda end: self.seconds(start, end)) - 1)
+        return cuts if cuts[-1] == size else None
+
+    def _split(self, cuts: list[int], count: int) -> list[int]:
+        """As many runs as there are replicas, where there are prompts enough: the slowest that has two is cut in the middle of its tokens."""
+        cuts = list(cuts)
+        while len(cuts) <= count and len(cuts) <= len(self.prompts):
+            longer = [(a, b) for a, b in pairwise(cuts) if b - a > 1]
+            a, b = max(longer, key=lambda run: self.seconds(*run))
+            half = (self._before[a] + self._before[b]) / 2
+            middle = bisect_left(self._before, half)
+            cuts.append(min(max(middle, a + 1), b - 1))
+            cuts.sort()
+        return cuts
+
+
+@lru_cache(maxsize=8)
+def _farthest(samples: int) -> list[float]:
+    """For k = 0 to `samples`: where the largest of k normal numbers lies, in units of the 0.9 quantile that `Prediction.upper` is."""
+    normal = NormalDist()
+    unit = normal.inv_cdf(0.9)
+    return [0.0, *(max(0.0, normal.inv_cdf(k / (k + 1))) / unit for k in range(1, samples + 1))]

@@ -1,0 +1,22 @@
+"""The block `fuse.elastic`."""
+
+from dataclasses import dataclass, field
+
+from verl_fuse.spec.block import bounded
+
+
+@dataclass(frozen=True)
+class ElasticConfig:
+    """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
+
+    enabled: bool = False
+    warm_prefix_tokens: int | None = field(default=None, metadata=bounded(minimum=1))
+    scale: bool = False
+    cost_weight: float = field(default=0.5, metadata=bounded(minimum=0.0, maximum=1.0))
+    min_replicas: int = field(default=1, metadata=bounded(minimum=1))
+    max_replicas: int | None = field(default=None, metadata=bounded(minimum=1))
+    price: float = field(default=1.0, metadata=bounded(minimum=0.0))
+    start_seconds: float = field(default=0.0, metadata=bounded(minimum=0.0))
+    hysteresis: float = field(default=0.05, metadata=bounded(minimum=0.0, maximum=1.0))
+    release: bool = False
+    cut_fraction: float = field(default=1.0, metadata=bounded(minimum=0.5, maximum=1.0))

@@ -1,0 +1,44 @@
+"""What the devices of the replicas did while samples were generated, and what that cost. Pure: a timeline in, numbers out.
+
+Invariants (tests/unit/elastic/test_ledger.py):
+- busy, idle and parked add up to all replicas for as long as generation took;
+- a replica is parked from when it has stopped until generation ends.
+"""
+
+from dataclasses import dataclass
+
+from verl_fuse.spec.timeline import Timeline, union_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Replica-seconds of one step's generation, which took `seconds`; `used` replicas generated."""
+
+    seconds: float
+    used: int
+    busy: float
+    idle: float
+    parked: float
+
+    @property
+    def held(self) -> float:
+        return self.busy + self.idle
+
+
+def ledger(timeline: Timeline, replicas: int) -> Ledger | None:
+    """Of `replicas` replicas; None where nothing was generated."""
+    generation = [span for span in timeline.on("step") if span.name == "gen"]
+    if not generation:
+        return None
+    begin, end = generation[0].start, generation[0].end
+    busy = parked = 0.0
+    used = 0
+    for track in (track for track in timeline.tracks if track.startswith("replica ")):
+        spans = list(timeline.on(track))
+        stopped = min((span.end for span in spans if span.name == "migrate" and span.end <= end), default=end)
+        parked += end - max(stopped, begin)
+        work = [(max(s.start, begin), min(s.end, stopped)) for s in spans if s.category == "generate"]
+        seconds = union_seconds([(a, b) for a, b in work if b > a])
+        busy += seconds
+        used += seconds > 0
+    return Ledger(end - begin, used, busy, max(0.0, replicas * (end - begin) - busy - parked), parked)

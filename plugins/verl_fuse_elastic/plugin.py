@@ -1,0 +1,220 @@
+"""Hooks of the plugin `elastic`."""
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_fuse.errors import FuseError
+from verl_fuse.hookspecs import hookimpl
+from verl_fuse.spec.contract import Contract
+from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse.spec.step import Event, Migration, Refusal, ReplicaView, RolloutView
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse.timeline.decode import DecodeCost, decode_cost
+from verl_fuse_elastic.assignment import TOKENS, Line, assign
+from verl_fuse_elastic.config import ElasticConfig
+from verl_fuse_elastic.contracts import CONTRACTS
+from verl_fuse_elastic.ledger import Ledger, ledger
+from verl_fuse_elastic.prediction import LengthPredictor, calibration
+from verl_fuse_elastic.prefixes import prefill_metrics
+from verl_fuse_elastic.release import released
+from verl_fuse_elastic.scaling import Forecast, Terms, choose, forecasts
+from verl_fuse_elastic.store import load, save
+
+HOOK_API = 1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class State:
+    """What the plugin knows: response lengths of all prompts so far, what decoding costs, the replicas there are, and of the running step the
+    forecast it was planned on, and the response tokens it generated."""
+
+    predictor: LengthPredictor = field(default_factory=LengthPredictor)
+    decode: DecodeCost | None = None
+    replicas: int = 0
+    devices: int = 1
+    slots: int = 1
+    limit: float = math.inf
+    running: int = 0
+    forecast: Forecast | None = None
+    decision_seconds: float = 0.0
+    calibration: Mapping[str, float] = field(default_factory=dict)
+    tokens: int = 0
+
+
+_active = ElasticConfig()
+_state = State()
+
+
+@hookimpl
+def fuse_config() -> type:
+    return ElasticConfig
+
+
+@hookimpl
+def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
+    def get(key: str) -> Any:
+        return OmegaConf.select(config, key, default=None)  # type: ignore[arg-type]
+
+    if not get("fuse.elastic.enabled"):
+        return None
+    problems = []
+    mode = get("trainer.v1.trainer_mode")
+    if mode != "fuse":
+        allowed = "fuse.elastic.enabled=true needs trainer.v1.trainer_mode=fuse"
+        problems.append(Refusal("trainer.v1.trainer_mode", mode, allowed))
+    rollout = "actor_rollout_ref.rollout"
+    for key, value, allowed in (
+        ("name", "vllm", "fuse.elastic.enabled=true needs vllm: routing has not been run with another engine"),
+        ("full_determinism", False, "fuse.elastic.enabled=true needs false: both decide where a request runs"),
+        ("router_config_path", None, "fuse.elastic.enabled=true needs null: both decide where a request runs"),
+    ):
+        if (get(f"{rollout}.{key}") or value) != value:
+            problems.append(Refusal(f"{rollout}.{key}", get(f"{rollout}.{key}"), allowed))
+    return [*problems, *_scaling_problems(get)]
+
+
+def _scaling_problems(get: Any) -> list[Refusal]:
+    block = "fuse.elastic"
+    problems = []
+    least, most = get(f"{block}.min_replicas"), get(f"{block}.max_replicas")
+    if least is not None and most is not None and least > most:
+        problems.append(Refusal(f"{block}.min_replicas", least, f"at most {block}.max_replicas, which is {most}"))
+    cut = get(f"{block}.cut_fraction")
+    if cut is not None and cut < 1 and not get(f"{block}.release"):
+        allowed = f"needs {block}.release=true: a replica that is not released keeps its requests"
+        problems.append(Refusal(f"{block}.cut_fraction", cut, allowed))
+    threshold = get("fuse.interstage.migration_threshold")
+    for key in ("scale", "release"):
+        if get(f"{block}.{key}") and threshold:
+            allowed = f"needs {block}.{key}=false: both decide which replicas generate"
+            problems.append(Refusal("fuse.interstage.migration_threshold", threshold, allowed))
+    return problems
+
+
+@hookimpl
+def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:
+    return CONTRACTS
+
+
+@hookimpl
+def fuse_setup(trainer: Any) -> None:
+    global _active, _state
+    _active, _state = trainer.settings.blocks["elastic"], State()
+    if not _active.enabled:
+        return
+    views = trainer.replicas.views()
+    _state.replicas = _state.running = len(views)
+    _state.slots = min(view.slots for view in views)
+    _state.devices = trainer.replicas.devices_each
+    _state.limit = trainer.config.actor_rollout_ref.rollout.response_length
+    for key in ("min_replicas", "max_replicas"):
+        if (wanted := getattr(_active, key) or 0) > _state.replicas:
+            raise FuseError(f"fuse.elastic.{key}={wanted}: this run has {_state.replicas} rollout replicas")
+    trainer.use_routing(_active.warm_prefix_tokens)
+
+
+@hookimpl
+def fuse_predict(prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
+    return _state.predictor.predict(prompts) if _active.enabled else None
+
+
+@hookimpl
+def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> int | None:
+    if not _active.enabled:
+        return None
+    begun = time.perf_counter()
+    most = min(len(replicas), _active.max_replicas or len(replicas))
+    least = min(_active.min_replicas, most) if _active.scale else most
+    terms = Terms(_active.cost_weight, least, most, _active.start_seconds, _active.hysteresis)
+    known = _state.decode is not None and all(prompt.prediction is not None for prompt in prompts)
+    if known and prompts:
+        line = Line(prompts, _state.slots, _state.decode, _state.limit)  # type: ignore[arg-type]
+        found = forecasts(line, terms, _state.running, released=_active.release)
+        _state.forecast = choose(found, terms, _state.running)
+        most = _state.forecast.count
+    _state.running = most
+    _state.decision_seconds = time.perf_counter() - begun
+    return most
+
+
+@hookimpl
+def fuse_migration(view: RolloutView) -> Migration | None:
+    return released(view, _active.cut_fraction) if _active.enabled and _active.release else None
+
+
+@hookimpl
+def fuse_assign(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> Mapping[str, int] | None:
+    if not _active.enabled:
+        return None
+    return assign(prompts, [replica.rank for replica in replicas], _state.slots, _state.decode or TOKENS, _state.limit)
+
+
+@hookimpl
+def fuse_event(event: Event) -> None:
+    if not _active.enabled:
+        return
+    if event.kind == "setup":
+        _state.predictor = load(event.data["resumed_from"])
+    elif event.kind == "step_begin":
+        _state.forecast, _state.calibration = None, {}
+    elif event.kind == "generated":
+        _learn(event.data["prompts"], event.data["responses"])
+    elif event.kind == "checkpoint":
+        save(_state.predictor, Path(event.data["folder"]))
+    elif event.kind == "step_end" and event.timeline is not None:
+        _state.decode = decode_cost(event.timeline, _state.slots) or _state.decode
+
+
+def _learn(prompts: Mapping[str, Prompt], responses: Mapping[str, Sequence[int]]) -> None:
+    visits = [(prompts[uid], lengths) for uid, lengths in responses.items() if uid in prompts]
+    predicted = [(prompt.prediction, lengths) for prompt, lengths in visits if prompt.prediction is not None]
+    _state.calibration = calibration(predicted)
+    _state.tokens = sum(map(sum, responses.values()))
+    _state.predictor.observe(visits)
+
+
+@hookimpl
+def fuse_metrics(timeline: Timeline) -> Mapping[str, float] | None:
+    if not _active.enabled:
+        return None
+    spent = ledger(timeline, _state.replicas)
+    found = {**prefill_metrics(timeline), **_state.calibration}
+    return found if spent is None else {**found, **_cost_metrics(timeline, spent), **_decision_metrics(timeline, spent)}
+
+
+def _cost_metrics(timeline: Timeline, spent: Ledger) -> dict[str, float]:
+    devices = _state.devices
+    paid = devices * (_state.replicas * (timeline.end - timeline.start) - spent.parked)
+    return {
+        "fuse/elastic_replicas": float(spent.used),
+        "fuse/device_seconds_busy": devices * spent.busy,
+        "fuse/device_seconds_idle": devices * spent.idle,
+        "fuse/device_seconds_parked": devices * spent.parked,
+        **({"fuse/cost_per_million_tokens": 1e6 * _active.price * paid / _state.tokens} if _state.tokens else {}),
+    }
+
+
+def _decision_metrics(timeline: Timeline, spent: Ledger) -> dict[str, float]:
+    if _state.forecast is None:
+        return {}
+    logger.info(
+        "step %d: %d of %d replicas; generation %.2f s predicted, %.2f s measured; replica-seconds held %.2f predicted, %.2f measured",
+        timeline.step, _state.forecast.count, _state.replicas, _state.forecast.seconds, spent.seconds,
+        _state.forecast.replica_seconds, spent.held,
+    )  # fmt: skip
+    return {
+        "fuse/elastic_predicted_seconds": _state.forecast.seconds,
+        "fuse/elastic_seconds": spent.seconds,
+        "fuse/elastic_predicted_device_seconds": _state.devices * _state.forecast.replica_seconds,
+        "fuse/elastic_device_seconds": _state.devices * spent.held,
+        "fuse/elastic_decision_seconds": _state.decision_seconds,
+    }

@@ -1,0 +1,116 @@
+"""How long responses will be: what a prompt's earlier visits say, and where there was none, what its data set says (RLHFless, section 4).
+
+Invariants (tests/unit/elastic/test_prediction.py):
+- a prompt that was visited is predicted from its own visits, the newest counting most;
+- a prompt that was not is predicted from recent responses to prompts of its source, or of all sources where its own has none;
+- nothing is predicted before anything was seen;
+- the state written with a checkpoint predicts what the state it was written from does.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from verl_fuse.spec.prompts import Prediction, Prompt
+
+# Weight of the newest visit in a prompt's average.
+NEWEST = 0.5
+# Responses per source, and errors of predictions, from which quantiles are taken.
+WINDOW = 2048
+UPPER = 0.9
+VERSION = 1
+
+
+class LengthPredictor:
+    """Mean response tokens of every prompt by key, recent response lengths by source, and how far lengths were from predictions."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, float] = {}
+        self._recent: dict[str, deque[int]] = {}
+        self._errors: deque[float] = deque(maxlen=WINDOW)
+
+    def predict(self, prompts: Sequence[Prompt]) -> list[Prediction] | None:
+        """One prediction per prompt; None before any response was seen."""
+        if not self._recent:
+            return None
+        spread = max(1.0, float(np.quantile(self._errors, UPPER))) if self._errors else 1.0
+        unseen: dict[str, Prediction] = {}
+        found = []
+        for prompt in prompts:
+            mean = self._means.get(prompt.key)
+            if mean is not None:
+                found.append(Prediction(mean, mean * spread))
+                continue
+            if prompt.source not in unseen:
+                unseen[prompt.source] = self._of_source(prompt.source)
+            found.append(unseen[prompt.source])
+        return found
+
+    def _of_source(self, source: str) -> Prediction:
+        lengths = self._recent.get(source) or list(chain.from_iterable(self._recent.values()))
+        middle, upper = np.quantile(lengths, [0.5, UPPER])
+        return Prediction(float(middle), float(upper))
+
+    def observe(self, visits: Iterable[tuple[Prompt, Sequence[int]]]) -> None:
+        """Take in the response lengths of the samples of each prompt."""
+        for prompt, lengths in visits:
+            if not lengths:
+                continue
+            mean = float(np.mean(lengths))
+            before = self._means.get(prompt.key)
+            if before:
+                self._errors.extend(length / before for length in lengths)
+            self._means[prompt.key] = mean if before is None else NEWEST * mean + (1 - NEWEST) * before
+            self._recent.setdefault(prompt.source, deque(maxlen=WINDOW)).extend(lengths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON data."""
+        return {
+            "version": VERSION,
+            "means": self._means,
+            "recent": {source: list(lengths) for source, lengths in self._recent.items()},
+            "errors": list(self._errors),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "LengthPredictor":
+        """The predictor that `data` was written from. Raises KeyError, TypeError, ValueError or AttributeError on anything else."""
+        if data["version"] != VERSION:
+            raise ValueError(f"version={data['version']!r}, this release reads {VERSION}")
+        self = cls()
+        self._means = {str(key): float(mean) for key, mean in data["means"].items()}
+        for source, lengths in data["recent"].items():
+            self._recent[str(source)] = deque(map(int, lengths), maxlen=WINDOW)
+        self._errors = deque(map(float, data["errors"]), maxlen=WINDOW)
+        return self
+
+
+def calibration(visits: Sequence[tuple[Prediction, Sequence[int]]]) -> dict[str, float]:
+    """How good predictions were: rank correlation of predicted and mean lengths, and the share of samples below `upper` (meant: 0.9)."""
+    pairs = [(prediction, lengths) for prediction, lengths in visits if lengths]
+    below = [length <= prediction.upper for prediction, lengths in pairs for length in lengths]
+    if not below:
+        return {}
+    predicted = np.array([prediction.tokens for prediction, _ in pairs])
+    actual = np.array([np.mean(lengths) for _, lengths in pairs])
+    found = {"fuse/elastic_upper_coverage": float(np.mean(below))}
+    correlation = rank_correlation(predicted, actual)
+    return found if correlation is None else {**found, "fuse/elastic_rank_correlation": correlation}
+
+
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
+    """Spearman's rho, ties sharing their mean rank; None where one side is constant."""
+    ranks = [_ranks(values) - (len(values) - 1) / 2 for values in (first, second)]
+    norms = [float(np.sqrt((r * r).sum())) for r in ranks]
+    if not all(norms):
+        return None
+    return float((ranks[0] * ranks[1]).sum() / (norms[0] * norms[1]))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return ((ends - counts + ends - 1) / 2)[inverse]

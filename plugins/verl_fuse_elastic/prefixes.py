@@ -1,0 +1,32 @@
+"""How often prompts were prefilled, by the engine's own count of what it had cached. Pure: a timeline in, numbers out."""
+
+from collections import defaultdict
+
+from verl_fuse.spec.timeline import Span, Timeline
+
+
+def prefill_metrics(timeline: Timeline) -> dict[str, float]:
+    """Prompt tokens computed in the step's first turns, and how often that is per token of the prompts; empty where the engine does not say.
+
+    A prompt's tokens are counted once however many samples it has. Parts that go on at another replica are counted by
+    `fuse/reprefilled_tokens` instead, later turns nowhere: their prompts differ from sample to sample.
+    """
+    prompts: dict[str, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.name in ("request", "warm") and "cached_tokens" in span.args and "resumed_tokens" not in span.args:
+            prompts[str(span.args.get("prompt", ""))].append(span)
+    prompts.pop("", None)
+    if not prompts:
+        return {}
+    unique = computed = warmed = 0
+    for spans in prompts.values():
+        first = min(int(span.args["prompt_tokens"]) for span in spans)
+        turns = [span for span in spans if int(span.args["prompt_tokens"]) == first]
+        unique += first
+        computed += sum(first - int(span.args["cached_tokens"]) for span in turns)
+        warmed += sum(span.name == "warm" for span in turns)
+    return {
+        "fuse/prefilled_prompt_tokens": float(computed),
+        "fuse/prefills_per_prompt_token": computed / unique,
+        "fuse/warmed_prefixes": float(warmed),
+    }

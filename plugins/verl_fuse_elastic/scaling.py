@@ -1,0 +1,76 @@
+"""How many replicas pay: time against cost, from predicted lengths and the measured cost of decoding. Pure (RLHFless, section on actor scaling).
+
+Invariants (tests/unit/elastic/test_scaling.py):
+- the count lies within the limits;
+- of the counts looked at none has a lower weighted sum of time and cost, both relative to the most replicas; of equals the smaller wins;
+- the count of the last step stays unless another is better by more than the hysteresis;
+- at cost weight 0 no count is faster, at 1 none is cheaper.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from verl_fuse_elastic.assignment import Line
+
+CANDIDATES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a user asks for: `cost_weight` 0 (time only) to 1 (cost only), replicas at least and at most, device-seconds a replica that was not
+    running holds before it generates, and the relative gain for which a change is worth it."""
+
+    cost_weight: float
+    least: int
+    most: int
+    start_seconds: float = 0.0
+    hysteresis: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """One count of replicas: seconds until the last is done, and replica-seconds until each has given its devices back."""
+
+    count: int
+    seconds: float
+    replica_seconds: float
+
+
+def forecasts(line: Line, terms: Terms, running: int, *, released: bool) -> list[Forecast]:
+    """Counts allowed, CANDIDATES at most and `running` among them. `running` replicas generated the last step; `released`: a replica is free once
+    its own prompts are done."""
+    found = []
+    for count in _counts(terms, running):
+        times = [line.seconds(*run) for run in pairwise(line.cut(count))]
+        seconds = max(times, default=0.0)
+        held = sum(times) if released else count * seconds
+        found.append(Forecast(count, seconds, held + terms.start_seconds * max(0, count - running)))
+    return found
+
+
+def _counts(terms: Terms, running: int) -> list[int]:
+    """All counts where these are few, else ever larger steps: the difference between 17 and 18 replicas is not worth a forecast."""
+    every = range(terms.least, terms.most + 1)
+    if len(every) <= CANDIDATES:
+        return list(every)
+    ratio = (terms.most / terms.least) ** (1 / (CANDIDATES - 1))
+    spread = {math.ceil(terms.least * ratio**n - 1e-9) for n in range(CANDIDATES - 1)}
+    return sorted({*spread, terms.most, *({running} & set(every))})
+
+
+def choose(found: Sequence[Forecast], terms: Terms, running: int) -> Forecast:
+    """The count to run."""
+    most = found[-1]
+
+    def objective(forecast: Forecast) -> float:
+        time = forecast.seconds / most.seconds if most.seconds else 1.0
+        cost = forecast.replica_seconds / most.replica_seconds if most.replica_seconds else 1.0
+        return (1 - terms.cost_weight) * time + terms.cost_weight * cost
+
+    best = min(found, key=lambda forecast: (objective(forecast), forecast.count))
+    last = next((forecast for forecast in found if forecast.count == running), None)
+    if last is not None and objective(best) > (1 - terms.hysteresis) * objective(last):
+        return last
+    return best

@@ -1,0 +1,294 @@
+"""Prompts are routed as assigned: verl's load balancer and client, over an engine that counts (support/counting_engine.py)."""
+
+import asyncio
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pluggy
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse import hookspecs
+from verl_fuse.spec.prompts import Prediction, Prompt
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("verl")
+SUPPORT = Path(__file__).parent / "support"
+with warnings.catch_warnings():
+    # Ray and its dependencies warn when they are imported.
+    warnings.simplefilter("ignore")
+    sys.path.insert(0, str(SUPPORT))
+    from counting_engine import CountingManager
+    from verl.checkpoint_engine.base import CheckpointEngineManager
+    from verl.utils import tensordict_utils as tu
+
+    from verl_fuse.errors import FuseError
+    from verl_fuse.host.client import FuseLLMServerClient
+    from verl_fuse.host.policy import PolicyGuard
+    from verl_fuse.host.prompts import announce_prompts, current_group, prompts_of
+    from verl_fuse.host.replicas import Replicas
+    from verl_fuse.host.routing import Routing
+    from verl_fuse.host.rows import response_tokens, rows
+    from verl_fuse.host.spans import Recorder, start_collector
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+CONFIG = OmegaConf.create(
+    {"actor_rollout_ref": {"rollout": {"prompt_length": 16, "response_length": 100, "name": "vllm"}}}
+)
+SAMPLES = 4
+
+
+@pytest.fixture(scope="module")
+def collector():
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100_000_000,
+        runtime_env={"env_vars": {"PYTHONPATH": ":".join([str(SUPPORT), *filter(None, sys.path)])}},
+    )
+    yield start_collector()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def started(collector):
+    return CountingManager(3)
+
+
+@pytest.fixture
+def manager(started):
+    started.reset()
+    return SimpleNamespace(
+        get_replicas=started.get_replicas,
+        get_addresses=started.get_addresses,
+        global_load_balancer=started.global_load_balancer,
+        entries=started.entries,
+    )
+
+
+@pytest.fixture
+def spans(collector):
+    ray.get(collector.drain.remote())
+    return lambda: ray.get(collector.drain.remote())
+
+
+class Policy:
+    """Answers as the test says."""
+
+    def __init__(self, homes=None, count=None):
+        self.homes, self.count, self.seen = homes, count, []
+
+    @hookspecs.hookimpl
+    def fuse_predict(self, prompts):
+        return [Prediction(float(number), float(number)) for number, _ in enumerate(prompts)]
+
+    @hookspecs.hookimpl
+    def fuse_scale(self, prompts, replicas):
+        return self.count
+
+    @hookspecs.hookimpl
+    def fuse_assign(self, prompts, replicas):
+        self.seen.append((list(prompts), [replica.rank for replica in replicas]))
+        return self.homes
+
+
+def guard(policy: Policy) -> PolicyGuard:
+    plugins = pluggy.PluginManager("verl_fuse")
+    plugins.add_hookspecs(hookspecs)
+    plugins.register(policy)
+    return PolicyGuard(plugins.hook)
+
+
+class Routed:
+    """A manager whose balancer is ours, and the client and agent-loop worker that ask it."""
+
+    def __init__(self, manager, warm=None):
+        config = SimpleNamespace(backend="naive", custom_backend_module=None)
+        checkpoints = CheckpointEngineManager(config, actor_wg=None, replicas=list(manager.get_replicas()))
+        self.replicas = Replicas(
+            manager, checkpoints, Recorder(lambda span: None), 20.0, max_num_seqs=64, sequence_tokens=116
+        )
+        self.routing = Routing(manager, self.replicas, 20.0)
+        addresses = {address: rank for rank, address in enumerate(manager.get_addresses())}
+        self.client = FuseLLMServerClient(
+            CONFIG, manager.global_load_balancer, replicas=addresses, warm_prefix_tokens=warm
+        )
+
+    async def _run_prompt(self, prompt, tokens, turns=1):
+        """As verl's agent-loop worker: a task per sample, each with request ids of its own."""
+
+        async def sample(number):
+            prompt_ids, outputs = [1] * 8, []
+            for turn in range(turns):
+                params = {"temperature": 1.0, "logprobs": True, "max_tokens": tokens}
+                name = f"{prompt['uid']}-{number}-{turn}"
+                outputs.append(await self.client.generate(name, prompt_ids=prompt_ids, sampling_params=params))
+                prompt_ids = [*prompt_ids, *outputs[-1].token_ids]
+            return outputs
+
+        return await asyncio.gather(*(asyncio.create_task(sample(number)) for number in range(SAMPLES)))
+
+    def rollout(self, uids, tokens=20, action=None, turns=1):
+        """Outputs of all prompts; `action()` runs in a thread while they are generated."""
+        announce_prompts(self)
+
+        async def everything():
+            prompts = [asyncio.create_task(self._run_prompt({"uid": uid}, tokens, turns)) for uid in uids]
+            if action is not None:
+                await asyncio.sleep(0.2)
+                await asyncio.to_thread(action)
+            return await asyncio.gather(*prompts)
+
+        return asyncio.run(everything())
+
+
+def prompts(*uids):
+    return [Prompt(uid, uid, "math", SAMPLES) for uid in uids]
+
+
+def served_by(spans):
+    """Tracks that served each prompt's finished requests."""
+    found: dict[str, set[str]] = {}
+    for span in spans:
+        if span.name == "request" and span.args.get("stop_reason") == "completed":
+            found.setdefault(span.args.get("prompt", ""), set()).add(span.track)
+    return found
+
+
+def test_all_samples_and_turns_of_a_prompt_go_where_it_was_assigned(manager, spans):
+    routed = Routed(manager)
+    policy = Policy({"a": 2, "b": 0, "c": 2})
+    routed.routing.plan(prompts("a", "b", "c"), guard(policy))
+    routed.rollout("abc", tokens=5, turns=2)
+    found = spans()
+    assert served_by(found) == {"a": {"replica 2"}, "b": {"replica 0"}, "c": {"replica 2"}}
+    assert len(found) == 3 * SAMPLES * 2
+    ((seen, ranks),) = policy.seen
+    assert [prompt.prediction for prompt in seen] == [Prediction(n, n) for n in (0.0, 1.0, 2.0)]
+    assert ranks == [0, 1, 2]
+
+
+def test_views_say_what_was_assigned_and_what_is_left(manager):
+    routed = Routed(manager)
+    routed.routing.plan(prompts("a", "b", "c"), guard(Policy({"a": 2, "b": 0, "c": 2})))
+    done = ["a_0_0", "a_1_0", "a_1_1", "b_3_0", "stranger_0_0"]
+    views = routed.routing.annotate(routed.replicas.views(), done)
+    assert [(view.assigned, view.unfinished) for view in views] == [(4, 3), (0, 0), (8, 6)]
+
+
+def test_a_prompt_nobody_assigned_is_spread_as_verl_does(manager, spans):
+    routed = Routed(manager)
+    routed.routing.plan(prompts("a"), guard(Policy({"a": 1})))
+    routed.rollout(["validation"])
+    assert served_by(spans()) == {"validation": {"replica 0", "replica 1", "replica 2"}}
+    routed.routing.plan(prompts("a"), guard(Policy(None)))
+    routed.rollout(["a"])
+    assert len(served_by(spans())["a"]) == 3, "an assignment holds until the next one"
+
+
+def test_samples_of_a_replica_that_leaves_go_on_together(manager, spans):
+    routed = Routed(manager)
+    routed.routing.plan(prompts("a", "b", "c"), guard(Policy({"a": 0, "b": 1, "c": 1})))
+    outputs = routed.rollout("abc", tokens=60, action=lambda: routed.replicas.free([0]))
+    found = spans()
+    assert served_by(found) == {"a": {"replica 2"}, "b": {"replica 1"}, "c": {"replica 1"}}
+    assert sum("resumed_tokens" in span.args for span in found) == SAMPLES
+    assert all(output.token_ids == list(range(2, 62)) for samples in outputs for (output,) in samples)
+
+
+def test_a_prompt_assigned_to_a_dead_replica_is_generated_elsewhere(manager, spans):
+    routed = Routed(manager)
+    routed.routing.plan(prompts("a", "b"), guard(Policy({"a": 1, "b": 0})))
+    server = manager.get_replicas()[1].server_handle
+    routed.rollout("ab", tokens=40, action=lambda: ray.get(server.kill_engine.remote()))
+    assert served_by(spans()) == {"a": {"replica 2"}, "b": {"replica 0"}}
+
+
+def test_replicas_that_are_not_needed_sleep_until_the_next_sync(manager, spans):
+    routed = Routed(manager)
+    policy = Policy(None, count=1)
+    routed.routing.plan(prompts("a", "b"), guard(policy))
+    assert policy.seen[0][1] == [0]
+    assert routed.replicas.freed == (1, 2)
+    slept = [entry for entry in manager.entries() if entry.startswith("sleep")]
+    assert sorted(slept) == ["sleep server-1", "sleep server-2"]
+    routed.rollout("ab", tokens=5)
+    assert served_by(spans()) == {"a": {"replica 0"}, "b": {"replica 0"}}
+    ray.get([replica.server_handle.set_global_steps.remote(3) for replica in manager.get_replicas()])
+    routed.replicas.readmit(3)
+    assert [view.routed for view in routed.replicas.views()] == [True] * 3
+
+
+def test_a_long_prefix_is_asked_for_once_before_its_samples(manager, spans):
+    routed = Routed(manager, warm=8)
+    routed.routing.plan(prompts("a", "b"), guard(Policy({"a": 2, "b": 1})))
+    outputs = routed.rollout("ab", tokens=6)
+    found = spans()
+    for uid, rank in (("a", 2), ("b", 1)):
+        (warm,) = [span for span in found if span.name == "warm" and span.args["prompt"] == uid]
+        assert warm.track == f"replica {rank}"
+        samples = [span for span in found if span.name == "request" and span.args["prompt"] == uid]
+        assert len(samples) == SAMPLES
+        assert all(span.start >= warm.end for span in samples)
+    assert all(len(output.token_ids) == 6 for samples in outputs for (output,) in samples)
+
+
+def test_a_short_prefix_is_not_warmed(manager, spans):
+    routed = Routed(manager, warm=9)
+    routed.rollout("a")
+    assert {span.name for span in spans()} == {"request"}
+
+
+def test_warming_at_a_dead_replica_is_not_the_samples_end(manager, spans):
+    routed = Routed(manager, warm=8)
+    routed.routing.plan(prompts("a"), guard(Policy({"a": 0})))
+    ray.get(manager.get_replicas()[0].server_handle.kill_engine.remote())
+    outputs = routed.rollout("a", tokens=6)
+    assert all(len(output.token_ids) == 6 for samples in outputs for (output,) in samples)
+    (warm,) = [span for span in spans() if span.name == "warm"]
+    assert "EngineDeadError" in warm.args["error"]
+
+
+def test_a_request_outside_a_prompt_knows_none():
+    assert current_group() is None
+
+
+def test_agent_loops_that_have_no_workers_are_refused_by_name(manager):
+    with pytest.raises(
+        FuseError, match=r"actor_rollout_ref\.rollout\.agent\.agent_loop_manager_class: .*agent_loop_workers"
+    ):
+        Routed(manager).routing.announce(SimpleNamespace())
+
+
+def test_response_tokens_are_counted_by_prompt_and_sample_without_padding():
+    tags = {
+        "a_0_0": {"response_len": 5},
+        "a_0_1": {"response_len": 7},
+        "a_1_0": {"response_len": 3},
+        "b_0_0": {"response_len": 9},
+        "c_0_0": {"response_len": 1, "is_padding": True},
+    }
+    assert response_tokens(rows(list(tags), tags, None)) == {"a": [12, 3], "b": [9]}
+
+
+def test_prompts_are_read_off_a_batch_with_a_key_that_lasts():
+    def batch(uids):
+        raw = np.array([[{"role": "user", "content": text}] for text in ("2 + 2", "3 * 3")], dtype=object)
+        return tu.get_tensordict(
+            {
+                "uid": np.array(uids, dtype=object),
+                "raw_prompt": list(raw),
+                "data_source": np.array(["math", "math"], dtype=object),
+            }
+        )
+
+    first, second = prompts_of(batch(["u1", "u2"]), 4), prompts_of(batch(["u3", "u4"]), 4)
+    assert [prompt.uid for prompt in first] == ["u1", "u2"]
+    assert [prompt.key for prompt in first] == [prompt.key for prompt in second]
+    assert first[0].key != first[1].key
+    assert {(prompt.source, prompt.samples) for prompt in first} == {("math", 4)}

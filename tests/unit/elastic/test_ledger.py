@@ -1,0 +1,37 @@
+import pytest
+
+from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse_elastic.ledger import ledger
+
+
+def request(rank, start, end):
+    return Span("request", f"replica {rank}", "generate", start, end, {})
+
+
+def stop(rank, start, end):
+    return Span("migrate", f"replica {rank}", "other", start, end, {})
+
+
+def step(*spans):
+    return Timeline("run", 1, 0.0, 20.0, (Span("gen", "step", "stage", 2.0, 12.0), *spans))
+
+
+def test_busy_idle_and_parked_add_up():
+    found = ledger(step(request(0, 2.0, 12.0), request(0, 3.0, 9.0), request(1, 3.0, 7.0), stop(1, 7.5, 8.0)), 2)
+    assert (found.seconds, found.used, found.busy, found.parked) == (10.0, 2, 14.0, 4.0)
+    assert found.idle == pytest.approx(20 - 18)
+    assert found.held == pytest.approx(16)
+
+
+def test_a_replica_that_never_ran_is_parked_from_when_it_stopped():
+    found = ledger(step(request(0, 2.0, 12.0), stop(1, 1.0, 2.5), stop(2, 1.0, 1.5)), 4)
+    assert (found.used, found.busy, found.parked) == (1, 10.0, 9.5 + 10.0)
+    assert found.idle == pytest.approx(40 - 29.5)
+
+
+def test_validation_after_generation_is_not_counted():
+    assert ledger(step(request(0, 4.0, 12.0), request(0, 13.0, 19.0), request(1, 14.0, 15.0)), 2).busy == 8.0
+
+
+def test_a_step_that_generated_nothing_has_no_ledger():
+    assert ledger(Timeline("run", 1, 0.0, 5.0, (request(0, 1.0, 2.0),)), 2) is None

@@ -1,0 +1,125 @@
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse_elastic.prediction import LengthPredictor, calibration, rank_correlation
+from verl_fuse_elastic.store import NAME, load, save
+
+
+def prompt(key, source="math", samples=4):
+    return Prompt(f"uid-{key}", key, source, samples)
+
+
+def learned(*visits):
+    predictor = LengthPredictor()
+    for visit in visits:
+        predictor.observe([visit])
+    return predictor
+
+
+def tokens(predictor, *prompts):
+    return [prediction.tokens for prediction in predictor.predict(prompts)]
+
+
+def test_nothing_is_predicted_before_anything_was_seen():
+    assert LengthPredictor().predict([prompt("a")]) is None
+    assert learned((prompt("a"), [])).predict([prompt("a")]) is None
+
+
+def test_a_visited_prompt_is_predicted_from_its_own_visits_the_newest_counting_most():
+    predictor = learned((prompt("a"), [100, 300]), (prompt("b"), [7, 7]), (prompt("a"), [60, 40]))
+    assert tokens(predictor, prompt("a"), prompt("b")) == [0.5 * 50 + 0.5 * 200, 7.0]
+
+
+def test_an_unseen_prompt_is_predicted_from_its_source():
+    predictor = learned((prompt("a"), [100, 120, 140]), (prompt("b", "code"), [1000, 2000, 3000]))
+    assert tokens(predictor, prompt("x"), prompt("y", "code")) == [120.0, 2000.0]
+    (unseen,) = predictor.predict([prompt("y", "code")])
+    assert unseen.upper == pytest.approx(2800.0)
+
+
+def test_a_source_nobody_has_seen_is_predicted_from_all():
+    predictor = learned((prompt("a"), [10, 20]), (prompt("b", "code"), [30]))
+    assert tokens(predictor, prompt("x", "poems")) == [20.0]
+
+
+def test_the_upper_length_of_a_visited_prompt_follows_earlier_errors():
+    predictor = learned((prompt("a"), [100]), (prompt("a"), [50, 80, 100, 120, 200]))
+    (found,) = predictor.predict([prompt("a")])
+    assert found.upper / found.tokens == pytest.approx(np.quantile([0.5, 0.8, 1.0, 1.2, 2.0], 0.9))
+
+
+def test_nine_in_ten_samples_stay_below_upper_once_a_distribution_is_known():
+    rng = np.random.default_rng(0)
+    usual = {str(n): rng.lognormal(5, 0.8) for n in range(200)}
+    predictor, prompts = LengthPredictor(), [prompt(key) for key in usual]
+
+    def visit():
+        return [(p, [max(1, int(usual[p.key] * rng.lognormal(0, 0.3))) for _ in range(8)]) for p in prompts]
+
+    for _ in range(4):
+        predictor.observe(visit())
+    found = calibration(list(zip(predictor.predict(prompts), [lengths for _, lengths in visit()], strict=True)))
+    assert found["fuse/elastic_upper_coverage"] == pytest.approx(0.9, abs=0.04)
+    assert found["fuse/elastic_rank_correlation"] > 0.95
+
+
+def test_rank_correlation_knows_order_ties_and_constants():
+    def rho(first, second):
+        return rank_correlation(np.array(first, float), np.array(second, float))
+
+    assert rho([1, 2, 3], [10, 20, 500]) == pytest.approx(1.0)
+    assert rho([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
+    assert rho([1, 1, 2], [5, 5, 9]) == pytest.approx(1.0)
+    assert rho([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    assert rho([2, 2, 2], [1, 2, 3]) is None
+
+
+def test_calibration_of_nothing_is_nothing():
+    assert calibration([]) == {}
+    assert calibration([(Prediction(3.0, 4.0), [])]) == {}
+    assert calibration([(Prediction(3.0, 4.0), [4, 5])]) == {"fuse/elastic_upper_coverage": 0.5}
+
+
+def test_the_state_survives_a_checkpoint(tmp_path: Path):
+    predictor = learned((prompt("a"), [100]), (prompt("a"), [50, 200]), (prompt("b", "code"), [9]))
+    save(predictor, tmp_path)
+    asked = [prompt("a"), prompt("b", "code"), prompt("x"), prompt("y", "poems")]
+    assert load(tmp_path).predict(asked) == predictor.predict(asked)
+    visit = (prompt("a"), [70])
+    predictor.observe([visit])
+    restored = load(tmp_path)
+    restored.observe([visit])
+    assert restored.to_dict() == predictor.to_dict()
+
+
+def test_a_new_run_and_a_checkpoint_without_the_file_begin_anew(tmp_path: Path, caplog):
+    assert load(None).predict([prompt("a")]) is None
+    assert not caplog.records
+    assert load(tmp_path).predict([prompt("a")]) is None
+    assert f"{tmp_path / NAME} is not there: response lengths are learned anew" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"version": 9}', '{"version": 1, "means": {"a": "x"}, "recent": {}, "errors": []}', "{}"]
+)
+def test_a_file_that_is_none_of_ours_is_named(tmp_path: Path, text: str):
+    (tmp_path / NAME).write_text(text)
+    with pytest.raises(FuseError, match=rf"{NAME}: not what fuse.elastic writes with a checkpoint .* delete it"):
+        load(tmp_path)
+
+
+def test_a_disk_that_refuses_costs_the_file_not_the_run(tmp_path: Path, caplog):
+    with caplog.at_level(logging.ERROR):
+        save(LengthPredictor(), tmp_path / "gone")
+    assert "response lengths are not in this checkpoint" in caplog.text
+
+
+def test_the_state_is_json(tmp_path: Path):
+    save(learned((prompt("a"), [3])), tmp_path)
+    assert json.loads((tmp_path / NAME).read_text())["means"] == {"a": 3.0}

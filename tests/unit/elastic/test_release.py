@@ -1,0 +1,50 @@
+import pytest
+
+from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
+from verl_fuse_elastic.release import released
+
+
+def view(*replicas, expected=None):
+    seen = tuple(
+        ReplicaView(rank, running, 8, routed=routed, assigned=assigned, unfinished=unfinished)
+        for rank, (assigned, unfinished, running, routed) in enumerate(replicas)
+    )
+    total = sum(replica.assigned for replica in seen) if expected is None else expected
+    return RolloutView(1, 1.0, total, 0, 4, 0, (), (), seen)
+
+
+def test_a_replica_that_is_done_stops():
+    assert released(view((8, 0, 0, True), (8, 5, 5, True)), 1.0) == Migration((1,))
+
+
+def test_all_that_are_done_stop_at_once_and_one_goes_on():
+    assert released(view((8, 0, 0, True), (8, 0, 0, True), (8, 2, 2, True)), 1.0) == Migration((2,))
+    assert released(view((8, 0, 0, True), (8, 0, 0, True)), 1.0) == Migration((0,))
+    assert released(view((8, 0, 0, True), (8, 0, 0, False)), 1.0) is None
+
+
+def test_samples_that_moved_there_keep_a_replica():
+    assert released(view((8, 0, 3, True), (8, 5, 5, True)), 1.0) is None
+
+
+def test_between_two_turns_a_replica_is_not_done():
+    assert released(view((8, 2, 0, True), (8, 5, 5, True)), 1.0) is None
+
+
+def test_before_all_samples_are_assigned_nothing_is_given_up():
+    assert released(view((0, 0, 0, True), (0, 0, 0, True), expected=16), 0.5) is None
+    assert released(view((8, 0, 0, True), (4, 4, 4, True), expected=16), 0.5) is None
+
+
+@pytest.mark.parametrize(("cut", "expected"), [(0.75, Migration((0,))), (0.8, None), (1.0, None)])
+def test_a_replica_that_is_nearly_done_hands_on_its_rest(cut, expected):
+    assert released(view((8, 6, 6, True), (8, 2, 2, True)), cut) == expected
+
+
+def test_where_the_others_have_no_room_it_keeps_them():
+    assert released(view((8, 7, 7, True), (8, 2, 2, True)), 0.75) is None
+    assert released(view((8, 7, 7, True), (8, 2, 2, True), (8, 7, 7, True)), 0.75) == Migration((0, 2))
+
+
+def test_the_one_with_least_to_move_goes_first():
+    assert released(view((8, 2, 2, True), (8, 1, 1, True), (8, 8, 4, True)), 0.75) == Migration((0, 2))

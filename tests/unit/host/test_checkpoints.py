@@ -1,0 +1,23 @@
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from verl_fuse.host.checkpoints import resumed_from, saved_at
+
+
+def config(**trainer):
+    return OmegaConf.create({"trainer": {"default_local_dir": "runs/mine", "resume_mode": "auto", **trainer}})
+
+
+def test_a_checkpoint_is_where_verl_writes_it():
+    assert saved_at(config(), 12) == Path.cwd() / "runs/mine/global_step_12"
+
+
+def test_a_run_goes_on_from_its_own_folder_or_the_one_it_is_told():
+    assert resumed_from(config(), 12) == Path.cwd() / "runs/mine/global_step_12"
+    told = config(resume_mode="resume_path", resume_from_path="/old/global_step_7")
+    assert resumed_from(told, 7) == Path("/old/global_step_7")
+
+
+def test_a_run_from_the_start_goes_on_from_nothing():
+    assert resumed_from(config(), 0) is None

@@ -1,0 +1,109 @@
+"""Which replica generates which prompt: a plugin's choice, made once per step for the whole batch, kept by the load balancer request by request.
+
+Invariants (tests/integration/test_routing.py):
+- all samples of an assigned prompt go to one replica, and so do their later turns; the prefix is computed once;
+- when that replica leaves the rollout, the samples that are not done go on together at the least busy one that is left;
+- a prompt that nobody assigned, validation included, is routed as verl routes it;
+- an assignment holds until the next one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.policy import PolicyGuard
+from verl_fuse.host.prompts import announce_prompts
+from verl_fuse.host.replicas import Replicas
+from verl_fuse.spec.prompts import Prompt
+from verl_fuse.spec.step import ReplicaView
+
+
+class PromptRouter(GlobalRequestLoadBalancer):
+    """verl's load balancer, which asks first where the request's prompt was assigned to."""
+
+    def __init__(self, servers: dict[str, Any]):
+        super().__init__(servers)
+        self._homes: dict[str, str] = {}
+
+    def assign(self, homes: dict[str, str]) -> None:
+        """Prompt uid -> server address, in place of the last step's."""
+        self._homes = dict(homes)
+
+    def require_acquire_fields(self) -> list[str]:
+        """What a client says of a request beside its id."""
+        return ["prompt_uid"]
+
+    def acquire_server(self, request_id: str, prompt_uid: str | None = None) -> tuple[str, Any]:
+        """(address, handle) of the server for this request."""
+        home = self._homes.get(prompt_uid) if prompt_uid is not None else None
+        if prompt_uid is None or home is None:
+            return super().acquire_server(request_id)
+        if home not in self._servers:
+            # A new request id has no server to stick to: the least busy one is chosen.
+            home, handle = super().acquire_server(f"prompt {prompt_uid} leaving {home}")
+            self._homes[prompt_uid] = home
+            return home, handle
+        self._inflight_requests[home] += 1
+        return home, self._servers[home]
+
+
+class Routing:
+    """Plans each step's rollout with the plugins' policies; `timeout` is seconds an actor may take to answer."""
+
+    def __init__(self, manager: Any, replicas: Replicas, timeout: float):
+        self._addresses = {replica.replica_rank: replica.server_address for replica in manager.get_replicas()}
+        servers = {replica.server_address: replica.server_handle for replica in manager.get_replicas()}
+        self._router: Any = ray.remote(num_cpus=0)(PromptRouter).remote(servers)
+        # Clients are made after this, and take the balancer from here.
+        manager.global_load_balancer = self._router
+        self._replicas = replicas
+        replicas.use_balancer(self._router)
+        self._timeout = timeout
+        self._homes: dict[str, int] = {}
+        self._prompts: dict[str, Prompt] = {}
+
+    @property
+    def prompts(self) -> Mapping[str, Prompt]:
+        """By uid, those planned last, with what was predicted for them."""
+        return self._prompts
+
+    def announce(self, agent_loop_manager: Any) -> None:
+        """Let the requests of all agent loops know their prompt."""
+        workers = getattr(agent_loop_manager, "agent_loop_workers", None)
+        if workers is None:
+            raise FuseError(
+                "actor_rollout_ref.rollout.agent.agent_loop_manager_class: fuse.elastic.enabled=true needs a manager with agent_loop_workers, "
+                f"as verl's; {type(agent_loop_manager).__name__} has none"
+            )
+        ray.get([worker.__ray_call__.remote(announce_prompts) for worker in workers], timeout=self._timeout)
+
+    def plan(self, prompts: Sequence[Prompt], policy: PolicyGuard) -> None:
+        """Before the prompts are submitted: predict, choose the replicas, put the others to sleep, assign."""
+        predictions = policy.predict(prompts)
+        if predictions is not None:
+            prompts = [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
+        routed = [view for view in self._replicas.views() if view.routed]
+        count = policy.scale(prompts, routed)
+        if count is not None and count < len(routed):
+            self._replicas.free(view.rank for view in routed[count:])
+            routed = routed[:count]
+        self._homes = dict(policy.assign(prompts, routed) or {})
+        self._prompts = {prompt.uid: prompt for prompt in prompts}
+        homes = {uid: self._addresses[rank] for uid, rank in self._homes.items()}
+        ray.get(self._router.assign.remote(homes), timeout=self._timeout)
+
+    def annotate(self, views: Iterable[ReplicaView], keys: Iterable[str]) -> tuple[ReplicaView, ...]:
+        """`views` with what was assigned to each, and how much of it the finished trajectories `keys` leave."""
+        finished = Counter(session.rsplit("_", 1)[0] for session in {key.rsplit("_", 1)[0] for key in keys})
+        assigned: Counter[int] = Counter()
+        unfinished: Counter[int] = Counter()
+        for uid, rank in self._homes.items():
+            samples = self._prompts[uid].samples
+            assigned[rank] += samples
+            unfinished[rank] += max(0, samples - finished[uid])
+        return tuple(replace(v, assigned=assigned[v.rank], unfinished=unfinished[v.rank]) for v in views)
