@@ -40,7 +40,7 @@ FIRST_MEMORY_EFFORT = 5.0
 """The same for memory, where little effort reaches nothing; doubled with each fruitless sweep."""
 
 
-CLOSING = 2e-4
+CLOSING = 4e-4
 """Seconds per op to end a walk in: a model being built is not interrupted, and the result is checked."""
 
 CLOSING_SHARE = 0.05
