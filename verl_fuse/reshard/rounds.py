@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from verl_fuse.reshard.order import Ints, order_of
 from verl_fuse.reshard.routes import Flows
-from verl_fuse.reshard.streams import Ints
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ def hops_of(flows: Flows, limit: int, ranks: int) -> Hops:
     number = np.arange(len(flow)) - np.repeat(np.cumsum(counts) - counts, counts)
     low, high = number * elements[flow] // counts[flow], (number + 1) * elements[flow] // counts[flow]
     distance = (flows.chain[flows.chain_first[:-1]] - flows.source) % ranks
-    order = np.argsort((number - counts[flow]) * ranks + distance[flow], kind="stable")
+    longest = int(counts.max(initial=0))
+    order = order_of((number - counts[flow] + longest) * ranks + distance[flow], longest * ranks)
     flow, low, high = flow[order], low[order], high[order]
     lengths = np.diff(flows.chain_first)[flow]
     message = np.repeat(np.arange(len(flow)), lengths)
@@ -55,7 +56,7 @@ def hops_of(flows: Flows, limit: int, ranks: int) -> Hops:
     while len(rounds) < len(message):
         rounds = _first_fit(flow, len(message), flows.source, flows.chain_first, flows.chain, ranks, words)
         words *= 2
-    by_round = np.argsort(rounds * ranks + sender, kind="stable")
+    by_round = order_of(rounds * ranks + sender, (int(rounds.max(initial=0)) + 1) * ranks)
     arrays = (rounds, sender, receiver, flow[message], place, low[message], high[message])
     return Hops(*(array[by_round] for array in arrays))
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.reshard.balance import shared_out
+from verl_fuse.reshard.order import Ints, order_of
 from verl_fuse.reshard.route_kernel import chains, deliveries, keys, rows, same
-from verl_fuse.reshard.streams import Ints, Streams
+from verl_fuse.reshard.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,17 @@ def flows_of(streams: Streams, nodes: Ints) -> Flows:
     send_line = streams.source[stream] * (node_count + 1) + np.where(far, 0, node + 1)
     send_members = np.where(far, first[streams.source[stream]], held)
     send_counts = np.where(far, np.diff(first)[streams.source[stream]], holders)
-    send = _line(send_line, far, sizes, send_members, send_counts, ranks, len(nodes), node)
+    send = _line(send_line, far, sizes, send_members, send_counts, ranks, len(nodes), node, node_count)
     entry_line = streams.target[stream] * node_count + node
-    entry = _line(entry_line, far, sizes, need_first[:-1], np.diff(need_first), needers, len(nodes), stream)
+    entry = _line(
+        entry_line, far, sizes, need_first[:-1], np.diff(need_first), needers, len(nodes), np.zeros_like(node), 1
+    )
     cut = rows(sizes, far, need_first, *send, *entry)
     delivery, low, high, sender, start = cut
     key = keys(delivery, sender, start, need_first, needers)
     _, example, flow = np.unique(key, return_index=True, return_inverse=True)
-    order = np.lexsort((low, stream[delivery], flow))
+    # Deliveries come in order of streams, and their parts in order.
+    order = order_of(flow, len(example))
     chain_first, chain = chains(example, delivery, start, need_first, needers)
     assert same(flow, example, delivery, sender, start, need_first, needers), "two flows have the same key"
     counts = np.bincount(flow, minlength=len(example))
@@ -76,11 +80,20 @@ def flows_of(streams: Streams, nodes: Ints) -> Flows:
 
 
 def _line(
-    key: Ints, far: NDArray[np.bool_], sizes: Ints, begin: Ints, count: Ints, ranks: Ints, world: int, then: Ints
+    key: Ints,
+    far: NDArray[np.bool_],
+    sizes: Ints,
+    begin: Ints,
+    count: Ints,
+    ranks: Ints,
+    world: int,
+    then: Ints,
+    then_count: int,
 ):
-    """(line of each delivery, its place on the line, first candidate of each line, candidates, cuts); far and near loads are balanced apart."""
+    """(line of each delivery, its place on the line, first candidate of each line, candidates, cuts); far and near loads are balanced apart. On a line deliveries
+    come in order of `then`, numbers below `then_count`."""
     _, example, line = np.unique(key * 2 + far, return_index=True, return_inverse=True)
-    order = np.lexsort((then, line))
+    order = order_of(line * then_count + then, len(example) * then_count)
     ends = np.cumsum(sizes[order])
     totals = np.bincount(line, weights=sizes, minlength=len(example)).astype(np.int64)
     starts = np.append(0, np.cumsum(totals))[:-1]

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.errors import FuseError
+from verl_fuse.reshard.order import Ints, order_of
 from verl_fuse.reshard.parameters import Parameter, Weights
 from verl_fuse.reshard.sharding import Cells, Placed
 
-Ints = NDArray[np.int64]
 NOBODY = 0
 
 
@@ -61,7 +61,7 @@ def streams_of(weights: Weights, source: Placed, target: Placed, nodes: Sequence
     keep = (wanted != NOBODY) & (held != NOBODY)
     pair = (held * len(groups.sets) + wanted)[keep]
     atoms = atoms[:, keep]
-    order = np.argsort(pair, kind="stable")
+    order = order_of(pair, len(groups.sets) ** 2)
     pair, atoms = pair[order], atoms[:, order]
     keys, first = np.unique(pair, return_index=True)
     ends = np.cumsum(atoms[2].astype(np.int64) * atoms[4])

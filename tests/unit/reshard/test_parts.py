@@ -12,6 +12,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.reshard import fsdp
 from verl_fuse.reshard.balance import shared_out
 from verl_fuse.reshard.megatron import Megatron
+from verl_fuse.reshard.order import order_of
 from verl_fuse.reshard.parameters import weights_of
 from verl_fuse.reshard.program import Span, plan_transfer
 from verl_fuse.reshard.rectangles import rectangles
@@ -56,6 +57,12 @@ def test_a_parameter_nobody_holds_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fsdp, "_cells", lambda rows, columns, *_: Cells((0, rows), (0, columns), (((),),)))
     with pytest.raises(FuseError, match=r"parameter 'model.embed_tokens.weight': row 0 is wanted by vllm tp2 on 0,1"):
         streams_of(QWEN2, Placed.at(sharding_from("fsdp 4")), Placed.at(sharding_from("vllm tp2")), [0] * 4)
+
+
+@pytest.mark.parametrize(("keys", "bins"), [(0, 5), (1000, 7), (1000, 900), (10, 100_000)])
+def test_small_numbers_are_sorted_as_numpy_does(keys: int, bins: int):
+    numbers = np.random.default_rng(keys + bins).integers(0, bins, keys)
+    assert order_of(numbers, bins).tolist() == np.argsort(numbers, kind="stable").tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))

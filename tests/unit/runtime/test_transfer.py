@@ -1,5 +1,6 @@
 """The invariants in the docstring of verl_fuse/runtime/reshard/transfer.py on real processes."""
 
+import threading
 from collections.abc import Iterator
 from itertools import combinations_with_replacement
 from typing import Any
@@ -96,7 +97,7 @@ def test_types_are_converted_once(ranks: Ranks, wire: str, have: str, want: str)
     assert ranks.call(converted, program, wire, have, want, True) == [[]] * RANKS
 
 
-def run_twice(world: World, program: Program, bucket: int) -> tuple[int, int, int, int | None]:
+def run_twice(world: World, program: Program) -> tuple[int, int, int, int | None]:
     """(sent, received, extra bytes) of the second run, and the version that was agreed on."""
     weights = program.weights
     mover = transfer(program, world.opened)  # pyright: ignore[reportAttributeAccessIssue]
@@ -113,9 +114,29 @@ def run_twice(world: World, program: Program, bucket: int) -> tuple[int, int, in
 
 def test_a_program_runs_again_within_a_bucket_and_versions_come_from_the_holders(ranks: Ranks):
     program = planned(LLAMA, placed("fsdp 4", LLAMA), placed("vllm tp4", LLAMA, 4), RANKS, bucket=40_000)
-    outcomes = ranks.call(run_twice, program, 40_000)
+    outcomes = ranks.call(run_twice, program)
     assert sum(received for _, received, _, _ in outcomes) == program.bytes
     assert sum(sent for sent, _, _, _ in outcomes) == program.bytes
     assert all(extra <= 40_000 for _, _, extra, _ in outcomes)
     assert max(extra for _, _, extra, _ in outcomes) > 19_000
     assert [version for *_, version in outcomes] == [8] * RANKS
+
+
+def opened_and_closed(world: World, program: Program) -> list[str]:
+    """Names of the threads that are left of a port and a watch of their own."""
+    before = set(threading.enumerate())
+    source = tensors_of(program.source, program.weights, world.rank, content(program.weights))
+    target = tensors_of(program.target, program.weights, world.rank, None)
+    port, watch, rank = opened(world, "closed")
+    transfer(program, (port, watch, rank)).run(source, target, 1)
+    port.close()
+    watch.close()
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(10)
+    return [thread.name for thread in left if thread.is_alive()]
+
+
+def test_a_closed_port_leaves_no_threads(ranks: Ranks):
+    program = planned(LLAMA, placed("fsdp 4", LLAMA), placed("vllm tp4", LLAMA, 4), RANKS)
+    assert ranks.call(opened_and_closed, program) == [[]] * RANKS

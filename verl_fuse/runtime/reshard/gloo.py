@@ -36,7 +36,7 @@ class GlooPort:
     def __init__(self, group: Any) -> None:
         self._group = group
         self._progress: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._queues: dict[str, queue.SimpleQueue[GlooHandle]] = {}
+        self._queues: dict[str, queue.SimpleQueue[GlooHandle | None]] = {}
         for name, work in (("send", self._send), ("receive", self._receive)):
             self._queues[name] = queue.SimpleQueue()
             thread = threading.Thread(
@@ -56,14 +56,19 @@ class GlooPort:
         except queue.Empty:
             return
 
+    def close(self) -> None:
+        for handles in self._queues.values():
+            handles.put(None)
+
     def _post(self, name: str, buffer: torch.Tensor, peer: int) -> GlooHandle:
         handle = GlooHandle(buffer, peer)
         self._queues[name].put(handle)
         return handle
 
-    def _serve(self, handles: "queue.SimpleQueue[GlooHandle]", work: Callable[[torch.Tensor, int], None]) -> None:
-        while True:
-            handle = handles.get()
+    def _serve(
+        self, handles: "queue.SimpleQueue[GlooHandle | None]", work: Callable[[torch.Tensor, int], None]
+    ) -> None:
+        while (handle := handles.get()) is not None:
             try:
                 work(handle.buffer, handle.peer)
             except RuntimeError as error:

@@ -44,3 +44,6 @@ class NcclPort:
 
     def pause(self, seconds: float) -> None:
         time.sleep(min(seconds, POLL_SECONDS))
+
+    def close(self) -> None:
+        self._group.shutdown()

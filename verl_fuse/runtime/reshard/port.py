@@ -45,6 +45,10 @@ class Port(Protocol):
         """Return when a message may have got through, or after `seconds`."""
         ...
 
+    def close(self) -> None:
+        """End its threads, once nothing is on its way; after a fault those that are stuck in a message stay until its peer ends."""
+        ...
+
 
 def open_port(store: Any, rank: int, size: int, backend: str) -> Port:
     """Join the process group of a transfer: `size` processes call this with the same backend and a store prefix that was never used before."""
