@@ -25,6 +25,7 @@ BUILTIN = {
     "interstage": "verl_fuse_interstage.plugin",
     "elastic": "verl_fuse_elastic.plugin",
     "pipeline": "verl_fuse_pipeline.plugin",
+    "realloc": "verl_fuse_realloc.plugin",
     "observe": "verl_fuse_observe.plugin",
     "cpu": "verl_fuse_cpu.plugin",
 }

@@ -33,6 +33,7 @@ SOURCES = use.sources(
             "verl_fuse/cli",
             "plugins/verl_fuse_cpu",
             "plugins/verl_fuse_pipeline",
+            "plugins/verl_fuse_realloc",
             "patches/verl_fuse_patches",
         )
     )
@@ -67,6 +68,16 @@ HOLDS = {
         "critic": "verl.workers.config:CriticConfig",
     },
     "host/weights.py": {"engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"},
+    "weight_sync/trained.py": {
+        "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
+        "engine.model_config": "verl.workers.config:HFModelConfig",
+    },
+    "weight_sync/hybrid.py": {
+        "worker": "verl.workers.engine_workers:ActorRolloutRefWorker",
+        "worker.actor": "verl.workers.engine_workers:TrainingWorker",
+        "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
+        "base": "verl.workers.engine_workers:ActorRolloutRefWorker",
+    },
     "host/inference.py": {"batch": META, "part": META, "done": META},
     "host/completeness.py": {"batch": META},
     "host/rows.py": {"batch": META},
@@ -111,6 +122,12 @@ OTHERS = {
     "host/assembly.py": {("trainer", "recorder"), ("trainer", "settings")},
     "megatron/fusion.py": {("engine", "view")},
     "host/fused_update.py": {("critic", "fused_update")},
+    "weight_sync/hybrid.py": {
+        ("worker", "_verl_fuse_stream"),
+        ("worker", "__dict__"),
+        ("base", "__name__"),
+        ("base", "__doc__"),
+    },
 }
 
 

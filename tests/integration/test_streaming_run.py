@@ -1,8 +1,9 @@
-"""One PPO run with streaming on, stopped after a checkpoint and started again with the same command."""
+"""One PPO run with streaming and a weight sync of shards, stopped after a checkpoint and started again with the same command."""
 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from verl_runs import SMALL, SMALL_CRITIC, Finished, run
@@ -23,6 +24,9 @@ COMMAND = (
     # Few requests at a time: samples finish one after the other, as in a rollout much larger than its engines.
     "actor_rollout_ref.rollout.max_num_seqs=4",
     "fuse.interstage.enabled=true",
+    "fuse.realloc.weight_sync=shards",
+    "fuse.realloc.checksums=true",
+    "actor_rollout_ref.rollout.calculate_log_probs=true",
     # Validation before training goes through the same replay buffer.
     "trainer.val_before_train=true",
     "data.val_max_samples=16",
@@ -44,7 +48,14 @@ def stopped(verl_home) -> Finished:
 
 @pytest.fixture(scope="module")
 def resumed(verl_home, stopped) -> Finished:
-    done = run(verl_home, "ppo-cpu", *COMMAND, name="resumed")
+    done = run(
+        verl_home,
+        "ppo-cpu",
+        *COMMAND,
+        name="resumed",
+        record=verl_home / "resumed.numbers",
+        recorder="rollout_recorder",
+    )
     assert done.code == 0, done.output[-4000:]
     return done
 
@@ -121,6 +132,7 @@ def test_the_timeline_has_every_request_rank_lane_and_stage(resumed):
         assert names == {
             "old_log_prob",
             "ref",
+            "shards",
             "values",
             "update_critic",
             "update_actor",
@@ -150,3 +162,52 @@ def test_progress_lines_tell_what_is_done_and_how_long_the_rest_takes(resumed):
         assert f"verl-fuse: step {step}/{STEPS} done in " in resumed.output
     assert resumed.output.count(f"{PROMPTS}/{PROMPTS} groups trained") >= 2
     assert "ETA" in resumed.output
+
+
+def saved(finished: Finished, name: str) -> dict[str, Any]:
+    import torch
+
+    return torch.load(finished.folder.with_name("resumed.numbers") / name)
+
+
+@pytest.mark.parametrize("update", [1, 2])
+def test_replicas_have_the_weights_that_were_trained(resumed, update):
+    import torch
+
+    ranks = [saved(resumed, f"actor_{update}_rank{rank}.pt") for rank in range(2)]
+    trained = {name: torch.cat([rank[name] for rank in ranks]) for name in ranks[0]}
+    for replica in range(2):
+        found = saved(resumed, f"rollout_{replica}_{update}.pt")
+        before = saved(resumed, f"rollout_{replica}_{update - 1}.pt")
+        assert len(found) > 10
+        for name, tensor in found.items():
+            for fused, parts in (
+                ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+                ("gate_up_proj", ("gate_proj", "up_proj")),
+            ):
+                if fused in name:
+                    whole = torch.cat([trained[name.replace(fused, part)] for part in parts])
+                    break
+            else:
+                whole = trained[name]
+            # vLLM pads the vocabulary with zeros.
+            assert torch.equal(tensor[: len(whole)], whole), name
+            assert not tensor[len(whole) :].any(), name
+            if name.endswith("weight"):
+                assert not torch.equal(tensor, before[name]), f"{name}: of the step before"
+
+
+def test_ranks_receive_the_shards_they_do_not_hold(resumed):
+    whole = sum(t.nbytes for rank in range(2) for t in saved(resumed, f"actor_1_rank{rank}.pt").values())
+    for step in resumed.accounts():
+        if step in (3, 4):
+            spans = [span for span in timeline(resumed, step).spans if span.name == "shards"]
+            assert {(span.track, span.args["version"]) for span in spans} == {("rank 0", step), ("rank 1", step)}
+            assert sum(span.args["received_bytes"] for span in spans) == whole, (
+                "one replica a rank: all that the other holds"
+            )
+
+
+def test_replicas_generate_with_the_probabilities_that_are_trained(resumed):
+    for metrics in (resumed.metrics[3], resumed.metrics[4]):
+        assert metrics["training/rollout_probs_diff_max"] < 1e-3

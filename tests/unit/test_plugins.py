@@ -34,6 +34,7 @@ def test_builtin_plugins_load_and_are_named_after_their_config_block():
         "interstage",
         "elastic",
         "pipeline",
+        "realloc",
         "observe",
         "cpu",
     ]
@@ -49,7 +50,7 @@ def test_a_disabled_plugin_is_not_imported(no_builtins: None, installed_plugin: 
 def test_disabling_an_unknown_plugin_lists_the_known_ones():
     with pytest.raises(
         FuseError,
-        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, observe, cpu",
+        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, realloc, observe, cpu",
     ):
         plugins.load(disabled=["interstge"])
 

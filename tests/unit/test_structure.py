@@ -19,6 +19,7 @@ PACKAGES = (
     "verl_fuse_interstage",
     "verl_fuse_observe",
     "verl_fuse_pipeline",
+    "verl_fuse_realloc",
     "verl_fuse_cpu",
     "hydra_plugins",
 )
@@ -42,6 +43,7 @@ LAYERS = (
         "verl_fuse_interstage",
         "verl_fuse_observe",
         "verl_fuse_pipeline",
+        "verl_fuse_realloc",
         "verl_fuse_cpu",
         "hydra_plugins",
     ),

@@ -1,0 +1,15 @@
+"""The block `fuse.realloc`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from verl_fuse.spec.block import bounded
+
+
+@dataclass(frozen=True)
+class ReallocConfig:
+    """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
+
+    weight_sync: Literal["stock", "shards"] = "stock"
+    timeout: float = field(default=300.0, metadata=bounded(minimum=1.0))
+    checksums: bool = False

@@ -1,0 +1,1 @@
+"""Weights from the training ranks' shards to the rollout replicas, without gathering a parameter."""

@@ -1,0 +1,50 @@
+"""What vLLM's ranks read of a checkpoint: tensors with the names and shapes of a checkpoint, of which a rank has only the part it loads.
+
+A rank's weight loaders take whole parameters and cut out their own part, so the rest may hold anything.
+
+Invariants (tests/unit/reshard/test_loadable.py):
+- a rank's pieces are the cells that vLLM's layout gives it, at their place in the whole parameter;
+- a program to this layout moves what one to vLLM's own layout moves.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from verl_fuse.reshard.local import shape_of
+from verl_fuse.reshard.parameters import Parameter, Weights
+from verl_fuse.reshard.sharding import Cells, LocalTensor, Piece
+from verl_fuse.reshard.vllm import Vllm
+
+
+@dataclass(frozen=True)
+class Loadable:
+    """The ranks of `engines`, before their weight loaders."""
+
+    engines: Vllm
+
+    @property
+    def devices(self) -> int:
+        return self.engines.devices
+
+    def check(self, weights: Weights) -> None:
+        self.engines.check(weights)
+
+    def cells(self, weights: Weights, parameter: Parameter) -> Cells:
+        return self.engines.cells(weights, parameter)
+
+    def tensors(self, weights: Weights, rank: int) -> tuple[LocalTensor, ...]:
+        return tuple(
+            LocalTensor(p.name, shape_of(p, p.rows, p.columns), tuple(_pieces(p, self.cells(weights, p), rank)))
+            for p in weights.parameters
+        )
+
+    def __str__(self) -> str:
+        return f"loadable {self.engines}"
+
+
+def _pieces(parameter: Parameter, cells: Cells, rank: int) -> Iterator[Piece]:
+    for row, below, line in zip(cells.rows, cells.rows[1:], cells.owners, strict=False):
+        for column, beside, owners in zip(cells.columns, cells.columns[1:], line, strict=False):
+            if rank in owners:
+                at = row * parameter.columns + column
+                yield Piece(parameter.name, row, below - row, column, beside - column, at, parameter.columns)
