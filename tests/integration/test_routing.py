@@ -40,6 +40,8 @@ CONFIG = OmegaConf.create(
     {"actor_rollout_ref": {"rollout": {"prompt_length": 16, "response_length": 100, "name": "vllm"}}}
 )
 SAMPLES = 4
+# Seconds: a load balancer of ours is a new process, which imports verl.
+TIMEOUT = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +113,9 @@ class Routed:
         config = SimpleNamespace(backend="naive", custom_backend_module=None)
         checkpoints = CheckpointEngineManager(config, actor_wg=None, replicas=list(manager.get_replicas()))
         self.replicas = Replicas(
-            manager, checkpoints, Recorder(lambda span: None), 20.0, max_num_seqs=64, sequence_tokens=116
+            manager, checkpoints, Recorder(lambda span: None), TIMEOUT, max_num_seqs=64, sequence_tokens=116
         )
-        self.routing = Routing(manager, self.replicas, 20.0)
+        self.routing = Routing(manager, self.replicas, TIMEOUT)
         addresses = {address: rank for rank, address in enumerate(manager.get_addresses())}
         self.client = FuseLLMServerClient(
             CONFIG, manager.global_load_balancer, replicas=addresses, warm_prefix_tokens=warm
