@@ -158,3 +158,12 @@ def test_light_modules_use_declared_dependencies_only(module: str):
     if any(within(module, package) for package in USES_HYDRA):
         allowed.add("hydra")
     assert {imported.split(".")[0] for _, imported in imports(modules()[module])} <= allowed
+
+
+def test_no_two_test_files_have_the_same_name():
+    """pytest imports them by their file names alone, and refuses the second one when all are collected."""
+    files: dict[str, list[str]] = {}
+    for file in (REPO / "tests").rglob("*.py"):
+        if file.name not in ("__init__.py", "conftest.py"):
+            files.setdefault(file.name, []).append(str(file.relative_to(REPO)))
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}

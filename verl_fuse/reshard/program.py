@@ -1,6 +1,6 @@
 """A transfer program: what every rank sends, receives and keeps to get from one layout to another.
 
-Invariants (tests/unit/reshard/test_program.py, by an independent checker that looks at single elements):
+Invariants (tests/unit/reshard/test_transfer_program.py, by an independent checker that looks at single elements):
 - after the program every rank of the target holds all its parameters' elements, and received none it held before, and none twice;
 - bytes moved are the lower bound: what ranks want and do not hold; over the network, one copy for each node that has none;
 - a message is at most a quarter of `bucket_bytes` long: a rank needs two to send and two to receive.

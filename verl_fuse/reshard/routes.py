@@ -4,7 +4,7 @@ A stream is delivered to a node when ranks there want it and do not hold it. If 
 that hold it share the work, and the ranks of the node that want it share receiving it. From there it goes on along a chain of the others.
 Source of the idea: ReaL (arXiv 2406.14088), parameter reallocation; ReaL broadcasts from one sender, a chain loads every rank once.
 
-Invariants (tests/unit/reshard/test_program.py):
+Invariants (tests/unit/reshard/test_transfer_program.py):
 - a rank receives exactly what it wants and does not hold, once; a node without a holder gets one copy;
 - what the holders send, over the network and within nodes, is within 10 % of the smallest possible maximum.
 """

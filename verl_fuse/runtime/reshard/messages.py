@@ -1,6 +1,6 @@
 """Packs messages out of a rank's tensors and unpacks them into its tensors, converting the type on the way.
 
-Invariant (tests/unit/runtime/test_transfer.py): elements of a message that are packed, sent and unpacked are bitwise those of the sender wherever
+Invariant (tests/unit/runtime/test_transfer_executor.py): elements of a message that are packed, sent and unpacked are bitwise those of the sender wherever
 the type on the way can hold them.
 """
 

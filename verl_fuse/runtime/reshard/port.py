@@ -1,6 +1,6 @@
 """A rank's way to the others in a transfer: a process group of its own, which may join processes of several worlds.
 
-Invariants (tests/unit/runtime/test_transfer.py):
+Invariants (tests/unit/runtime/test_transfer_executor.py):
 - messages between two ranks arrive in the order in which they were sent;
 - a broken connection is a `LostPeer`, never a wrong message.
 """

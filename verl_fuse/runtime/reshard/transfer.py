@@ -1,6 +1,6 @@
 """Runs one rank's part of a transfer program.
 
-Invariants (tests/unit/runtime/test_transfer.py, test_transfer_faults.py):
+Invariants (tests/unit/runtime/test_transfer_executor.py, test_transfer_faults.py):
 - after a run every rank's target tensors are those of the target layout, bitwise; source tensors are only read;
 - besides both layouts' tensors a rank needs at most one bucket: two messages leaving, two arriving;
 - ranks that disagree about program, version or types stop before the first write;
