@@ -76,7 +76,8 @@ class CountingServer:
         try:
             while len(tokens) < sampling_params["max_tokens"] and not self._closed and aborts == self._aborts:
                 await asyncio.sleep(self._slowness * (self._step + self._sequence * len(self._running)))
-                while self._still and not self._dead:
+                # An abort ends a request in vLLM's front end, whatever its engine does.
+                while self._still and not self._dead and not self._closed and aborts == self._aborts:
                     await asyncio.sleep(0.02)
                 if self._dead:
                     raise EngineDeadError("EngineCore encountered an issue")
