@@ -65,12 +65,16 @@ def started(collector):
 @pytest.fixture
 def manager(started):
     started.reset()
-    return SimpleNamespace(
+    manager = SimpleNamespace(
         get_replicas=started.get_replicas,
         get_addresses=started.get_addresses,
         global_load_balancer=started.global_load_balancer,
         entries=started.entries,
     )
+    yield manager
+    if manager.global_load_balancer is not started.global_load_balancer:
+        # Each test's router is a process, and one that only ends with Ray may outlive it.
+        ray.kill(manager.global_load_balancer)
 
 
 @pytest.fixture
