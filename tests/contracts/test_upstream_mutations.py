@@ -12,6 +12,7 @@ import yaml
 from upstream_mutations import Mutation, irrelevant, relevant
 
 from verl_fuse import plugins
+from verl_fuse.host.compat import fingerprint
 from verl_fuse.host.compat.judge import Level
 from verl_fuse.host.compat.seams import PACKAGES, Seam, host_seams, judge_all, plugin_seams
 from verl_fuse.host.compat.source import SourceTree
@@ -23,14 +24,18 @@ pytestmark = pytest.mark.skipif(
     reason="mutates the installed verl 0.9.1",
 )
 
-# Files that did not change are parsed once for all mutations.
-parse = functools.lru_cache(maxsize=None)(ast.parse)
+# What did not change is parsed and put into its canonical form once for all mutations.
+parse = functools.cache(ast.parse)
+canonical = functools.cache(fingerprint.canonical)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def clear() -> Iterator[None]:
-    yield
+def cached() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fingerprint, "canonical", canonical)
+        yield
     parse.cache_clear()
+    canonical.cache_clear()
 
 
 @pytest.fixture(scope="module")

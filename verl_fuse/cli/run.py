@@ -82,11 +82,11 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
         from verl_fuse_cpu.environment import environment as cpu_environment
 
         environment |= cpu_environment()
-    prepare = None
-    if recipe.prepare is not None:
-        if recipe.prepare not in TASKS:
-            raise FuseError(f"recipe.prepare={recipe.prepare!r} in {recipe.folder}: allowed: {', '.join(TASKS)}")
-        prepare = (sys.executable, "-m", *TASKS[recipe.prepare], "--out", str(select(config, "task_dir")))
+    prepare, task = None, select(config, "recipe.prepare")
+    if task is not None:
+        if task not in TASKS:
+            raise FuseError(f"recipe.prepare={task!r}: allowed: {', '.join(TASKS)}, or null to make nothing")
+        prepare = (sys.executable, "-m", *TASKS[task], "--out", str(select(config, "task_dir")))
     command = (
         sys.executable,
         "-m",

@@ -19,7 +19,10 @@ from verl_fuse.schedule.timing import orders_of
 MOVES_PER_SECOND = 5e8
 """Ops timed per second of effort: what one core manages, so that an effort of 1 is about a second."""
 
-DISPATCHES_PER_SECOND = 9e6
+SWAP = 400
+"""What a swap costs beside the ops it times, in ops."""
+
+DISPATCHES_PER_SECOND = 4e6
 """Ops placed per second of effort by greedy list scheduling."""
 
 CLIMB_SHARE = 0.25
@@ -67,8 +70,8 @@ class Anneal(Attempt):
         capacity = (
             self.scales.memory.floor(goal.capacity) if np.isfinite(goal.capacity) else int(np.abs(net.change).sum()) + 1
         )
-        steps = max(1, int(effort * (1 - CLIMB_SHARE) * MOVES_PER_SECOND / len(table)))
-        chunks = max(1, round(steps * len(table) / CHUNK))
+        steps = max(1, int(effort * (1 - CLIMB_SHARE) * MOVES_PER_SECOND / (len(table) + SWAP)))
+        chunks = max(1, round(steps * (len(table) + SWAP) / CHUNK))
         hot = HOT[(seed + self.worker) % len(HOT)] * float(np.mean(net.duration))
         cold = hot / COOLING
         for chunk in range(chunks):

@@ -57,6 +57,7 @@ class Limited(Attempt):
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         random = np.random.default_rng([seed, self.worker, 2])
         fast = goal.incumbent.makespan <= goal.makespan * (1 + TOLERANCE)
+        begun = time.thread_time()
         for _ in range(DRAWS):
             if goal.over:
                 return
@@ -66,8 +67,10 @@ class Limited(Attempt):
                 solved = self._solve(goal, found, share * effort, int(random.integers(2**30)))
                 if fast and (solved or not goal.over):
                     self.share = min(self.share * 2, SHARES[1]) if solved else max(self.share / 2, SHARES[0])
-                break
-            self._turn(random)
+                if not (fast and solved) or time.thread_time() - begun > effort:
+                    return
+            else:
+                self._turn(random)
 
     def _turn(self, random: np.random.Generator) -> None:
         self.shares = {model: float(2 ** random.uniform(-UNEVEN, UNEVEN)) for model in self.models}

@@ -11,7 +11,10 @@ from verl_fuse.schedule.solution import TOLERANCE, from_orders
 from verl_fuse.schedule.table import OpTable
 
 MOVES_PER_SECOND = 8e8
-"""Swaps times ops per second of effort: what one core manages."""
+"""Ops looked at per second of effort: what one core manages."""
+
+SWAP = 1000
+"""What a swap costs beside the ops it looks at, in ops."""
 
 SHARE = 0.5
 """Effort against that of the annealing of the makespan."""
@@ -48,7 +51,7 @@ class Slim(Attempt):
         cooling = 1 / COOLING
         energy = best = slimming.energy_of(order, capacity)
         chunks = max(1, round(SHARE * effort / CHUNK))
-        swaps = max(1, int(CHUNK * MOVES_PER_SECOND / len(self.table)))
+        swaps = max(1, int(CHUNK * MOVES_PER_SECOND / (len(self.table) + SWAP)))
         peak = begin.peak
         for chunk in range(chunks):
             if goal.over:

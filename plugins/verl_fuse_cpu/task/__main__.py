@@ -8,7 +8,7 @@ import typer
 
 from verl_fuse.errors import FuseError
 from verl_fuse_cpu.task.make import make
-from verl_fuse_cpu.task.parameters import Parameters
+from verl_fuse_cpu.task.parameters import Parameters, WarmStart
 
 DEFAULTS = Parameters()
 
@@ -23,10 +23,11 @@ def main(
     ] = DEFAULTS.tail_exponent,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = DEFAULTS.seed,
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = DEFAULTS.layers,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of the warm start.")] = DEFAULTS.warm_start.steps,
 ) -> None:
     """Make the Euclid task: problems, a character tokenizer and a warm-started tiny model."""
     try:
-        made = make(out, Parameters(largest, train, validation, tail_exponent, seed, layers))
+        made = make(out, Parameters(largest, train, validation, tail_exponent, seed, layers, WarmStart(steps)))
     except FuseError as error:
         typer.echo(f"verl_fuse_cpu.task: {error}", err=True)
         sys.exit(2)

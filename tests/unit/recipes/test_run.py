@@ -27,6 +27,7 @@ def test_a_run_is_verls_own_entry_point_on_the_recipes_configuration(tmp_path):
     module = ("-m", "verl.trainer.main_ppo", "--config-path", folder, "--config-name", "config")
     assert launch.command == (sys.executable, *module, "trainer.total_training_steps=3")
     assert launch.prepare == (sys.executable, "-m", "verl_fuse_cpu.task", "--out", str(tmp_path / "tasks" / "euclid"))
+    assert planned(tmp_path, "recipe.prepare=null").prepare is None
     assert launch.run_dir == tmp_path / "ppo-cpu"
     assert launch.metrics == tmp_path / "ppo-cpu" / "metrics.jsonl"
     assert launch.environment["VERL_PLATFORM"] == "cpu"
@@ -58,6 +59,7 @@ def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_pla
         ("trainer.total_training_steps", r"override 'trainer\.total_training_steps' cannot be read"),
         ("a=[1", r"override 'a=\[1' cannot be read"),
         ("trainer.nope=1", r"Could not override 'trainer\.nope'\. To append to your config use \+trainer\.nope=1"),
+        ("recipe.prepare=nope", "recipe.prepare='nope': allowed: euclid, euclid-4-layers, or null to make nothing"),
         ("fuse=nope", r"Could not find 'fuse/nope' Available options in 'fuse': default pipeline$"),
         ("trainer.default_local_dir=${nope}", r"^trainer\.default_local_dir: Interpolation key 'nope' not found"),
     ],

@@ -6,7 +6,7 @@ fields are left out, and the parts of an f-string are joined.
 
 import ast
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 # Positions in a tree that hold no code.
 _SKIPPED = frozenset({"ctx", "type_comment", "kind", "type_ignores"})
@@ -20,24 +20,26 @@ def fingerprint(nodes: Sequence[ast.AST]) -> str:
 
 def canonical(node: ast.AST) -> str:
     """The code of a tree as one line of text, the same in every version of Python that parses it."""
-    return "".join(_tokens(node))
+    parts: list[str] = []
+    _write(node, parts.append)
+    return "".join(parts)
 
 
-def _tokens(value: object) -> Iterator[str]:
+def _write(value: object, write: Callable[[str], None]) -> None:
     if isinstance(value, ast.AST):
-        yield f"({type(value).__name__}"
+        write(f"({type(value).__name__}")
         for name, child in _fields(value):
-            yield f" {name}="
-            yield from _tokens(child)
-        yield ")"
+            write(f" {name}=")
+            _write(child, write)
+        write(")")
     elif isinstance(value, list):
-        yield "["
+        write("[")
         for child in value:
-            yield from _tokens(child)
-            yield ","
-        yield "]"
+            _write(child, write)
+            write(",")
+        write("]")
     else:
-        yield repr(value)
+        write(repr(value))
 
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
