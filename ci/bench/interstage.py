@@ -29,7 +29,7 @@ SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
 # Response tokens: the quantiles of a lognormal distribution, cut at both ends, in a random order for each group.
 MEDIAN, SIGMA, SHORTEST, LONGEST = 40, 1.3, 8, 500
 THRESHOLD = 0.25
-HIDDEN, LAYERS = 256, 6
+HIDDEN, LAYERS = 320, 6
 SEED = 0
 ARMS_FOLDER = Path(__file__).parent / "arms"
 

@@ -2,12 +2,12 @@
 
 Invariants (tests/unit/interstage/test_auto.py):
 - before a step has been measured, and wherever no gain is predicted, nothing migrates;
-- recent steps count more: the lengths of a step `age` steps ago are drawn with weight DECAY ** age.
+- data sets are kept apart, and recent steps count more: the lengths of a data set's step `age` before its last one are drawn with weight DECAY ** age.
 """
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class AutoThreshold:
 
     def __init__(self, replicas: int, slots: int, longest: int):
         self._replicas, self._slots, self._longest = replicas, slots, longest
-        self._lengths: deque[np.ndarray] = deque(maxlen=STEPS)
+        self._lengths: dict[str, deque[np.ndarray]] = {}
         self._decode: DecodeCost | None = None
         self._inference: InferenceCost | None = None
         self._migration = 0.0
@@ -41,19 +41,20 @@ class AutoThreshold:
         timing = self._timing(DecodeCost(1.0, 0.0), InferenceCost(1.0, 0.0))
         best_threshold([Requests.of(np.ones(8, np.int64), np.arange(1, 9))], 2, timing, Inference(1.0))
 
-    def learn(self, timeline: Timeline, lengths: Sequence[tuple[int, int]]) -> None:
-        """Take in a finished step: its timeline, and (prompt, response) tokens of its samples."""
-        if not lengths:
+    def learn(self, timeline: Timeline, lengths: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Take in a finished step: its timeline, and (prompt, response) tokens of its samples by data set."""
+        if not any(lengths.values()):
             return
-        self._lengths.appendleft(np.asarray(lengths, np.int64))
-        tokens = int(self._lengths[0].sum())
+        for source, rows in lengths.items():
+            self._lengths.setdefault(source, deque(maxlen=STEPS)).appendleft(np.asarray(rows, np.int64))
+        tokens = int(sum(np.sum(rows) for rows in lengths.values()))
         self._decode = decode_cost(timeline, self._slots) or self._decode
         self._inference = inference_cost(timeline, self._replicas, tokens) or self._inference
         measured = migration_seconds(timeline)
         self._migration = self._migration if measured is None else measured
 
-    def choose(self, samples: int) -> Threshold | None:
-        """The threshold for a step of `samples` samples; None before anything was measured."""
+    def choose(self, samples: Mapping[str, int]) -> Threshold | None:
+        """The threshold for a step of so many samples of each data set; None before anything was measured."""
         begun = time.perf_counter()
         if self._decode is None or self._inference is None or not self._lengths:
             return None
@@ -65,12 +66,17 @@ class AutoThreshold:
         self.decision_seconds = time.perf_counter() - begun
         return chosen
 
-    def _draw(self, samples: int) -> Requests:
-        weights = np.concatenate([np.full(len(step), DECAY**age / len(step)) for age, step in enumerate(self._lengths)])
-        rows = np.concatenate(list(self._lengths))[
-            self._rng.choice(len(weights), size=samples, p=weights / weights.sum())
-        ]
-        return Requests.of(rows[:, 0], np.maximum(rows[:, 1], 1))
+    def _draw(self, samples: Mapping[str, int]) -> Requests:
+        """As many requests, in random order; one of a data set not seen yet is like any seen."""
+        parts = []
+        for source, count in samples.items():
+            seen = [self._lengths[source]] if source in self._lengths else list(self._lengths.values())
+            steps = [(rows, DECAY**age / len(rows)) for history in seen for age, rows in enumerate(history)]
+            weights = np.concatenate([np.full(len(rows), weight) for rows, weight in steps])
+            chosen = self._rng.choice(len(weights), size=count, p=weights / weights.sum())
+            parts.append(np.concatenate([rows for rows, _ in steps])[chosen])
+        drawn = self._rng.permutation(np.concatenate(parts))
+        return Requests.of(drawn[:, 0], np.maximum(drawn[:, 1], 1))
 
     def _timing(self, decode: DecodeCost, inference: InferenceCost) -> ReplicaTiming:
         # A prefill is a forward pass of the policy; inference passes each token through all models, so this is on the careful side.

@@ -1,7 +1,7 @@
 """Hooks of the plugin `interstage`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
@@ -25,9 +25,10 @@ HOOK_API = 1
 
 @dataclass
 class State:
-    """What the plugin knows of the running step: the automatic threshold, if there is one, and what it chose for which step."""
+    """What the plugin knows of the running step: the automatic threshold, if there is one, prompts by data set, and what it chose for which step."""
 
     auto: "AutoThreshold | None" = None
+    prompts: Mapping[str, int] = field(default_factory=dict)
     step: int = 0
     chosen: "Threshold | None" = None
 
@@ -171,13 +172,17 @@ def _trigger(view: RolloutView) -> Trigger:
         wanted = _active.migration_threshold
         return configured(None if wanted == "auto" else wanted, view.expected)
     if _state.step != view.step:
-        _state.step, _state.chosen = view.step, _state.auto.choose(view.expected)
+        each = view.expected // max(1, sum(_state.prompts.values()))
+        samples = {source: prompts * each for source, prompts in _state.prompts.items()}
+        _state.step, _state.chosen = view.step, _state.auto.choose(samples or {"": view.expected})
     return Trigger(0) if _state.chosen is None else Trigger(_state.chosen.threshold, _state.chosen.survivors)
 
 
 @hookimpl
 def fuse_event(event: Event) -> None:
-    if event.kind == "step_end" and _state.auto is not None and event.timeline is not None:
+    if event.kind == "submitted":
+        _state.prompts = event.data["prompts"]
+    elif event.kind == "step_end" and _state.auto is not None and event.timeline is not None:
         _state.auto.learn(event.timeline, event.data["lengths"])
 
 

@@ -109,7 +109,7 @@ def measured_step() -> tuple[Timeline, list[tuple[int, int]]]:
         spans.append(
             Span("micro-group", f"lane slice {slice}", "inference", 10.0, 30.0, {"micro_group": slice, "samples": 13})
         )
-    return Timeline("run", 1, 0.0, 40.0, tuple(spans)), [(4, length) for length in lengths]
+    return Timeline("run", 1, 0.0, 40.0, tuple(spans)), {"math": [(4, length) for length in lengths]}
 
 
 def test_the_automatic_threshold_watches_one_step_and_decides_the_next():

@@ -74,7 +74,12 @@ def run(
         }
     make_task(home, recipe)
     command = [str(Path(sys.executable).with_name("verl-fuse")), "run", recipe, *(["--baseline"] if baseline else [])]
-    command += [*overrides, "recipe.prepare=null", f"trainer.experiment_name={experiment or name}", f"trainer.default_local_dir={folder}"]
+    command += [
+        *overrides,
+        "recipe.prepare=null",
+        f"trainer.experiment_name={experiment or name}",
+        f"trainer.default_local_dir={folder}",
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=home

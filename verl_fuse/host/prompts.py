@@ -63,6 +63,12 @@ def prompts_of(batch: TensorDict, samples: int) -> list[Prompt]:
     ]
 
 
+def sources_of(batch: TensorDict) -> dict[str, str]:
+    """Prompt uid -> name of its data set, "" where the data has none."""
+    uids = [str(uid) for uid in batch["uid"]]
+    return dict(zip(uids, map(str, _column(batch, "data_source", len(uids), "")), strict=True))
+
+
 def prompt_key(source: Any, content: Any) -> str:
     """The same for the same messages of the same data set; images count by how they print, so one without a stable form is always new."""
     text = json.dumps([str(source), content], sort_keys=True, default=str)

@@ -33,6 +33,16 @@ def prompt_indices(batch: KVBatchMeta) -> list[int | str]:
     return [index if isinstance(index, str) else int(index) for index in indices]
 
 
+def lengths_by_source(batch: KVBatchMeta, sources: Mapping[str, str]) -> dict[str, list[tuple[int, int]]]:
+    """(prompt, response) tokens of the batch's trajectories by data set; `sources` by prompt uid, what is not in it counts as of the data set ""."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for key, tag in tags_of(batch).items():
+        if not tag.get("is_padding"):
+            source = sources.get(key.split("_")[0], "")
+            found.setdefault(source, []).append((int(tag["prompt_len"]), int(tag["response_len"])))
+    return found
+
+
 def response_tokens(batch: KVBatchMeta) -> dict[str, list[int]]:
     """Prompt uid -> response tokens of each of its samples; a sample's trajectories `{uid}_{session}_{index}` count together."""
     sessions: dict[str, int] = {}

@@ -7,6 +7,7 @@ feature off a step is verl's own, plus a timeline ("observe mode").
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -32,11 +33,11 @@ from verl_fuse.host.entry import TRAINER_MODE
 from verl_fuse.host.inference import StageCall, ready_samples
 from verl_fuse.host.lane import Lane
 from verl_fuse.host.policy import PolicyGuard
-from verl_fuse.host.prompts import prompts_of
+from verl_fuse.host.prompts import prompts_of, sources_of
 from verl_fuse.host.replicas import Replicas
 from verl_fuse.host.rollout_watch import RolloutWatch, sample_of, sessions
 from verl_fuse.host.routing import Routing
-from verl_fuse.host.rows import prompt_indices, response_tokens, tags_of
+from verl_fuse.host.rows import lengths_by_source, prompt_indices, response_tokens, tags_of
 from verl_fuse.host.settings import load_settings
 from verl_fuse.host.slices import Slices
 from verl_fuse.host.spans import Recorder, Stopwatch, start_collector
@@ -116,6 +117,7 @@ class FuseTrainer(PPOTrainerSync):
         self._slices: Slices | None = None
         self._fused: Any = None
         self._actor_updated = False
+        self._sources: dict[str, str] = {}
         rollout = self.config.actor_rollout_ref.rollout
         self.replicas = Replicas(
             self.llm_server_manager,
@@ -204,6 +206,8 @@ class FuseTrainer(PPOTrainerSync):
         return super().prepare_step()
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        self._sources = sources_of(batch)
+        self._emit("submitted", prompts=Counter(self._sources.values()))
         if self._routing is not None:
             self._routing.plan(prompts_of(batch, self.config.actor_rollout_ref.rollout.n), self._policy)
         return super()._submit_batch_to_rollout(batch)
@@ -374,7 +378,7 @@ class FuseTrainer(PPOTrainerSync):
             metrics.update(found or {})
         metrics["fuse/account_write_failures"] = float(self._unwritten_accounts)
         metrics["fuse/fallbacks"] = float(self._policy.fallbacks)
-        lengths = [(tag["prompt_len"], tag["response_len"]) for tag in batch.tags if not tag.get("is_padding")]
+        lengths = lengths_by_source(batch, self._sources)
         self._emit("step_end", timeline=timeline, samples=self._account.samples, lengths=lengths)
 
     def _timeline(self) -> Timeline:

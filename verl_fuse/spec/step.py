@@ -91,7 +91,7 @@ class Refusal:
 
 
 EventKind = Literal[
-    "setup", "step_begin", "poll", "migration", "generated", "stage", "checkpoint", "step_end", "train_end"
+    "setup", "step_begin", "submitted", "poll", "migration", "generated", "stage", "checkpoint", "step_end", "train_end"
 ]
 
 
