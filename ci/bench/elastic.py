@@ -26,12 +26,13 @@ LEARNING = 2
 # Response tokens: every prompt's usual length is a quantile of a lognormal distribution.
 MEDIAN, SIGMA, DRIFT, NOISE = 60, 1.2, 0.1, 0.15
 HIDDEN, LAYERS = 128, 4
+PROMPTS = 8
 
 
 def make_plan(pairs: int, measurements: Path) -> dict[str, Any]:
     """See arms/bench_plan.py."""
     rng = np.random.default_rng(interstage.SEED)
-    prompts, n = interstage.PROMPTS, interstage.SAMPLES_PER_PROMPT
+    prompts, n = PROMPTS, interstage.SAMPLES_PER_PROMPT
     quantiles = np.array([NormalDist().inv_cdf((prompt + 0.5) / prompts) for prompt in range(prompts)])
     usual = rng.permutation(MEDIAN * np.exp(SIGMA * quantiles))
     lengths = []
@@ -50,7 +51,9 @@ def make_plan(pairs: int, measurements: Path) -> dict[str, Any]:
 
 def overrides(folder: Path, steps: int, cost_weight: float) -> list[str]:
     """Those of the bench `interstage`, with its features off and this one on."""
-    common = [entry for entry in interstage.overrides(folder, steps) if not entry.startswith("fuse.interstage.")]
+    common = [
+        entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith("fuse.interstage.")
+    ]
     return [
         *common,
         "fuse.elastic.enabled=true",
@@ -62,7 +65,7 @@ def overrides(folder: Path, steps: int, cost_weight: float) -> list[str]:
 
 def run(folder: Path, pairs: int, cost_weight: float) -> list[dict[str, Any]]:
     """Measurements of every step, those for learning left out."""
-    interstage.make_task(folder, HIDDEN, LAYERS)
+    interstage.make_task(folder, HIDDEN, LAYERS, PROMPTS)
     plan = make_plan(pairs + LEARNING, folder / "measurements.jsonl")
     (folder / "plan.json").write_text(json.dumps(plan))
     log = folder / "run.log"

@@ -24,12 +24,12 @@ from verl_fuse.cli.recipes import find_recipe
 from verl_fuse_cpu.environment import environment as cpu_environment
 
 ARMS = ("stock", "control", "fused")
-PROMPTS, SAMPLES_PER_PROMPT = 8, 4
+PROMPTS, SAMPLES_PER_PROMPT = 12, 4
 SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
 # Response tokens: the quantiles of a lognormal distribution, cut at both ends, in a random order for each group.
 MEDIAN, SIGMA, SHORTEST, LONGEST = 40, 1.3, 8, 500
 THRESHOLD = 0.25
-HIDDEN, LAYERS = 320, 6
+HIDDEN, LAYERS = 256, 6
 SEED = 0
 ARMS_FOLDER = Path(__file__).parent / "arms"
 
@@ -49,7 +49,7 @@ def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
     }
 
 
-def make_task(folder: Path, hidden: int = HIDDEN, layers: int = LAYERS) -> None:
+def make_task(folder: Path, hidden: int = HIDDEN, layers: int = LAYERS, prompts: int = PROMPTS) -> None:
     """A random model, by default one whose inference takes about half as long as generation, and as many problems as a step has prompts."""
     import pandas
     import torch
@@ -76,17 +76,17 @@ def make_task(folder: Path, hidden: int = HIDDEN, layers: int = LAYERS) -> None:
     )
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    problems = [row(pair, "train", index) for index, pair in enumerate(all_pairs(60)[:PROMPTS])]
+    problems = [row(pair, "train", index) for index, pair in enumerate(all_pairs(60)[:prompts])]
     for name in ("train", "validation"):
         pandas.DataFrame(problems).to_parquet(folder / f"{name}.parquet")
 
 
-def overrides(folder: Path, steps: int) -> list[str]:
+def overrides(folder: Path, steps: int, prompts: int = PROMPTS) -> list[str]:
     tokens = 1024
     return [
         f"task_dir={folder}",
-        f"data.train_batch_size={PROMPTS}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        f"data.train_batch_size={prompts}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
         "data.shuffle=false",
         f"data.max_response_length={LONGEST}",
         f"actor_rollout_ref.rollout.n={SAMPLES_PER_PROMPT}",

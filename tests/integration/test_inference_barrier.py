@@ -423,6 +423,18 @@ def test_the_first_look_is_not_paced_by_what_set_up_cost(buffer, batch):
     assert watch._pace() < 0.5
 
 
+def test_policies_are_asked_when_something_happened_and_now_and_then(monkeypatch):
+    from verl_fuse.host import rollout_watch
+
+    now = [0.0]
+    monkeypatch.setattr(rollout_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    glance = rollout_watch.Glance()
+    asked = []
+    for now[0], state in ((0.0, 1), (0.1, 1), (0.2, 2), (0.3, 2), (0.6, 2), (0.7, 2), (0.75, 2)):
+        asked.append(glance.due(state))
+    assert asked == [True, False, True, False, False, True, False]
+
+
 def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
     from verl_fuse.host.rollout_watch import RolloutWatch, sessions
 

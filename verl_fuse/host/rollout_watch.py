@@ -15,6 +15,26 @@ from verl_fuse.spec.step import Sample
 
 # Seconds between two looks of verl's own replay buffer (replay_buffer.py).
 VERL_POLL_INTERVAL = 2.0
+# Seconds after which policies are asked again although nothing has happened.
+STEADY = 0.5
+
+
+class Glance:
+    """Whether a look at the rollout is worth asking everybody: something is not as it was, or `STEADY` seconds have passed.
+
+    To ask costs the load balancer and the driver a few milliseconds, which on busy cores are generation's.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[Any, float] = (None, -STEADY)
+
+    def due(self, state: Any) -> bool:
+        seen, since = self._seen
+        now = time.monotonic()
+        if state == seen and now - since < STEADY:
+            return False
+        self._seen = state, now
+        return True
 
 
 class RolloutWatch:

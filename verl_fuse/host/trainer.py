@@ -35,7 +35,7 @@ from verl_fuse.host.lane import Lane
 from verl_fuse.host.policy import PolicyGuard
 from verl_fuse.host.prompts import prompts_of, sources_of
 from verl_fuse.host.replicas import Replicas
-from verl_fuse.host.rollout_watch import RolloutWatch, sample_of, sessions
+from verl_fuse.host.rollout_watch import Glance, RolloutWatch, sample_of, sessions
 from verl_fuse.host.routing import Routing
 from verl_fuse.host.rows import lengths_by_source, prompt_indices, response_tokens, tags_of
 from verl_fuse.host.settings import load_settings
@@ -45,7 +45,7 @@ from verl_fuse.host.stages import old_log_prob_metrics
 from verl_fuse.host.update_schedules import Solve
 from verl_fuse.host.watchdog import weight_sync_suspects, with_deadline
 from verl_fuse.host.worker import recording_worker_class
-from verl_fuse.spec.step import Event, EventKind, Migration, ReplicaView, RolloutView, Stage
+from verl_fuse.spec.step import Event, EventKind, LaneView, Migration, ReplicaView, RolloutView, Stage
 from verl_fuse.spec.timeline import Category, Span, Timeline
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class FuseTrainer(PPOTrainerSync):
     def _build_replay_buffer(self) -> ReplayBuffer:
         buffer = super()._build_replay_buffer()
         core = self.settings.core
+        self._glance = Glance()
         self._watch = RolloutWatch(
             buffer, core.poll_interval, core.stall_timeout, self._on_poll, lambda: self.replicas.suspects()
         )
@@ -232,9 +233,11 @@ class FuseTrainer(PPOTrainerSync):
 
     def _on_poll(self, watch: RolloutWatch) -> None:
         tags = watch.tags
+        self._inference.check()
+        if not self._glance.due((len(tags), *watch.groups, self._lanes)):
+            return
         view = self._view(watch, tags, self.replicas.watched())
         self._emit("poll", view=view)
-        self._inference.check()
         if migration := self._policy.migration(view):
             self._migrate(migration, view)
             view = self._view(watch, tags, self.replicas.views())
@@ -242,6 +245,10 @@ class FuseTrainer(PPOTrainerSync):
             while keys := self._policy.infer_next(view, view.lanes[number]):
                 self._inference.submit(keys, tags, view.lanes[number].name)
                 view = self._view(watch, tags, view.replicas)
+
+    @property
+    def _lanes(self) -> tuple[LaneView, ...]:
+        return self._inference.view(None if self._slices is None else self.replicas.freed)
 
     def _migrate(self, migration: Migration, view: RolloutView) -> None:
         freed = sorted({seen.rank for seen in view.replicas if seen.routed} - set(migration.survivors))
@@ -260,7 +267,7 @@ class FuseTrainer(PPOTrainerSync):
             groups=groups,
             groups_finished=finished + failed,
             ready=ready_samples(tags, self._inference.taken, sample_of),
-            lanes=self._inference.view(None if self._slices is None else self.replicas.freed),
+            lanes=self._lanes,
             replicas=replicas,
         )
 
