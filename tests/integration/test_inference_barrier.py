@@ -4,6 +4,7 @@ from each row's tokens, so that a row computed from the wrong tokens, or not at 
 import contextlib
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -430,7 +431,7 @@ def test_policies_are_asked_when_something_happened_and_now_and_then(monkeypatch
     monkeypatch.setattr(rollout_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
     glance = rollout_watch.Glance()
     asked = []
-    for now[0], state in ((0.0, 1), (0.1, 1), (0.2, 2), (0.3, 2), (0.6, 2), (0.7, 2), (0.75, 2)):
+    for now[0], state in ((0.0, 1), (0.1, 1), (0.2, 2), (0.3, 2), (0.6, 2), (0.8, 2), (0.9, 2)):
         asked.append(glance.due(state))
     assert asked == [True, False, True, False, False, True, False]
 
