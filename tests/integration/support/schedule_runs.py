@@ -199,7 +199,7 @@ class ScheduleRuns:
                 "fuse.poll_interval=0.01",
                 # The first step waits for processes to import what they need.
                 "fuse.stall_timeout=25",
-                "fuse.replica_timeout=1",
+                "fuse.replica_timeout=3",
                 "fuse.interstage.enabled=true",
                 "fuse.interstage.layout=slices",
                 "fuse.interstage.micro_group=4",
