@@ -3,8 +3,6 @@
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function
 
 PLATFORM = "verl.plugin.platform.platform_base:PlatformBase"
-CHECKPOINT = "verl.checkpoint_engine.base"
-ENGINE = f"{CHECKPOINT}:CheckpointEngine"
 FSDP = "verl.workers.engine.fsdp.transformer_impl"
 PPO = "verl/trainer/config/ppo_trainer.yaml"
 ROLLOUT = "verl/trainer/config/rollout/rollout.yaml"
@@ -80,30 +78,6 @@ CONTRACTS: tuple[Contract, ...] = (
     Decorator(
         f"{FSDP}:FSDPEngineWithValueHead",
         "EngineRegistry.register(model_type='value_model', backend=['fsdp', 'fsdp2'], device=['cuda', 'npu'])",
-    ),
-    # The gloo checkpoint engine (checkpoint_engine.py).
-    Function(f"{CHECKPOINT}:CheckpointEngineRegistry.register", "(backend)", "f93273c443ac2593"),
-    Class(
-        ENGINE,
-        ("ABC",),
-        abstract=("prepare", "build_topology", "init_process_group", "finalize", "send_weights", "receive_weights"),
-    ),
-    Function(f"{ENGINE}.prepare", "(self)", "906e1edddc3fb334", closed=True),
-    Function(
-        f"{ENGINE}.build_topology",
-        "class (cls, actor_wg_world_size, rollout_world_size, metadata)",
-        "32c8a9b3158d1e10",
-        closed=True,
-    ),
-    Function(f"{ENGINE}.init_process_group", "(self, **kwargs)", "ac60867ad4da713a", closed=True),
-    Function(f"{ENGINE}.finalize", "(self)", "e985bf43a899a9a8", closed=True),
-    Function(f"{ENGINE}.send_weights", "async (self, weights, global_steps=None)", "21bf305c9c914116", closed=True),
-    Function(f"{ENGINE}.receive_weights", "async (self, global_steps=None)", "975ecbeb574b8307", closed=True),
-    Function(f"{CHECKPOINT}:CheckpointEngineManager.build_process_group", "(self, rollout)", "6b2fa558f02b7c35"),
-    Function(
-        f"{CHECKPOINT}:CheckpointEngineWorker.__init__",
-        "(self, rollout_config, model_config, server_adapter=None, *args, **kwargs)",
-        "4691cf37d3d2c9a3",
     ),
     # Names of the buffers in /dev/shm (leftovers.py).
     Function(

@@ -1,7 +1,8 @@
 """The block `fuse.realloc`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from verl_fuse.spec.block import bounded
 
@@ -13,3 +14,4 @@ class ReallocConfig:
     weight_sync: Literal["stock", "shards"] = "stock"
     timeout: float = field(default=300.0, metadata=bounded(minimum=1.0))
     checksums: bool = False
+    schedule: Mapping[int, Any] | None = None

@@ -1,17 +1,20 @@
-"""What a sync of shards rests on: how verl's worker hands weights to its rollout, what its engine holds, and the configuration refused.
+"""What the features of `realloc` rest on, each asked for by runs that use it.
 
-Asked for by runs that send shards; every fingerprint was taken, and the code behind it read, at verl 0.9.1 and vLLM 0.28.0.
+A sync of shards: how verl's worker hands weights to its rollout, what its engine holds, and the configuration refused. A change of layout: how verl
+builds an FSDP2 engine, which has to be done again, and what of it is kept. Every fingerprint was taken, and the code behind it read, at verl 0.9.1 and vLLM 0.28.0.
 """
 
-from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Function
+from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
 
 PPO = "verl/trainer/config/ppo_trainer.yaml"
 ROLLOUT = "verl/trainer/config/rollout/rollout.yaml"
 MODEL = "verl/trainer/config/model/hf_model.yaml"
+EW = "verl.workers.engine_workers"
+ENGINE = "verl/trainer/config/engine/fsdp.yaml"
 FSDP = "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"
 VLLM = "verl.workers.rollout.vllm_rollout"
 
-CONTRACTS: tuple[Contract, ...] = (
+SYNC: tuple[Contract, ...] = (
     # The seam: what the engine exports is what the worker hands to its rollout (hybrid.py).
     Function(
         f"{FSDP}.get_per_tensor_param",
@@ -20,7 +23,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Attribute(f"{FSDP}.model_config"),
     Attribute("verl.workers.config:HFModelConfig.hf_config"),
-    Attribute("verl.workers.engine_workers:ActorRolloutRefWorker.config"),
+    Attribute(f"{EW}:ActorRolloutRefWorker.config"),
     Function("verl.single_controller.base.worker:Worker.world_size", "property (self)"),
     # Whole parameters go to the vLLM worker of the same rank, whose weight loaders cut out its part.
     Function(
@@ -73,9 +76,51 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(ROLLOUT, "expert_parallel_size", 1),
     ConfigKey(ROLLOUT, "pipeline_model_parallel_size", 1),
     ConfigKey(ROLLOUT, "disaggregation.enabled", bool),
-    ConfigKey("verl/trainer/config/engine/fsdp.yaml", "qat.enable", bool),
+    ConfigKey(ENGINE, "qat.enable", bool),
     ConfigKey(MODEL, "lora_rank", int),
     ConfigKey(MODEL, "lora.rank", int),
     ConfigKey(MODEL, "mtp.enable", bool),
     ConfigKey(PPO, "actor_rollout_ref.hybrid_engine", bool),
+)
+LAYOUTS: tuple[Contract, ...] = (
+    # What verl does to a module to train it in shards, done again over another mesh (layouts/change.py); what it keeps of the mesh.
+    Function("verl.utils.fsdp_utils:apply_fsdp2", "(model, fsdp_kwargs, config)", "e93a5faa3a7eb130"),
+    Function(
+        "verl.utils.fsdp_utils:_select_fsdp2_wrap_targets",
+        "(model, fsdp_transformer_layer_cls_to_wrap)",
+        "c966f58829ec9433",
+    ),
+    Function("verl.utils.fsdp_utils:maybe_patch_fsdp_module", "(model)", "22e7b8d376e48860"),
+    Function("verl.workers.engine.fsdp.utils:create_device_mesh", "(world_size, fsdp_size)", "59d012ca6742cd32"),
+    Function(f"{FSDP}._init_device_mesh", "(self)", "277b73c4f53c1c8e"),
+    Function(f"{FSDP}._build_fsdp_module", "(self, module)", "5ffee7368a4f90a5"),
+    Function(f"{FSDP}._build_optimizer", "(self, module)", "c006302d012d5f4e"),
+    Function(
+        "verl.workers.engine.fsdp.transformer_impl:EngineEvalModeCtx.__exit__",
+        "(self, exc_type, exc_value, traceback)",
+        "28bedbdfdb1b5cd3",
+    ),
+    Attribute(f"{FSDP}.device_mesh"),
+    Attribute(f"{FSDP}.engine_config"),
+    Attribute(f"{FSDP}.optimizer"),
+    Attribute("verl.workers.config:FSDPEngineConfig.fsdp_size", "-1"),
+    Attribute("verl.workers.config:FSDPEngineConfig.reshard_after_forward"),
+    # A checkpoint is loaded in the layout it was written in (layouts/worker.py).
+    Function(
+        f"{EW}:ActorRolloutRefWorker.load_checkpoint",
+        "(self, local_path, hdfs_path=None, del_local_after_load=False)",
+        "fec9c0c0d5c4ce76",
+    ),
+    Decorator(f"{EW}:ActorRolloutRefWorker.load_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
+    Function(
+        f"{EW}:TrainingWorker.load_checkpoint",
+        "(self, local_path, hdfs_path=None, del_local_after_load=False)",
+        "062bbcfe99b39880",
+    ),
+    Decorator(f"{EW}:TrainingWorker.load_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
+    # Configuration that is required, changed, or refused (schedule.py).
+    ConfigKey(ENGINE, "fsdp_size", -1),
+    ConfigKey(ENGINE, "ulysses_sequence_parallel_size", 1),
+    ConfigKey(ENGINE, "offload_policy", False),
+    ConfigKey(MODEL, "enable_activation_offload", False),
 )

@@ -7,10 +7,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_fuse.hookspecs import hookimpl
+from verl_fuse.runtime.reshard.options import Options
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import Refusal
+from verl_fuse_realloc import contracts, schedule
 from verl_fuse_realloc.config import ReallocConfig
-from verl_fuse_realloc.contracts import CONTRACTS
 from verl_fuse_realloc.refusals import refusals
 
 HOOK_API = 1
@@ -23,31 +24,50 @@ def fuse_config() -> type:
 
 @hookimpl
 def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
-    return list(refusals(partial(_get, config))) if _on(config) else None
+    get = partial(_get, config)
+    found = [*(refusals(get) if _syncs(config) else ()), *(schedule.refusals(get) if _changes(config) else ())]
+    return found or None
 
 
 @hookimpl
 def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:
-    return CONTRACTS if config is None or _on(config) else ()
+    synced = contracts.SYNC if config is None or _syncs(config) else ()
+    changed = contracts.LAYOUTS if config is None or _changes(config) else ()
+    return (*synced, *changed)
 
 
 @hookimpl
 def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type | None:
-    if model != "actor" or not _on(config):
-        return None
-    from verl_fuse.host.weight_sync.hybrid import Options, shard_sync_worker_class
-
     default = ReallocConfig()
     timeout, checksums = _get(config, "fuse.realloc.timeout"), _get(config, "fuse.realloc.checksums")
-    options = Options(
+    limits = (
         default.timeout if timeout is None else float(timeout),
         default.checksums if checksums is None else checksums,
     )
-    return shard_sync_worker_class(base, options)
+    found = None
+    if model == "actor" and _syncs(config):
+        from verl_fuse.host.weight_sync.hybrid import shard_sync_worker_class
+
+        found = shard_sync_worker_class(base, Options(*limits))
+    if _changes(config):
+        from verl_fuse.host.layouts.worker import layout_worker_class
+
+        found = layout_worker_class(model, found or base, Options(*limits))
+    return found
 
 
-def _on(config: Mapping[str, Any]) -> bool:
+@hookimpl
+def fuse_setup(trainer: Any) -> None:
+    if _changes(trainer.config):
+        trainer.use_layouts(schedule.Schedule.read(partial(_get, trainer.config)).wanted)
+
+
+def _syncs(config: Mapping[str, Any]) -> bool:
     return _get(config, "fuse.realloc.weight_sync") == "shards"
+
+
+def _changes(config: Mapping[str, Any]) -> bool:
+    return bool(schedule.scheduled(partial(_get, config)))
 
 
 def _get(config: Mapping[str, Any], key: str) -> Any:

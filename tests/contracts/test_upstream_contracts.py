@@ -68,6 +68,17 @@ HOLDS = {
         "critic": "verl.workers.config:CriticConfig",
     },
     "host/weights.py": {"engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"},
+    "layouts/change.py": {
+        "self._engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
+        "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
+        "self._engine.engine_config": "verl.workers.config:FSDPEngineConfig",
+        "engine.engine_config": "verl.workers.config:FSDPEngineConfig",
+    },
+    "layouts/held.py": {
+        "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
+        "engine.model_config": "verl.workers.config:HFModelConfig",
+    },
+    "layouts/worker.py": {"base": "verl.workers.engine_workers:ActorRolloutRefWorker"},
     "weight_sync/trained.py": {
         "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
         "engine.model_config": "verl.workers.config:HFModelConfig",
@@ -122,6 +133,7 @@ OTHERS = {
     "host/assembly.py": {("trainer", "recorder"), ("trainer", "settings")},
     "megatron/fusion.py": {("engine", "view")},
     "host/fused_update.py": {("critic", "fused_update")},
+    "layouts/worker.py": {("base", "__name__"), ("base", "__doc__")},
     "weight_sync/hybrid.py": {
         ("worker", "_verl_fuse_stream"),
         ("worker", "__dict__"),

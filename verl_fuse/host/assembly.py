@@ -22,6 +22,21 @@ def stages_of(trainer: Any) -> tuple[Stage, ...]:
     return streamed_stages(trainer.config, trainer.use_reference_policy, trainer.use_critic)
 
 
+def training_groups(trainer: Any) -> dict[str, Any]:
+    """The worker groups of the models that are trained."""
+    return {"actor": trainer.actor_rollout_wg} | ({"critic": trainer.critic_wg} if trainer.use_critic else {})
+
+
+def exported(trainer: Any, stages: Sequence[Stage]) -> dict[Stage, list[Any]]:
+    """References to the parameters that slices need for `stages`, left in Ray's object store by the training workers."""
+    groups, models = training_groups(trainer), {"old_log_prob": "actor", "values": "critic"}
+    return {
+        stage: [bucket for rank in groups[models[stage]].export_weights() for bucket in rank]
+        for stage in stages
+        if stage in models
+    }
+
+
 def extra_info(trainer: Any) -> Mapping[str, Any]:
     """What a batch carries to the workers besides its rows."""
     return {"temperature": trainer.config.actor_rollout_ref.rollout.temperature}

@@ -25,13 +25,14 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl_fuse.errors import FuseError
 from verl_fuse.host.accounting import account, prepare_accounts, recorded
 from verl_fuse.host.applied_plan import apply_plan
-from verl_fuse.host.assembly import ACTOR_ROLES, build_slices, extra_info, sample_inference
+from verl_fuse.host.assembly import ACTOR_ROLES, build_slices, exported, extra_info, sample_inference, training_groups
 from verl_fuse.host.checkpoints import resumed_from, saved_at
 from verl_fuse.host.client import FuseLLMServerClient
 from verl_fuse.host.compat.start import require_contracts, require_version, warn_of_changes
 from verl_fuse.host.entry import TRAINER_MODE
 from verl_fuse.host.inference import StageCall, ready_samples
 from verl_fuse.host.lane import Lane
+from verl_fuse.host.layouts.driver import Layouts
 from verl_fuse.host.policy import PolicyGuard
 from verl_fuse.host.prompts import prompts_of, sources_of
 from verl_fuse.host.replicas import Replicas
@@ -55,6 +56,7 @@ class FuseTrainer(PPOTrainerSync):
     """verl's synchronous trainer, observed and extended through hooks (verl_fuse/hookspecs.py)."""
 
     _routing: Routing | None = None
+    _layouts: Layouts | None = None
     _warm_prefix_tokens: int | None = None
 
     def __init__(self, config: DictConfig):
@@ -154,24 +156,19 @@ class FuseTrainer(PPOTrainerSync):
         # What it rests on comes with the extra `megatron`.
         from verl_fuse.host.fused_update import FusedUpdate
 
-        groups = {"actor": self.actor_rollout_wg, "critic": self.critic_wg}
-        self._fused = FusedUpdate(groups, solve, timeout, self.recorder)
+        self._fused = FusedUpdate(training_groups(self), solve, timeout, self.recorder)
+
+    def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
+        """For plugins, at `fuse_setup`: each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
+        self._layouts = Layouts(training_groups(self), wanted)
 
     def _refresh_slices(self) -> None:
         # Nobody waits: the lane has nothing else to do while the next step generates, and slices begin when replicas are released.
         if self._slices is not None:
-            export = partial(self._lane.recorded, "export_weights", "sync", self._exported)
+            export = partial(
+                self._lane.recorded, "export_weights", "sync", partial(exported, self, self._inference.stages)
+            )
             self._slices.load(self._lane.submit(export, "export_weights"))
-
-    def _exported(self) -> dict[Stage, list[Any]]:
-        groups: dict[Stage, Any] = {"old_log_prob": self.actor_rollout_wg}
-        if self.use_critic:
-            groups["values"] = self.critic_wg
-        return {
-            stage: [bucket for rank in group.export_weights() for bucket in rank]
-            for stage, group in groups.items()
-            if stage in self._inference.stages
-        }
 
     def on_init_end(self) -> None:
         prepare_accounts(self.settings.run_dir)
@@ -357,6 +354,8 @@ class FuseTrainer(PPOTrainerSync):
             raise
 
     def _sync_weights(self, stock: Callable[[], None]) -> None:
+        if self._layouts is not None:
+            self._layouts.enter(self.global_steps + 1)
         # verl's sender waits for its receiver without a time limit.
         suspects = partial(weight_sync_suspects, self.checkpoint_manager)
         with_deadline("weight sync to the rollout replicas", self.settings.core.weight_sync_timeout, stock, suspects)
@@ -383,6 +382,7 @@ class FuseTrainer(PPOTrainerSync):
         timeline = self._timeline()
         for found in self.hook.fuse_metrics(timeline=timeline):
             metrics.update(found or {})
+        metrics.update({} if self._layouts is None else self._layouts.metrics)
         metrics["fuse/account_write_failures"] = float(self._unwritten_accounts)
         metrics["fuse/fallbacks"] = float(self._policy.fallbacks)
         lengths = lengths_by_source(batch, self._sources)

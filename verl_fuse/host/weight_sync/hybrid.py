@@ -7,7 +7,6 @@ Invariants (tests/integration/test_weight_sync.py):
   as replicas stay asleep and the step ends with the error.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,8 @@ from verl_fuse.host.weight_sync.trained import own_shards, trained
 from verl_fuse.reshard.loadable import Loadable
 from verl_fuse.reshard.sharding import Placed
 from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.runtime.reshard.nodes import node_numbers
+from verl_fuse.runtime.reshard.options import Options
 from verl_fuse.runtime.reshard.port import open_port
 from verl_fuse.runtime.reshard.stream import Route, Stream
 from verl_fuse.runtime.watch import Watch
@@ -32,14 +33,6 @@ from verl_fuse.runtime.watch import Watch
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # The version of a sync that verl gives no step.
 UNNUMBERED = -1
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """`timeout`: seconds a rank may wait for another; `checksums`: of every message."""
-
-    timeout: float
-    checksums: bool
 
 
 def shard_sync_worker_class(base: type, options: Options) -> type:
@@ -62,15 +55,17 @@ def shard_sync_worker_class(base: type, options: Options) -> type:
 def exporting(worker: Any, version: int, options: Options) -> Iterator[None]:
     """While this lasts, the actor's engine exports what this rank's vLLM worker loads; an error if that was not all taken."""
     engine, rollout = worker.actor.engine, worker.config.rollout
-    if "_verl_fuse_stream" not in worker.__dict__:
+    opened, layout, stream = worker.__dict__.get("_verl_fuse_stream", (0, None, None))
+    if layout is not engine.device_mesh:
+        # The engine has another layout than at the last sync (host/layouts), or this is the first one.
+        if stream is not None:
+            stream.close()
         engines = Vllm(rollout.tensor_model_parallel_size, worker.world_size // rollout.tensor_model_parallel_size)
         bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
         node = ray.util.get_node_ip_address()
-        store: Any = dist.distributed_c10d._get_default_store()
-        worker._verl_fuse_stream = open_stream(
-            engine, engines, DTYPES[rollout.dtype], bucket, store=store, node=node, options=options
-        )
-    stream: Stream = worker._verl_fuse_stream
+        store: Any = PrefixStore(f"verl_fuse/sync {opened}", dist.distributed_c10d._get_default_store())
+        stream = open_stream(engine, engines, DTYPES[rollout.dtype], bucket, store=store, node=node, options=options)
+        worker._verl_fuse_stream = (opened + 1, engine.device_mesh, stream)
     arriving = stream.run(own_shards(engine), version)
     engine.get_per_tensor_param = lambda **_: (arriving, None)
     with remote_recorder().span("shards", f"rank {worker.rank}", "sync", version=version) as seen:
@@ -95,14 +90,12 @@ def open_stream(
         )
     found = trained(engine)
     watch = Watch("weight sync", store, rank, range(size), options.timeout, "weight sync")
-    with watch.program():
-        names = watch.gather("node", node)
-    nodes = {name: number for number, name in enumerate(dict.fromkeys(names[rank] for rank in range(size)))}
+    nodes = node_numbers(watch, node)
     route = Route(
         found.weights,
         found.placed,
         Placed.at(Loadable(engines)),
-        tuple(nodes[names[rank]] for rank in range(size)),
+        nodes,
         dtype,
         bucket_bytes,
         options.checksums,

@@ -34,7 +34,7 @@ def trained(engine: Any) -> Trained:
     weights = weights_of(Model.from_hf(config.to_dict(), config.model_type), config.model_type)
     state = engine.module.state_dict()
     _check_names(weights, state)
-    meshes = {_layout(name, state[name]) for name in weights.index}
+    meshes = {layout_of(name, state[name]) for name in weights.index}
     if len(meshes) > 1:
         raise FuseError(f"weight sync: parameters are sharded in {len(meshes)} ways; needs one for all of them")
     sharding, ranks = meshes.pop()
@@ -58,7 +58,8 @@ def _check_names(weights: Weights, state: Mapping[str, Any]) -> None:
         )
 
 
-def _layout(name: str, tensor: Any) -> tuple[Fsdp, tuple[int, ...]]:
+def layout_of(name: str, tensor: Any) -> tuple[Fsdp, tuple[int, ...]]:
+    """How FSDP2 has sharded a tensor, and over which ranks."""
     if not isinstance(tensor, DTensor):
         raise FuseError(
             f"weight sync: parameter {name!r} is a {type(tensor).__name__}; needs FSDP2, whose are DTensors"

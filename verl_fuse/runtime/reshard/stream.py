@@ -44,7 +44,8 @@ class Stream:
     def __init__(
         self, name: str, route: Route, rank: int, port: Port, watch: Watch, device: torch.device | str = "cpu"
     ) -> None:
-        self._route, self._rank, self._watch, self._device = route, rank, watch, torch.device(device)
+        self._route, self._rank, self._port, self._watch = route, rank, port, watch
+        self._device = torch.device(device)
         self.stamp = Stamp(name)
         self.reports: list[TransferReport] = []
         item = route.dtype.itemsize
@@ -76,6 +77,11 @@ class Stream:
                     except GeneratorExit:
                         self._leave(name)
                         raise
+
+    def close(self) -> None:
+        """Close port and watch, of all ranks between two runs."""
+        self._port.close()
+        self._watch.close()
 
     def _leave(self, name: str) -> None:
         """Tell the others, who would wait for this rank until their time is up."""

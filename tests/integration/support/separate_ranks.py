@@ -1,0 +1,100 @@
+"""Two training ranks and two rollout workers in processes of their own, with verl's checkpoint engine `fuse` between them; no Ray, no vLLM.
+
+Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "runtime"))
+from ranks import World
+
+TRAINERS, RANKS = 2, 4
+CONFIG = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 99,
+    "tie_word_embeddings": False,
+}
+
+
+def synced(world: World, tp: int, fault: str = "") -> dict[str, Any]:
+    """Two syncs with replicas of `tp` workers: what a worker was given the second time, what it should load of it, and bytes received; or the error."""
+    from verl_fuse.errors import FuseError
+    from verl_fuse.host.weight_sync.checkpoint_engine import FuseCheckpointEngine
+
+    timeout = 5.0 if fault else 60.0
+    engine = FuseCheckpointEngine(1 << 16, is_master=world.rank == 0, timeout_seconds=timeout, checksums=True)
+    trained, whole = _trained(world)
+    given: dict[str, Any] = {}
+    try:
+        for version in (3, 4):
+            given = _once(world, engine, trained, tp, version, fault if version == 4 else "")
+    except FuseError as error:
+        return {"error": str(error)}
+    finally:
+        engine.finalize()
+    return {"given": {name: tensor.clone() for name, tensor in given.items()}, "whole": whole}
+
+
+def _trained(world: World) -> tuple[Any, dict[str, Any]]:
+    """As much of an engine as a sync looks at, on training ranks; whole parameters on all."""
+    import torch
+    import transformers
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(**CONFIG)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    # Collective over the world, as every process group.
+    mesh = DeviceMesh("cpu", list(range(TRAINERS)))
+    if world.rank >= TRAINERS:
+        return None, whole
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return SimpleNamespace(module=model, model_config=SimpleNamespace(hf_config=config)), whole
+
+
+def _once(world: World, engine: Any, trained: Any, tp: int, version: int, fault: str) -> dict[str, Any]:
+    """What verl's manager does for one sync."""
+    import torch.distributed as dist
+
+    metadata = [engine.prepare()]
+    dist.broadcast_object_list(metadata)
+    trainers, workers = engine.build_topology(TRAINERS, RANKS - TRAINERS, metadata)
+    table = {name: [*trainers[name], *workers[name]] for name in trainers}
+    last = world.rank == RANKS - 1
+    if fault == "never joins" and last:
+        return {}
+    engine.init_process_group(**{name: values[world.rank] for name, values in table.items()})
+    if trained is not None:
+        engine.lend(trained, SimpleNamespace(tensor_model_parallel_size=tp, dtype="bfloat16"))
+        asyncio.run(engine.send_weights(iter(()), version))
+
+    async def received() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        weights = engine.receive_weights(version + (fault == "other version" and last))
+        async for name, tensor in weights:
+            found[name] = tensor
+            if fault == "dies" and last:
+                os._exit(1)
+            if fault == "leaves" and last:
+                await weights.aclose()
+                break
+        return found
+
+    found = {} if trained is not None else asyncio.run(received())
+    # verl's manager ends a sync once all have done their part.
+    dist.barrier()
+    engine.finalize()
+    return found

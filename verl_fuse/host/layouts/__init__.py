@@ -1,0 +1,1 @@
+"""The layout an engine of verl trains in, changed between two steps."""

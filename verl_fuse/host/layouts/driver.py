@@ -1,0 +1,28 @@
+"""Brings the worker groups to the layout of the step that comes next.
+
+Between an update and the sync of the new weights: the replicas sleep, and a checkpoint of the step before is written.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class Layouts:
+    """`wanted(step)` is the `fsdp_size` of each model, from that step on; `groups` are verl's worker groups by model."""
+
+    def __init__(self, groups: Mapping[str, Any], wanted: Callable[[int], Mapping[str, int]]) -> None:
+        self._groups, self._wanted = groups, wanted
+        self._sizes: dict[str, int] = {}
+        self.metrics: dict[str, float] = {}
+
+    def enter(self, step: int) -> None:
+        """Change what is to be another for `step`; on the lane of the worker groups."""
+        seconds, received = 0.0, 0
+        for model, size in self._wanted(step).items():
+            # The first time the workers are asked, since a checkpoint may have brought them to another layout.
+            if self._sizes.get(model) != size:
+                ranks = self._groups[model].change_layout(size, step)
+                self._sizes[model] = size
+                seconds += max(rank.seconds for rank in ranks)
+                received += sum(rank.received_bytes for rank in ranks)
+        self.metrics = {"fuse/realloc_seconds": seconds, "fuse/realloc_bytes": float(received)}
