@@ -48,8 +48,8 @@ def fuse_predict(prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
 
 
 @hookspec(firstresult=True)
-def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> int | None:
-    """Return how many of the replicas generate this step, the others being free until it ends, or None for all."""
+def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int | None:
+    """Return how many replicas generate this step, up to `most`: of `replicas` the last are free, those missing are created; None for all there are."""
 
 
 @hookspec(firstresult=True)

@@ -25,6 +25,11 @@ class Ledger:
         return self.busy + self.idle
 
 
+def starting(timeline: Timeline) -> list[float]:
+    """Seconds for which each replica that was taken in held its devices before that."""
+    return [span.seconds for span in timeline.spans if span.name == "start" and span.track.startswith("replica ")]
+
+
 def ledger(timeline: Timeline, replicas: int) -> Ledger | None:
     """Of `replicas` replicas; None where nothing was generated."""
     generation = [span for span in timeline.on("step") if span.name == "gen"]

@@ -20,11 +20,11 @@ from verl_fuse.timeline.decode import DecodeCost, decode_cost
 from verl_fuse_elastic.assignment import TOKENS, Line, assign
 from verl_fuse_elastic.config import ElasticConfig
 from verl_fuse_elastic.contracts import CONTRACTS
-from verl_fuse_elastic.ledger import Ledger, ledger
+from verl_fuse_elastic.ledger import Ledger, ledger, starting
 from verl_fuse_elastic.prediction import LengthPredictor, calibration
 from verl_fuse_elastic.prefixes import prefill_metrics
 from verl_fuse_elastic.release import released
-from verl_fuse_elastic.scaling import Forecast, Terms, choose, forecasts
+from verl_fuse_elastic.scaling import Forecast, Terms, choose, forecast, forecasts
 from verl_fuse_elastic.store import load, save
 
 HOOK_API = 1
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class State:
-    """What the plugin knows: response lengths of all prompts so far, what decoding costs, the replicas there are, and of the running step the
-    forecast it was planned on, and the response tokens it generated."""
+    """What the plugin knows: response lengths of all prompts so far, what decoding costs, the replicas that hold devices, how long one held them while it
+    was created, how many are wanted, and of the running step the forecast it was planned on, and the response tokens it generated."""
 
     predictor: LengthPredictor = field(default_factory=LengthPredictor)
     decode: DecodeCost | None = None
@@ -44,6 +44,7 @@ class State:
     slots: int = 1
     limit: float = math.inf
     running: int = 0
+    launch_seconds: float = 0.0
     forecast: Forecast | None = None
     decision_seconds: float = 0.0
     calibration: Mapping[str, float] = field(default_factory=dict)
@@ -79,7 +80,7 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
     ):
         if (get(f"{rollout}.{key}") or value) != value:
             problems.append(Refusal(f"{rollout}.{key}", get(f"{rollout}.{key}"), allowed))
-    return [*problems, *_scaling_problems(get)]
+    return [*problems, *_scaling_problems(get), *_standalone_problems(get)]
 
 
 def _scaling_problems(get: Any) -> list[Refusal]:
@@ -100,6 +101,22 @@ def _scaling_problems(get: Any) -> list[Refusal]:
     return problems
 
 
+def _standalone_problems(get: Any) -> list[Refusal]:
+    if not get("fuse.elastic.standalone"):
+        return []
+    model, needs = "actor_rollout_ref.model", "fuse.elastic.standalone needs"
+    problems = []
+    ranks = [key for key in (f"{model}.lora_rank", f"{model}.lora.rank") if get(key)]
+    if ranks and not get(f"{model}.lora.merge"):
+        problems.append(
+            Refusal(ranks[0], get(ranks[0]), f"{needs} {model}.lora.merge=true: an adapter alone is not sent")
+        )
+    key = "actor_rollout_ref.rollout.disaggregation.enabled"
+    if get(key):
+        problems.append(Refusal(key, True, f"{needs} false: such a replica has servers of two kinds"))
+    return problems
+
+
 @hookimpl
 def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:
     return CONTRACTS
@@ -117,9 +134,12 @@ def fuse_setup(trainer: Any) -> None:
     _state.devices = trainer.replicas.devices_each
     _state.limit = trainer.config.actor_rollout_ref.rollout.response_length
     for key in ("min_replicas", "max_replicas"):
-        if (wanted := getattr(_active, key) or 0) > _state.replicas:
-            raise FuseError(f"fuse.elastic.{key}={wanted}: this run has {_state.replicas} rollout replicas")
+        if (wanted := getattr(_active, key) or 0) > _state.replicas + _active.standalone:
+            more = f", and fuse.elastic.standalone={_active.standalone}" if _active.standalone else ""
+            raise FuseError(f"fuse.elastic.{key}={wanted}: this run has {_state.replicas} rollout replicas{more}")
     trainer.use_routing(_active.warm_prefix_tokens)
+    if _active.standalone:
+        trainer.use_standalone(_active.standalone, _active.standalone_timeout)
 
 
 @hookimpl
@@ -128,22 +148,27 @@ def fuse_predict(prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
 
 
 @hookimpl
-def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> int | None:
+def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int | None:
     if not _active.enabled:
         return None
     begun = time.perf_counter()
-    most = min(len(replicas), _active.max_replicas or len(replicas))
+    resident = sum(not replica.standalone for replica in replicas)
+    most = min(most, _active.max_replicas or most)
     least = min(_active.min_replicas, most) if _active.scale else most
-    terms = Terms(_active.cost_weight, least, most, _active.start_seconds, _active.hysteresis)
+    terms = Terms(
+        _active.cost_weight, least, most, _active.start_seconds, _active.hysteresis, resident, _state.launch_seconds
+    )
+    count = max(least, min(len(replicas), most))
     known = _state.decode is not None and all(prompt.prediction is not None for prompt in prompts)
     if known and prompts:
         line = Line(prompts, _state.slots, _state.decode, _state.limit)  # type: ignore[arg-type]
-        found = forecasts(line, terms, _state.running, released=_active.release)
-        _state.forecast = choose(found, terms, _state.running)
-        most = _state.forecast.count
-    _state.running = most
+        count = choose(forecasts(line, terms, _state.running, released=_active.release), terms, _state.running).count
+        # Those that are missing are created while this step runs on those there are.
+        there = min(count, len(replicas))
+        _state.forecast = forecast(line, there, terms, _state.running, released=_active.release)
+    _state.running = count
     _state.decision_seconds = time.perf_counter() - begun
-    return most
+    return count
 
 
 @hookimpl
@@ -166,12 +191,16 @@ def fuse_event(event: Event) -> None:
         _state.predictor = load(event.data["resumed_from"])
     elif event.kind == "step_begin":
         _state.forecast, _state.calibration = None, {}
+    elif event.kind == "poll" and event.view is not None:
+        # Whoever decided how many there are.
+        _state.replicas = len(event.view.replicas)
     elif event.kind == "generated":
         _learn(event.data["prompts"], event.data["responses"])
     elif event.kind == "checkpoint":
         save(_state.predictor, Path(event.data["folder"]))
     elif event.kind == "step_end" and event.timeline is not None:
         _state.decode = decode_cost(event.timeline, _state.slots) or _state.decode
+        _state.launch_seconds = max(starting(event.timeline), default=_state.launch_seconds)
 
 
 def _learn(prompts: Mapping[str, Prompt], responses: Mapping[str, Sequence[int]]) -> None:
@@ -193,12 +222,14 @@ def fuse_metrics(timeline: Timeline) -> Mapping[str, float] | None:
 
 def _cost_metrics(timeline: Timeline, spent: Ledger) -> dict[str, float]:
     devices = _state.devices
-    paid = devices * (_state.replicas * (timeline.end - timeline.start) - spent.parked)
+    created = sum(starting(timeline))
+    paid = devices * (_state.replicas * (timeline.end - timeline.start) - spent.parked + created)
     return {
         "fuse/elastic_replicas": float(spent.used),
         "fuse/device_seconds_busy": devices * spent.busy,
         "fuse/device_seconds_idle": devices * spent.idle,
         "fuse/device_seconds_parked": devices * spent.parked,
+        "fuse/device_seconds_starting": devices * created,
         **({"fuse/cost_per_million_tokens": 1e6 * _active.price * paid / _state.tokens} if _state.tokens else {}),
     }
 

@@ -20,13 +20,16 @@ CANDIDATES = 8
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What a user asks for: `cost_weight` 0 (time only) to 1 (cost only), replicas at least and at most, device-seconds a replica that was not
-    running holds before it generates, and the relative gain for which a change is worth it."""
+    running holds before it generates, and the relative gain for which a change is worth it. Above `resident` replicas those that were not running
+    are created, which takes `launch_seconds` more."""
 
     cost_weight: float
     least: int
     most: int
     start_seconds: float = 0.0
     hysteresis: float = 0.0
+    resident: int = 0
+    launch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,17 @@ class Forecast:
 def forecasts(line: Line, terms: Terms, running: int, *, released: bool) -> list[Forecast]:
     """Counts allowed, CANDIDATES at most and `running` among them. `running` replicas generated the last step; `released`: a replica is free once
     its own prompts are done."""
-    found = []
-    for count in _counts(terms, running):
-        times = [line.seconds(*run) for run in pairwise(line.cut(count))]
-        seconds = max(times, default=0.0)
-        held = sum(times) if released else count * seconds
-        found.append(Forecast(count, seconds, held + terms.start_seconds * max(0, count - running)))
-    return found
+    return [forecast(line, count, terms, running, released=released) for count in _counts(terms, running)]
+
+
+def forecast(line: Line, count: int, terms: Terms, running: int, *, released: bool) -> Forecast:
+    """Of one count."""
+    times = [line.seconds(*run) for run in pairwise(line.cut(count))]
+    seconds = max(times, default=0.0)
+    held = sum(times) if released else count * seconds
+    started = max(0, count - running)
+    created = max(0, count - max(running, terms.resident))
+    return Forecast(count, seconds, held + terms.start_seconds * started + terms.launch_seconds * created)
 
 
 def _counts(terms: Terms, running: int) -> list[int]:

@@ -59,6 +59,7 @@ def enabled(**block) -> tuple[PolicyGuard, SimpleNamespace]:
     asked: list = []
     replicas = SimpleNamespace(views=lambda: REPLICAS, devices_each=2)
     trainer = SimpleNamespace(settings=settings, config=config, use_routing=asked.append, replicas=replicas)
+    trainer.use_standalone = lambda most, timeout: asked.append((most, timeout))
     settings.manager.hook.fuse_setup(trainer=trainer)
     policy = PolicyGuard(settings.manager.hook)
     policy.begin_step(2)
@@ -112,13 +113,13 @@ def test_the_built_in_scaler_runs_as_many_replicas_as_pay_and_says_what_it_predi
     policy, run = enabled(scale=True, cost_weight=1.0, price=0.5, hysteresis=0.0)
     tell(run.hook, "setup", resumed_from=None)
     wanted = prompts("a", "b", "c", "d")
-    assert policy.scale(wanted, REPLICAS) == 3, "nothing is known yet"
+    assert policy.scale(wanted, REPLICAS, 3) == 3, "nothing is known yet"
     assert policy.assign(wanted, REPLICAS)
     by_uid = {p.uid: p for p in wanted}
     tell(run.hook, "generated", prompts=by_uid, responses={p.uid: [50, 100] for p in wanted})
     run.hook.fuse_event(event=Event("step_end", 1, 0.0, timeline=measured_step(), data={}))
     told = [replace(p, prediction=q) for p, q in zip(wanted, policy.predict(wanted), strict=True)]
-    assert policy.scale(told, REPLICAS) == 1
+    assert policy.scale(told, REPLICAS, 3) == 1
     assert policy.assign(told, REPLICAS[:1]) == {p.uid: 0 for p in wanted}
     metrics = {}
     with caplog.at_level("INFO"):
@@ -143,8 +144,65 @@ def test_a_replica_that_is_done_is_released_where_that_is_on():
 
 
 def test_more_replicas_than_there_are_cannot_be_asked_for():
-    with pytest.raises(FuseError, match=r"fuse\.elastic\.min_replicas=4: this run has 3 rollout replicas"):
+    with pytest.raises(FuseError, match=r"fuse\.elastic\.min_replicas=4: this run has 3 rollout replicas$"):
         enabled(min_replicas=4)
+    with pytest.raises(
+        FuseError, match=r"max_replicas=6: this run has 3 rollout replicas, and fuse\.elastic\.standalone=2"
+    ):
+        enabled(max_replicas=6, standalone=2)
+
+
+def learned(**block):
+    """A policy that knows the lengths of four prompts and what decoding costs, and these prompts."""
+    policy, run = enabled(**block)
+    tell(run.hook, "setup", resumed_from=None)
+    wanted = prompts("a", "b", "c", "d")
+    first = policy.scale(wanted, REPLICAS, 5)
+    tell(
+        run.hook,
+        "generated",
+        prompts={p.uid: p for p in wanted},
+        responses={p.uid: [50, 100] for p in wanted},
+    )
+    run.hook.fuse_event(event=Event("step_end", 1, 0.0, timeline=measured_step(), data={}))
+    told = [replace(p, prediction=q) for p, q in zip(wanted, policy.predict(wanted), strict=True)]
+    return policy, run, told, first
+
+
+def test_standalone_replicas_are_asked_for_where_time_pays_and_only_once_something_is_known():
+    policy, run, told, first = learned(scale=True, cost_weight=0.0, hysteresis=0.0, standalone=2)
+    assert run.asked == [None, (2, 600.0)]
+    assert first == 3, "nothing is known: those there are"
+    assert policy.scale(told, REPLICAS, 5) == 4, "one for each prompt"
+    policy, _, told, first = learned(scale=False, standalone=2)
+    assert (first, policy.scale(told, REPLICAS, 5)) == (5, 5)
+    policy, _, told, first = learned(scale=True, min_replicas=4, cost_weight=1.0, standalone=2)
+    assert (first, policy.scale(told, REPLICAS, 5)) == (4, 4)
+
+
+def test_what_creating_a_replica_took_counts_against_creating_another():
+    terms = {"scale": True, "cost_weight": 0.2, "hysteresis": 0.0, "standalone": 1}
+    policy, _, told, _ = learned(**terms)
+    assert policy.scale(told, REPLICAS, 4) == 4
+    policy, run, told, _ = learned(**terms)
+    start = Span("start", "replica 1", "other", 0.0, 40.0, {"start_seconds": 30.0})
+    timeline = replace(measured_step(), spans=(*measured_step().spans, start))
+    run.hook.fuse_event(event=Event("step_end", 2, 0.0, timeline=timeline, data={}))
+    metrics = {}
+    for found in run.hook.fuse_metrics(timeline=timeline):
+        metrics |= found or {}
+    assert metrics["fuse/device_seconds_starting"] == 2 * 40.0
+    assert policy.scale(told, REPLICAS, 4) == 2
+
+
+def test_the_forecast_is_of_the_replicas_there_are_while_others_are_created():
+    policy, run, told, _ = learned(scale=True, cost_weight=0.0, hysteresis=0.0, standalone=2)
+    alone = REPLICAS[:1]
+    assert policy.scale(told, alone, 5) == 4
+    metrics = {}
+    for found in run.hook.fuse_metrics(timeline=measured_step()):
+        metrics |= found or {}
+    assert metrics["fuse/elastic_predicted_seconds"] == pytest.approx(0.1 * 75 + 0.01 * 75 * 8, rel=0.05)
 
 
 def test_off_it_answers_nothing(tmp_path: Path):
@@ -155,7 +213,7 @@ def test_off_it_answers_nothing(tmp_path: Path):
     assert not list(tmp_path.iterdir())
     wanted = prompts("a", "b")
     assert hook.fuse_predict(prompts=wanted) is None
-    assert hook.fuse_scale(prompts=wanted, replicas=REPLICAS) is None
+    assert hook.fuse_scale(prompts=wanted, replicas=REPLICAS, most=3) is None
     assert hook.fuse_assign(prompts=wanted, replicas=REPLICAS) is None
 
 
@@ -164,7 +222,7 @@ def test_a_stranger_s_predictor_scaler_and_router_are_asked_first(installed_plug
     policy, _ = enabled()
     wanted = prompts("a", "abc")
     assert policy.predict(wanted) == [Prediction(1, 1), Prediction(3, 3)]
-    assert policy.scale(wanted, REPLICAS) == 1
+    assert policy.scale(wanted, REPLICAS, 3) == 1
     assert policy.assign(wanted, REPLICAS) == {"uid-a": 2, "uid-abc": 2}
     assert policy.fallbacks == 0
 
@@ -189,7 +247,7 @@ def test_lengths_are_learned_whoever_routes(installed_plugin, tmp_path: Path):
     ("source", "ask", "message"),
     [
         ("broken", lambda policy, found: policy.predict(found), "allowed: finite, 0 <= tokens <= upper"),
-        ("greedy", lambda policy, found: policy.scale(found, REPLICAS), "fuse_scale returned 7; allowed: 1 to 3 replicas"),
+        ("greedy", lambda policy, found: policy.scale(found, REPLICAS, 3), "fuse_scale returned 7; allowed: 1 to 3 replicas"),
         ("lost", lambda policy, found: policy.assign(found, REPLICAS), "fuse_assign returned 'uid-a': 9; allowed: prompts of"),
     ],
 )  # fmt: skip

@@ -60,7 +60,21 @@ HOLDS = {
         "batch": META,
     },
     "host/dispatch.py": {"worker_group": "verl.single_controller.base.worker_group:WorkerGroup"},
-    "host/assembly.py": {"trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer"},
+    "host/assembly.py": {
+        "trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
+        "manager": "verl.workers.rollout.llm_server:LLMServerManager",
+    },
+    "standalone/launch.py": {
+        "self._replica": REPLICA,
+        "replica": REPLICA,
+        "pool": "verl.single_controller.ray.base:RayResourcePool",
+        "workers": "verl.single_controller.ray.base:RayWorkerGroup",
+    },
+    "standalone/weights.py": {
+        "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
+        "replica": REPLICA,
+        "worker": "verl.checkpoint_engine.base:CheckpointEngineWorker",
+    },
     "host/slices.py": {"batch": META},
     "host/slice_worker.py": {
         "self.ref": "verl.workers.engine_workers:TrainingWorker",
@@ -130,7 +144,8 @@ OTHERS = {
     "host/watchdog.py": {("actor", "__ray_call__")},
     "host/dispatch.py": {("worker_group", "_query_dispatch_info")},
     "host/routing.py": {("worker", "__ray_call__")},
-    "host/assembly.py": {("trainer", "recorder"), ("trainer", "settings")},
+    "host/assembly.py": {("trainer", "recorder"), ("trainer", "settings"), ("trainer", "replicas")},
+    "standalone/weights.py": {("worker", "__ray_call__")},
     "megatron/fusion.py": {("engine", "view")},
     "host/fused_update.py": {("critic", "fused_update")},
     "layouts/worker.py": {("base", "__name__"), ("base", "__doc__")},

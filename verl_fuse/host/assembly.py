@@ -1,8 +1,10 @@
 """Puts inference together for a trainer: stage calls, what limits a batch, and the slices beside the training workers."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
+from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import Role
 
 from verl_fuse.host.dispatch import data_parallel_size
@@ -10,6 +12,7 @@ from verl_fuse.host.inference import SampleInference, SliceLane, StageCall
 from verl_fuse.host.lane import Lane
 from verl_fuse.host.slices import Slices, SliceSetup
 from verl_fuse.host.stages import STAGE_FIELDS, micro_batch, streamed_stages
+from verl_fuse.host.standalone.pool import StandalonePool
 from verl_fuse.spec.step import Stage
 
 # The RPC mesh each stage's batch is dispatched over (verl/workers/engine_workers.py).
@@ -65,6 +68,27 @@ def _data_parallel_size(trainer: Any, stage: Stage) -> int:
     if stage == "ref" and not trainer.ref_in_actor:
         return data_parallel_size(trainer.ref_policy_wg, _MESH[stage])
     return data_parallel_size(trainer.actor_rollout_wg, _MESH["old_log_prob"])
+
+
+def exported_whole(actor: Any) -> list[Any]:
+    """What the worker group `actor` leaves of its model for standalone replicas; a collective of its workers."""
+    return [bucket for rank in actor.export_whole() for bucket in rank]
+
+
+def build_standalone(trainer: Any, most: int, launch_timeout: float) -> StandalonePool:
+    """Room for `most` replicas like those on the training devices, with devices of their own."""
+    manager, block = trainer.llm_server_manager, trainer.config.actor_rollout_ref
+    rollout = deepcopy(block.rollout)
+    # What they load is offered to the engine from outside, as verl does it on the training devices.
+    OmegaConf.update(rollout, "checkpoint_engine.backend", "naive")
+
+    def build(rank: int) -> Any:
+        return manager.rollout_replica_class(
+            replica_rank=rank, config=rollout, model_config=block.model, gpus_per_node=rollout.n_gpus_per_node
+        )
+
+    core = trainer.settings.core
+    return StandalonePool(build, most, trainer.replicas, trainer.recorder, launch_timeout, core.weight_sync_timeout)
 
 
 def build_slices(trainer: Any) -> Slices:

@@ -29,7 +29,8 @@ _server: ContextVar[str] = ContextVar("verl_fuse_server", default=UNKNOWN)
 
 
 class FuseLLMServerClient(LLMServerClient):
-    """Behaves like verl's synchronous client as long as no request is aborted; `replicas` maps a server address to its replica's rank.
+    """Behaves like verl's synchronous client as long as no request is aborted; `replicas` maps a server address to its replica's rank, and there are
+    never more than `standalone` others: the track of one of those is named after its address.
 
     A prefix of at least `warm_prefix_tokens` (None: none) is prefilled by one request before the samples of its prompt are asked for.
     """
@@ -39,11 +40,12 @@ class FuseLLMServerClient(LLMServerClient):
         config: Any,
         load_balancer_handle: Any = None,
         replicas: dict[str, int] | None = None,
+        standalone: int = 0,
         warm_prefix_tokens: int | None = None,
         **kwargs: Any,
     ):
         super().__init__(config=config, load_balancer_handle=load_balancer_handle, **kwargs)
-        self._replicas = replicas or {}
+        self._replicas, self._standalone = replicas or {}, standalone
         self._warm_prefix_tokens = warm_prefix_tokens
         self._recorder: Recorder | None = None
 
@@ -122,7 +124,7 @@ class FuseLLMServerClient(LLMServerClient):
 
     def _require_progress(self, request_id: Any, parts: list[TokenOutput]) -> None:
         # A freed replica is routed no more before it turns requests away, so each can do so once.
-        tries = len(self._replicas) + 1
+        tries = len(self._replicas) + self._standalone + 1
         if len(parts) > tries and not any(part.token_ids for part in parts[-tries:]):
             raise FuseError(
                 f"request {request_id}: {tries} replicas in a row turned it away, the last one at {_server.get()}"

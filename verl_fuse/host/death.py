@@ -1,6 +1,6 @@
 """How the death of a rollout replica shows to those who call it. Light: neither verl nor vLLM is imported."""
 
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 
 def is_death(error: RayError) -> bool:
@@ -10,5 +10,7 @@ def is_death(error: RayError) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line; Ray's carry whole tracebacks."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    """An error in one line; Ray's carry whole tracebacks, and what was raised inside an actor."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        error = error.cause
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

@@ -24,7 +24,7 @@ ENDING = 10.0
 
 
 class HangWatch:
-    """Watches the servers of replicas, by rank."""
+    """Watches the servers of replicas, by rank; which there are may change."""
 
     def __init__(self, servers: Mapping[int, Any], timeout: float):
         self._servers, self._timeout = servers, timeout

@@ -37,12 +37,12 @@ class PolicyGuard:
 
         return self._asked("fuse_predict", ask)
 
-    def scale(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> int | None:
-        """How many replicas generate the step, or None."""
+    def scale(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int | None:
+        """How many replicas generate the step, or, above the number there are, as soon as there are so many; or None."""
 
         def ask() -> int | None:
-            count = self._hook.fuse_scale(prompts=prompts, replicas=replicas)
-            return None if count is None else _checked_count(count, replicas)
+            count = self._hook.fuse_scale(prompts=prompts, replicas=replicas, most=most)
+            return None if count is None else _checked_count(count, most)
 
         return self._asked("fuse_scale", ask)
 
@@ -94,9 +94,9 @@ def _checked_predictions(found: Sequence[Prediction], prompts: Sequence[Prompt])
     return found
 
 
-def _checked_count(count: int, replicas: Sequence[ReplicaView]) -> int:
-    if not 1 <= count <= len(replicas):
-        raise FuseError(f"fuse_scale returned {count!r}; allowed: 1 to {len(replicas)} replicas")
+def _checked_count(count: int, most: int) -> int:
+    if not 1 <= count <= most:
+        raise FuseError(f"fuse_scale returned {count!r}; allowed: 1 to {most} replicas")
     return count
 
 

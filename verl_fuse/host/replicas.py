@@ -6,12 +6,14 @@ Invariants (tests/integration/test_replicas.py):
 - a replica that clients found dead is dropped from verl's checkpoint manager, and the step ends with an error naming it before the next weight
   sync, which needs every replica; with no replica left, it ends before it trains on what happened to be finished;
 - one that hangs (hangs.py) is routed to no more and ended: from then on it is a dead one;
+- a standalone replica (standalone/) that dies, hangs or comes back with other weights is only lost: the step and the run go on without it;
 - every wait has a deadline, and what passes it is a FuseError naming the replica.
 """
 
 import asyncio
+import dataclasses
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 import ray
@@ -23,6 +25,7 @@ from verl_fuse.host.hangs import HangWatch, end
 from verl_fuse.host.spans import Recorder
 from verl_fuse.host.watchdog import silent_actors
 from verl_fuse.spec.step import ReplicaView
+from verl_fuse.spec.timeline import Span
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +50,16 @@ class Replicas:
         self._balancer = manager.global_load_balancer
         self._replicas = {replica.replica_rank: replica for replica in manager.get_replicas()}
         self._addresses = dict(zip(self._replicas, manager.get_addresses(), strict=True))
+        self._servers = {rank: replica.servers[0] for rank, replica in self._replicas.items()}
         self._recorder = recorder
         self._timeout = timeout
-        self._slots = {
-            rank: max(1, min(max_num_seqs, tokens // sequence_tokens if tokens else max_num_seqs))
-            for rank, tokens in self._ask_servers(_kv_cache_tokens).items()
-        }
+        self._limits = max_num_seqs, sequence_tokens
         self._freed: tuple[int, ...] = ()
         self._dead: tuple[int, ...] = ()
-        self._hangs = HangWatch({rank: replica.servers[0] for rank, replica in self._replicas.items()}, timeout)
+        self._standalone: set[int] = set()
+        self._tracks: dict[str, str] = {}
+        self._slots = self._slots_of(self._replicas)
+        self._hangs = HangWatch(self._servers, timeout)
 
     def use_balancer(self, balancer: Any) -> None:
         """From now on `balancer` routes in place of the one verl started; both serve the same replicas."""
@@ -65,6 +69,21 @@ class Replicas:
     def devices_each(self) -> int:
         """Devices of one replica."""
         return next(iter(self._replicas.values())).world_size
+
+    @property
+    def free_rank(self) -> int:
+        """The lowest rank above all there are."""
+        return max(self._replicas) + 1
+
+    @property
+    def addresses(self) -> Mapping[int, str]:
+        """Where each replica's server is, by rank."""
+        return self._addresses
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Standalone replicas that are dead and have not left."""
+        return tuple(rank for rank in self._dead if rank in self._standalone)
 
     @property
     def freed(self) -> tuple[int, ...]:
@@ -78,7 +97,13 @@ class Replicas:
             if address not in running and rank not in (*self._freed, *self._dead):
                 self._bury(rank)
         return tuple(
-            ReplicaView(rank, running.get(address, 0), self._slots[rank], address in running)
+            ReplicaView(
+                rank,
+                running.get(address, 0),
+                self._slots[rank],
+                address in running,
+                standalone=rank in self._standalone,
+            )
             for rank, address in self._addresses.items()
         )
 
@@ -99,19 +124,51 @@ class Replicas:
                 end(server)
         return self.views() if hung else views
 
+    def join(self, replica: Any) -> None:
+        """Take in a standalone replica; like one that was freed, it is routed once it confirms its weights (`readmit`)."""
+        rank = replica.replica_rank
+        self._replicas[rank], self._addresses[rank] = replica, replica.server_address
+        self._servers[rank] = replica.servers[0]
+        self._standalone.add(rank)
+        self._tracks[f"replica {replica.server_address}"] = f"replica {rank}"
+        self._freed += (rank,)
+        self._slots[rank] = 1
+        self._slots |= self._slots_of([rank])
+
+    def named(self, span: Span) -> Span:
+        """Clients know a standalone replica by its address only: here its requests get its track."""
+        track = self._tracks.get(span.track)
+        return span if track is None else dataclasses.replace(span, track=track)
+
+    def leave(self, rank: int) -> None:
+        """Route to a standalone replica no more, and forget it."""
+        self._get(self._balancer.remove_servers.remote([self._addresses[rank]]), "the load balancer")
+        self._standalone.discard(rank)
+        self._freed = tuple(freed for freed in self._freed if freed != rank)
+        self._dead = tuple(dead for dead in self._dead if dead != rank)
+        for known in (self._replicas, self._addresses, self._servers, self._slots):
+            known.pop(rank, None)
+
+    def lose(self, rank: int, why: str) -> None:
+        """A standalone replica is of no use any more: for the run it is dead."""
+        logger.error("replica %d: %s", rank, why)
+        self._get(self._balancer.remove_servers.remote([self._addresses[rank]]), "the load balancer")
+        self._bury(rank)
+
     def _bury(self, rank: int) -> None:
+        if rank in self._dead:
+            return
         self._dead += (rank,)
+        self._freed = tuple(freed for freed in self._freed if freed != rank)
         self._checkpoints.remove_replicas([self._replicas[rank]])
-        logger.error(
-            "replica %d is dead; its requests start again on other replicas, and the run ends with this step", rank
-        )
+        rest = "goes on without it" if rank in self._standalone else "ends with this step"
+        logger.error("replica %d is dead; its requests start again on other replicas, and the run %s", rank, rest)
 
     def require_alive(self) -> None:
         """Raise a FuseError naming every replica that is dead or does not answer."""
-        dead = [f"replica {rank}" for rank in self._dead]
-        others = {
-            f"replica {rank}": self._replicas[rank].servers[0] for rank in self._replicas if rank not in self._dead
-        }
+        needed = self._servers.keys() - self._standalone
+        dead = [f"replica {rank}" for rank in self._dead if rank in needed]
+        others = {f"replica {rank}": self._servers[rank] for rank in needed - set(self._dead)}
         found = [*dead, *silent_actors(others, self._timeout)]
         if found:
             raise FuseError(
@@ -132,15 +189,15 @@ class Replicas:
     def suspects(self) -> list[str]:
         """Who may be holding up the rollout: replicas with requests in flight, and servers that are dead or do not answer."""
         busy = [f"replica {view.rank} ({view.running} requests in flight)" for view in self.views() if view.running]
-        return [*busy, *silent_actors({f"replica {rank}": r.servers[0] for rank, r in self._replicas.items()}, 5.0)]
+        return [*busy, *silent_actors({f"replica {rank}": server for rank, server in self._servers.items()}, 5.0)]
 
-    def free(self, ranks: Iterable[int]) -> None:
-        """Take replicas out of the rollout: their requests return to the client as partial answers, and their memory is given back."""
+    def free(self, ranks: Iterable[int], name: str = "migrate") -> None:
+        """Take replicas out of the rollout: their requests return to the client as partial answers, and their memory is given back; recorded as `name`."""
         chosen = tuple(ranks)
         removed = self._balancer.remove_servers.remote([self._addresses[rank] for rank in chosen])
         self._get(removed, "the load balancer")
         self._freed += chosen
-        self._await("did not stop generating", {rank: self._stop(rank) for rank in chosen})
+        self._await("did not stop generating", {rank: self._stop(rank, name) for rank in chosen})
 
     def readmit(self, version: int) -> None:
         """After a weight sync: let freed replicas take requests again, if they hold the weights of step `version`."""
@@ -148,17 +205,18 @@ class Replicas:
             return
         for rank, held in self._ask_servers(_weights_version, self._freed).items():
             if held != version:
-                raise FuseError(
-                    f"replica {rank} holds the weights of step {held} after the sync of step {version}; it cannot generate on-policy"
+                self._fail(
+                    rank,
+                    f"holds the weights of step {held} after the sync of step {version}; it cannot generate on-policy",
                 )
         self._await("did not resume", {rank: self._replicas[rank].resume_generation() for rank in self._freed})
         servers = {self._addresses[rank]: self._replicas[rank].server_handle for rank in self._freed}
         self._get(self._balancer.add_servers.remote(servers), "the load balancer")
         self._freed = ()
 
-    async def _stop(self, rank: int) -> None:
+    async def _stop(self, rank: int, name: str) -> None:
         replica = self._replicas[rank]
-        with self._recorder.span("migrate", f"replica {rank}", "other") as args:
+        with self._recorder.span(name, f"replica {rank}", "other") as args:
             args["aborted_requests"] = (await replica.abort_all_requests(reject_request=True))["aborted_count"]
             await replica.sleep()
 
@@ -167,19 +225,39 @@ class Replicas:
             try:
                 await asyncio.wait_for(call, self._timeout)
             except TimeoutError:
-                raise FuseError(f"replica {rank} {failure} in {self._timeout:g} s (fuse.replica_timeout)") from None
+                self._fail(rank, f"{failure} in {self._timeout:g} s (fuse.replica_timeout)")
             except RayError as error:
-                raise FuseError(f"replica {rank} {failure}: {first_line(error)}") from error
+                self._fail(rank, f"{failure}: {first_line(error)}", error)
 
         async def together() -> None:
             await asyncio.gather(*(bounded(rank, call) for rank, call in calls.items()))
 
         asyncio.run(together())
 
-    def _ask_servers(self, question: Any, ranks: Iterable[int] | None = None) -> dict[int, Any]:
-        chosen = self._replicas if ranks is None else ranks
-        answers = {rank: self._replicas[rank].servers[0].__ray_call__.remote(question) for rank in chosen}
-        return {rank: self._get(answer, f"replica {rank}") for rank, answer in answers.items()}
+    def _fail(self, rank: int, why: str, cause: Exception | None = None) -> None:
+        """End the run for a replica that every weight sync needs; go on without a standalone one."""
+        if rank not in self._standalone:
+            raise FuseError(f"replica {rank} {why}") from cause
+        self.lose(rank, why)
+
+    def _slots_of(self, ranks: Iterable[int]) -> dict[int, int]:
+        max_num_seqs, sequence_tokens = self._limits
+        return {
+            rank: max(1, min(max_num_seqs, tokens // sequence_tokens if tokens else max_num_seqs))
+            for rank, tokens in self._ask_servers(_kv_cache_tokens, ranks).items()
+        }
+
+    def _ask_servers(self, question: Any, ranks: Iterable[int]) -> dict[int, Any]:
+        """The answers, of those that answer."""
+        found = {}
+        for rank, answer in {rank: self._servers[rank].__ray_call__.remote(question) for rank in ranks}.items():
+            try:
+                found[rank] = ray.get(answer, timeout=self._timeout)
+            except GetTimeoutError:
+                self._fail(rank, f"did not answer in {self._timeout:g} s (fuse.replica_timeout)")
+            except RayError as error:
+                self._fail(rank, f"failed: {first_line(error)}", error)
+        return found
 
     def _get(self, reference: Any, whom: str) -> Any:
         try:

@@ -19,6 +19,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.policy import PolicyGuard
 from verl_fuse.host.prompts import announce_prompts
 from verl_fuse.host.replicas import Replicas
+from verl_fuse.host.standalone.pool import StandalonePool
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import ReplicaView
 
@@ -56,16 +57,20 @@ class Routing:
     """Plans each step's rollout with the plugins' policies; `timeout` is seconds an actor may take to answer."""
 
     def __init__(self, manager: Any, replicas: Replicas, timeout: float):
-        self._addresses = {replica.replica_rank: replica.server_address for replica in manager.get_replicas()}
         servers = {replica.server_address: replica.server_handle for replica in manager.get_replicas()}
         self._router: Any = ray.remote(num_cpus=0)(PromptRouter).remote(servers)
         # Clients are made after this, and take the balancer from here.
         manager.global_load_balancer = self._router
         self._replicas = replicas
+        self._pool: StandalonePool | None = None
         replicas.use_balancer(self._router)
         self._timeout = timeout
         self._homes: dict[str, int] = {}
         self._prompts: dict[str, Prompt] = {}
+
+    def use_pool(self, pool: StandalonePool) -> None:
+        """Replicas that are missing are created there, and those that are not wanted destroyed."""
+        self._pool = pool
 
     @property
     def prompts(self) -> Mapping[str, Prompt]:
@@ -83,19 +88,31 @@ class Routing:
         ray.get([worker.__ray_call__.remote(announce_prompts) for worker in workers], timeout=self._timeout)
 
     def plan(self, prompts: Sequence[Prompt], policy: PolicyGuard) -> None:
-        """Before the prompts are submitted: predict, choose the replicas, put the others to sleep, assign."""
+        """Before the prompts are submitted: predict, choose how many replicas there are to be, put the others to sleep, assign."""
         predictions = policy.predict(prompts)
         if predictions is not None:
             prompts = [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
         routed = [view for view in self._replicas.views() if view.routed]
-        count = policy.scale(prompts, routed)
-        if count is not None and count < len(routed):
-            self._replicas.free(view.rank for view in routed[count:])
-            routed = routed[:count]
+        routed = self._scaled(prompts, routed, policy)
         self._homes = dict(policy.assign(prompts, routed) or {})
         self._prompts = {prompt.uid: prompt for prompt in prompts}
-        homes = {uid: self._addresses[rank] for uid, rank in self._homes.items()}
+        homes = {uid: self._replicas.addresses[rank] for uid, rank in self._homes.items()}
         ray.get(self._router.assign.remote(homes), timeout=self._timeout)
+
+    def _scaled(
+        self, prompts: Sequence[Prompt], routed: Sequence[ReplicaView], policy: PolicyGuard
+    ) -> Sequence[ReplicaView]:
+        """Those of the replicas that take requests which generate the step."""
+        needed = sum(not view.standalone for view in routed)
+        most = len(routed) if self._pool is None else needed + self._pool.most
+        count = policy.scale(prompts, routed, most)
+        if count is None:
+            return routed
+        if parked := [view.rank for view in routed[count:] if not view.standalone]:
+            self._replicas.free(parked)
+        if self._pool is not None:
+            self._pool.want(max(0, count - needed))
+        return routed[:count]
 
     def annotate(self, views: Iterable[ReplicaView], keys: Iterable[str]) -> tuple[ReplicaView, ...]:
         """`views` with what was assigned to each, and how much of it the finished trajectories `keys` leave."""

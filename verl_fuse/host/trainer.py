@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host import assembly
 from verl_fuse.host.accounting import account, prepare_accounts, recorded
 from verl_fuse.host.applied_plan import apply_plan
-from verl_fuse.host.assembly import ACTOR_ROLES, build_slices, exported, extra_info, sample_inference, training_groups
 from verl_fuse.host.checkpoints import resumed_from, saved_at
 from verl_fuse.host.client import FuseLLMServerClient
 from verl_fuse.host.compat.start import require_contracts, require_version, warn_of_changes
@@ -43,6 +43,7 @@ from verl_fuse.host.settings import load_settings
 from verl_fuse.host.slices import Slices
 from verl_fuse.host.spans import Recorder, Stopwatch, start_collector
 from verl_fuse.host.stages import old_log_prob_metrics
+from verl_fuse.host.standalone.pool import StandalonePool
 from verl_fuse.host.update_schedules import Solve
 from verl_fuse.host.watchdog import weight_sync_suspects, with_deadline
 from verl_fuse.host.worker import recording_worker_class
@@ -58,6 +59,7 @@ class FuseTrainer(PPOTrainerSync):
     _routing: Routing | None = None
     _layouts: Layouts | None = None
     _warm_prefix_tokens: int | None = None
+    _standalone: StandalonePool | None = None
 
     def __init__(self, config: DictConfig):
         require_version()
@@ -98,25 +100,26 @@ class FuseTrainer(PPOTrainerSync):
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role, remote_class in self.role_worker_mapping.items():
-            kind = "actor" if role in ACTOR_ROLES else "critic" if role is Role.Critic else None
+            kind = "actor" if role in assembly.ACTOR_ROLES else "critic" if role is Role.Critic else None
             if kind is not None:
                 stock = remote_class.__ray_actor_class__
                 worker_class = self.hook.fuse_worker_class(model=kind, base=stock, config=self.config) or stock
                 self.role_worker_mapping[role] = ray.remote(recording_worker_class(kind, worker_class))
 
     def get_llm_client(self) -> LLMServerClient:
-        manager = self.llm_server_manager
-        replicas = dict(
-            zip(manager.get_addresses(), [replica.replica_rank for replica in manager.get_replicas()], strict=True)
-        )
-        return manager.get_client(
-            client_cls=FuseLLMServerClient, replicas=replicas, warm_prefix_tokens=self._warm_prefix_tokens
+        replicas = {address: rank for rank, address in self.replicas.addresses.items()}
+        most = self._standalone.most if self._standalone else 0
+        prefix = self._warm_prefix_tokens
+        return self.llm_server_manager.get_client(
+            FuseLLMServerClient, replicas=replicas, standalone=most, warm_prefix_tokens=prefix
         )
 
     def _setup(self) -> None:
         super()._setup()
+        self._resources = ExitStack()
         self._lane = Lane("train", self.recorder, self.settings.core.call_timeout)
-        self._inference = sample_inference(self, self._lane, self._stage_calls())
+        self._resources.callback(self._lane.close)
+        self._inference = assembly.sample_inference(self, self._lane, self._stage_calls())
         self._slices: Slices | None = None
         self._fused: Any = None
         self._actor_updated = False
@@ -142,32 +145,40 @@ class FuseTrainer(PPOTrainerSync):
         """For plugins, at `fuse_setup`: inference runs on slices, as replicas are released."""
         if not self._inference.stages:
             return
-        self._slices = build_slices(self)
-        lanes = self._slices.lanes(extra_info(self))
-        self._inference = sample_inference(self, self._lane, self._stage_calls(), lanes)
+        self._slices = assembly.build_slices(self)
+        self._resources.callback(self._slices.close)
+        lanes = self._slices.lanes(assembly.extra_info(self))
+        self._inference = assembly.sample_inference(self, self._lane, self._stage_calls(), lanes)
 
     def use_routing(self, warm_prefix_tokens: int | None) -> None:
         """For plugins, at `fuse_setup`: `fuse_predict`, `fuse_scale` and `fuse_assign` are asked before each batch is submitted."""
         self._routing = Routing(self.llm_server_manager, self.replicas, self.settings.core.replica_timeout)
         self._warm_prefix_tokens = warm_prefix_tokens
 
+    def use_standalone(self, most: int, launch_timeout: float) -> None:
+        """For plugins, after `use_routing`: `fuse_scale` may ask for up to `most` replicas more, each created within `launch_timeout` seconds."""
+        assert self._routing is not None, "standalone replicas need use_routing"
+        self._standalone = assembly.build_standalone(self, most, launch_timeout)
+        self._resources.callback(self._standalone.close)
+        self._routing.use_pool(self._standalone)
+
     def use_fused_update(self, solve: Solve, timeout: float) -> None:
         """For plugins, at `fuse_setup`: critic and actor are updated in one call, in the order of the schedule that `solve` finds."""
         # What it rests on comes with the extra `megatron`.
         from verl_fuse.host.fused_update import FusedUpdate
 
-        self._fused = FusedUpdate(training_groups(self), solve, timeout, self.recorder)
+        self._fused = FusedUpdate(assembly.training_groups(self), solve, timeout, self.recorder)
+        self._resources.callback(self._fused.close)
 
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
         """For plugins, at `fuse_setup`: each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
-        self._layouts = Layouts(training_groups(self), wanted)
+        self._layouts = Layouts(assembly.training_groups(self), wanted)
 
     def _refresh_slices(self) -> None:
         # Nobody waits: the lane has nothing else to do while the next step generates, and slices begin when replicas are released.
         if self._slices is not None:
-            export = partial(
-                self._lane.recorded, "export_weights", "sync", partial(exported, self, self._inference.stages)
-            )
+            read = partial(assembly.exported, self, self._inference.stages)
+            export = partial(self._lane.recorded, "export_weights", "sync", read)
             self._slices.load(self._lane.submit(export, "export_weights"))
 
     def on_init_end(self) -> None:
@@ -339,6 +350,11 @@ class FuseTrainer(PPOTrainerSync):
     def on_step_end(self) -> None:
         self._require_replicas()
         self._on_lane("update_weights", "sync", partial(self._sync_weights, super().on_step_end))
+        if self._standalone is not None:
+            export = partial(
+                self._on_lane, "export_whole", "sync", partial(assembly.exported_whole, self.actor_rollout_wg)
+            )
+            self._standalone.sync(export, self.global_steps)
         self.replicas.readmit(self.global_steps)
         self._refresh_slices()
         self._step_end = self._clock.now
@@ -391,7 +407,7 @@ class FuseTrainer(PPOTrainerSync):
     def _timeline(self) -> Timeline:
         remote: list[Span] = ray.get(self._collector.drain.remote(), timeout=60)
         start, end = self._clock.start, self._step_end
-        spans = [span for span in (*self._spans, *remote) if span.end > start and span.start < end]
+        spans = [self.replicas.named(s) for s in (*self._spans, *remote) if s.end > start and s.start < end]
         return Timeline(self.config.trainer.experiment_name, self.global_steps, start, end, tuple(spans))
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -401,8 +417,4 @@ class FuseTrainer(PPOTrainerSync):
             super().fit(agent_loop_manager)
             self._emit("train_end")
         finally:
-            if self._fused is not None:
-                self._fused.close()
-            if self._slices is not None:
-                self._slices.close()
-            self._lane.close()
+            self._resources.close()

@@ -41,8 +41,8 @@ def export_parameters(engine: Any) -> list[ray.ObjectRef]:
         with engine.eval_mode():
             state: Any = get_fsdp_full_state_dict(engine.module)
         shards = [Shard(name, (0,) * tensor.dim(), tensor) for name, tensor in state.items()]
-        return [ray.put(bucket) for bucket in _buckets(shards if torch.distributed.get_rank() == 0 else [])]
-    return [ray.put(bucket) for bucket in _buckets(own_shards(engine.module.state_dict()))]
+        return [ray.put(bucket) for bucket in in_buckets(shards if torch.distributed.get_rank() == 0 else [])]
+    return [ray.put(bucket) for bucket in in_buckets(own_shards(engine.module.state_dict()))]
 
 
 def load_parameters(engine: Any, buckets: Sequence[ray.ObjectRef]) -> None:
@@ -112,7 +112,8 @@ def _first_holder(tensor: DTensor) -> bool:
     return not any(at for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
 
 
-def _buckets(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
+def in_buckets(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
+    """Neighbours together, BUCKET_BYTES or one shard at most."""
     bucket: list[Shard] = []
     size = 0
     for shard in shards:

@@ -40,11 +40,21 @@ def recording_worker_class(role: str, base: type) -> type:
 
         return export_parameters((self.actor if role == "actor" else self).engine)
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
+    def export_whole(self: Any) -> list[Any]:
+        """References to the actor's whole parameters in Ray's object store, from rank 0; see standalone/weights.py."""
+        from verl_fuse.host.standalone.weights import export_whole
+
+        return export_whole(self.actor.engine, self.rank)
+
+    exports: dict[str, Any] = {"export_weights": export_weights}
+    if role == "actor":
+        exports["export_whole"] = export_whole
     wrapped = {name: _recorded(getattr(base, name), span, category) for name, (span, category) in METHODS[role].items()}
     return type(
         f"Fuse{base.__name__}",
         (base,),
-        {"__doc__": f"{base.__name__}, recording its calls.", "export_weights": export_weights, **wrapped},
+        {"__doc__": f"{base.__name__}, recording its calls.", **exports, **wrapped},
     )
 
 

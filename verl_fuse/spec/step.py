@@ -41,6 +41,7 @@ class LaneView:
 class ReplicaView:
     """One rollout replica: `running` requests in flight there, room for `slots` at most (sequences and KV cache), `routed` while it takes requests.
 
+    `standalone`: it has devices of its own, which are given back once it is not wanted any more.
     `assigned` samples were meant for it when the step began (`fuse_assign`), of which `unfinished` are not done, wherever they are now.
     """
 
@@ -50,6 +51,7 @@ class ReplicaView:
     routed: bool
     assigned: int = 0
     unfinished: int = 0
+    standalone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

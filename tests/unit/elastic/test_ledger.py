@@ -1,7 +1,7 @@
 import pytest
 
 from verl_fuse.spec.timeline import Span, Timeline
-from verl_fuse_elastic.ledger import ledger
+from verl_fuse_elastic.ledger import ledger, starting
 
 
 def request(rank, start, end):
@@ -35,3 +35,10 @@ def test_validation_after_generation_is_not_counted():
 
 def test_a_step_that_generated_nothing_has_no_ledger():
     assert ledger(Timeline("run", 1, 0.0, 5.0, (request(0, 1.0, 2.0),)), 2) is None
+
+
+def test_a_replica_is_paid_for_from_its_devices_on():
+    start = Span("start", "replica 3", "other", 1.0, 8.5, {})
+    other = Span("start", "step", "stage", 0.0, 1.0)
+    assert starting(step(request(0, 2.0, 12.0), start, other)) == [7.5]
+    assert starting(step()) == []

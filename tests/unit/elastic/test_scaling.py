@@ -44,6 +44,16 @@ def test_a_replica_that_starts_holds_its_devices_before_it_generates():
     )
 
 
+def test_only_replicas_that_are_not_there_take_their_launch():
+    terms = Terms(0.5, 1, 4, resident=2, launch_seconds=30.0)
+    cold, warm = (forecast(prompts(50, 50, 50, 50), terms, running) for running in (1, 3))
+    free = forecast(prompts(50, 50, 50, 50), Terms(0.5, 1, 4), 1)
+    for found, launches in ((cold, [0, 0, 30, 60]), (warm, [0, 0, 0, 30])):
+        assert [f.replica_seconds - g.replica_seconds for f, g in zip(found, free, strict=True)] == pytest.approx(
+            launches
+        )
+
+
 def test_time_and_cost_pull_the_count_apart():
     found = forecast(prompts(*[300] * 12), Terms(0.0, 1, 6))
     assert choose(found, Terms(0.0, 1, 6), 0).count == 6

@@ -1,0 +1,98 @@
+"""Plugin of a test run: asks for another number of replicas in every step, and lets the test do its part in between.
+
+Driver and test talk through files in $PHASES: `NAME.json` is there once NAME has happened.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import ray
+
+from verl_fuse.hookspecs import hookimpl
+
+HOOK_API = 1
+# Wanted in step 1, 2, ...: two replicas are created while one generates, and generate in step 5; one is created again, and lost with its node in step 9.
+WANTED = (1, 3, 3, 3, 3, 1, 2, 2, 2, 2)
+# Before these steps the run waits, so that the number of steps it takes until replicas are up does not matter.
+UP_BEFORE, FREED, UP_AGAIN_BEFORE, LOST_IN = 4, 6, 8, 9
+_state: dict = {}
+
+
+def tell(name: str, **data) -> None:
+    """`name` has happened."""
+    folder = Path(os.environ["PHASES"])
+    (folder / f"{name}.part").write_text(json.dumps(data))
+    (folder / f"{name}.part").rename(folder / f"{name}.json")
+
+
+def told(name: str, seconds: float = 120.0) -> dict:
+    """Wait until `name` has happened."""
+    file = Path(os.environ["PHASES"]) / f"{name}.json"
+    deadline = time.monotonic() + seconds
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} did not happen in {seconds} s")
+        time.sleep(0.05)
+    return json.loads(file.read_text())
+
+
+def engine(server) -> tuple[int, str]:
+    """Runs inside a replica's server: the process of its engine, and its node."""
+    (process,) = server.engine.engine_core.resources.engine_manager.processes
+    return process.pid, ray.get_runtime_context().get_node_id()
+
+
+def engines() -> dict[int, tuple[int, str]]:
+    """Process and node of each standalone replica."""
+    pool = _state["trainer"]._standalone
+    return {
+        rank: tuple(ray.get(started.replica.servers[0].__ray_call__.remote(engine)))
+        for rank, started in pool._members.items()
+    }
+
+
+def wait_for_launches() -> None:
+    deadline = time.monotonic() + 240
+    launches = _state["trainer"]._standalone._launches
+    while not all(launch.done for launch in launches):
+        if time.monotonic() > deadline:
+            raise TimeoutError("no replica in 240 s")
+        time.sleep(0.2)
+
+
+@hookimpl
+def fuse_setup(trainer):
+    _state["trainer"] = trainer
+
+
+@hookimpl
+def fuse_scale(prompts, replicas, most):
+    step = _state["trainer"].global_steps
+    tell(f"step_{step}", ranks=[replica.rank for replica in replicas], most=most, pids=engines())
+    return WANTED[step - 1]
+
+
+@hookimpl
+def fuse_event(event):
+    if event.kind == "step_begin":
+        _begin(event.step)
+    elif event.kind == "poll" and event.step == LOST_IN:
+        (rank,) = engines() if "victim" not in _state else (None,)
+        if rank is not None and any(view.rank == rank and view.running for view in event.view.replicas):
+            _state["victim"] = rank
+            # It cannot finish anything any more before its node is gone.
+            pid, node = engines()[rank]
+            os.kill(pid, signal.SIGSTOP)
+            tell("stopped", rank=rank, node=node, pid=pid, finished=event.view.finished)
+            told("node_gone")
+
+
+def _begin(step: int) -> None:
+    if step in (UP_BEFORE, UP_AGAIN_BEFORE):
+        wait_for_launches()
+    if step == FREED + 1:
+        tell("freed")
+        told("taken")

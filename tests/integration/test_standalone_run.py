@@ -1,0 +1,210 @@
+"""One real GRPO run on a cluster of several nodes that grows from one vLLM replica to three and shrinks to one while it trains; another Ray job gets
+the devices it gives back; a node is removed in the middle of a step. Nodes are added by Ray's autoscaler."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from verl_runs import SMALL, run
+
+from verl_fuse.spec.timeline import Timeline
+
+pytest.importorskip("verl")
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+import replica_phases as phases
+from autoscaled_cluster import AutoscaledCluster
+
+from verl_fuse_cpu.environment import environment
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+SUPPORT = Path(__file__).parent / "support"
+STEPS = len(phases.WANTED)
+PROMPTS, SAMPLES = 6, 24
+# Replicas that hold devices while a step generates.
+HELD = {1: 1, 2: 1, 3: 1, 4: 1, 5: 3, 6: 1, 7: 1, 8: 1, 9: 2, 10: 1}
+# Largest difference in a token's probability between rollout and trainer, both in float32; 1e-6 is the largest seen here.
+ROLLOUT_TOLERANCE = 2e-5
+RAY = ("num_cpus", "num_gpus", "object_store_memory")
+OF_REPLICAS = ("EngineCore", "vLLMHttpServer", "CheckpointEngineWorker")
+OTHER_JOB = """
+import json, sys, time
+import ray
+from ray.util.placement_group import placement_group
+ray.init(address=sys.argv[1], log_to_driver=False)
+begun = time.monotonic()
+groups = [placement_group([{"GPU": 1, "CPU": 2}], strategy="STRICT_PACK") for _ in range(2)]
+got = [group.wait(60) for group in groups]
+nodes = [list(ray.util.placement_group_table(group)["bundles_to_node_id"].values()) for group in groups]
+print(json.dumps({"got": got, "seconds": time.monotonic() - begun, "nodes": nodes}))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(verl_home, tmp_path_factory):
+    """A head node with one virtual device, and up to two more nodes with one each."""
+    folder = tmp_path_factory.mktemp("standalone")
+    site = folder / "site"
+    metadata = site / "replica_phases-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: replica-phases\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[verl_fuse]\nreplica_phases = replica_phases\n")
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray's workers inherit the environment of their node.
+        for name, value in environment().items():
+            patch.setenv(name, value)
+        path = [str(site), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+        patch.setenv("PYTHONPATH", os.pathsep.join(path))
+        patch.setenv("PHASES", str(folder))
+        patch.setenv("VERL_FUSE_HOME", str(verl_home))
+        patch.setenv("VERL_FILE_LOGGER_PATH", str(verl_home / "standalone" / "metrics.jsonl"))
+        for name in ("RAY_TMPDIR", "RAY_FAKE_CLUSTER", "AUTOSCALER_UPDATE_INTERVAL_S"):
+            patch.setenv(name, "")
+            patch.delenv(name)
+        cluster = AutoscaledCluster(devices=1, nodes=2)
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+def take_part(cluster, found):
+    """What happens outside of the run, in the order of its steps."""
+    phases.told("freed", 900)
+    job = [sys.executable, "-c", OTHER_JOB, cluster.address]
+    found["other job"] = json.loads(
+        subprocess.run(job, capture_output=True, check=True, timeout=120).stdout.splitlines()[-1]
+    )
+    phases.tell("taken")
+    found["stopped"] = phases.told("stopped", 900)
+    cluster.remove(found["stopped"]["node"])
+    phases.tell("node_gone")
+
+
+@pytest.fixture(scope="module")
+def finished(cluster, verl_home):
+    found = {}
+    outside = threading.Thread(target=take_part, args=(cluster, found), daemon=True)
+    outside.start()
+    done = run(
+        verl_home,
+        "grpo-cpu",
+        *SMALL,
+        f"data.train_batch_size={PROMPTS}",
+        "trainer.n_gpus_per_node=1",
+        f"+ray_kwargs.ray_init.address={cluster.address}",
+        *(f"ray_kwargs.ray_init.{key}=null" for key in RAY),
+        "fuse.elastic.enabled=true",
+        "fuse.elastic.scale=true",
+        "fuse.elastic.standalone=2",
+        "fuse.elastic.standalone_timeout=240",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.total_epochs=1",
+        name="standalone",
+        timeout=900,
+    )
+    assert done.code == 0, done.output[-4000:]
+    outside.join(10)
+    return done, found, Path(os.environ["PHASES"])
+
+
+def timeline(done, step: int) -> Timeline:
+    return Timeline.from_json((done.folder / f"timeline/step_{step:06d}.json").read_text())
+
+
+def told(cluster_folder: Path, step: int) -> dict:
+    return json.loads((cluster_folder / f"step_{step}.json").read_text())
+
+
+def completed(done, step: int) -> Counter:
+    """Requests that each replica finished."""
+    return Counter(
+        s.track for s in timeline(done, step).spans if s.name == "request" and s.args.get("stop_reason") == "completed"
+    )
+
+
+def test_it_grows_to_three_replicas_and_shrinks_to_one_between_steps_while_it_trains(finished):
+    done, _, folder = finished
+    there = {step: told(folder, step)["ranks"] for step in range(1, STEPS + 1)}
+    assert there == {1: [0], 2: [0], 3: [0], 4: [0], 5: [0, 1, 2], 6: [0, 1, 2], 7: [0], 8: [0], 9: [0, 3], 10: [0]}
+    assert {told(folder, step)["most"] for step in there} == {3}
+    for step in (1, 2, 3, 4, 6, 7, 8, 10):
+        assert completed(done, step) == {"replica 0": SAMPLES}
+    assert completed(done, 5) == {"replica 0": 8, "replica 1": 8, "replica 2": 8}
+    # Step 3 was trained between the question for more replicas and their arrival.
+    created = {span.track: span for span in timeline(done, 4).spans if span.name == "start"}
+    assert set(created) == {"replica 1", "replica 2"}
+    assert {span.track for span in timeline(done, 8).spans if span.name == "start"} == {"replica 3"}
+    began = timeline(done, 3).start
+    assert all(span.start - span.args["placement_seconds"] < began for span in created.values())
+
+
+def test_every_replica_generates_under_the_weights_of_the_step(finished):
+    """The account refuses any other version; rollout and trainer agree in every token only if the weights are the same."""
+    done, _, _ = finished
+    assert {metrics["training/rollout_probs_diff_max"] < ROLLOUT_TOLERANCE for metrics in done.metrics.values()} == {
+        True
+    }
+    loaded = {step: {s.track for s in timeline(done, step).spans if s.name == "load_weights"} for step in (4, 5, 6, 8)}
+    assert loaded == {4: {"replica 1", "replica 2"}, 5: {"replica 1", "replica 2"}, 6: set(), 8: {"replica 3"}}
+
+
+def test_another_job_gets_the_devices_that_are_given_back_at_once(finished):
+    _, found, folder = finished
+    other = found["other job"]
+    assert other["got"] == [True, True]
+    given_back = {node for _, node in told(folder, 6)["pids"].values()}
+    assert {node for nodes in other["nodes"] for node in nodes} == given_back
+    assert len(given_back) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid, _ in told(folder, 6)["pids"].values()), (
+        "their engines are gone"
+    )
+
+
+def test_a_node_that_goes_away_in_the_middle_of_a_step_costs_no_sample(finished):
+    done, found, _ = finished
+    lost = found["stopped"]
+    assert (lost["rank"], lost["finished"] < SAMPLES) == (3, True)
+    failed = [s for s in timeline(done, phases.LOST_IN).spans if s.name == "request" and "error" in s.args]
+    assert {span.track for span in failed} == {"replica 3"}
+    assert len(failed) == SAMPLES // 2
+    assert completed(done, phases.LOST_IN) == {"replica 0": SAMPLES}
+    assert (
+        "replica 3 is dead; its requests start again on other replicas, and the run goes on without it" in done.output
+    )
+
+
+def test_every_sample_is_trained_once_and_the_run_ends_well(finished):
+    done, _, _ = finished
+    assert sorted(done.metrics) == sorted(done.accounts()) == list(range(1, STEPS + 1))
+    assert {(a["samples"], a["missing"], a["groups"]) for a in done.accounts().values()} == {(SAMPLES, 0, PROMPTS)}
+    assert {metrics["fuse/fallbacks"] for metrics in done.metrics.values()} == {0}
+
+
+def test_what_they_hold_is_paid_for(finished):
+    done, _, _ = finished
+    for step, metrics in done.metrics.items():
+        spans = timeline(done, step)
+        (generation,) = [span for span in spans.on("step") if span.name == "gen"]
+        held = metrics["fuse/device_seconds_busy"] + metrics["fuse/device_seconds_idle"]
+        assert held == pytest.approx(HELD[step] * generation.seconds)
+        starting = sum(span.seconds for span in spans.spans if span.name == "start")
+        assert metrics["fuse/device_seconds_starting"] == pytest.approx(starting)
+
+
+def test_nothing_is_left_of_replicas_that_came_and_went(finished, cluster):
+    """One was being created when the run ended."""
+    _, _, folder = finished
+    assert told(folder, STEPS)["ranks"] == [0]
+    deadline = time.monotonic() + 30
+    while left := [
+        title for title in map(" ".join, cluster.command_lines()) if any(name in title for name in OF_REPLICAS)
+    ]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
