@@ -16,13 +16,13 @@ from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import orders_of
 
-MOVES_PER_SECOND = 5e8
+MOVES_PER_SECOND = 6e8
 """Ops timed per second of effort: what one core manages, so that an effort of 1 is about a second."""
 
 SWAP = 400
 """What a swap costs beside the ops it times, in ops."""
 
-DISPATCHES_PER_SECOND = 4e6
+DISPATCHES_PER_SECOND = 6e6
 """Ops placed per second of effort by greedy list scheduling."""
 
 CLIMB_SHARE = 0.25

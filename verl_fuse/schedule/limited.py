@@ -49,6 +49,7 @@ class Limited(Attempt):
         self.shares = dict.fromkeys(self.models, 1.0)
         self.unlimited, self.share = False, 1.0
         self.solver: cp_model.CpSolver | None = None
+        self.spent = 0.0
 
     def interrupt(self) -> None:
         if self.solver is not None:
@@ -57,20 +58,22 @@ class Limited(Attempt):
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         random = np.random.default_rng([seed, self.worker, 2])
         fast = goal.incumbent.makespan <= goal.makespan * (1 + TOLERANCE)
-        begun = time.thread_time()
+        spent, most = 0.0, math.inf
         for _ in range(DRAWS):
-            if goal.over:
+            if goal.over or spent >= most:
                 return
             found = limits(self.table, self._capacity(goal, fast, random), self.shares)
-            if makespan_bound(self.table, found) <= goal.makespan * (1 + TOLERANCE):
-                share = self.share if math.isfinite(goal.capacity) else SHARE
-                solved = self._solve(goal, found, share * effort, int(random.integers(2**30)))
-                if fast and (solved or not goal.over):
-                    self.share = min(self.share * 2, SHARES[1]) if solved else max(self.share / 2, SHARES[0])
-                if not (fast and solved) or time.thread_time() - begun > effort:
-                    return
-            else:
+            if makespan_bound(self.table, found) > goal.makespan * (1 + TOLERANCE):
                 self._turn(random)
+                continue
+            share = self.share if math.isfinite(goal.capacity) else SHARE
+            solved = self._solve(goal, found, min(share * effort, most - spent), int(random.integers(2**30)))
+            if fast and (solved or not goal.over):
+                self.share = min(self.share * 2, SHARES[1]) if solved else max(self.share / 2, SHARES[0])
+            if not (fast and solved):
+                return
+            # What holds less, if still too much, is worth another try within the effort.
+            spent, most = spent + self.spent, effort
 
     def _turn(self, random: np.random.Generator) -> None:
         self.shares = {model: float(2 ** random.uniform(-UNEVEN, UNEVEN)) for model in self.models}
@@ -96,7 +99,7 @@ class Limited(Attempt):
         if goal.over:
             return False
         status = solver.solve(model.cp)
-        self.solver = None
+        self.solver, self.spent = None, solver.response_proto.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             self._turn(np.random.default_rng(seed))
             return False

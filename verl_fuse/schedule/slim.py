@@ -10,7 +10,7 @@ from verl_fuse.schedule.model import scales
 from verl_fuse.schedule.solution import TOLERANCE, from_orders
 from verl_fuse.schedule.table import OpTable
 
-MOVES_PER_SECOND = 8e8
+MOVES_PER_SECOND = 1.3e9
 """Ops looked at per second of effort: what one core manages."""
 
 SWAP = 1000
