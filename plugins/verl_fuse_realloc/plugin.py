@@ -58,7 +58,7 @@ def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type
 
 @hookimpl
 def fuse_setup(trainer: Any) -> None:
-    if _changes(trainer.config):
+    if trainer.settings.blocks["realloc"].schedule:
         trainer.use_layouts(schedule.Schedule.read(partial(_get, trainer.config)).wanted)
 
 

@@ -16,13 +16,13 @@ from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import orders_of
 
-MOVES_PER_SECOND = 6e8
+MOVES_PER_SECOND = 5e8
 """Ops timed per second of effort: what one core manages, so that an effort of 1 is about a second."""
 
-SWAP = 400
-"""What a swap costs beside the ops it times, in ops."""
+SWAP = 1500
+"""Ops that a swap costs at least, however few it times."""
 
-DISPATCHES_PER_SECOND = 6e6
+DISPATCHES_PER_SECOND = 9e6
 """Ops placed per second of effort by greedy list scheduling."""
 
 CLIMB_SHARE = 0.25
@@ -70,8 +70,8 @@ class Anneal(Attempt):
         capacity = (
             self.scales.memory.floor(goal.capacity) if np.isfinite(goal.capacity) else int(np.abs(net.change).sum()) + 1
         )
-        steps = max(1, int(effort * (1 - CLIMB_SHARE) * MOVES_PER_SECOND / (len(table) + SWAP)))
-        chunks = max(1, round(steps * (len(table) + SWAP) / CHUNK))
+        steps = max(1, int(effort * (1 - CLIMB_SHARE) * MOVES_PER_SECOND / max(len(table), SWAP)))
+        chunks = max(1, round(steps * max(len(table), SWAP) / CHUNK))
         hot = HOT[(seed + self.worker) % len(HOT)] * float(np.mean(net.duration))
         cold = hot / COOLING
         for chunk in range(chunks):

@@ -35,6 +35,9 @@ UNEVEN = 1.5
 ROOM = (1.8, 2.4)
 """Capacity of every other try where the goal sets none, as a multiple of what serial 1F1B holds; the first has no limits."""
 
+QUICK = 800
+"""Up to this many ops a try is so short that another one follows a success."""
+
 DRAWS = 20
 """Limits drawn before a run gives up finding some that the bound does not rule out."""
 
@@ -70,7 +73,7 @@ class Limited(Attempt):
             solved = self._solve(goal, found, min(share * effort, most - spent), int(random.integers(2**30)))
             if fast and (solved or not goal.over):
                 self.share = min(self.share * 2, SHARES[1]) if solved else max(self.share / 2, SHARES[0])
-            if not (fast and solved):
+            if not (fast and solved and len(self.table) <= QUICK):
                 return
             # What holds less, if still too much, is worth another try within the effort.
             spent, most = spent + self.spent, effort

@@ -10,11 +10,11 @@ from verl_fuse.schedule.model import scales
 from verl_fuse.schedule.solution import TOLERANCE, from_orders
 from verl_fuse.schedule.table import OpTable
 
-MOVES_PER_SECOND = 1.3e9
-"""Ops looked at per second of effort: what one core manages."""
+MOVES_PER_SECOND = 8e8
+"""Swaps times ops per second of effort: what one core manages."""
 
-SWAP = 1000
-"""What a swap costs beside the ops it looks at, in ops."""
+SWAP = 1500
+"""Ops that a swap costs at least."""
 
 SHARE = 0.5
 """Effort against that of the annealing of the makespan."""
@@ -51,7 +51,7 @@ class Slim(Attempt):
         cooling = 1 / COOLING
         energy = best = slimming.energy_of(order, capacity)
         chunks = max(1, round(SHARE * effort / CHUNK))
-        swaps = max(1, int(CHUNK * MOVES_PER_SECOND / (len(self.table) + SWAP)))
+        swaps = max(1, int(CHUNK * MOVES_PER_SECOND / max(len(self.table), SWAP)))
         peak = begin.peak
         for chunk in range(chunks):
             if goal.over:

@@ -31,9 +31,6 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     # Our engine is handed the training engine in place of its whole parameters.
     Attribute("verl.workers.engine_workers:ActorRolloutRefWorker.checkpoint_engine"),
-    Function(
-        f"{CHECKPOINT}:CheckpointEngineWorker.update_weights", "async (self, global_steps=None)", "86b4cbbf43b032a9"
-    ),
     Function("verl.utils.device:get_torch_device", "()", "a451ff316f5944b7"),
     Function("verl.utils.device:get_device_name", "()", "f63a98cb111b11b9"),
 )
