@@ -54,7 +54,9 @@ STREAM = "fuse.interstage.enabled=true"
 
 @pytest.fixture(scope="module")
 def stock(verl_home) -> Finished:
-    """Stock verl, which generates the rollouts and records them for all other runs."""
+    """Stock verl on recorded rollouts; the recording run comes first, with the same command."""
+    first = recorded(verl_home, "recording", baseline=True)
+    assert first.code == 0, first.output[-4000:]
     done = recorded(verl_home, "stock", baseline=True)
     assert done.code == 0, done.output[-4000:]
     return done
