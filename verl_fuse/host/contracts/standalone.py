@@ -40,7 +40,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Function(
         f"{RAY}:RayResourcePool.get_placement_groups",
-        "(self, strategy=..., name=None, device_name=...)",
+        "(self, strategy='STRICT_PACK', name=None, device_name='cuda')",
         "68827864a42e8c4f",
     ),
     Attribute(f"{RAY}:RayResourcePool.pgs"),
