@@ -84,8 +84,12 @@ class StandalonePool:
         self._bury_lost()
 
     def close(self) -> None:
-        """Destroy all."""
-        self.want(0)
+        """Destroy all. Asks nobody: a run that ends because the load balancer is gone shows that, not this."""
+        for launch in self._launches:
+            self._end(launch.give_up())
+        for rank, started in self._members.items():
+            self._end_replica(rank, started)
+        self._launches, self._members = [], {}
         for thread in self._ending:
             thread.join(CLOSING)
 
@@ -112,6 +116,9 @@ class StandalonePool:
         started = self._members.pop(rank)
         self._replicas.leave(rank)
         logger.info("replica %d is destroyed", rank)
+        self._end_replica(rank, started)
+
+    def _end_replica(self, rank: int, started: Started) -> None:
         work = partial(destroy, started.replica, started.groups)
         self._end(in_background(f"the end of replica {rank}", work))
 
