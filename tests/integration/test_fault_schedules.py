@@ -1,4 +1,4 @@
-"""Two of each kind of the three hundred fault schedules of `python -m ci.bench.faults`: trainer, agent loop, replay buffer, load balancer and TransferQueue are
+"""One of each kind of the three hundred fault schedules of `python -m ci.bench.faults`: trainer, agent loop, replay buffer, load balancer and TransferQueue are
 real, the engine counts (support/schedule_runs.py)."""
 
 import json
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
 ]
 
-SCHEDULES = 2 * len(KINDS)
+SCHEDULES = len(KINDS)
 NEVER = ("lost", "duplicated", "wrong_weights", "hung", "other_faults")
 
 
@@ -29,7 +29,7 @@ def test_no_schedule_loses_or_doubles_a_sample_or_trains_under_other_weights_or_
     assert {name: found[name] for name in NEVER} == dict.fromkeys(NEVER, 0), done.stderr[-3000:]
     assert done.returncode == 0
     assert sum(found["kinds"].values()) == SCHEDULES
-    assert set(found["kinds"].values()) == {2}
+    assert set(found["kinds"].values()) == {1}
     assert found["requests_moved"] > 0, "faults met migrating steps"
     assert found["ended_loudly"] > 0, "a dead replica ends the run"
     assert found["samples_trained"] + found["rollouts_failed"] >= SCHEDULES * PROMPTS * SAMPLES_PER_PROMPT // 2

@@ -1,6 +1,6 @@
 """A run of the recipe `ppo-megatron-cpu` on real verl, Ray, Megatron and vLLM: one RPC updates critic and actor, first measured, then fused.
 
-Shows the invariants in the docstring of verl_fuse/host/fused_update.py.
+On two ranks of two stages; test_pipeline_engines.py has four. Shows the invariants in the docstring of verl_fuse/host/fused_update.py.
 """
 
 from pathlib import Path
@@ -13,11 +13,16 @@ from verl_fuse.spec.timeline import Timeline
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.integration
 
+RANKS = 2
+
 
 def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path):
     finished = run(
         verl_home,
         "ppo-megatron-cpu",
+        f"trainer.n_gpus_per_node={RANKS}",
+        f"actor_rollout_ref.actor.megatron.pipeline_model_parallel_size={RANKS}",
+        f"critic.megatron.pipeline_model_parallel_size={RANKS}",
         "trainer.total_training_steps=3",
         "trainer.save_freq=-1",
         "fuse.pipeline.schedule=fused",
@@ -32,7 +37,7 @@ def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path):
         assert {"actor/grad_norm", "actor/loss", "critic/grad_norm", "critic/loss"} <= metrics.keys()
     timeline = Timeline.from_json((finished.folder / "timeline" / "step_000003.json").read_text())
     # Two mini-batches, four micro-batches, forwards and backwards of two models.
-    for rank in range(4):
+    for rank in range(RANKS):
         ops = [span for span in timeline.on(f"rank {rank}") if "op" in span.args]
         plan = timeline.on(f"plan {rank}")
         assert len(ops) == len(plan) == 2 * 4 * 2 * 2

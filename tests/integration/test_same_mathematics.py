@@ -1,13 +1,14 @@
 """Given the same rollouts, stock verl and verl-fuse compute the same numbers: observing is bitwise equal, streaming equal to rounding.
 
-Rollouts are recorded once by stock verl and replayed by verl's own `skip.rollout_tq`. Streaming splits batches differently, so padding
-inside micro-batches, and with it the order of float32 sums, differs; nothing else may.
+The rollouts are those of the planned run (conftest.py), replayed by verl's own `skip.rollout_tq`. Streaming splits batches differently, so
+padding inside micro-batches, and with it the order of float32 sums, differs; nothing else may. After the steps that are compared, faults
+are planted in the streaming run.
 """
 
 from pathlib import Path
 
 import pytest
-from verl_runs import SMALL, SMALL_CRITIC, Finished, run
+from verl_runs import RECORDED, RECORDING, Finished, run
 
 from ci.upstream.ab.arms import STREAMING
 from ci.upstream.ab.compare import Finding, Tolerance, step_findings
@@ -18,62 +19,43 @@ pytest.importorskip("torch")
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
-STEPS = 2
+COMPARED = 2
+WRONG_ROW, DROPPED = COMPARED + 1, COMPARED + 2
 
 
-def overrides(home: Path) -> tuple[str, ...]:
-    return (
-        *SMALL,
-        *SMALL_CRITIC,
-        f"trainer.total_training_steps={STEPS}",
-        "trainer.save_freq=-1",
-        "trainer.resume_mode=disable",
-        "skip.rollout_tq.enable=true",
-        "skip.rollout_tq.steps=[1,2]",
-        f"skip.rollout_tq.dump_dir={home}/rollouts",
-    )
-
-
-def recorded(home: Path, name: str, *extra: str, baseline: bool = False, fault: str = "") -> Finished:
-    # verl files recorded rollouts by experiment name: one name for all runs, a directory for each.
-    return run(
+def replay(home: Path, name: str, *extra: str, steps: int, baseline: bool = False, faults: str = "") -> Finished:
+    done = run(
         home,
         "ppo-cpu",
-        *overrides(home),
+        *RECORDED,
+        f"skip.rollout_tq.dump_dir={home}/rollouts",
+        f"trainer.total_training_steps={steps}",
         *extra,
         name=name,
-        experiment="mathematics",
+        # verl files recorded rollouts by experiment name: one name for all runs, a directory for each.
+        experiment=RECORDING,
         baseline=baseline,
         record=home / f"{name}.numbers",
-        fault=fault,
+        faults=faults,
     )
-
-
-STREAM = "fuse.interstage.enabled=true"
-
-
-@pytest.fixture(scope="module")
-def stock(verl_home) -> Finished:
-    """Stock verl on recorded rollouts; the recording run comes first, with the same command."""
-    first = recorded(verl_home, "recording", baseline=True)
-    assert first.code == 0, first.output[-4000:]
-    done = recorded(verl_home, "stock", baseline=True)
-    assert done.code == 0, done.output[-4000:]
+    assert (done.code != 0) == (f":{steps}" in faults), done.output[-4000:]
     return done
 
 
 @pytest.fixture(scope="module")
-def observed(verl_home, stock) -> Finished:
-    done = recorded(verl_home, "observed")
-    assert done.code == 0, done.output[-4000:]
-    return done
+def stock(verl_home, planned) -> Finished:
+    return replay(verl_home, "stock", steps=WRONG_ROW, baseline=True)
 
 
 @pytest.fixture(scope="module")
-def streamed(verl_home, stock) -> Finished:
-    done = recorded(verl_home, "streamed", STREAM)
-    assert done.code == 0, done.output[-4000:]
-    return done
+def observed(verl_home, planned) -> Finished:
+    return replay(verl_home, "observed", steps=COMPARED)
+
+
+@pytest.fixture(scope="module")
+def streamed(verl_home, planned) -> Finished:
+    faults = f"wrong_row:{WRONG_ROW} drop_micro_group:{DROPPED}"
+    return replay(verl_home, "streamed", "fuse.interstage.enabled=true", steps=DROPPED, faults=faults)
 
 
 def numbers(finished: Finished) -> Path:
@@ -90,7 +72,7 @@ def faults(stock: Finished, other: Finished, number: int, tolerance: Tolerance |
     return [finding for finding in found if not finding.passed]
 
 
-@pytest.mark.parametrize("number", range(1, STEPS + 1))
+@pytest.mark.parametrize("number", range(1, COMPARED + 1))
 def test_everything_computed_is_compared_and_has_padding(stock, number):
     step = step_of(stock, number)
     assert int(step.numbers["padding"]["rows"].sum()) == 8, "6 prompts x 4 samples, padded to mini-batches of 16"
@@ -110,26 +92,24 @@ def test_everything_computed_is_compared_and_has_padding(stock, number):
     assert {"actor/pg_loss", "actor/grad_norm", "critic/vf_loss", "critic/grad_norm"} <= step.metrics.keys()
 
 
-@pytest.mark.parametrize("number", range(1, STEPS + 1))
+@pytest.mark.parametrize("number", range(1, COMPARED + 1))
 def test_observing_is_bitwise_equal_to_stock(stock, observed, number):
     assert faults(stock, observed, number, None) == []
 
 
-@pytest.mark.parametrize("number", range(1, STEPS + 1))
+@pytest.mark.parametrize("number", range(1, COMPARED + 1))
 def test_streaming_computes_the_same_numbers(stock, streamed, number):
     assert streamed.metrics[number]["fuse/streamed_samples"] == 16
     assert faults(stock, streamed, number, STREAMING) == []
 
 
-def test_a_dropped_micro_group_ends_the_run(verl_home, stock):
-    broken = recorded(verl_home, "dropped", STREAM, fault="drop_micro_group")
-    assert broken.code != 0
-    assert "is missing from at least one of 32 rows" in broken.output
-    assert not list(numbers(broken).glob("actor_*")), "nothing was trained on the incomplete batch"
-
-
-def test_a_wrong_row_shows_in_the_comparison(verl_home, stock):
-    broken = recorded(verl_home, "wrong_row", STREAM, fault="wrong_row")
-    assert broken.code == 0
-    (values,) = [finding for finding in faults(stock, broken, 1, STREAMING) if finding.what == "values"]
+def test_a_wrong_row_shows_in_the_comparison(stock, streamed):
+    (values,) = [finding for finding in faults(stock, streamed, WRONG_ROW, STREAMING) if finding.what == "values"]
     assert values.value > 10 * values.allowed
+
+
+def test_a_dropped_micro_group_ends_the_run(streamed):
+    assert streamed.code != 0
+    assert "is missing from at least one of 32 rows" in streamed.output
+    trained = {int(file.name.split("_")[1]) for file in numbers(streamed).glob("actor_*")}
+    assert trained == {1, 2, WRONG_ROW}, "nothing was trained on the incomplete batch"

@@ -15,11 +15,21 @@ from ci.upstream.ab.runs import RECORDER, SMALL, SMALL_CRITIC
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import TASKS
 
-__all__ = ["SMALL", "SMALL_CRITIC", "Finished", "run"]
+__all__ = ["RECORDED", "RECORDING", "SMALL", "SMALL_CRITIC", "Finished", "run"]
 
 SUPPORT = Path(__file__).parent / "support"
-# Of the warm start: enough for answers of many lengths; what recipes ask for (800) takes minutes and only learns more.
-WARM_STEPS = "250"
+# Of the warm start, where answers must be of many lengths; what recipes ask for (800) takes minutes and only learns more.
+WARM_STEPS = {"euclid": "250"}
+# A run whose rollouts are kept, and the experiment name verl files them under: runs with the same settings and name replay them.
+RECORDING = "recorded"
+RECORDED = (
+    *SMALL,
+    *SMALL_CRITIC,
+    "trainer.save_freq=-1",
+    "trainer.resume_mode=disable",
+    "skip.rollout_tq.enable=true",
+    "skip.rollout_tq.steps=[1,2,3,4]",
+)
 
 
 @dataclass(frozen=True)
@@ -51,14 +61,14 @@ def run(
     baseline: bool = False,
     record: Path | None = None,
     recorder: str = "step_recorder",
-    fault: str = "",
+    faults: str = "",
     variables: Mapping[str, str] = MappingProxyType({}),
     stop_when: Callable[[Path], bool] | None = None,
     timeout: float = 1200,
 ) -> Finished:
     """Run a recipe in `home/name`, as experiment `experiment` (default: `name`).
 
-    `record` saves every step's numbers there (ci/upstream/recorder, or the module `recorder` in support/), with `fault` planted
+    `record` saves every step's numbers there (ci/upstream/recorder, or the module `recorder` in support/), with `faults` planted
     (support/streaming_faults.py) and with environment `variables`; `stop_when(folder)` is polled, and once it is true the run is told to stop (SIGTERM).
     """
     folder = home / name
@@ -66,10 +76,10 @@ def run(
     environment = {**os.environ, "VERL_FUSE_HOME": str(home)}
     if record is not None:
         environment |= {
-            "VERL_USE_EXTERNAL_MODULES": f"{recorder},streaming_faults" if fault else recorder,
+            "VERL_USE_EXTERNAL_MODULES": f"{recorder},streaming_faults" if faults else recorder,
             "PYTHONPATH": os.pathsep.join([str(RECORDER), str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
             "STEP_RECORD_DIR": str(record),
-            "STREAMING_FAULT": fault,
+            "STREAMING_FAULTS": faults,
             **variables,
         }
     make_task(home, recipe)
@@ -99,7 +109,9 @@ def make_task(home: Path, recipe: str) -> None:
     assert kind is not None
     out = home / "tasks" / kind
     if not out.exists():
-        subprocess.run([sys.executable, "-m", *TASKS[kind], "--steps", WARM_STEPS, "--out", str(out)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", *TASKS[kind], "--steps", WARM_STEPS.get(kind, "25"), "--out", str(out)], check=True
+        )
 
 
 def _wait(process: subprocess.Popen, folder: Path, stop_when: Callable[[Path], bool] | None, timeout: float) -> None:

@@ -23,7 +23,7 @@ def main(
     ] = DEFAULTS.tail_exponent,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = DEFAULTS.seed,
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = DEFAULTS.layers,
-    steps: Annotated[int, typer.Option(help="Optimizer steps of the warm start.")] = DEFAULTS.warm_start.steps,
+    steps: Annotated[int, typer.Option(min=20, help="Optimizer steps of the warm start.")] = DEFAULTS.warm_start.steps,
 ) -> None:
     """Make the Euclid task: problems, a character tokenizer and a warm-started tiny model."""
     try:

@@ -92,12 +92,3 @@ def make_task(folder: Path) -> None:
     ]
     for name in ("train", "validation"):
         pandas.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
-
-
-def install_plugin(site: Path) -> None:
-    """The plugin `alternating`, as pip would leave it in `site`."""
-    metadata = site / "alternating-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (site / "alternating.py").write_text(ALTERNATING)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: alternating\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[verl_fuse]\nalternating = alternating\n")

@@ -313,7 +313,7 @@ class ScheduleRuns:
         elif schedule.kind in ("kill", "two kills", "all kills", "exit"):
             # A fault that comes after the step's end is none.
             named = [f"replica {rank}" in error for rank in victims]
-            expected = not error or (any(named) and ("dead: " in error or "did not stop generating" in error))
+            expected = not error or (any(named) and "dead: " in error)
             expected = expected and (bool(error) or not any(self._gone(rank) for rank in victims))
             if "no materializable trajectories" in error:
                 expected = not any(view.routed for view in trainer.replicas.views())

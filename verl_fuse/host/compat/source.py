@@ -8,10 +8,12 @@ Invariants (tests/unit/host/test_compat_source.py):
 
 import ast
 import importlib.util
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import yaml
 
@@ -22,6 +24,9 @@ _BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # The C loader is ten times faster; it comes with PyYAML's wheels.
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# What was found in a syntax tree that is still in use.
+_NAMES: WeakKeyDictionary[Any, defaultdict[str, list[tuple[int, Any, str | None]]]] = WeakKeyDictionary()
+_SET_ON_SELF: WeakKeyDictionary[Any, defaultdict[str, list[Any]]] = WeakKeyDictionary()
 
 
 class NotFound(FuseError):
@@ -136,32 +141,25 @@ class SourceTree:
             return None
         seen.add((module, name))
         try:
-            body = self.module(module).body
+            body = self.module(module)
         except NotFound:
             return None
         last: Found | None = None
-        for node in statements(body):
-            if _defines(node, name):
+        names = _names(body)
+        for _, node, alias in sorted([*names[name], *names["*"]], key=lambda place: place[0]):
+            if alias is None:
                 last = Found(module, node)
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 origin = _absolute(self, module, node)
-                for alias in node.names:
-                    if (alias.asname or alias.name) == name or alias.name == "*":
-                        last = self._global(origin, name if alias.name == "*" else alias.name, seen) or last
+                last = self._global(origin, name if alias == "*" else alias, seen) or last
         return last
 
     def _members(self, found: Found, member: str) -> Iterator[Found]:
         for owner in self.bases(found):
             assert isinstance(owner.node, ast.ClassDef)
-            last = None
-            for node in statements(owner.node.body):
-                if _defines(node, member):
-                    last = node
-            if last is not None:
-                yield Found(owner.module, last)
-            for method in statements(owner.node.body):
-                if isinstance(method, FunctionNode):
-                    yield from (Found(owner.module, node) for node in ast.walk(method) if _sets_on_self(node, member))  # type: ignore[arg-type]
+            if definitions := [node for _, node, alias in _names(owner.node)[member] if alias is None]:
+                yield Found(owner.module, definitions[-1])
+            yield from (Found(owner.module, node) for node in _set_on_self(owner.node)[member])
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -184,19 +182,33 @@ def assigned(node: ast.AST) -> Iterator[ast.expr]:
         yield node.target
 
 
-def _defines(node: ast.stmt, name: str) -> bool:
-    if isinstance(node, _DEFINITIONS):
-        return node.name == name and not any(
-            _name(mark) in ("setter", "deleter", "overload") for mark in node.decorator_list
-        )
-    return any(isinstance(target, ast.Name) and target.id == name for target in assigned(node))
+def _names(owner: ast.Module | ast.ClassDef) -> Mapping[str, list[tuple[int, Any, str | None]]]:
+    """Of each name that statements of `owner` bind: their positions and, where it is imported, what it is called there ("*": all names)."""
+    if owner not in _NAMES:
+        found = _NAMES[owner] = defaultdict(list)
+        for place, node in enumerate(statements(owner.body)):
+            if isinstance(node, _DEFINITIONS):
+                if not any(_name(mark) in ("setter", "deleter", "overload") for mark in node.decorator_list):
+                    found[node.name].append((place, node, None))
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    found[alias.asname or alias.name].append((place, node, alias.name))
+            for target in assigned(node):
+                if isinstance(target, ast.Name):
+                    found[target.id].append((place, node, None))
+    return _NAMES[owner]
 
 
-def _sets_on_self(node: ast.AST, member: str) -> bool:
-    return any(
-        isinstance(target, ast.Attribute) and target.attr == member and _name(target.value) == "self"
-        for target in assigned(node)
-    )
+def _set_on_self(owner: ast.ClassDef) -> Mapping[str, list[Any]]:
+    """Of each attribute that methods of a class assign on `self`: the assignments."""
+    if owner not in _SET_ON_SELF:
+        found = _SET_ON_SELF[owner] = defaultdict(list)
+        for method in statements(owner.body):
+            for node in ast.walk(method) if isinstance(method, FunctionNode) else ():
+                for target in assigned(node):
+                    if isinstance(target, ast.Attribute) and _name(target.value) == "self":
+                        found[target.attr].append(node)
+    return _SET_ON_SELF[owner]
 
 
 def _name(node: ast.expr) -> str:
