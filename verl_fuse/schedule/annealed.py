@@ -92,7 +92,7 @@ class Anneal(Attempt):
         found: list[Solution] = []
         trials = max(20, int(effort * DISPATCHES_PER_SECOND / len(self.table)))
         for _ in range(CLIMBS):
-            starts = None if goal.over else search.climb(random, max(5, trials // CLIMBS))
+            starts = search.climb(random, max(5, trials // CLIMBS), lambda: goal.over)
             solution = from_orders(self.table, orders_of(self.table, starts)) if starts is not None else None
             if solution is not None:
                 found.append(solution)

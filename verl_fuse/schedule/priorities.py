@@ -5,6 +5,8 @@ A change of one priority moves a micro-batch on every rank at once, which anneal
 Invariants (tests/unit/schedule/test_priorities.py): schedules keep the capacity; one seed gives one result.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -67,11 +69,15 @@ class PrioritySearch:
         """No bias for any lane and kind."""
         return np.zeros((len(self.pipeline), 2), dtype=np.int64)
 
-    def climb(self, random: np.random.Generator, trials: int) -> NDArray[np.int64] | None:
-        """Start ticks of the best of `trials` schedules; None when all of them were stuck for memory."""
+    def climb(
+        self, random: np.random.Generator, trials: int, over: Callable[[], bool] = lambda: False
+    ) -> NDArray[np.int64] | None:
+        """Start ticks of the best of `trials` schedules, or of those before `over()`; None when all of them were stuck for memory."""
         best_end, best_start = -1, None
         limits, bias = self.limits[int(random.integers(len(self.limits)))], self.neutral
         for trial in range(trials):
+            if over():
+                break
             tried = (limits, bias) if trial == 0 else self._turned(random, limits, bias)
             end, start = self.run(*tried)
             if end >= 0 and (best_end < 0 or end <= best_end):

@@ -31,3 +31,11 @@ def test_a_climb_shortens_within_the_capacity_and_repeats():
     assert climbs[0].tolist() == climbs[1].tolist()
     assert float((climbs[0] + table.duration).max()) < 340.0
     assert rank_peaks(table, orders_of(table, climbs[0].astype(float))).max() <= capacity
+
+
+def test_a_climb_stops_when_it_is_told_to(monkeypatch):
+    table = OpTable(published(PUBLISHED[1]))
+    search, ran = PrioritySearch(table, scales(table), float("inf")), []
+    monkeypatch.setattr(search, "run", lambda *tried: ran.append(tried) or PrioritySearch.run(search, *tried))
+    assert search.climb(np.random.default_rng(0), 300, lambda: len(ran) == 10) is not None
+    assert len(ran) == 10
