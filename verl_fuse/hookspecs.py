@@ -7,7 +7,7 @@ import pluggy
 
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.prompts import Prediction, Prompt
-from verl_fuse.spec.step import Event, LaneView, Migration, Refusal, ReplicaView, RolloutView
+from verl_fuse.spec.step import Event, LaneView, Migration, Refusal, ReplicaView, RequestView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 
 # Raised whenever a hook changes incompatibly; a plugin states the version it was written for as HOOK_API.
@@ -65,6 +65,11 @@ def fuse_infer_next(view: RolloutView, lane: LaneView) -> Sequence[str] | None:
 @hookspec(firstresult=True)
 def fuse_migration(view: RolloutView) -> Migration | None:
     """Return which replicas finish the rollout's long tail, or None to leave all requests where they are."""
+
+
+@hookspec(firstresult=True)
+def fuse_transfer(request: RequestView, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what a KV connector of vLLM is told with the request (`kv_transfer_params`), or None; asked for every request, in agent-loop workers."""
 
 
 @hookspec

@@ -1,7 +1,8 @@
 """The block `fuse.interstage`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from verl_fuse.spec.block import bounded
 
@@ -15,4 +16,5 @@ class InterstageConfig:
     micro_group: int = field(default=8, metadata=bounded(minimum=1))
     start_unfinished_fraction: float = field(default=1.0, metadata=bounded(minimum=0.0, maximum=1.0))
     migration_threshold: Literal["auto"] | int | float | None = field(default=None, metadata=bounded(minimum=0))
+    kv_transfer_params: Mapping[str, Any] | None = None
     max_queued: int = field(default=2, metadata=bounded(minimum=1))

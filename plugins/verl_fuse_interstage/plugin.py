@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from verl_fuse.hookspecs import hookimpl
 from verl_fuse.spec.contract import Contract
-from verl_fuse.spec.step import Event, LaneView, Migration, Refusal, RolloutView
+from verl_fuse.spec.step import Event, LaneView, Migration, Refusal, RequestView, RolloutView
 from verl_fuse.spec.timeline import Timeline, overlap_seconds, union_seconds
 from verl_fuse_interstage.config import InterstageConfig
 from verl_fuse_interstage.contracts import CONTRACTS
@@ -64,6 +64,13 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
                     "not yet with fuse.interstage.enabled=true: groups may be dropped while their samples are in inference; switch one of the two off",
                 )
             )
+    connector = "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config"
+    if get(connector) and get("fuse.interstage.kv_transfer_params") is None:
+        allowed = (
+            "with a KV connector fuse.interstage.kv_transfer_params must say what it is told with a request: KV it keeps outside the engine would "
+            "otherwise be that of older weights (at least {}, for a connector that keeps none)"
+        )
+        problems.append(Refusal(connector, get(connector), allowed))
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
         problems.append(
             Refusal(
@@ -179,6 +186,17 @@ def _trigger(view: RolloutView) -> Trigger:
 
 
 @hookimpl
+def fuse_transfer(request: RequestView, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    if not OmegaConf.select(config, "fuse.interstage.enabled"):  # type: ignore[arg-type]
+        return None
+    params = OmegaConf.select(config, "fuse.interstage.kv_transfer_params") or {}  # type: ignore[arg-type]
+    return {
+        key: value.replace("{weights}", request.weights) if isinstance(value, str) else value
+        for key, value in params.items()
+    } or None
+
+
+@hookimpl
 def fuse_event(event: Event) -> None:
     if event.kind == "submitted":
         _state.prompts = event.data["prompts"]
@@ -204,7 +222,11 @@ def fuse_metrics(timeline: Timeline) -> Mapping[str, float] | None:
     return {
         "fuse/migrations": float(sum(span.args.get("stop_reason") == "aborted" for span in requests)),
         "fuse/reprefilled_tokens": float(
-            sum(int(span.args["prompt_tokens"]) for span in requests if "resumed_tokens" in span.args)
+            sum(
+                int(span.args["prompt_tokens"]) - int(span.args.get("cached_tokens", 0))
+                for span in requests
+                if "resumed_tokens" in span.args
+            )
         ),
         **_auto_metrics(timeline),
         "fuse/overlap_seconds": hidden,

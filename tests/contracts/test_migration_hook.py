@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 from omegaconf import OmegaConf
 
+from verl_fuse import plugins
 from verl_fuse.host.policy import PolicyGuard
 from verl_fuse.host.settings import load_settings
-from verl_fuse.spec.step import Event, LaneView, Migration, ReplicaView, RolloutView, Sample
+from verl_fuse.spec.step import Event, LaneView, Migration, ReplicaView, RequestView, RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse_interstage import plugin
 
 STRANGER = """
 from verl_fuse.hookspecs import hookimpl
@@ -144,3 +146,42 @@ def test_the_automatic_threshold_watches_one_step_and_decides_the_next():
     assert [left for left in range(39, 0, -1) if decided[39 - left]] == list(range(int(threshold), 0, -1))
     assert metrics["fuse/predicted_stage_seconds"] < metrics["fuse/predicted_stock_seconds"]
     assert metrics["fuse/stage_seconds"] == 30.0
+
+
+TELLING = """
+from verl_fuse.hookspecs import hookimpl
+
+HOOK_API = 1
+
+
+@hookimpl
+def fuse_transfer(request, config):
+    return {"from": request.source} if request.generated else None
+"""
+
+
+def test_a_connector_is_told_the_weights_and_by_a_stranger_what_it_likes(installed_plugin):
+    interstage = {"enabled": True, "kv_transfer_params": {"tag": "w{weights}", "pin": True}}
+    config = OmegaConf.create({"fuse": {"interstage": interstage}})
+    first, later = RequestView("r", "3", 20), RequestView("r", "3", 30, generated=10, source=1)
+    told = [plugins.load().hook.fuse_transfer(request=one, config=config) for one in (first, later)]
+    assert told == [{"tag": "w3", "pin": True}] * 2
+    installed_plugin("telling", TELLING)
+    told = [plugins.load().hook.fuse_transfer(request=one, config=config) for one in (first, later)]
+    assert told == [{"tag": "w3", "pin": True}, {"from": 1}]
+
+
+def test_a_connector_that_is_told_nothing_about_weights_is_refused_by_name():
+    config = OmegaConf.create(
+        {
+            "trainer": {"v1": {"trainer_mode": "fuse"}},
+            "actor_rollout_ref": {
+                "rollout": {"engine_kwargs": {"vllm": {"kv_transfer_config": {"kv_role": "kv_both"}}}}
+            },
+            "fuse": {"interstage": {"enabled": True, "kv_transfer_params": None}},
+        }
+    )
+    (refused,) = [found for found in plugin.fuse_validate(config=config) if "kv_transfer_config" in found.key]
+    assert "fuse.interstage.kv_transfer_params" in str(refused)
+    config.fuse.interstage.kv_transfer_params = {}
+    assert not [found for found in plugin.fuse_validate(config=config) if "kv_transfer_config" in found.key]

@@ -1,5 +1,5 @@
 """One real PPO run in which, in every step, the long tail migrates and the freed replica's devices run inference: two vLLM replicas, forced
-lengths, every number computed twice. In the third step an engine process is killed."""
+lengths, every number computed twice. In the second step what moves takes its KV cache along; in the third an engine process is killed."""
 
 import json
 import re
@@ -23,6 +23,8 @@ PROMPTS = 10
 SAMPLES = 4 * PROMPTS
 # Ten of forty samples are long: the last short ones and all long ones are left, so each replica has some.
 THRESHOLD = 12
+# Tokens of a block of the engines' KV cache, which moves as a whole.
+BLOCK = 16
 # Largest differences seen in float32: 8e-6 and 2e-6.
 LOG_PROB_TOLERANCE = 2e-5
 VALUE_TOLERANCE = 1e-5
@@ -31,7 +33,7 @@ ROLLOUT_TOLERANCE = 3e-4
 
 
 @pytest.fixture(scope="module")
-def migrated(verl_home) -> Finished:
+def migrated(verl_home, tmp_path_factory) -> Finished:
     done = run(
         verl_home,
         "ppo-cpu",
@@ -42,6 +44,9 @@ def migrated(verl_home) -> Finished:
         "fuse.interstage.enabled=true",
         f"fuse.interstage.migration_threshold={THRESHOLD}",
         "fuse.interstage.layout=slices",
+        f"+actor_rollout_ref.rollout.engine_kwargs.vllm.block_size={BLOCK}",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config={kv_connector:KVStore,kv_connector_module_path:kv_store,kv_role:kv_both}",
+        "fuse.interstage.kv_transfer_params={tag:'{weights}'}",
         # Validation goes through the same replicas, between two steps.
         "trainer.test_freq=1",
         "data.val_max_samples=8",
@@ -52,7 +57,11 @@ def migrated(verl_home) -> Finished:
         name="migrated",
         record=verl_home / "migrated.numbers",
         recorder="long_tail,killed_engine",
-        variables={"KILL_ENGINE": f"{KILLED_IN_STEP}:1:10"},
+        variables={
+            "KILL_ENGINE": f"{KILLED_IN_STEP}:1:10",
+            "KV_STORE": str(tmp_path_factory.mktemp("kv")),
+            "KV_STORE_WITHOUT": " step 1",
+        },
     )
     assert sorted(done.accounts()) == list(range(1, STEPS + 1)), done.output[-4000:]
     return done
@@ -86,7 +95,19 @@ def test_the_tail_migrates_in_every_step(migrated):
         resumed = [span for span in requests(spans) if "resumed_tokens" in span.args]
         assert {span.track for span in (*later, *resumed)} == {survivor}
         assert len(resumed) == parts["aborted"]
-        assert migrated.metrics[step]["fuse/reprefilled_tokens"] == sum(span.args["prompt_tokens"] for span in resumed)
+        computed = sum(span.args["prompt_tokens"] - span.args["cached_tokens"] for span in resumed)
+        assert migrated.metrics[step]["fuse/reprefilled_tokens"] == computed
+
+
+def test_a_moved_request_takes_along_what_a_connector_kept_of_it(migrated):
+    """Blocks that were full before its last token; that they are the right ones, the log-probs below show."""
+    computed = {}
+    for step in WHOLE_STEPS:
+        moved = [span.args for span in requests(timeline(migrated, step)) if "resumed_tokens" in span.args]
+        computed[step] = [args["prompt_tokens"] - args["cached_tokens"] for args in moved]
+        if step == 1:
+            assert sum(computed[step]) > sum(args["prompt_tokens"] for args in moved) / 2, "nothing was kept"
+    assert max(computed[2]) <= BLOCK + 2
 
 
 def test_the_freed_devices_run_inference_while_the_survivor_finishes_the_tail(migrated):

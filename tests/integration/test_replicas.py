@@ -1,6 +1,7 @@
 """Replicas leave and rejoin a running rollout: verl's load balancer, replica interface and client, over an engine that counts."""
 
 import asyncio
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -183,12 +184,6 @@ def test_views_count_requests_in_flight(manager):
     assert seen == [ReplicaView(rank, 2, 64, routed=True) for rank in range(3)]
 
 
-def test_a_replica_that_does_not_stop_is_named(manager):
-    ray.get(manager.get_replicas()[1].server_handle.hang.remote())
-    with pytest.raises(FuseError, match=r"replica 1 did not stop generating in 1 s \(fuse.replica_timeout\)"):
-        replicas_of(manager, timeout=1.0).free([1])
-
-
 def test_requests_of_a_dead_engine_start_again_elsewhere(manager, spans):
     replicas = replicas_of(manager)
     server = manager.get_replicas()[1].server_handle
@@ -289,6 +284,25 @@ def test_a_replica_that_stands_still_is_ended_and_its_requests_start_again(fresh
         replicas.require_alive()
 
 
+@pytest.mark.parametrize(("dead", "why"), [(False, r" in 1 s \(fuse.replica_timeout\)"), (True, ": it is dead")])
+def test_a_replica_that_cannot_be_freed_is_ended_and_its_requests_start_again(fresh, caplog, dead, why):
+    replicas = replicas_of(fresh, timeout=120.0 if dead else 1.0)
+    server = fresh.get_replicas()[1].server_handle
+
+    def free():
+        ray.get(server.hang.remote())
+        if dead:
+            ray.get(server.kill_engine.remote())
+        replicas.free([1])
+
+    outputs = while_generating(client_of(fresh), 6, free, tokens=40)
+    assert [output.token_ids for output in outputs] == [unbroken(n, 40) for n in range(6)]
+    assert re.search(f"replica 1 did not stop generating{why}; it is ended", caplog.text)
+    assert replicas.freed == ()
+    with pytest.raises(FuseError, match=r"dead: replica 1\. The step is trained"):
+        replicas.require_alive()
+
+
 def test_a_replica_that_is_only_slow_is_left_alone(manager):
     replicas = replicas_of(manager, timeout=1.5)
 
@@ -313,7 +327,7 @@ def test_a_replica_that_answers_garbage_counts_as_dead(manager, caplog):
         replicas.require_alive()
 
 
-def test_a_replica_whose_server_is_gone_is_named_and_its_requests_start_again(manager):
+def test_a_replica_whose_server_is_gone_is_named_and_its_requests_start_again(manager, caplog):
     replicas = replicas_of(manager)
     server = manager.get_replicas()[0].server_handle
     outputs = while_generating(client_of(manager), 6, lambda: server.exit.remote())
@@ -321,5 +335,5 @@ def test_a_replica_whose_server_is_gone_is_named_and_its_requests_start_again(ma
     with pytest.raises(FuseError, match=r"(?s)dead: replica 0 \(dead: .*\)\. The step is trained"):
         replicas.require_alive()
     assert [view.routed for view in replicas.views()] == [False, True, True]
-    with pytest.raises(FuseError, match=r"replica 0 did not stop generating: ActorDiedError"):
-        replicas.free([0])
+    replicas.free([0])
+    assert "replica 0 did not stop generating: ActorDiedError" in caplog.text

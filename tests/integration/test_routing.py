@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from verl_fuse.errors import FuseError
     from verl_fuse.host.client import FuseLLMServerClient
     from verl_fuse.host.policy import PolicyGuard
-    from verl_fuse.host.prompts import announce_prompts, current_group, prompts_of
+    from verl_fuse.host.prompts import announce, announce_prompts, current_group, prompts_of
     from verl_fuse.host.replicas import Replicas
     from verl_fuse.host.routing import Routing
     from verl_fuse.host.rows import response_tokens, rows
@@ -125,14 +125,14 @@ class Routed:
             CONFIG, manager.global_load_balancer, replicas=addresses, warm_prefix_tokens=warm
         )
 
-    async def _run_prompt(self, prompt, tokens, turns=1):
+    async def _run_prompt(self, prompt, sampling_params, trajectory, turns=1):
         """As verl's agent-loop worker: a task per sample, each with request ids of its own."""
 
         async def sample(number):
             prompt_ids, outputs = [1] * 8, []
             for turn in range(turns):
-                params = {"temperature": 1.0, "logprobs": True, "max_tokens": tokens}
                 name = f"{prompt['uid']}-{number}-{turn}"
+                params = dict(sampling_params)
                 outputs.append(await self.client.generate(name, prompt_ids=prompt_ids, sampling_params=params))
                 prompt_ids = [*prompt_ids, *outputs[-1].token_ids]
             return outputs
@@ -141,10 +141,15 @@ class Routed:
 
     def rollout(self, uids, tokens=20, action=None, turns=1):
         """Outputs of all prompts; `action()` runs in a thread while they are generated."""
-        announce_prompts(self)
+        announce_prompts(self, "run")
 
         async def everything():
-            prompts = [asyncio.create_task(self._run_prompt({"uid": uid}, tokens, turns)) for uid in uids]
+            params = {"temperature": 1.0, "logprobs": True, "max_tokens": tokens}
+            trajectory = {"step": 1, "validate": False}
+            prompts = [
+                asyncio.create_task(self._run_prompt({"uid": uid}, params, trajectory=trajectory, turns=turns))
+                for uid in uids
+            ]
             if action is not None:
                 await asyncio.sleep(0.2)
                 await asyncio.to_thread(action)
@@ -264,11 +269,11 @@ def test_a_request_outside_a_prompt_knows_none():
     assert current_group() is None
 
 
-def test_agent_loops_that_have_no_workers_are_refused_by_name(manager):
+def test_agent_loops_that_have_no_workers_are_refused_by_name():
     with pytest.raises(
         FuseError, match=r"actor_rollout_ref\.rollout\.agent\.agent_loop_manager_class: .*agent_loop_workers"
     ):
-        Routed(manager).routing.announce(SimpleNamespace())
+        announce(SimpleNamespace(), TIMEOUT)
 
 
 def test_response_tokens_are_counted_by_prompt_and_sample_without_padding():

@@ -11,17 +11,22 @@ from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
+import ray
 from tensordict import TensorDict
 
+from verl_fuse.errors import FuseError
 from verl_fuse.spec.prompts import Prompt
 
 
 @dataclass(slots=True)
 class PromptGroup:
-    """The samples of one prompt in one agent-loop worker; `warmed` is the request that prefills their prefix, once there is one."""
+    """The samples of one prompt in one agent-loop worker; `weights` names those they are generated with (verl_fuse.spec.step.RequestView), `warmed` is
+    the request that prefills their prefix, once there is one."""
 
     uid: str
+    weights: str
     warmed: asyncio.Task | None = None
 
 
@@ -33,22 +38,37 @@ def current_group() -> PromptGroup | None:
     return _group.get()
 
 
-def announce_prompts(worker: Any) -> None:
-    """Runs inside an agent-loop worker: from now on every request knows its prompt."""
+def announce(agent_loop_manager: Any, timeout: float) -> None:
+    """Let the requests of all agent loops know their prompt; `timeout` is seconds an agent-loop worker may take to answer."""
+    loops = getattr(agent_loop_manager, "agent_loop_workers", None)
+    if loops is None:
+        raise FuseError(
+            "actor_rollout_ref.rollout.agent.agent_loop_manager_class: a manager with agent_loop_workers is needed, as verl's, where requests are to "
+            f"know their prompt (fuse.elastic.enabled=true, or a KV connector); {type(agent_loop_manager).__name__} has none"
+        )
+    run = uuid4().hex
+    ray.get([loop.__ray_call__.remote(announce_prompts, run) for loop in loops], timeout=timeout)
+
+
+def announce_prompts(worker: Any, run_id: str) -> None:
+    """Runs inside an agent-loop worker: from now on every request knows its prompt, and its weights by run, step, and whether it is validation."""
     run = worker._run_prompt
     if not isinstance(run, _Announced):
-        worker._run_prompt = _Announced(run)
+        worker._run_prompt = _Announced(run, run_id)
 
 
 class _Announced:
     """An agent-loop worker's `_run_prompt`; each call is a task of its own, so the variable ends with it."""
 
-    def __init__(self, run: Callable[..., Coroutine]):
+    def __init__(self, run: Callable[..., Coroutine], run_id: str):
         self._run = run
+        self._run_id = run_id
 
-    async def __call__(self, prompt: dict, *args: Any, **kwargs: Any) -> Any:
-        _group.set(PromptGroup(str(prompt["uid"])))
-        return await self._run(prompt, *args, **kwargs)
+    async def __call__(self, prompt: dict, sampling_params: dict, trajectory: dict, **kwargs: Any) -> Any:
+        # The weights are synced between a step's rollout and its validation.
+        kind = "validation" if trajectory["validate"] else "step"
+        _group.set(PromptGroup(str(prompt["uid"]), f"{self._run_id} {kind} {trajectory['step']}"))
+        return await self._run(prompt, sampling_params, trajectory=trajectory, **kwargs)
 
 
 def prompts_of(batch: TensorDict, samples: int) -> list[Prompt]:

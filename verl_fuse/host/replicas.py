@@ -5,7 +5,7 @@ Invariants (tests/integration/test_replicas.py):
 - it is routed again only after the weight sync, once its server confirms the version of its weights;
 - a replica that clients found dead is dropped from verl's checkpoint manager, and the step ends with an error naming it before the next weight
   sync, which needs every replica; with no replica left, it ends before it trains on what happened to be finished;
-- one that hangs (hangs.py) is routed to no more and ended: from then on it is a dead one;
+- one that hangs (hangs.py), or cannot be freed, is routed to no more and ended: from then on it is a dead one;
 - a standalone replica (standalone/) that dies, hangs or comes back with other weights is only lost: the step and the run go on without it;
 - every wait has a deadline, and what passes it is a FuseError naming the replica.
 """
@@ -13,6 +13,7 @@ Invariants (tests/integration/test_replicas.py):
 import asyncio
 import dataclasses
 import logging
+import time
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -23,11 +24,14 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.death import first_line
 from verl_fuse.host.hangs import HangWatch, end
 from verl_fuse.host.spans import Recorder
-from verl_fuse.host.watchdog import silent_actors
+from verl_fuse.host.watchdog import is_dead, silent_actors
 from verl_fuse.spec.step import ReplicaView
 from verl_fuse.spec.timeline import Span
 
 logger = logging.getLogger(__name__)
+
+# Seconds between two looks at a replica that is being freed, and until it answers one.
+LOOK = 2.0
 
 
 class Replicas:
@@ -197,7 +201,8 @@ class Replicas:
         removed = self._balancer.remove_servers.remote([self._addresses[rank] for rank in chosen])
         self._get(removed, "the load balancer")
         self._freed += chosen
-        self._await("did not stop generating", {rank: self._stop(rank, name) for rank in chosen})
+        for rank, why in asyncio.run(self._stopped(chosen, name)).items():
+            self._give_up(rank, f"did not stop generating{why}")
 
     def readmit(self, version: int) -> None:
         """After a weight sync: let freed replicas take requests again, if they hold the weights of step `version`."""
@@ -213,6 +218,37 @@ class Replicas:
         servers = {self._addresses[rank]: self._replicas[rank].server_handle for rank in self._freed}
         self._get(self._balancer.add_servers.remote(servers), "the load balancer")
         self._freed = ()
+
+    def _give_up(self, rank: int, why: str) -> None:
+        """A replica that cannot be freed is ended, so that its requests start again elsewhere."""
+        if rank in self._standalone:
+            self.lose(rank, why)
+            return
+        logger.error("replica %d %s; it is ended", rank, why)
+        for server in self._replicas[rank].servers:
+            end(server)
+        self._bury(rank)
+
+    async def _stopped(self, ranks: Iterable[int], name: str) -> dict[int, str]:
+        """Of those that could not be freed, why. A server may wait for ever for an engine that dies meanwhile: it is asked now and then."""
+
+        async def why(rank: int) -> tuple[int, str]:
+            stopping = asyncio.ensure_future(self._stop(rank, name))
+            deadline = time.monotonic() + self._timeout
+            try:
+                while (left := deadline - time.monotonic()) > 0:
+                    if (await asyncio.wait([stopping], timeout=min(LOOK, left)))[0]:
+                        stopping.result()
+                        return rank, ""
+                    if await asyncio.to_thread(is_dead, self._servers[rank], LOOK):
+                        return rank, ": it is dead"
+                return rank, f" in {self._timeout:g} s (fuse.replica_timeout)"
+            except RayError as error:
+                return rank, f": {first_line(error)}"
+            finally:
+                stopping.cancel()
+
+        return {rank: found for rank, found in await asyncio.gather(*map(why, ranks)) if found}
 
     async def _stop(self, rank: int, name: str) -> None:
         replica = self._replicas[rank]

@@ -15,9 +15,7 @@ from typing import Any
 import ray
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from verl_fuse.errors import FuseError
 from verl_fuse.host.policy import PolicyGuard
-from verl_fuse.host.prompts import announce_prompts
 from verl_fuse.host.replicas import Replicas
 from verl_fuse.host.standalone.pool import StandalonePool
 from verl_fuse.spec.prompts import Prompt
@@ -76,16 +74,6 @@ class Routing:
     def prompts(self) -> Mapping[str, Prompt]:
         """By uid, those planned last, with what was predicted for them."""
         return self._prompts
-
-    def announce(self, agent_loop_manager: Any) -> None:
-        """Let the requests of all agent loops know their prompt."""
-        workers = getattr(agent_loop_manager, "agent_loop_workers", None)
-        if workers is None:
-            raise FuseError(
-                "actor_rollout_ref.rollout.agent.agent_loop_manager_class: fuse.elastic.enabled=true needs a manager with agent_loop_workers, "
-                f"as verl's; {type(agent_loop_manager).__name__} has none"
-            )
-        ray.get([worker.__ray_call__.remote(announce_prompts) for worker in workers], timeout=self._timeout)
 
     def plan(self, prompts: Sequence[Prompt], policy: PolicyGuard) -> None:
         """Before the prompts are submitted: predict, choose how many replicas there are to be, put the others to sleep, assign."""

@@ -34,7 +34,7 @@ from verl_fuse.host.inference import StageCall, ready_samples
 from verl_fuse.host.lane import Lane
 from verl_fuse.host.layouts.driver import Layouts
 from verl_fuse.host.policy import PolicyGuard
-from verl_fuse.host.prompts import prompts_of, sources_of
+from verl_fuse.host.prompts import announce, prompts_of, sources_of
 from verl_fuse.host.replicas import Replicas
 from verl_fuse.host.rollout_watch import Glance, RolloutWatch, sample_of, sessions
 from verl_fuse.host.routing import Routing
@@ -44,6 +44,7 @@ from verl_fuse.host.slices import Slices
 from verl_fuse.host.spans import Recorder, Stopwatch, start_collector
 from verl_fuse.host.stages import old_log_prob_metrics
 from verl_fuse.host.standalone.pool import StandalonePool
+from verl_fuse.host.transfer import has_connector
 from verl_fuse.host.update_schedules import Solve
 from verl_fuse.host.watchdog import weight_sync_suspects, with_deadline
 from verl_fuse.host.worker import recording_worker_class
@@ -412,8 +413,8 @@ class FuseTrainer(PPOTrainerSync):
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:
-            if self._routing is not None:
-                self._routing.announce(agent_loop_manager)
+            if self._routing is not None or has_connector(self.config):
+                announce(agent_loop_manager, self.settings.core.replica_timeout)
             super().fit(agent_loop_manager)
             self._emit("train_end")
         finally:

@@ -93,6 +93,11 @@ def silent_actors(actors: Mapping[str, Any], seconds: float) -> list[str]:
     return sorted(found)
 
 
+def is_dead(actor: Any, seconds: float) -> bool:
+    """Whether a Ray actor, or the rollout engine it fronts, is dead; one that does not answer within `seconds` may live."""
+    return any("does not answer" not in found for found in silent_actors({"actor": actor}, seconds))
+
+
 def _state(actor: Any) -> str | None:
     """Runs inside an actor: what is wrong with the rollout engine it fronts, if it fronts one (vLLM's AsyncLLM.errored)."""
     if getattr(getattr(actor, "engine", None), "errored", False):

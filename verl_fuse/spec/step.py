@@ -62,6 +62,21 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestView:
+    """One request about to be sent to a replica: prompt and tokens so far are `tokens` in all, of which `generated` came from other replicas.
+
+    `weights` names the weights it is generated with: no two runs, and no two steps or validations of a run, have a name in common. `source` is the
+    rank of the replica it was at before; None for a request that was nowhere, or at a standalone replica.
+    """
+
+    id: str
+    weights: str
+    tokens: int
+    generated: int = 0
+    source: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutView:
     """The rollout of `step` at one poll: `expected` samples in all, `finished` so far, `ready` finished and in no lane yet."""
 

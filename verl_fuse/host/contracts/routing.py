@@ -18,6 +18,12 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("verl.workers.rollout.replica:RolloutReplica.server_address"),
     # One task per prompt (`_run_prompt`, under contract in transfer_queue.py), in which the tasks of its samples are made.
     Function(f"{AGENT}.generate_sequences", "async (self, batch)", "aa1fafabeb0a5e01"),
+    # Step and whether it is validation.
+    Function(
+        "verl.experimental.agent_loop.agent_loop:get_trajectory_info",
+        "async (step, index, validate)",
+        "261c13297b79e35e",
+    ),
     Attribute("verl.experimental.agent_loop:AgentLoopManager.agent_loop_workers"),
     # Where a checkpoint is, for what is kept beside it.
     Function(f"{TRAINER}._load_checkpoint", "(self)", "7924cd3bd8d6275b"),
