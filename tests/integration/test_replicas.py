@@ -75,7 +75,7 @@ def replicas_of(manager, timeout=20.0):
 
 def checkpoints_of(manager):
     config = SimpleNamespace(backend="naive", custom_backend_module=None)
-    return CheckpointEngineManager(config, actor_wg=None, replicas=list(manager.get_replicas()))
+    return CheckpointEngineManager(config, actor_wg=SimpleNamespace(workers=[]), replicas=list(manager.get_replicas()))
 
 
 def client_of(manager):
@@ -236,6 +236,35 @@ def test_a_dead_replica_is_left_out_of_sleep_and_named_before_the_weight_sync(ma
     assert asleep == ["sleep server-0", "sleep server-2"]
     with pytest.raises(FuseError, match=r"dead: replica 1\. The step is trained"):
         replicas.require_alive()
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds", "why"),
+    [
+        (["exit"], 120.0, ": ActorDiedError"),
+        (["hang", "kill_engine"], 120.0, ": it is dead"),
+        (["hang"], 1.0, r" in 1 s \(fuse.replica_timeout\)"),
+    ],
+)
+def test_a_replica_that_does_not_go_to_sleep_is_ended_and_the_others_do(fresh, caplog, fault, seconds, why):
+    """Its server is gone; or its engine is, and the server waits for it without a time limit; or nobody knows why."""
+    replicas = replicas_of(fresh, timeout=seconds)
+    server = fresh.get_replicas()[1].server_handle
+    ray.wait([getattr(server, action).remote() for action in fault], num_returns=len(fault))
+    replicas._checkpoints.sleep_replicas()
+    assert re.search(f"replica 1 did not go to sleep{why}", caplog.text)
+    assert "sleep server-0" in fresh.entries()
+    assert [view.routed for view in replicas.views()] == [True, False]
+    with pytest.raises(FuseError, match=r"dead: replica 1\. The step is trained"):
+        replicas.require_alive()
+
+
+def test_a_replica_that_dies_in_the_weight_sync_is_named(fresh):
+    replicas, server = replicas_of(fresh), fresh.get_replicas()[1].server_handle
+    with pytest.raises(
+        FuseError, match=r"weight sync to the rollout replicas failed: ActorDiedError.*silent: replica 1 server \(dead"
+    ):
+        replicas.sync(lambda: ray.get(server.exit.remote()), 60.0)
 
 
 def test_suspects_of_a_stalled_rollout_are_the_busy_and_the_dead(manager):

@@ -5,7 +5,7 @@ Invariants (tests/integration/test_replicas.py):
 - it is routed again only after the weight sync, once its server confirms the version of its weights;
 - a replica that clients found dead is dropped from verl's checkpoint manager, and the step ends with an error naming it before the next weight
   sync, which needs every replica; with no replica left, it ends before it trains on what happened to be finished;
-- one that hangs (hangs.py), or cannot be freed, is routed to no more and ended: from then on it is a dead one;
+- one that hangs (hangs.py), cannot be freed, or does not go to sleep after the rollout is routed to no more and ended: from then on it is a dead one;
 - a standalone replica (standalone/) that dies, hangs or comes back with other weights is only lost: the step and the run go on without it;
 - every wait has a deadline, and what passes it is a FuseError naming the replica.
 """
@@ -14,23 +14,24 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.death import first_line
+from verl_fuse.host.death import first_line, is_death
 from verl_fuse.host.hangs import HangWatch, end
 from verl_fuse.host.spans import Recorder
-from verl_fuse.host.watchdog import is_dead, silent_actors
+from verl_fuse.host.watchdog import diagnosis, is_dead, silent_actors, weight_sync_suspects, with_deadline
 from verl_fuse.spec.step import ReplicaView
 from verl_fuse.spec.timeline import Span
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks at a replica that is being freed, and until it answers one.
+# Seconds between two looks at a replica that is to stop, and until it answers one.
 LOOK = 2.0
 
 
@@ -51,6 +52,7 @@ class Replicas:
         sequence_tokens: int,
     ):
         self._checkpoints = checkpoints
+        checkpoints.sleep_replicas = self.sleep
         self._balancer = manager.global_load_balancer
         self._replicas = {replica.replica_rank: replica for replica in manager.get_replicas()}
         self._addresses = dict(zip(self._replicas, manager.get_addresses(), strict=True))
@@ -201,8 +203,25 @@ class Replicas:
         removed = self._balancer.remove_servers.remote([self._addresses[rank] for rank in chosen])
         self._get(removed, "the load balancer")
         self._freed += chosen
-        for rank, why in asyncio.run(self._stopped(chosen, name)).items():
+        for rank, why in asyncio.run(self._done({rank: self._stop(rank, name) for rank in chosen})).items():
             self._give_up(rank, f"did not stop generating{why}")
+
+    def sleep(self) -> None:
+        """After the rollout, in place of verl's `sleep_replicas`, which an engine that dies fails or blocks: all give their memory to training."""
+        ranks = self._replicas.keys() - {*self._dead, *self._standalone}
+        for rank, why in asyncio.run(self._done({rank: self._replicas[rank].sleep() for rank in ranks})).items():
+            self._get(self._balancer.remove_servers.remote([self._addresses[rank]]), "the load balancer")
+            self._give_up(rank, f"did not go to sleep{why}")
+
+    def sync(self, stock: Callable[[], None], seconds: float) -> None:
+        """Let `stock`, verl's call, send all their weights, within `seconds`: its sender waits for its receiver without a time limit."""
+        name, suspects = "weight sync to the rollout replicas", partial(weight_sync_suspects, self._checkpoints)
+        try:
+            with_deadline(name, seconds, stock, suspects)
+        except RayError as error:
+            if not is_death(error):
+                raise
+            raise FuseError(f"{name} failed: {first_line(error)}; dead or silent: {diagnosis(suspects)}") from error
 
     def readmit(self, version: int) -> None:
         """After a weight sync: let freed replicas take requests again, if they hold the weights of step `version`."""
@@ -229,16 +248,16 @@ class Replicas:
             end(server)
         self._bury(rank)
 
-    async def _stopped(self, ranks: Iterable[int], name: str) -> dict[int, str]:
-        """Of those that could not be freed, why. A server may wait for ever for an engine that dies meanwhile: it is asked now and then."""
+    async def _done(self, calls: Mapping[int, Coroutine]) -> dict[int, str]:
+        """Of the replicas that did not do it, why. A server may wait for ever for an engine that dies meanwhile: it is asked now and then."""
 
-        async def why(rank: int) -> tuple[int, str]:
-            stopping = asyncio.ensure_future(self._stop(rank, name))
+        async def why(rank: int, call: Coroutine) -> tuple[int, str]:
+            doing = asyncio.ensure_future(call)
             deadline = time.monotonic() + self._timeout
             try:
                 while (left := deadline - time.monotonic()) > 0:
-                    if (await asyncio.wait([stopping], timeout=min(LOOK, left)))[0]:
-                        stopping.result()
+                    if (await asyncio.wait([doing], timeout=min(LOOK, left)))[0]:
+                        doing.result()
                         return rank, ""
                     if await asyncio.to_thread(is_dead, self._servers[rank], LOOK):
                         return rank, ": it is dead"
@@ -246,9 +265,9 @@ class Replicas:
             except RayError as error:
                 return rank, f": {first_line(error)}"
             finally:
-                stopping.cancel()
+                doing.cancel()
 
-        return {rank: found for rank, found in await asyncio.gather(*map(why, ranks)) if found}
+        return {rank: found for rank, found in await asyncio.gather(*map(why, calls, calls.values())) if found}
 
     async def _stop(self, rank: int, name: str) -> None:
         replica = self._replicas[rank]

@@ -46,7 +46,6 @@ from verl_fuse.host.stages import old_log_prob_metrics
 from verl_fuse.host.standalone.pool import StandalonePool
 from verl_fuse.host.transfer import has_connector
 from verl_fuse.host.update_schedules import Solve
-from verl_fuse.host.watchdog import weight_sync_suspects, with_deadline
 from verl_fuse.host.worker import recording_worker_class
 from verl_fuse.spec.step import Event, EventKind, LaneView, Migration, ReplicaView, RolloutView, Stage
 from verl_fuse.spec.timeline import Category, Span, Timeline
@@ -233,8 +232,7 @@ class FuseTrainer(PPOTrainerSync):
         if self.curr_step_profile:
             self._lane.drain()
         with self._stage("sleep"):
-            suspects, seconds = self.replicas.suspects, self.settings.core.replica_timeout
-            with_deadline("sleep of the rollout replicas", seconds, super().on_sample_end, suspects)
+            super().on_sample_end()
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()
@@ -373,9 +371,7 @@ class FuseTrainer(PPOTrainerSync):
     def _sync_weights(self, stock: Callable[[], None]) -> None:
         if self._layouts is not None:
             self._layouts.enter(self.global_steps + 1)
-        # verl's sender waits for its receiver without a time limit.
-        suspects = partial(weight_sync_suspects, self.checkpoint_manager)
-        with_deadline("weight sync to the rollout replicas", self.settings.core.weight_sync_timeout, stock, suspects)
+        self.replicas.sync(stock, self.settings.core.weight_sync_timeout)
 
     # ------------------------------------------------------------------ the record
 

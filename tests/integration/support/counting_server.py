@@ -107,6 +107,8 @@ class CountingServer:
         return {"aborted_count": len(self._running), "request_ids": list(self._running)}
 
     async def sleep(self) -> None:
+        if self._mute:
+            await asyncio.sleep(3600)
         await self._journal.add.remote(f"sleep {self._name}")
 
     async def resume_generation(self) -> None:
@@ -130,7 +132,7 @@ class CountingServer:
         self.global_steps = 0
 
     async def hang(self) -> None:
-        """From now on, do not answer an abort."""
+        """From now on, answer neither an abort nor a call to sleep."""
         self._mute = True
 
     async def stand_still(self) -> None:
