@@ -123,6 +123,13 @@ def weight_buffers(get: Get) -> Iterator[Refusal]:
         )
 
 
+def workers(get: Get) -> Iterator[Refusal]:
+    key = f"{_VLLM}.distributed_executor_backend"
+    for degree in (f"{_ROLLOUT}.tensor_model_parallel_size", f"{_ROLLOUT}.pipeline_model_parallel_size"):
+        if (get(degree) or 1) > 1 and get(key) == "uni":
+            yield Refusal(key, "uni", f"{degree}={get(degree)} needs mp: one process waits for the others for ever")
+
+
 def kv_cache(get: Get) -> Iterator[Refusal]:
     space = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
     if space is not None and get(f"{_VLLM}.kv_cache_memory_bytes") is not None:
@@ -151,6 +158,7 @@ CHECKS: tuple[Callable[[Get], Iterator[Refusal]], ...] = (
     precision,
     sleep,
     weight_buffers,
+    workers,
     kv_cache,
     vocabulary,
 )

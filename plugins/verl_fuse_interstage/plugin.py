@@ -48,7 +48,7 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
         return OmegaConf.select(config, key, default=None)  # type: ignore[arg-type]
 
     if not get("fuse.interstage.enabled"):
-        return None
+        return _connector_problems(get)
     problems = []
     mode = get("trainer.v1.trainer_mode")
     if mode != "fuse":
@@ -64,13 +64,6 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
                     "not yet with fuse.interstage.enabled=true: groups may be dropped while their samples are in inference; switch one of the two off",
                 )
             )
-    connector = "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config"
-    if get(connector) and get("fuse.interstage.kv_transfer_params") is None:
-        allowed = (
-            "with a KV connector fuse.interstage.kv_transfer_params must say what it is told with a request: KV it keeps outside the engine would "
-            "otherwise be that of older weights (at least {}, for a connector that keeps none)"
-        )
-        problems.append(Refusal(connector, get(connector), allowed))
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
         problems.append(
             Refusal(
@@ -94,7 +87,29 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
                     "not yet with fuse.interstage.enabled=true: micro-groups do not fit virtual pipeline stages; use null",
                 )
             )
-    return [*problems, *_migration_problems(get), *_slice_problems(get)]
+    return [*problems, *_migration_problems(get), *_slice_problems(get), *_connector_problems(get)]
+
+
+def _connector_problems(get: Any) -> list[Refusal]:
+    """Whatever else is switched on: trainer mode `fuse` tells a KV connector something with every request."""
+    key, told = "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config", "fuse.interstage.kv_transfer_params"
+    if not get(key) or get("trainer.v1.trainer_mode") != "fuse":
+        return []
+    params, problems = get(told), []
+    if params is None or (params and "{weights}" not in str(_plain(params))):
+        allowed = (
+            f"with a KV connector {told} must say what it is told with a request, and {{weights}} must be in it: KV it keeps outside the engine would "
+            "otherwise be that of older weights (at least {}, for a connector that keeps none)"
+        )
+        problems.append(Refusal(*((key, get(key)) if params is None else (told, params)), allowed))
+    if get("fuse.interstage.migration_threshold") and "MooncakeStoreConnector" in str(_plain(get(key))):
+        allowed = "not with fuse.interstage.migration_threshold: vLLM empties the whole Mooncake store when one replica is freed, while others load from it"
+        problems.append(Refusal(key, get(key), allowed))
+    return problems
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
 
 
 def _slice_problems(get: Any) -> list[Refusal]:
@@ -187,13 +202,19 @@ def _trigger(view: RolloutView) -> Trigger:
 
 @hookimpl
 def fuse_transfer(request: RequestView, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    if not OmegaConf.select(config, "fuse.interstage.enabled"):  # type: ignore[arg-type]
-        return None
-    params = OmegaConf.select(config, "fuse.interstage.kv_transfer_params") or {}  # type: ignore[arg-type]
-    return {
-        key: value.replace("{weights}", request.weights) if isinstance(value, str) else value
-        for key, value in params.items()
-    } or None
+    params = OmegaConf.select(config, "fuse.interstage.kv_transfer_params")  # type: ignore[arg-type]
+    return None if params is None else _filled(_plain(params), request.weights)
+
+
+def _filled(value: Any, weights: str) -> Any:
+    """`value` with the name of the weights in every string of it."""
+    if isinstance(value, str):
+        return value.replace("{weights}", weights)
+    if isinstance(value, list):
+        return [_filled(item, weights) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _filled(item, weights) for key, item in value.items()}
+    return value
 
 
 @hookimpl

@@ -161,14 +161,17 @@ def fuse_transfer(request, config):
 
 
 def test_a_connector_is_told_the_weights_and_by_a_stranger_what_it_likes(installed_plugin):
-    interstage = {"enabled": True, "kv_transfer_params": {"tag": "w{weights}", "pin": True}}
+    interstage = {
+        "enabled": True,
+        "kv_transfer_params": {"tag": "w{weights}", "all": [{"of": "{weights}"}], "pin": True},
+    }
     config = OmegaConf.create({"fuse": {"interstage": interstage}})
     first, later = RequestView("r", "3", 20), RequestView("r", "3", 30, generated=10, source=1)
     told = [plugins.load().hook.fuse_transfer(request=one, config=config) for one in (first, later)]
-    assert told == [{"tag": "w3", "pin": True}] * 2
+    assert told == [{"tag": "w3", "all": [{"of": "3"}], "pin": True}] * 2
     installed_plugin("telling", TELLING)
     told = [plugins.load().hook.fuse_transfer(request=one, config=config) for one in (first, later)]
-    assert told == [{"tag": "w3", "pin": True}, {"from": 1}]
+    assert told == [{"tag": "w3", "all": [{"of": "3"}], "pin": True}, {"from": 1}]
 
 
 def test_a_connector_that_is_told_nothing_about_weights_is_refused_by_name():
@@ -183,5 +186,27 @@ def test_a_connector_that_is_told_nothing_about_weights_is_refused_by_name():
     )
     (refused,) = [found for found in plugin.fuse_validate(config=config) if "kv_transfer_config" in found.key]
     assert "fuse.interstage.kv_transfer_params" in str(refused)
-    config.fuse.interstage.kv_transfer_params = {}
-    assert not [found for found in plugin.fuse_validate(config=config) if "kv_transfer_config" in found.key]
+    for enabled, params, fault in (
+        (True, {}, []),
+        (True, {"a": [{"tag": "{weights}"}]}, []),
+        (True, {"pin": True}, ["fuse.interstage.kv_transfer_params"]),
+        (False, {"pin": True}, ["fuse.interstage.kv_transfer_params"]),
+        (False, None, ["actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config"]),
+    ):
+        config.fuse.interstage.enabled, config.fuse.interstage.kv_transfer_params = enabled, params
+        assert [found.key for found in plugin.fuse_validate(config=config) if "kv_transfer" in found.key] == fault
+
+
+def test_a_store_that_vllm_empties_when_a_replica_is_freed_is_refused_with_migration():
+    mooncake = {"kv_connector": "MultiConnector", "connectors": [{"kv_connector": "MooncakeStoreConnector"}]}
+    config = OmegaConf.create(
+        {
+            "trainer": {"v1": {"trainer_mode": "fuse"}},
+            "actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"kv_transfer_config": mooncake}}}},
+            "fuse": {"interstage": {"enabled": True, "kv_transfer_params": {}, "migration_threshold": None}},
+        }
+    )
+    assert not [found for found in plugin.fuse_validate(config=config) if "kv_transfer" in found.key]
+    config.fuse.interstage.migration_threshold = 4
+    (refused,) = [found for found in plugin.fuse_validate(config=config) if "kv_transfer" in found.key]
+    assert "empties the whole Mooncake store" in str(refused)

@@ -251,10 +251,22 @@ def test_a_replica_that_does_not_go_to_sleep_is_ended_and_the_others_do(fresh, c
     replicas = replicas_of(fresh, timeout=seconds)
     server = fresh.get_replicas()[1].server_handle
     ray.wait([getattr(server, action).remote() for action in fault], num_returns=len(fault))
-    replicas._checkpoints.sleep_replicas()
+    with replicas.sleeping():
+        replicas._checkpoints.sleep_replicas()
     assert re.search(f"replica 1 did not go to sleep{why}", caplog.text)
     assert "sleep server-0" in fresh.entries()
     assert [view.routed for view in replicas.views()] == [True, False]
+    with pytest.raises(FuseError, match=r"dead: replica 1\. The step is trained"):
+        replicas.require_alive()
+
+
+def test_survivors_are_asked_whether_they_live(manager, caplog):
+    replicas = replicas_of(manager)
+    assert replicas.all_live([0, 1])
+    ray.get(manager.get_replicas()[1].server_handle.kill_engine.remote())
+    assert not replicas.all_live([0, 1])
+    assert "replica 1 was to take over the requests of others" in caplog.text
+    assert [view.routed for view in replicas.views()] == [True, False, True]
     with pytest.raises(FuseError, match=r"dead: replica 1\. The step is trained"):
         replicas.require_alive()
 

@@ -200,10 +200,16 @@ def test_a_replica_that_does_not_stop_between_two_steps_is_lost(run, caplog):
     run.pool.want(1)
     run.up()
     run.end_step(1)
-    ray.get(run.pool._members[1].replica.server_handle.hang.remote())
+    server = run.pool._members[1].replica.server_handle
+    ray.get(server.hang.remote())
+    run.replicas.free([1])
+    # In the middle of a rollout: its requests must not wait for the end of the step.
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(server.__ray_ready__.remote(), timeout=10)
+    assert run.replicas.lost == (1,)
     run.end_step(2)
     assert run.routed == [0]
-    assert "replica 1: did not stop generating in 10 s (fuse.replica_timeout)" in caplog.text
+    assert "replica 1 did not stop generating in 10 s (fuse.replica_timeout)" in caplog.text
     wait_for(lambda: free_devices() == DEVICES)
 
 
@@ -213,7 +219,7 @@ def test_a_replica_that_cannot_load_is_lost_and_the_others_have_loaded(run, capl
     run.up()
     run.end_step(5)
     assert run.routed == [0, 2]
-    assert "replica 1: did not load its weights: ValueError: unexpected parameter" in caplog.text
+    assert "replica 1 did not load its weights: ValueError: unexpected parameter" in caplog.text
     wait_for(lambda: free_devices() == 1)
 
 

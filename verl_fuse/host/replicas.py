@@ -7,14 +7,15 @@ Invariants (tests/integration/test_replicas.py):
   sync, which needs every replica; with no replica left, it ends before it trains on what happened to be finished;
 - one that hangs (hangs.py), cannot be freed, or does not go to sleep after the rollout is routed to no more and ended: from then on it is a dead one;
 - a standalone replica (standalone/) that dies, hangs or comes back with other weights is only lost: the step and the run go on without it;
-- every wait has a deadline, and what passes it is a FuseError naming the replica.
+- every wait has a deadline, and what passes it is an error naming the replica: in the log where the step goes on, a FuseError where it cannot.
 """
 
 import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,10 +23,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.death import first_line, is_death
+from verl_fuse.host.death import first_line
 from verl_fuse.host.hangs import HangWatch, end
 from verl_fuse.host.spans import Recorder
-from verl_fuse.host.watchdog import diagnosis, is_dead, silent_actors, weight_sync_suspects, with_deadline
+from verl_fuse.host.watchdog import is_dead, silent_actors, weight_sync_suspects, with_deadline
 from verl_fuse.spec.step import ReplicaView
 from verl_fuse.spec.timeline import Span
 
@@ -52,7 +53,6 @@ class Replicas:
         sequence_tokens: int,
     ):
         self._checkpoints = checkpoints
-        checkpoints.sleep_replicas = self.sleep
         self._balancer = manager.global_load_balancer
         self._replicas = {replica.replica_rank: replica for replica in manager.get_replicas()}
         self._addresses = dict(zip(self._replicas, manager.get_addresses(), strict=True))
@@ -156,8 +156,8 @@ class Replicas:
             known.pop(rank, None)
 
     def lose(self, rank: int, why: str) -> None:
-        """A standalone replica is of no use any more: for the run it is dead."""
-        logger.error("replica %d: %s", rank, why)
+        """A replica is of no use any more: it is routed to no more, and for the run it is dead."""
+        logger.error("replica %d %s", rank, why)
         self._get(self._balancer.remove_servers.remote([self._addresses[rank]]), "the load balancer")
         self._bury(rank)
 
@@ -206,11 +206,25 @@ class Replicas:
         for rank, why in asyncio.run(self._done({rank: self._stop(rank, name) for rank in chosen})).items():
             self._give_up(rank, f"did not stop generating{why}")
 
-    def sleep(self) -> None:
-        """After the rollout, in place of verl's `sleep_replicas`, which an engine that dies fails or blocks: all give their memory to training."""
+    def all_live(self, ranks: Iterable[int]) -> bool:
+        """Whether all of these live; those that do not are routed to no more. A dead replica finishes nothing, so until its clients know it looks busy."""
+        dead = [rank for rank in ranks if is_dead(self._servers[rank], LOOK)]
+        for rank in dead:
+            self.lose(rank, "was to take over the requests of others")
+        return not dead
+
+    @contextmanager
+    def sleeping(self) -> Iterator[None]:
+        """While this lasts, verl's `sleep_replicas`, which an engine that dies fails or blocks, is ours."""
+        self._checkpoints.sleep_replicas = self._sleep
+        try:
+            yield
+        finally:
+            del self._checkpoints.sleep_replicas
+
+    def _sleep(self) -> None:
         ranks = self._replicas.keys() - {*self._dead, *self._standalone}
         for rank, why in asyncio.run(self._done({rank: self._replicas[rank].sleep() for rank in ranks})).items():
-            self._get(self._balancer.remove_servers.remote([self._addresses[rank]]), "the load balancer")
             self._give_up(rank, f"did not go to sleep{why}")
 
     def sync(self, stock: Callable[[], None], seconds: float) -> None:
@@ -219,9 +233,9 @@ class Replicas:
         try:
             with_deadline(name, seconds, stock, suspects)
         except RayError as error:
-            if not is_death(error):
+            if not (found := suspects()):
                 raise
-            raise FuseError(f"{name} failed: {first_line(error)}; dead or silent: {diagnosis(suspects)}") from error
+            raise FuseError(f"{name} failed: {first_line(error)}; dead or silent: {', '.join(found)}") from error
 
     def readmit(self, version: int) -> None:
         """After a weight sync: let freed replicas take requests again, if they hold the weights of step `version`."""
@@ -239,14 +253,10 @@ class Replicas:
         self._freed = ()
 
     def _give_up(self, rank: int, why: str) -> None:
-        """A replica that cannot be freed is ended, so that its requests start again elsewhere."""
-        if rank in self._standalone:
-            self.lose(rank, why)
-            return
-        logger.error("replica %d %s; it is ended", rank, why)
+        """A replica that does not stop is ended, so that its requests start again elsewhere."""
         for server in self._replicas[rank].servers:
             end(server)
-        self._bury(rank)
+        self.lose(rank, f"{why}; it is ended")
 
     async def _done(self, calls: Mapping[int, Coroutine]) -> dict[int, str]:
         """Of the replicas that did not do it, why. A server may wait for ever for an engine that dies meanwhile: it is asked now and then."""
@@ -261,6 +271,9 @@ class Replicas:
                         return rank, ""
                     if await asyncio.to_thread(is_dead, self._servers[rank], LOOK):
                         return rank, ": it is dead"
+                if doing.done():
+                    doing.result()
+                    return rank, ""
                 return rank, f" in {self._timeout:g} s (fuse.replica_timeout)"
             except RayError as error:
                 return rank, f": {first_line(error)}"

@@ -46,11 +46,15 @@ from verl_fuse.host.stages import old_log_prob_metrics
 from verl_fuse.host.standalone.pool import StandalonePool
 from verl_fuse.host.transfer import has_connector
 from verl_fuse.host.update_schedules import Solve
+from verl_fuse.host.watchdog import with_deadline
 from verl_fuse.host.worker import recording_worker_class
 from verl_fuse.spec.step import Event, EventKind, LaneView, Migration, ReplicaView, RolloutView, Stage
 from verl_fuse.spec.timeline import Category, Span, Timeline
 
 logger = logging.getLogger(__name__)
+
+# Seconds that replicas which do not sleep, and rollout profiles, may take to end.
+ENDING_SECONDS = 60.0
 
 
 class FuseTrainer(PPOTrainerSync):
@@ -231,8 +235,10 @@ class FuseTrainer(PPOTrainerSync):
             self.replicas.require_one(failed)
         if self.curr_step_profile:
             self._lane.drain()
-        with self._stage("sleep"):
-            super().on_sample_end()
+        with self._stage("sleep"), self.replicas.sleeping():
+            # Replicas have deadlines of their own; the end of a profile has none.
+            seconds = self.settings.core.replica_timeout + ENDING_SECONDS
+            with_deadline("end of the rollout", seconds, super().on_sample_end, self.replicas.suspects)
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()
@@ -258,9 +264,12 @@ class FuseTrainer(PPOTrainerSync):
         return self._inference.view(None if self._slices is None else self.replicas.freed)
 
     def _migrate(self, migration: Migration, view: RolloutView) -> None:
+        if not self.replicas.all_live(migration.survivors):
+            return
         freed = sorted({seen.rank for seen in view.replicas if seen.routed} - set(migration.survivors))
         self.replicas.free(freed)
-        self._emit("migration", view=view, survivors=list(migration.survivors), freed=freed)
+        stopped = [rank for rank in freed if rank in self.replicas.freed]
+        self._emit("migration", view=view, survivors=list(migration.survivors), freed=stopped)
 
     def _view(self, watch: RolloutWatch, tags: Mapping[str, dict], replicas: tuple[ReplicaView, ...]) -> RolloutView:
         groups, finished, failed = watch.groups

@@ -4,8 +4,8 @@ vLLM hands `kv_transfer_params` to the connector set in `engine_kwargs.vllm.kv_t
 moved request load its prefix instead of computing it again.
 
 Invariants (tests/unit/host/test_kv_transfer.py):
-- no request goes without: one of which the weights are not known, or whose plugin fails, is an error, because what a connector keeps or finds for
-  it may be of other weights.
+- a request of which the weights are not known, about which no plugin says anything, or whose plugin fails is an error, because what a connector
+  keeps or finds for it may be of other weights; only an empty answer is nothing to tell.
 """
 
 from collections.abc import Mapping
@@ -53,8 +53,14 @@ class Transfers:
         except Exception as error:
             raise FuseError(f"fuse_transfer failed: {type(error).__name__}: {error}") from error
         if told is None:
-            return dict(sampling_params)
+            raise FuseError(
+                "no plugin says what the KV connector is told with a request: fuse.interstage.kv_transfer_params, or a fuse_transfer"
+            )
         if not isinstance(told, Mapping):
-            raise FuseError(f"fuse_transfer returned {told!r}; allowed: a mapping or None")
+            raise FuseError(
+                f"fuse_transfer returned {told!r}; allowed: a mapping, or None to leave it to another plugin"
+            )
+        if not told:
+            return dict(sampling_params)
         extra = sampling_params.get("extra_args") or {}
         return {**sampling_params, "extra_args": {**extra, "kv_transfer_params": dict(told)}}

@@ -72,7 +72,7 @@ class PrioritySearch:
     def climb(
         self, random: np.random.Generator, trials: int, over: Callable[[], bool] = lambda: False
     ) -> NDArray[np.int64] | None:
-        """Start ticks of the best of `trials` schedules, or of those before `over()`; None when all of them were stuck for memory."""
+        """Start ticks of the best of `trials` schedules, or of those before `over()`; None when there was none that was not stuck for memory."""
         best_end, best_start = -1, None
         limits, bias = self.limits[int(random.integers(len(self.limits)))], self.neutral
         for trial in range(trials):

@@ -1,6 +1,7 @@
 """Plugin of a test run: asks for another number of replicas in every step, and lets the test do its part in between.
 
-Driver and test talk through files in $PHASES: `NAME.json` is there once NAME has happened.
+Driver and test talk through files in $PHASES: `NAME.json` is there once NAME has happened. With $PHASES_BY=scaler it asks for nothing, and writes down
+which replicas the run's own scaler leads to.
 """
 
 import json
@@ -18,7 +19,13 @@ HOOK_API = 1
 WANTED = (1, 3, 3, 3, 3, 1, 2, 2, 2, 2)
 # Before these steps the run waits, so that the number of steps it takes until replicas are up does not matter.
 UP_BEFORE, FREED, UP_AGAIN_BEFORE, LOST_IN = 4, 6, 8, 9
+# The same where the scaler decides, which knows what decoding costs from step 2 on.
+SCALED_BEFORE = 5
 _state: dict = {}
+
+
+def scaler_decides() -> bool:
+    return os.environ.get("PHASES_BY") == "scaler"
 
 
 def tell(name: str, **data) -> None:
@@ -70,14 +77,20 @@ def fuse_setup(trainer):
 
 @hookimpl
 def fuse_scale(prompts, replicas, most):
-    step = _state["trainer"].global_steps
-    tell(f"step_{step}", ranks=[replica.rank for replica in replicas], most=most, pids=engines())
+    step, ranks = _state["trainer"].global_steps, [replica.rank for replica in replicas]
+    if scaler_decides():
+        tell(f"scaled_{step}", ranks=ranks)
+        return None
+    tell(f"step_{step}", ranks=ranks, most=most, pids=engines())
     return WANTED[step - 1]
 
 
 @hookimpl
 def fuse_event(event):
-    if event.kind == "step_begin":
+    if scaler_decides():
+        if event.kind == "step_begin" and event.step == SCALED_BEFORE:
+            wait_for_launches()
+    elif event.kind == "step_begin":
         _begin(event.step)
     elif event.kind == "poll" and event.step == LOST_IN:
         (rank,) = engines() if "victim" not in _state else (None,)

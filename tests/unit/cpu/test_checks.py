@@ -183,6 +183,19 @@ def test_weight_buffers_must_fit_shared_memory(config, monkeypatch, tmp_path):
     ]
 
 
+def test_tensor_parallel_workers_in_one_process_are_refused(config):
+    rollout = config.actor_rollout_ref.rollout
+    rollout.engine_kwargs.vllm.distributed_executor_backend = "uni"
+    assert problems(config) == []
+    rollout.tensor_model_parallel_size = 2
+    assert problems(config) == [
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend='uni': "
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2 needs mp: one process waits for the others for ever"
+    ]
+    rollout.engine_kwargs.vllm.distributed_executor_backend = "mp"
+    assert problems(config) == []
+
+
 def test_two_sizes_for_the_cache_are_refused(config, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
     assert problems(config) == [

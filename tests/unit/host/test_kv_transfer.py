@@ -49,8 +49,8 @@ def test_what_a_plugin_answers_goes_with_the_request(asked):
     assert asked[0] == [RequestView("r1", "run step 4", 30, 12, 2)]
 
 
-def test_no_answer_is_nothing_to_tell(asked):
-    asked[1][0] = None
+def test_an_empty_answer_is_nothing_to_tell(asked):
+    asked[1][0] = {}
     assert Transfers(CONFIG).tell({"max_tokens": 5}, GROUP, "r1", 30) == {"max_tokens": 5}
 
 
@@ -64,7 +64,8 @@ def test_a_request_of_unknown_weights_is_an_error(asked):
     ("answer", "message"),
     [
         (ValueError("no store"), "fuse_transfer failed: ValueError: no store"),
-        ("tag", "fuse_transfer returned 'tag'; allowed: a mapping or None"),
+        ("tag", "fuse_transfer returned 'tag'; allowed: a mapping, or None"),
+        (None, "no plugin says what the KV connector is told"),
     ],
 )
 def test_a_plugin_that_fails_fails_the_request(asked, answer, message):
