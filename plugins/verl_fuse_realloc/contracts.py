@@ -1,7 +1,8 @@
 """What the features of `realloc` rest on, each asked for by runs that use it.
 
 A sync of shards: how verl's worker hands weights to its rollout, what its engine holds, and the configuration refused. A change of layout: how verl
-builds an FSDP2 engine, which has to be done again, and what of it is kept. Every fingerprint was taken, and the code behind it read, at verl 0.9.1 and vLLM 0.28.0.
+builds an FSDP2 engine, which has to be done again, and what of it is kept. Every fingerprint was taken, and the code behind it read, at verl 0.9.1,
+vLLM 0.28.0, megatron-core 0.16.1 and mbridge 0.15.1.
 """
 
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
@@ -12,6 +13,8 @@ MODEL = "verl/trainer/config/model/hf_model.yaml"
 EW = "verl.workers.engine_workers"
 ENGINE = "verl/trainer/config/engine/fsdp.yaml"
 FSDP = "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"
+MEGATRON_ENGINE = "verl/trainer/config/engine/megatron.yaml"
+MCORE = "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead"
 VLLM = "verl.workers.rollout.vllm_rollout"
 
 SYNC: tuple[Contract, ...] = (
@@ -81,6 +84,51 @@ SYNC: tuple[Contract, ...] = (
     ConfigKey(MODEL, "lora.rank", int),
     ConfigKey(MODEL, "mtp.enable", bool),
     ConfigKey(PPO, "actor_rollout_ref.hybrid_engine", bool),
+)
+MEGATRON: tuple[Contract, ...] = (
+    # The seam, and what the engine holds: the parts of a pipeline on this rank, wrapped (weight_sync/megatron.py).
+    Function(f"{MCORE}.get_per_tensor_param", "(self, base_sync_done=False, **kwargs)", "3e23c0477ca95e4c"),
+    Function(f"{MCORE}._build_megatron_module", "(self)", "2d5533165fc11f9a"),
+    Attribute(f"{MCORE}.module"),
+    Attribute(f"{MCORE}.model_config"),
+    Function("verl.utils.megatron_utils:unwrap_model", "(model, module_instances=...)", "eaa2391a20e614e8"),
+    # The model's own groups, padded vocabulary and blocks per stage.
+    Class("megatron.core.models.gpt:GPTModel", ("LanguageModule",)),
+    Attribute("megatron.core.models.gpt.gpt_model:GPTModel.vocab_size", "vocab_size"),
+    Attribute("megatron.core.transformer.module:MegatronModule.config"),
+    Attribute("megatron.core.models.common.language_module.language_module:LanguageModule.pg_collection"),
+    Attribute("megatron.core.process_groups_config:ProcessGroupCollection.tp"),
+    Attribute("megatron.core.process_groups_config:ProcessGroupCollection.pp"),
+    Attribute("megatron.core.process_groups_config:ProcessGroupCollection.dp"),
+    Attribute("megatron.core.process_groups_config:ProcessGroupCollection.cp"),
+    Attribute("megatron.core.process_groups_config:ProcessGroupCollection.ep"),
+    Attribute("megatron.core.transformer:TransformerConfig.fp8"),
+    Attribute("megatron.core.transformer.transformer_config:TransformerConfig.pipeline_model_parallel_layout", "None"),
+    Function(
+        "megatron.core.transformer.transformer_block:get_num_layers_to_build",
+        "(config, vp_stage=None, pp_rank=None)",
+        "9806e644bef0f4ec",
+    ),
+    # How mbridge fuses and cuts what it loads, which reshard/megatron.py repeats.
+    Function(
+        "mbridge.core.bridge:Bridge._weight_to_mcore_format",
+        "(self, mcore_weights_name, hf_weights)",
+        "82edc3089a405f2a",
+    ),
+    Function(
+        "mbridge.core.bridge:Bridge._weight_split_across_tp",
+        "(self, mcore_weights_name, mcore_weights, param, tp_split_size)",
+        "52436420480f88e0",
+    ),
+    # Configuration that is refused (refusals.py).
+    ConfigKey(MEGATRON_ENGINE, "virtual_pipeline_model_parallel_size", None),
+    ConfigKey(MEGATRON_ENGINE, "expert_model_parallel_size", int),
+    ConfigKey(MEGATRON_ENGINE, "context_parallel_size", int),
+    ConfigKey(MEGATRON_ENGINE, "dynamic_context_parallel", bool),
+    ConfigKey(MEGATRON_ENGINE, "use_megatron_fsdp", bool),
+    ConfigKey(MEGATRON_ENGINE, "param_offload", bool),
+    ConfigKey(MEGATRON_ENGINE, "qat.enable", bool),
+    ConfigKey(MEGATRON_ENGINE, "override_transformer_config", dict),
 )
 LAYOUTS: tuple[Contract, ...] = (
     # What verl does to a module to train it in shards, done again over another mesh (layouts/change.py); what it keeps of the mesh.

@@ -1,6 +1,6 @@
 """Hooks of the plugin `realloc`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,23 +32,26 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
 @hookimpl
 def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:
     synced = contracts.SYNC if config is None or _syncs(config) else ()
+    megatron = config is None or _get(config, "actor_rollout_ref.actor.strategy") == "megatron"
+    shards = contracts.MEGATRON if synced and megatron else ()
     changed = contracts.LAYOUTS if config is None or _changes(config) else ()
-    return (*synced, *changed)
+    return (*synced, *shards, *changed)
 
 
-@hookimpl
-def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type | None:
+@hookimpl(wrapper=True)
+def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> Generator[None, type | None, type | None]:
+    # On top of what another plugin makes of verl's class: a run may train fused and send shards.
+    found = yield
     default = ReallocConfig()
     timeout, checksums = _get(config, "fuse.realloc.timeout"), _get(config, "fuse.realloc.checksums")
     limits = (
         default.timeout if timeout is None else float(timeout),
         default.checksums if checksums is None else checksums,
     )
-    found = None
     if model == "actor" and _syncs(config):
         from verl_fuse.host.weight_sync.hybrid import shard_sync_worker_class
 
-        found = shard_sync_worker_class(base, Options(*limits))
+        found = shard_sync_worker_class(found or base, Options(*limits))
     if _changes(config):
         from verl_fuse.host.layouts.worker import layout_worker_class
 

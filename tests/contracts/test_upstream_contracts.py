@@ -97,6 +97,12 @@ HOLDS = {
         "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
         "engine.model_config": "verl.workers.config:HFModelConfig",
     },
+    "weight_sync/megatron.py": {
+        "engine": MEGATRON,
+        "model": "megatron.core.models.gpt.gpt_model:GPTModel",
+        "groups": "megatron.core.process_groups_config:ProcessGroupCollection",
+        "config": "megatron.core.transformer.transformer_config:TransformerConfig",
+    },
     "weight_sync/hybrid.py": {
         "worker": "verl.workers.engine_workers:ActorRolloutRefWorker",
         "worker.actor": "verl.workers.engine_workers:TrainingWorker",

@@ -1,16 +1,18 @@
-"""verl's checkpoint engine `fuse` between FSDP2 shards and the workers of standalone replicas.
+"""verl's checkpoint engine `fuse` between shards of FSDP2 and Megatron and the workers of standalone replicas.
 
 Shows the invariants in the docstring of verl_fuse/host/weight_sync/checkpoint_engine.py. What vLLM loads of such tensors: test_weight_sync.py.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from separate_ranks import CONFIG, RANKS, TRAINERS, synced
+from separate_ranks import CONFIG, RANKS, TRAINERS, fsdp_engine, synced
 from small_engines import Ranks, cpu_server
 
 from verl_fuse.reshard.loadable import Loadable
@@ -30,13 +32,27 @@ def server() -> Iterator[None]:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_workers_are_given_what_they_load(tp: int):
+    loads(tp, fsdp_engine)
+
+
+@pytest.mark.parametrize("name", ["tp2", "pp2"])
+def test_workers_are_given_what_they_load_by_a_megatron_engine(name: str, tmp_path: Path):
+    pytest.importorskip("megatron.core")
+    from megatron_syncs import SEPARATE, separate_engine, write
+
+    write(tmp_path, SEPARATE[name])
+    loads(SEPARATE[name].tp, partial(separate_engine, name=name, folder=tmp_path))
+
+
+def loads(tp: int, make: Callable[..., Any]) -> None:
+    """Check that workers of replicas of `tp` are given what they load, by engines that `make` makes."""
     import torch
 
     model = Model("m", 2, 32, 4, 2, 8, 64, CONFIG["vocab_size"])
     weights = weights_of(model, "qwen2")
     loadable = Loadable(Vllm(tp, (RANKS - TRAINERS) // tp))
     with Ranks(RANKS) as ranks:
-        found = ranks.call(synced, tp)
+        found = ranks.call(synced, tp, make)
     for worker, rank in enumerate(found[TRAINERS:]):
         assert "error" not in rank, rank["error"]
         tensors = loadable.tensors(weights, worker)
@@ -63,7 +79,7 @@ def test_workers_are_given_what_they_load(tp: int):
 )
 def test_a_fault_ends_the_sync_everywhere_with_the_worker_named(fault: str, said: str):
     with Ranks(RANKS) as ranks:
-        ranks.start(synced, 1, fault)
+        ranks.start(synced, 1, fsdp_engine, fault)
         outcomes = ranks.outcomes(120.0)
     assert outcomes[3].exit_code == 1 if fault == "dies" else outcomes[3].value is not None
     for outcome in outcomes[:3]:

@@ -1,6 +1,7 @@
 """A run of the recipe `ppo-megatron-cpu` on real verl, Ray, Megatron and vLLM: one RPC updates critic and actor, first measured, then fused.
 
-On two ranks of two stages; test_pipeline_engines.py has four. Shows the invariants in the docstring of verl_fuse/host/fused_update.py.
+On two ranks of two stages; test_pipeline_engines.py has four. Shows the invariants in the docstring of verl_fuse/host/fused_update.py; and that
+replicas which get the stages' shards generate with what was trained, in every step.
 """
 
 from pathlib import Path
@@ -27,6 +28,8 @@ def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path):
         "trainer.save_freq=-1",
         "fuse.pipeline.schedule=fused",
         "fuse.pipeline.solve_seconds=1",
+        "fuse.realloc.weight_sync=shards",
+        "actor_rollout_ref.rollout.calculate_log_probs=true",
         name="fused",
     )
     assert finished.code == 0, finished.output[-3000:]
@@ -35,6 +38,8 @@ def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path):
     assert [last[f"fuse/pipeline_{name}"] for name in ("calls", "fused_calls")] == [2, 2]
     for metrics in (first, last):
         assert {"actor/grad_norm", "actor/loss", "critic/grad_norm", "critic/loss"} <= metrics.keys()
+    for step in (1, 2, 3):
+        assert finished.metrics[step]["training/rollout_probs_diff_max"] < 0.006, step
     timeline = Timeline.from_json((finished.folder / "timeline" / "step_000003.json").read_text())
     # Two mini-batches, four micro-batches, forwards and backwards of two models.
     for rank in range(RANKS):
@@ -43,3 +48,5 @@ def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path):
         assert len(ops) == len(plan) == 2 * 4 * 2 * 2
         assert sorted(span.name for span in ops) == sorted(span.name for span in plan)
     assert [span.name for span in timeline.on("step")].count("fused_update") == 1
+    for rank in range(RANKS):
+        assert [span.category for span in timeline.on(f"rank {rank}") if span.name == "shards"] == ["sync"]

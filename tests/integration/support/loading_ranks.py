@@ -73,6 +73,17 @@ def opened(world: World, name: str, engine: Any, engines: Any, dtype: Any) -> An
 
 def loaded(world: World, name: str, folder: Path) -> dict[str, int | bool]:
     """Load vLLM's model from the sync, and again from the whole parameters; what is to be equal or known of it."""
+    case = CASES[name]
+    engine, whole = sharded(case)
+    path = folder / f"{case.family}-{world.rank}"
+    engine.model_config.hf_config.save_pretrained(path)
+    return compared(world, name, path, engine, whole, case.tp, case.dtype)
+
+
+def compared(
+    world: World, name: str, path: Path, engine: Any, whole: dict[str, Any], tp: int, dtype: str
+) -> dict[str, int | bool]:
+    """As `loaded`, of an engine and the whole parameters of its model; `path` has the model's configuration."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import (
@@ -86,27 +97,23 @@ def loaded(world: World, name: str, folder: Path) -> dict[str, int | bool]:
     from verl_fuse.host.weight_sync.trained import own_shards
     from verl_fuse.reshard.vllm import Vllm
 
-    case = CASES[name]
     # Where names differ, vLLM talks through gloo instead of shared memory.
     os.environ["VLLM_DIST_IDENT"] = f"rank {world.rank}"
-    engine, whole = sharded(case)
-    path = folder / f"{case.family}-{world.rank}"
-    engine.model_config.hf_config.save_pretrained(path)
     arguments = EngineArgs(
         model=str(path),
-        dtype=case.dtype,
-        tensor_parallel_size=case.tp,
+        dtype=dtype,
+        tensor_parallel_size=tp,
         skip_tokenizer_init=True,
         enforce_eager=True,
         distributed_executor_backend="external_launcher",
         max_model_len=32,
     )
-    stream = opened(world, name, engine, Vllm(case.tp, RANKS // case.tp), getattr(torch, case.dtype))
+    stream = opened(world, name, engine, Vllm(tp, RANKS // tp), getattr(torch, dtype))
     config = arguments.create_engine_config()
     with set_current_vllm_config(config):
         init_distributed_environment(RANKS, world.rank, "env://", world.rank, "gloo")
-        initialize_model_parallel(case.tp)
-        torch.set_default_dtype(getattr(torch, case.dtype))
+        initialize_model_parallel(tp)
+        torch.set_default_dtype(getattr(torch, dtype))
         model: Any = initialize_model(config)
         torch.set_default_dtype(torch.float32)
         _forget(model)

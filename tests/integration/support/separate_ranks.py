@@ -4,8 +4,11 @@ Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
 
 import asyncio
+import json
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +28,17 @@ CONFIG = {
 }
 
 
-def synced(world: World, tp: int, fault: str = "") -> dict[str, Any]:
-    """Two syncs with replicas of `tp` workers: what a worker was given the second time, what it should load of it, and bytes received; or the error."""
+def synced(world: World, tp: int, make: Callable[[World], tuple[Any, dict]], fault: str = "") -> dict[str, Any]:
+    """Two syncs with replicas of `tp` workers: what a worker was given the second time, and the whole parameters; or the error.
+
+    `make` gives a training rank's engine, None to a worker, and the whole parameters to both.
+    """
     from verl_fuse.errors import FuseError
     from verl_fuse.host.weight_sync.checkpoint_engine import FuseCheckpointEngine
 
     timeout = 5.0 if fault else 60.0
     engine = FuseCheckpointEngine(1 << 16, is_master=world.rank == 0, timeout_seconds=timeout, checksums=True)
-    trained, whole = _trained(world)
+    trained, whole = make(world)
     given: dict[str, Any] = {}
     try:
         for version in (3, 4):
@@ -44,7 +50,7 @@ def synced(world: World, tp: int, fault: str = "") -> dict[str, Any]:
     return {"given": {name: tensor.clone() for name, tensor in given.items()}, "whole": whole}
 
 
-def _trained(world: World) -> tuple[Any, dict[str, Any]]:
+def fsdp_engine(world: World) -> tuple[Any, dict[str, Any]]:
     """As much of an engine as a sync looks at, on training ranks; whole parameters on all."""
     import torch
     import transformers
@@ -67,10 +73,9 @@ def _trained(world: World) -> tuple[Any, dict[str, Any]]:
 
 def _once(world: World, engine: Any, trained: Any, tp: int, version: int, fault: str) -> dict[str, Any]:
     """What verl's manager does for one sync."""
-    import torch.distributed as dist
-
-    metadata = [engine.prepare()]
-    dist.broadcast_object_list(metadata)
+    if world.rank == 0:
+        world.store.set(f"metadata {version}", json.dumps(engine.prepare()))
+    metadata = [json.loads(world.store.get(f"metadata {version}"))]
     trainers, workers = engine.build_topology(TRAINERS, RANKS - TRAINERS, metadata)
     table = {name: [*trainers[name], *workers[name]] for name in trainers}
     last = world.rank == RANKS - 1
@@ -97,6 +102,8 @@ def _once(world: World, engine: Any, trained: Any, tp: int, version: int, fault:
     if fault and last:
         return found
     # verl's manager ends a sync once all have done their part.
-    dist.barrier()
+    world.store.add(f"finished {version}", 1)
+    while world.store.add(f"finished {version}", 0) < RANKS:
+        time.sleep(0.01)
     engine.finalize()
     return found

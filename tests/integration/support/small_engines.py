@@ -74,14 +74,14 @@ class Case:
 
 
 @contextmanager
-def cpu_server() -> Iterator[None]:
-    """Meanwhile `Ranks` are processes of the cpu platform, forked from a server of their own that has verl and Megatron loaded."""
+def cpu_server(*more: str) -> Iterator[None]:
+    """Meanwhile `Ranks` are processes of the cpu platform, forked from a server of their own that has verl, Megatron and `more` modules loaded."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}.items():
             patch.setenv(name, value)
         # There is one server per process: an earlier module's was started in another environment.
         multiprocessing.forkserver._forkserver._stop()
-        CONTEXT.set_forkserver_preload(PRELOAD)
+        CONTEXT.set_forkserver_preload([*PRELOAD, *more])
         multiprocessing.forkserver.ensure_running()
         try:
             yield

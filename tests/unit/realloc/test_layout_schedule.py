@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from verl_fuse import plugins
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan, Plan
@@ -74,7 +75,7 @@ def test_without_a_schedule_the_plugin_takes_no_part():
     config = composed(None)
     assert plugin.fuse_validate(config=config) is None
     assert plugin.fuse_contracts(config=config) == ()
-    assert plugin.fuse_worker_class(model="critic", base=object, config=config) is None
+    assert plugins.load().hook.fuse_worker_class(model="critic", base=object, config=config) is None
 
 
 @pytest.mark.parametrize(

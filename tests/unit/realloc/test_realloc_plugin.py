@@ -3,6 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
+from verl_fuse import plugins
+from verl_fuse.hookspecs import hookimpl
 from verl_fuse_realloc import plugin
 
 ROLLOUT = {
@@ -13,6 +15,19 @@ ROLLOUT = {
     "expert_parallel_size": 1,
     "pipeline_model_parallel_size": 1,
     "disaggregation": {"enabled": False},
+}
+# Of verl's configuration of a Megatron engine.
+MEGATRON = {
+    "tensor_model_parallel_size": 2,
+    "pipeline_model_parallel_size": 2,
+    "virtual_pipeline_model_parallel_size": None,
+    "expert_model_parallel_size": 1,
+    "context_parallel_size": 1,
+    "dynamic_context_parallel": False,
+    "use_megatron_fsdp": False,
+    "param_offload": False,
+    "qat": {"enable": False},
+    "override_transformer_config": {},
 }
 
 
@@ -43,8 +58,29 @@ def test_what_fits_is_not_refused_and_stock_asks_nothing():
     stock = composed(fuse__realloc__weight_sync="stock", actor_rollout_ref__actor__strategy="megatron")
     assert plugin.fuse_validate(config=stock) is None
     assert plugin.fuse_contracts(config=stock) == ()
-    assert plugin.fuse_worker_class(model="actor", base=object, config=stock) is None
-    assert plugin.fuse_worker_class(model="critic", base=object, config=composed()) is None
+    hook = plugins.load().hook
+    assert hook.fuse_worker_class(model="actor", base=object, config=stock) is None
+    assert hook.fuse_worker_class(model="critic", base=object, config=composed()) is None
+
+
+def test_the_sync_goes_on_top_of_another_plugins_workers():
+    pytest.importorskip("verl")
+
+    class Worker:
+        async def update_weights(self): ...
+
+    class Other(Worker): ...
+
+    class Stranger:
+        @hookimpl
+        def fuse_worker_class(self, model, base):
+            return Other if base is Worker else None
+
+    manager = plugins.load()
+    manager.register(Stranger())
+    found = manager.hook.fuse_worker_class(model="actor", base=Worker, config=composed())
+    assert found.__mro__[1:3] == (Other, Worker)
+    assert found.update_weights is not Worker.update_weights
 
 
 @pytest.mark.parametrize(
@@ -52,7 +88,6 @@ def test_what_fits_is_not_refused_and_stock_asks_nothing():
     [
         ("trainer.v1.trainer_mode", "sync"),
         ("actor_rollout_ref.actor.strategy", "fsdp"),
-        ("actor_rollout_ref.actor.strategy", "megatron"),
         ("actor_rollout_ref.rollout.name", "sglang"),
         ("actor_rollout_ref.rollout.dtype", "auto"),
         ("actor_rollout_ref.rollout.quantization", "fp8"),
@@ -71,3 +106,34 @@ def test_what_is_refused_names_key_value_and_what_is_allowed(key: str, value: ob
     (refusal,) = plugin.fuse_validate(config=composed(**{key.replace(".", "__"): value})) or ()
     assert (refusal.key, refusal.value) == (key, value)
     assert "fuse.realloc.weight_sync=shards" in refusal.allowed
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("virtual_pipeline_model_parallel_size", 2, "1"),
+        ("expert_model_parallel_size", 2, "1"),
+        ("context_parallel_size", 2, "1"),
+        ("dynamic_context_parallel", True, "False"),
+        ("use_megatron_fsdp", True, "False"),
+        ("param_offload", True, "False"),
+        ("qat.enable", True, "False"),
+        ("override_transformer_config.fp8", "hybrid", "None"),
+        ("override_transformer_config.pipeline_model_parallel_layout", "Et|tL", "None"),
+    ],
+)
+def test_megatron_engines_fit_but_for_what_cuts_their_shards_otherwise(key: str, value: object, allowed: str):
+    engine = {"actor_rollout_ref__actor__strategy": "megatron", "actor_rollout_ref__actor__megatron": MEGATRON}
+    assert refused(**engine) == []
+    key = f"actor_rollout_ref.actor.megatron.{key}"
+    config = composed(**engine)
+    OmegaConf.update(config, key, value, force_add=True)
+    (refusal,) = plugin.fuse_validate(config=config) or ()
+    assert (refusal.key, refusal.value) == (key, value)
+    assert refusal.allowed == f"not with fuse.realloc.weight_sync=shards: {allowed}"
+
+
+def test_megatrons_seams_are_asked_for_by_its_runs_only():
+    of_fsdp = set(plugin.fuse_contracts(config=composed()))
+    of_megatron = set(plugin.fuse_contracts(config=composed(actor_rollout_ref__actor__strategy="megatron")))
+    assert of_fsdp < of_megatron <= set(plugin.fuse_contracts(config=None))

@@ -1,5 +1,5 @@
-"""Checkpoint engine `fuse`: weights from FSDP2 training ranks to rollout replicas on other devices, each worker getting the part it loads straight from
-the ranks that hold it. verl's own engines gather every parameter and send it whole to every worker.
+"""Checkpoint engine `fuse`: weights from FSDP2 or Megatron training ranks to rollout replicas on other devices, each worker getting the part it loads
+straight from the ranks that hold it. verl's own engines gather every parameter and send it whole to every worker.
 
 Select it with `rollout.checkpoint_engine.backend=fuse` and `custom_backend_module=verl_fuse.host.weight_sync.checkpoint_engine`, in any trainer mode of verl
 that has standalone replicas. `checkpoint_engine.engine_kwargs.fuse.timeout_seconds` (default 300) bounds every wait, `checksums` (default false) adds

@@ -56,7 +56,9 @@ def exporting(worker: Any, version: int, options: Options) -> Iterator[None]:
     """While this lasts, the actor's engine exports what this rank's vLLM worker loads; an error if that was not all taken."""
     engine, rollout = worker.actor.engine, worker.config.rollout
     opened, layout, stream = worker.__dict__.get("_verl_fuse_stream", (0, None, None))
-    if layout is not engine.device_mesh:
+    # A Megatron engine has no mesh, and never another layout.
+    mesh = getattr(engine, "device_mesh", None)
+    if stream is None or layout is not mesh:
         # The engine has another layout than at the last sync (host/layouts), or this is the first one.
         if stream is not None:
             stream.close()
@@ -65,7 +67,7 @@ def exporting(worker: Any, version: int, options: Options) -> Iterator[None]:
         node = ray.util.get_node_ip_address()
         store: Any = PrefixStore(f"verl_fuse/sync {opened}", dist.distributed_c10d._get_default_store())
         stream = open_stream(engine, engines, DTYPES[rollout.dtype], bucket, store=store, node=node, options=options)
-        worker._verl_fuse_stream = (opened + 1, engine.device_mesh, stream)
+        worker._verl_fuse_stream = (opened + 1, mesh, stream)
     arriving = stream.run(own_shards(engine), version)
     engine.get_per_tensor_param = lambda **_: (arriving, None)
     with remote_recorder().span("shards", f"rank {worker.rank}", "sync", version=version) as seen:

@@ -1,6 +1,6 @@
-"""What an FSDP2 engine of verl holds, as a layout of `verl_fuse.reshard`.
+"""What an engine of verl holds, as a layout of `verl_fuse.reshard`: FSDP2's here, Megatron's in a module that needs Megatron.
 
-Invariants (tests/integration/test_weight_sync.py):
+Invariants (tests/integration/test_weight_sync.py, test_megatron_weight_sync.py):
 - shards are read where they are: nothing is gathered, nothing is copied;
 - a model or a sharding that is not known is a FuseError naming it before anything is sent.
 """
@@ -32,6 +32,11 @@ def trained(engine: Any) -> Trained:
     """Of a verl engine, after its model is built; the same on every rank."""
     config = engine.model_config.hf_config
     weights = weights_of(Model.from_hf(config.to_dict(), config.model_type), config.model_type)
+    if _is_megatron(engine):
+        from verl_fuse.host.weight_sync import megatron
+
+        device = next(iter(megatron.own_shards(engine).values())).device.type
+        return Trained(weights, megatron.placed(engine, weights), device)
     state = engine.module.state_dict()
     _check_names(weights, state)
     meshes = {layout_of(name, state[name]) for name in weights.index}
@@ -43,7 +48,16 @@ def trained(engine: Any) -> Trained:
 
 def own_shards(engine: Any) -> dict[str, torch.Tensor]:
     """This rank's part of every parameter, by name; the tensors are the engine's own."""
+    if _is_megatron(engine):
+        from verl_fuse.host.weight_sync import megatron
+
+        return megatron.own_shards(engine)
     return {name: tensor.to_local().detach() for name, tensor in engine.module.state_dict().items()}
+
+
+def _is_megatron(engine: Any) -> bool:
+    # Megatron's model is a list of the pipeline's parts on this rank.
+    return isinstance(engine.module, list)
 
 
 def _check_names(weights: Weights, state: Mapping[str, Any]) -> None:

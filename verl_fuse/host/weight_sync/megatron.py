@@ -1,0 +1,69 @@
+"""What a Megatron engine of verl holds, as a layout of `verl_fuse.reshard`.
+
+Sizes and places are those of the model's own process groups: engines of one process may share the layout of whichever initialises first, so
+an engine's configuration need not be true of its model.
+
+Invariants (tests/integration/test_megatron_weight_sync.py):
+- names and shapes of every tensor that this rank holds are those of the layout, or a FuseError names the first that differs;
+- virtual pipelines, expert and context parallelism, FP8 and pipelines cut by hand are refused, as are ranks in another order than Megatron's.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from verl.utils.megatron_utils import unwrap_model
+
+from verl_fuse.errors import FuseError
+from verl_fuse.reshard.megatron import Megatron
+from verl_fuse.reshard.parameters import Weights
+from verl_fuse.reshard.sharding import Placed
+from verl_fuse.spec.layout import Layout
+
+
+def placed(engine: Any, weights: Weights) -> Placed:
+    """The layout of an engine's model; every rank finds the same without asking the others."""
+    model = _model(engine)
+    config, groups = model.config, model.pg_collection
+    for key, value, needed in (
+        ("virtual_pipeline_model_parallel_size", len(engine.module), 1),
+        ("expert_model_parallel_size", groups.ep.size(), 1),
+        ("context_parallel_size", groups.cp.size(), 1),
+        ("fp8", config.fp8, None),
+        ("pipeline_model_parallel_layout", config.pipeline_model_parallel_layout, None),
+    ):
+        if value != needed:
+            raise FuseError(f"weight sync: {key}={value!r}; needs {needed}")
+    layout = Layout(tp=groups.tp.size(), pp=groups.pp.size(), dp=groups.dp.size())
+    stages = tuple(get_num_layers_to_build(config, pp_rank=stage) for stage in range(layout.pp))
+    if min(stages) < 1:
+        raise FuseError(f"weight sync: pipeline stages of {stages} blocks; needs at least one on each")
+    shards = own_shards(engine)
+    transformer_engine = any(name.endswith(".layer_norm_weight") for name in shards)
+    sharding = Megatron(layout, stages, model.vocab_size, transformer_engine)
+    sharding.check(weights)
+    rank = dist.get_rank()
+    place = groups.tp.rank() + layout.tp * (groups.dp.rank() + layout.dp * groups.pp.rank())
+    if place != rank:
+        raise FuseError(f"weight sync: rank {rank} has place {place} of {sharding}; needs Megatron's order of ranks")
+    wanted = {tensor.name: tensor.shape for tensor in sharding.tensors(weights, rank)}
+    held = {name: tuple(tensor.shape) for name, tensor in shards.items()}
+    for name in sorted(wanted.keys() | held.keys()):
+        if held.get(name) != wanted.get(name):
+            raise FuseError(
+                f"weight sync: rank {rank} has {name!r} of shape {held.get(name)}; "
+                f"needs {wanted.get(name)}, as a plain {weights.model.name} in {sharding}"
+            )
+    return Placed.at(sharding)
+
+
+def own_shards(engine: Any) -> dict[str, torch.Tensor]:
+    """This rank's tensors by Megatron's names; they are the engine's own."""
+    return {name: tensor.data for name, tensor in _model(engine).named_parameters()}
+
+
+def _model(engine: Any) -> GPTModel:
+    model: Any = unwrap_model(engine.module[0])
+    return model
