@@ -39,7 +39,7 @@ def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path):
     for metrics in (first, last):
         assert {"actor/grad_norm", "actor/loss", "critic/grad_norm", "critic/loss"} <= metrics.keys()
     for step in (1, 2, 3):
-        assert finished.metrics[step]["training/rollout_probs_diff_max"] < 0.006, step
+        assert finished.metrics[step]["training/rollout_probs_diff_max"] < 0.01, step
     timeline = Timeline.from_json((finished.folder / "timeline" / "step_000003.json").read_text())
     # Two mini-batches, four micro-batches, forwards and backwards of two models.
     for rank in range(RANKS):
