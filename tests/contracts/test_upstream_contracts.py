@@ -327,7 +327,7 @@ def test_configuration_keys_read_by_plugins_are_under_contract(tree: SourceTree,
     keys = {key for key in asked if not key.startswith("fuse.") and not fields & set(key.split("."))}
     assert {"critic.strategy", "actor_rollout_ref.ref.strategy", "trainer.v1.sampler.custom_sampler.path"} <= keys
     assert not_covered(keys, contracts) == []
-    assert len(checks.CHECKS) == 10
+    assert len(checks.CHECKS) == 11
 
 
 def test_signatures_of_contracts_can_be_read(contracts):
