@@ -69,7 +69,7 @@ def fuse_migration(view: RolloutView) -> Migration | None:
 
 @hookspec(firstresult=True)
 def fuse_transfer(request: RequestView, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what a KV connector of vLLM is told with the request (`kv_transfer_params`), or None; asked for every request, in agent-loop workers."""
+    """Return what a KV connector of vLLM is told with the request (`kv_transfer_params`), or None to leave it to others; asked for every request, in agent-loop workers."""
 
 
 @hookspec
