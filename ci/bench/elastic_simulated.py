@@ -3,7 +3,9 @@ policies are those of `fuse.elastic` itself.
 
 20 nodes of 8 H100 with Llama 2 70B, or RLHFless's 16 L40S with Qwen2.5-3B; layouts, and everything but generation, are the stock plan's.
 Usual lengths of prompts are drawn once; in step t responses are those of the distribution times 1 + drift * sin(2 pi t / steps). Only generation
-differs between the arms. Cost is devices times seconds over the whole step, less what was given back.
+differs between the arms, and with `+ inference` that devices which generate no more run inference (`fuse.interstage.layout=slices`). Cost is devices
+times seconds over the whole step, less what was given back. No arm can be faster than the floor: the longest response alone on a replica from the
+start, and all inference hidden.
 
     python -m ci.bench.elastic_simulated [--setup h100] [--steps 200] [--response TEXT_OR_FILE]
 """
@@ -13,6 +15,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -20,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from verl_fuse.cost.analytic import Analytic
+from verl_fuse.simulate.calls import freed_inference
 from verl_fuse.simulate.draw import Draw
-from verl_fuse.simulate.elastic import cut_and_migrate, shared_prefixes
+from verl_fuse.simulate.elastic import cut_and_migrate, infer_on_freed, shared_prefixes
 from verl_fuse.simulate.options import Options
 from verl_fuse.simulate.replicas import replica_count, replica_timing
 from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
@@ -41,18 +45,51 @@ GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json"
 # Prompts of GSM8K, and how far a response is from its prompt's usual length (as a correlation; verl_fuse/simulate/options.py).
 DATA_SET, PREDICTABILITY = 7473, 0.8
 TAIL, LATENCY, POLL = 0.2, 0.1, 0.0
-# Cost weight and cut fraction of each elastic arm.
-ARMS = ((0.0, 1.0), (0.2, 1.0), (0.5, 1.0), (0.8, 1.0), (0.2, 0.8), (0.5, 0.8))
+INFERENCE = ("ref", "old_log_prob")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Of `fuse.elastic`: `cost_weight` and `cut_fraction`; whether devices that generate no more run inference."""
+
+    weight: float
+    cut: float
+    inference: bool
+
+    def __str__(self) -> str:
+        return f"elastic {self.weight} {self.cut}" + " + inference" * self.inference
+
+
+ARMS = (
+    *(Arm(weight, 1.0, False) for weight in (0.0, 0.2, 0.5, 0.8)),
+    Arm(0.5, 0.8, False),
+    *(Arm(weight, 1.0, True) for weight in (0.0, 0.2, 0.5)),
+)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Of one step, or of each: seconds from its begin until all is generated and inferred, and replica-seconds held for that."""
+
+    seconds: Any
+    held: Any
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A cluster and a workload; `rest` is seconds of a step beside generation."""
+    """A cluster and a workload. Seconds of a step beside generation: `after`, of inference where it comes after generation, and `rest`; `inference` is
+    what it takes on freed replicas."""
 
     workload: Workload
     timing: ReplicaTiming
     replicas: int
+    after: float
     rest: float
+    inference: Inference
+
+    def then_inferred(self, seconds: float, held: float) -> Spent:
+        """With inference on all replicas once generation is over."""
+        return Spent(seconds + self.after, held + self.replicas * self.after)
 
 
 def make_setup(name: str, response: str | None) -> Setup:
@@ -64,8 +101,12 @@ def make_setup(name: str, response: str | None) -> Setup:
     plan = stock_plan(workload, cost, options)
     call = plan.call("actor_generate")
     step = simulate_step(workload, plan, cost, "stock", np.random.default_rng(0), options)
-    rest = step.seconds - step.stages["gen"]
-    return Setup(workload, replica_timing(workload, call, cost, options), replica_count(call.layout), rest)
+    after = sum(step.stages[name] for name in INFERENCE)
+    rest = step.seconds - step.stages["gen"] - after
+    calls = tuple(c for c in workload.calls if c.kind == "infer")
+    inference = freed_inference(workload, calls, plan, cost, options, options.micro_group)
+    timing = replica_timing(workload, call, cost, options)
+    return Setup(workload, timing, replica_count(call.layout), after, rest, inference)
 
 
 class DataSet:
@@ -96,36 +137,46 @@ def _quantiles(workload: Workload, score: np.ndarray) -> np.ndarray:
     return np.asarray(lengths.values)[np.searchsorted(cumulative, [normal.cdf(z) for z in score], side="right")]
 
 
-def static(setup: Setup, lengths: Draw) -> tuple[float, float]:
-    """Seconds of generation, and replica-seconds held for it: samples dealt out one by one, all replicas held to the end."""
+def static(setup: Setup, lengths: Draw) -> Spent:
+    """Samples dealt out one by one, all replicas held to the end."""
     through = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas)).advance()
-    return through.seconds, setup.replicas * through.seconds
+    return setup.then_inferred(through.seconds, setup.replicas * through.seconds)
 
 
-def global_migration(setup: Setup, lengths: Draw) -> tuple[float, float]:
-    """RLHFuse: the last fifth moves to the fewest replicas with room, the others are given back."""
+def floor(setup: Setup, lengths: Draw) -> Spent:
+    """The longest response alone on a replica; held is what it holds."""
+    longest = int(lengths.response.argmax())
+    alone = Requests.of(lengths.prompt[[longest]], lengths.response[[longest]])
+    seconds = Rollout.begin(alone, setup.timing, [np.zeros(1, np.int64)]).advance().seconds
+    return Spent(seconds, seconds)
+
+
+def global_migration(setup: Setup, lengths: Draw, inference: bool) -> Spent:
+    """RLHFuse: the last fifth moves to the fewest replicas with room; the others are given back, or run inference and are held to its end."""
     begun = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas))
     trigger = trigger_time(begun.advance(), int(TAIL * len(lengths.group)))
     paused = begun.advance(trigger)
     survivors = least_survivors(paused)
     if survivors >= setup.replicas:
         return static(setup, lengths)
-    found = fuse(paused, trigger, survivors, Inference(0.0), Migration(LATENCY))
+    found = fuse(paused, trigger, survivors, setup.inference if inference else Inference(0.0), Migration(LATENCY))
+    if inference:
+        return Spent(found.seconds, setup.replicas * found.seconds)
     held = survivors * found.generation_end + (setup.replicas - survivors) * found.release
-    return found.generation_end, held
+    return setup.then_inferred(found.generation_end, held)
 
 
 class Elastic:
     """`fuse.elastic` with scale and release: predicts, scales and assigns as at run time; an actor that has done `cut` of its requests hands on the rest."""
 
-    def __init__(self, setup: Setup, weight: float, cut: float):
-        self._setup, self._cut, self._predictor = setup, cut, LengthPredictor()
-        self._terms = Terms(weight, 1, setup.replicas, 0.0, 0.05)
+    def __init__(self, setup: Setup, arm: Arm):
+        self._setup, self._arm, self._predictor = setup, arm, LengthPredictor()
+        self._terms = Terms(arm.weight, 1, setup.replicas, 0.0, 0.05)
         self._running, self._decode = setup.replicas, TOKENS
         self.decisions: list[float] = []
         self.counts: list[int] = []
 
-    def step(self, chosen: np.ndarray, lengths: Draw) -> tuple[float, float]:
+    def step(self, chosen: np.ndarray, lengths: Draw) -> Spent:
         setup, n = self._setup, self._setup.workload.samples
         prompts = [Prompt(str(i), str(number), "gsm8k", n) for i, number in enumerate(chosen.tolist())]
         begun = time.process_time()
@@ -142,11 +193,15 @@ class Elastic:
         self._running = count
         home = np.array([homes[str(i)] for i in range(len(prompts))])[lengths.group]
         queues = [np.flatnonzero(home == rank) for rank in range(count)]
-        run = cut_and_migrate(_begin(setup, lengths, queues), self._cut, LATENCY)
+        run = cut_and_migrate(_begin(setup, lengths, queues), self._arm.cut, LATENCY)
         responses = lengths.response.reshape(-1, n).tolist()
         self._predictor.observe(zip(prompts, responses, strict=True))
         self._decode = _decode_cost(setup.timing, lengths, count)
-        return run.seconds, float(run.ends.sum())
+        held = float(run.ends.sum())
+        if not self._arm.inference:
+            return setup.then_inferred(run.seconds, held)
+        end, early = infer_on_freed(run, setup.replicas, setup.inference)
+        return Spent(end, held + early + setup.replicas * (end - run.seconds))
 
 
 def _decode_cost(timing: ReplicaTiming, lengths: Draw, replicas: int) -> DecodeCost:
@@ -166,30 +221,36 @@ def _begin(setup: Setup, lengths: Draw, queues: list[np.ndarray]) -> Rollout:
 def run(setup: Setup, steps: int, drift: float, seed: int) -> dict[str, Any]:
     """All arms on the same lengths."""
     data = DataSet(setup.workload, seed)
-    elastic = {f"elastic {weight} {cut}": Elastic(setup, weight, cut) for weight, cut in ARMS}
-    spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ("static", "global", *elastic)}
+    elastic = {str(arm): Elastic(setup, arm) for arm in ARMS}
+    others = {
+        "static": static,
+        "global": partial(global_migration, inference=False),
+        "global + inference": partial(global_migration, inference=True),
+        "floor": floor,
+    }
+    spent: dict[str, list[Spent]] = {name: [] for name in (*others, *elastic)}
     for step in range(steps):
         chosen, lengths = data.batch(1 + drift * float(np.sin(2 * np.pi * step / steps)))
-        spent["static"].append(static(setup, lengths))
-        spent["global"].append(global_migration(setup, lengths))
+        for name, take in others.items():
+            spent[name].append(take(setup, lengths))
         for name, policy in elastic.items():
             spent[name].append(policy.step(chosen, lengths))
     return {name: _row(setup, found, spent["static"], elastic.get(name)) for name, found in spent.items()}
 
 
-def _row(setup: Setup, found: list, stock: list, policy: Elastic | None) -> Mapping[str, Any]:
-    seconds, held = (np.array(values) for values in zip(*found, strict=True))
-    stock_seconds, stock_held = (np.array(values) for values in zip(*stock, strict=True))
-    rest = setup.rest * setup.replicas
-    speeds = (stock_seconds + setup.rest) / (seconds + setup.rest)
-    costs = (held + rest) / (stock_held + rest) - 1
+def _row(setup: Setup, found: list[Spent], stock: list[Spent], policy: Elastic | None) -> Mapping[str, Any]:
+    whole, whole_stock = (
+        Spent(
+            np.array([s.seconds for s in spent]) + setup.rest,
+            np.array([s.held for s in spent]) + setup.replicas * setup.rest,
+        )
+        for spent in (found, stock)
+    )
     row = {
-        "speed": round(float((stock_seconds + setup.rest).sum() / (seconds + setup.rest).sum()), 3),
-        "best_speed": round(float(speeds.max()), 3),
-        "cost": round(float((held + rest).sum() / (stock_held + rest).sum() - 1), 3),
-        "best_cost": round(float(costs.min()), 3),
-        "generation_speed": round(float(stock_seconds.sum() / seconds.sum()), 3),
-        "generation_cost": round(float(held.sum() / stock_held.sum() - 1), 3),
+        "speed": round(float(whole_stock.seconds.sum() / whole.seconds.sum()), 3),
+        "best_speed": round(float((whole_stock.seconds / whole.seconds).max()), 3),
+        "cost": round(float(whole.held.sum() / whole_stock.held.sum() - 1), 3),
+        "best_cost": round(float((whole.held / whole_stock.held).min() - 1), 3),
     }
     if policy is None:
         return row
@@ -213,9 +274,9 @@ def main() -> None:
     setup = make_setup(args.setup, args.response)
     rows = run(setup, args.steps, args.drift, args.seed)
     for name, row in rows.items():
-        print(f"{name:16}", "  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+        print(f"{name:28}", "  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     print(json.dumps({"bench": "elastic_simulated", "setup": args.setup, "steps": args.steps, "replicas": setup.replicas,
-                      "rest_seconds": round(setup.rest, 2), "arms": rows}))  # fmt: skip
+                      "inference_seconds": round(setup.after, 2), "rest_seconds": round(setup.rest, 2), "arms": rows}))  # fmt: skip
 
 
 if __name__ == "__main__":

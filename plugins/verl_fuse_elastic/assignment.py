@@ -3,7 +3,8 @@
 Invariants (tests/unit/elastic/test_assignment.py):
 - every prompt gets one replica, so that its samples share their prefix;
 - sorted by predicted length, each replica's prompts are neighbours;
-- no other cut into runs ends the slowest replica earlier (to TOLERANCE), by the cost given;
+- no replica gets more than CROWD times an even share of the samples, but for a single prompt;
+- no other such cut into runs ends the slowest replica earlier (to TOLERANCE), by the cost given;
 - no replica is left without a prompt while another has two.
 """
 
@@ -20,6 +21,8 @@ from verl_fuse.timeline.decode import DecodeCost
 # By predicted tokens alone: what is balanced before any decode step was measured.
 TOKENS = DecodeCost(0.0, 1.0)
 TOLERANCE = 0.005
+# Samples a replica gets at most, in even shares: predictions err, and what a decode step costs was measured for even shares, not for crowds.
+CROWD = 2.0
 # Prompts without a prediction count as equally long.
 _UNKNOWN = Prediction(1.0, 1.0)
 
@@ -71,29 +74,33 @@ class Line:
         size = len(self.prompts)
         if not size:
             return [0]
+        crowd = CROWD * self._samples[-1] / count
+        best = self._filled(math.inf, count, crowd)
+        assert best is not None, "runs that are full to half of the crowd"
         # No cut is faster than the slowest prompt alone, or than equal shares of all tokens.
         share = self._before[-1] / count * (self._cost.sequence + self._cost.step / self._slots)
-        low, high = max(self._slowest, share), self.seconds(0, size)
-        best = [0, size]
-        at_once = self._filled(low, count)
+        low, high = max(self._slowest, share), max(self.seconds(*run) for run in pairwise(best))
+        at_once = self._filled(low, count, crowd)
         if at_once is not None:
             best, high = at_once, low
         while high - low > TOLERANCE * high:
             middle = (low + high) / 2
-            cuts = self._filled(middle, count)
+            cuts = self._filled(middle, count, crowd)
             if cuts is not None:
                 best, high = cuts, middle
             else:
                 low = middle
         return self._split(best, count)
 
-    def _filled(self, seconds: float, count: int) -> list[int] | None:
-        """The fewest runs that each take up to `seconds`, which every prompt alone does; None if that is more than `count`."""
+    def _filled(self, seconds: float, count: int, crowd: float) -> list[int] | None:
+        """The fewest runs of up to `crowd` samples that each take up to `seconds`, which every prompt alone does; None if that is more than `count`."""
         size = len(self.prompts)
         cuts = [0]
         while cuts[-1] < size and len(cuts) <= count:
             start = cuts[-1]
-            cuts.append(bisect_right(range(size + 1), seconds, start + 2, key=lambda end: self.seconds(start, end)) - 1)
+            room = max(start + 1, bisect_right(self._samples, self._samples[start] + crowd) - 1)
+            fits = bisect_right(range(room + 1), seconds, start + 2, key=lambda end: self.seconds(start, end)) - 1
+            cuts.append(fits)
         return cuts if cuts[-1] == size else None
 
     def _split(self, cuts: list[int], count: int) -> list[int]:

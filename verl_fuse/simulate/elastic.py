@@ -3,7 +3,8 @@
 Reconstructed from RLHFless (arXiv 2602.22718). Invariants (tests/unit/simulate/test_elastic.py):
 - every request stands in exactly one queue, the samples of a prompt in the same one, and each prompt is prefilled once per actor;
 - an actor is cut at most once, and its rest goes only to actors that still run;
-- an actor holds its devices from the start until its last request has finished or left.
+- an actor holds its devices from the start until its last request has finished or left;
+- inference on devices that actors have given back is work-conserving: no device idles while a finished sample waits.
 """
 
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from verl_fuse.simulate.draw import Draw
 from verl_fuse.simulate.options import Options
 from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
+from verl_fuse.simulate.tail import Inference
 from verl_fuse.simulate.timing import ReplicaTiming
 
 BALANCES = (None, 0.0, 0.5, 1.0)
@@ -134,6 +136,29 @@ def _hand_over(state: Rollout, source: int, running: NDArray[np.bool_], latency:
     flat = np.concatenate(queues).astype(np.int64)
     later = replace(state, queues=flat, offsets=offsets, heads=heads, cached=cached, arrival=arrival)
     return later, len(moving)
+
+
+def infer_on_freed(run: Elastic, replicas: int, inference: Inference) -> tuple[float, float]:
+    """Inference on the devices of actors that are done, and of those of `replicas` that never ran, while others still generate; then on all.
+
+    When it ends, and replica-seconds it held until generation ended.
+    """
+    end = run.seconds
+    releases = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))]) + inference.load_seconds
+    order = np.argsort(run.rollout.finish)
+    finish, work = run.rollout.finish[order], inference.work(run.rollout.requests)[order]
+
+    def done(times: Floats) -> Floats:
+        """Work that could be done until then."""
+        return np.maximum(0.0, times[:, None] - releases).sum(axis=1) / inference.slice_factor
+
+    # Of what is ready at some time nothing was done before: the most demanding of these times decides.
+    left = np.cumsum(work[::-1])[::-1]
+    latest = float((done(finish) + left).max())
+    late = max(0.0, latest - float(done(np.array([end]))[0]))
+    inferred = end + late / replicas
+    last = inference.last_seconds if work.any() else 0.0
+    return max(inferred, end + last), float(work.sum() - late) * inference.slice_factor
 
 
 def run_elastic(lengths: Draw, timing: ReplicaTiming, assignment: Assignment, options: Options) -> Elastic:

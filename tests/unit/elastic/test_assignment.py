@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.timeline.decode import DecodeCost
-from verl_fuse_elastic.assignment import TOKENS, Line, assign
+from verl_fuse_elastic.assignment import CROWD, TOKENS, Line, assign
 
 MEASURED = DecodeCost(0.02, 0.001)
 
@@ -33,8 +33,8 @@ def lengths(runs):
 
 
 def test_neighbours_in_length_share_a_replica_and_tokens_are_balanced_not_requests():
-    runs = contiguous(prompts(100, 10, 90, 10, 10, 500, 10, 60), 3, 64, TOKENS)
-    assert lengths(runs) == [[500], [100, 90], [60, 10, 10, 10, 10]]
+    runs = contiguous(prompts(100, 10, 300, 10, 200, 500, 10, 60), 3, 64, TOKENS)
+    assert lengths(runs) == [[500], [300, 200], [100, 60, 10, 10, 10]]
 
 
 def test_ranks_are_those_given_and_all_samples_of_a_prompt_go_together():
@@ -58,6 +58,12 @@ def test_a_decode_step_s_own_cost_gives_the_longest_prompts_less_company():
     assert lengths(by_tokens) == lengths(by_time) == [[400], [100, 100, 100, 100]]
 
 
+def test_the_shortest_prompts_do_not_all_crowd_one_replica():
+    """Where a step costs the same at any size, all short ones together would be predicted to be the fastest."""
+    runs = contiguous(prompts(900, 800, 700, *[10] * 9), 4, 640, DecodeCost(1.0, 0.0))
+    assert [len(run) for run in runs] == [1, 1, 4, 6]
+
+
 def test_among_many_samples_one_is_far_above_its_prediction():
     cost = DecodeCost(1.0, 0.0)
     alone, many = (Line(prompts(100, samples=n), 640, cost) for n in (9, 99))
@@ -79,11 +85,17 @@ def workloads(draw):
     return prompts(*tokens, samples=draw(st.integers(1, 8))), count, draw(st.sampled_from([TOKENS, MEASURED]))
 
 
+def crowded(run, wanted, count):
+    return len(run) > 1 and sum(p.samples for p in run) > CROWD * sum(p.samples for p in wanted) / count
+
+
 def fastest(ordered, count, cost):
-    """The least time of the slowest run, over every way to cut."""
+    """The least time of the slowest run, over every way to cut into runs that are not crowded."""
     n = len(ordered)
     cuts = (cut for k in range(min(count, n)) for cut in combinations(range(1, n), k))
-    return min(max(run_seconds(ordered[a:b], 16, cost) for a, b in pairwise((0, *cut, n))) for cut in cuts)
+    runs = ([ordered[a:b] for a, b in pairwise((0, *cut, n))] for cut in cuts)
+    allowed = (found for found in runs if not any(crowded(run, ordered, count) for run in found))
+    return min(max(run_seconds(run, 16, cost) for run in found) for found in allowed)
 
 
 @settings(deadline=None, max_examples=200)
@@ -96,6 +108,7 @@ def test_invariants(workload):
     assert flat == sorted(flat, reverse=True)
     assert len(runs) == min(count, len(wanted))
     ordered = [p for run in runs for p in run]
+    assert not any(crowded(run, wanted, count) for run in runs)
     slowest = max(run_seconds(run, 16, cost) for run in runs)
     assert slowest <= fastest(ordered, count, cost) * 1.006
 

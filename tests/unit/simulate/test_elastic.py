@@ -10,12 +10,14 @@ from verl_fuse.simulate.elastic import (
     Assignment,
     best_assignment,
     cut_and_migrate,
+    infer_on_freed,
     queues_of,
     run_elastic,
     shared_prefixes,
 )
 from verl_fuse.simulate.options import Options
 from verl_fuse.simulate.rollout import Requests, Rollout
+from verl_fuse.simulate.tail import Inference
 
 
 def lengths(seed: int = 0, prompts: int = 40, samples: int = 4, noise: float = 0.2) -> Draw:
@@ -102,3 +104,38 @@ def test_time_alone_is_never_given_up():
         for a in (best_assignment(drawn, timing, 8, options), Assignment(8, None))
     )
     assert best <= dealt
+
+
+def fluid(run, replicas: int, inference: Inference) -> tuple[float, float]:
+    """Moment by moment: seconds until all is inferred, and replica-seconds spent on it before generation ended."""
+    moment, end = run.seconds / 20_000, run.seconds
+    releases = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))]) + inference.load_seconds
+    arriving = sorted(zip(run.rollout.finish, inference.work(run.rollout.requests), strict=True), reverse=True)
+    waiting, early, now = 0.0, 0.0, 0.0
+    while arriving or waiting > 0:
+        while arriving and arriving[-1][0] <= now:
+            waiting += arriving.pop()[1]
+        power = (releases <= now).sum() / inference.slice_factor if now < end else float(replicas)
+        done = min(waiting, power * moment)
+        waiting -= done
+        early += done * inference.slice_factor if now < end else 0.0
+        now += moment
+    return now, early
+
+
+@pytest.mark.parametrize("actors", [3, 8])
+@pytest.mark.parametrize("per_token", [2e-5, 1e-3, 5e-3])
+def test_inference_on_freed_devices_takes_what_a_fluid_takes(actors: int, per_token: float):
+    run = run_elastic(lengths(), roofline_timing(max_batch=64), Assignment(actors, 0.0), Options(cut_fraction=0.8))
+    inference = Inference(per_token, 1e-8, slice_factor=1.5, load_seconds=0.3)
+    end, early = infer_on_freed(run, 8, inference)
+    slow_end, slow_early = fluid(run, 8, inference)
+    assert end == pytest.approx(slow_end, rel=1e-3)
+    assert early == pytest.approx(slow_early, rel=1e-2)
+    assert (end > run.seconds * 1.01) == (per_token > 2e-5), "from hidden to far too much"
+
+
+def test_the_last_sample_is_inferred_after_generation():
+    run = run_elastic(lengths(), roofline_timing(max_batch=64), Assignment(8, 0.0), Options())
+    assert infer_on_freed(run, 8, Inference(1e-9, last_seconds=0.25))[0] == run.seconds + 0.25
+    assert infer_on_freed(run, 8, Inference(0.0, last_seconds=0.25)) == (run.seconds, 0.0)
