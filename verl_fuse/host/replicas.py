@@ -247,7 +247,7 @@ class Replicas:
                     rank,
                     f"holds the weights of step {held} after the sync of step {version}; it cannot generate on-policy",
                 )
-        self._await("did not resume", {rank: self._replicas[rank].resume_generation() for rank in self._freed})
+        self._await("did not resume", {rank: self._replicas[rank].resume_generation for rank in self._freed})
         servers = {self._addresses[rank]: self._replicas[rank].server_handle for rank in self._freed}
         self._get(self._balancer.add_servers.remote(servers), "the load balancer")
         self._freed = ()
@@ -288,10 +288,10 @@ class Replicas:
             args["aborted_requests"] = (await replica.abort_all_requests(reject_request=True))["aborted_count"]
             await replica.sleep()
 
-    def _await(self, failure: str, calls: dict[int, Coroutine]) -> None:
-        async def bounded(rank: int, call: Coroutine) -> None:
+    def _await(self, failure: str, calls: Mapping[int, Callable[[], Coroutine]]) -> None:
+        async def bounded(rank: int, call: Callable[[], Coroutine]) -> None:
             try:
-                await asyncio.wait_for(call, self._timeout)
+                await asyncio.wait_for(call(), self._timeout)
             except TimeoutError:
                 self._fail(rank, f"{failure} in {self._timeout:g} s (fuse.replica_timeout)")
             except RayError as error:
