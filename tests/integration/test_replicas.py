@@ -265,10 +265,22 @@ def test_survivors_are_asked_whether_they_live(manager, caplog):
     assert replicas.all_live([0, 1])
     ray.get(manager.get_replicas()[1].server_handle.kill_engine.remote())
     assert not replicas.all_live([0, 1])
-    assert "replica 1 was to take over the requests of others" in caplog.text
+    assert "replica 1 was to take over the requests of others: EngineDeadError" in caplog.text
     assert [view.routed for view in replicas.views()] == [True, False, True]
     with pytest.raises(FuseError, match=r"dead: replica 1\. The step is trained"):
         replicas.require_alive()
+
+
+def test_nothing_moves_to_an_engine_that_does_not_answer_but_it_is_not_dead_for_that(manager, caplog):
+    """One that stands still, or died so recently that its server does not know yet."""
+    replicas, server = replicas_of(manager), manager.get_replicas()[1].server_handle
+    ray.get(server.stand_still.remote())
+    assert not replicas.all_live([0, 1])
+    assert "the engine of replica 1 does not answer in 2 s" in caplog.text
+    assert replicas.all_live([0, 2])
+    ray.get(server.repair.remote())
+    assert replicas.all_live([0, 1])
+    replicas.require_alive()
 
 
 def test_a_replica_that_dies_in_the_weight_sync_is_named(fresh):

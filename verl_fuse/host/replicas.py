@@ -207,11 +207,23 @@ class Replicas:
             self._give_up(rank, f"did not stop generating{why}")
 
     def all_live(self, ranks: Iterable[int]) -> bool:
-        """Whether all of these live; those that do not are routed to no more. A dead replica finishes nothing, so until its clients know it looks busy."""
-        dead = [rank for rank in ranks if is_dead(self._servers[rank], LOOK)]
-        for rank in dead:
-            self.lose(rank, "was to take over the requests of others")
-        return not dead
+        """Whether the engines of all of these answer; one that is dead is routed to no more. A dead replica finishes nothing, so until its clients know
+        it looks busy; and for a moment its server does not know either."""
+        asked = {self._servers[rank].collective_rpc.remote("check_health"): rank for rank in ranks}
+        answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK)
+        dead = {}
+        for answer in answered:
+            try:
+                ray.get(answer)
+            except RayError as error:
+                dead[asked[answer]] = first_line(error)
+        for rank, why in dead.items():
+            self.lose(rank, f"was to take over the requests of others: {why}")
+        for answer in silent:
+            logger.warning(
+                "the engine of replica %d does not answer in %g s: nothing moves to it now", asked[answer], LOOK
+            )
+        return not dead and not silent
 
     @contextmanager
     def sleeping(self) -> Iterator[None]:

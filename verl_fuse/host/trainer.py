@@ -33,6 +33,7 @@ from verl_fuse.host.entry import TRAINER_MODE
 from verl_fuse.host.inference import StageCall, ready_samples
 from verl_fuse.host.lane import Lane
 from verl_fuse.host.layouts.driver import Layouts
+from verl_fuse.host.logs import join_verl_log
 from verl_fuse.host.policy import PolicyGuard
 from verl_fuse.host.prompts import announce, prompts_of, sources_of
 from verl_fuse.host.replicas import Replicas
@@ -68,6 +69,7 @@ class FuseTrainer(PPOTrainerSync):
     def __init__(self, config: DictConfig):
         require_version()
         self.settings = load_settings(config)
+        join_verl_log(self.settings.manager)
         for change in apply_plan(config, self.settings.overrides):
             logger.warning(change)
         warn_of_changes(require_contracts(self.settings.manager, config))

@@ -1,0 +1,56 @@
+import logging
+from types import ModuleType
+
+import pluggy
+import pytest
+
+from verl_fuse.host.logs import VERL, join_verl_log
+
+PACKAGES = (VERL, "verl_fuse", "some_plugin", "other_plugin")
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def manager():
+    """With a module and an object as plugins; loggers are as before afterwards."""
+    before = {name: vars(logging.getLogger(name)).copy() for name in PACKAGES}
+    manager = pluggy.PluginManager("verl_fuse")
+    manager.register(ModuleType("some_plugin.hooks"))
+    manager.register(type("Plugin", (), {"__module__": "other_plugin.hooks"})())
+    yield manager
+    for name, state in before.items():
+        vars(logging.getLogger(name)).update(state)
+
+
+@pytest.fixture
+def verl_log():
+    handler = Kept()
+    logger = logging.getLogger(VERL)
+    logger.handlers = [handler]
+    logger.setLevel("INFO")
+    return handler.lines
+
+
+def test_lines_go_where_verl_s_go_whatever_the_root_logger_lets_through(manager, verl_log, caplog):
+    join_verl_log(manager)
+    with caplog.at_level("CRITICAL"):
+        for name in ("verl_fuse.host.replicas", "some_plugin.hooks", "other_plugin"):
+            logging.getLogger(name).info("of %s", name)
+            logging.getLogger(name).debug("too much")
+    assert verl_log == ["of verl_fuse.host.replicas", "of some_plugin.hooks", "of other_plugin"]
+    assert not caplog.records, "printed once"
+
+
+def test_without_a_log_of_verl_nothing_is_changed(manager, caplog):
+    logging.getLogger(VERL).handlers = []
+    join_verl_log(manager)
+    logging.getLogger("some_plugin").error("seen")
+    assert caplog.messages == ["seen"]

@@ -1,0 +1,31 @@
+"""What verl-fuse logs in the trainer's process goes where verl's own log goes: other libraries change what the root logger lets through, from which
+verl keeps its log apart as well (verl.utils.logging_utils).
+
+Invariants (tests/unit/host/test_logs.py):
+- loggers of the host and of every plugin have verl's handlers and level, and print a line once;
+- where verl has set up no log, nothing is changed.
+"""
+
+import logging
+
+import pluggy
+
+VERL = "verl"
+
+
+def join_verl_log(manager: pluggy.PluginManager) -> None:
+    """For the packages of the host and of all plugins."""
+    verl = logging.getLogger(VERL)
+    if not verl.handlers:
+        return
+    packages = {_package(plugin) for plugin in manager.get_plugins()} - {VERL}
+    for name in ("verl_fuse", *sorted(packages)):
+        logger = logging.getLogger(name)
+        logger.handlers = list(verl.handlers)
+        logger.setLevel(verl.level)
+        logger.propagate = False
+
+
+def _package(plugin: object) -> str:
+    module = getattr(plugin, "__name__", None) or type(plugin).__module__
+    return module.partition(".")[0]
