@@ -1,4 +1,5 @@
-"""Engines of real vLLM killed (SIGKILL) in the middle of a step, each at another moment, with migration and slices on.
+"""Engines of real vLLM killed (SIGKILL) in the middle of a step, each at another moment, with migration and slices on; every third one is the replica
+that is about to take over the tail.
 
 A killed engine ends the run after its step, which is trained on all its samples and checkpointed, or, if it was the last survivor of the tail,
 before the step is trained. The same command then goes on with the next step, or that one again, in which the next engine is killed. Counts samples
@@ -41,18 +42,18 @@ def overrides(kills: int) -> list[str]:
     ]
 
 
-def kill(home: Path, number: int, replica: int, finished: int, settings: list[str]) -> dict[str, Any]:
-    """What became of the run whose engine of `replica` is killed in its first step, once `finished` samples are."""
+def kill(home: Path, number: int, when: str, settings: list[str]) -> dict[str, Any]:
+    """What became of the run one of whose engines is killed in its first step, `when` as support/killed_engine.py understands it."""
     record = home / f"kill_{number}"
     record.mkdir()
     step = last_saved(home) + 1
     begun = time.monotonic()
-    variables = {"KILL_ENGINE": f"{step}:{replica}:{finished}"}
+    variables = {"KILL_ENGINE": f"{step}:{when}"}
     done = run(
         home, "ppo-cpu", *settings, name="kills", record=record, recorder="long_tail,killed_engine", variables=variables
     )
-    outcome = {"step": step, "replica": replica, "seconds": round(time.monotonic() - begun, 1), **victim(record)}
-    faults = list(wrong(home, done, step, replica, outcome))
+    outcome = {"step": step, "when": when, "seconds": round(time.monotonic() - begun, 1), **victim(record)}
+    faults = wrong(home, done, step, outcome)
     print(json.dumps({**outcome, "faults": faults}), file=sys.stderr, flush=True)
     if faults:
         print(done.output[-3000:], file=sys.stderr, flush=True)
@@ -71,9 +72,9 @@ def last_saved(home: Path) -> int:
     return int(file.read_text()) if file.exists() else 0
 
 
-def wrong(home: Path, done: Finished, step: int, replica: int, outcome: dict[str, Any]) -> list[str]:
+def wrong(home: Path, done: Finished, step: int, outcome: dict[str, Any]) -> list[str]:
     """What must not be."""
-    faults = []
+    faults, replica = [], outcome.get("replica")
     if "EngineCor" not in outcome.get("name", ""):
         faults.append(f"killed {outcome.get('name', 'nobody')}, not an engine")
     elif Path(f"/proc/{outcome['pid']}").exists():
@@ -120,8 +121,8 @@ def main() -> None:
         home = Path(folder)
         outcomes = []
         for number in range(args.kills):
-            replica, finished = rng.randrange(REPLICAS), rng.randrange(1, SAMPLES - 3)
-            outcomes.append(kill(home, number, replica, finished, settings))
+            when = "move" if number % 3 == 2 else f"{rng.randrange(REPLICAS)}:{rng.randrange(1, SAMPLES - 3)}"
+            outcomes.append(kill(home, number, when, settings))
             if outcomes[-1]["faults"]:
                 break
         accounts = Finished(0, "", home / "kills").accounts()

@@ -1,8 +1,8 @@
 """PPO on stock verl whose layout changes while it runs, beside the same run without: are its losses, and all else it computes, the same?
 
-Actor and critic go from shards to whole copies before step 3 of 6, the actor back to shards before step 5. Three runs: one whose rollouts are
-recorded, one that replays them, one that replays them with the changes. Up to the first change the last two must be equal bit by bit, from then on
-to what the order of float32 sums leaves; and weights may move at no other time.
+Actor and critic go from shards to whole copies before step 3 of 6, the actor back to shards before step 5, for which nothing has to move. Three runs:
+one whose rollouts are recorded, one that replays them, one that replays them with the changes. Up to the first change the last two must be equal bit
+by bit, from then on to what the order of float32 sums leaves; and layouts may change at no other time.
 
     python -m ci.bench.switched
 """
@@ -28,7 +28,7 @@ STEPS = 6
 SCHEDULE = {3: {"actor": 1, "critic": 1}, 5: {"actor": -1}}
 SWITCHED = ("fuse.realloc.schedule={3:{actor:{fsdp_size:1},critic:{fsdp_size:1}},5:{actor:{fsdp_size:-1}}}",)
 FIRST = min(SCHEDULE)
-MOVED = "fuse/realloc_bytes"
+CHANGED, MOVED = "fuse/realloc_seconds", "fuse/realloc_bytes"
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "critic/vf_loss", "critic/grad_norm")
 
 
@@ -97,11 +97,14 @@ def findings(home: Path, plain: Finished, switched: Finished) -> Iterator[tuple[
 
 def report(plain: Finished, switched: Finished, found: list[tuple[int, Finding]]) -> dict:
     """The benchmark's JSON line; differences are the largest absolute ones from the first change on."""
-    moved = {number: metrics[MOVED] for number, metrics in switched.metrics.items() if metrics.get(MOVED)}
+    moved = {number: metrics[MOVED] for number, metrics in switched.metrics.items() if metrics.get(CHANGED)}
     later = [finding for number, finding in found if number >= FIRST]
     faults = [f"step {number}: {finding}" for number, finding in found if not finding.passed]
     if sorted(moved) != [step - 1 for step in SCHEDULE]:
-        faults.append(f"weights moved at the end of steps {sorted(moved)}")
+        faults.append(f"layouts changed at the end of steps {sorted(moved)}")
+    # Ranks that have copies lack nothing of their shards.
+    if [step for step, moving in moved.items() if moving] != [FIRST - 1]:
+        faults.append(f"bytes moved at the end of steps: {moved}")
     return {
         "bench": "switched",
         "steps": STEPS,

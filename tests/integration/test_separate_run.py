@@ -86,6 +86,6 @@ def test_every_update_reaches_each_worker_bitwise(finished):
 
 def test_the_run_trains_on_what_the_replica_generates(finished):
     assert sorted(finished.metrics) == list(range(1, STEPS + 1))
-    for metrics in finished.metrics.values():
-        assert metrics["training/off_policy/trajectory_staleness/max"] <= 1
-        assert metrics["actor/grad_norm"] > 0
+    assert max(metrics["training/off_policy/trajectory_staleness/max"] for metrics in finished.metrics.values()) <= 1
+    # Groups of four answers that are all right or all wrong teach nothing, in some steps all of them.
+    assert max(metrics["actor/grad_norm"] for metrics in finished.metrics.values()) > 0

@@ -1,6 +1,8 @@
-"""External module for test runs (VERL_USE_EXTERNAL_MODULES): kills the engine process of a replica in one step, once some samples are finished.
+"""External module for test runs (VERL_USE_EXTERNAL_MODULES): kills the engine process of a replica in one step, once some samples are finished, or
+that of the replica which is about to take over the tail.
 
-$KILL_ENGINE holds step, replica and number of samples, with colons in between. Whom it killed is written to $STEP_RECORD_DIR/victim.json.
+$KILL_ENGINE holds step, replica and number of samples, or step and `move`, with colons in between. Whom it killed is written to
+$STEP_RECORD_DIR/victim.json.
 """
 
 import functools
@@ -19,24 +21,42 @@ def engine_process(server):
     return process.pid
 
 
-def _kill_an_engine(module):
+def _kill(trainer, replica):
     import ray
 
-    stock = module.FuseTrainer._on_poll
     victim = Path(os.environ["STEP_RECORD_DIR"]) / "victim.json"
-    step, replica, finished = map(int, os.environ["KILL_ENGINE"].split(":"))
+    if victim.exists():
+        return
+    server = trainer.llm_server_manager.get_replicas()[replica].servers[0]
+    pid = ray.get(server.__ray_call__.remote(engine_process), timeout=60)
+    name = Path(f"/proc/{pid}/comm").read_text().strip()
+    finished = len(trainer._watch.tags)
+    os.kill(pid, signal.SIGKILL)
+    victim.write_text(
+        json.dumps({"pid": pid, "name": name, "replica": replica, "finished": finished, "time": time.time()})
+    )
 
-    @functools.wraps(stock)
+
+def _kill_an_engine(module):
+    step, *when = os.environ["KILL_ENGINE"].split(":")
+    poll, migrate = module.FuseTrainer._on_poll, module.FuseTrainer._migrate
+
+    @functools.wraps(poll)
     def on_poll(self, watch):
-        stock(self, watch)
-        if self.global_steps == step and len(watch.tags) >= finished and not victim.exists():
-            server = self.llm_server_manager.get_replicas()[replica].servers[0]
-            pid = ray.get(server.__ray_call__.remote(engine_process), timeout=60)
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
-            os.kill(pid, signal.SIGKILL)
-            victim.write_text(json.dumps({"pid": pid, "name": name, "finished": len(watch.tags), "time": time.time()}))
+        poll(self, watch)
+        if self.global_steps == int(step) and len(watch.tags) >= int(when[1]):
+            _kill(self, int(when[0]))
 
-    module.FuseTrainer._on_poll = on_poll
+    @functools.wraps(migrate)
+    def _migrate(self, migration, view):
+        if self.global_steps == int(step):
+            _kill(self, migration.survivors[0])
+        migrate(self, migration, view)
+
+    if when == ["move"]:
+        module.FuseTrainer._migrate = _migrate
+    else:
+        module.FuseTrainer._on_poll = on_poll
 
 
 on_import("verl_fuse.host.trainer", _kill_an_engine)
