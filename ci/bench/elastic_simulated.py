@@ -4,8 +4,8 @@ policies are those of `fuse.elastic` itself.
 20 nodes of 8 H100 with Llama 2 70B, or RLHFless's 16 L40S with Qwen2.5-3B; layouts, and everything but generation, are the stock plan's.
 Usual lengths of prompts are drawn once; in step t responses are those of the distribution times 1 + drift * sin(2 pi t / steps). Only generation
 differs between the arms, and with `+ inference` that devices which generate no more run inference (`fuse.interstage.layout=slices`). Cost is devices
-times seconds over the whole step, less what was given back. No arm can be faster than the floor: the longest response alone on a replica from the
-start, and all inference hidden.
+times seconds over the whole step, less what was given back; training takes the same in every step. No arm can be faster than the floor: the longest
+response alone on a replica from the start, and all inference hidden.
 
     python -m ci.bench.elastic_simulated [--setup h100] [--steps 200] [--response TEXT_OR_FILE]
 """
@@ -25,6 +25,7 @@ import numpy as np
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.simulate.calls import freed_inference
 from verl_fuse.simulate.draw import Draw
+from verl_fuse.simulate.elastic import Elastic as Run
 from verl_fuse.simulate.elastic import cut_and_migrate, infer_on_freed, shared_prefixes
 from verl_fuse.simulate.options import Options
 from verl_fuse.simulate.replicas import replica_count, replica_timing
@@ -77,19 +78,23 @@ class Spent:
 
 @dataclass(frozen=True)
 class Setup:
-    """A cluster and a workload. Seconds of a step beside generation: `after`, of inference where it comes after generation, and `rest`; `inference` is
-    what it takes on freed replicas."""
+    """A cluster and a workload; `inference` is what it takes on freed replicas, `rest` are seconds of a step beside generation and inference."""
 
     workload: Workload
     timing: ReplicaTiming
     replicas: int
-    after: float
     rest: float
     inference: Inference
 
-    def then_inferred(self, seconds: float, held: float) -> Spent:
+    def then_inferred(self, lengths: Draw, seconds: float, held: float) -> Spent:
         """With inference on all replicas once generation is over."""
-        return Spent(seconds + self.after, held + self.replicas * self.after)
+        work = float(self.inference.work(Requests.of(lengths.prompt, lengths.response)).sum())
+        return Spent(seconds + work / self.replicas, held + work)
+
+    def meanwhile_inferred(self, run: Run) -> Spent:
+        """With inference on what is given up, which is paid for while it loads or computes; then on all replicas."""
+        end, early = infer_on_freed(run, self.replicas, self.inference)
+        return Spent(end, float(run.ends.sum()) + early + self.replicas * (end - run.seconds))
 
 
 def make_setup(name: str, response: str | None) -> Setup:
@@ -101,12 +106,11 @@ def make_setup(name: str, response: str | None) -> Setup:
     plan = stock_plan(workload, cost, options)
     call = plan.call("actor_generate")
     step = simulate_step(workload, plan, cost, "stock", np.random.default_rng(0), options)
-    after = sum(step.stages[name] for name in INFERENCE)
-    rest = step.seconds - step.stages["gen"] - after
+    rest = step.seconds - sum(step.stages[name] for name in ("gen", *INFERENCE))
     calls = tuple(c for c in workload.calls if c.kind == "infer")
     inference = freed_inference(workload, calls, plan, cost, options, options.micro_group)
     timing = replica_timing(workload, call, cost, options)
-    return Setup(workload, timing, replica_count(call.layout), after, rest, inference)
+    return Setup(workload, timing, replica_count(call.layout), rest, inference)
 
 
 class DataSet:
@@ -140,11 +144,11 @@ def _quantiles(workload: Workload, score: np.ndarray) -> np.ndarray:
 def static(setup: Setup, lengths: Draw) -> Spent:
     """Samples dealt out one by one, all replicas held to the end."""
     through = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas)).advance()
-    return setup.then_inferred(through.seconds, setup.replicas * through.seconds)
+    return setup.then_inferred(lengths, through.seconds, setup.replicas * through.seconds)
 
 
 def floor(setup: Setup, lengths: Draw) -> Spent:
-    """The longest response alone on a replica; held is what it holds."""
+    """The longest response alone on a replica, and nothing else."""
     longest = int(lengths.response.argmax())
     alone = Requests.of(lengths.prompt[[longest]], lengths.response[[longest]])
     seconds = Rollout.begin(alone, setup.timing, [np.zeros(1, np.int64)]).advance().seconds
@@ -152,18 +156,20 @@ def floor(setup: Setup, lengths: Draw) -> Spent:
 
 
 def global_migration(setup: Setup, lengths: Draw, inference: bool) -> Spent:
-    """RLHFuse: the last fifth moves to the fewest replicas with room; the others are given back, or run inference and are held to its end."""
+    """RLHFuse: the last fifth moves to the fewest replicas with room; the others are given back, or run inference."""
     begun = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas))
     trigger = trigger_time(begun.advance(), int(TAIL * len(lengths.group)))
     paused = begun.advance(trigger)
     survivors = least_survivors(paused)
     if survivors >= setup.replicas:
         return static(setup, lengths)
-    found = fuse(paused, trigger, survivors, setup.inference if inference else Inference(0.0), Migration(LATENCY))
+    found = fuse(paused, trigger, survivors, Inference(0.0), Migration(LATENCY))
+    ends = np.full(setup.replicas, found.release)
+    ends[found.survivors] = found.generation_end
+    run = Run(found.rollout, ends, found.moved)
     if inference:
-        return Spent(found.seconds, setup.replicas * found.seconds)
-    held = survivors * found.generation_end + (setup.replicas - survivors) * found.release
-    return setup.then_inferred(found.generation_end, held)
+        return setup.meanwhile_inferred(run)
+    return setup.then_inferred(lengths, run.seconds, float(ends.sum()))
 
 
 class Elastic:
@@ -197,11 +203,9 @@ class Elastic:
         responses = lengths.response.reshape(-1, n).tolist()
         self._predictor.observe(zip(prompts, responses, strict=True))
         self._decode = _decode_cost(setup.timing, lengths, count)
-        held = float(run.ends.sum())
-        if not self._arm.inference:
-            return setup.then_inferred(run.seconds, held)
-        end, early = infer_on_freed(run, setup.replicas, setup.inference)
-        return Spent(end, held + early + setup.replicas * (end - run.seconds))
+        if self._arm.inference:
+            return setup.meanwhile_inferred(run)
+        return setup.then_inferred(lengths, run.seconds, float(run.ends.sum()))
 
 
 def _decode_cost(timing: ReplicaTiming, lengths: Draw, replicas: int) -> DecodeCost:
@@ -276,7 +280,7 @@ def main() -> None:
     for name, row in rows.items():
         print(f"{name:28}", "  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     print(json.dumps({"bench": "elastic_simulated", "setup": args.setup, "steps": args.steps, "replicas": setup.replicas,
-                      "inference_seconds": round(setup.after, 2), "rest_seconds": round(setup.rest, 2), "arms": rows}))  # fmt: skip
+                      "rest_seconds": round(setup.rest, 2), "arms": rows}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Invariants (tests/unit/elastic/test_assignment.py):
 - every prompt gets one replica, so that its samples share their prefix;
 - sorted by predicted length, each replica's prompts are neighbours;
 - no replica gets more than CROWD times an even share of the samples, but for a single prompt;
-- no other such cut into runs ends the slowest replica earlier (to TOLERANCE), by the cost given;
+- no other such cut into runs ends the slowest replica earlier (to TOLERANCE), by the cost given, where all predictions have the same spread;
 - no replica is left without a prompt while another has two.
 """
 

@@ -2,11 +2,12 @@
 verl keeps its log apart as well (verl.utils.logging_utils).
 
 Invariants (tests/unit/host/test_logs.py):
-- loggers of the host and of every plugin have verl's handlers and level, and print a line once;
-- where verl has set up no log, nothing is changed.
+- loggers of the host and of every plugin's package have verl's handlers and level, and print a line once;
+- a package that has handlers of its own keeps them; where verl has set up no log, nothing is changed.
 """
 
 import logging
+from types import ModuleType
 
 import pluggy
 
@@ -21,11 +22,14 @@ def join_verl_log(manager: pluggy.PluginManager) -> None:
     packages = {_package(plugin) for plugin in manager.get_plugins()} - {VERL}
     for name in ("verl_fuse", *sorted(packages)):
         logger = logging.getLogger(name)
+        if logger.handlers:
+            continue
         logger.handlers = list(verl.handlers)
         logger.setLevel(verl.level)
         logger.propagate = False
 
 
 def _package(plugin: object) -> str:
-    module = getattr(plugin, "__name__", None) or type(plugin).__module__
-    return module.partition(".")[0]
+    named = plugin if isinstance(plugin, type) else type(plugin)
+    module = plugin.__name__ if isinstance(plugin, ModuleType) else named.__module__
+    return module.rpartition(".")[0] or module

@@ -66,6 +66,8 @@ class Replicas:
         self._tracks: dict[str, str] = {}
         self._slots = self._slots_of(self._replicas)
         self._hangs = HangWatch(self._servers, timeout)
+        # Questions to engines that have not been answered in time.
+        self._asked: dict[int, ray.ObjectRef] = {}
 
     def use_balancer(self, balancer: Any) -> None:
         """From now on `balancer` routes in place of the one verl started; both serve the same replicas."""
@@ -206,24 +208,27 @@ class Replicas:
         for rank, why in asyncio.run(self._done({rank: self._stop(rank, name) for rank in chosen})).items():
             self._give_up(rank, f"did not stop generating{why}")
 
-    def all_live(self, ranks: Iterable[int]) -> bool:
-        """Whether the engines of all of these answer; one that is dead is routed to no more. A dead replica finishes nothing, so until its clients know
+    def all_answer(self, ranks: Iterable[int]) -> bool:
+        """Whether the engines of all of these answer; one that fails to is routed to no more. A dead replica finishes nothing, so until its clients know
         it looks busy; and for a moment its server does not know either."""
-        asked = {self._servers[rank].collective_rpc.remote("check_health"): rank for rank in ranks}
+        wanted = set(ranks)
+        self._asked = {rank: answer for rank, answer in self._asked.items() if not ray.wait([answer], timeout=0)[0]}
+        if wanted & self._asked.keys():
+            return False
+        asked = {self._servers[rank].collective_rpc.remote("check_health"): rank for rank in wanted}
         answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK)
-        dead = {}
+        for answer in silent:
+            self._asked[asked[answer]] = answer
+            logger.warning("the engine of replica %d does not answer in %g s: nothing moves to it", asked[answer], LOOK)
+        failed = {}
         for answer in answered:
             try:
                 ray.get(answer)
             except RayError as error:
-                dead[asked[answer]] = first_line(error)
-        for rank, why in dead.items():
+                failed[asked[answer]] = first_line(error)
+        for rank, why in failed.items():
             self.lose(rank, f"was to take over the requests of others: {why}")
-        for answer in silent:
-            logger.warning(
-                "the engine of replica %d does not answer in %g s: nothing moves to it now", asked[answer], LOOK
-            )
-        return not dead and not silent
+        return not failed and not silent
 
     @contextmanager
     def sleeping(self) -> Iterator[None]:

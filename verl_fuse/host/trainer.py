@@ -266,9 +266,10 @@ class FuseTrainer(PPOTrainerSync):
         return self._inference.view(None if self._slices is None else self.replicas.freed)
 
     def _migrate(self, migration: Migration, view: RolloutView) -> None:
-        if not self.replicas.all_live(migration.survivors):
-            return
         freed = sorted({seen.rank for seen in view.replicas if seen.routed} - set(migration.survivors))
+        moving = any(seen.running for seen in view.replicas if seen.rank in freed)
+        if moving and not self.replicas.all_answer(migration.survivors):
+            return
         self.replicas.free(freed)
         stopped = [rank for rank in freed if rank in self.replicas.freed]
         self._emit("migration", view=view, survivors=list(migration.survivors), freed=stopped)

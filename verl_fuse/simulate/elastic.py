@@ -141,10 +141,12 @@ def _hand_over(state: Rollout, source: int, running: NDArray[np.bool_], latency:
 def infer_on_freed(run: Elastic, replicas: int, inference: Inference) -> tuple[float, float]:
     """Inference on the devices of actors that are done, and of those of `replicas` that never ran, while others still generate; then on all.
 
-    When it ends, and replica-seconds it held until generation ended.
+    When it ends, and replica-seconds in which devices loaded models or computed before generation ended. For devices that replicas do not share
+    (`Inference.dedicated`), without headroom.
     """
     end = run.seconds
-    releases = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))]) + inference.load_seconds
+    given_up = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))])
+    releases = given_up + inference.load_seconds
     order = np.argsort(run.rollout.finish)
     finish, work = run.rollout.finish[order], inference.work(run.rollout.requests)[order]
 
@@ -158,7 +160,8 @@ def infer_on_freed(run: Elastic, replicas: int, inference: Inference) -> tuple[f
     late = max(0.0, latest - float(done(np.array([end]))[0]))
     inferred = end + late / replicas
     last = inference.last_seconds if work.any() else 0.0
-    return max(inferred, end + last), float(work.sum() - late) * inference.slice_factor
+    loading = float(np.clip(end - given_up, 0.0, inference.load_seconds).sum())
+    return max(inferred, end + last), loading + float(work.sum() - late) * inference.slice_factor
 
 
 def run_elastic(lengths: Draw, timing: ReplicaTiming, assignment: Assignment, options: Options) -> Elastic:

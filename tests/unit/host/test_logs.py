@@ -6,7 +6,7 @@ import pytest
 
 from verl_fuse.host.logs import VERL, join_verl_log
 
-PACKAGES = (VERL, "verl_fuse", "some_plugin", "other_plugin")
+PACKAGES = (VERL, "verl_fuse", "some_plugin", "other_plugin", "company.rl", "own_log")
 
 
 class Kept(logging.Handler):
@@ -21,10 +21,12 @@ class Kept(logging.Handler):
 @pytest.fixture
 def manager():
     """With a module and an object as plugins; loggers are as before afterwards."""
-    before = {name: vars(logging.getLogger(name)).copy() for name in PACKAGES}
+    before = {name: {**vars(logging.getLogger(name)), "handlers": []} for name in PACKAGES}
     manager = pluggy.PluginManager("verl_fuse")
     manager.register(ModuleType("some_plugin.hooks"))
     manager.register(type("Plugin", (), {"__module__": "other_plugin.hooks"})())
+    manager.register(type("Plugin", (), {"__module__": "company.rl.hooks"}))
+    manager.register(ModuleType("own_log.hooks"))
     yield manager
     for name, state in before.items():
         vars(logging.getLogger(name)).update(state)
@@ -42,11 +44,24 @@ def verl_log():
 def test_lines_go_where_verl_s_go_whatever_the_root_logger_lets_through(manager, verl_log, caplog):
     join_verl_log(manager)
     with caplog.at_level("CRITICAL"):
-        for name in ("verl_fuse.host.replicas", "some_plugin.hooks", "other_plugin"):
+        for name in ("verl_fuse.host.replicas", "some_plugin.hooks", "other_plugin", "company.rl.hooks"):
             logging.getLogger(name).info("of %s", name)
             logging.getLogger(name).debug("too much")
-    assert verl_log == ["of verl_fuse.host.replicas", "of some_plugin.hooks", "of other_plugin"]
+    assert verl_log == [
+        "of verl_fuse.host.replicas",
+        "of some_plugin.hooks",
+        "of other_plugin",
+        "of company.rl.hooks",
+    ]
     assert not caplog.records, "printed once"
+
+
+def test_a_package_with_a_log_of_its_own_keeps_it(manager, verl_log):
+    own = Kept()
+    logging.getLogger("own_log").addHandler(own)
+    join_verl_log(manager)
+    logging.getLogger("own_log").error("mine")
+    assert (own.lines, verl_log) == (["mine"], [])
 
 
 def test_without_a_log_of_verl_nothing_is_changed(manager, caplog):

@@ -107,7 +107,7 @@ def test_time_alone_is_never_given_up():
 
 
 def fluid(run, replicas: int, inference: Inference) -> tuple[float, float]:
-    """Moment by moment: seconds until all is inferred, and replica-seconds spent on it before generation ended."""
+    """Moment by moment: seconds until all is inferred, and replica-seconds of loading and computing before generation ended."""
     moment, end = run.seconds / 20_000, run.seconds
     releases = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))]) + inference.load_seconds
     arriving = sorted(zip(run.rollout.finish, inference.work(run.rollout.requests), strict=True), reverse=True)
@@ -118,7 +118,8 @@ def fluid(run, replicas: int, inference: Inference) -> tuple[float, float]:
         power = (releases <= now).sum() / inference.slice_factor if now < end else float(replicas)
         done = min(waiting, power * moment)
         waiting -= done
-        early += done * inference.slice_factor if now < end else 0.0
+        loading = ((releases - inference.load_seconds <= now) & (now < releases)).sum() * moment
+        early += done * inference.slice_factor + loading if now < end else 0.0
         now += moment
     return now, early
 

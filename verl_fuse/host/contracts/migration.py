@@ -38,7 +38,9 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("vllm.v1.engine.utils:CoreEngineProcManager.processes"),
     Attribute(f"{REPLICA}.server_handle"),
     # Whether an engine answers before requests move to it.
-    Function(f"{SERVER}.collective_rpc", "async (self, method, timeout=None, args=(), kwargs=None)", "6bcc9d5c775050e1"),
+    Function(
+        f"{SERVER}.collective_rpc", "async (self, method, timeout=None, args=(), kwargs=None)", "6bcc9d5c775050e1"
+    ),
     Function("vllm.v1.worker.worker_base:WorkerBase.check_health", "(self)"),
     Class(CLIENT, ("LLMServerClient",)),
     Function(
