@@ -35,8 +35,8 @@ SUPPORT = Path(__file__).parent / "support"
 STEPS = len(phases.WANTED)
 PROMPTS, PER_PROMPT = 6, 4
 SAMPLES = PROMPTS * PER_PROMPT
-# Of the run in which lengths drift: samples of a prompt.
-DRIFTING_STEPS, MANY = 14, 8
+# Of the run in which lengths drift: samples of a prompt, so many that one replica alone is slower by far.
+DRIFTING_STEPS, MANY = 14, 32
 # Replicas that hold devices while a step generates.
 HELD = {1: 1, 2: 1, 3: 1, 4: 1, 5: 3, 6: 1, 7: 1, 8: 1, 9: 2, 10: 1}
 # Largest difference in a token's probability between rollout and trainer, both in float32; 1e-6 is the largest seen here.
@@ -58,7 +58,7 @@ print(json.dumps({"got": got, "seconds": time.monotonic() - begun, "nodes": node
 
 @pytest.fixture(scope="module")
 def cluster(verl_home, tmp_path_factory):
-    """A head node with one virtual device, and up to two more nodes with one each."""
+    """A head node with one virtual device, and up to three more nodes with one each, one of which goes away."""
     folder = tmp_path_factory.mktemp("standalone")
     site = folder / "site"
     metadata = site / "replica_phases-1.0.dist-info"
@@ -77,7 +77,7 @@ def cluster(verl_home, tmp_path_factory):
         for name in ("RAY_TMPDIR", "RAY_FAKE_CLUSTER", "AUTOSCALER_UPDATE_INTERVAL_S"):
             patch.setenv(name, "")
             patch.delenv(name)
-        cluster = AutoscaledCluster(devices=1, nodes=2)
+        cluster = AutoscaledCluster(devices=1, nodes=3)
         try:
             yield cluster
         finally:
@@ -194,9 +194,8 @@ def test_a_node_that_goes_away_in_the_middle_of_a_step_costs_no_sample(finished)
     failed = [s for s in timeline(done, phases.LOST_IN).spans if s.name == "request" and "error" in s.args]
     assert {span.track for span in failed} == {"replica 3"}
     ended = completed(done, phases.LOST_IN)
-    assert ended.keys() <= {"replica 0", "replica 3"}
-    assert ended.total() == SAMPLES
-    assert (ended["replica 3"] + len(failed)) % PER_PROMPT == 0, "whole prompts were its own"
+    assert ended == {"replica 0": SAMPLES}
+    assert len(failed) % PER_PROMPT == 0, "whole prompts were its own"
     assert (
         "replica 3 is dead; its requests start again on other replicas, and the run goes on without it" in done.output
     )
@@ -250,6 +249,7 @@ def drifted(cluster, finished, verl_home):
         f"trainer.total_epochs={DRIFTING_STEPS}",
         "fuse.elastic.cost_weight=0.3",
         "+ray_kwargs.ray_init.runtime_env.env_vars.PHASES_BY=scaler",
+        f"+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH={verl_home}/drifted/metrics.jsonl",
     )
 
 

@@ -93,17 +93,19 @@ def fuse_event(event):
     elif event.kind == "step_begin":
         _begin(event.step)
     elif event.kind == "poll" and event.step == LOST_IN:
-        (rank,) = engines() if "victim" not in _state else (None,)
-        if rank is not None and any(view.rank == rank and view.running for view in event.view.replicas):
-            _state["victim"] = rank
-            # It cannot finish anything any more before its node is gone.
-            pid, node = engines()[rank]
-            os.kill(pid, signal.SIGSTOP)
-            tell("stopped", rank=rank, node=node, pid=pid, finished=event.view.finished)
+        victim = _state.get("victim")
+        if victim and any(view.rank == victim["rank"] and view.running for view in event.view.replicas):
+            del _state["victim"]
+            tell("stopped", **victim, finished=event.view.finished)
             told("node_gone")
 
 
 def _begin(step: int) -> None:
+    if step == LOST_IN:
+        # What it gets stays with it until its node is gone, however short the responses.
+        ((rank, (pid, node)),) = engines().items()
+        os.kill(pid, signal.SIGSTOP)
+        _state["victim"] = {"rank": rank, "node": node, "pid": pid}
     if step in (UP_BEFORE, UP_AGAIN_BEFORE):
         wait_for_launches()
     if step == FREED + 1:
