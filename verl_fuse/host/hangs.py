@@ -18,6 +18,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from verl_fuse.host.death import engine_processes
+
 # Seconds between two questions, at most; and until a server has ended its engine.
 INTERVAL = 10.0
 ENDING = 10.0
@@ -81,8 +83,7 @@ def _requests(server: Any) -> tuple[int, int] | None:
 
 def _kill_engine(server: Any) -> int:
     """Runs inside a server: end its engine processes; how many it knows of."""
-    resources = getattr(getattr(getattr(server, "engine", None), "engine_core", None), "resources", None)
-    processes = getattr(getattr(resources, "engine_manager", None), "processes", [])
+    processes = engine_processes(server)
     for process in processes:
         os.kill(process.pid, signal.SIGKILL)
     return len(processes)

@@ -66,8 +66,6 @@ class Replicas:
         self._tracks: dict[str, str] = {}
         self._slots = self._slots_of(self._replicas)
         self._hangs = HangWatch(self._servers, timeout)
-        # Questions to engines that have not been answered in time.
-        self._asked: dict[int, ray.ObjectRef] = {}
 
     def use_balancer(self, balancer: Any) -> None:
         """From now on `balancer` routes in place of the one verl started; both serve the same replicas."""
@@ -208,27 +206,12 @@ class Replicas:
         for rank, why in asyncio.run(self._done({rank: self._stop(rank, name) for rank in chosen})).items():
             self._give_up(rank, f"did not stop generating{why}")
 
-    def all_answer(self, ranks: Iterable[int]) -> bool:
-        """Whether the engines of all of these answer; one that fails to is routed to no more. A dead replica finishes nothing, so until its clients know
-        it looks busy; and for a moment its server does not know either."""
-        wanted = set(ranks)
-        self._asked = {rank: answer for rank, answer in self._asked.items() if not ray.wait([answer], timeout=0)[0]}
-        if wanted & self._asked.keys():
-            return False
-        asked = {self._servers[rank].collective_rpc.remote("check_health"): rank for rank in wanted}
-        answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK)
-        for answer in silent:
-            self._asked[asked[answer]] = answer
-            logger.warning("the engine of replica %d does not answer in %g s: nothing moves to it", asked[answer], LOOK)
-        failed = {}
-        for answer in answered:
-            try:
-                ray.get(answer)
-            except RayError as error:
-                failed[asked[answer]] = first_line(error)
-        for rank, why in failed.items():
-            self.lose(rank, f"was to take over the requests of others: {why}")
-        return not failed and not silent
+    def all_live(self, ranks: Iterable[int]) -> bool:
+        """Whether all of these live; those that do not are routed to no more. A dead replica finishes nothing, so until its clients know it looks busy."""
+        dead = [rank for rank in ranks if is_dead(self._servers[rank], LOOK)]
+        for rank in dead:
+            self.lose(rank, "was to take over the requests of others")
+        return not dead
 
     @contextmanager
     def sleeping(self) -> Iterator[None]:

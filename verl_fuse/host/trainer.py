@@ -268,7 +268,7 @@ class FuseTrainer(PPOTrainerSync):
     def _migrate(self, migration: Migration, view: RolloutView) -> None:
         freed = sorted({seen.rank for seen in view.replicas if seen.routed} - set(migration.survivors))
         moving = any(seen.running for seen in view.replicas if seen.rank in freed)
-        if moving and not self.replicas.all_answer(migration.survivors):
+        if moving and not self.replicas.all_live(migration.survivors):
             return
         self.replicas.free(freed)
         stopped = [rank for rank in freed if rank in self.replicas.freed]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.death import engine_processes, is_dying
 
 T = TypeVar("T")
 
@@ -100,6 +101,8 @@ def is_dead(actor: Any, seconds: float) -> bool:
 
 def _state(actor: Any) -> str | None:
     """Runs inside an actor: what is wrong with the rollout engine it fronts, if it fronts one (vLLM's AsyncLLM.errored)."""
-    if getattr(getattr(actor, "engine", None), "errored", False):
+    # For a tenth of a second after its engine is killed, vLLM does not know.
+    dying = any(is_dying(process.pid) for process in engine_processes(actor))
+    if dying or getattr(getattr(actor, "engine", None), "errored", False):
         return "its engine process is dead"
     return None

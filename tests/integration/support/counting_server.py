@@ -111,16 +111,6 @@ class CountingServer:
             await asyncio.sleep(3600)
         await self._journal.add.remote(f"sleep {self._name}")
 
-    async def collective_rpc(self, method: str) -> None:
-        """The engine answers between two decode steps, if it lives; what was asked of one that dies meanwhile is never answered."""
-        asked_alive = not self._dead
-        while self._still and not self._dead:
-            await asyncio.sleep(0.02)
-        if self._dead:
-            if asked_alive:
-                await asyncio.sleep(3600)
-            raise EngineDeadError("EngineCore encountered an issue")
-
     async def resume_generation(self) -> None:
         await self._journal.add.remote(f"resume {self._name}")
         self._closed = False

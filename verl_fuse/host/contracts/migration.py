@@ -37,11 +37,6 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("vllm.v1.engine.core_client:BackgroundResources.engine_manager"),
     Attribute("vllm.v1.engine.utils:CoreEngineProcManager.processes"),
     Attribute(f"{REPLICA}.server_handle"),
-    # Whether an engine answers before requests move to it.
-    Function(
-        f"{SERVER}.collective_rpc", "async (self, method, timeout=None, args=(), kwargs=None)", "6bcc9d5c775050e1"
-    ),
-    Function("vllm.v1.worker.worker_base:WorkerBase.check_health", "(self)"),
     Class(CLIENT, ("LLMServerClient",)),
     Function(
         f"{CLIENT}.generate",
