@@ -32,6 +32,8 @@ class KVStore(KVConnectorBase_V1):
         self._requests: dict[str, Any] = {}
         self._blocks: dict[str, list[int]] = {}
         self._load: list[tuple[str, int]] = []
+        # Tokens of a request that the engine has in its own cache.
+        self._cached: dict[str, int] = {}
         # The worker's: what this step saves, by file and layer.
         self._saved: dict[str, dict[str, torch.Tensor]] = {}
 
@@ -39,6 +41,7 @@ class KVStore(KVConnectorBase_V1):
         if (request.kv_transfer_params or {}).get("tag", self._without).endswith(self._without):
             return 0, False
         self._requests[request.request_id] = request
+        self._cached[request.request_id] = num_computed_tokens
         # The last token is computed in any case: its output is what comes next.
         there = 0
         while (there + 1) * self._size < request.num_tokens and self._file(request, there).exists():
@@ -46,8 +49,9 @@ class KVStore(KVConnectorBase_V1):
         return max(0, there * self._size - num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        cached = self._cached.pop(request.request_id, 0)
         if num_external_tokens:
-            first = request.num_computed_tokens // self._size
+            first = cached // self._size
             ids = blocks.get_block_ids()[0]
             for block in range(first, first + num_external_tokens // self._size):
                 self._load.append((str(self._file(request, block)), ids[block]))
