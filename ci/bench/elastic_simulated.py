@@ -239,7 +239,9 @@ def run(setup: Setup, steps: int, drift: float, seed: int) -> dict[str, Any]:
             spent[name].append(take(setup, lengths))
         for name, policy in elastic.items():
             spent[name].append(policy.step(chosen, lengths))
-    return {name: _row(setup, found, spent["static"], elastic.get(name)) for name, found in spent.items()}
+    rows = {name: _row(setup, found, spent["static"], elastic.get(name)) for name, found in spent.items()}
+    # What one replica costs while the others do nothing says nothing of any arm.
+    return {**rows, "floor": {key: rows["floor"][key] for key in ("speed", "best_speed")}}
 
 
 def _row(setup: Setup, found: list[Spent], stock: list[Spent], policy: Elastic | None) -> Mapping[str, Any]:
@@ -272,7 +274,7 @@ def main() -> None:
     parser.add_argument("--setup", choices=tuple(GAINS["setup"]), default="h100")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--drift", type=float, default=0.5)
-    parser.add_argument("--response", help="a distribution of lengths, or FILE:COLUMN")
+    parser.add_argument("--response", help="a distribution of lengths, or FILE#COLUMN")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     setup = make_setup(args.setup, args.response)

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose, initialize_config_dir, initialize_config_module
 
 from verl_fuse.cli.main import SUBCOMMANDS
+from verl_fuse.host.settings import load_settings
 
 
 @pytest.fixture
@@ -36,12 +36,20 @@ def test_every_metric_is_logged_somewhere(readme: str, repo: Path):
 
 def test_the_two_lines_of_yaml_switch_it_on(readme: str, tmp_path: Path):
     (block,) = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
-    mine = {"hydra": {"searchpath": ["pkg://verl.trainer.config"]}, **yaml.safe_load(block)}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine, sort_keys=False))
+    (tmp_path / "mine.yaml").write_text(block)
     with initialize_config_dir(str(tmp_path), version_base=None):
         config = compose("mine")
     assert config.trainer.v1.trainer_mode == "fuse"
     assert config.fuse.interstage.enabled is False
+
+
+def test_the_features_it_recommends_are_accepted(readme: str):
+    (block,) = re.findall(r"```sh\n(fuse\..*?)```", readme, re.DOTALL)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", ["+fuse=default", "trainer.v1.trainer_mode=fuse", *block.split()])
+    settings = load_settings(config)
+    assert settings.blocks["interstage"].enabled
+    assert settings.idle == ()
 
 
 def test_every_command_exists_and_every_command_is_named(readme: str):

@@ -4,8 +4,11 @@ import subprocess
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 
 pytest.importorskip("verl")
+from verl_fuse.host.preflight import Preflight
+
 pytestmark = pytest.mark.integration
 
 
@@ -34,6 +37,12 @@ def test_a_bad_configuration_is_refused_before_ray_starts(overrides, message, tm
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "ray init" not in done.stdout
+
+
+def test_what_is_set_for_nothing_is_pointed_out(capsys):
+    Preflight().on_job_start(OmegaConf.create({"fuse": {"elastic": {"scale": True}}}))
+    expected = "verl-fuse: warning: fuse.elastic.scale=True: no effect while fuse.elastic.enabled=false\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_two_trainers_of_one_name_are_refused_by_name():

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.host.applied_plan import checked_plan
-from verl_fuse.spec.block import bounded, read_block
+from verl_fuse.spec.block import bounded, read_block, without_effect
 from verl_fuse.spec.plan import Plan, Setting
 
 
@@ -35,13 +35,15 @@ class CoreBlock:
 
 @dataclass(frozen=True)
 class Settings:
-    """The core block, one block per plugin, the plugins themselves, and the keys that a plan sets in verl's configuration."""
+    """The core block, one block per plugin, the plugins themselves, and the keys that a plan sets in verl's configuration; `idle` says of features that
+    are off which of their keys are set for nothing."""
 
     core: CoreBlock
     blocks: Mapping[str, Any]
     manager: pluggy.PluginManager
     run_dir: Path
     overrides: Mapping[str, Setting] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
 
 
 def load_settings(config: DictConfig) -> Settings:
@@ -69,8 +71,13 @@ def load_settings(config: DictConfig) -> Settings:
     problems = [str(problem) for found in manager.hook.fuse_validate(config=config) if found for problem in found]
     if problems:
         raise FuseError("this configuration cannot run:\n  - " + "\n  - ".join(problems))
+    idle = tuple(
+        f"{', '.join(f'fuse.{name}.{key}={value!r}' for key, value in found.items())}: no effect while fuse.{name}.enabled=false"
+        for name, block in blocks.items()
+        if (found := without_effect(block))
+    )
     run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir", default="fuse_run")
-    return Settings(core, blocks, manager, Path(run_dir).absolute(), plan.overrides if plan else {})
+    return Settings(core, blocks, manager, Path(run_dir).absolute(), plan.overrides if plan else {}, idle)
 
 
 def _plan(core: CoreBlock, config: DictConfig, node: dict[str, Any]) -> Plan | None:

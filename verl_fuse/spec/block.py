@@ -3,7 +3,8 @@
 Invariants (tests/unit/spec/test_block.py):
 - a key the dataclass does not have is refused, with the nearest valid key;
 - a value of another type is refused, never converted, except int -> float;
-- a bound or choice given in the field's metadata is enforced; the message names key, value and what is allowed.
+- a bound or choice given in the field's metadata is enforced; the message names key, value and what is allowed;
+- what is set in a block that is not `enabled` is found, but not refused: a feature is switched off and on by that one key.
 """
 
 import dataclasses
@@ -16,6 +17,9 @@ from typing import Any, Literal, TypeVar
 from verl_fuse.errors import FuseError
 
 T = TypeVar("T")
+
+# Metadata of a field that counts though its block is not `enabled`.
+ALWAYS = {"always": True}
 
 
 def bounded(minimum: float | None = None, maximum: float | None = None) -> dict[str, Any]:
@@ -37,6 +41,15 @@ def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
             raise FuseError(f"{where}.{key}: unknown key{_nearest(str(key), fields)}; allowed: {_names(block)}")
         values[key] = _checked(value, hints[key], fields[key].metadata, f"{where}.{key}")
     return block(**values)
+
+
+def without_effect(block: Any) -> dict[str, Any]:
+    """What differs from the defaults in a block (a dataclass) whose `enabled` is False: nothing reads it."""
+    if getattr(block, "enabled", True):
+        return {}
+    defaults = type(block)()
+    names = [field.name for field in dataclasses.fields(block) if not field.metadata.get("always")]
+    return {name: value for name in names if (value := getattr(block, name)) != getattr(defaults, name)}
 
 
 def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> Any:

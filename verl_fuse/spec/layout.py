@@ -38,11 +38,6 @@ class Layout:
     def devices(self) -> int:
         return self.tp * self.pp * self.dp * self.cp
 
-    @property
-    def replica_devices(self) -> int:
-        """Devices that hold one copy of the model's activations: a rollout replica, or a data-parallel rank."""
-        return self.tp * self.pp * self.cp
-
     def check(self, model: Model) -> None:
         """Refuse, with a FuseError, a layout that cannot divide this model."""
         wrong = self.fault(model)

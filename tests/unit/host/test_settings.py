@@ -46,6 +46,15 @@ def test_every_block_a_plugin_declares_is_part_of_the_configuration():
     assert {type(block) for block in load_settings(config()).blocks.values()} == declared
 
 
+def test_keys_of_a_feature_that_is_off_are_named_but_not_refused():
+    off = {"interstage": {"layout": "slices", "kv_transfer_params": {}}, "elastic": {"scale": True, "standalone": 2}}
+    assert sorted(load_settings(config(off)).idle) == [
+        "fuse.elastic.scale=True, fuse.elastic.standalone=2: no effect while fuse.elastic.enabled=false",
+        "fuse.interstage.layout='slices': no effect while fuse.interstage.enabled=false",
+    ]
+    assert load_settings(config({"elastic": {"enabled": True, "scale": True}})).idle == ()
+
+
 def test_without_a_fuse_block_the_defaults_hold():
     settings = load_settings(config())
     assert settings.core == CoreBlock()

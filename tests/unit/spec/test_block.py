@@ -1,10 +1,10 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import bounded, read_block
+from verl_fuse.spec.block import ALWAYS, bounded, read_block, without_effect
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Block:
     limit: float | None = None
     pair: tuple[int, str] = (0, "")
     weights: dict[str, float] = field(default_factory=dict)
+    told: str | None = field(default=None, metadata=ALWAYS)
 
 
 def test_absent_block_is_the_defaults():
@@ -74,3 +75,11 @@ def test_bad_values_name_key_value_and_what_is_allowed(data, message):
     with pytest.raises(FuseError) as error:
         read_block(Block, data, "fuse.x")
     assert message in str(error.value)
+
+
+def test_what_is_set_in_a_block_that_is_off_is_found():
+    assert without_effect(Block()) == {}
+    off = Block(layout="slices", weights={"a": 1.0}, told="counts all the same")
+    assert without_effect(off) == {"layout": "slices", "weights": {"a": 1.0}}
+    assert without_effect(replace(off, enabled=True)) == {}
+    assert without_effect(Inner(5)) == {}, "it has nothing that switches it off"

@@ -14,7 +14,7 @@ def test_the_text_form_parses_back(layout: Layout):
 
 def test_the_text_form_reads_like_the_interface():
     layout = Layout.parse("tp2 pp4 dp8")
-    assert (layout, layout.devices, layout.replica_devices) == (Layout(tp=2, pp=4, dp=8), 64, 8)
+    assert (layout, layout.devices) == (Layout(tp=2, pp=4, dp=8), 64)
     assert str(layout) == "tp2 pp4 dp8"
 
 
