@@ -357,6 +357,37 @@ def test_a_replica_that_is_only_slow_is_left_alone(manager):
     assert all(view.routed for view in replicas.views())
 
 
+def test_a_replica_with_more_requests_than_it_can_be_asked_beside_is_left_alone(collector):
+    """verl's servers run 1000 calls at once, or as many as the engine's sequences: a question waits behind those that are too many."""
+    crowded = CountingManager(1, step_seconds=0.1, max_concurrency=4)
+    replicas = replicas_of(crowded, timeout=1.0)
+
+    async def run():
+        running = asyncio.create_task(generate(client_of(crowded), 12, tokens=20))
+        await watching(replicas, running.done)
+        return await running
+
+    outputs = asyncio.run(run())
+    assert [output.token_ids for output in outputs] == [unbroken(n, 20) for n in range(12)]
+    assert all(view.routed for view in replicas.views())
+
+
+def test_time_in_which_nobody_looked_is_not_time_without_a_token(manager):
+    """The thread that looks may be held up by another replica, or by a whole step."""
+    replicas = replicas_of(manager, timeout=1.5)
+
+    async def run():
+        running = asyncio.create_task(generate(client_of(manager), 6, tokens=600))
+        await watching(replicas, running.done, seconds=0.5)
+        await asyncio.sleep(3)
+        assert not running.done()
+        await watching(replicas, running.done)
+        return await running
+
+    assert len(asyncio.run(run())) == 6
+    assert all(view.routed for view in replicas.views())
+
+
 def test_a_replica_that_answers_garbage_counts_as_dead(manager, caplog):
     replicas = replicas_of(manager)
     ray.get(manager.get_replicas()[2].server_handle.answer_garbage.remote())

@@ -5,14 +5,16 @@ has. It is asked now and then, and nobody waits for its answer.
 
 Invariants (tests/integration/test_replicas.py):
 - a replica is hung once nothing about its requests has changed, or it has not answered, for `timeout` seconds in which it always had some;
-- one that generates, however slowly, or whose engine does not say, is never called hung;
+- one that generates, however slowly, or whose engine does not say, is never called hung, nor one with so many requests that a question waits behind them;
+- time in which nobody looked, as between two steps, does not count;
 - looking takes no longer when a replica hangs.
 """
 
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -25,27 +27,40 @@ INTERVAL = 10.0
 ENDING = 10.0
 
 
+@dataclass(slots=True)
+class _Seen:
+    """A replica's requests in flight and last answer, and since when nothing of that has changed."""
+
+    requests: int
+    since: float
+    answer: Any = None
+
+
 class HangWatch:
-    """Watches the servers of replicas, by rank; which there are may change."""
+    """Watches the servers of `replicas` (verl's RolloutReplica, by rank); which there are may change."""
 
-    def __init__(self, servers: Mapping[int, Any], timeout: float):
-        self._servers, self._timeout = servers, timeout
+    def __init__(self, replicas: Mapping[int, Any], timeout: float):
+        self._replicas, self._timeout = replicas, timeout
         self._interval = min(INTERVAL, timeout / 5)
-        self._next = 0.0
+        self._next, self._looked = 0.0, time.monotonic()
         self._asked: dict[int, ray.ObjectRef] = {}
-        # What a replica answered last, and since when it answers that.
-        self._seen: dict[int, tuple[Any, float]] = {}
+        self._seen: dict[int, _Seen] = {}
 
-    def hung(self, busy: Collection[int]) -> list[int]:
-        """Which of the replicas that have requests now are hung."""
+    def hung(self, requests: Mapping[int, int]) -> list[int]:
+        """Which replicas are hung, of those that have requests in flight: how many."""
         now = time.monotonic()
-        self._seen = {rank: self._seen.get(rank, (None, now)) for rank in busy}
+        unseen, self._looked = max(0.0, now - self._looked - self._interval), now
+        self._seen = {rank: self._seen.get(rank) or _Seen(0, now) for rank in requests}
+        for rank, seen in self._seen.items():
+            seen.since = min(now, seen.since + unseen)
+            if seen.requests != requests[rank] or requests[rank] >= self._replicas[rank].max_concurrency:
+                seen.requests, seen.since = requests[rank], now
         self._collect(now)
         if now >= self._next:
             self._next = now + self._interval
-            for rank in set(busy) - set(self._asked):
-                self._asked[rank] = self._servers[rank].__ray_call__.remote(_requests)
-        return sorted(rank for rank, (_, since) in self._seen.items() if now - since > self._timeout)
+            for rank in self._seen.keys() - self._asked.keys():
+                self._asked[rank] = self._replicas[rank].servers[0].__ray_call__.remote(_requests)
+        return sorted(rank for rank, seen in self._seen.items() if now - seen.since > self._timeout)
 
     def _collect(self, now: float) -> None:
         if not self._asked:
@@ -56,8 +71,9 @@ class HangWatch:
                 answer = ray.get(self._asked.pop(rank))
             except RayError:
                 continue  # dead: its clients find out, and say so
-            if rank in self._seen and (answer is None or answer != self._seen[rank][0]):
-                self._seen[rank] = (answer, now)
+            seen = self._seen.get(rank)
+            if seen is not None and (answer is None or answer != seen.answer):
+                seen.answer, seen.since = answer, now
 
 
 def end(server: Any) -> None:

@@ -65,7 +65,7 @@ class Replicas:
         self._standalone: set[int] = set()
         self._tracks: dict[str, str] = {}
         self._slots = self._slots_of(self._replicas)
-        self._hangs = HangWatch(self._servers, timeout)
+        self._hangs = HangWatch(self._replicas, timeout)
 
     def use_balancer(self, balancer: Any) -> None:
         """From now on `balancer` routes in place of the one verl started; both serve the same replicas."""

@@ -32,15 +32,19 @@ class JournalledBalancer(GlobalRequestLoadBalancer):
 class CountingReplica(RolloutReplica):
     """A replica of one counting server, at address `server-RANK`."""
 
-    def __init__(self, rank: int, journal: Any, step_seconds: float):
-        self.replica_rank = rank
+    max_concurrency = 1000
+
+    def __init__(self, rank: int, journal: Any, step_seconds: float, max_concurrency: int):
+        self.replica_rank, self.max_concurrency = rank, max_concurrency
         self._server_address = f"server-{rank}"
         self._arguments = self._server_address, journal, step_seconds
         self.start()
 
     def start(self) -> None:
         """Start a server, a new one if there was one."""
-        self.servers = [ray.remote(num_cpus=0, max_concurrency=1000)(CountingServer).remote(*self._arguments)]
+        self.servers = [
+            ray.remote(num_cpus=0, max_concurrency=self.max_concurrency)(CountingServer).remote(*self._arguments)
+        ]
         self._server_handle = self.servers[0]
 
     async def launch_servers(self) -> None:
@@ -56,9 +60,9 @@ class CountingReplica(RolloutReplica):
 class CountingManager:
     """The part of verl's LLMServerManager that trainers use, over counting replicas."""
 
-    def __init__(self, count: int, step_seconds: float = 0.01):
+    def __init__(self, count: int, step_seconds: float = 0.01, max_concurrency: int = 1000):
         self.journal = ray.remote(num_cpus=0)(Journal).remote()
-        self._replicas = [CountingReplica(rank, self.journal, step_seconds) for rank in range(count)]
+        self._replicas = [CountingReplica(rank, self.journal, step_seconds, max_concurrency) for rank in range(count)]
         servers = {replica.server_address: replica.server_handle for replica in self._replicas}
         self.global_load_balancer = ray.remote(num_cpus=0)(JournalledBalancer).remote(servers, self.journal)
 

@@ -12,6 +12,8 @@ from verl.workers.rollout.replica import RolloutReplica
 class CountingStandalone(RolloutReplica):
     """`fault`: None, "load" (its weights cannot be loaded) or "launch" (its server does not come up)."""
 
+    max_concurrency = 1000
+
     def __init__(self, rank: int, journal: Any, fault: str | None = None):
         self.replica_rank, self._journal, self._fault = rank, journal, fault
         self.world_size = self.gpus_per_replica_node = self.nnodes = 1
@@ -25,7 +27,7 @@ class CountingStandalone(RolloutReplica):
             raise RuntimeError("no port left")
         self._server_address = f"standalone-{self.replica_rank}"
         arguments = self._server_address, self._journal, 0.01
-        self._server_handle = ray.remote(num_cpus=0, max_concurrency=1000)(CountingServer).remote(*arguments)
+        self._server_handle = ray.remote(num_cpus=0, max_concurrency=self.max_concurrency)(CountingServer).remote(*arguments)
         self.servers.append(self._server_handle)
         for worker in self.workers:
             await worker.serve.remote(self._server_handle)

@@ -37,6 +37,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("vllm.v1.engine.core_client:BackgroundResources.engine_manager"),
     Attribute("vllm.v1.engine.utils:CoreEngineProcManager.processes"),
     Attribute(f"{REPLICA}.server_handle"),
+    Attribute(f"{REPLICA}.max_concurrency"),
+    Attribute(f"{REPLICA}.servers"),
     Class(CLIENT, ("LLMServerClient",)),
     Function(
         f"{CLIENT}.generate",
