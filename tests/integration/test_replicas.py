@@ -360,6 +360,7 @@ def test_a_replica_that_is_only_slow_is_left_alone(manager):
 def test_a_replica_with_more_requests_than_it_can_be_asked_beside_is_left_alone(collector):
     """verl's servers run 1000 calls at once, or as many as the engine's sequences: a question waits behind those that are too many."""
     crowded = CountingManager(1, step_seconds=0.1, max_concurrency=4)
+    crowded.reset()
     replicas = replicas_of(crowded, timeout=1.0)
 
     async def run():

@@ -52,7 +52,9 @@ def manager():
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=100_000_000,
-        runtime_env={"env_vars": {"PYTHONPATH": ":".join([str(SUPPORT), *filter(None, sys.path)])}},
+        runtime_env={
+            "env_vars": {"VERL_PLATFORM": "cpu", "PYTHONPATH": ":".join([str(SUPPORT), *filter(None, sys.path)])}
+        },
     )
     collector = start_collector()
     yield CountingManager(1)
@@ -87,7 +89,8 @@ class Run:
         for replica in self.manager.get_replicas():
             ray.get(replica.server_handle.set_global_steps.remote(version))
         shards = [Shard(name, (0,), torch.tensor(values)) for name, values in WEIGHTS.items()]
-        self.pool.sync(lambda: [ray.put([shard]) for shard in shards], version)
+        if self.pool.take_in():
+            self.pool.load([ray.put([shard]) for shard in shards], version)
         self.replicas.readmit(version)
 
     @property

@@ -173,6 +173,9 @@ def test_every_replica_generates_under_the_weights_of_the_step(finished):
     }
     loaded = {step: {s.track for s in timeline(done, step).spans if s.name == "load_weights"} for step in (4, 5, 6, 8)}
     assert loaded == {4: {"replica 1", "replica 2"}, 5: {"replica 1", "replica 2"}, 6: set(), 8: {"replica 3"}}
+    for step in (4, 5, 8):
+        spans = {span.name: span for span in timeline(done, step).on("step")}
+        assert spans["export_whole"].end <= spans["update_weights"].start, "while the engines on those devices sleep"
 
 
 def test_another_job_gets_the_devices_that_are_given_back_at_once(finished):

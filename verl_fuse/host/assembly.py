@@ -40,6 +40,16 @@ def exported(trainer: Any, stages: Sequence[Stage]) -> dict[Stage, list[Any]]:
     }
 
 
+def exports_on_devices(config: Any) -> bool:
+    """Whether a training rank loads its offloaded shard as a whole to its device before it leaves weights for slices: FSDP1 does."""
+    blocks = {"actor_rollout_ref.actor": "fsdp_config", "critic": "fsdp"}
+    return any(
+        OmegaConf.select(config, f"{model}.strategy") == "fsdp"
+        and bool(OmegaConf.select(config, f"{model}.{engine}.param_offload"))
+        for model, engine in blocks.items()
+    )
+
+
 def extra_info(trainer: Any) -> Mapping[str, Any]:
     """What a batch carries to the workers besides its rows."""
     return {"temperature": trainer.config.actor_rollout_ref.rollout.temperature}

@@ -180,8 +180,18 @@ class FuseTrainer(PPOTrainerSync):
         """For plugins, at `fuse_setup`: each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
         self._layouts = Layouts(assembly.training_groups(self), wanted)
 
+    @contextmanager
+    def _refreshed_slices(self) -> Iterator[None]:
+        """Slices get the weights of this step, which the enclosed gives to replicas. Nobody waits: the lane has nothing else to do while the next step
+        generates, and slices begin when replicas are released. Only what needs a device's memory for that is done while the replicas still sleep."""
+        first = assembly.exports_on_devices(self.config)
+        if first:
+            self._refresh_slices()
+        yield
+        if not first:
+            self._refresh_slices()
+
     def _refresh_slices(self) -> None:
-        # Nobody waits: the lane has nothing else to do while the next step generates, and slices begin when replicas are released.
         if self._slices is not None:
             read = partial(assembly.exported, self, self._inference.stages)
             export = partial(self._lane.recorded, "export_weights", "sync", read)
@@ -198,8 +208,8 @@ class FuseTrainer(PPOTrainerSync):
             expected=self._expected_samples,
             groups=self.config.data.train_batch_size,
         )
-        self._lane.call("update_weights", "sync", partial(self._sync_weights, super().on_init_end))
-        self._refresh_slices()
+        with self._refreshed_slices():
+            self._lane.call("update_weights", "sync", partial(self._sync_weights, super().on_init_end))
 
     @property
     def _expected_samples(self) -> int:
@@ -360,23 +370,27 @@ class FuseTrainer(PPOTrainerSync):
 
     def on_step_end(self) -> None:
         self._require_replicas()
-        self._on_lane("update_weights", "sync", partial(self._sync_weights, super().on_step_end))
-        if self._standalone is not None:
-            export = partial(
-                self._on_lane, "export_whole", "sync", partial(assembly.exported_whole, self.actor_rollout_wg)
-            )
-            self._standalone.sync(export, self.global_steps)
-        self.replicas.readmit(self.global_steps)
-        self._refresh_slices()
+        with self._refreshed_slices():
+            weights = self._whole_weights()
+            self._on_lane("update_weights", "sync", partial(self._sync_weights, super().on_step_end))
+            if self._standalone is not None and weights is not None:
+                self._standalone.load(weights, self.global_steps)
+            self.replicas.readmit(self.global_steps)
         self._step_end = self._clock.now
+
+    def _whole_weights(self) -> list[Any] | None:
+        """What standalone replicas load, if there are any: left before verl's sync, which gives the devices' memory back to the replicas on them."""
+        if self._standalone is None or not self._standalone.take_in():
+            return None
+        return self._on_lane("export_whole", "sync", partial(assembly.exported_whole, self.actor_rollout_wg))
 
     def _require_replicas(self) -> None:
         try:
             self.replicas.require_alive()
         except FuseError:
             frequency = self.config.trainer.save_freq
-            saved = self.global_steps >= self.total_training_steps or not self.global_steps % frequency
-            if frequency > 0 and not saved:
+            last = self.global_steps >= self.total_training_steps
+            if frequency > 0 and self.global_steps % frequency and not last:
                 self._save_checkpoint()
             raise
 

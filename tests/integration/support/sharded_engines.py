@@ -238,6 +238,8 @@ def switched(world: World, folder: Path, name: str) -> dict[str, Any]:
         one._verl_fuse_layout = layouts[one] = layout(world, one, f"{name} {len(layouts)}")
         return one
 
+    # A folder of each rank alone, as where every node has a disk of its own.
+    checkpoint = str(folder / f"{name} checkpoint of rank {world.rank}")
     ours, found = built(), []
     for step in range(4):
         if step == 2:
@@ -246,9 +248,9 @@ def switched(world: World, folder: Path, name: str) -> dict[str, Any]:
             unmoved = torch.equal(draw, torch.get_rng_state())
         found.append(trained(ours, name, step))
         if step == 2:
-            ours.save_checkpoint(str(folder / f"{name} checkpoint"), global_step=3)
+            ours.save_checkpoint(checkpoint, global_step=3)
     late = built()
-    late.load_checkpoint(str(folder / f"{name} checkpoint"))
+    late.load_checkpoint(checkpoint)
     resumed = trained(late, name, 3)
     return {
         "before": found[:2] == numbers[:2],

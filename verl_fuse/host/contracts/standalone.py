@@ -52,6 +52,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Function("verl.plugin.platform:get_platform", "()"),
     Function("verl.utils.device:get_device_name", "()"),
+    Function("verl.utils.device:get_device_id", "()"),
     # Weights: what the engine exports is offered to the worker beside the replica's engine.
     Function(
         f"{FSDP}.get_per_tensor_param",

@@ -16,6 +16,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.layouts.change import EngineLayout, Moved
 from verl_fuse.host.spans import remote_recorder
 from verl_fuse.runtime.reshard.options import Options
+from verl_fuse.spec.files import write_atomically
 
 # Beside verl's files of a checkpoint.
 LAYOUT_FILE = "verl_fuse_layout.json"
@@ -41,8 +42,8 @@ def layout_worker_class(model: str, base: type, options: Options) -> type:
         from verl_fuse.host.layouts import worker
 
         saved = save(self, local_path, *args, **kwargs)
-        if self.rank == 0:
-            worker.note(Path(local_path), worker.layout(self, model, options).fsdp_size)
+        # Every rank: the folder may be one of its node alone, as verl's own files of a rank are.
+        worker.note(Path(local_path), worker.layout(self, model, options).fsdp_size)
         return saved
 
     @functools.wraps(load)
@@ -69,7 +70,7 @@ def layout(worker: Any, model: str, options: Options) -> EngineLayout:
 
 def note(folder: Path, fsdp_size: int) -> None:
     """Say in which layout a checkpoint was written."""
-    (folder / LAYOUT_FILE).write_text(json.dumps({"fsdp_size": fsdp_size}))
+    write_atomically(folder / LAYOUT_FILE, json.dumps({"fsdp_size": fsdp_size}))
 
 
 def noted(folder: Path) -> int | None:

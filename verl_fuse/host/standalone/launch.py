@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -28,6 +29,7 @@ from verl.workers.rollout.replica import RolloutMode
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.hangs import end
+from verl_fuse.host.watchdog import with_deadline
 
 # As many processes share a device as in verl's own standalone replicas: the worker, and room for another.
 COLOCATED = 2
@@ -101,7 +103,8 @@ class Launch:
         placed, seconds = time.time(), time.monotonic() - begun
         self._replica.rollout_mode = RolloutMode.STANDALONE
         self._replica.resource_pool = pool
-        workers = RayWorkerGroup(
+        group = partial(
+            RayWorkerGroup,
             resource_pool=pool,
             ray_cls_with_init=self._replica.get_ray_class_with_init_args(),
             bin_pack=False,
@@ -109,6 +112,9 @@ class Launch:
             use_gpu=True,
             device_name=get_device_name(),
         )
+        # verl waits for a node that has gone away since; once its placement group is removed, that fails.
+        left = max(0.0, self._deadline - time.monotonic())
+        workers = with_deadline(f"the worker group of replica {self.rank}", left, group, lambda: ["its placement group"])
         self._replica.workers = workers.workers
         asyncio.run(self._launched())
         return Started(self._replica, self._groups, placed, seconds, time.monotonic() - begun - seconds)

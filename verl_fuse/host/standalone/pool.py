@@ -9,15 +9,17 @@ Invariants (tests/integration/test_standalone.py, test_standalone_run.py):
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+import ray
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.replicas import Replicas
 from verl_fuse.host.spans import Recorder, Stopwatch
 from verl_fuse.host.standalone.launch import Launch, Started, destroy, in_background
-from verl_fuse.host.standalone.weights import Export, load
+from verl_fuse.host.standalone.weights import load
 from verl_fuse.spec.timeline import Span
 
 # Seconds the end of a run waits for replicas to be destroyed.
@@ -63,17 +65,17 @@ class StandalonePool:
             logger.info("replica %d is being created", self._next)
             self._next += 1
 
-    def sync(self, export: Export, version: int) -> None:
-        """Between two steps: take in replicas that are up, and let all load what `export` leaves, the weights of step `version`; `Replicas.readmit` then
-        routes them."""
+    def take_in(self) -> bool:
+        """Between two steps: take in replicas that are up; whether there is one, so that weights are needed."""
         self._bury_lost()
         self._take_in()
-        if not self._members:
-            return
+        return bool(self._members)
+
+    def load(self, buckets: Sequence[ray.ObjectRef], version: int) -> None:
+        """Let all load the weights of step `version` (weights.py); `Replicas.readmit` then routes them."""
         routed = [view.rank for view in self._replicas.views() if view.routed and view.rank in self._members]
         if routed:
             self._replicas.free(routed, "pause")
-        buckets = export()
         watch = Stopwatch()
         members = {rank: self._members[rank].replica for rank in self._members if rank not in self._replicas.lost}
         failed = load(members, buckets, version, self._load_timeout)

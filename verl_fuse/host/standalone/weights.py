@@ -9,18 +9,16 @@ Invariants (tests/integration/test_standalone_run.py):
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from verl.utils.device import get_device_id
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.death import first_line
 from verl_fuse.host.weights import Shard, in_buckets
-
-# From the training side: references to everything a replica loads, in buckets.
-Export = Callable[[], Sequence[ray.ObjectRef]]
 
 
 def export_whole(engine: Any, rank: int) -> list[ray.ObjectRef]:
@@ -40,7 +38,8 @@ def export_whole(engine: Any, rank: int) -> list[ray.ObjectRef]:
 
 
 def load(replicas: Mapping[int, Any], buckets: Sequence[ray.ObjectRef], version: int, timeout: float) -> dict[int, str]:
-    """Let each replica (by rank) load the weights of step `version`, all at once; why, of those that did not within `timeout` seconds."""
+    """Let each replica (by rank) load the weights of step `version`, all at once, from `buckets` that `export_whole` left; why, of those that did not
+    within `timeout` seconds."""
     loading = {
         reference: rank
         for rank, replica in replicas.items()
@@ -69,6 +68,7 @@ def _offer(worker: Any, buckets: Sequence[ray.ObjectRef]) -> None:
 
 
 def _parameters(buckets: Sequence[ray.ObjectRef]) -> Iterator[tuple[str, Any]]:
+    # On the device: what is larger than verl's bucket is handed to the engine there, by a handle that memory of the host does not have.
     for bucket in buckets:
         for shard in ray.get(bucket):
-            yield shard.name, shard.data
+            yield shard.name, shard.data.to(get_device_id())
