@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from verl_fuse.spec.block import bounded
+from verl_fuse.spec.block import bounded, waiting
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,6 @@ class ElasticConfig:
     start_seconds: float = field(default=0.0, metadata=bounded(minimum=0.0))
     hysteresis: float = field(default=0.05, metadata=bounded(minimum=0.0, maximum=1.0))
     standalone: int = field(default=0, metadata=bounded(minimum=0))
-    standalone_timeout: float = field(default=600.0, metadata=bounded(minimum=1.0))
+    standalone_timeout: float = field(default=600.0, metadata=waiting())
     release: bool = False
     cut_fraction: float = field(default=1.0, metadata=bounded(minimum=0.5, maximum=1.0))

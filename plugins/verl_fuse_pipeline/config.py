@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from verl_fuse.spec.block import bounded
+from verl_fuse.spec.block import bounded, waiting
 
 
 @dataclass(frozen=True)
@@ -13,4 +13,4 @@ class PipelineConfig:
     enabled: bool = False
     schedule: Literal["auto", "fused", "serial"] = "auto"
     solve_seconds: float = field(default=10.0, metadata=bounded(minimum=0.1))
-    timeout: float = field(default=600.0, metadata=bounded(minimum=1.0))
+    timeout: float = field(default=600.0, metadata=waiting())

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verl_fuse.spec.block import bounded
+from verl_fuse.spec.block import waiting
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,6 @@ class ReallocConfig:
     """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
 
     weight_sync: Literal["stock", "shards"] = "stock"
-    timeout: float = field(default=300.0, metadata=bounded(minimum=1.0))
+    timeout: float = field(default=300.0, metadata=waiting())
     checksums: bool = False
     schedule: Mapping[int, Any] | None = None

@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 pytest.importorskip("verl")
+from verl_fuse.host import preflight
 from verl_fuse.host.preflight import Preflight
 
 pytestmark = pytest.mark.integration
@@ -43,6 +44,19 @@ def test_what_is_set_for_nothing_is_pointed_out(capsys):
     Preflight().on_job_start(OmegaConf.create({"fuse": {"elastic": {"scale": True}}}))
     expected = "verl-fuse: warning: fuse.elastic.scale=True: no effect while fuse.elastic.enabled=false\n"
     assert capsys.readouterr().err == expected
+
+
+def test_a_check_that_fails_keeps_the_run_from_starting(monkeypatch, capsys):
+    """Hydra makes a warning of what a callback raises."""
+
+    def fails(config):
+        raise RuntimeError("disk on fire")
+
+    monkeypatch.setattr(preflight, "load_settings", fails)
+    with pytest.raises(SystemExit) as ended:
+        Preflight().on_job_start(OmegaConf.create({}))
+    assert ended.value.code == 2
+    assert "disk on fire" in capsys.readouterr().err
 
 
 def test_two_trainers_of_one_name_are_refused_by_name():

@@ -5,6 +5,7 @@ callbacks into warnings; therefore a refusal leaves through SystemExit.
 """
 
 import sys
+import traceback
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -27,4 +28,8 @@ class Preflight(Callback):
                 print(f"verl-fuse: warning: {line}", file=sys.stderr, flush=True)
         except FuseError as error:
             print(f"verl-fuse: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from error
+        except Exception as error:
+            traceback.print_exc()
+            print("verl-fuse: the configuration could not be checked, see above", file=sys.stderr, flush=True)
             raise SystemExit(2) from error

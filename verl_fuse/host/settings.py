@@ -3,7 +3,9 @@
 Imports neither verl nor ray, so that the driver can refuse a bad configuration before Ray is up.
 """
 
+import traceback
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
-from verl_fuse.host.applied_plan import checked_plan
-from verl_fuse.spec.block import bounded, read_block, without_effect
+from verl_fuse.host.applied_plan import apply_plan, checked_plan
+from verl_fuse.spec.block import bounded, read_block, waiting, without_effect
 from verl_fuse.spec.plan import Plan, Setting
 
 
@@ -27,10 +29,10 @@ class CoreBlock:
     plan: str | None = None
     disabled_plugins: tuple[str, ...] = ()
     poll_interval: float = field(default=0.05, metadata=bounded(minimum=0.001, maximum=60.0))
-    stall_timeout: float = field(default=7200.0, metadata=bounded(minimum=1.0))
-    call_timeout: float = field(default=14400.0, metadata=bounded(minimum=1.0))
-    replica_timeout: float = field(default=300.0, metadata=bounded(minimum=1.0))
-    weight_sync_timeout: float = field(default=600.0, metadata=bounded(minimum=1.0))
+    stall_timeout: float = field(default=7200.0, metadata=waiting())
+    call_timeout: float = field(default=14400.0, metadata=waiting())
+    replica_timeout: float = field(default=300.0, metadata=waiting())
+    weight_sync_timeout: float = field(default=600.0, metadata=waiting())
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def load_settings(config: DictConfig) -> Settings:
         raise FuseError(
             f"fuse.{key}: unknown key; allowed: {allowed}. A plugin's block needs the plugin to be installed and not disabled"
         )
-    problems = [str(problem) for found in manager.hook.fuse_validate(config=config) if found for problem in found]
+    problems = _problems(manager, _as_planned(config, plan, node))
     if problems:
         raise FuseError("this configuration cannot run:\n  - " + "\n  - ".join(problems))
     idle = tuple(
@@ -78,6 +80,29 @@ def load_settings(config: DictConfig) -> Settings:
     )
     run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir", default="fuse_run")
     return Settings(core, blocks, manager, Path(run_dir).absolute(), plan.overrides if plan else {}, idle)
+
+
+def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[str]:
+    try:
+        return [str(problem) for found in manager.hook.fuse_validate(config=config) if found for problem in found]
+    except (ArithmeticError, LookupError, TypeError, ValueError, OmegaConfBaseException) as error:
+        # A value of a type nobody expects; the line that met it names the key.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise FuseError(
+            f"this configuration cannot be checked: {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}: {frame.line})"
+        ) from error
+
+
+def _as_planned(config: DictConfig, plan: Plan | None, node: Mapping[str, Any]) -> DictConfig:
+    """The configuration that a run with this plan has: what is refused there is refused before it starts."""
+    if plan is None:
+        return config
+    config = deepcopy(config)
+    apply_plan(config, plan.overrides)
+    if "interstage" in plan.features:
+        threshold = node["interstage"]["migration_threshold"]
+        OmegaConf.update(config, "fuse.interstage.migration_threshold", threshold, force_add=True)
+    return config
 
 
 def _plan(core: CoreBlock, config: DictConfig, node: dict[str, Any]) -> Plan | None:

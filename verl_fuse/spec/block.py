@@ -9,6 +9,7 @@ Invariants (tests/unit/spec/test_block.py):
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from verl_fuse.errors import FuseError
 
 T = TypeVar("T")
 
+# Longer waits than threads can be told of (threading.TIMEOUT_MAX) are refused; this is 30 years.
+LONGEST = 1e9
 # Metadata of a field that counts though its block is not `enabled`.
 ALWAYS = {"always": True}
 
@@ -25,6 +28,11 @@ ALWAYS = {"always": True}
 def bounded(minimum: float | None = None, maximum: float | None = None) -> dict[str, Any]:
     """Metadata for a numeric dataclass field: inclusive bounds."""
     return {"minimum": minimum, "maximum": maximum}
+
+
+def waiting() -> dict[str, Any]:
+    """Metadata for seconds that something may take."""
+    return bounded(1.0, LONGEST)
 
 
 def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
@@ -79,10 +87,11 @@ def _arm(value: Any, union: Any) -> Any:
 def _check_bounds(value: Any, minimum: float | None, maximum: float | None, where: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    # Written so that NaN is outside every bound.
-    if (minimum is not None and not value >= minimum) or (maximum is not None and not value <= maximum):
+    low, high = minimum is not None and value < minimum, maximum is not None and value > maximum
+    finite = math.isfinite(value)
+    if low or high or not finite:
         limits = [f">= {minimum}"] * (minimum is not None) + [f"<= {maximum}"] * (maximum is not None)
-        raise FuseError(f"{where}={value!r}: needs {' and '.join(limits)}")
+        raise FuseError(f"{where}={value!r}: needs {' and '.join([*limits, *['a finite number'] * (not finite)])}")
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -27,7 +27,9 @@ class CountingStandalone(RolloutReplica):
             raise RuntimeError("no port left")
         self._server_address = f"standalone-{self.replica_rank}"
         arguments = self._server_address, self._journal, 0.01
-        self._server_handle = ray.remote(num_cpus=0, max_concurrency=self.max_concurrency)(CountingServer).remote(*arguments)
+        self._server_handle = ray.remote(num_cpus=0, max_concurrency=self.max_concurrency)(CountingServer).remote(
+            *arguments
+        )
         self.servers.append(self._server_handle)
         for worker in self.workers:
             await worker.serve.remote(self._server_handle)

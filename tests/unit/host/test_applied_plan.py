@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -84,6 +86,31 @@ def test_settings_hold_the_overrides_and_the_threshold(config, tmp_path):
     assert settings.blocks["interstage"].migration_threshold == 0.25
     own = {"fuse": {"interstage": {"migration_threshold": 0.5}}}
     assert load_settings(OmegaConf.merge(config, fuse, own)).blocks["interstage"].migration_threshold == 0.5
+
+
+@pytest.mark.parametrize(
+    ("plan", "fuse", "reason"),
+    [
+        (
+            {"migration_threshold": 0.25},
+            {"elastic": {"enabled": True, "scale": True}},
+            "fuse.interstage.migration_threshold=0.25: needs fuse.elastic.scale=false",
+        ),
+        (
+            {"overrides": {"++critic.megatron.virtual_pipeline_model_parallel_size": 2}},
+            {},
+            "critic.megatron.virtual_pipeline_model_parallel_size=2: not yet with fuse.interstage.enabled=true",
+        ),
+    ],
+)
+def test_what_the_plan_sets_is_refused_like_what_the_user_sets(config, tmp_path, plan, fuse, reason):
+    path = write(tmp_path, features=("interstage",), **plan)
+    config = OmegaConf.merge(config, {"fuse": {"plan": str(path), "interstage": {"enabled": True}, **fuse}})
+    before = deepcopy(config)
+    with pytest.raises(FuseError) as error:
+        load_settings(config)
+    assert reason in str(error.value)
+    assert config == before
 
 
 def test_a_missing_plan_is_refused_before_anything_starts(config):

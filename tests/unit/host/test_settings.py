@@ -46,6 +46,16 @@ def test_every_block_a_plugin_declares_is_part_of_the_configuration():
     assert {type(block) for block in load_settings(config()).blocks.values()} == declared
 
 
+def test_a_value_that_a_check_cannot_take_is_refused_with_the_line_that_met_it():
+    critic = {"critic": {"megatron": {"virtual_pipeline_model_parallel_size": "2"}}}
+    said = refusal({"interstage": {"enabled": True}}, **critic)
+    assert said.startswith("this configuration cannot be checked: TypeError: '>' not supported between")
+    assert "(plugin.py, line " in said
+    unset = refusal({"elastic": {"enabled": True}}, actor_rollout_ref={"rollout": {"name": "${oc.env:NOWHERE_SET}"}})
+    assert "cannot be checked: InterpolationResolutionError" in unset
+    assert "NOWHERE_SET" in unset
+
+
 def test_keys_of_a_feature_that_is_off_are_named_but_not_refused():
     off = {"interstage": {"layout": "slices", "kv_transfer_params": {}}, "elastic": {"scale": True, "standalone": 2}}
     assert sorted(load_settings(config(off)).idle) == [
@@ -88,6 +98,8 @@ def test_without_a_fuse_block_the_defaults_hold():
         ({"poll_interval": "fast"}, "fuse.poll_interval='fast': needs a number"),
         ({"stall_timeout": -1}, "fuse.stall_timeout=-1.0: needs >= 1.0"),
         ({"call_timeout": float("nan")}, "fuse.call_timeout=nan: needs >= 1.0"),
+        ({"call_timeout": float("inf")}, "fuse.call_timeout=inf: needs >= 1.0 and <= 1000000000.0 and a finite number"),
+        ({"elastic": {"start_seconds": float("inf")}}, "fuse.elastic.start_seconds=inf: needs >= 0.0 and a finite"),
         ({"weight_sync_timeout": 0}, "fuse.weight_sync_timeout=0.0: needs >= 1.0"),
         ({"run_dir": 7}, "fuse.run_dir=7: needs a string or null"),
         ({"observe": {"keep_steps": 0}}, "fuse.observe.keep_steps=0: needs >= 1"),

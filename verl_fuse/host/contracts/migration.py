@@ -38,7 +38,6 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("vllm.v1.engine.utils:CoreEngineProcManager.processes"),
     Attribute(f"{REPLICA}.server_handle"),
     Attribute(f"{REPLICA}.max_concurrency"),
-    Attribute(f"{REPLICA}.servers"),
     Class(CLIENT, ("LLMServerClient",)),
     Function(
         f"{CLIENT}.generate",

@@ -114,7 +114,9 @@ class Launch:
         )
         # verl waits for a node that has gone away since; once its placement group is removed, that fails.
         left = max(0.0, self._deadline - time.monotonic())
-        workers = with_deadline(f"the worker group of replica {self.rank}", left, group, lambda: ["its placement group"])
+        workers = with_deadline(
+            f"the worker group of replica {self.rank}", left, group, lambda: ["its placement group"]
+        )
         self._replica.workers = workers.workers
         asyncio.run(self._launched())
         return Started(self._replica, self._groups, placed, seconds, time.monotonic() - begun - seconds)
