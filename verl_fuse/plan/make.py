@@ -9,7 +9,7 @@ from verl_fuse.cost.analytic import Analytic
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.evaluate import STEPS, schedule
 from verl_fuse.plan.executable import STRATEGIES, Strategy, best_executable
-from verl_fuse.plan.overrides import placement_overrides
+from verl_fuse.plan.overrides import placement_overrides, prompts_per_update
 from verl_fuse.plan.planner import best_plan, full_space, move_seconds
 from verl_fuse.plan.search import Found
 from verl_fuse.schedule.methods import METHODS
@@ -43,6 +43,8 @@ def make(workload: Workload, cost: Analytic, request: Request) -> Made:
     """The best plan on the cluster, or on as many of its nodes as the weight of time against money asks for."""
     if not 0.0 <= request.weight <= 1.0:
         raise FuseError(f"weight={request.weight}: needs 0 (money) to 1 (time)")
+    if request.strategies:
+        prompts_per_update(workload)
     made = [_on(workload, cost, cost.cluster.nodes, request)]
     smaller = [2**i for i in range(cost.cluster.nodes.bit_length()) if 2**i < cost.cluster.nodes]
     for nodes in reversed(smaller if request.weight < 1.0 else []):

@@ -9,6 +9,7 @@ Invariants (tests/integration/test_plan_overrides.py, tests/unit/plan/test_overr
 import math
 from collections.abc import Mapping, Sequence
 
+from verl_fuse.errors import FuseError
 from verl_fuse.plan.generation import MOST_RUNNING
 from verl_fuse.plan.space import Way
 from verl_fuse.spec.cluster import Cluster, Mesh
@@ -67,7 +68,7 @@ def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, cho
 
 def workload_overrides(workload: Workload) -> dict[str, Setting]:
     """The keys that make verl train what the plan was made for; models and data stay yours to name."""
-    prompts = max(1, workload.prompts // workload.minibatches)
+    prompts = prompts_per_update(workload)
     found: dict[str, Setting] = {
         "algorithm.adv_estimator": "gae" if workload.algorithm == "ppo" else "grpo",
         "data.train_batch_size": workload.prompts,
@@ -85,6 +86,17 @@ def workload_overrides(workload: Workload) -> dict[str, Setting]:
     if not workload.old_log_prob:
         found["algorithm.rollout_correction.bypass_mode"] = True
     return found
+
+
+def prompts_per_update(workload: Workload) -> int:
+    """verl cuts a step into mini-batches of whole prompts; a FuseError if they cannot be equal."""
+    prompts, rest = divmod(workload.prompts, workload.minibatches)
+    if rest:
+        raise FuseError(
+            f"workload: minibatches={workload.minibatches} do not divide prompts={workload.prompts}: verl's mini-batches are equal numbers of whole "
+            "prompts; allowed: a divisor of the prompts"
+        )
+    return prompts
 
 
 def command_line(strategy: str, overrides: Mapping[str, Setting]) -> Sequence[str]:

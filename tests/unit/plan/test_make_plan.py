@@ -12,6 +12,7 @@ from verl_fuse.cli.main import app, main
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.make import Request, make
+from verl_fuse.plan.overrides import workload_overrides
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.plan import Plan
 
@@ -58,6 +59,19 @@ def test_features_fill_in_threshold_and_schedule():
     plan = make(ppo(), Analytic(cluster_named("h100", 1)), request).plan
     assert 0.0 <= plan.migration_threshold <= 1.0
     assert plan.schedule == "portfolio"
+
+
+@pytest.mark.parametrize(("prompts", "samples", "minibatches"), [(48, 1, 5), (8, 8, 16)])
+def test_minibatches_that_verl_would_cut_otherwise_are_refused(prompts, samples, minibatches):
+    sizes = {"prompts": prompts, "samples": samples, "minibatches": minibatches}
+    workload, message = (
+        dataclasses.replace(grpo(), **sizes),
+        f"minibatches={minibatches} do not divide prompts={prompts}",
+    )
+    with pytest.raises(FuseError, match=message):
+        make(workload, Analytic(cluster_named("h100", 1)), Request(("fsdp",)))
+    with pytest.raises(FuseError, match=message):
+        workload_overrides(workload)
 
 
 def test_money_takes_fewer_nodes_than_time():
