@@ -4,6 +4,7 @@ Imports neither verl nor ray, so that the driver can refuse a bad configuration 
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
-from verl_fuse.host.applied_plan import checked_plan
+from verl_fuse.host.applied_plan import apply_plan, checked_plan
 from verl_fuse.spec.block import bounded, read_block, without_effect
 from verl_fuse.spec.plan import Plan, Setting
 
@@ -68,7 +69,10 @@ def load_settings(config: DictConfig) -> Settings:
         raise FuseError(
             f"fuse.{key}: unknown key; allowed: {allowed}. A plugin's block needs the plugin to be installed and not disabled"
         )
-    problems = [str(problem) for found in manager.hook.fuse_validate(config=config) if found for problem in found]
+    # What will run: the plan's keys are set only once these settings are there.
+    planned = deepcopy(config)
+    apply_plan(planned, plan.overrides if plan else {})
+    problems = [str(problem) for found in manager.hook.fuse_validate(config=planned) if found for problem in found]
     if problems:
         raise FuseError("this configuration cannot run:\n  - " + "\n  - ".join(problems))
     idle = tuple(
