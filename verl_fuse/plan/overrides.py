@@ -14,7 +14,7 @@ from verl_fuse.plan.generation import MOST_RUNNING
 from verl_fuse.plan.space import Way
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
-from verl_fuse.spec.plan import Setting
+from verl_fuse.spec.plan import Plan, Setting
 from verl_fuse.spec.workload import Call, Workload
 
 ACTOR, REFERENCE, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -85,6 +85,16 @@ def workload_overrides(workload: Workload) -> dict[str, Setting]:
         found[key] = True
     if not workload.old_log_prob:
         found["algorithm.rollout_correction.bypass_mode"] = True
+    return found
+
+
+def feature_overrides(plan: Plan) -> dict[str, Setting]:
+    """The keys that switch on what the plan counts on. They are none of its own overrides: `fuse.plan` wants the features to be on."""
+    found: dict[str, Setting] = {f"fuse.{name}.enabled": True for name in plan.features}
+    if "interstage" in plan.features and plan.strategy == "fsdp":
+        found["fuse.interstage.layout"] = "slices"
+    if plan.migration_threshold:
+        found["fuse.interstage.migration_threshold"] = plan.migration_threshold
     return found
 
 
