@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from verl_fuse.cost.analytic import Analytic
+from verl_fuse.plan.executable import STRATEGIES
 from verl_fuse.plan.make import Request, make
-from verl_fuse.plan.overrides import command_line, workload_overrides
+from verl_fuse.plan.overrides import command_line, feature_overrides, workload_overrides
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.lengths import Lengths
 from verl_fuse.spec.model_names import model_named
@@ -68,7 +69,9 @@ found = {}
 for name, plan in plans.items():
     config = composed(plan["arguments"])
     roles = checked(config)
-    load_settings(config)
+    blocks = load_settings(config).blocks
+    on = sorted(name for name in ("interstage", "pipeline") if blocks[name].enabled)
+    migrates = [blocks["interstage"].layout, blocks["interstage"].migration_threshold]
     wanted = {key.lstrip("+"): value for key, value in plan["overrides"].items()}
     wrong = {key: OmegaConf.select(config, key) for key in wanted if OmegaConf.select(config, key) != wanted[key]}
     # The same through fuse.plan: only what is trained is composed, the rest is applied.
@@ -78,7 +81,7 @@ for name, plan in plans.items():
     # The reference only infers, so that the actor's recomputation, which verl hands on to it, means nothing there.
     unused = ("actor_rollout_ref.ref.megatron.override_transformer_config", *([] if roles[1] else ["critic"]))
     unlike = {key: values for key, values in differences(config, applied).items() if not key.startswith(unused)}
-    found[name] = [*roles, wrong, unlike]
+    found[name] = [*roles, on, migrates, wrong, unlike]
 print("FOUND " + json.dumps(found))
 """
 
@@ -94,22 +97,35 @@ def workloads() -> dict[str, Workload]:
     }
 
 
+CASES = [
+    *((name, strategy) for name in workloads() for strategy in STRATEGIES),
+    ("ppo", "fsdp", "interstage"),
+    ("ppo-reward", "fsdp", "interstage"),
+    ("grpo", "megatron", "interstage"),
+    ("ppo", "megatron", "interstage", "pipeline"),
+]
+
+
 def test_plans_compose_and_pass_verls_checks(tmp_path):
-    plans = {}
-    for name, workload in workloads().items():
-        for strategy in ("fsdp", "megatron"):
-            made = make(workload, Analytic(cluster_named("h100", 2)), Request((strategy,)))
-            file = tmp_path / f"{name}-{strategy}.json"
-            made.plan.write(file)
-            trained = workload_overrides(workload)
-            overrides = {**trained, **made.plan.overrides}
-            started = {key: made.plan.overrides[key] for key in ("trainer.nnodes", "trainer.n_gpus_per_node")}
-            plans[f"{name} {strategy}"] = {
-                "arguments": command_line(strategy, overrides),
-                "bare": command_line(strategy, {**trained, **started}),
-                "overrides": overrides,
-                "file": str(file),
-            }
+    plans, expected = {}, {}
+    for name, strategy, *features in CASES:
+        workload = workloads()[name]
+        plan = make(workload, Analytic(cluster_named("h100", 2)), Request((strategy,), tuple(features))).plan
+        case = " ".join((name, strategy, *features))
+        file = tmp_path / f"{case}.json"
+        plan.write(file)
+        trained = {**workload_overrides(workload), **feature_overrides(plan)}
+        overrides = {**trained, **plan.overrides}
+        started = {key: plan.overrides[key] for key in ("trainer.nnodes", "trainer.n_gpus_per_node")}
+        plans[case] = {
+            "arguments": command_line(strategy, overrides),
+            "bare": command_line(strategy, {**trained, **started}),
+            "overrides": overrides,
+            "file": str(file),
+        }
+        slices = strategy == "fsdp" and "interstage" in features
+        migrates = ["slices", plan.migration_threshold or None] if slices else ["shared", None]
+        expected[case] = [name != "grpo-bypass", name.startswith("ppo"), features, migrates, {}, {}]
     listing = tmp_path / "plans.json"
     listing.write_text(json.dumps(plans))
     environment = {**os.environ, "VERL_PLATFORM": ""}
@@ -122,9 +138,6 @@ def test_plans_compose_and_pass_verls_checks(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
-    # needs a reference policy, needs a critic, keys with another value, differences through fuse.plan
-    assert json.loads(line.removeprefix("FOUND ")) == {
-        f"{name} {strategy}": [name != "grpo-bypass", name.startswith("ppo"), {}, {}]
-        for name in workloads()
-        for strategy in ("fsdp", "megatron")
-    }
+    # needs a reference policy, needs a critic, features that are on, layout and threshold of migration, keys with another value, differences
+    # through fuse.plan
+    assert json.loads(line.removeprefix("FOUND ")) == expected

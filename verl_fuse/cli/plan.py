@@ -14,7 +14,7 @@ from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.executable import STRATEGIES, Strategy
 from verl_fuse.plan.make import Made, Request, make
-from verl_fuse.plan.overrides import command_line, workload_overrides
+from verl_fuse.plan.overrides import command_line, feature_overrides, workload_overrides
 from verl_fuse.spec.plan import FEATURES
 from verl_fuse.spec.workload import Workload
 
@@ -62,7 +62,7 @@ def plan(
     if out is not None:
         made.plan.write(out)
     if verl:
-        overrides = {**workload_overrides(workload), **made.plan.overrides}
+        overrides = {**workload_overrides(workload), **made.plan.overrides, **feature_overrides(made.plan)}
         typer.echo("\n".join(command_line(made.plan.strategy or "", overrides)))
         return
     show(made)
@@ -96,3 +96,5 @@ def show(made: Made) -> None:
     typer.echo(f"searched {found.options} options in {found.elapsed:.1f} s, {found.nodes} nodes of the proof")
     if made.plan.migration_threshold:
         typer.echo(f"migrate once {made.plan.migration_threshold:.1%} of the samples are unfinished")
+    elif "interstage" in made.plan.features and made.plan.strategy == "megatron":
+        typer.echo("nothing migrates: Megatron's engines have no slices that infer on released devices")

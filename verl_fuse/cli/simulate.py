@@ -33,7 +33,8 @@ def simulate(
     cluster: Annotated[str | None, typer.Argument(metavar="CLUSTER", help=HELP)] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan for the strategies realloc and all.")] = None,
     strategy: Annotated[
-        list[str] | None, typer.Option(help="One or more of " + ", ".join(STRATEGIES) + "; default: all of them.")
+        list[str] | None,
+        typer.Option(help="One or more of " + ", ".join(STRATEGIES) + "; default: all, realloc only with --plan."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Steps to simulate, each with lengths of its own.")] = 8,
     timeline: Annotated[Path | None, typer.Option(help="Folder for a timeline page of every strategy.")] = None,
@@ -58,7 +59,7 @@ def simulate(
     rows = compare(
         workload,
         cost_model(machines, profile),
-        strategy or list(STRATEGIES),
+        strategy,
         seeds,
         Plan.read(plan) if plan else None,
         options,

@@ -90,7 +90,7 @@ class Analytic:
     def update(self, model: Model, layout: Layout) -> float:
         elements = max(stage_layers(model.layers, layout.pp)) * shard.block_parameters(model, layout)
         elements += model.embedding_parameters / layout.tp
-        seconds = self.engine.update + self.optimizer(elements / (layout.dp * layout.cp))
+        seconds = self.engine.update + self.optimizer(model, layout, elements / (layout.dp * layout.cp))
         if self.sharding == "full":
             return seconds
         # Gradients in fp32 one way, weights in bf16 the other; with full sharding both happen in the passes.
@@ -185,8 +185,8 @@ class Analytic:
         """Seconds of the output layer for one new token of each sequence, and of drawing the next."""
         return self.head(model, layout, sequences)
 
-    def optimizer(self, elements: float) -> float:
-        """Seconds of an Adam step over so many elements: gradient, master weight, two moments read, the latter three written, all fp32."""
+    def optimizer(self, model: Model, layout: Layout, elements: float) -> float:
+        """Seconds of an Adam step over so many elements of a model: gradient, master weight, two moments read, the latter three written, all fp32."""
         return 7 * 4 * elements / self._bandwidth
 
     def embedding(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:

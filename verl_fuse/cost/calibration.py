@@ -67,6 +67,6 @@ _EFFICIENCIES = {"A100-80G": A100, "H100": HOPPER, "H200": HOPPER}
 
 def efficiency_of(device: Device) -> Efficiency:
     """The efficiencies of a device by its name; a name starting with CPU is a CPU, an unknown one some GPU."""
-    if device.name.upper().startswith("CPU"):
+    if device.is_cpu:
         return CPU
     return _EFFICIENCIES.get(device.name, OTHER_GPU)

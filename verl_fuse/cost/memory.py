@@ -49,7 +49,7 @@ def _stage(
     first, last = stage == 0, stage == layout.pp - 1
     elements = layers * block_parameters(model, layout)
     elements += (model.embedding_parameters / layout.tp if first else 0) + _head(model, layout, first, last)
-    buffers = 0.0 if device.name.upper().startswith("CPU") else float(GPU_BUFFERS)
+    buffers = 0.0 if device.is_cpu else float(GPU_BUFFERS)
     training = request.kind == "train"
     if sharding == "full" and request.kind != "generate":
         share = layout.dp * layout.cp

@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/cost/test_profiled.py):
 - at a measured batch and length the answer is the measurement times the blocks, plus floors and collectives;
-- a model or degree that was not measured costs what the analytic model says.
+- a model or degree that was not measured costs what the analytic model says;
+- a profile of a CPU is none of an accelerator, and one of an accelerator is of no other with more or less memory.
 Collectives, pipelines and memory stay analytic: they need more than one device to measure.
 """
 
@@ -19,10 +20,13 @@ from verl_fuse.cost.memory import Sharding
 from verl_fuse.cost.model import Batch, Numbers
 from verl_fuse.cost.shard import BYTES
 from verl_fuse.cost.table import MeasuredModel, Part, Pass, ProfileTable
-from verl_fuse.spec.cluster import Cluster
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.cluster import GIB, Cluster, Device
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 
+# Of two accelerators whose memory differs by more than this factor, one is not the other: drivers and vendors count it a little differently.
+_SAME_MEMORY = 1.5
 # A block's cost depends on these alone.
 _BLOCK = (
     "hidden",
@@ -44,7 +48,8 @@ class Profiled(Analytic):
 
     @classmethod
     def of(cls, table: ProfileTable, cluster: Cluster, sharding: Sharding = "optimizer") -> "Profiled":
-        """The floors of the software are the profile's if it has them."""
+        """The floors of the software are the profile's if it has them. A FuseError refuses a profile of another kind of device."""
+        _check_device(table.device, cluster.device)
         return cls(cluster, table.engine or GRAPHS, sharding, table)
 
     def covers(self, model: Model, layout: Layout) -> bool:
@@ -88,10 +93,9 @@ class Profiled(Analytic):
         size = BYTES * tokens * model.hidden / layout.cp
         return _by_tokens(grid, tokens / layout.cp) + self.network.reduce(Group(layout.tp, 1), size)
 
-    def optimizer(self, elements: float) -> float:
-        if self.table is None or not self.table.models:
-            return super().optimizer(elements)
-        return elements / min(found.optimizer_rate for found in self.table.models)
+    def optimizer(self, model: Model, layout: Layout, elements: float) -> float:
+        found = self._measured(model, layout, _BLOCK)
+        return super().optimizer(model, layout, elements) if found is None else elements / found.optimizer_rate
 
     def _grid(self, model: Model, layout: Layout, part: Part, direction: Pass) -> Grid | None:
         fields = _BLOCK if part == "block" else ("hidden", "vocabulary", *(("value_head",) if part == "head" else ()))
@@ -103,6 +107,20 @@ class Profiled(Analytic):
             if found.tp == layout.tp and all(getattr(found.model, name) == getattr(model, name) for name in fields):
                 return found
         return None
+
+
+def _check_device(measured: Device, planned: Device) -> None:
+    """Names do not tell: CUDA's are longer than the built-in ones."""
+    if measured.is_cpu and planned.is_cpu:
+        return
+    sizes = sorted((measured.memory, planned.memory))
+    if measured.is_cpu == planned.is_cpu and sizes[1] <= _SAME_MEMORY * sizes[0]:
+        return
+    of, on = (f"{device.name} ({device.memory / GIB:.1f} GiB)" for device in (measured, planned))
+    raise FuseError(
+        f"profile of the device {of}: the cluster's devices are {on}; measure one of those with `verl-fuse profile`, "
+        "name a cluster of the profile's device, or leave the profile out"
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -2,6 +2,7 @@
 
 Invariants (tests/unit/host/test_applied_plan.py):
 - a plan that this run could carry out only in part is refused, with every reason;
+- what features demand of a run is asked of the configuration with the plan in it;
 - the plan's keys win over the configuration's, except a migration threshold that the user has set.
 """
 

@@ -4,13 +4,14 @@ What it can run (the invariants; tests/unit/plan/test_executable.py):
 - actor, critic and reference share one pool of devices; a reward model may have a pool of its own;
 - on Megatron they share one layout as well: colocated engines silently take the first one's (verl/workers/engine/megatron);
 - on FSDP a role is sharded over the whole pool, with its own sequence-parallel size; inference runs in the layout of training;
-- rollout replicas are tensor parallel within a node, with weights of their own; so is the reward model's engine.
+- rollout replicas are tensor parallel within a node, with weights of their own; so is the reward model's engine;
+- what a feature refuses at run time (plugins/verl_fuse_pipeline/refusals.py, plugins/verl_fuse_interstage) is not planned for it.
 """
 
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,11 @@ Strategy = Literal["fsdp", "megatron"]
 # Seconds a space gets when the time is over.
 LEAST = 0.05
 STRATEGIES: tuple[Strategy, ...] = ("fsdp", "megatron")
+# What a run with the feature demands of the placement.
+DEMANDS = {
+    "interstage": "a reward model, if there is one, on devices of its own",
+    "pipeline": "at least 2 pipeline stages, no expert parallelism, no offload of actor and critic",
+}
 
 
 @dataclass(frozen=True)
@@ -43,24 +49,27 @@ class Pools:
     reward: Mesh | None
 
 
-def best_executable(workload: Workload, cost: Analytic, strategy: Strategy, time_limit: float) -> Found:
-    """The best plan over pools and trainer layouts; a FuseError says how much memory would do if none fits."""
+def best_executable(
+    workload: Workload, cost: Analytic, strategy: Strategy, time_limit: float, features: Collection[str] = ()
+) -> Found:
+    """The best plan over pools and trainer layouts that the features allow; a FuseError says how much memory would do if none fits."""
     cost = dataclasses.replace(cost, sharding="full" if strategy == "fsdp" else "optimizer")
     found: list[Found] = []
     space: Space | None = None
     until = time.monotonic() + time_limit
-    for space in spaces(workload, cost, strategy):
+    for space in spaces(workload, cost, strategy, features):
         # Most spaces are searched within milliseconds.
         found.append(search(space, move_seconds(workload, cost), max(LEAST, until - time.monotonic())))
+    demanded = "".join(f" with feature {name} ({DEMANDS[name]})" for name in features)
     if space is None:
         raise FuseError(
-            f"{strategy} on {cost.cluster.devices} devices: no layout divides the models, the {workload.sequences} sequences of a step and their {workload.minibatches} mini-batches"
+            f"{strategy} on {cost.cluster.devices} devices{demanded}: no layout divides the models, the {workload.sequences} sequences of a step and their {workload.minibatches} mini-batches"
         )
     best = min(found, key=lambda f: f.seconds)
     if not best.feasible:
         limit = space.tables.limit
         raise FuseError(
-            f"{strategy}: no plan fits into {limit / GIB:.1f} GiB per device; the leanest one needs {bytes_needed(space.tables, best.seconds) / GIB:.1f} GiB"
+            f"{strategy}{demanded}: no plan fits into {limit / GIB:.1f} GiB per device; the leanest one needs {bytes_needed(space.tables, best.seconds) / GIB:.1f} GiB"
         )
     return dataclasses.replace(
         best,
@@ -71,13 +80,14 @@ def best_executable(workload: Workload, cost: Analytic, strategy: Strategy, time
     )
 
 
-def spaces(workload: Workload, cost: Analytic, strategy: Strategy) -> Iterator[Space]:
+def spaces(workload: Workload, cost: Analytic, strategy: Strategy, features: Collection[str] = ()) -> Iterator[Space]:
     """One space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload and rollout layout."""
     rollout = dataclasses.replace(cost, sharding="optimizer")
     generation = Generation(workload, rollout)
     # Memory is not checked here, so that the search can say how much would do.
     unlimited = math.inf
-    for pools in _pools(workload, cost.cluster):
+    fused = "pipeline" in features
+    for pools in _pools(workload, cost.cluster, "interstage" not in features):
         free: list[tuple[Way, ...]] = []
         for call in workload.calls:
             if call.kind == "generate" or call.role == "reward":
@@ -87,10 +97,17 @@ def spaces(workload: Workload, cost: Analytic, strategy: Strategy) -> Iterator[S
             else:
                 free.append(())
         for chosen in _trainer_layouts(workload, strategy, pools.main, cost.cluster):
+            if fused and any(chosen[role].pp < 2 or chosen[role].ep > 1 for role in ("actor", "critic")):
+                continue
             tied = [
                 of_call or ways_of(call, workload, cost, (chosen[call.role],), unlimited, generation)
                 for call, of_call in zip(workload.calls, free, strict=True)
             ]
+            if fused:
+                tied = [
+                    tuple(way for way in of_call if call.kind != "train" or not way.offload)
+                    for call, of_call in zip(workload.calls, tied, strict=True)
+                ]
             if all(tied):
                 yield _space(workload.calls, cost.cluster, tied, pools)
 
@@ -105,9 +122,10 @@ def _space(calls: Sequence[Call], cluster: Cluster, ways: Sequence[Sequence[Way]
     return space.keep((space.mesh == 1) == own)
 
 
-def _pools(workload: Workload, cluster: Cluster) -> Iterator[Pools]:
-    """One pool for all, or whole nodes (of a single node: devices) for the reward model."""
-    yield Pools(Mesh(0, cluster.devices), None)
+def _pools(workload: Workload, cluster: Cluster, shared: bool) -> Iterator[Pools]:
+    """One pool for all, unless the reward model shares with none, or whole nodes (of a single node: devices) for the reward model."""
+    if shared or workload.reward is None:
+        yield Pools(Mesh(0, cluster.devices), None)
     if workload.reward is None:
         return
     unit = cluster.devices_per_node if cluster.nodes > 1 else 1

@@ -9,7 +9,7 @@ from verl_fuse.cost.analytic import Analytic
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.evaluate import STEPS, schedule
 from verl_fuse.plan.executable import STRATEGIES, Strategy, best_executable
-from verl_fuse.plan.overrides import placement_overrides
+from verl_fuse.plan.overrides import placement_overrides, prompts_per_update
 from verl_fuse.plan.planner import best_plan, full_space, move_seconds
 from verl_fuse.plan.search import Found
 from verl_fuse.schedule.methods import METHODS
@@ -43,6 +43,10 @@ def make(workload: Workload, cost: Analytic, request: Request) -> Made:
     """The best plan on the cluster, or on as many of its nodes as the weight of time against money asks for."""
     if not 0.0 <= request.weight <= 1.0:
         raise FuseError(f"weight={request.weight}: needs 0 (money) to 1 (time)")
+    if "pipeline" in request.features:
+        request = _pipelined(workload, request)
+    if request.strategies:
+        prompts_per_update(workload)
     made = [_on(workload, cost, cost.cluster.nodes, request)]
     smaller = [2**i for i in range(cost.cluster.nodes.bit_length()) if 2**i < cost.cluster.nodes]
     for nodes in reversed(smaller if request.weight < 1.0 else []):
@@ -60,6 +64,18 @@ def make(workload: Workload, cost: Analytic, request: Request) -> Made:
     return min(made, key=score)
 
 
+def _pipelined(workload: Workload, request: Request) -> Request:
+    """Of the engines asked for only those that can train actor and critic as one pipeline; a FuseError where nothing can."""
+    if workload.critic is None:
+        raise FuseError(
+            f"feature pipeline: trains actor and critic together, and algorithm={workload.algorithm} has no critic; needs ppo"
+        )
+    if "megatron" not in request.strategies:
+        asked = f"strategy={', '.join(request.strategies)}" if request.strategies else "an ideal plan"
+        raise FuseError(f"feature pipeline: {asked} has no pipeline that a run could fuse; needs strategy megatron")
+    return replace(request, strategies=("megatron",))
+
+
 def _on(workload: Workload, cost: Analytic, nodes: int, request: Request) -> Made:
     cost = replace(cost, cluster=replace(cost.cluster, nodes=nodes))
     if not request.strategies:
@@ -69,7 +85,9 @@ def _on(workload: Workload, cost: Analytic, nodes: int, request: Request) -> Mad
     refused: list[str] = []
     for strategy in request.strategies:
         try:
-            found[strategy] = best_executable(workload, cost, strategy, request.time_limit / len(request.strategies))
+            found[strategy] = best_executable(
+                workload, cost, strategy, request.time_limit / len(request.strategies), request.features
+            )
         except FuseError as error:
             refused.append(str(error))
     if not found:
@@ -94,7 +112,8 @@ def _made(workload: Workload, cost: Analytic, found: Found, strategy: str | None
         overrides=overrides,
         predicted=predicted(found),
     )
-    if "interstage" in request.features:
+    # A threshold counts on inference on released devices (fuse.interstage.layout=slices), which Megatron's engines do not have.
+    if "interstage" in request.features and strategy != "megatron":
         plan = replace(plan, migration_threshold=threshold(workload, plan, cost))
     if "pipeline" in request.features:
         plan = replace(plan, schedule=list(METHODS)[-1])

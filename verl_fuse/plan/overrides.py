@@ -9,11 +9,12 @@ Invariants (tests/integration/test_plan_overrides.py, tests/unit/plan/test_overr
 import math
 from collections.abc import Mapping, Sequence
 
+from verl_fuse.errors import FuseError
 from verl_fuse.plan.generation import MOST_RUNNING
 from verl_fuse.plan.space import Way
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
-from verl_fuse.spec.plan import Setting
+from verl_fuse.spec.plan import Plan, Setting
 from verl_fuse.spec.workload import Call, Workload
 
 ACTOR, REFERENCE, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -67,7 +68,7 @@ def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, cho
 
 def workload_overrides(workload: Workload) -> dict[str, Setting]:
     """The keys that make verl train what the plan was made for; models and data stay yours to name."""
-    prompts = max(1, workload.prompts // workload.minibatches)
+    prompts = prompts_per_update(workload)
     found: dict[str, Setting] = {
         "algorithm.adv_estimator": "gae" if workload.algorithm == "ppo" else "grpo",
         "data.train_batch_size": workload.prompts,
@@ -85,6 +86,27 @@ def workload_overrides(workload: Workload) -> dict[str, Setting]:
     if not workload.old_log_prob:
         found["algorithm.rollout_correction.bypass_mode"] = True
     return found
+
+
+def feature_overrides(plan: Plan) -> dict[str, Setting]:
+    """The keys that switch on what the plan counts on. They are none of its own overrides: `fuse.plan` wants the features to be on."""
+    found: dict[str, Setting] = {f"fuse.{name}.enabled": True for name in plan.features}
+    if "interstage" in plan.features and plan.strategy == "fsdp":
+        found["fuse.interstage.layout"] = "slices"
+    if plan.migration_threshold:
+        found["fuse.interstage.migration_threshold"] = plan.migration_threshold
+    return found
+
+
+def prompts_per_update(workload: Workload) -> int:
+    """verl cuts a step into mini-batches of whole prompts; a FuseError if they cannot be equal."""
+    prompts, rest = divmod(workload.prompts, workload.minibatches)
+    if rest:
+        raise FuseError(
+            f"workload: minibatches={workload.minibatches} do not divide prompts={workload.prompts}: verl's mini-batches are equal numbers of whole "
+            "prompts; allowed: a divisor of the prompts"
+        )
+    return prompts
 
 
 def command_line(strategy: str, overrides: Mapping[str, Setting]) -> Sequence[str]:

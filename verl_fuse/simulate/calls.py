@@ -49,7 +49,7 @@ def is_dedicated(cost: CostModel, options: Options) -> bool:
     """Whether replicas have devices of their own."""
     if options.dedicated is not None:
         return options.dedicated
-    return not cost.cluster.device.name.upper().startswith("CPU")
+    return not cost.cluster.device.is_cpu
 
 
 @lru_cache(maxsize=256)

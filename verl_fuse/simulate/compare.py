@@ -51,19 +51,23 @@ class Row:
 def compare(
     workload: Workload,
     cost: CostModel,
-    strategies: Sequence[str] = tuple(STRATEGIES),
+    strategies: Sequence[str] | None = None,
     seeds: int = 8,
     plan: Plan | None = None,
     options: Options = Options(),  # noqa: B008 - frozen
 ) -> list[Row]:
-    """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock comes first."""
+    """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock comes first.
+
+    Without `strategies`: all of them, `realloc` only with a plan.
+    """
     if seeds < 1:
         raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
-    wanted = list(dict.fromkeys(["stock", *strategies]))
     if plan is not None:
         plan.check(workload, cost.cluster)
-    else:
-        wanted = [name for name in wanted if name != "realloc"]
+    elif "realloc" in (strategies or ()):
+        raise FuseError("strategy='realloc' needs --plan: the placement that weights are moved to")
+    possible = [name for name in STRATEGIES if plan is not None or name != "realloc"]
+    wanted = list(dict.fromkeys(["stock", *(strategies or possible)]))
     base = stock_plan(workload, cost, options)
     plans = {name: plan if plan and "realloc" in features_of(name) else base for name in wanted}
 

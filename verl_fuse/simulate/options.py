@@ -1,5 +1,6 @@
 """What a simulated step assumes about the software beside the models and the cluster."""
 
+import math
 from dataclasses import dataclass, field, fields
 
 from verl_fuse.errors import FuseError
@@ -56,6 +57,8 @@ class Options:
         for entry in fields(self):
             low, high = (entry.metadata.get(name) for name in ("minimum", "maximum"))
             value = getattr(self, entry.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise FuseError(f"options.{entry.name}={value!r}: needs a finite number")
             if (low is not None and not value >= low) or (high is not None and not value <= high):
                 raise FuseError(f"options.{entry.name}={value!r}: needs {low} to {'any' if high is None else high}")
         if self.migration not in ("auto", "prefill", "transfer"):

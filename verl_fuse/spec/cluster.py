@@ -39,6 +39,10 @@ class Device:
     def __post_init__(self) -> None:
         _check_positive(f"device {self.name!r}", self, ("memory", "flops", "bandwidth"))
 
+    @property
+    def is_cpu(self) -> bool:
+        return self.name.upper().startswith("CPU")
+
 
 # Vendor figures (data sheets; dense bf16, not the sparse number). Memory is what the driver reports.
 DEVICES = {

@@ -11,7 +11,9 @@ from verl_fuse.cost.calibration import GRAPHS
 from verl_fuse.cost.floors import BARE
 from verl_fuse.cost.model import Batch
 from verl_fuse.cost.profiled import Profiled
-from verl_fuse.spec.cluster import Cluster, Mesh, cluster_named
+from verl_fuse.cost.table import ProfileTable
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.cluster import Cluster, Device, Mesh, cluster_named
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model_names import model_named
 
@@ -54,11 +56,49 @@ def test_floors_come_on_top():
 @pytest.mark.parametrize(("model", "layout"), [(model_named("llama-7b"), Layout()), (TINY, Layout(tp=2))])
 def test_what_was_not_measured_stays_analytic(model, layout: Layout):
     cluster, batch = cluster_named("H100"), Batch.equal(4, 256)
-    profiled, analytic = Profiled.of(table(), cluster), Analytic(cluster, GRAPHS)
+    profiled, analytic = Profiled.of(profile_of(cluster.device), cluster), Analytic(cluster, GRAPHS)
     assert not profiled.covers(model, layout)
     assert profiled.forward(model, layout, batch) == analytic.forward(model, layout, batch)
     assert profiled.decode(model, layout, 4.0, 64.0) == analytic.decode(model, layout, 4.0, 64.0)
     assert profiled.backward(model, layout, batch) == analytic.backward(model, layout, batch)
+    assert profiled.update(model, layout) == analytic.update(model, layout)
+
+
+def profile_of(device: Device) -> ProfileTable:
+    return dataclasses.replace(table(), device=device)
+
+
+def test_a_measured_model_has_the_measured_optimizer():
+    (found,) = TABLE.models
+    assert COST.optimizer(TINY, Layout(), 1e6) == 1e6 / found.optimizer_rate
+
+
+H100 = cluster_named("h100").device
+
+
+@pytest.mark.parametrize(
+    ("measured", "cluster"),
+    [
+        (TABLE.device, "h100"),
+        (dataclasses.replace(H100, name="NVIDIA H100 80GB HBM3"), "cpu"),
+        (dataclasses.replace(H100, name="NVIDIA H100 80GB HBM3"), "l40s"),
+        (dataclasses.replace(H100, name="NVIDIA L40S", memory=44.4 * 2**30), "h100"),
+    ],
+)
+def test_a_profile_of_another_device_is_refused(measured: Device, cluster: str):
+    machines = cluster_named(cluster)
+    with pytest.raises(FuseError) as error:
+        Profiled.of(profile_of(measured), machines)
+    assert str(error.value).startswith(f"profile of the device {measured.name} (")
+    assert f"the cluster's devices are {machines.device.name} (" in str(error.value)
+
+
+def test_names_and_memory_of_one_device_may_differ_a_little():
+    """CUDA's names are not the built-in ones; a CPU's profile has the memory of the machine, not of a core."""
+    hopper = dataclasses.replace(H100, name="NVIDIA H100 80GB HBM3", memory=79.2 * 2**30)
+    assert Profiled.of(profile_of(hopper), cluster_named("h100")).covers(TINY, Layout())
+    host = dataclasses.replace(TABLE.device, memory=512.0 * 2**30)
+    assert Profiled.of(profile_of(host), cluster_named("cpu")).covers(TINY, Layout())
 
 
 def test_cost_models_can_be_keys_of_a_cache():

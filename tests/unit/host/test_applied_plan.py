@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.applied_plan import apply_plan, checked_plan
-from verl_fuse.host.settings import load_settings
+from verl_fuse.host.settings import Settings, load_settings
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan, Plan
@@ -111,6 +111,28 @@ def test_what_the_plan_sets_is_refused_like_what_the_user_sets(config, tmp_path,
         load_settings(config)
     assert reason in str(error.value)
     assert config == before
+
+
+def test_a_run_is_checked_with_what_the_plan_sets(config, tmp_path):
+    """A pipeline of two stages that only the plan has; and one that only the configuration had."""
+    config.algorithm.adv_estimator = "gae"
+    roles = ("actor_rollout_ref.actor", "critic")
+    for role in roles:
+        OmegaConf.update(config, role, {"strategy": "megatron", "megatron": {"pipeline_model_parallel_size": 1}})
+    config = OmegaConf.merge(config, {"fuse": {"plan": None, "pipeline": {"enabled": True}}})
+    depths = [f"{role}.megatron.pipeline_model_parallel_size" for role in roles]
+
+    def load(depth: int) -> Settings:
+        changes = {"strategy": "megatron", "features": ("pipeline",), "calls": ("actor_generate", "critic_train")}
+        config.fuse.plan = str(write(tmp_path, **changes, overrides=dict.fromkeys(depths, depth)))
+        return load_settings(config)
+
+    assert load(2).overrides == dict.fromkeys(depths, 2)
+    assert config.critic.megatron.pipeline_model_parallel_size == 1
+    for depth in depths:
+        OmegaConf.update(config, depth, 2)
+    with pytest.raises(FuseError, match="needs a pipeline of at least 2 stages"):
+        load(1)
 
 
 def test_a_missing_plan_is_refused_before_anything_starts(config):

@@ -5,7 +5,7 @@ from workloads import grpo, ppo
 
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.errors import FuseError
-from verl_fuse.plan.executable import best_executable
+from verl_fuse.plan.executable import best_executable, spaces
 from verl_fuse.spec.cluster import Mesh, cluster_named
 
 
@@ -60,3 +60,13 @@ def test_a_batch_that_no_layout_divides_is_refused():
     odd = dataclasses.replace(grpo(), prompts=3, samples=1, minibatches=1)
     with pytest.raises(FuseError, match="fsdp on 8 devices: no layout divides the models, the 3 sequences"):
         best(odd, "fsdp")
+
+
+def test_a_pipeline_has_stages_and_no_expert_parallelism():
+    def trained(features):
+        found = spaces(ppo("qwen3-30b-a3b"), Analytic(cluster_named("h200", 1)), "megatron", features)
+        return {space.ways[space.way[space.tables.begin[-2]]].layout for space in found}
+
+    plain, fused = trained(()), trained(("pipeline",))
+    assert fused == {layout for layout in plain if layout.pp > 1 and layout.ep == 1}
+    assert any(layout.pp > 1 and layout.ep > 1 for layout in plain)

@@ -11,9 +11,13 @@ import verl_fuse.plan
 from verl_fuse.cli.main import app, main
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.errors import FuseError
+from verl_fuse.plan.executable import STRATEGIES
 from verl_fuse.plan.make import Request, make
+from verl_fuse.plan.overrides import feature_overrides, workload_overrides
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.step import Refusal
+from verl_fuse_pipeline.refusals import refusals
 
 WORKLOAD = """
 algorithm: ppo
@@ -53,11 +57,79 @@ def test_an_ideal_plan_needs_reallocation():
     assert (made.plan.strategy, made.plan.features, made.plan.overrides) == (None, ("realloc",), {})
 
 
-def test_features_fill_in_threshold_and_schedule():
-    request = Request(("megatron",), features=("interstage", "pipeline"))
-    plan = make(ppo(), Analytic(cluster_named("h100", 1)), request).plan
-    assert 0.0 <= plan.migration_threshold <= 1.0
-    assert plan.schedule == "portfolio"
+def test_a_threshold_is_for_engines_that_can_infer_on_released_devices():
+    fsdp, megatron = (
+        make(ppo(), Analytic(cluster_named("h100", 1)), Request((strategy,), ("interstage",))).plan
+        for strategy in STRATEGIES
+    )
+    assert 0.0 < fsdp.migration_threshold <= 1.0
+    assert feature_overrides(fsdp) == {
+        "fuse.interstage.enabled": True,
+        "fuse.interstage.layout": "slices",
+        "fuse.interstage.migration_threshold": fsdp.migration_threshold,
+    }
+    assert megatron.migration_threshold == 0.0
+    assert feature_overrides(megatron) == {"fuse.interstage.enabled": True}
+
+
+@pytest.mark.parametrize("strategies", [STRATEGIES, ("megatron",)])
+def test_a_pipeline_is_planned_for_engines_and_layouts_that_have_one(strategies):
+    cost = Analytic(cluster_named("h100", 1))
+    # The fastest serial plan has none.
+    assert make(ppo("qwen2.5-3b"), cost, Request(strategies)).plan.call("actor_train").layout.pp == 1
+    plan = make(ppo("qwen2.5-3b"), cost, Request(strategies, ("pipeline",))).plan
+    assert (plan.strategy, plan.features, plan.schedule) == ("megatron", ("pipeline",), "portfolio")
+    assert feature_overrides(plan) == {"fuse.pipeline.enabled": True}
+    assert refused_by_the_plugin(plan) == []
+
+
+def test_a_model_that_fits_only_offloaded_has_no_pipeline():
+    small = cluster_named("h100", 1)
+    tight = Analytic(dataclasses.replace(small, device=dataclasses.replace(small.device, memory=35.0 * 2**30)))
+    assert make(ppo(), tight, Request(("megatron",))).plan.call("actor_train").offload
+    with pytest.raises(FuseError, match=r"megatron with feature pipeline \(.*no offload.*\): no plan fits"):
+        make(ppo(), tight, Request(("megatron",), ("pipeline",)))
+
+
+def refused_by_the_plugin(plan: Plan) -> list[Refusal]:
+    values = {"trainer.v1.trainer_mode": "fuse", "algorithm.adv_estimator": "gae", **plan.overrides}
+    values |= {"actor_rollout_ref.actor.strategy": "megatron", "critic.strategy": "megatron"}
+    return list(refusals(values.get))
+
+
+@pytest.mark.parametrize(
+    ("workload", "strategies", "devices", "message"),
+    [
+        (grpo(), STRATEGIES, 8, "feature pipeline: .* algorithm=grpo has no critic; needs ppo"),
+        (ppo(), ("fsdp",), 8, "feature pipeline: strategy=fsdp has no pipeline .* needs strategy megatron"),
+        (ppo(), (), 8, "feature pipeline: an ideal plan has no pipeline"),
+        (ppo(), STRATEGIES, 1, "megatron on 1 devices with feature pipeline .at least 2 pipeline stages.*: no layout"),
+    ],
+)
+def test_what_cannot_train_as_one_pipeline_is_refused(workload, strategies, devices, message):
+    cluster = dataclasses.replace(cluster_named("h100", 1), devices_per_node=devices)
+    with pytest.raises(FuseError, match=message):
+        make(workload, Analytic(cluster), Request(strategies, ("pipeline",)))
+
+
+def test_with_interstage_a_reward_model_has_devices_of_its_own():
+    cost = Analytic(cluster_named("h100", 1))
+    plan = make(ppo(reward="qwen2.5-0.5b"), cost, Request(("fsdp",), ("interstage",))).plan
+    assert not plan.call("reward_infer").mesh.overlaps(plan.call("actor_train").mesh)
+    assert plan.overrides["reward.reward_model.enable_resource_pool"] is True
+
+
+@pytest.mark.parametrize(("prompts", "samples", "minibatches"), [(48, 1, 5), (8, 8, 16)])
+def test_minibatches_that_verl_would_cut_otherwise_are_refused(prompts, samples, minibatches):
+    sizes = {"prompts": prompts, "samples": samples, "minibatches": minibatches}
+    workload, message = (
+        dataclasses.replace(grpo(), **sizes),
+        f"minibatches={minibatches} do not divide prompts={prompts}",
+    )
+    with pytest.raises(FuseError, match=message):
+        make(workload, Analytic(cluster_named("h100", 1)), Request(("fsdp",)))
+    with pytest.raises(FuseError, match=message):
+        workload_overrides(workload)
 
 
 def test_money_takes_fewer_nodes_than_time():
@@ -87,6 +159,14 @@ def test_the_command_prints_overrides_and_nothing_else(workload_file):
     assert all("=" in line for line in lines)
 
 
+def test_the_overrides_switch_the_features_on(workload_file):
+    features = ["--feature", "interstage", "--feature", "pipeline"]
+    result = CliRunner().invoke(app, ["plan", str(workload_file), "h100", *features, "--verl"])
+    lines = result.output.split()
+    assert lines[0] == "model_engine=megatron"
+    assert {"fuse.interstage.enabled=true", "fuse.pipeline.enabled=true"} <= set(lines)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -94,6 +174,7 @@ def test_the_command_prints_overrides_and_nothing_else(workload_file):
         (["h100", "--strategy", "deepspeed"], "--strategy deepspeed: allowed: fsdp, megatron"),
         (["h100", "--ideal", "--verl"], "--ideal plans need reallocation"),
         (["h100", "--feature", "elastic"], "--feature elastic: allowed: interstage, pipeline"),
+        (["h100", "--strategy", "fsdp", "--feature", "pipeline"], "feature pipeline: strategy=fsdp has no pipeline"),
         (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
     ],
 )

@@ -25,9 +25,10 @@ def test_intervals_hold_the_mean():
 
 def test_a_plan_is_needed_for_realloc():
     plan = stock_plan(ppo(), h100(), NO_POLL)
-    without, given = (compare(ppo(), h100(), ["realloc"], 1, p, NO_POLL) for p in (None, plan))
-    assert [row.strategy for row in without] == ["stock"]
+    given = compare(ppo(), h100(), ["realloc"], 1, plan, NO_POLL)
     assert [row.strategy for row in given] == ["stock", "realloc"]
+    with pytest.raises(FuseError, match="strategy='realloc' needs --plan"):
+        compare(ppo(), h100(), ["interstage", "realloc"], 1, None, NO_POLL)
 
 
 def test_one_value_has_no_interval():

@@ -117,6 +117,9 @@ def test_options_out_of_range_are_refused():
         Options(rollout_memory=1.5)
     with pytest.raises(FuseError, match=r"options.migration='fax': allowed: auto, prefill, transfer"):
         Options(migration="fax")
+    for name in ("inf", "nan"):
+        with pytest.raises(FuseError, match=f"options.stock_poll={name}: needs a finite number"):
+            Options(stock_poll=float(name))
 
 
 def test_a_rollout_without_room_for_one_sequence_is_refused():
