@@ -103,7 +103,7 @@ class Launch:
         placed, seconds = time.time(), time.monotonic() - begun
         self._replica.rollout_mode = RolloutMode.STANDALONE
         self._replica.resource_pool = pool
-        group = partial(
+        build: Callable[[], RayWorkerGroup] = partial(
             RayWorkerGroup,
             resource_pool=pool,
             ray_cls_with_init=self._replica.get_ray_class_with_init_args(),
@@ -115,7 +115,7 @@ class Launch:
         # verl waits for a node that has gone away since; once its placement group is removed, that fails.
         left = max(0.0, self._deadline - time.monotonic())
         workers = with_deadline(
-            f"the worker group of replica {self.rank}", left, group, lambda: ["its placement group"]
+            f"the worker group of replica {self.rank}", left, build, lambda: ["its placement group"]
         )
         self._replica.workers = workers.workers
         asyncio.run(self._launched())
