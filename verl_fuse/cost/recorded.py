@@ -31,7 +31,9 @@ class RecordedStep:
     @classmethod
     def of(cls, timeline: Timeline) -> "RecordedStep":
         """From a recorded step; requests that failed are left out."""
-        requests = [s for s in timeline.spans if s.name == "request" and "response_tokens" in s.args]
+        requests = [
+            s for s in timeline.spans if s.name == "request" and {"prompt_tokens", "response_tokens"} <= s.args.keys()
+        ]
         if not requests:
             raise FuseError(f"step {timeline.step} of {timeline.run!r} holds no finished request")
         tracks = sorted({span.track for span in requests})
