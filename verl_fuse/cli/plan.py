@@ -15,6 +15,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.plan.executable import STRATEGIES, Strategy
 from verl_fuse.plan.make import Made, Request, make
 from verl_fuse.plan.overrides import command_line, workload_overrides
+from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.plan import FEATURES
 from verl_fuse.spec.workload import Workload
 
@@ -58,6 +59,8 @@ def plan(
     request = Request(strategies, tuple(feature or ()), weight, time_limit)
     machines = read_cluster(cluster)
     cost = Profiled.of(ProfileTable.read(profile), machines) if profile else Analytic(machines)
+    if out is not None:
+        check_writable(out)
     made = make(workload, cost, request)
     if out is not None:
         made.plan.write(out)

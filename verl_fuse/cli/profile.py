@@ -15,6 +15,7 @@ from verl_fuse.cost.recorded import RecordedRun, run_of
 from verl_fuse.cost.table import PARTS, MeasuredModel, ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Cluster
+from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.model_names import model_from
 from verl_fuse.timeline.files import read_step, recorded_steps
 
@@ -42,6 +43,7 @@ def profile(
     degrees, sizes, tokens = (_counts(*pair) for pair in (("tp", tp), ("batches", batches), ("lengths", lengths)))
     models = [model_from(name) for name in model]
     runs = [read_run(path) for path in from_run or []]
+    check_writable(out)
     measuring = _measuring(threads)
     bench = measuring.Bench.on(device, precision)
     measured: list[MeasuredModel] = []

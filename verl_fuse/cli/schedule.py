@@ -18,6 +18,7 @@ from verl_fuse.schedule.render.curve import summary
 from verl_fuse.schedule.render.text import text_page
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.schedule.validate import validate
+from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.problem import Problem
 from verl_fuse.spec.schedule import Schedule
 
@@ -54,15 +55,18 @@ def solve_command(
 ) -> None:
     """Solve a problem; Ctrl-C returns the best schedule so far."""
     problem = Problem.read(problem_file)
+    if out is not None:
+        check_writable(out)
     folder = cache_folder or cache.default_folder()
-    schedule = cache.load(folder, problem, method) if use_cache else None
-    if schedule is None or not _settled(schedule, time_limit):
-        schedule = solve(problem, method, Budget(time_limit, seed, workers, _progress()))
-        if use_cache:
-            cache.store(folder, schedule)
+    cached = cache.load(folder, problem, method) if use_cache else None
+    if cached is not None and not _settled(cached, time_limit):
+        cached = None
+    schedule = cached or solve(problem, method, Budget(time_limit, seed, workers, _progress()))
     if out is not None:
         schedule.write(out)
     typer.echo(summary(schedule))
+    if use_cache and cached is None:
+        cache.store(folder, schedule)
 
 
 @app.command()
