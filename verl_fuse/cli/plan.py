@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from verl_fuse.cli.cluster_argument import HELP, read_cluster
+from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.cost.profiled import Profiled
 from verl_fuse.cost.table import ProfileTable
@@ -90,7 +90,7 @@ def show(made: Made) -> None:
             f"{made.plan.predicted[call.call]:.2f}",
             f"{way.peak / GIB:.1f}",
         )
-    Console().print(table)
+    print_table(table)
     engine = made.plan.strategy or "ideal"
     typer.echo(
         f"{engine}, {found.space.cluster.devices} x {found.space.cluster.device.name}: {found.seconds:.2f} s per step, "

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.table import Table
 
+from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.floors import fit_floors
 from verl_fuse.cost.profiled import Profiled
 from verl_fuse.cost.recorded import RecordedRun, run_of
@@ -112,4 +112,4 @@ def _print(measured: MeasuredModel) -> None:
         rows = by_pair[pair].seconds
         chosen = (rows[0][0], rows[len(rows) // 2][len(rows[0]) // 2], rows[-1][-1])
         table.add_row(*pair, *(f"{1e3 * seconds:.3f}" for seconds in chosen))
-    Console().print(table)
+    print_table(table)

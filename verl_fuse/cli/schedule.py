@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from verl_fuse.cli.schedule_from_model import from_model
+from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule import cache
 from verl_fuse.schedule.methods import METHODS, solve
@@ -104,7 +104,7 @@ def compare(problem_file: ProblemFile, time_limit: TimeLimit = 20.0, seed: Seed 
             f"{found.memory_lower_bound:g}",
             f"{found.solve_seconds:.1f}",
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _settled(schedule: Schedule, time_limit: float) -> bool:

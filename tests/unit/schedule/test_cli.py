@@ -60,7 +60,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_solving(problem_file, 
 
 
 def test_compare_lists_every_method(problem_file, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "40")
     result = RUN.invoke(app, ["compare", str(problem_file), "--time-limit", "0.2"])
     assert result.exit_code == 0, result.output
     assert all(method in result.output for method in METHODS)
