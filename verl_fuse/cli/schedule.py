@@ -77,6 +77,8 @@ def show(
     ] = None,
 ) -> None:
     """Check a schedule and draw it: ops, memory per rank, bubbles, bound."""
+    if out is not None:
+        check_writable(out)
     schedule = Schedule.read(schedule_file)
     try:
         validate(schedule)

@@ -36,9 +36,15 @@ class RecordedStep:
         ]
         if not requests:
             raise FuseError(f"step {timeline.step} of {timeline.run!r} holds no finished request")
+        stages = {span.name: span.seconds for span in timeline.on("step")}
+        timed = {name: stages[name] for name in ("gen", *MICRO_BATCH_KEYS, "update_weights") if name in stages}
+        if "gen" not in timed or not all(timed.values()):
+            raise FuseError(
+                f"step {timeline.step} of {timeline.run!r}: stages in seconds {timed}; needs gen, and none of 0 s"
+            )
         tracks = sorted({span.track for span in requests})
         return cls(
-            stages={span.name: span.seconds for span in timeline.on("step")},
+            stages=stages,
             prompts=tuple(int(span.args["prompt_tokens"]) for span in requests),
             responses=tuple(max(1, int(span.args["response_tokens"])) for span in requests),
             replicas=tuple(tracks.index(span.track) for span in requests),
