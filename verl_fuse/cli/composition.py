@@ -30,6 +30,11 @@ def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
             return hydra_compose(CONFIG, overrides=[f"hydra.searchpath=[{','.join(paths)}]", *overrides])
     except (HydraException, OmegaConfBaseException) as error:
         raise FuseError(f"recipe {recipe.name} with {list(overrides) or 'no overrides'}: {_one_line(error)}") from error
+    except (TypeError, ValueError) as error:
+        # Hydra takes the value of a group (`fuse`, `data`) for a name without looking at it.
+        raise FuseError(
+            f"recipe {recipe.name} with {list(overrides)}: {_one_line(error)}; a group of configurations takes the name of one, such as fuse=default"
+        ) from error
 
 
 def check_syntax(overrides: Sequence[str]) -> None:
@@ -53,6 +58,14 @@ def select(config: DictConfig, key: str) -> Any:
     except OmegaConfBaseException as error:
         raise FuseError(f"{key}: {_one_line(error)}") from error
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def select_path(config: DictConfig, key: str) -> str:
+    """The resolved value of a key that holds a path; a FuseError for anything but text."""
+    value = select(config, key)
+    if not isinstance(value, str) or not value:
+        raise FuseError(f"{key}={value!r}: needs a path")
+    return value
 
 
 def _as_file(path: str) -> str:

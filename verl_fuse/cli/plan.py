@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from verl_fuse.cli.cluster_argument import HELP, read_cluster
+from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.cost.profiled import Profiled
 from verl_fuse.cost.table import ProfileTable
@@ -15,6 +15,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.plan.executable import STRATEGIES, Strategy
 from verl_fuse.plan.make import Made, Request, make
 from verl_fuse.plan.overrides import command_line, feature_overrides, workload_overrides
+from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.plan import FEATURES
 from verl_fuse.spec.workload import Workload
 
@@ -58,6 +59,8 @@ def plan(
     request = Request(strategies, tuple(feature or ()), weight, time_limit)
     machines = read_cluster(cluster)
     cost = Profiled.of(ProfileTable.read(profile), machines) if profile else Analytic(machines)
+    if out is not None:
+        check_writable(out)
     made = make(workload, cost, request)
     if out is not None:
         made.plan.write(out)
@@ -87,7 +90,7 @@ def show(made: Made) -> None:
             f"{made.plan.predicted[call.call]:.2f}",
             f"{way.peak / GIB:.1f}",
         )
-    Console().print(table)
+    print_table(table)
     engine = made.plan.strategy or "ideal"
     typer.echo(
         f"{engine}, {found.space.cluster.devices} x {found.space.cluster.device.name}: {found.seconds:.2f} s per step, "

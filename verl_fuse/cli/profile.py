@@ -6,15 +6,16 @@ from typing import Annotated, Any
 
 import typer
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.table import Table
 
+from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.floors import fit_floors
 from verl_fuse.cost.profiled import Profiled
 from verl_fuse.cost.recorded import RecordedRun, run_of
 from verl_fuse.cost.table import PARTS, MeasuredModel, ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Cluster
+from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.model_names import model_from
 from verl_fuse.timeline.files import read_step, recorded_steps
 
@@ -42,6 +43,7 @@ def profile(
     degrees, sizes, tokens = (_counts(*pair) for pair in (("tp", tp), ("batches", batches), ("lengths", lengths)))
     models = [model_from(name) for name in model]
     runs = [read_run(path) for path in from_run or []]
+    check_writable(out)
     measuring = _measuring(threads)
     bench = measuring.Bench.on(device, precision)
     measured: list[MeasuredModel] = []
@@ -110,4 +112,4 @@ def _print(measured: MeasuredModel) -> None:
         rows = by_pair[pair].seconds
         chosen = (rows[0][0], rows[len(rows) // 2][len(rows[0]) // 2], rows[-1][-1])
         table.add_row(*pair, *(f"{1e3 * seconds:.3f}" for seconds in chosen))
-    Console().print(table)
+    print_table(table)

@@ -16,6 +16,7 @@ from rich.table import Table
 from yaml import YAMLError
 
 import verl_fuse
+from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import FuseError
 
 app = typer.Typer(add_completion=False)
@@ -41,9 +42,10 @@ def recipes() -> None:
     table = Table("recipe", "algorithm", "hardware", "what for", box=None, padding=(0, 2, 0, 0))
     for recipe in all_recipes():
         table.add_row(recipe.name, recipe.algorithm, recipe.hardware, recipe.summary)
-    console = Console()
-    console.print(table)
-    console.print(f"Run one: verl-fuse run NAME [overrides]. Folder: {recipes_folder()}", markup=False, soft_wrap=True)
+    print_table(table)
+    Console().print(
+        f"Run one: verl-fuse run NAME [overrides]. Folder: {recipes_folder()}", markup=False, soft_wrap=True
+    )
 
 
 def recipes_folder() -> Path:

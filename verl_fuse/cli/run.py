@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from verl_fuse.cli import child
-from verl_fuse.cli.composition import compose, select
+from verl_fuse.cli.composition import compose, select, select_path
 from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.report import print_summary
 from verl_fuse.errors import FuseError
@@ -76,7 +76,7 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
     # The recipes read it through oc.env.
     os.environ[HOME] = str(home)
     config = compose(recipe, chosen)
-    run_dir = Path(select(config, "trainer.default_local_dir")).absolute()
+    run_dir = Path(select_path(config, "trainer.default_local_dir")).absolute()
     environment = {HOME: str(home), METRICS: str(run_dir / "metrics.jsonl")}
     if select(config, "trainer.device") == "cpu":
         from verl_fuse_cpu.environment import environment as cpu_environment
@@ -84,9 +84,9 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
         environment |= cpu_environment()
     prepare, task = None, select(config, "recipe.prepare")
     if task is not None:
-        if task not in TASKS:
+        if not isinstance(task, str) or task not in TASKS:
             raise FuseError(f"recipe.prepare={task!r}: allowed: {', '.join(TASKS)}, or null to make nothing")
-        prepare = (sys.executable, "-m", *TASKS[task], "--out", str(select(config, "task_dir")))
+        prepare = (sys.executable, "-m", *TASKS[task], "--out", select_path(config, "task_dir"))
     command = (
         sys.executable,
         "-m",
@@ -140,7 +140,10 @@ def data_files(config: DictConfig) -> Iterator[str]:
     """The local files of data.train_files and data.val_files."""
     for key in ("data.train_files", "data.val_files"):
         value = select(config, key)
-        yield from (file for file in ([value] if isinstance(value, str) else value or []) if "://" not in file)
+        files = [] if value is None else [value] if isinstance(value, str) else value
+        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+            raise FuseError(f"{key}={value!r}: needs a path, a list of paths, or null")
+        yield from (file for file in files if "://" not in file)
 
 
 def check_data_file(file: str) -> None:

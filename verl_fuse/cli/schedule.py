@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from verl_fuse.cli.schedule_from_model import from_model
+from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule import cache
 from verl_fuse.schedule.methods import METHODS, solve
@@ -18,6 +18,7 @@ from verl_fuse.schedule.render.curve import summary
 from verl_fuse.schedule.render.text import text_page
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.schedule.validate import validate
+from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.problem import Problem
 from verl_fuse.spec.schedule import Schedule
 
@@ -54,15 +55,18 @@ def solve_command(
 ) -> None:
     """Solve a problem; Ctrl-C returns the best schedule so far."""
     problem = Problem.read(problem_file)
+    if out is not None:
+        check_writable(out)
     folder = cache_folder or cache.default_folder()
-    schedule = cache.load(folder, problem, method) if use_cache else None
-    if schedule is None or not _settled(schedule, time_limit):
-        schedule = solve(problem, method, Budget(time_limit, seed, workers, _progress()))
-        if use_cache:
-            cache.store(folder, schedule)
+    cached = cache.load(folder, problem, method) if use_cache else None
+    if cached is not None and not _settled(cached, time_limit):
+        cached = None
+    schedule = cached or solve(problem, method, Budget(time_limit, seed, workers, _progress()))
     if out is not None:
         schedule.write(out)
     typer.echo(summary(schedule))
+    if use_cache and cached is None:
+        cache.store(folder, schedule)
 
 
 @app.command()
@@ -73,6 +77,8 @@ def show(
     ] = None,
 ) -> None:
     """Check a schedule and draw it: ops, memory per rank, bubbles, bound."""
+    if out is not None:
+        check_writable(out)
     schedule = Schedule.read(schedule_file)
     try:
         validate(schedule)
@@ -100,7 +106,7 @@ def compare(problem_file: ProblemFile, time_limit: TimeLimit = 20.0, seed: Seed 
             f"{found.memory_lower_bound:g}",
             f"{found.solve_seconds:.1f}",
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _settled(schedule: Schedule, time_limit: float) -> bool:

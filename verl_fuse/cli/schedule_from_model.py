@@ -10,7 +10,7 @@ from verl_fuse.cli.cluster_argument import HELP, read_cluster
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Mesh
-from verl_fuse.spec.files import save
+from verl_fuse.spec.files import check_writable, save
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.length_files import lengths_from
 from verl_fuse.spec.model import Model
@@ -38,6 +38,7 @@ def from_model(
     """Write the schedule problem of an actor and a critic; the critic's micro-batches are as large as the actor's."""
     from verl_fuse.cost.analytic import Analytic  # numba takes a second to import
 
+    check_writable(out)
     workload = Workload(
         "ppo",
         prompts=sequences,

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_fuse.cli.cluster_argument import HELP, read_cluster
+from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.cost.model import CostModel
 from verl_fuse.cost.profiled import Profiled
@@ -96,7 +97,7 @@ def show(rows: list[Row], workload: Workload, cluster: Cluster, seeds: int) -> N
         f"{seeds} steps each, 95 % intervals"
     )
     table = Table("strategy", title=title, title_justify="left")
-    for column in ("step s", "gen + inf s", "train s", "speed-up", "idle", "device-hours", "cost", "cost / stock"):
+    for column in ("step s", "gen + inf s", "train s", "speed-up", "idle", "device hours", "cost", "cost / stock"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -110,7 +111,7 @@ def show(rows: list[Row], workload: Workload, cluster: Cluster, seeds: int) -> N
             f"{row.cost.mean:.3g}",
             _interval(row.cost_ratio, 3),
         )
-    console.print(table)
+    print_table(table)
     for row in rows:
         for note in row.notes:
             console.print(f"{row.strategy}: {note}", markup=False, highlight=False, soft_wrap=True)
@@ -147,7 +148,7 @@ def show_replay(run_dir: Path, options: Options) -> None:
     timelines = [read_step(run_dir, number) for number in (numbers[1:] or numbers)]
     result = replay([read_recorded(timeline) for timeline in timelines], options)
     console = Console()
-    console.print(_savings(result, f"{escape(timelines[-1].run)}: {result.steps} steps, {result.seconds:.2f} s each"))
+    print_table(_savings(result, f"{escape(timelines[-1].run)}: {result.steps} steps, {result.seconds:.2f} s each"))
     console.print(
         f"Generation replayed from fitted decode times: median error {result.replay_error:.0%}.", highlight=False
     )

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import FuseError
 from verl_fuse.timeline.files import INDEX_PAGE, page_of, read_step, recorded_steps
 from verl_fuse.timeline.idle import IdleTable, average, idle_table
@@ -39,10 +40,13 @@ def trace(
     table = average([idle_table(timeline) for timeline in timelines])
     seconds = sum(timeline.end - timeline.start for timeline in timelines) / len(timelines)
     which = f"mean of {len(chosen)} steps ({chosen[0]} to {chosen[-1]})" if len(chosen) > 1 else f"step {chosen[0]}"
+    for shown in (
+        _tracks(table, f"{escape(timelines[-1].run)}: {which}, {seconds:.2f} s", len(chosen)),
+        _roles(table),
+        _categories(table, len(chosen)),
+    ):
+        print_table(shown)
     console = Console()
-    console.print(_tracks(table, f"{escape(timelines[-1].run)}: {which}, {seconds:.2f} s", len(chosen)))
-    console.print(_roles(table))
-    console.print(_categories(table, len(chosen)))
     if table.overall is not None:
         console.print(f"Devices idle: {table.overall:.1%} of the step")
     page = run_dir / INDEX_PAGE if len(chosen) > 1 else page_of(run_dir, chosen[0])

@@ -31,12 +31,20 @@ class RecordedStep:
     @classmethod
     def of(cls, timeline: Timeline) -> "RecordedStep":
         """From a recorded step; requests that failed are left out."""
-        requests = [s for s in timeline.spans if s.name == "request" and "response_tokens" in s.args]
+        requests = [
+            s for s in timeline.spans if s.name == "request" and {"prompt_tokens", "response_tokens"} <= s.args.keys()
+        ]
         if not requests:
             raise FuseError(f"step {timeline.step} of {timeline.run!r} holds no finished request")
+        stages = {span.name: span.seconds for span in timeline.on("step")}
+        timed = {name: stages[name] for name in ("gen", *MICRO_BATCH_KEYS, "update_weights") if name in stages}
+        if "gen" not in timed or not all(timed.values()):
+            raise FuseError(
+                f"step {timeline.step} of {timeline.run!r}: stages in seconds {timed}; needs gen, and none of 0 s"
+            )
         tracks = sorted({span.track for span in requests})
         return cls(
-            stages={span.name: span.seconds for span in timeline.on("step")},
+            stages=stages,
             prompts=tuple(int(span.args["prompt_tokens"]) for span in requests),
             responses=tuple(max(1, int(span.args["response_tokens"])) for span in requests),
             replicas=tuple(tracks.index(span.track) for span in requests),

@@ -112,7 +112,7 @@ class ProfileTable:
         if not isinstance(models, list):
             raise FuseError(f"profile.models={models!r}; needs a list")
         rest = {key: value for key, value in data.items() if key not in ("version", "models")}
-        read = _complete(_File, rest, "profile")
+        read = read_block(_File, rest, "profile")
         return cls(
             device=read.device,
             precision=read.precision,
@@ -166,7 +166,7 @@ def _model(entry: Any, where: str) -> MeasuredModel:
     measurements = entry.get("measurements") if isinstance(entry, dict) else None
     if not isinstance(measurements, list):
         raise FuseError(f"{where}.measurements={measurements!r}; needs a list")
-    read = _complete(_ModelEntry, {key: value for key, value in entry.items() if key != "measurements"}, where)
+    read = read_block(_ModelEntry, {key: value for key, value in entry.items() if key != "measurements"}, where)
     found = tuple(_measurement(each, f"{where}.measurements[{i}]") for i, each in enumerate(measurements))
     return MeasuredModel(read.model, read.tp, read.optimizer_rate, found)
 
@@ -175,19 +175,10 @@ def _measurement(entry: Any, where: str) -> Measurement:
     rows: Any = entry.get("seconds") if isinstance(entry, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, list) and all(map(_is_number, row)) for row in rows):
         raise FuseError(f"{where}.seconds={rows!r}; needs a list of rows of numbers")
-    read = _complete(_MeasurementEntry, {key: value for key, value in entry.items() if key != "seconds"}, where)
+    read = read_block(_MeasurementEntry, {key: value for key, value in entry.items() if key != "seconds"}, where)
     times = tuple(tuple(map(float, row)) for row in rows)
     return Measurement(read.part, read.direction, read.batches, read.lengths, times)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _complete(block: type, data: Any, where: str) -> Any:
-    """`read_block`, with an error for fields that have no default and are not there."""
-    needed = [field.name for field in dataclasses.fields(block) if field.default is dataclasses.MISSING]
-    missing = [name for name in needed if not isinstance(data, dict) or name not in data]
-    if missing:
-        raise FuseError(f"{where}: missing {', '.join(missing)}")
-    return read_block(block, data, where)

@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/schedule/test_cache.py):
 - an entry is written to a temporary file and renamed, and validated when read;
-- an entry that cannot be read is ignored with a warning;
+- an entry that cannot be read or written is ignored with a warning: no solved schedule is lost for it;
 - a worse schedule never replaces a better one.
 """
 
@@ -28,29 +28,29 @@ def default_folder() -> Path:
 def load(folder: Path, problem: Problem, method: str) -> Schedule | None:
     """The cached schedule, or None."""
     path = _path(folder, problem, method)
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         schedule = Schedule.read(path)
         if schedule.problem != problem:
             raise FuseError(f"{path}: holds another problem")
         validate(schedule)
-    except FuseError as error:
+    except (FuseError, OSError) as error:
         warnings.warn(f"cached schedule ignored: {error}", stacklevel=2)
         return None
     return schedule
 
 
 def store(folder: Path, schedule: Schedule) -> None:
-    """Keep the schedule unless a better one is already there; a FuseError names a folder that cannot be written."""
+    """Keep the schedule unless a better one is already there."""
     kept = load(folder, schedule.problem, schedule.method)
     if kept is not None and (kept.makespan, kept.peak_memory) < (schedule.makespan, schedule.peak_memory):
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FuseError(f"{folder}: cannot be made: {error}") from error
-    schedule.write(_path(folder, schedule.problem, schedule.method))
+        schedule.write(_path(folder, schedule.problem, schedule.method))
+    except (FuseError, OSError) as error:
+        warnings.warn(f"schedule not cached: {error}", stacklevel=2)
 
 
 def _path(folder: Path, problem: Problem, method: str) -> Path:

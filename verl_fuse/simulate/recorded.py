@@ -71,7 +71,11 @@ def read_recorded(timeline: Timeline) -> Recorded:
     stages: dict[str, float] = {}
     for span in timeline.on("step"):
         stages[span.name] = stages.get(span.name, 0.0) + span.seconds
-    begin = min(span.start for span in spans)
+    begin, last = min(span.start for span in spans), max(span.end for span in spans)
+    if begin == last:
+        raise FuseError(
+            f"{timeline.run}, step {timeline.step}: all its requests took 0 s; needs requests that took time"
+        )
 
     def column(value) -> np.ndarray:
         return np.array([value(span) for span in spans])
@@ -122,7 +126,9 @@ def fit_decode(recorded: Recorded) -> DecodeFit:
         here = recorded.replica == replica
         start, end, tokens = recorded.start[here], recorded.end[here], recorded.response[here]
         together = np.maximum(np.minimum.outer(end, end) - np.maximum.outer(start, start), 0.0)
-        together /= np.minimum.outer(end - start, end - start)
+        shorter = np.minimum.outer(end - start, end - start)
+        # A request of no length shares no steps.
+        together = np.divide(together, shorter, out=np.zeros_like(together), where=shorter > 0)
         shared = (together * np.minimum.outer(tokens, tokens)).sum(axis=1)
         rows.append(np.stack([np.ones(len(tokens)), tokens, shared], axis=1))
         seconds.append(end - start)

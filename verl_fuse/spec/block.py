@@ -3,6 +3,7 @@
 Invariants (tests/unit/spec/test_block.py):
 - a key the dataclass does not have is refused, with the nearest valid key;
 - a value of another type is refused, never converted, except int -> float;
+- a key without a default that is not there is named;
 - a bound or choice given in the field's metadata is enforced; the message names key, value and what is allowed;
 - what is set in a block that is not `enabled` is found, but not refused: a feature is switched off and on by that one key.
 """
@@ -48,6 +49,9 @@ def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
         if key not in fields:
             raise FuseError(f"{where}.{key}: unknown key{_nearest(str(key), fields)}; allowed: {_names(block)}")
         values[key] = _checked(value, hints[key], fields[key].metadata, f"{where}.{key}")
+    missing = [name for name, field in fields.items() if name not in values and not _has_default(field)]
+    if missing:
+        raise FuseError(f"{where}: missing {', '.join(missing)}")
     return block(**values)
 
 
@@ -58,6 +62,10 @@ def without_effect(block: Any) -> dict[str, Any]:
     defaults = type(block)()
     names = [field.name for field in dataclasses.fields(block) if not field.metadata.get("always")]
     return {name: value for name in names if (value := getattr(block, name)) != getattr(defaults, name)}
+
+
+def _has_default(field: dataclasses.Field) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> Any:

@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/spec/test_text_files.py):
 - a reader never sees half a file: it is written beside its place and renamed, and nothing stays behind when that fails;
-- an error in a file's content names the file.
+- an error in a file's content names the file;
+- where a file could not be written, that can be known before there is anything to write.
 """
 
 import os
@@ -30,6 +31,17 @@ def save(path: Path, text: str) -> None:
     """`write_atomically`, where a file that cannot be written is a FuseError that names it."""
     try:
         write_atomically(path, text)
+    except OSError as error:
+        raise FuseError(f"{path}: cannot be written: {error}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Raise a FuseError where `save` would: to be called before work that takes long and ends in this file."""
+    try:
+        if path.is_dir():
+            raise FuseError(f"{path}: cannot be written: it is a folder")
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
     except OSError as error:
         raise FuseError(f"{path}: cannot be written: {error}") from error
 

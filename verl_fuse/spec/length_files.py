@@ -25,7 +25,7 @@ def read_lengths(path: Path, column: str) -> Lengths:
         raise FuseError(f"{path}: needs a file ending in {', '.join(readers)}")
     try:
         return Lengths.of(_length(value, row) for row, value in enumerate(reader(path, column), start=1))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FuseError(f"{path}: cannot be read: {error}") from error
     except FuseError as error:
         raise FuseError(f"{path}: {error}") from error
@@ -45,7 +45,7 @@ def requests_of(timelines: Iterable[Timeline]) -> tuple[Lengths, Lengths]:
         (int(span.args["prompt_tokens"]), int(span.args["response_tokens"]))
         for timeline in timelines
         for span in timeline.spans
-        if span.name == "request" and "response_tokens" in span.args
+        if span.name == "request" and {"prompt_tokens", "response_tokens"} <= span.args.keys()
     ]
     if not pairs:
         raise FuseError("the recorded timelines hold no finished request")
@@ -81,7 +81,8 @@ def _jsonl(path: Path, column: str) -> Iterator[Any]:
         for number, line in enumerate(file, start=1):
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except ValueError as error:
+                # Not only JSONDecodeError: a number of thousands of digits is refused too.
                 raise FuseError(f"line {number}: not JSON: {error}") from error
             _check_column(column, row if isinstance(row, dict) else ())
             yield row[column]
@@ -90,13 +91,16 @@ def _jsonl(path: Path, column: str) -> Iterator[Any]:
 def _parquet(path: Path, column: str) -> Iterator[Any]:
     # pyarrow comes with verl; the base install does without it.
     try:
-        parquet = importlib.import_module("pyarrow.parquet")
+        arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     except ImportError as error:
         raise FuseError("reading Parquet needs pyarrow: pip install pyarrow, or give a CSV or JSONL file") from error
-    file = parquet.ParquetFile(path)
-    _check_column(column, file.schema_arrow.names)
-    for batch in file.iter_batches(columns=[column]):
-        yield from batch.column(0).to_pylist()
+    try:
+        file = parquet.ParquetFile(path)
+        _check_column(column, file.schema_arrow.names)
+        for batch in file.iter_batches(columns=[column]):
+            yield from batch.column(0).to_pylist()
+    except arrow.ArrowException as error:
+        raise FuseError(f"not a whole Parquet file: {error}") from error
 
 
 def _check_column(column: str, columns: Iterable[str]) -> None:
@@ -109,8 +113,9 @@ def _length(value: Any, row: int) -> int:
         return len(value)
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise FuseError(f"row {row}: {value!r}; needs a whole number, or a list of token ids") from None
-    if number != int(number):
+    # Neither is inf or nan.
+    if not number.is_integer():
         raise FuseError(f"row {row}: {value!r}; needs a whole number")
     return int(number)

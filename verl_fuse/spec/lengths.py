@@ -23,7 +23,7 @@ _FORMS = (
     "lognormal:median=400,sigma=1.0,max=2048",
     "bimodal:short=200,long=1600,share=0.1,sigma=0.3,max=2048",
 )
-_LONGEST = 2**22
+LONGEST = 2**22
 _NORMAL = math.sqrt(2.0)
 
 
@@ -85,11 +85,14 @@ class Lengths:
     @classmethod
     def of(cls, lengths: Iterable[int]) -> "Lengths":
         """The empirical distribution of observed lengths."""
-        array = np.asarray(list(lengths), dtype=np.int64)
-        if array.size == 0:
+        found = list(lengths)
+        if not found:
             raise FuseError("lengths: no values; needs at least one")
-        if array.min() < 1 or array.max() > _LONGEST:
-            raise FuseError(f"lengths: value {array.min() if array.min() < 1 else array.max()}; needs 1 to {_LONGEST}")
+        # Before they are an array: a whole number of a file need not fit into 64 bits.
+        least, most = min(found), max(found)
+        if least < 1 or most > LONGEST:
+            raise FuseError(f"lengths: value {least if least < 1 else most}; needs 1 to {LONGEST}")
+        array = np.asarray(found, dtype=np.int64)
         values, counts = np.unique(array, return_counts=True)
         digest = hashlib.sha256(np.stack([values, counts]).tobytes()).hexdigest()[:8]
         text = f"empirical:{array.size} values, mean {array.mean():.1f}, max {values[-1]}, sha {digest}"
@@ -97,14 +100,14 @@ class Lengths:
 
 
 def _fixed(text: str, rest: str) -> Lengths:
-    if not re.fullmatch(r"\d+", rest) or not 1 <= int(rest) <= _LONGEST:
-        raise FuseError(f"lengths {text!r}: needs a whole number from 1 to {_LONGEST}, such as {_FORMS[0]}")
+    if not re.fullmatch(r"\d+", rest) or not 1 <= int(rest) <= LONGEST:
+        raise FuseError(f"lengths {text!r}: needs a whole number from 1 to {LONGEST}, such as {_FORMS[0]}")
     return Lengths(f"fixed:{int(rest)}", (int(rest),), (1.0,))
 
 
 def _uniform(text: str, rest: str) -> Lengths:
     match = re.fullmatch(r"(\d+)-(\d+)", rest)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= _LONGEST:
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= LONGEST:
         raise FuseError(f"lengths {text!r}: needs a range of whole numbers >= 1, such as {_FORMS[1]}")
     values = tuple(range(int(match[1]), int(match[2]) + 1))
     return Lengths(f"uniform:{values[0]}-{values[-1]}", values, (1.0 / len(values),) * len(values))
@@ -141,6 +144,6 @@ def _parameters(text: str, rest: str, names: tuple[str, ...]) -> dict[str, float
 
 
 def _whole(text: str, key: str, value: float) -> int:
-    if value != int(value) or not 1 <= value <= _LONGEST:
-        raise FuseError(f"lengths {text!r}: {key}={value:g}; needs a whole number from 1 to {_LONGEST}")
+    if value != int(value) or not 1 <= value <= LONGEST:
+        raise FuseError(f"lengths {text!r}: {key}={value:g}; needs a whole number from 1 to {LONGEST}")
     return int(value)

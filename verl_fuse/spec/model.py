@@ -126,6 +126,8 @@ class Model:
         if moe and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
             raise FuseError(f"model {name!r}: mixes dense and MoE blocks; only models whose blocks are alike are known")
         heads = _size(config, "num_attention_heads", name)
+        if heads < 1:
+            raise FuseError(f"model {name!r}: num_attention_heads={heads}; needs a whole number > 0")
         hidden = _size(config, "hidden_size", name)
         return cls(
             name=name,

@@ -184,9 +184,6 @@ class _CallEntry:
 
 def _call(entry: Any, index: int) -> CallPlan:
     where = f"plan.calls[{index}]"
-    missing = [key for key in ("call", "mesh", "layout") if not isinstance(entry, Mapping) or key not in entry]
-    if missing:
-        raise FuseError(f"{where}: missing {', '.join(missing)}")
     read = read_block(_CallEntry, entry, where)
     return CallPlan(read.call, Mesh(*read.mesh), Layout.parse(read.layout), read.microbatches, read.offload)
 

@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/spec/test_timeline.py):
 - a span never ends before it starts, and both times are finite;
-- `Timeline.from_json(timeline.to_json()) == timeline`;
+- `Timeline.from_json(timeline.to_json()) == timeline`, and what it reads is a step of finite length > 0 whose fields have the types declared here;
 - spans are kept sorted by (track, start, end, name).
 """
 
@@ -10,14 +10,18 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.lengths import LONGEST
 
+T = TypeVar("T")
 FORMAT_VERSION = 1
 
 Category = Literal["generate", "reward", "inference", "train", "sync", "stage", "wait", "other"]
 CATEGORIES: tuple[str, ...] = get_args(Category)
+# Arguments of a span that are counted with, where a span has them.
+TOKENS = ("prompt_tokens", "response_tokens", "cached_tokens", "resumed_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +87,30 @@ class Timeline:
             data: dict[str, Any] = json.loads(text)
             if data["format"] != FORMAT_VERSION:
                 raise FuseError(f"timeline format {data['format']!r}; this version reads {FORMAT_VERSION}")
-            spans = tuple(
-                Span(name, track, category, float(start), float(end), args)
-                for name, track, category, start, end, args in data["spans"]
-            )
-            return cls(data["run"], int(data["step"]), float(data["start"]), float(data["end"]), spans)
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            start, end = float(data["start"]), float(data["end"])
+            spans = tuple(_span(*fields) for fields in data["spans"])
+            found = cls(_typed("run", data["run"], str), _typed("step", data["step"], int), start, end, spans)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FuseError(f"not a verl-fuse timeline: {error!r}") from error
+        if not 0 < end - start < math.inf:
+            raise FuseError(f"step {found.step}: start {start}, end {end}; needs finite start < end")
+        return found
+
+
+def _span(name: Any, track: Any, category: Any, start: Any, end: Any, args: Any) -> Span:
+    """A span from its JSON."""
+    args = _typed("args", args, dict)
+    for key in TOKENS:
+        count = args.get(key, 0)
+        if type(count) is not int or not 0 <= count <= LONGEST:
+            raise FuseError(f"span {name!r} on {track!r}: {key}={count!r}; needs a whole number from 0 to {LONGEST}")
+    return Span(_typed("name", name, str), _typed("track", track, str), category, float(start), float(end), args)
+
+
+def _typed(key: str, value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{key}={value!r:.200}; needs {kind.__name__}")
+    return value
 
 
 def union_seconds(intervals: Iterable[tuple[float, float]]) -> float:

@@ -6,8 +6,6 @@ Invariants (tests/unit/spec/test_workload.py):
 - a file with an unknown key, name or value is refused, naming it and what is allowed.
 """
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -107,10 +105,6 @@ class Workload:
 
         Critic and reward model get a value head; a missing `samples` is one.
         """
-        needed = [field.name for field in dataclasses.fields(_File) if field.default is dataclasses.MISSING]
-        missing = [key for key in needed if not isinstance(data, Mapping) or key not in data]
-        if missing:
-            raise FuseError(f"workload: missing {', '.join(missing)}")
         read = read_block(_File, data, "workload")
         critic, reference, reward = (
             model_from(name, base) if name else None for name in (read.critic, read.reference, read.reward)

@@ -70,6 +70,17 @@ def timeline(step: int) -> Timeline:
     return Timeline("run", step, 0, 3, spans)
 
 
+@pytest.mark.parametrize(
+    "stages",
+    [(), (Span("gen", "step", "stage", 0, 2), Span("ref", "step", "stage", 2, 2))],
+    ids=["no gen", "ref of 0 s"],
+)
+def test_a_step_whose_stages_cannot_be_weighed_is_refused(stages: tuple[Span, ...]):
+    requests = tuple(span for span in timeline(2).spans if span.name == "request")
+    with pytest.raises(FuseError, match=r"step 2 of 'run': stages in seconds \{.*\}; needs gen, and none of 0 s"):
+        RecordedStep.of(Timeline("run", 2, 0, 3, (*stages, *requests)))
+
+
 def test_a_run_is_read_from_its_configuration_and_timelines():
     run = run_of("run", OmegaConf.create(CONFIG), [timeline(1), timeline(2)])
     assert (run.ranks, run.minibatches, run.micro_batch) == (2, 2, {"ref": 4})

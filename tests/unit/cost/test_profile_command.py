@@ -90,6 +90,13 @@ def test_bad_arguments_are_refused(tmp_path: Path, model: Path, arguments: tuple
     assert not (tmp_path / "profile.json").exists()
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path, model: Path, monkeypatch):
+    monkeypatch.setattr("verl_fuse.cli.profile._measuring", lambda threads: pytest.fail("measured first"))
+    result = profile("--model", model, "--out", tmp_path / "nodir" / "x.json")
+    assert isinstance(result.exception, FuseError)
+    assert "nodir/x.json: cannot be written" in str(result.exception)
+
+
 def test_a_run_without_its_configuration_is_refused(run_dir: Path):
     (run_dir / "hydra" / ".hydra" / "config.yaml").unlink()
     with pytest.raises(FuseError, match="the run's configuration gives its micro-batch sizes"):

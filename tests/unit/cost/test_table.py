@@ -33,6 +33,8 @@ def test_the_json_form_says_the_same(tmp_path: Path, engine):
         (broken(models={}), "profile.models={}; needs a list"),
         (broken(speed=1), "profile.speed: unknown key"),
         (broken(threads="1"), "profile.threads='1'"),
+        (broken(device=None), "profile.device: missing name, memory, flops, bandwidth"),
+        (broken(engine={}), "profile.engine: missing name, block"),
         (
             broken(device={"name": "x", "memory": 1.0, "flops": 1.0, "bandwidth": 0.0}),
             "bandwidth=0.0; needs a number > 0",

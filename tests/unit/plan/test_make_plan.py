@@ -151,6 +151,12 @@ def test_the_command_prints_a_table_and_writes_the_plan(workload_file, tmp_path)
     assert json.loads(out.read_text())["strategy"] == "fsdp"
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_planning(workload_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("verl_fuse.cli.plan.make", lambda *_: pytest.fail("planned first"))
+    result = CliRunner().invoke(app, ["plan", str(workload_file), "h100", "--out", str(tmp_path / "nodir" / "x.json")])
+    assert "nodir/x.json: cannot be written" in str(result.exception)
+
+
 def test_the_command_prints_overrides_and_nothing_else(workload_file):
     result = CliRunner().invoke(app, ["plan", str(workload_file), "h100", "--strategy", "megatron", "--verl"])
     lines = result.output.split()

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from verl_fuse.cli.main import main
 from verl_fuse.cli.schedule import app
+from verl_fuse.errors import FuseError
 from verl_fuse.schedule.methods import METHODS
 from verl_fuse.spec.schedule import Schedule
 
@@ -40,8 +41,26 @@ def test_solve_show_and_cache(problem_file, tmp_path):
     assert page.stat().st_size > 1000
 
 
+def test_a_cache_that_cannot_be_written_costs_no_schedule(problem_file, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VERL_FUSE_CACHE", str(tmp_path / "file" / "below"))
+    out = tmp_path / "schedule.json"
+    with pytest.warns(UserWarning, match="schedule not cached"):
+        result = RUN.invoke(app, ["solve", str(problem_file), "--method", "greedy", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "makespan" in result.output
+    assert Schedule.read(out).method == "greedy"
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_solving(problem_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("verl_fuse.cli.schedule.solve", lambda *_: pytest.fail("solved first"))
+    result = RUN.invoke(app, ["solve", str(problem_file), "--no-cache", "--out", str(tmp_path / "nodir" / "x.json")])
+    assert isinstance(result.exception, FuseError)
+    assert "nodir/x.json: cannot be written" in str(result.exception)
+
+
 def test_compare_lists_every_method(problem_file, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "40")
     result = RUN.invoke(app, ["compare", str(problem_file), "--time-limit", "0.2"])
     assert result.exit_code == 0, result.output
     assert all(method in result.output for method in METHODS)

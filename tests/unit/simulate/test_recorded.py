@@ -99,6 +99,21 @@ def test_a_timeline_without_requests_is_refused():
         read_recorded(Timeline("run", 3, 0, 1, spans))
 
 
+def timed(*seconds: float) -> Timeline:
+    tokens = {"prompt_tokens": 5, "response_tokens": 9}
+    requests = [Span("request", f"replica {i % 2}", "generate", 1.0, 1.0 + s, tokens) for i, s in enumerate(seconds)]
+    return Timeline("run", 3, 0.0, 4.0, (Span("gen", "step", "stage", 0.0, 3.0), *requests))
+
+
+def test_requests_of_no_length_are_replayed_beside_others():
+    assert np.isfinite(ask(read_recorded(timed(0.0, 2.0, 1.0, 2.0))).replay_error)
+
+
+def test_a_step_whose_requests_took_no_time_is_refused():
+    with pytest.raises(FuseError, match="run, step 3: all its requests took 0 s; needs requests that took time"):
+        read_recorded(timed(0.0, 0.0))
+
+
 def test_a_run_that_migrated_is_refused():
     spans = (Span("request", "replica 0", "generate", 0, 1, {"response_tokens": 3, "resumed_tokens": 2}),)
     with pytest.raises(FuseError, match="samples migrated already"):

@@ -41,8 +41,9 @@ def run(*arguments: str) -> int:
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "160")
+def narrow(monkeypatch: pytest.MonkeyPatch):
+    """What is printed into a pipe is whole all the same."""
+    monkeypatch.setenv("COLUMNS", "40")
 
 
 def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]):

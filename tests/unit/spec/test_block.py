@@ -28,6 +28,20 @@ class Block:
     told: str | None = field(default=None, metadata=ALWAYS)
 
 
+@dataclass(frozen=True)
+class Device:
+    name: str
+    memory: float
+    price: float = 0.0
+    links: list[int] = field(default_factory=list)
+
+
+@pytest.mark.parametrize("data", [None, {}, {"price": 1.0}])
+def test_keys_without_a_default_are_needed(data):
+    with pytest.raises(FuseError, match=r"^fuse\.device: missing name, memory$"):
+        read_block(Device, data, "fuse.device")
+
+
 def test_absent_block_is_the_defaults():
     assert read_block(Block, None, "fuse.x") == Block()
 

@@ -43,12 +43,32 @@ def test_parquet_is_read_where_pyarrow_is(tmp_path: Path):
         ("trace.jsonl", "{\n", "line 1: not JSON"),
         ("trace.jsonl", "[1]\n", "no column 'n'; there is none"),
         ("trace.txt", "n\n", r"needs a file ending in \.csv"),
+        ("trace.csv", "n\nnan\n", "row 1: 'nan'; needs a whole number"),
+        ("trace.csv", "n\n1\ninf\n", "row 2: 'inf'; needs a whole number"),
+        ("trace.csv", "n\n1e30\n", "lengths: value 1000000000000000019884624838656; needs 1 to"),
+        ("trace.csv", "n\n" + 131073 * "1" + "\n", "cannot be read: field larger than field limit"),
+        ("trace.jsonl", '{"n": NaN}\n', "row 1: nan; needs a whole number"),
+        ("trace.jsonl", '{"n": -Infinity}\n', "row 1: -inf; needs a whole number"),
+        ("trace.jsonl", '{"n": 1e30}\n', "lengths: value 1000000000000000019884624838656; needs 1 to"),
+        ("trace.jsonl", f'{{"n": 1{400 * "0"}}}\n', "row 1: 10.*; needs a whole number"),
+        ("trace.jsonl", f'{{"n": 1{5000 * "0"}}}\n', "line 1: not JSON"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, name: str, text: str, message: str):
     (tmp_path / name).write_text(text)
     with pytest.raises(FuseError, match=f"{re.escape(name)}: {message}"):
         read_lengths(tmp_path / name, "n")
+
+
+@pytest.mark.parametrize("kept", [0, 0.5, 0.99])
+def test_a_parquet_file_that_is_not_whole_is_named(tmp_path: Path, kept: float):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    path = tmp_path / "trace.parquet"
+    parquet.write_table(arrow.table({"n": [3, 5, 3]}), path)
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    with pytest.raises(FuseError, match=r"trace\.parquet: not a whole Parquet file"):
+        read_lengths(path, "n")
 
 
 def recorded(run_dir: Path, *responses: int) -> None:
@@ -83,6 +103,7 @@ def test_requests_of_recorded_timelines():
         Span("request", "replica 0", "generate", 0, 1, {"prompt_tokens": 9, "response_tokens": 4}),
         Span("request", "replica 1", "generate", 0, 2, {"prompt_tokens": 8, "response_tokens": 6}),
         Span("request", "replica 1", "generate", 0, 2, {"prompt_tokens": 8, "error": "TimeoutError"}),
+        Span("request", "replica 1", "generate", 0, 2, {"response_tokens": 8}),
         Span("ref", "rank 0", "inference", 2, 3),
     )
     prompts, responses = requests_of([Timeline("run", 1, 0, 3, spans)])

@@ -114,6 +114,7 @@ def test_a_folder_or_file_is_read(tmp_path: Path):
         ({**LLAMA, "hidden_size": "64"}, "hidden_size='64'"),
         ({**LLAMA, "num_key_value_heads": 3}, "kv_heads=3; needs a divisor of heads=4"),
         ({**LLAMA, "num_hidden_layers": 0}, "layers=0"),
+        ({**LLAMA, "num_attention_heads": 0}, "num_attention_heads=0; needs a whole number > 0"),
         ({**QWEN3_MOE, "num_experts_per_tok": 200}, "experts_per_token=200; needs 1 to experts=128"),
         ({**QWEN3_MOE, "decoder_sparse_step": 2}, "mixes dense and MoE"),
     ],

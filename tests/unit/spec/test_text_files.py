@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.files import load, save, write_atomically
+from verl_fuse.spec.files import check_writable, load, save, write_atomically
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path):
@@ -23,6 +23,27 @@ def test_what_was_saved_is_loaded(tmp_path: Path):
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
     with pytest.raises(FuseError, match=r"nowhere/plan\.json: cannot be written"):
         save(tmp_path / "nowhere/plan.json", "")
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["nowhere/plan.json", "file/plan.json", "folder", "n" * 300],
+    ids=["no folder", "in a file", "a folder", "long"],
+)
+def test_what_could_not_be_saved_is_known_before(tmp_path: Path, place: str):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for refused in (check_writable, lambda path: save(path, "")):
+        with pytest.raises(FuseError, match=f"{place}: cannot be written"):
+            refused(tmp_path / place)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_asking_whether_a_file_can_be_written_leaves_it_alone(tmp_path: Path):
+    (tmp_path / "old.json").write_text("old")
+    for name in ("old.json", "new.json"):
+        check_writable(tmp_path / name)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.json", "old")]
 
 
 @pytest.mark.parametrize("content", [None, b"\xff"], ids=["missing", "not UTF-8"])

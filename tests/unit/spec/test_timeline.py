@@ -45,12 +45,56 @@ def test_an_unknown_category_is_refused_with_the_known_ones():
         '{"format": 1, "run": "r", "step": 1, "start": 0, "end": 1}',
         '{"format": 1, "run": "r", "step": 1, "start": 0, "end": 1, "spans": [["a", "b"]]}',
         '{"format": 1, "run": "r", "step": "x", "start": 0, "end": 1, "spans": []}',
+        '{"format": 1, "run": "r", "step": Infinity, "start": 0, "end": 1, "spans": []}',
+        '{"format": 1, "run": 5, "step": 1, "start": 0, "end": 1, "spans": []}',
+        '{"format": 1, "run": "r", "step": 1, "start": 0, "end": 1, "spans": 3}',
+        '{"format": 1, "run": "r", "step": 1, "start": 0, "end": 1' + 400 * "0" + ', "spans": []}',
+        '{"format": 1, "run": "r", "step": 1, "start": 0, "end": 1, "spans": [["a", 7, "train", 0, 1, {}]]}',
+        '{"format": 1, "run": "r", "step": 1, "start": 0, "end": 1, "spans": [["a", null, "train", 0, 1, {}]]}',
+        '{"format": 1, "run": "r", "step": 1, "start": 0, "end": 1, "spans": [[null, "rank 0", "train", 0, 1, {}]]}',
+        '{"format": 1, "run": "r", "step": 1, "start": 0, "end": 1, "spans": [["a", "rank 0", "train", 0, 1, null]]}',
     ],
-    ids=["empty", "list", "no keys", "no spans", "short span", "step in words"],
+    ids=[
+        "empty",
+        "list",
+        "no keys",
+        "no spans",
+        "short span",
+        "step in words",
+        "endless step",
+        "run by number",
+        "spans by number",
+        "huge end",
+        "track by number",
+        "no track",
+        "no name",
+        "no args",
+    ],
 )
 def test_text_that_is_no_timeline_is_refused(text: str):
     with pytest.raises(FuseError, match="not a verl-fuse timeline"):
         Timeline.from_json(text)
+
+
+@pytest.mark.parametrize("times", ["1, 1", "2, 1", "NaN, 1", "0, Infinity", "-1e308, 1e308"])
+def test_a_step_of_no_length_is_refused(times: str):
+    start, end = times.split(", ")
+    with pytest.raises(FuseError, match=r"step 1: start .*, end .*; needs finite start < end"):
+        Timeline.from_json(f'{{"format": 1, "run": "r", "step": 1, "start": {start}, "end": {end}, "spans": []}}')
+
+
+def test_a_span_of_no_length_is_read():
+    timeline = Timeline("run", 1, 0.0, 1.0, (Span("adv", "step", "stage", 0.5, 0.5),))
+    assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+@pytest.mark.parametrize("tokens", ["x", math.nan, None, -1, 1.5, 10**30])
+def test_tokens_that_cannot_be_counted_are_refused(tokens: object):
+    span = Span("request", "replica 0", "generate", 0.0, 1.0, {"response_tokens": tokens})  # type: ignore[dict-item]
+    with pytest.raises(
+        FuseError, match=r"span 'request' on 'replica 0': response_tokens=.*; needs a whole number from 0 to"
+    ):
+        Timeline.from_json(Timeline("run", 1, 0.0, 1.0, (span,)).to_json())
 
 
 def test_another_format_is_refused_by_number():
