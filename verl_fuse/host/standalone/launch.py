@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import ray
@@ -103,23 +102,24 @@ class Launch:
         placed, seconds = time.time(), time.monotonic() - begun
         self._replica.rollout_mode = RolloutMode.STANDALONE
         self._replica.resource_pool = pool
-        build: Callable[[], RayWorkerGroup] = partial(
-            RayWorkerGroup,
-            resource_pool=pool,
+        # verl waits without a limit for a node that has gone since; once its placement group is removed, that wait fails.
+        left = max(0.0, self._deadline - time.monotonic())
+        workers = with_deadline(
+            f"the worker group of replica {self.rank}", left, self._worker_group, lambda: ["its node"]
+        )
+        self._replica.workers = workers.workers
+        asyncio.run(self._launched())
+        return Started(self._replica, self._groups, placed, seconds, time.monotonic() - begun - seconds)
+
+    def _worker_group(self) -> RayWorkerGroup:
+        return RayWorkerGroup(
+            resource_pool=self._replica.resource_pool,
             ray_cls_with_init=self._replica.get_ray_class_with_init_args(),
             bin_pack=False,
             name_prefix=f"rollout_standalone_{self.rank}",
             use_gpu=True,
             device_name=get_device_name(),
         )
-        # verl waits for a node that has gone away since; once its placement group is removed, that fails.
-        left = max(0.0, self._deadline - time.monotonic())
-        workers = with_deadline(
-            f"the worker group of replica {self.rank}", left, build, lambda: ["its placement group"]
-        )
-        self._replica.workers = workers.workers
-        asyncio.run(self._launched())
-        return Started(self._replica, self._groups, placed, seconds, time.monotonic() - begun - seconds)
 
     def _placed(self) -> RayResourcePool:
         """A pool on placement groups of its own, one per node, once Ray has found room for them."""
