@@ -93,7 +93,7 @@ def _scaling_problems(get: Any) -> list[Refusal]:
     if cut is not None and cut < 1 and not get(f"{block}.release"):
         allowed = f"needs {block}.release=true: a replica that is not released keeps its requests"
         problems.append(Refusal(f"{block}.cut_fraction", cut, allowed))
-    threshold = get("fuse.interstage.migration_threshold")
+    threshold = get("fuse.interstage.enabled") and get("fuse.interstage.migration_threshold")
     for key in ("scale", "release"):
         if get(f"{block}.{key}") and threshold:
             allowed = f"needs {block}.{key}=false: both decide which replicas generate"

@@ -102,7 +102,8 @@ def _connector_problems(get: Any) -> list[Refusal]:
             "otherwise be that of older weights (at least {}, for a connector that keeps none)"
         )
         problems.append(Refusal(*((key, get(key)) if params is None else (told, params)), allowed))
-    if get("fuse.interstage.migration_threshold") and "MooncakeStoreConnector" in str(_plain(get(key))):
+    migrates = get("fuse.interstage.enabled") and get("fuse.interstage.migration_threshold")
+    if migrates and "MooncakeStoreConnector" in str(_plain(get(key))):
         allowed = "not with fuse.interstage.migration_threshold: vLLM empties the whole Mooncake store when one replica is freed, while others load from it"
         problems.append(Refusal(key, get(key), allowed))
     return problems

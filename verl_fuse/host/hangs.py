@@ -53,8 +53,9 @@ class HangWatch:
         self._seen = {rank: self._seen.get(rank) or _Seen(0, now) for rank in requests}
         for rank, seen in self._seen.items():
             seen.since = min(now, seen.since + unseen)
-            if seen.requests != requests[rank] or requests[rank] >= self._replicas[rank].max_concurrency:
-                seen.requests, seen.since = requests[rank], now
+            if requests[rank] < seen.requests or requests[rank] >= self._replicas[rank].max_concurrency:
+                seen.since = now
+            seen.requests = requests[rank]
         self._collect(now)
         if now >= self._next:
             self._next = now + self._interval

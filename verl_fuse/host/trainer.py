@@ -431,7 +431,7 @@ class FuseTrainer(PPOTrainerSync):
         remote: list[Span] = ray.get(self._collector.drain.remote(), timeout=60)
         start, end = self._clock.start, self._step_end
         spans = [self.replicas.named(s) for s in (*self._spans, *remote) if s.end > start and s.start < end]
-        return Timeline(self.config.trainer.experiment_name, self.global_steps, start, end, tuple(spans))
+        return Timeline(str(self.config.trainer.experiment_name), self.global_steps, start, end, tuple(spans))
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:

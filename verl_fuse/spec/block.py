@@ -96,7 +96,7 @@ def _check_bounds(value: Any, minimum: float | None, maximum: float | None, wher
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     low, high = minimum is not None and value < minimum, maximum is not None and value > maximum
-    finite = math.isfinite(value)
+    finite = isinstance(value, int) or math.isfinite(value)
     if low or high or not finite:
         limits = [f">= {minimum}"] * (minimum is not None) + [f"<= {maximum}"] * (maximum is not None)
         raise FuseError(f"{where}={value!r}: needs {' and '.join([*limits, *['a finite number'] * (not finite)])}")

@@ -58,11 +58,16 @@ def test_a_value_that_a_check_cannot_take_is_refused_with_the_line_that_met_it()
 
 def test_keys_of_a_feature_that_is_off_are_named_but_not_refused():
     off = {"interstage": {"layout": "slices", "kv_transfer_params": {}}, "elastic": {"scale": True, "standalone": 2}}
+    on = {"elastic": {"enabled": True, "scale": True}}
     assert sorted(load_settings(config(off)).idle) == [
         "fuse.elastic.scale=True, fuse.elastic.standalone=2: no effect while fuse.elastic.enabled=false",
         "fuse.interstage.layout='slices': no effect while fuse.interstage.enabled=false",
     ]
-    assert load_settings(config({"elastic": {"enabled": True, "scale": True}})).idle == ()
+    assert load_settings(config(on)).idle == ()
+    never = {"interstage": {"migration_threshold": 4}}
+    assert load_settings(config(on | never)).idle == (
+        "fuse.interstage.migration_threshold=4: no effect while fuse.interstage.enabled=false",
+    )
 
 
 def test_without_a_fuse_block_the_defaults_hold():

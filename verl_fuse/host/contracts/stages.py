@@ -39,6 +39,11 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(REF, "log_prob_use_dynamic_bsz", object),
     ConfigKey(REF, "log_prob_micro_batch_size_per_gpu", object),
     ConfigKey(ROLLOUT, "calculate_log_probs", bool),
+    # Whether leaving weights for slices takes memory of a device (assembly.py).
+    ConfigGroup("verl/trainer/config/actor/dp_actor.yaml", "../engine@fsdp_config: fsdp"),
+    ConfigGroup("verl/trainer/config/critic/dp_critic.yaml", "../engine@fsdp: fsdp"),
+    ConfigKey("verl/trainer/config/critic/dp_critic.yaml", "strategy", str),
+    ConfigKey("verl/trainer/config/engine/fsdp.yaml", "param_offload", bool),
     ConfigKey(ACTOR, "loss_agg_mode", str),
     ConfigKey(ACTOR, "loss_scale_factor", object),
 )

@@ -1,0 +1,41 @@
+"""When training ranks leave weights for slices: after verl's weight sync, or, where that takes memory of a device, before it wakes the replicas there."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from hydra import compose, initialize_config_module
+
+pytest.importorskip("verl")
+with warnings.catch_warnings():
+    # Ray and its dependencies warn when they are imported.
+    warnings.simplefilter("ignore")
+    from verl_fuse.host.trainer import FuseTrainer
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+OFFLOAD = {
+    "actor": "actor_rollout_ref.actor.fsdp_config.param_offload=true",
+    "critic": "critic.fsdp.param_offload=true",
+}
+FSDP2 = ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "order"),
+    [
+        ([], ["replicas", "slices"]),
+        ([OFFLOAD["actor"]], ["slices", "replicas"]),
+        ([OFFLOAD["critic"]], ["slices", "replicas"]),
+        ([*OFFLOAD.values(), *FSDP2], ["replicas", "slices"]),
+        ([OFFLOAD["actor"], FSDP2[0]], ["replicas", "slices"]),
+    ],
+)
+def test_an_offloaded_shard_of_fsdp1_is_left_before_the_replicas_wake(overrides, order):
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides)
+    seen = []
+    trainer = SimpleNamespace(config=config, _refresh_slices=lambda: seen.append("slices"))
+    with FuseTrainer._refreshed_slices(trainer):
+        seen.append("replicas")
+    assert seen == order
