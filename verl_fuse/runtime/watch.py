@@ -82,6 +82,9 @@ class Watch:
             self.runs(f"what follows program {self._program}")
         except Stopped:
             raise
+        except LostPeer as lost:
+            # What was begun with a peer may break while this rank works on something else.
+            raise self._lost(lost) from lost
         except BaseException as error:
             what = f"{type(error).__name__}: {error}"
             with suppress(Stopped):

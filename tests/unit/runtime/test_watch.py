@@ -86,6 +86,15 @@ def test_a_lost_peer_is_named(watches: tuple[Watch, Watch]):
         watches[0].wait("0F3", (1,), broken)
 
 
+def test_a_peer_lost_while_this_rank_works_is_named_not_this_rank(watches: tuple[Watch, Watch]):
+    watches[1].runs("0F7")
+    with pytest.raises(Stopped) as caught, watches[0].program():
+        raise LostPeer(1, RuntimeError("connection reset"))
+    assert "rank 1 closed its connection to rank 0; it has been running 0F7" in str(caught.value)
+    with pytest.raises(Stopped, match="rank 1 closed its connection to rank 0"), watches[1].program():
+        pass
+
+
 def test_ranks_gather_what_each_gives_and_forget_it(watches: tuple[Watch, Watch], store: dist.TCPStore):
     def run(watch: Watch) -> dict[int, str]:
         with watch.program():
