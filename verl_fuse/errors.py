@@ -2,4 +2,12 @@
 
 
 class FuseError(Exception):
-    """Bad input, an unsupported combination, or a wait that ended: the message names the key or file, the value and what is allowed."""
+    """Bad input, an unsupported combination, or a wait that ended: the message names the key or file, the value and what is allowed.
+
+    It may carry several problems, one an argument; its text then lists them all.
+    """
+
+    def __str__(self) -> str:
+        if len(self.args) < 2:
+            return super().__str__()
+        return "\n  - ".join([f"{len(self.args)} problems:", *map(str, self.args)])

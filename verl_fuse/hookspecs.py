@@ -44,7 +44,7 @@ def fuse_setup(trainer: Any) -> None:
 
 @hookspec(firstresult=True)
 def fuse_predict(prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
-    """Return how long the responses to each of the step's prompts will be, or None where nothing is known."""
+    """Return how long the responses to each of these prompts will be, or None where nothing is known."""
 
 
 @hookspec(firstresult=True)
@@ -53,8 +53,11 @@ def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most:
 
 
 @hookspec(firstresult=True)
-def fuse_assign(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> Mapping[str, int] | None:
-    """Return on which replica (rank) the samples of each prompt (uid) are generated, or None to leave every request to verl's balancer."""
+def fuse_assign(
+    prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], running: Mapping[int, Sequence[Prompt]]
+) -> Mapping[str, int] | None:
+    """Return on which replica (rank) the samples of each prompt (uid) are generated, beside what is `running` there, or
+    None to leave them to verl."""
 
 
 @hookspec(firstresult=True)

@@ -125,7 +125,7 @@ def main() -> None:
             outcomes.append(kill(home, number, when, settings))
             if outcomes[-1]["faults"]:
                 break
-        accounts = Finished(0, "", home / "kills").accounts()
+        accounts = Finished(0, "", "", home / "kills").accounts()
     print(json.dumps(report(outcomes, accounts)))
     sys.exit(any(outcome["faults"] for outcome in outcomes))
 

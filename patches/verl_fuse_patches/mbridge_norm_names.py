@@ -34,9 +34,8 @@ PATCH = Patch(
     reason="norms of Megatron's own layers are not in the table of names",
     upstream="https://github.com/ISEEKYAN/mbridge/blob/main/mbridge/core/bridge.py",
     distributions=("mbridge",),
-    versions="==0.15.1",
     target="mbridge.core.bridge:Bridge._weight_name_mapping_mcore_to_hf",
-    fingerprint="8e1e8912a59dc33d",
+    fingerprints={"==0.15.1": "8e1e8912a59dc33d"},
     remove_when="mbridge knows the names of Megatron's own layers",
     apply=apply,
 )

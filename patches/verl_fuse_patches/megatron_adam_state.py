@@ -44,9 +44,8 @@ PATCH = Patch(
     reason="a fresh process cannot load a checkpoint, or forgets how many steps there were",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py",
     distributions=("megatron-core",),
-    versions="==0.16.1",
     target="megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.state_dict,DistributedOptimizer.load_state_dict",
-    fingerprint="0a2061494b87e4f7",
+    fingerprints={"==0.16.1": "0a2061494b87e4f7"},
     remove_when="Megatron loads torch's Adam as it saves it",
     apply=apply,
 )

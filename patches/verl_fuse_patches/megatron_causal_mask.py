@@ -17,9 +17,8 @@ PATCH = Patch(
     reason="the mask is put on the device cuda",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/utils.py",
     distributions=("megatron-core",),
-    versions="==0.16.1",
     target="megatron.core.transformer.utils:" + ",".join(FUNCTIONS),
-    fingerprint="c7e69b1c67056412",
+    fingerprints={"==0.16.1": "c7e69b1c67056412"},
     remove_when="the mask takes the device of the scores",
     apply=apply,
 )

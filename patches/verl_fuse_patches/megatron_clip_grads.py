@@ -20,9 +20,8 @@ PATCH = Patch(
     reason="norms are put on the device cuda, and only gradients there are clipped",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/clip_grads.py",
     distributions=("megatron-core",),
-    versions="==0.16.1",
     target="megatron.core.optimizer.clip_grads:" + ",".join(FUNCTIONS),
-    fingerprint="821a1630b42596ab",
+    fingerprints={"==0.16.1": "821a1630b42596ab"},
     remove_when="norms and checks follow the device of the gradients",
     apply=apply,
 )

@@ -17,9 +17,8 @@ PATCH = Patch(
     reason="parameters anywhere else than on CUDA are refused by the name of their type",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py",
     distributions=("megatron-core",),
-    versions="==0.16.1",
     target="megatron.core.optimizer.distrib_optimizer:" + ",".join(FUNCTIONS),
-    fingerprint="a898357cd585e3e6",
+    fingerprints={"==0.16.1": "a898357cd585e3e6"},
     remove_when="parameters are told apart by their dtype",
     apply=apply,
 )

@@ -17,9 +17,8 @@ PATCH = Patch(
     reason="the norm is put on the device cuda",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/utils.py",
     distributions=("megatron-core",),
-    versions="==0.16.1",
     target="megatron.core.utils:" + ",".join(FUNCTIONS),
-    fingerprint="f8d4e3a9ebe34604",
+    fingerprints={"==0.16.1": "f8d4e3a9ebe34604"},
     remove_when="the norm takes the device of the gradients",
     apply=apply,
 )

@@ -21,9 +21,8 @@ PATCH = Patch(
     reason="loss scales are put on the device cuda, and parameters elsewhere are refused by the name of their type",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/optimizer.py",
     distributions=("megatron-core",),
-    versions="==0.16.1",
     target="megatron.core.optimizer.optimizer:" + ",".join(FUNCTIONS),
-    fingerprint="ed4be4570cbb9f9b",
+    fingerprints={"==0.16.1": "ed4be4570cbb9f9b"},
     remove_when="the optimizers take the device of the parameters",
     apply=apply,
 )

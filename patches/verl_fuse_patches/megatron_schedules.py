@@ -21,9 +21,8 @@ PATCH = Patch(
     reason="the schedules put their token counter on the device cuda",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/schedules.py",
     distributions=("megatron-core",),
-    versions="==0.16.1",
     target="megatron.core.pipeline_parallel.schedules:" + ",".join(FUNCTIONS),
-    fingerprint="249ffa9390960ea0",
+    fingerprints={"==0.16.1": "249ffa9390960ea0"},
     remove_when="the schedules take the device of the model",
     apply=apply,
 )

@@ -27,9 +27,8 @@ PATCH = Patch(
     reason="a mask of valid tokens (samples x tokens) is applied to the scores",
     upstream="https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/fusions/fused_softmax.py",
     distributions=("megatron-core",),
-    versions="==0.16.1",
     target="megatron.core.fusions.fused_softmax:FusedScaleMaskSoftmax.forward",
-    fingerprint="119671ef61a02bac",
+    fingerprints={"==0.16.1": "119671ef61a02bac"},
     remove_when="verl passes Megatron's own attention a mask of scores, or none",
     apply=apply,
 )

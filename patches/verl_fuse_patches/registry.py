@@ -11,7 +11,7 @@ Invariants (tests/unit/patches/test_registry.py):
 import contextlib
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -56,8 +56,8 @@ State = Literal["applied", "pending", "off", "not needed", "refused"]
 class Patch:
     """What is wrong upstream, where, and what puts it right.
 
-    `target` is "package.module:name" or "package.module:name,Class.method"; `fingerprint` is that of the named source.
-    `distributions` are the names under which the patched package may be installed, the first one found counts.
+    `target` is "package.module:name" or "package.module:name,Class.method"; `fingerprints` tell, by range of versions, that of the
+    named source. `distributions` are the names under which the patched package may be installed, the first one found counts.
     `apply` gets the imported module: the target's, or `after` where the patch must act before the target is imported.
     `needed` says whether the defect can occur in this environment. `watched` is code elsewhere in which upstream's fix would show,
     as (target, fingerprint).
@@ -67,9 +67,8 @@ class Patch:
     reason: str
     upstream: str
     distributions: tuple[str, ...]
-    versions: str
     target: str
-    fingerprint: str
+    fingerprints: Mapping[str, str]
     remove_when: str
     apply: Callable[[ModuleType], None]
     after: str | None = None
@@ -79,6 +78,11 @@ class Patch:
     @property
     def module(self) -> str:
         return self.target.partition(":")[0]
+
+    @property
+    def versions(self) -> str:
+        """All versions the patch was written for, as text."""
+        return " or ".join(self.fingerprints)
 
     @property
     def qualnames(self) -> tuple[str, ...]:
@@ -136,29 +140,32 @@ def contracts() -> tuple[Code, ...]:
         Code(target, pinned, patch.name)
         for patch in map(load, NAMES)
         if _is_needed(patch)
-        for target, pinned in ((patch.target, patch.fingerprint), *patch.watched)
+        for target, pinned in ((patch.target, tuple(dict.fromkeys(patch.fingerprints.values()))), *patch.watched)
     )
 
 
-def check_version(patch: Patch) -> None:
-    """Refuse a version the patch was not written for."""
+def check_version(patch: Patch) -> str:
+    """Refuse a version the patch was not written for; the fingerprint of the installed version."""
     found = _version(patch)
     if found is None:
         raise FuseError(f"{_describe(patch)}: none of {', '.join(patch.distributions)} is installed")
-    if not SpecifierSet(patch.versions).contains(found, prereleases=True):
-        raise FuseError(f"{_describe(patch)}: written for versions {patch.versions}; found {found}. {_advice(patch)}")
+    for versions, pinned in patch.fingerprints.items():
+        if SpecifierSet(versions).contains(found, prereleases=True):
+            return pinned
+    raise FuseError(f"{_describe(patch)}: written for versions {patch.versions}; found {found}. {_advice(patch)}")
 
 
 def check_source(patch: Patch) -> None:
-    """Refuse source that is not what the patch was written for."""
+    """Refuse a version, or source, that is not what the patch was written for."""
+    expected = check_version(patch)
     tree = SourceTree.installed(patch.module.partition(".")[0])
     try:
         found = fingerprint([tree.find(f"{patch.module}:{qualname}").node for qualname in patch.qualnames])
     except NotFound as error:
         raise FuseError(f"{_describe(patch)}: {error} in version {_version(patch)}. {_advice(patch)}") from error
-    if found != patch.fingerprint:
+    if found != expected:
         raise FuseError(
-            f"{_describe(patch)}: expected fingerprint {patch.fingerprint}, found {found} in version {_version(patch)}. {_advice(patch)}"
+            f"{_describe(patch)}: expected fingerprint {expected}, found {found} in version {_version(patch)}. {_advice(patch)}"
         )
 
 
@@ -174,7 +181,6 @@ def _status(patch: Patch) -> PatchStatus:
     if not _is_needed(patch):
         return PatchStatus(patch.name, patch.target, "not needed")
     try:
-        check_version(patch)
         check_source(patch)
     except FuseError as error:
         return PatchStatus(patch.name, patch.target, "refused", str(error))

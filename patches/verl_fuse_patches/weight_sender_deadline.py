@@ -106,9 +106,8 @@ PATCH = Patch(
     reason="a receiver that dies during a weight sync leaves the sender in recv() for ever",
     upstream="https://github.com/verl-project/verl/pull/7366",
     distributions=("verl",),
-    versions=">=0.9.1,<0.10",
     target="verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender",
-    fingerprint="3d4eddd00344fed6",
+    fingerprints={">=0.9.1,<0.10": "3d4eddd00344fed6"},
     remove_when="verl bounds the sender's waits and reports a dead receiver (the linked pull request)",
     apply=apply,
 )

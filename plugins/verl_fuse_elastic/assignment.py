@@ -24,7 +24,7 @@ TOLERANCE = 0.005
 # Samples a replica gets at most, in even shares: predictions err, and what a decode step costs was measured for even shares, not for crowds.
 CROWD = 2.0
 # Prompts without a prediction count as equally long.
-_UNKNOWN = Prediction(1.0, 1.0)
+UNKNOWN = Prediction(1.0, 1.0)
 
 
 def assign(
@@ -46,7 +46,7 @@ class Line:
 
     def __init__(self, prompts: Sequence[Prompt], slots: int, cost: DecodeCost, limit: float = math.inf):
         def length(prompt: Prompt) -> tuple[float, float]:
-            prediction = prompt.prediction or _UNKNOWN
+            prediction = prompt.prediction or UNKNOWN
             return prediction.tokens, prediction.upper
 
         self.prompts = sorted(prompts, key=length, reverse=True)

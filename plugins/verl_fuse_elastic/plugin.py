@@ -3,8 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,18 @@ from verl_fuse.errors import FuseError
 from verl_fuse.hookspecs import hookimpl
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.prompts import Prediction, Prompt
-from verl_fuse.spec.step import Event, Migration, Refusal, ReplicaView, RolloutView
+from verl_fuse.spec.step import Capacity, Event, Migration, Refusal, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Timeline
-from verl_fuse.timeline.decode import DecodeCost, decode_cost
+from verl_fuse_elastic.added import add
 from verl_fuse_elastic.assignment import TOKENS, Line, assign
 from verl_fuse_elastic.config import ElasticConfig
 from verl_fuse_elastic.contracts import CONTRACTS
+from verl_fuse_elastic.learned import KEPT, Learned
 from verl_fuse_elastic.ledger import Ledger, ledger, starting
-from verl_fuse_elastic.prediction import LengthPredictor, calibration
+from verl_fuse_elastic.prediction import calibration
 from verl_fuse_elastic.prefixes import prefill_metrics
-from verl_fuse_elastic.release import released
+from verl_fuse_elastic.release import released, without_room
 from verl_fuse_elastic.scaling import Forecast, Terms, choose, forecast, forecasts
-from verl_fuse_elastic.store import load, save
 
 HOOK_API = 1
 
@@ -34,21 +35,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class State:
-    """What the plugin knows: response lengths of all prompts so far, what decoding costs, the replicas that hold devices, how long one held them while it
-    was created, how many are wanted, and of the running step the forecast it was planned on, and the response tokens it generated."""
+    """What the plugin knows: what earlier steps taught, the replicas that hold devices, how many are wanted, and of the
+    running step the forecast it was planned on, how one is made, and the response tokens it trains."""
 
-    predictor: LengthPredictor = field(default_factory=LengthPredictor)
-    decode: DecodeCost | None = None
+    learned: Learned = field(default_factory=Learned)
     replicas: int = 0
     devices: int = 1
-    slots: int = 1
+    capacity: Capacity = field(default_factory=lambda: Capacity(1))
     limit: float = math.inf
     running: int = 0
-    launch_seconds: float = 0.0
+    foretell: Callable[[Sequence[Prompt]], Forecast] | None = None
     forecast: Forecast | None = None
     decision_seconds: float = 0.0
     calibration: Mapping[str, float] = field(default_factory=dict)
     tokens: int = 0
+    without_room: bool = False
 
 
 _active = ElasticConfig()
@@ -130,7 +131,7 @@ def fuse_setup(trainer: Any) -> None:
         return
     views = trainer.replicas.views()
     _state.replicas = _state.running = len(views)
-    _state.slots = min(view.slots for view in views)
+    _state.capacity = min((view.capacity for view in views), key=lambda capacity: capacity.tokens)
     _state.devices = trainer.replicas.devices_each
     _state.limit = trainer.config.actor_rollout_ref.rollout.response_length
     for key in ("min_replicas", "max_replicas"):
@@ -144,7 +145,7 @@ def fuse_setup(trainer: Any) -> None:
 
 @hookimpl
 def fuse_predict(prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
-    return _state.predictor.predict(prompts) if _active.enabled else None
+    return _state.learned.predictor.predict(prompts) if _active.enabled else None
 
 
 @hookimpl
@@ -155,17 +156,17 @@ def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most:
     resident = sum(not replica.standalone for replica in replicas)
     most = min(most, _active.max_replicas or most)
     least = min(_active.min_replicas, most) if _active.scale else most
-    terms = Terms(
-        _active.cost_weight, least, most, _active.start_seconds, _active.hysteresis, resident, _state.launch_seconds
-    )
+    launch = _state.learned.launch_seconds
+    terms = Terms(_active.cost_weight, least, most, _active.start_seconds, _active.hysteresis, resident, launch)
     count = max(least, min(len(replicas), most))
-    known = _state.decode is not None and all(prompt.prediction is not None for prompt in prompts)
-    if known and prompts:
-        line = Line(prompts, _state.slots, _state.decode, _state.limit)  # type: ignore[arg-type]
-        count = choose(forecasts(line, terms, _state.running, released=_active.release), terms, _state.running).count
+    decode, running, release = _state.learned.decode, _state.running, _active.release
+    if decode is not None and prompts and all(prompt.prediction is not None for prompt in prompts):
+        line = partial(Line, slots=_slots(replicas), cost=decode, limit=_state.limit)
+        count = choose(forecasts(line(prompts), terms, running, released=release), terms, running).count
         # Those that are missing are created while this step runs on those there are.
         there = min(count, len(replicas))
-        _state.forecast = forecast(line, there, terms, _state.running, released=_active.release)
+        _state.foretell = lambda prompts: forecast(line(prompts), there, terms, running, released=release)
+        _state.forecast = _state.foretell(prompts)
     _state.running = count
     _state.decision_seconds = time.perf_counter() - begun
     return count
@@ -173,14 +174,32 @@ def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most:
 
 @hookimpl
 def fuse_migration(view: RolloutView) -> Migration | None:
-    return released(view, _active.cut_fraction) if _active.enabled and _active.release else None
+    if not (_active.enabled and _active.release):
+        return None
+    migration = released(view, _active.cut_fraction)
+    if migration is None and not _state.without_room and without_room(view, _active.cut_fraction):
+        _state.without_room = True
+        routed = [replica for replica in view.replicas if replica.routed]
+        found = ", ".join(f"replica {r.rank} runs {r.running} and has room for {r.slots}" for r in routed)
+        logger.info("step %d: a replica past fuse.elastic.cut_fraction keeps its requests: %s", view.step, found)
+    return migration
 
 
 @hookimpl
-def fuse_assign(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> Mapping[str, int] | None:
+def fuse_assign(
+    prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], running: Mapping[int, Sequence[Prompt]]
+) -> Mapping[str, int] | None:
     if not _active.enabled:
         return None
-    return assign(prompts, [replica.rank for replica in replicas], _state.slots, _state.decode or TOKENS, _state.limit)
+    terms = _slots(replicas), _state.learned.decode or TOKENS, _state.limit
+    if any(running.values()):
+        return add(prompts, running, *terms)
+    return assign(prompts, [replica.rank for replica in replicas], *terms)
+
+
+def _slots(replicas: Sequence[ReplicaView]) -> int:
+    """Sequences any replica runs at once, by the lengths of recent steps."""
+    return min((replica.slots for replica in replicas), default=1)
 
 
 @hookimpl
@@ -188,27 +207,33 @@ def fuse_event(event: Event) -> None:
     if not _active.enabled:
         return
     if event.kind == "setup":
-        _state.predictor = load(event.data["resumed_from"])
+        _state.learned = KEPT.load(event.data["resumed_from"], _state.devices) or Learned()
     elif event.kind == "step_begin":
-        _state.forecast, _state.calibration = None, {}
+        _state.foretell, _state.forecast, _state.calibration = None, None, {}
+        _state.without_room = False
     elif event.kind == "poll" and event.view is not None:
         # Whoever decided how many there are.
         _state.replicas = len(event.view.replicas)
     elif event.kind == "generated":
-        _learn(event.data["prompts"], event.data["responses"])
+        _learn(event.data["prompts"], event.data["responses"], event.data["discarded"])
     elif event.kind == "checkpoint":
-        save(_state.predictor, Path(event.data["folder"]))
+        _state.learned.save(Path(event.data["folder"]), _state.devices)
     elif event.kind == "step_end" and event.timeline is not None:
-        _state.decode = decode_cost(event.timeline, _state.slots) or _state.decode
-        _state.launch_seconds = max(starting(event.timeline), default=_state.launch_seconds)
+        _state.learned.learn_costs(event.timeline, _state.capacity)
 
 
-def _learn(prompts: Mapping[str, Prompt], responses: Mapping[str, Sequence[int]]) -> None:
-    visits = [(prompts[uid], lengths) for uid, lengths in responses.items() if uid in prompts]
+def _learn(
+    prompts: Mapping[str, Prompt], responses: Mapping[str, Sequence[int]], discarded: Mapping[str, Sequence[int]]
+) -> None:
+    """What was generated teaches lengths, trained on or not. A step that asked for more prompts is foretold as if all
+    had been there at its begin."""
+    visits = [(prompts[uid], lengths) for uid, lengths in {**discarded, **responses}.items() if uid in prompts]
     predicted = [(prompt.prediction, lengths) for prompt, lengths in visits if prompt.prediction is not None]
     _state.calibration = calibration(predicted)
     _state.tokens = sum(map(sum, responses.values()))
-    _state.predictor.observe(visits)
+    if discarded and _state.foretell is not None:
+        _state.forecast = _state.foretell([prompt for prompt in prompts.values() if prompt.prediction is not None])
+    _state.learned.predictor.observe(visits)
 
 
 @hookimpl
@@ -230,6 +255,7 @@ def _cost_metrics(timeline: Timeline, spent: Ledger) -> dict[str, float]:
         "fuse/device_seconds_idle": devices * spent.idle,
         "fuse/device_seconds_parked": devices * spent.parked,
         "fuse/device_seconds_starting": devices * created,
+        "fuse/elastic_without_room": float(_state.without_room),
         **({"fuse/cost_per_million_tokens": 1e6 * _active.price * paid / _state.tokens} if _state.tokens else {}),
     }
 

@@ -21,7 +21,6 @@ NEWEST = 0.5
 # Responses per source, and errors of predictions, from which quantiles are taken.
 WINDOW = 2048
 UPPER = 0.9
-VERSION = 1
 
 
 class LengthPredictor:
@@ -69,7 +68,6 @@ class LengthPredictor:
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON data."""
         return {
-            "version": VERSION,
             "means": self._means,
             "recent": {source: list(lengths) for source, lengths in self._recent.items()},
             "errors": list(self._errors),
@@ -77,9 +75,7 @@ class LengthPredictor:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "LengthPredictor":
-        """The predictor that `data` was written from. Raises KeyError, TypeError, ValueError or AttributeError on anything else."""
-        if data["version"] != VERSION:
-            raise ValueError(f"version={data['version']!r}, this release reads {VERSION}")
+        """The predictor that `data` was written from. Raises as `Kept.parse` may on anything else."""
         self = cls()
         self._means = {str(key): float(mean) for key, mean in data["means"].items()}
         for source, lengths in data["recent"].items():

@@ -2,10 +2,13 @@
 
 Invariants (tests/unit/elastic/test_release.py):
 - at least one replica goes on;
-- a replica that has samples left is given up only once it has finished `cut_fraction` of its own, and the others have room for what it runs;
+- a replica that has samples left is given up only once it has finished `cut_fraction` of its own, what it runs can
+  move, and the others have room for it, by predicted lengths;
 - at a cut fraction of 1 nothing moves: only replicas that are done are given up;
 - before all samples are assigned nothing is given up.
 """
+
+from collections.abc import Sequence
 
 from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
 
@@ -13,20 +16,42 @@ from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
 def released(view: RolloutView, cut_fraction: float) -> Migration | None:
     """The replicas that go on, or None while all do. Gives up those that are done, or else one that is nearly."""
     routed = [replica for replica in view.replicas if replica.routed]
-    if len(routed) < 2 or sum(replica.assigned for replica in view.replicas) < view.expected:
+    if len(routed) < 2 or not _all_assigned(view):
         return None
     kept = [replica for replica in routed if replica.running or replica.unfinished]
     if len(kept) < len(routed):
-        return Migration(tuple(replica.rank for replica in (kept or routed[:1])))
-    nearly = [replica for replica in routed if _nearly_done(replica, cut_fraction)]
-    for replica in sorted(nearly, key=lambda replica: (replica.running, replica.rank)):
+        return Migration(tuple(replica.rank for replica in (kept or routed[:1])), "fuse.elastic.release")
+    for replica in _nearly_done(routed, cut_fraction):
         others = [other for other in routed if other is not replica]
-        if sum(max(0, other.slots - other.running) for other in others) >= replica.running:
-            return Migration(tuple(other.rank for other in others))
+        if _room(others) >= replica.running:
+            return Migration(tuple(other.rank for other in others), "fuse.elastic.cut_fraction")
     return None
 
 
-def _nearly_done(replica: ReplicaView, cut_fraction: float) -> bool:
-    if cut_fraction >= 1 or not replica.unfinished:
-        return False
-    return replica.assigned - replica.unfinished >= cut_fraction * replica.assigned
+def without_room(view: RolloutView, cut_fraction: float) -> bool:
+    """Whether a replica that is nearly done keeps its requests because the others have no room for them."""
+    routed = [replica for replica in view.replicas if replica.routed]
+    nearly = _nearly_done(routed, cut_fraction) if len(routed) > 1 and _all_assigned(view) else []
+    return any(_room([other for other in routed if other is not replica]) < replica.running for replica in nearly)
+
+
+def _all_assigned(view: RolloutView) -> bool:
+    return sum(replica.assigned for replica in view.replicas) >= view.expected
+
+
+def _room(replicas: Sequence[ReplicaView]) -> int:
+    return sum(max(0, replica.slots - replica.running) for replica in replicas)
+
+
+def _nearly_done(replicas: Sequence[ReplicaView], cut_fraction: float) -> list[ReplicaView]:
+    """Those whose rest is to move, the one with least to move first."""
+    if cut_fraction >= 1:
+        return []
+    found = [
+        replica
+        for replica in replicas
+        if replica.unfinished
+        and not replica.unmovable
+        and replica.assigned - replica.unfinished >= cut_fraction * replica.assigned
+    ]
+    return sorted(found, key=lambda replica: (replica.running, replica.rank))

@@ -6,7 +6,6 @@ Invariants (tests/unit/interstage/test_auto.py):
 """
 
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,24 +14,23 @@ from verl_fuse.simulate.rollout import Requests
 from verl_fuse.simulate.tail import Inference, Migration
 from verl_fuse.simulate.threshold import Threshold, best_threshold
 from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
-from verl_fuse.timeline.decode import DecodeCost, decode_cost
-from verl_fuse_interstage.measured import InferenceCost, inference_cost, migration_seconds
+from verl_fuse.timeline.decode import DecodeCost
+from verl_fuse_interstage.learned import Learned
+from verl_fuse_interstage.measured import InferenceCost
 
 DECAY = 0.7
-STEPS = 12
 DRAWS = 2
 
 
 class AutoThreshold:
-    """Learns from each step's timeline and chooses for the next one. `slots` sequences fit on a replica; `longest` is prompt plus response."""
+    """Learns from each step's timeline and chooses for the next one. A replica's engine has `capacity`; `longest` is
+    prompt plus response."""
 
-    def __init__(self, replicas: int, slots: int, longest: int):
-        self._replicas, self._slots, self._longest = replicas, slots, longest
-        self._lengths: dict[str, deque[np.ndarray]] = {}
-        self._decode: DecodeCost | None = None
-        self._inference: InferenceCost | None = None
-        self._migration = 0.0
+    def __init__(self, replicas: int, capacity: Capacity, longest: int):
+        self._replicas, self._capacity, self._longest = replicas, capacity, longest
+        self.learned = Learned()
         self._rng = np.random.default_rng(0)
         self.decision_seconds = 0.0
 
@@ -43,26 +41,18 @@ class AutoThreshold:
 
     def learn(self, timeline: Timeline, lengths: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Take in a finished step: its timeline, and (prompt, response) tokens of its samples by data set."""
-        if not any(lengths.values()):
-            return
-        for source, rows in lengths.items():
-            self._lengths.setdefault(source, deque(maxlen=STEPS)).appendleft(np.asarray(rows, np.int64))
-        tokens = int(sum(np.sum(rows) for rows in lengths.values()))
-        self._decode = decode_cost(timeline, self._slots) or self._decode
-        self._inference = inference_cost(timeline, self._replicas, tokens) or self._inference
-        measured = migration_seconds(timeline)
-        self._migration = self._migration if measured is None else measured
+        self.learned.learn(timeline, lengths, self._replicas, self._capacity)
 
     def choose(self, samples: Mapping[str, int]) -> Threshold | None:
         """The threshold for a step of so many samples of each data set; None before anything was measured."""
         begun = time.perf_counter()
-        if self._decode is None or self._inference is None or not self._lengths:
+        known = self.learned
+        if known.decode is None or known.inference is None or not known.lengths:
             return None
         draws = [self._draw(samples) for _ in range(DRAWS)]
-        inference = Inference(self._inference.per_token, last_seconds=self._inference.group)
-        chosen = best_threshold(
-            draws, self._replicas, self._timing(self._decode, self._inference), inference, Migration(self._migration)
-        )
+        inference = Inference(known.inference.per_token, last_seconds=known.inference.group)
+        timing = self._timing(known.decode, known.inference)
+        chosen = best_threshold(draws, self._replicas, timing, inference, Migration(known.migration))
         self.decision_seconds = time.perf_counter() - begun
         return chosen
 
@@ -70,7 +60,8 @@ class AutoThreshold:
         """As many requests, in random order; one of a data set not seen yet is like any seen."""
         parts = []
         for source, count in samples.items():
-            seen = [self._lengths[source]] if source in self._lengths else list(self._lengths.values())
+            lengths = self.learned.lengths
+            seen = [lengths[source]] if source in lengths else list(lengths.values())
             steps = [(rows, DECAY**age / len(rows)) for history in seen for age, rows in enumerate(history)]
             weights = np.concatenate([np.full(len(rows), weight) for rows, weight in steps])
             chosen = self._rng.choice(len(weights), size=count, p=weights / weights.sum())
@@ -83,7 +74,7 @@ class AutoThreshold:
         return ReplicaTiming.build(
             lambda sequences, context: decode.step + decode.sequence * sequences,
             lambda sequences, tokens: decode.step + inference.per_token * sequences * tokens,
-            max_batch=self._slots,
-            kv_capacity=self._slots * self._longest,
+            max_batch=self._capacity.sequences,
+            kv_capacity=max(self._longest, int(min(self._capacity.tokens, self._capacity.sequences * self._longest))),
             longest=self._longest,
         )

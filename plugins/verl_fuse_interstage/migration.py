@@ -2,13 +2,19 @@
 
 Invariants (tests/unit/interstage/test_migration.py):
 - nothing moves before at most R_t samples are unfinished, with R_t = 0, or twice in a step;
-- the survivors have room for every unfinished sample, and they are the replicas with the most work left;
-- at least one replica is freed, or nothing moves.
+- the survivors have room for every unfinished sample, by its predicted length, and they are the replicas with the
+  most work left;
+- a replica with requests that cannot move is a survivor; once it has none, and nothing else, it is freed as well;
+- at least one replica is freed, or nothing moves, and where that is for want of room it can be told.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
+
+CAUSE = "fuse.interstage.migration_threshold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +32,46 @@ def configured(wanted: int | float | None, expected: int) -> Trigger:
 
 def tail_migration(trigger: Trigger, view: RolloutView) -> Migration | None:
     """The survivors, once the tail is short enough; None before."""
-    if not 0 < view.unfinished <= trigger.threshold:
+    if not is_due(trigger, view):
         return None
-    if not all(replica.routed for replica in view.replicas):
-        return None
-    kept = survivors(view.replicas, view.unfinished, trigger.survivors)
-    return Migration(kept) if len(kept) < len(view.replicas) else None
+    routed = [replica for replica in view.replicas if replica.routed]
+    kept = survivors(routed, view.unfinished, trigger.survivors)
+    freed = [replica for replica in routed if replica.rank not in kept]
+    if len(routed) < len(view.replicas):
+        # The rest of a tail that could not move at once: whoever runs out of requests is freed.
+        freed = [] if any(replica.running for replica in freed) or not _unmovable(routed) else freed
+    return Migration(kept, CAUSE) if freed else None
 
 
-def survivors(replicas: tuple[ReplicaView, ...], unfinished: int, least: int = 1) -> tuple[int, ...]:
-    """Ranks of the fewest replicas, `least` at least, with room for `unfinished` samples, busiest first: what they run need not move."""
+def is_due(trigger: Trigger, view: RolloutView) -> bool:
+    """Whether the tail is to move, if it can."""
+    return 0 < view.unfinished <= trigger.threshold
+
+
+def hindrance(trigger: Trigger, view: RolloutView) -> Literal["room", "unmovable"] | None:
+    """Why a tail that is due stays where it is: fewer replicas have no room for it, or all run requests that cannot
+    move."""
+    replicas = view.replicas
+    fewest = max(1, trigger.survivors)
+    if not is_due(trigger, view) or len(replicas) <= fewest or not all(replica.routed for replica in replicas):
+        return None
+    if len(survivors(replicas, view.unfinished, fewest)) < len(replicas):
+        return None
+    return "unmovable" if _unmovable(replicas) else "room"
+
+
+def survivors(replicas: Sequence[ReplicaView], unfinished: int, least: int = 1) -> tuple[int, ...]:
+    """Ranks of the fewest replicas, `least` at least, with room for `unfinished` samples: all with requests that
+    cannot move, then the busiest, whose requests need not move."""
     kept: list[int] = []
     room = 0
-    for replica in sorted(replicas, key=lambda replica: (-replica.running, replica.rank)):
-        if len(kept) >= least and room >= unfinished:
+    for replica in sorted(replicas, key=lambda replica: (not replica.unmovable, -replica.running, replica.rank)):
+        if len(kept) >= least and room >= unfinished and not replica.unmovable:
             break
         kept.append(replica.rank)
         room += replica.slots
     return tuple(sorted(kept))
+
+
+def _unmovable(replicas: Sequence[ReplicaView]) -> int:
+    return sum(replica.unmovable for replica in replicas)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from verl_fuse.spec.block import bounded
+from verl_fuse.spec.block import bounded, idle_while
 
 
 @dataclass(frozen=True)
@@ -13,5 +13,7 @@ class ObserveConfig:
     html: bool = True
     perfetto: bool = True
     progress: bool = True
-    progress_interval: float = field(default=10.0, metadata=bounded(minimum=0.1, maximum=3600.0))
+    progress_interval: float = field(
+        default=10.0, metadata=bounded(minimum=0.1, maximum=3600.0) | idle_while(progress=False)
+    )
     keep_steps: int | None = field(default=100, metadata=bounded(minimum=1))

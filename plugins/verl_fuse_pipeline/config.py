@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from verl_fuse.spec.block import bounded, waiting
+from verl_fuse.spec.block import bounded, idle_while, waiting
 
 
 @dataclass(frozen=True)
@@ -12,5 +12,5 @@ class PipelineConfig:
 
     enabled: bool = False
     schedule: Literal["auto", "fused", "serial"] = "auto"
-    solve_seconds: float = field(default=10.0, metadata=bounded(minimum=0.1))
-    timeout: float = field(default=600.0, metadata=waiting())
+    solve_seconds: float = field(default=10.0, metadata=bounded(minimum=0.1) | idle_while(schedule="serial"))
+    timeout: float = field(default=600.0, metadata=waiting() | idle_while(schedule="serial"))

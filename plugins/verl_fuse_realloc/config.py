@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verl_fuse.spec.block import waiting
+from verl_fuse.spec.block import idle_while, waiting
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,6 @@ class ReallocConfig:
     """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
 
     weight_sync: Literal["stock", "shards"] = "stock"
-    timeout: float = field(default=300.0, metadata=waiting())
-    checksums: bool = False
+    timeout: float = field(default=300.0, metadata=waiting() | idle_while(weight_sync="stock", schedule=None))
+    checksums: bool = field(default=False, metadata=idle_while(weight_sync="stock", schedule=None))
     schedule: Mapping[int, Any] | None = None

@@ -2,7 +2,7 @@
 
 A sync of shards: how verl's worker hands weights to its rollout, what its engine holds, and the configuration refused. A change of layout: how verl
 builds an FSDP2 engine, which has to be done again, and what of it is kept. Every fingerprint was taken, and the code behind it read, at verl 0.9.1,
-vLLM 0.28.0, megatron-core 0.16.1 and mbridge 0.15.1.
+vLLM 0.24.0 and 0.28.0, torch 2.11.0 and 2.13.0, megatron-core 0.16.1 and mbridge 0.15.1.
 """
 
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
@@ -16,6 +16,10 @@ FSDP = "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"
 MEGATRON_ENGINE = "verl/trainer/config/engine/megatron.yaml"
 MCORE = "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead"
 VLLM = "verl.workers.rollout.vllm_rollout"
+COMPOSABLE = "torch.distributed._composable.contract"
+FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
+STATE = f"{FULLY_SHARD}._fsdp_state:FSDPState"
+GROUP = f"{FULLY_SHARD}._fsdp_param_group:FSDPParamGroup"
 
 SYNC: tuple[Contract, ...] = (
     # The seam: what the engine exports is what the worker hands to its rollout (hybrid.py).
@@ -53,17 +57,17 @@ SYNC: tuple[Contract, ...] = (
     Function(
         "vllm.model_executor.layers.linear:QKVParallelLinear.weight_loader",
         "(self, param, loaded_weight, loaded_shard_id=None)",
-        "9889b3be43042c6e",
+        ("7b8a2723566029be", "9889b3be43042c6e"),
     ),
     Function(
         "vllm.model_executor.layers.linear:MergedColumnParallelLinear.weight_loader",
         "(self, param, loaded_weight, loaded_shard_id=None)",
-        "a5526f5767de1ac9",
+        ("8e583323c6dc5f4f", "a5526f5767de1ac9"),
     ),
     Function(
         "vllm.model_executor.layers.linear:RowParallelLinear.weight_loader",
         "(self, param, loaded_weight)",
-        "0ec4b4aed9214350",
+        ("83b91e3c22b949de", "0ec4b4aed9214350"),
     ),
     Function(
         "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding.weight_loader",
@@ -153,6 +157,34 @@ LAYOUTS: tuple[Contract, ...] = (
     Attribute(f"{FSDP}.optimizer"),
     Attribute("verl.workers.config:FSDPEngineConfig.fsdp_size", "-1"),
     Attribute("verl.workers.config:FSDPEngineConfig.reshard_after_forward"),
+    # What `fully_shard` of torch leaves on a module, all of which is taken off again (layouts/unwrap.py).
+    Function(
+        f"{STATE}.init",
+        "(self, modules, device, mp_policy, auto_reshard_after_forward)",
+        ("3115dc152e5ec1fc", "a28d1f7e41d4bddd"),
+    ),
+    Attribute(f"{STATE}._fsdp_param_group"),
+    Attribute(f"{STATE}._modules", "modules"),
+    Attribute(f"{STATE}._mp_policy", "mp_policy"),
+    Attribute(f"{STATE}._pre_forward_hook_handle"),
+    Attribute(f"{STATE}._post_forward_hook_handle"),
+    Function(f"{GROUP}._register_state_dict_hooks", "(self)", "d0daab268dfb404b"),
+    Attribute(f"{GROUP}._module_to_pre_save_state_dict_hook_handle"),
+    Attribute(f"{GROUP}._module_to_pre_load_state_dict_hook_handle"),
+    Attribute(f"{GROUP}.fsdp_params"),
+    Attribute(f"{GROUP}.offload_policy", "offload_policy"),
+    Attribute(f"{FULLY_SHARD}._fsdp_param:FSDPParam._post_load_hook_handle"),
+    Function(
+        f"{FULLY_SHARD}._fsdp_init:_apply_to_module",
+        "(modules, cls_to_wrapper_cls, wrapper_module_cls, wrapper_cls_prefix, unimplemented_deepcopy)",
+        "74a4cda6fc74a890",
+    ),
+    Function(f"{FULLY_SHARD}._fully_shard:FSDPModule.reshard", "(self)", ("6cd4d459179e61e6", "dbdb60fa3e062345")),
+    Function(f"{COMPOSABLE}:contract", "(state_cls=_State)", "0f0d5e7e1c4fe824"),
+    Attribute(f"{COMPOSABLE}:STATE_KEY"),
+    Attribute(f"{COMPOSABLE}:REGISTRY_KEY"),
+    Attribute("torch.distributed._composable_state:_module_state_mapping"),
+    Function("torch.distributed._composable_state:_insert_module_state", "(module, state)", "172b64f08b9ede3f"),
     # A checkpoint is loaded in the layout it was written in (layouts/worker.py).
     Function(
         f"{EW}:ActorRolloutRefWorker.load_checkpoint",

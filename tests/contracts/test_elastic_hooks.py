@@ -13,7 +13,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.policy import PolicyGuard
 from verl_fuse.host.settings import load_settings
 from verl_fuse.spec.prompts import Prediction, Prompt
-from verl_fuse.spec.step import Event, Migration, ReplicaView, RolloutView
+from verl_fuse.spec.step import Capacity, Event, Migration, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Span, Timeline
 
 STRANGER = """
@@ -40,7 +40,7 @@ def fuse_assign(prompts, replicas):
     return {prompt.uid: 9 if prompt.source == "lost" else replicas[-1].rank for prompt in prompts}
 """
 
-REPLICAS = tuple(ReplicaView(rank, 0, 64, routed=True) for rank in range(3))
+REPLICAS = tuple(ReplicaView(rank, 0, 64, routed=True, capacity=Capacity(64)) for rank in range(3))
 
 
 def prompts(*keys: str, source: str = "math") -> list[Prompt]:
@@ -76,7 +76,7 @@ def test_the_built_in_plugin_learns_lengths_and_groups_prompts_by_them(tmp_path:
     tell(run.hook, "setup", resumed_from=None)
     wanted = prompts("long", "short", "brief", "tiny")
     assert policy.predict(wanted) is None
-    first = policy.assign(wanted, REPLICAS[:2])
+    first = policy.assign(wanted, REPLICAS[:2], {})
     assert sorted(first.values()) == [0, 0, 1, 1]
     by_uid = {p.uid: p for p in wanted}
     tell(
@@ -84,11 +84,12 @@ def test_the_built_in_plugin_learns_lengths_and_groups_prompts_by_them(tmp_path:
         "generated",
         prompts=by_uid,
         responses={p.uid: [900, 1100] if p.key == "long" else [10, 10] for p in wanted},
+        discarded={},
     )
     predicted = policy.predict(wanted)
     assert [prediction.tokens for prediction in predicted] == [1000.0, 10.0, 10.0, 10.0]
     told = [Prompt(p.uid, p.key, p.source, 2, found) for p, found in zip(wanted, predicted, strict=True)]
-    assert policy.assign(told, REPLICAS[:2]) == {"uid-long": 0, "uid-short": 1, "uid-brief": 1, "uid-tiny": 1}
+    assert policy.assign(told, REPLICAS[:2], {}) == {"uid-long": 0, "uid-short": 1, "uid-brief": 1, "uid-tiny": 1}
     tell(run.hook, "checkpoint", folder=str(tmp_path))
 
     policy, run = enabled()
@@ -97,16 +98,22 @@ def test_the_built_in_plugin_learns_lengths_and_groups_prompts_by_them(tmp_path:
     assert run.asked == [None]
 
 
-def measured_step() -> Timeline:
-    """Two replicas; a decode step of b sequences took 0.1 + 0.01 b seconds."""
-    spans = [Span("gen", "step", "stage", 0.0, 26.0)]
+def measured_step(cold: float = 0.0) -> Timeline:
+    """Two replicas; a decode step of b sequences took 0.1 + 0.01 b seconds, once `cold` seconds had passed."""
+    spans = [Span("gen", "step", "stage", 0.0, 26.0 + cold)]
     for rank, lengths in enumerate(([200, 100], [50, 150])):
         short, long = sorted(lengths)
         first = short * (0.1 + 0.02)
         for length, end in ((short, first), (long, first + (long - short) * (0.1 + 0.01))):
             args = {"prompt_tokens": 9, "response_tokens": length, "stop_reason": "completed"}
-            spans.append(Span("request", f"replica {rank}", "generate", 0.0, end, args))
-    return Timeline("run", 1, 0.0, 30.0, tuple(spans))
+            spans.append(Span("request", f"replica {rank}", "generate", 0.0, cold + end, args))
+    return Timeline("run", 1, 0.0, 30.0 + cold, tuple(spans))
+
+
+def measure(hook) -> None:
+    """Two steps end; the first one pays for what an engine does once."""
+    for timeline in (measured_step(cold=80.0), measured_step()):
+        hook.fuse_event(event=Event("step_end", 1, 0.0, timeline=timeline, data={}))
 
 
 def test_the_built_in_scaler_runs_as_many_replicas_as_pay_and_says_what_it_predicted(caplog):
@@ -114,13 +121,13 @@ def test_the_built_in_scaler_runs_as_many_replicas_as_pay_and_says_what_it_predi
     tell(run.hook, "setup", resumed_from=None)
     wanted = prompts("a", "b", "c", "d")
     assert policy.scale(wanted, REPLICAS, 3) == 3, "nothing is known yet"
-    assert policy.assign(wanted, REPLICAS)
+    assert policy.assign(wanted, REPLICAS, {})
     by_uid = {p.uid: p for p in wanted}
-    tell(run.hook, "generated", prompts=by_uid, responses={p.uid: [50, 100] for p in wanted})
-    run.hook.fuse_event(event=Event("step_end", 1, 0.0, timeline=measured_step(), data={}))
+    tell(run.hook, "generated", prompts=by_uid, responses={p.uid: [50, 100] for p in wanted}, discarded={})
+    measure(run.hook)
     told = [replace(p, prediction=q) for p, q in zip(wanted, policy.predict(wanted), strict=True)]
     assert policy.scale(told, REPLICAS, 3) == 1
-    assert policy.assign(told, REPLICAS[:1]) == {p.uid: 0 for p in wanted}
+    assert policy.assign(told, REPLICAS[:1], {}) == {p.uid: 0 for p in wanted}
     metrics = {}
     with caplog.at_level("INFO"):
         for found in run.hook.fuse_metrics(timeline=measured_step()):
@@ -143,6 +150,25 @@ def test_a_replica_that_is_done_is_released_where_that_is_on():
     assert policy.migration(view) is None
 
 
+def test_a_rest_that_has_nowhere_to_go_is_told_once_a_step_and_counted(caplog):
+    policy, run = enabled(release=True, cut_fraction=0.5)
+    replicas = (ReplicaView(0, 2, 4, True, 8, 2), ReplicaView(1, 7, 8, True, 8, 7))
+    view = RolloutView(2, 1.0, 16, 7, 2, 0, (), (), replicas)
+
+    def measured():
+        found = [metrics for metrics in run.hook.fuse_metrics(timeline=measured_step()) if metrics]
+        return {name: value for metrics in found for name, value in metrics.items()}["fuse/elastic_without_room"]
+
+    assert measured() == 0
+    with caplog.at_level("INFO"):
+        assert [policy.migration(view), policy.migration(view)] == [None, None]
+    assert caplog.text.count("step 2: a replica past fuse.elastic.cut_fraction keeps its requests") == 1
+    assert "replica 1 runs 7 and has room for 8" in caplog.text
+    assert measured() == 1
+    tell(run.hook, "step_begin")
+    assert measured() == 0
+
+
 def test_more_replicas_than_there_are_cannot_be_asked_for():
     with pytest.raises(FuseError, match=r"fuse\.elastic\.min_replicas=4: this run has 3 rollout replicas$"):
         enabled(min_replicas=4)
@@ -163,10 +189,73 @@ def learned(**block):
         "generated",
         prompts={p.uid: p for p in wanted},
         responses={p.uid: [50, 100] for p in wanted},
+        discarded={},
     )
-    run.hook.fuse_event(event=Event("step_end", 1, 0.0, timeline=measured_step(), data={}))
+    measure(run.hook)
     told = [replace(p, prediction=q) for p, q in zip(wanted, policy.predict(wanted), strict=True)]
     return policy, run, told, first
+
+
+def foretold(run) -> float:
+    """Seconds of generation that the last decision rests on."""
+    found = {}
+    for metrics in run.hook.fuse_metrics(timeline=measured_step()):
+        found |= metrics or {}
+    return found["fuse/elastic_predicted_seconds"]
+
+
+def test_what_the_first_step_of_an_engine_took_is_no_cost(tmp_path: Path):
+    terms = {"scale": True, "cost_weight": 0.0, "hysteresis": 0.0}
+    policy, run, told, _ = learned(**terms)
+    policy.scale(told, REPLICAS, 3)
+    decided = foretold(run)
+    assert decided < 20.0, "80 s of warm-up are not in it"
+    tell(run.hook, "checkpoint", folder=str(tmp_path))
+
+    policy, run = enabled(**terms)
+    tell(run.hook, "setup", resumed_from=tmp_path)
+    assert policy.predict(told) == [prompt.prediction for prompt in told]
+    policy.scale(told, REPLICAS, 3)
+    assert foretold(run) == decided, "the first step of the run that goes on is decided on the same costs"
+    run.hook.fuse_event(event=Event("step_end", 3, 0.0, timeline=measured_step(cold=80.0), data={}))
+    policy.scale(told, REPLICAS, 3)
+    assert foretold(run) == decided, "and the second, whose engines have been warm once"
+
+
+def test_costs_of_replicas_of_other_devices_are_not_taken_over(tmp_path: Path, caplog):
+    policy, run, told, _ = learned(scale=True, cost_weight=1.0, hysteresis=0.0)
+    tell(run.hook, "checkpoint", folder=str(tmp_path))
+    file = tmp_path / "fuse_elastic.json"
+    file.write_text(file.read_text().replace('"devices": 2', '"devices": 4'))
+    policy, run = enabled(scale=True, cost_weight=1.0, hysteresis=0.0)
+    tell(run.hook, "setup", resumed_from=tmp_path)
+    assert policy.predict(told) == [prompt.prediction for prompt in told], "lengths are those of the data"
+    assert policy.scale(told, REPLICAS, 3) == 3
+    assert "its costs were measured on replicas of 4 devices, this run's have 2" in caplog.text
+
+
+def test_prompts_that_a_running_step_asks_for_join_its_plan():
+    policy, run, told, _ = learned(scale=True, cost_weight=0.0, hysteresis=0.0)
+    tell(run.hook, "step_begin")
+    policy.scale(told, REPLICAS, 3)
+    planned = foretold(run)
+    refill = [Prompt(f"uid-{key}", key, "math", 2, Prediction(75.0, 100.0)) for key in ("e", "f", "g")]
+    running = {0: told[:2], 1: [replace(told[2], samples=1)], 2: []}
+    homes = policy.assign(refill, REPLICAS, running)
+    assert homes == {"uid-e": 2, "uid-f": 1, "uid-g": 2}
+    assert policy.assign(refill, REPLICAS[1:], {1: told[:1], 2: []}).keys() == homes.keys()
+    everything = {p.uid: p for p in (*told, *refill)}
+    discarded = {"uid-a": [50, 100], "uid-e": [30, 30], "uid-failed": []}
+    trained = {p.uid: [50, 100] for p in (*told[1:], *refill[1:])}
+    tell(run.hook, "generated", prompts=everything, responses=trained, discarded=discarded)
+    assert foretold(run) > 1.2 * planned, "the step's prediction is of all its prompts"
+    after = policy.predict([*told, *refill])
+    assert [prediction.tokens for prediction in after[4:]] == [30.0, 75.0, 75.0], "discarded groups teach"
+    metrics = {}
+    for found in run.hook.fuse_metrics(timeline=measured_step()):
+        metrics |= found or {}
+    assert metrics["fuse/elastic_upper_coverage"] == pytest.approx(10 / 14), "one of two in a to d, both in e to g"
+    assert metrics["fuse/cost_per_million_tokens"] == pytest.approx(1e6 * 2 * 3 * 30.0 / 750), "per token trained"
 
 
 def test_standalone_replicas_are_asked_for_where_time_pays_and_only_once_something_is_known():
@@ -214,7 +303,7 @@ def test_off_it_answers_nothing(tmp_path: Path):
     wanted = prompts("a", "b")
     assert hook.fuse_predict(prompts=wanted) is None
     assert hook.fuse_scale(prompts=wanted, replicas=REPLICAS, most=3) is None
-    assert hook.fuse_assign(prompts=wanted, replicas=REPLICAS) is None
+    assert hook.fuse_assign(prompts=wanted, replicas=REPLICAS, running={}) is None
 
 
 def test_a_stranger_s_predictor_scaler_and_router_are_asked_first(installed_plugin):
@@ -223,7 +312,7 @@ def test_a_stranger_s_predictor_scaler_and_router_are_asked_first(installed_plug
     wanted = prompts("a", "abc")
     assert policy.predict(wanted) == [Prediction(1, 1), Prediction(3, 3)]
     assert policy.scale(wanted, REPLICAS, 3) == 1
-    assert policy.assign(wanted, REPLICAS) == {"uid-a": 2, "uid-abc": 2}
+    assert policy.assign(wanted, REPLICAS, {}) == {"uid-a": 2, "uid-abc": 2}
     assert policy.fallbacks == 0
 
 
@@ -232,15 +321,16 @@ def test_lengths_are_learned_whoever_routes(installed_plugin, tmp_path: Path):
     policy, run = enabled()
     tell(run.hook, "setup", resumed_from=None)
     wanted = prompts("a", "b")
-    policy.assign(wanted, REPLICAS)
+    policy.assign(wanted, REPLICAS, {})
     told = {p.uid: replace(p, prediction=Prediction(4, 8)) for p in wanted}
-    tell(run.hook, "generated", prompts=told, responses={"uid-a": [3, 5], "uid-b": [7, 9], "replayed": [1]})
+    responses = {"uid-a": [3, 5], "uid-b": [7, 9], "replayed": [1]}
+    tell(run.hook, "generated", prompts=told, responses=responses, discarded={})
     metrics = {}
     for found in run.hook.fuse_metrics(timeline=measured_step()):
         metrics |= found or {}
     assert metrics["fuse/elastic_upper_coverage"] == 0.75
     tell(run.hook, "checkpoint", folder=str(tmp_path))
-    assert json.loads((tmp_path / "fuse_elastic_lengths.json").read_text())["means"] == {"a": 4.0, "b": 8.0}
+    assert json.loads((tmp_path / "fuse_elastic.json").read_text())["lengths"]["means"] == {"a": 4.0, "b": 8.0}
 
 
 @pytest.mark.parametrize(
@@ -248,7 +338,7 @@ def test_lengths_are_learned_whoever_routes(installed_plugin, tmp_path: Path):
     [
         ("broken", lambda policy, found: policy.predict(found), "allowed: finite, 0 <= tokens <= upper"),
         ("greedy", lambda policy, found: policy.scale(found, REPLICAS, 3), "fuse_scale returned 7; allowed: 1 to 3 replicas"),
-        ("lost", lambda policy, found: policy.assign(found, REPLICAS), "fuse_assign returned 'uid-a': 9; allowed: prompts of"),
+        ("lost", lambda policy, found: policy.assign(found, REPLICAS, {}), "fuse_assign returned 'uid-a': 9; allowed: prompts of"),
     ],
 )  # fmt: skip
 def test_a_stranger_s_mistake_leaves_the_step_to_verl(installed_plugin, caplog, source, ask, message):

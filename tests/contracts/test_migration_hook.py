@@ -3,13 +3,16 @@ what a lane runs next), a broken one costs the step's optimisation."""
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse import plugins
+from verl_fuse.errors import FuseError
 from verl_fuse.host.policy import PolicyGuard
 from verl_fuse.host.settings import load_settings
-from verl_fuse.spec.step import Event, LaneView, Migration, ReplicaView, RequestView, RolloutView, Sample
+from verl_fuse.spec.step import Capacity, Event, LaneView, Migration, ReplicaView, RequestView, RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse_interstage import plugin
 
@@ -42,7 +45,9 @@ def fuse_infer_next(view, lane):
 
 
 def view(unfinished):
-    replicas = tuple(ReplicaView(rank, running, 8, routed=True) for rank, running in enumerate((1, 5, 3)))
+    replicas = tuple(
+        ReplicaView(rank, running, 8, routed=True, capacity=Capacity(8)) for rank, running in enumerate((1, 5, 3))
+    )
     return RolloutView(
         step=2,
         elapsed=4.0,
@@ -56,11 +61,16 @@ def view(unfinished):
     )
 
 
+def trainer(settings: Any, stages: tuple[str, ...] = ("old_log_prob", "ref"), **more: Any) -> Any:
+    """What the plugin asks of a trainer."""
+    return SimpleNamespace(**({"settings": settings, "streamed_stages": stages, "use_slices": lambda: None} | more))
+
+
 def policies() -> PolicyGuard:
-    block = {"interstage": {"enabled": True, "migration_threshold": 0.25}}
+    block = {"interstage": {"enabled": True, "layout": "slices", "migration_threshold": 0.25}}
     config = {"trainer": {"v1": {"trainer_mode": "fuse"}}, "fuse": block}
     settings = load_settings(OmegaConf.create(config))
-    settings.manager.hook.fuse_setup(trainer=SimpleNamespace(settings=settings))
+    settings.manager.hook.fuse_setup(trainer=trainer(settings))
     return PolicyGuard(settings.manager.hook)
 
 
@@ -69,6 +79,77 @@ def test_the_built_in_policy_keeps_the_busiest_replicas_once_the_tail_is_short()
     assert policy.migration(view(11)) is None
     assert policy.migration(view(10)) == Migration(survivors=(1, 2))
     assert policy.migration(view(8)) == Migration(survivors=(1,))
+
+
+@pytest.mark.parametrize(
+    ("block", "stages", "said"),
+    [
+        # A KL penalty and a critic are off, and log-probs come from the rollout.
+        ({"layout": "slices", "migration_threshold": 0.25}, (), "fuse.interstage.enabled=true: nothing can be streamed"),
+        ({"layout": "slices", "migration_threshold": "auto"}, (), "fuse.interstage.enabled=true: nothing can be streamed"),
+        ({}, (), "fuse.interstage.enabled=true: nothing can be streamed"),
+        ({"migration_threshold": 12}, ("ref",), "fuse.interstage.migration_threshold=12: nothing migrates while"),
+    ],
+)  # fmt: skip
+def test_where_nothing_can_be_gained_nothing_moves_and_that_is_said_once_at_start(block, stages, said, caplog):
+    config = {"trainer": {"v1": {"trainer_mode": "fuse"}}, "fuse": {"interstage": {"enabled": True, **block}}}
+    settings = load_settings(OmegaConf.create(config))
+    built = []
+    settings.manager.hook.fuse_setup(trainer=trainer(settings, stages, use_slices=lambda: built.append("slices")))
+    policy = PolicyGuard(settings.manager.hook)
+    assert [policy.migration(view(unfinished)) for unfinished in (12, 10, 8, 1)] == [None] * 4
+    lane = LaneView("train", stages, queued=0, multiple=1)
+    ready = tuple(Sample(f"s{number}", "g", 4, number) for number in range(1, 9))
+    streamed = policy.infer_next(replace(view(10), ready=ready), lane)
+    assert (streamed is not None) == bool(stages), "samples are streamed wherever they can be"
+    assert built == []
+    assert policy.fallbacks == 0
+    assert [record.levelname for record in caplog.records if record.message.startswith(said)] == ["WARNING"]
+
+
+def test_a_tail_that_has_nowhere_to_go_is_told_once_a_step_and_counted(caplog):
+    policy = policies()
+    hook = policy._hook
+
+    def measured():
+        return {
+            name: value
+            for found in hook.fuse_metrics(timeline=Timeline("run", 2, 0.0, 9.0, ()))
+            for name, value in found.items()
+        }
+
+    crowded = view(10)
+    crowded = replace(crowded, replicas=tuple(replace(seen, slots=3) for seen in crowded.replicas))
+    stuck = replace(crowded, replicas=tuple(replace(seen, unmovable=1) for seen in view(10).replicas))
+    with caplog.at_level("INFO"):
+        assert [policy.migration(seen) for seen in (crowded, crowded, stuck, stuck)] == [None] * 4
+    told = [record.getMessage() for record in caplog.records]
+    key = "fuse.interstage.migration_threshold"
+    start = f"step 2: the last 10 samples stay where they are, though {key} asks for fewer replicas: replica 0 "
+    assert [message.startswith(start) for message in told] == [True, True]
+    assert "replica 1 has room for 3" in told[0]
+    assert "replica 1 runs 1 that cannot move" in told[1]
+    assert measured()["fuse/tail_without_room"] == 1
+    plugin.fuse_event(event=Event("step_begin", 3, 10.0))
+    assert measured()["fuse/tail_without_room"] == 0
+
+
+def test_requests_that_moved_that_could_not_and_that_started_again_are_counted():
+    hook = policies()._hook
+    whole = {"prompt_tokens": 9, "response_tokens": 30, "stop_reason": "completed"}
+    kinds = [
+        {**whole, "stop_reason": "aborted"},
+        {**whole, "prompt_tokens": 39, "cached_tokens": 16, "resumed_tokens": 30},
+        {**whole, "unmovable": "seed", "stop_reason": "aborted"},
+        {**whole, "unmovable": "seed"},
+        {**whole, "unmovable": "stop"},
+    ]
+    spans = tuple(Span("request", "replica 0", "generate", 0.0, 3.0, args) for args in kinds)
+    metrics = {}
+    for found in hook.fuse_metrics(timeline=Timeline("run", 1, 0.0, 9.0, spans)):
+        metrics |= found
+    names = ("migrations", "reprefilled_tokens", "unmovable_requests", "restarted_requests")
+    assert [metrics[f"fuse/{name}"] for name in names] == [1, 23, 2, 1]
 
 
 def test_a_stranger_s_policy_is_asked_first(installed_plugin):
@@ -95,7 +176,7 @@ def test_a_stranger_s_mistake_leaves_the_requests_where_they_are(installed_plugi
 def test_the_hook_itself_answers_with_the_first_result(installed_plugin):
     installed_plugin("acme", STRANGER)
     settings = load_settings(OmegaConf.create({"fuse": {}}))
-    settings.manager.hook.fuse_setup(trainer=SimpleNamespace(settings=settings))
+    settings.manager.hook.fuse_setup(trainer=trainer(settings))
     assert settings.manager.hook.fuse_migration(view=view(20)) == Migration(survivors=(0,))
 
 
@@ -114,7 +195,8 @@ def measured_step() -> tuple[Timeline, list[tuple[int, int]]]:
     return Timeline("run", 1, 0.0, 40.0, tuple(spans)), {"math": [(4, length) for length in lengths]}
 
 
-def test_the_automatic_threshold_watches_one_step_and_decides_the_next():
+def automatic():
+    """Hooks of a run with an automatic threshold, and what was asked of its trainer."""
     block = {"interstage": {"enabled": True, "migration_threshold": "auto", "layout": "slices"}}
     rollout = {"prompt_length": 8, "response_length": 120}
     config = {
@@ -125,27 +207,85 @@ def test_the_automatic_threshold_watches_one_step_and_decides_the_next():
     config = OmegaConf.create(config)
     settings = load_settings(config)
     groups = []
-    replicas = SimpleNamespace(views=lambda: view(40).replicas)
-    trainer = SimpleNamespace(
-        settings=settings, config=config, replicas=replicas, use_slices=lambda: groups.append("slices")
-    )
+    replicas = SimpleNamespace(views=lambda: view(40).replicas, devices_each=2)
     hook = settings.manager.hook
-    hook.fuse_setup(trainer=trainer)
-    assert groups == ["slices"]
+    hook.fuse_setup(
+        trainer=trainer(settings, config=config, replicas=replicas, use_slices=lambda: groups.append("slices"))
+    )
+    return hook, groups
 
-    assert [hook.fuse_migration(view=replace(view(left), step=1)) for left in (20, 10, 4, 1)] == [None] * 4
-    timeline, lengths = measured_step()
-    hook.fuse_event(event=Event("step_end", 1, 40.0, timeline=timeline, data={"samples": 40, "lengths": lengths}))
-    decided = [hook.fuse_migration(view=view(left)) for left in range(39, 0, -1)]
+
+def end_steps(hook, *steps: int, cold: int = 0) -> None:
+    """Steps end, of which step `cold` took five times as long."""
+    for number in steps:
+        timeline, lengths = measured_step()
+        slow = 5.0 if number == cold else 1.0
+        spans = [replace(span, start=slow * span.start, end=slow * span.end) for span in timeline.spans]
+        timeline = Timeline("run", number, 0.0, slow * 40.0, tuple(spans))
+        data = {"samples": 40, "lengths": lengths}
+        hook.fuse_event(event=Event("step_end", number, 40.0, timeline=timeline, data=data))
+
+
+def decisions(hook, step: int) -> list[Migration | None]:
+    """With 39 to 1 samples left."""
+    return [hook.fuse_migration(view=replace(view(left), step=step)) for left in range(39, 0, -1)]
+
+
+def metrics_of(hook, step: int) -> dict[str, float]:
+    metrics = {}
+    for found in hook.fuse_metrics(timeline=replace(measured_step()[0], step=step)):
+        metrics |= found or {}
+    return metrics
+
+
+def test_the_automatic_threshold_watches_a_warm_step_and_decides_the_next(caplog):
+    caplog.set_level("INFO")
+    hook, groups = automatic()
+    hook.fuse_event(event=Event("setup", 0, 0.0, data={"resumed_from": None}))
+    assert groups == ["slices"]
+    assert decisions(hook, 1) == [None] * 39
+    metrics_of(hook, 1)
+    end_steps(hook, 1, cold=1)
+    assert decisions(hook, 2) == [None] * 39, "what step 1 took is no cost"
+    assert "fuse/migration_threshold" not in metrics_of(hook, 2)
+    assert "step 1: migration threshold 0, decoding or inference has not been measured yet" in caplog.messages[0]
+    assert caplog.messages[1].startswith("step 2: migration threshold 0, decoding or inference has not been")
+    end_steps(hook, 2)
+    decided = decisions(hook, 3)
     assert decided[0] is None
     assert decided[-1] is not None
-    metrics = {}
-    for found in hook.fuse_metrics(timeline=replace(timeline, step=2)):
-        metrics |= found or {}
+    metrics = metrics_of(hook, 3)
     threshold = metrics["fuse/migration_threshold"]
     assert [left for left in range(39, 0, -1) if decided[39 - left]] == list(range(int(threshold), 0, -1))
     assert metrics["fuse/predicted_stage_seconds"] < metrics["fuse/predicted_stock_seconds"]
     assert metrics["fuse/stage_seconds"] == 30.0
+    assert metrics["fuse/predicted_stock_seconds"] < 60.0, "the first step's 150 s are not in it"
+    (told,) = caplog.messages[2:]
+    assert told == (
+        f"step 3: migration threshold {threshold:.0f}, on {len(decided[-1].survivors)} replicas; generation and inference "
+        f"{metrics['fuse/predicted_stage_seconds']:.2f} s predicted ({metrics['fuse/predicted_stock_seconds']:.2f} s without migration), 30.00 s measured"
+    )
+
+
+def test_the_run_that_goes_on_decides_its_first_step_on_what_the_checkpoint_knows(tmp_path):
+    hook, _ = automatic()
+    hook.fuse_event(event=Event("setup", 0, 0.0, data={"resumed_from": None}))
+    end_steps(hook, 1, 2, cold=1)
+    hook.fuse_event(event=Event("checkpoint", 3, 0.0, data={"folder": str(tmp_path)}))
+    wanted = decisions(hook, 3)
+    assert any(wanted)
+
+    hook, _ = automatic()
+    hook.fuse_event(event=Event("setup", 3, 0.0, data={"resumed_from": tmp_path}))
+    assert decisions(hook, 4) == wanted
+    end_steps(hook, 4, cold=4)
+    metrics_of(hook, 4)
+    decisions(hook, 5)
+    assert metrics_of(hook, 5)["fuse/predicted_stock_seconds"] < 60.0, "its own first step was cold again"
+    file = tmp_path / "fuse_interstage.json"
+    file.write_text(file.read_text()[:-9])
+    with pytest.raises(FuseError, match=r"fuse_interstage\.json: not what fuse\.interstage writes with a checkpoint"):
+        hook.fuse_event(event=Event("setup", 3, 0.0, data={"resumed_from": tmp_path}))
 
 
 TELLING = """

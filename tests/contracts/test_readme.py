@@ -46,7 +46,9 @@ def test_the_two_lines_of_yaml_switch_it_on(readme: str, tmp_path: Path):
 def test_the_features_it_recommends_are_accepted(readme: str):
     (block,) = re.findall(r"```sh\n(fuse\..*?)```", readme, re.DOTALL)
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", ["+fuse=default", "trainer.v1.trainer_mode=fuse", *block.split()])
+        # verl's own defaults lack micro-batch sizes.
+        run = ["+fuse=default", "trainer.v1.trainer_mode=fuse", "actor_rollout_ref.actor.use_dynamic_bsz=true"]
+        config = compose("ppo_trainer", [*run, *block.split()])
     settings = load_settings(config)
     assert settings.blocks["interstage"].enabled
     assert settings.idle == ()

@@ -94,7 +94,7 @@ def test_a_version_outside_the_supported_range_is_said(copy: Path, capsys: pytes
 
 
 def test_code_that_was_read_at_another_version_has_no_diff(copy: Path, capsys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(check.report.READ_AT, "verl", "0.9.2")
+    monkeypatch.setitem(check.report.READ_AT, "verl", ("0.9.2",))
     replace(
         copy,
         TRAINER,

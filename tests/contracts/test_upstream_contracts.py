@@ -9,9 +9,11 @@ import upstream_use as use
 from omegaconf import OmegaConf
 
 from verl_fuse import plugins
+from verl_fuse.errors import FuseError
 from verl_fuse.host.compat.seams import PACKAGES, host_seams, judge_all, plugin_seams
 from verl_fuse.host.compat.signature import read_signature
 from verl_fuse.host.compat.source import NotFound, SourceTree
+from verl_fuse.host.compat.start import require_contracts
 from verl_fuse.host.versions import installed
 from verl_fuse.spec.contract import Attribute, Class, Code, ConfigGroup, ConfigKey, Decorator, Function, label
 from verl_fuse_cpu import checks
@@ -31,6 +33,7 @@ SOURCES = use.sources(
         for folder in (
             "verl_fuse/host",
             "verl_fuse/cli",
+            "verl_fuse/runtime",
             "plugins/verl_fuse_cpu",
             "plugins/verl_fuse_pipeline",
             "plugins/verl_fuse_realloc",
@@ -76,10 +79,12 @@ HOLDS = {
         "worker": "verl.checkpoint_engine.base:CheckpointEngineWorker",
     },
     "host/slices.py": {"batch": META},
-    "host/slice_worker.py": {
-        "self.ref": "verl.workers.engine_workers:TrainingWorker",
+    "host/slice_worker.py": {"model": "verl.workers.engine_workers:TrainingWorker"},
+    "host/slice_models.py": {
         "model": "verl.workers.engine_workers:TrainingWorker",
-        "critic": "verl.workers.config:CriticConfig",
+        "worker": "verl.workers.engine_workers:ActorRolloutRefWorker",
+        "critic": "verl.workers.config:TrainingWorkerConfig",
+        "engine": "verl.workers.config:FSDPEngineConfig",
     },
     "host/weights.py": {"engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"},
     "layouts/change.py": {
@@ -87,6 +92,12 @@ HOLDS = {
         "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
         "self._engine.engine_config": "verl.workers.config:FSDPEngineConfig",
         "engine.engine_config": "verl.workers.config:FSDPEngineConfig",
+        "policies": "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState",
+        "policies._fsdp_param_group": "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup",
+    },
+    "layouts/unwrap.py": {
+        "state": "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState",
+        "group": "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup",
     },
     "layouts/held.py": {
         "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
@@ -204,6 +215,46 @@ def test_no_contract_is_declared_twice(contracts):
 def test_what_a_module_imports_is_under_contract(file: str, tree: SourceTree, covered):
     missing = [target for target in use.uses(SOURCES[file]) if tree.find(target).node not in covered]
     assert missing == []
+
+
+@pytest.mark.parametrize("file", [file for file in SOURCES if any(use.private_torch(SOURCES[file]))])
+def test_what_is_private_in_torch_is_under_contract(file: str, tree: SourceTree, covered):
+    missing = [target for target in use.private_torch(SOURCES[file]) if tree.find(target).node not in covered]
+    assert missing == []
+
+
+def test_a_torch_whose_fsdp2_keeps_its_parts_elsewhere_is_refused_at_start(tree, tmp_path, monkeypatch):
+    module = "torch.distributed.fsdp._fully_shard._fsdp_state"
+    changed = tmp_path / "changed.py"
+    changed.write_text(
+        tree.path(module)
+        .read_text()
+        .replace("def _fsdp_param_group", "def _parts")
+        .replace("self._fsdp_param_group", "self._parts")
+    )
+    path = SourceTree.path
+    monkeypatch.setattr(SourceTree, "path", lambda self, name: changed if name == module else path(self, name))
+    config = {"actor_rollout_ref": {"rollout": {"name": "vllm"}}, "fuse": {"realloc": {"schedule": {2: {"actor": 1}}}}}
+    with pytest.raises(FuseError, match=f"{module}:FSDPState has no _fsdp_param_group"):
+        require_contracts(plugins.load(), OmegaConf.create(config))
+    config["fuse"]["realloc"]["schedule"] = None
+    require_contracts(plugins.load(), OmegaConf.create(config))
+
+
+def test_private_names_of_torch_are_found():
+    module = ast.parse(
+        "import torch, torch.utils.data\n"
+        "import torch.distributed as dist\n"
+        "from torch.distributed import _composable_state, fsdp\n"
+        "from torch.utils._pytree import tree_map as mapped\n"
+        "dist.distributed_c10d._get_default_store(); dist.all_reduce(torch._C); _composable_state.mapping; fsdp.fully_shard.__doc__"
+    )
+    assert sorted(use.private_torch(module)) == [
+        "torch.distributed._composable_state:mapping",
+        "torch.distributed.distributed_c10d:_get_default_store",
+        "torch.utils._pytree:tree_map",
+        "torch:_C",
+    ]
 
 
 @pytest.mark.parametrize("file", [file for file in SOURCES if any(use.subclasses(SOURCES[file]))])

@@ -9,6 +9,8 @@ from verl_fuse.host.compat.seams import PACKAGES
 from verl_fuse.host.compat.source import NotFound, SourceTree, assigned
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Of torch only what is private is under contract.
+UPSTREAM = set(PACKAGES) - {"torch"}
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,33 @@ def imported(module: ast.Module) -> dict[str, str]:
     """Local name -> target, of everything imported from upstream; a module has a target without a name, "transfer_queue:"."""
     found = {}
     for node in ast.walk(module):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UPSTREAM:
             found |= {alias.asname or alias.name: f"{node.module}:{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {a.asname or a.name: f"{a.name}:" for a in node.names if a.name.split(".")[0] in PACKAGES}
+            found |= {a.asname or a.name: f"{a.name}:" for a in node.names if a.name.split(".")[0] in UPSTREAM}
     return found
+
+
+def private_torch(module: ast.Module) -> Iterator[str]:
+    """Targets in private modules of torch, and private names of its modules, that the module imports or takes of a module by attribute."""
+    names: dict[str, str] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            if _private(node.module):
+                yield from (f"{node.module}:{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            names |= {
+                a.asname or "torch": a.name if a.asname else "torch" for a in node.names if a.name.startswith("torch")
+            }
+    for owner, attribute in attributes(module):
+        first, _, rest = owner.partition(".")
+        if first in names and (_private(attribute) or _private(names[first])):
+            yield f"{'.'.join(filter(None, (names[first], rest)))}:{attribute}"
+
+
+def _private(name: str | None) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in (name or "").split("."))
 
 
 def uses(module: ast.Module) -> Iterator[str]:
@@ -114,7 +138,7 @@ def module_strings(module: ast.Module) -> Iterator[str]:
     for node in ast.walk(module):
         match node:
             case ast.Constant(value=str(text)) if (
-                text.split(".")[0] in PACKAGES and text.replace(".", "").isidentifier()
+                text.split(".")[0] in UPSTREAM and text.replace(".", "").isidentifier()
             ):
                 yield text
 

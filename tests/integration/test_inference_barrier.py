@@ -444,3 +444,36 @@ def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
     watch.look()
     assert sorted(watch.tags) == sorted(batch.keys)
     assert sessions(["u1_0_0", "u1_0_1", "u1_1_0"]) == 2
+
+
+def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths(queue, batch):
+    """verl's own replay buffer filters: the rewards of u0 and u1 are all alike; of u2 and u3, which it could train on,
+    it takes one."""
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    from verl_fuse.host.rollout_watch import RolloutWatch
+
+    scored = [key for key in batch.keys if key.startswith(("u2_0", "u3_1"))]
+    scores = [torch.ones(LENGTHS[batch.keys.index(key)]) for key in scored]
+    tq.kv_batch_put(
+        keys=scored, partition_id="train", fields=TensorDict({"rm_scores": nested(scores)}, batch_size=len(scored))
+    )
+    prompt = {"is_prompt": True, "status": "finished", "global_steps": 1}
+    tq.kv_batch_put(keys=["u0", "u1", "u2", "u3"], partition_id="train", tags=[dict(prompt) for _ in range(4)])
+    # A group without a trajectory: all of its samples failed.
+    tq.kv_batch_put(keys=["u4"], partition_id="train", tags=[{**prompt, "status": "failure"}])
+    empty = OmegaConf.create({})
+    asked = []
+    filtering = {"refill_fn": asked.append, "filter_groups_metric": "reward", "train_batch_size": 1}
+    buffer = ReplayBuffer(
+        "sync", empty, None, "drop", empty, gen_batch_size=1, sync_refill_failed_groups=True, **filtering
+    )
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list)
+    trained, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=1)
+    (taken,) = {key.split("_")[0] for key in trained.keys}
+    lengths = {"u0": [5, 2], "u1": [9, 3], "u2": [7, 4], "u3": [6, 1], "u4": []}
+    assert taken in ("u2", "u3")
+    assert watch.discarded == {uid: found for uid, found in lengths.items() if uid != taken}
+    assert not asked, "there was enough to train on"
+    watch.begin_step()
+    assert watch.discarded == {}

@@ -1,5 +1,6 @@
 """One real PPO run in which, in every step, the long tail migrates and the freed replica's devices run inference: two vLLM replicas, forced
-lengths, every number computed twice. In the second step what moves takes its KV cache along; in the third an engine process is killed."""
+lengths, every number computed twice. In the second step what moves takes its KV cache along, and one long request
+cannot move; in the third an engine process is killed."""
 
 import json
 import re
@@ -7,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.forced_lengths import KILLED_IN_STEP, LONG, forced_length
+from support.forced_lengths import KILLED_IN_STEP, LONG, STUCK_IN_STEP, forced_length
 from verl_runs import SMALL, SMALL_CRITIC, Finished, run
 
 from verl_fuse.spec.timeline import Span, Timeline
@@ -97,6 +98,20 @@ def test_the_tail_migrates_in_every_step(migrated):
         assert len(resumed) == parts["aborted"]
         computed = sum(span.args["prompt_tokens"] - span.args["cached_tokens"] for span in resumed)
         assert migrated.metrics[step]["fuse/reprefilled_tokens"] == computed
+
+
+def test_the_replica_of_a_request_that_cannot_move_is_the_survivor(migrated):
+    for step in WHOLE_STEPS:
+        spans = timeline(migrated, step)
+        stuck = [span for span in requests(spans) if "unmovable" in span.args]
+        metrics = migrated.metrics[step]
+        assert len(stuck) == metrics["fuse/unmovable_requests"] == (step == STUCK_IN_STEP)
+        assert metrics["fuse/restarted_requests"] == metrics["fuse/tail_without_room"] == 0
+        (stop,) = [span for span in spans.spans if span.name == "migrate"]
+        for span in stuck:
+            assert (span.args["unmovable"], span.args["stop_reason"]) == ("seed, stop", "completed")
+            assert span.start < stop.start < span.end
+            assert span.track != stop.track
 
 
 def test_a_moved_request_takes_along_what_a_connector_kept_of_it(migrated):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 RANKS = 2
 
 
-def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path):
+def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path, forks: dict[str, str]):
     finished = run(
         verl_home,
         "ppo-megatron-cpu",
@@ -31,6 +31,7 @@ def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path):
         "fuse.realloc.weight_sync=shards",
         "actor_rollout_ref.rollout.calculate_log_probs=true",
         name="fused",
+        forks=forks,
     )
     assert finished.code == 0, finished.output[-3000:]
     first, last = (finished.metrics[step] for step in (1, 3))

@@ -1,9 +1,11 @@
 """A plan made by `verl-fuse plan` for two CPU devices, carried out by a real run (`fuse.plan`)."""
 
 import pytest
+from omegaconf import OmegaConf
 from verl_runs import run
 
 from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.run_config import find_config
 
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
@@ -16,6 +18,14 @@ def test_a_run_carries_out_what_the_plan_says(planned, plan_file):
     assert "fuse.plan sets actor_rollout_ref.actor.use_dynamic_bsz=True (was False)" in planned.output
     assert [(account["samples"], account["missing"]) for account in planned.accounts().values()] == [(24, 0)] * 4
     assert list(planned.metrics) == [1, 2, 3, 4]
+
+
+def test_the_run_keeps_the_configuration_that_it_had(planned, plan_file):
+    kept = find_config(planned.folder)
+    assert kept is not None
+    assert kept.trainer.v1.trainer_mode == "fuse"
+    overrides = {key.removeprefix("++"): value for key, value in Plan.read(plan_file).overrides.items()}
+    assert {key: OmegaConf.select(kept, key) for key in overrides} == overrides
 
 
 def test_a_run_on_another_number_of_devices_refuses_the_plan(verl_home, plan_file):

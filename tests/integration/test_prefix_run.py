@@ -23,7 +23,7 @@ ASSIGNED, STOCK = (1,), (2,)
 
 
 @pytest.fixture(scope="module")
-def finished(verl_home, tmp_path_factory):
+def finished(verl_home, tmp_path_factory, forks):
     folder = tmp_path_factory.mktemp("prefix")
     make_task(folder)
     install_plugin(folder / "site", "alternating", ALTERNATING)
@@ -51,6 +51,7 @@ def finished(verl_home, tmp_path_factory):
             f"trainer.total_training_steps={STEPS}",
             f"trainer.total_epochs={STEPS}",
             name="prefix",
+            forks=forks,
         )
     assert done.code == 0, done.output[-4000:]
     return done, [json.loads(line) for line in (folder / "counters.jsonl").read_text().splitlines()]
@@ -104,9 +105,10 @@ def test_lengths_are_learned_calibrated_and_kept_with_the_checkpoint(finished):
     done, _ = finished
     assert "fuse/elastic_upper_coverage" not in done.metrics[1], "nothing was known in the first step"
     assert 0.0 <= done.metrics[2]["fuse/elastic_upper_coverage"] <= 1.0
-    state = json.loads((done.folder / f"global_step_{STEPS}/fuse_elastic_lengths.json").read_text())
-    assert len(state["means"]) == PROMPTS
-    assert len(state["recent"]["numbers"]) == STEPS * PROMPTS * SAMPLES
+    state = json.loads((done.folder / f"global_step_{STEPS}/fuse_elastic.json").read_text())
+    assert len(state["lengths"]["means"]) == PROMPTS
+    assert len(state["lengths"]["recent"]["numbers"]) == STEPS * PROMPTS * SAMPLES
+    assert state["costs"]["decode"] is None, "the first step was cold, and the second had not ended"
 
 
 def test_every_sample_is_trained_once_and_no_policy_fell_back(finished):

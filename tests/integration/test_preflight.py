@@ -14,7 +14,15 @@ pytestmark = pytest.mark.integration
 
 
 def run(*overrides: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", "+fuse=default", *overrides]
+    # verl's own defaults lack micro-batch sizes.
+    command = [
+        sys.executable,
+        "-m",
+        "verl.trainer.main_ppo",
+        "+fuse=default",
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
+        *overrides,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -23,8 +31,8 @@ def run(*overrides: str) -> subprocess.CompletedProcess:
     [
         (["+fuse.interstage.enable=true"], "verl-fuse: fuse.interstage.enable: unknown key (did you mean 'enabled'?)"),
         (
-            ["trainer.v1.trainer_mode=fuse", "fuse.interstage.micro_group=-1"],
-            "verl-fuse: fuse.interstage.micro_group=-1: needs >= 1",
+            ["trainer.v1.trainer_mode=fuse", "fuse.interstage.micro_group=-1", "fuse.poll_interval=0"],
+            "verl-fuse: 2 problems:\n  - fuse.poll_interval=0.0: needs >= 0.001 and <= 60.0\n  - fuse.interstage.micro_group=-1: needs >= 1\n",
         ),
         (
             ["fuse.interstage.enabled=true"],

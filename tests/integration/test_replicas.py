@@ -22,10 +22,13 @@ with warnings.catch_warnings():
     from counting_engine import CountingManager
     from verl.checkpoint_engine.base import CheckpointEngineManager
 
+    from verl_fuse.host import prompts
     from verl_fuse.host.client import FuseLLMServerClient
+    from verl_fuse.host.prompts import PromptGroup
     from verl_fuse.host.replicas import Replicas
     from verl_fuse.host.spans import Recorder, start_collector
-    from verl_fuse.spec.step import ReplicaView
+    from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
+    from verl_fuse_interstage.migration import Trigger, tail_migration
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -107,7 +110,7 @@ def unbroken(n, tokens=60):
 
 def test_requests_of_freed_replicas_go_on_elsewhere_as_if_nothing_had_happened(manager, spans):
     replicas = replicas_of(manager)
-    outputs = while_generating(client_of(manager), 9, lambda: replicas.free([0, 2]))
+    outputs = while_generating(client_of(manager), 9, lambda: replicas.free([0, 2], "a test"))
     for n, output in enumerate(outputs):
         assert output.token_ids == unbroken(n)
         assert output.log_probs == [-token / 1000 for token in unbroken(n)]
@@ -123,7 +126,7 @@ def test_requests_of_freed_replicas_go_on_elsewhere_as_if_nothing_had_happened(m
 
 
 def test_a_replica_is_unrouted_then_aborted_then_put_to_sleep(manager):
-    replicas_of(manager).free([1])
+    replicas_of(manager).free([1], "a test")
     assert manager.entries() == ["unrouted server-1", "abort server-1 reject", "sleep server-1"]
 
 
@@ -136,13 +139,145 @@ def test_a_request_that_arrives_behind_the_closed_gate_goes_elsewhere(manager):
 
     addresses = {address: rank for rank, address in enumerate(manager.get_addresses())}
     client = Late(CONFIG, manager.global_load_balancer, replicas=addresses)
-    outputs = while_generating(client, 3, lambda: replicas_of(manager).free([0, 1]), tokens=5)
+    outputs = while_generating(client, 3, lambda: replicas_of(manager).free([0, 1], "a test"), tokens=5)
     assert [output.token_ids for output in outputs] == [unbroken(n, 5) for n in range(3)]
+
+
+STUCK = {"seed": 7, "stop": ["x"]}
+
+
+def test_requests_that_cannot_move_are_counted_where_they_run(manager, spans):
+    replicas = replicas_of(manager)
+
+    def slow_down(factor):
+        ray.get([replica.server_handle.slow_down.remote(factor) for replica in manager.get_replicas()])
+
+    async def views(running):
+        """Once so many are under way; a request is placed before it is counted as one that cannot move."""
+        async with asyncio.timeout(60):
+            while True:
+                seen = await asyncio.to_thread(replicas.views)
+                if (sum(view.running for view in seen), sum(view.unmovable for view in seen)) == (running, 4):
+                    return seen
+
+    async def both():
+        # Nobody is done before everybody has been seen.
+        await asyncio.to_thread(slow_down, 50)
+        stuck = asyncio.create_task(generate(client_of(manager), 4, **STUCK))
+        alone = await views(4)
+        free = asyncio.create_task(generate(client_of(manager), 2, seed=None, stop=[]))
+        together = await views(6)
+        await asyncio.to_thread(slow_down, 1)
+        await asyncio.gather(stuck, free)
+        return alone, together
+
+    alone, together = asyncio.run(both())
+    assert [view.unmovable for view in alone] == [view.running for view in alone]
+    assert [view.unmovable for view in together] == [view.unmovable for view in alone]
+    assert [view.unmovable for view in replicas.views()] == [0, 0, 0]
+    named = [span.args["unmovable"] for span in spans() if "unmovable" in span.args]
+    assert named == ["seed, stop"] * 4
+
+
+def test_what_a_connector_is_told_keeps_no_request_from_moving(manager):
+    vllm = {"engine_kwargs": {"vllm": {"kv_transfer_config": {"kv_role": "kv_both"}}}}
+    fuse = {"disabled_plugins": [], "interstage": {"kv_transfer_params": {"tag": "{weights}"}}}
+    config = OmegaConf.merge(CONFIG, {"actor_rollout_ref": {"rollout": vllm}, "fuse": fuse})
+    addresses = {address: rank for rank, address in enumerate(manager.get_addresses())}
+    client = FuseLLMServerClient(config, manager.global_load_balancer, replicas=addresses)
+    replicas, seen = replicas_of(manager), []
+
+    async def of_a_prompt():
+        prompts._group.set(PromptGroup("a", "run step 1"))
+        moving = asyncio.create_task(generate(client, 3))
+        await asyncio.sleep(0.2)
+        seen.extend(await asyncio.to_thread(replicas.views))
+        return await moving
+
+    assert [output.token_ids for output in asyncio.run(of_a_prompt())] == [unbroken(n) for n in range(3)]
+    assert [(view.running, view.unmovable) for view in seen] == [(1, 0)] * 3
+
+
+def test_a_request_that_cannot_move_and_meets_a_replica_being_freed_starts_again(manager, spans, caplog):
+    """As one that arrives between the decision and the abort would."""
+    replicas = replicas_of(manager)
+    outputs = while_generating(
+        client_of(manager), 9, lambda: replicas.free([0, 2], "fuse.elastic.cut_fraction"), **STUCK
+    )
+    assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(9)]
+    assert {output.stop_reason for output in outputs} == {"completed"}
+    requests = [span.args for span in spans() if span.name == "request"]
+    assert sum(args["stop_reason"] == "aborted" and args["response_tokens"] > 0 for args in requests) == 6
+    assert not [args for args in requests if "resumed_tokens" in args], "a seed must see the whole response"
+    assert {args["response_tokens"] for args in requests if args["stop_reason"] == "completed"} == {60}
+    for rank in (0, 2):
+        assert f"replica {rank}, freed by fuse.elastic.cut_fraction, has 3 requests that cannot move" in caplog.text
+    assert re.search(
+        r"request-\d starts again at another replica, without its \d+ tokens so far: replica 0 was freed, "
+        r"and seed=7, stop=\['x'\] cannot be applied",
+        caplog.text,
+    )
+    assert [view.unmovable for view in replicas.views()] == [0, 0, 0]
+
+
+def test_a_request_that_cannot_move_starts_again_when_its_replica_dies(manager):
+    replicas = replicas_of(manager)
+    server = manager.get_replicas()[1].server_handle
+    outputs = while_generating(client_of(manager), 6, lambda: ray.get(server.kill_engine.remote()), **STUCK)
+    assert [output.token_ids for output in outputs] == [unbroken(n) for n in range(6)]
+    assert [view.unmovable for view in replicas.views()] == [0, 0, 0]
+
+
+def step_with_a_tail(manager, limit, lengths):
+    """One step as the trainer polls it; where the last tenth was moved, the requests that moved, and the room every
+    replica had at the end."""
+    replicas = Replicas(
+        manager, checkpoints_of(manager), Recorder(lambda span: None), 20.0, max_num_seqs=64, sequence_tokens=16 + limit
+    )
+    client, done, moved = client_of(manager), [], []
+
+    async def sample(number, tokens):
+        output = await client.generate(
+            f"sample-{number}", prompt_ids=[1, 1000 * number], sampling_params={**SAMPLING, "max_tokens": tokens}
+        )
+        done.append((2, len(output.token_ids)))
+
+    async def run():
+        running = asyncio.gather(*(sample(number, tokens) for number, tokens in enumerate(lengths)))
+        while not running.done():
+            left = len(lengths) - len(done)
+            replicas.expect(left, list(done))
+            views = await asyncio.to_thread(replicas.views)
+            view = RolloutView(1, 0.0, len(lengths), len(done), 1, 0, (), (), views)
+            if migration := tail_migration(Trigger(len(lengths) // 10), view):
+                freed = [seen.rank for seen in views if seen.rank not in migration.survivors]
+                moved.append((migration.survivors, sum(seen.running for seen in views if seen.rank in freed)))
+                await asyncio.to_thread(replicas.free, freed, migration.cause)
+            await asyncio.sleep(0.02)
+        await running
+
+    asyncio.run(run())
+    assert sorted(tokens for _, tokens in done) == sorted(lengths)
+    return moved
+
+
+@pytest.mark.parametrize("limit", [300, 16384])
+def test_the_tail_moves_whatever_the_limit_of_a_response_is(manager, limit):
+    """A KV cache that two sequences as long as the limit of 16384 would fill."""
+    for replica in manager.get_replicas():
+        ray.get(replica.server_handle.reopen.remote(step_seconds=0.004))
+        ray.get(replica.server_handle.keep.remote(2 * 16400))
+    lengths = [8 + 7 * number % 50 for number in range(54)] + [220 + 13 * number for number in range(6)]
+    ((survivors, count),) = step_with_a_tail(manager, limit, lengths)
+    assert len(survivors) == 1
+    assert count >= 3, "what the two freed replicas ran"
 
 
 def test_stop_tokens_and_the_budget_hold_across_the_move(manager):
     replicas = replicas_of(manager)
-    outputs = while_generating(client_of(manager), 3, lambda: replicas.free([0, 1]), stop_token_ids=[50, 1040])
+    outputs = while_generating(
+        client_of(manager), 3, lambda: replicas.free([0, 1], "a test"), stop_token_ids=[50, 1040]
+    )
     assert [len(output.token_ids) for output in outputs] == [50, 40, 60]
 
 
@@ -160,7 +295,7 @@ def test_a_replica_that_everybody_is_turned_away_from_is_named(manager):
 
 def test_a_freed_replica_is_routed_again_once_it_confirms_its_weights(manager):
     replicas = replicas_of(manager)
-    replicas.free([2])
+    replicas.free([2], "a test")
     with pytest.raises(FuseError, match=r"replica 2 holds the weights of step 0 after the sync of step 7"):
         replicas.readmit(7)
     assert [view.routed for view in replicas.views()] == [True, True, False]
@@ -181,7 +316,7 @@ def test_views_count_requests_in_flight(manager):
     replicas = replicas_of(manager)
     seen = []
     while_generating(client_of(manager), 6, lambda: seen.extend(replicas.views()))
-    assert seen == [ReplicaView(rank, 2, 64, routed=True) for rank in range(3)]
+    assert seen == [ReplicaView(rank, 2, 64, routed=True, capacity=Capacity(64)) for rank in range(3)]
 
 
 def test_requests_of_a_dead_engine_start_again_elsewhere(manager, spans):
@@ -201,7 +336,7 @@ def test_a_request_that_moved_keeps_its_tokens_when_the_survivor_of_another_dies
     server = manager.get_replicas()[1].server_handle
 
     def free_then_kill():
-        replicas.free([0])
+        replicas.free([0], "a test")
         ray.get(server.kill_engine.remote())
 
     outputs = while_generating(client_of(manager), 6, free_then_kill)
@@ -227,7 +362,7 @@ def test_a_dead_replica_is_left_out_of_sleep_and_named_before_the_weight_sync(ma
     replicas = replicas_of(manager)
     replicas.require_alive()
     server = manager.get_replicas()[1].server_handle
-    while_generating(client_of(manager), 6, lambda: ray.get(server.kill_engine.remote()), tokens=40)
+    while_generating(client_of(manager), 6, lambda: ray.get(server.kill_engine.remote()))
     for _ in range(2):
         replicas.views()
     assert caplog.text.count("replica 1 is dead") == 1 + 2, "once by the driver, once by each of its two requests"
@@ -334,7 +469,7 @@ def test_a_replica_that_cannot_be_freed_is_ended_and_its_requests_start_again(fr
         ray.get(server.hang.remote())
         if dead:
             ray.get(server.kill_engine.remote())
-        replicas.free([1])
+        replicas.free([1], "a test")
 
     outputs = while_generating(client_of(fresh), 6, free, tokens=40)
     assert [output.token_ids for output in outputs] == [unbroken(n, 40) for n in range(6)]
@@ -378,7 +513,7 @@ def test_time_in_which_nobody_looked_is_not_time_without_a_token(manager):
     replicas = replicas_of(manager, timeout=1.5)
 
     async def run():
-        running = asyncio.create_task(generate(client_of(manager), 6, tokens=600))
+        running = asyncio.create_task(generate(client_of(manager), 6, tokens=1200))
         await watching(replicas, running.done, seconds=0.5)
         await asyncio.sleep(3)
         assert not running.done()
@@ -408,5 +543,5 @@ def test_a_replica_whose_server_is_gone_is_named_and_its_requests_start_again(ma
     with pytest.raises(FuseError, match=r"(?s)dead: replica 0 \(dead: .*\)\. The step is trained"):
         replicas.require_alive()
     assert [view.routed for view in replicas.views()] == [False, True, True]
-    replicas.free([0])
+    replicas.free([0], "a test")
     assert "replica 0 did not stop generating: ActorDiedError" in caplog.text

@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from verl.workers.rollout.replica import TokenOutput
 
-    from verl_fuse.host.resume import garbage, merge, remaining_params, token_budget
+    from verl_fuse.host.resume import garbage, merge, obstacles, remaining_params, token_budget
 
 pytestmark = pytest.mark.integration
 
@@ -47,16 +47,26 @@ def test_the_rest_of_a_request_has_the_rest_of_its_budget_and_nothing_else_chang
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("stop", ["</s>"]), ("presence_penalty", 0.5), ("seed", 3), ("structured_outputs", {"regex": "a"})],
+    [
+        ("stop", ["</s>"]),
+        ("stop", "."),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -0.5),
+        ("seed", 3),
+        ("seed", 0),
+        ("structured_outputs", {"regex": "a"}),
+        ("bad_words", ["b"]),
+        ("a_parameter_of_tomorrow", 1),
+    ],
 )
-def test_a_parameter_that_depends_on_where_the_output_starts_is_refused(key, value):
-    with pytest.raises(FuseError, match=f"{key}=.*cannot go on at another replica.*migration_threshold=null"):
-        remaining_params({**SAMPLING, key: value}, budget=30, generated=3)
+def test_a_parameter_that_depends_on_where_the_output_starts_is_an_obstacle(key, value):
+    assert obstacles({**SAMPLING, "include_stop_str_in_output": True, key: value}) == {key: value}
 
 
 def test_parameters_that_are_switched_off_are_no_hindrance():
-    off = {"stop": None, "presence_penalty": 0.0, "frequency_penalty": 0, "seed": None, "stop_token_ids": []}
-    assert remaining_params({**SAMPLING, **off}, budget=30, generated=3)["max_tokens"] == 27
+    off = {"stop": None, "presence_penalty": 0.0, "frequency_penalty": 0, "seed": None, "bad_words": [], "n": 1}
+    assert obstacles({**SAMPLING, **off, "stop_token_ids": [], "stop": ""}) == {}
+    assert obstacles({**SAMPLING, "seed": -1, "stop_token_ids": [3], "min_tokens": 4, "logit_bias": {1: 2.0}}) == {}
 
 
 def part(tokens, log_probs="same", stop_reason="aborted", **extra):

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.prompts import announce, announce_prompts, current_group, prompts_of
     from verl_fuse.host.replicas import Replicas
     from verl_fuse.host.routing import Routing
-    from verl_fuse.host.rows import response_tokens, rows
+    from verl_fuse.host.rows import response_tokens
     from verl_fuse.host.spans import Recorder, start_collector
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
@@ -87,7 +87,7 @@ class Policy:
     """Answers as the test says."""
 
     def __init__(self, homes=None, count=None):
-        self.homes, self.count, self.seen = homes, count, []
+        self.homes, self.count, self.seen, self.scaled, self.running = homes, count, [], 0, []
 
     @hookspecs.hookimpl
     def fuse_predict(self, prompts):
@@ -95,11 +95,13 @@ class Policy:
 
     @hookspecs.hookimpl
     def fuse_scale(self, prompts, replicas):
+        self.scaled += 1
         return self.count
 
     @hookspecs.hookimpl
-    def fuse_assign(self, prompts, replicas):
+    def fuse_assign(self, prompts, replicas, running):
         self.seen.append((list(prompts), [replica.rank for replica in replicas]))
+        self.running.append({rank: {p.uid: p.samples for p in left} for rank, left in running.items()})
         return self.homes
 
 
@@ -188,8 +190,35 @@ def test_views_say_what_was_assigned_and_what_is_left(manager):
     routed = Routed(manager)
     routed.routing.plan(prompts("a", "b", "c"), guard(Policy({"a": 2, "b": 0, "c": 2})))
     done = ["a_0_0", "a_1_0", "a_1_1", "b_3_0", "stranger_0_0"]
-    views = routed.routing.annotate(routed.replicas.views(), done)
+    views = routed.routing.annotate(routed.replicas.views(), done, {})
     assert [(view.assigned, view.unfinished) for view in views] == [(4, 3), (0, 0), (8, 6)]
+    views = routed.routing.annotate(routed.replicas.views(), done, {"a": [5, 5, 5, 5]})
+    assert [(view.assigned, view.unfinished) for view in views] == [(4, 3), (0, 0), (4, 4)], "a was discarded"
+
+
+def test_prompts_that_a_running_step_asks_for_are_added_to_its_plan(manager, spans):
+    """As dynamic sampling does it: `b` was discarded, of `a` one sample is done, and replica 0 has left with `c`."""
+    routed = Routed(manager)
+    policy = Policy({"a": 2, "b": 2, "c": 0}, count=3)
+    policies = guard(policy)
+    routed.routing.plan(prompts("a", "b", "c"), policies)
+    routed.replicas.free([0], "a test")
+    routed.rollout("c", tokens=5)
+    moved = served_by(spans())["c"]
+    policy.homes, policy.count = {"d": 1, "e": 2}, 1
+    routed.routing.add(prompts("d", "e"), policies, ["a_2_0"], {"b": [5, 5, 5, 5]})
+    assert policy.scaled == 1, "the number of replicas is the step's"
+    assert [[prompt.uid for prompt in seen] for seen, _ in policy.seen] == [["a", "b", "c"], ["d", "e"]]
+    assert policy.running == [{}, {1: {}, 2: {"a": 3}}]
+    assert routed.replicas.freed == (0,)
+    routed.rollout("acde", tokens=5)
+    assert served_by(spans()) == {"a": {"replica 2"}, "c": moved, "d": {"replica 1"}, "e": {"replica 2"}}
+    assert set(routed.routing.prompts) == {"a", "b", "c", "d", "e"}
+    # A discarded group is not waited for, an added one is.
+    views = routed.routing.annotate(routed.replicas.views(), ["a_2_0", "d_0_0"], {"b": [5, 5, 5, 5]})
+    assert [(view.assigned, view.unfinished) for view in views] == [(4, 4), (4, 3), (8, 7)]
+    routed.routing.begin_step()
+    assert not routed.routing.prompts
 
 
 def test_a_prompt_nobody_assigned_is_spread_as_verl_does(manager, spans):
@@ -205,7 +234,7 @@ def test_a_prompt_nobody_assigned_is_spread_as_verl_does(manager, spans):
 def test_samples_of_a_replica_that_leaves_go_on_together(manager, spans):
     routed = Routed(manager)
     routed.routing.plan(prompts("a", "b", "c"), guard(Policy({"a": 0, "b": 1, "c": 1})))
-    outputs = routed.rollout("abc", tokens=60, action=lambda: routed.replicas.free([0]))
+    outputs = routed.rollout("abc", tokens=60, action=lambda: routed.replicas.free([0], "a test"))
     found = spans()
     assert served_by(found) == {"a": {"replica 2"}, "b": {"replica 1"}, "c": {"replica 1"}}
     assert sum("resumed_tokens" in span.args for span in found) == SAMPLES
@@ -284,7 +313,7 @@ def test_response_tokens_are_counted_by_prompt_and_sample_without_padding():
         "b_0_0": {"response_len": 9},
         "c_0_0": {"response_len": 1, "is_padding": True},
     }
-    assert response_tokens(rows(list(tags), tags, None)) == {"a": [12, 3], "b": [9]}
+    assert response_tokens(tags) == {"a": [12, 3], "b": [9]}
 
 
 def test_prompts_are_read_off_a_batch_with_a_key_that_lasts():

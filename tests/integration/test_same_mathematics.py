@@ -5,6 +5,7 @@ padding inside micro-batches, and with it the order of float32 sums, differs; no
 are planted in the streaming run.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ COMPARED = 2
 WRONG_ROW, DROPPED = COMPARED + 1, COMPARED + 2
 
 
-def replay(home: Path, name: str, *extra: str, steps: int, baseline: bool = False, faults: str = "") -> Finished:
+def replay(
+    home: Path, forks: dict[str, str], name: str, *extra: str, steps: int, baseline: bool = False, faults: str = ""
+) -> Finished:
     done = run(
         home,
         "ppo-cpu",
@@ -37,25 +40,26 @@ def replay(home: Path, name: str, *extra: str, steps: int, baseline: bool = Fals
         baseline=baseline,
         record=home / f"{name}.numbers",
         faults=faults,
+        forks=forks,
     )
     assert (done.code != 0) == (f":{steps}" in faults), done.output[-4000:]
     return done
 
 
 @pytest.fixture(scope="module")
-def stock(verl_home, planned) -> Finished:
-    return replay(verl_home, "stock", steps=WRONG_ROW, baseline=True)
+def stock(verl_home, planned, forks) -> Finished:
+    return replay(verl_home, forks, "stock", steps=WRONG_ROW, baseline=True)
 
 
 @pytest.fixture(scope="module")
-def observed(verl_home, planned) -> Finished:
-    return replay(verl_home, "observed", steps=COMPARED)
+def observed(verl_home, planned, forks) -> Finished:
+    return replay(verl_home, forks, "observed", steps=COMPARED)
 
 
 @pytest.fixture(scope="module")
-def streamed(verl_home, planned) -> Finished:
+def streamed(verl_home, planned, forks) -> Finished:
     faults = f"wrong_row:{WRONG_ROW} drop_micro_group:{DROPPED}"
-    return replay(verl_home, "streamed", "fuse.interstage.enabled=true", steps=DROPPED, faults=faults)
+    return replay(verl_home, forks, "streamed", "fuse.interstage.enabled=true", steps=DROPPED, faults=faults)
 
 
 def numbers(finished: Finished) -> Path:
@@ -103,6 +107,12 @@ def test_streaming_computes_the_same_numbers(stock, streamed, number):
     assert faults(stock, streamed, number, STREAMING) == []
 
 
+def test_steps_of_stock_verl_are_shown_as_well(stock):
+    for step in range(1, WRONG_ROW + 1):
+        assert stock.screen.count(f"verl-fuse: step {step}/{WRONG_ROW} done in ") == 1, stock.screen
+    assert "pid=" not in stock.screen
+
+
 def test_a_wrong_row_shows_in_the_comparison(stock, streamed):
     (values,) = [finding for finding in faults(stock, streamed, WRONG_ROW, STREAMING) if finding.what == "values"]
     assert values.value > 10 * values.allowed
@@ -111,5 +121,9 @@ def test_a_wrong_row_shows_in_the_comparison(stock, streamed):
 def test_a_dropped_micro_group_ends_the_run(streamed):
     assert streamed.code != 0
     assert "is missing from at least one of 32 rows" in streamed.output
+    # The cause stands on the screen, though all that was printed is in a file.
+    assert re.search(
+        r"^verl-fuse: verl ended with exit code 1: .*FuseError: .* is missing from", streamed.screen, re.MULTILINE
+    )
     trained = {int(file.name.split("_")[1]) for file in numbers(streamed).glob("actor_*")}
     assert trained == {1, 2, WRONG_ROW}, "nothing was trained on the incomplete batch"

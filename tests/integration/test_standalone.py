@@ -205,7 +205,7 @@ def test_a_replica_that_does_not_stop_between_two_steps_is_lost(run, caplog):
     run.end_step(1)
     server = run.pool._members[1].replica.server_handle
     ray.get(server.hang.remote())
-    run.replicas.free([1])
+    run.replicas.free([1], "a test")
     # In the middle of a rollout: its requests must not wait for the end of the step.
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(server.__ray_ready__.remote(), timeout=10)

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from verl_runs import SMALL, SMALL_CRITIC, Finished, run
 
+from verl_fuse.cli.screen import PHASES
 from verl_fuse.spec.timeline import Timeline
 
 pytest.importorskip("verl")
@@ -22,7 +25,7 @@ COMMAND = (
     *SMALL_CRITIC,
     f"data.train_batch_size={PROMPTS}",
     # Few requests at a time: samples finish one after the other, as in a rollout much larger than its engines.
-    "actor_rollout_ref.rollout.max_num_seqs=4",
+    "actor_rollout_ref.rollout.max_num_seqs=2",
     "fuse.interstage.enabled=true",
     "fuse.realloc.weight_sync=shards",
     "fuse.realloc.checksums=true",
@@ -47,7 +50,7 @@ def stopped(verl_home) -> Finished:
 
 
 @pytest.fixture(scope="module")
-def resumed(verl_home, stopped) -> Finished:
+def resumed(verl_home, stopped, forks) -> Finished:
     done = run(
         verl_home,
         "ppo-cpu",
@@ -55,6 +58,7 @@ def resumed(verl_home, stopped) -> Finished:
         name="resumed",
         record=verl_home / "resumed.numbers",
         recorder="rollout_recorder",
+        forks=forks,
     )
     assert done.code == 0, done.output[-4000:]
     return done
@@ -64,8 +68,14 @@ def timeline(finished: Finished, step: int) -> Timeline:
     return Timeline.from_json((finished.folder / f"timeline/step_{step:06d}.json").read_text())
 
 
-def test_stopping_ends_the_run_with_an_error_code_and_no_process_left(stopped):
-    assert stopped.code != 0
+def test_stopping_ends_the_run_with_a_sentence_and_no_process_left(stopped):
+    assert stopped.code == 128 + signal.SIGTERM
+    assert re.fullmatch(
+        r"verl-fuse: stopped by SIGTERM after step [23]; the same command goes on from the checkpoint of step 2",
+        stopped.screen.splitlines()[-1],
+    )
+    assert "exit code" not in stopped.screen
+    assert "Traceback" not in stopped.screen
     marker = f"trainer.default_local_dir={stopped.folder}"
     assert [pid for pid in filter(str.isdigit, os.listdir("/proc")) if marker in command_line(pid)] == []
 
@@ -78,8 +88,10 @@ def command_line(pid: str) -> str:
 
 
 def test_the_same_command_goes_on_after_the_checkpoint(resumed):
-    # Step 2 holds the validation before training.
-    assert sorted(resumed.metrics) == [2, 3, 4]
+    assert "verl starts after step 2" in resumed.screen
+    assert sorted(resumed.metrics) == [0, 1, 2, 3, 4]
+    # Logged by the first part, and by the second before it trained.
+    assert {"timing_s/step", "val-core/verl_fuse_cpu/euclid/acc/mean@1"} <= resumed.metrics[2].keys()
     assert (resumed.folder / "latest_checkpointed_iteration.txt").read_text() == "4"
 
 
@@ -159,9 +171,34 @@ def test_metrics_account_for_the_step(resumed):
 
 def test_progress_lines_tell_what_is_done_and_how_long_the_rest_takes(resumed):
     for step in (3, 4):
-        assert f"verl-fuse: step {step}/{STEPS} done in " in resumed.output
+        assert resumed.screen.count(f"verl-fuse: step {step}/{STEPS} done in ") == 1
     assert resumed.output.count(f"{PROMPTS}/{PROMPTS} groups trained") >= 2
     assert "ETA" in resumed.output
+
+
+def test_the_screen_shows_phases_steps_and_a_whole_account_of_the_step_and_the_log_the_rest(resumed):
+    lines = resumed.screen.splitlines()
+    assert len(lines) <= 60, resumed.screen
+    phases = [phase for phase in PHASES.values() if any(line.endswith(f"verl-fuse: {phase}") for line in lines)]
+    assert phases == list(PHASES.values())
+    assert "pid=" not in resumed.screen
+    assert len((resumed.folder / "run.log").read_text().splitlines()) > 500
+    shares = dict(re.findall(r"^(\w+) +[\d.]+ +(\d+)%", resumed.screen, re.MULTILINE))
+    assert {
+        "gen",
+        "drain",
+        "balance",
+        "old_log_prob",
+        "ref",
+        "values",
+        "adv",
+        "update_critic",
+        "update_actor",
+        "other",
+    } < shares.keys()
+    assert shares.pop("step") == "100"
+    assert sum(map(int, shares.values())) == pytest.approx(100, abs=len(shares) / 2)
+    assert re.search(r"^Hidden: \d+\.\d{3} s of inference a step ran while samples", resumed.screen, re.MULTILINE)
 
 
 def saved(finished: Finished, name: str) -> dict[str, Any]:

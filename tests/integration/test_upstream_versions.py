@@ -96,7 +96,8 @@ def changed(tmp_path: Path) -> Path:
 
 
 def test_a_broken_contract_refuses_a_version_in_range(changed: Path):
-    done = main_ppo(changed, "trainer.v1.trainer_mode=fuse")
+    # verl's own defaults lack micro-batch sizes.
+    done = main_ppo(changed, "trainer.v1.trainer_mode=fuse", "actor_rollout_ref.actor.use_dynamic_bsz=true")
     assert done.returncode == 2, done.stderr[-3000:]
     assert (
         "verl-fuse: what is installed (verl 0.9.1, TransferQueue 0.1.11) is not what verl-fuse was written for"

@@ -38,7 +38,9 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("empty")
     venv.create(home, with_pip=True)
     pip = [str(home / "bin/python"), "-m", "pip", "install", "--quiet", "--prefer-binary"]
-    subprocess.run([*pip, "--constraint", str(REPO / "ci/constraints.txt"), str(wheel)], check=True, env=CLEAN)
+    subprocess.run(
+        [*pip, "--constraint", str(REPO / "ci/stacks/newest/constraints.txt"), str(wheel)], check=True, env=CLEAN
+    )
     return home / "bin/python"
 
 

@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from support.fork_server import SITE
+
 from ci.upstream.ab.runs import RECORDER, SMALL, SMALL_CRITIC
 from verl_fuse.cli.recipes import find_recipe
-from verl_fuse.cli.run import TASKS
+from verl_fuse.cli.run import LOG, TASKS
 
 __all__ = ["RECORDED", "RECORDING", "SMALL", "SMALL_CRITIC", "Finished", "run"]
 
@@ -34,9 +36,10 @@ RECORDED = (
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended: exit code, everything it printed, and its directory."""
+    """A run that ended: exit code, what it showed on the screen, everything it printed, and its directory."""
 
     code: int
+    screen: str
     output: str
     folder: Path
 
@@ -63,21 +66,28 @@ def run(
     recorder: str = "step_recorder",
     faults: str = "",
     variables: Mapping[str, str] = MappingProxyType({}),
+    folders: Sequence[Path] = (),
+    forks: Mapping[str, str] = MappingProxyType({}),
     stop_when: Callable[[Path], bool] | None = None,
     timeout: float = 1200,
 ) -> Finished:
     """Run a recipe in `home/name`, as experiment `experiment` (default: `name`).
 
     `record` saves every step's numbers there (ci/upstream/recorder, or the module `recorder` in support/), with `faults` planted
-    (support/streaming_faults.py) and with environment `variables`; `stop_when(folder)` is polled, and once it is true the run is told to stop (SIGTERM).
+    (support/streaming_faults.py), with environment `variables` and with modules of `folders`. With the variables of the
+    fixture `forks` the processes of the run are forks. `stop_when(folder)` is polled, and once it is true the run is told to stop (SIGTERM).
     """
     folder = home / name
     log = home / f"{name}.{time.time_ns()}.log"
-    environment = {**os.environ, "VERL_FUSE_HOME": str(home)}
+    environment = {**os.environ, **forks, "VERL_FUSE_HOME": str(home)}
+    if forks:
+        environment["PYTHONPATH"] = os.pathsep.join([str(SITE), os.environ.get("PYTHONPATH", "")])
     if record is not None:
         environment |= {
             "VERL_USE_EXTERNAL_MODULES": f"{recorder},streaming_faults" if faults else recorder,
-            "PYTHONPATH": os.pathsep.join([str(RECORDER), str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(RECORDER), str(SUPPORT), *map(str, folders), environment.get("PYTHONPATH", "")]
+            ),
             "STEP_RECORD_DIR": str(record),
             "STREAMING_FAULTS": faults,
             **variables,
@@ -100,7 +110,10 @@ def run(
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(60)
-    return Finished(process.returncode, log.read_text(errors="replace"), folder)
+    screen, printed = log.read_text(errors="replace"), folder / LOG
+    # Empty where the run was refused; what an earlier run in this folder printed has then not moved away.
+    own = printed.read_text(errors="replace") if str(printed) in screen else ""
+    return Finished(process.returncode, screen, f"{own}\n{screen}", folder)
 
 
 def make_task(home: Path, recipe: str) -> None:

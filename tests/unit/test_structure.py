@@ -26,11 +26,12 @@ PACKAGES = (
 
 # Lowest first. A module may import its own row and those above it in this list; the longest matching prefix decides.
 LAYERS = (
-    ("verl_fuse", "verl_fuse.errors"),
+    ("verl_fuse", "verl_fuse.errors", "verl_fuse.extras"),
     ("verl_fuse.spec",),
     ("verl_fuse.cost",),
     ("verl_fuse.schedule",),
     ("verl_fuse.timeline",),
+    ("verl_fuse.compare",),
     ("verl_fuse.simulate",),
     ("verl_fuse.plan",),
     ("verl_fuse.reshard",),

@@ -12,9 +12,12 @@ import yaml
 from ci.upstream.__main__ import COMMANDS
 from ci.upstream.ab.command import parse
 
-WORKFLOWS = Path(__file__).resolve().parents[2] / ".github/workflows"
+REPO = Path(__file__).resolve().parents[2]
+WORKFLOWS = REPO / ".github/workflows"
 # Tools of the runner itself.
 SHELL = {"git", "test"}
+# Virtual environments that the Makefile makes.
+VENVS = (".venv/bin/", ".venv-verl/bin/")
 
 
 def load(path: Path) -> dict:
@@ -31,15 +34,16 @@ def commands(path: Path) -> Iterator[str]:
 def problem(command: str, repo: Path) -> str | None:
     """What of the command is not there, or None."""
     program, *rest = shlex.split(command)
+    tool = next((program.removeprefix(venv) for venv in VENVS if program.startswith(venv)), None)
     if program == "make":
         return make_problem(rest, (repo / "Makefile").read_text())
-    if program == ".venv/bin/python":
+    if tool == "python":
         module = rest[rest.index("-m") + 1]
         if importlib.util.find_spec(module) is None:
             return f"no module {module}"
         missing = [word for word in rest if word.startswith("tests/") and not (repo / word).exists()]
         return f"no {missing}" if missing else None
-    if program in SHELL or program == ".venv/bin/verl-fuse" or (repo / program).exists():
+    if program in SHELL or tool == "verl-fuse" or (repo / program).exists():
         return None
     return f"no {program}"
 
@@ -52,6 +56,8 @@ def make_problem(words: list[str], makefile: str) -> str | None:
     for variable, value in (word.split("=", 1) for word in words if "=" in word):
         if f"$({variable})" not in makefile:
             return f"no target uses {variable}"
+        if variable == "STACK" and not (REPO / "ci/stacks" / value).is_dir():
+            return f"no stack {value}"
         if variable == "UPSTREAM":
             name, *arguments = value.split()
             if name not in COMMANDS:
@@ -71,6 +77,7 @@ def test_everything_a_workflow_runs_exists(path: Path, repo: Path):
     [
         "make nosuch",
         "make test NOSUCH=1",
+        "make test STACK=nosuch",
         "make upstream UPSTREAM=nosuch",
         ".venv/bin/python -m nosuch",
         ".venv/bin/python -m pytest tests/nosuch.py",
@@ -103,6 +110,15 @@ def test_every_workflow_may_only_read():
 def test_reports_are_uploaded_from_where_they_are_written():
     for name in ("nightly", "canary"):
         for job in load(WORKFLOWS / f"{name}.yml")["jobs"].values():
+            if not any("make upstream" in step.get("run", "") for step in job["steps"]):
+                continue
             (upload,) = [step for step in job["steps"] if step.get("uses", "").startswith("actions/upload-artifact")]
             assert upload["with"]["path"] == f"{parse([]).output}/"
             assert upload["if"] == "${{ !cancelled() }}"
+
+
+def test_what_a_cache_depends_on_is_there():
+    steps = [step for path in WORKFLOWS.glob("*.yml") for job in load(path)["jobs"].values() for step in job["steps"]]
+    named = {step["with"]["cache-dependency-path"] for step in steps if "cache" in step.get("with", {})}
+    assert named == {"ci/stacks/*/*.txt"}
+    assert len(list(REPO.glob(*named))) == 4

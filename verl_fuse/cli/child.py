@@ -2,6 +2,11 @@
 
 Ray and vLLM start processes in sessions of their own. All inherit the variable MARK, so whatever of the run is still alive after
 its driver has ended is found by it, through /proc.
+
+Invariants (tests/unit/recipes/test_child.py):
+- SIGINT, SIGTERM and SIGHUP reach the child, even where they are ignored here; a second one ends it at once;
+- what the child prints goes to `output`, or to this process's own output;
+- nothing that inherited the mark is alive afterwards.
 """
 
 import os
@@ -10,46 +15,91 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 MARK = "VERL_FUSE_RUN_ID"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds the processes of a run get to end by themselves, and after SIGTERM.
 GRACE = 10.0
+# Seconds between two looks at the child.
+POLL = 0.2
 
 
-def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run `command` to its end and return its exit code, 128 + the signal's number if a signal ended it."""
+@dataclass(frozen=True)
+class Ending:
+    """How the child ended: its exit code (128 + the number of the signal that ended it), and the signal that was passed on to it, if any."""
+
+    code: int
+    stopped_by: signal.Signals | None
+
+
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: IO[bytes] | None = None,
+    poll: Callable[[], None] = lambda: None,
+) -> Ending:
+    """Run `command` to its end; both its streams go to `output`. `poll` is called every POLL seconds."""
     run_id = uuid.uuid4().hex
     child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
+    received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        if child is None:
-            early.append(number)
-        elif child.poll() is None:
-            os.killpg(child.pid, number)
+        received.append(number)
+        if child is not None:
+            _send(child, number, first=len(received) == 1)
 
     # Before the child starts: a signal that is ignored here (SIGINT under nohup) would be ignored by the child as well.
     previous = {number: signal.signal(number, pass_on) for number in PASSED_ON}
+    said = False
     try:
-        child = subprocess.Popen(command, env={**environment, MARK: run_id}, process_group=0)
-        for number in early:
-            pass_on(number, None)
-        code = child.wait()
+        child = subprocess.Popen(
+            command,
+            env={**environment, MARK: run_id},
+            process_group=0,
+            stdout=output,
+            stderr=output and subprocess.STDOUT,
+        )
+        for index, number in enumerate(tuple(received)):
+            _send(child, number, first=index == 0)
+        while (code := _ended(child)) is None:
+            poll()
+            if received and not said:
+                name = signal.Signals(received[0]).name
+                print(
+                    f"verl-fuse: {name}: the run is being stopped; a second signal ends it at once",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                said = True
     finally:
-        end_processes(run_id)
+        # A second signal is an answer to waiting: nothing is waited for then.
+        end_processes(run_id, patient=len(received) < 2)
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
+    return Ending(code if code >= 0 else 128 - code, signal.Signals(received[0]) if received else None)
 
 
-def end_processes(run_id: str) -> None:
+def _send(child: subprocess.Popen[bytes], number: int, *, first: bool) -> None:
+    if child.poll() is None:
+        os.killpg(child.pid, number if first else signal.SIGKILL)
+
+
+def _ended(child: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return child.wait(POLL)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def end_processes(run_id: str, *, patient: bool = True) -> None:
     """Wait for the processes of the run, then end those that stay: SIGTERM, then SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if _gone_within(run_id, GRACE):
+    for number in (signal.SIGTERM, signal.SIGKILL) if patient else (signal.SIGKILL,):
+        if _gone_within(run_id, GRACE if patient else 0.0):
             return
         for pid in processes(run_id):
             print(f"verl-fuse: process {pid} outlived the run: {number.name}", file=sys.stderr, flush=True)

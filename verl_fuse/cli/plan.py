@@ -1,30 +1,44 @@
 """`verl-fuse plan`: which devices, layout and micro-batches each model call should get. Needs neither torch nor verl nor a device."""
 
+import dataclasses
+import json
+import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from verl_fuse.cli.cluster_argument import HELP, read_cluster
+from verl_fuse.cli.cluster_argument import HELP, price_of, read_cluster
+from verl_fuse.cli.output import Json, begun, examples, finite, print_json
+from verl_fuse.cli.progress import Progress
 from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.cost.profiled import Profiled
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.executable import STRATEGIES, Strategy
-from verl_fuse.plan.make import Made, Request, make
-from verl_fuse.plan.overrides import command_line, feature_overrides, workload_overrides
+from verl_fuse.plan.make import Made, Request, checked, make
+from verl_fuse.plan.overrides import command_line, feature_overrides, path_overrides, workload_overrides
+from verl_fuse.plan.search import compile_kernels
 from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.plan import FEATURES
+from verl_fuse.spec.units import GIB
 from verl_fuse.spec.workload import Workload
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-GIB = 2**30
+EXAMPLES = examples(
+    "verl-fuse plan step.yaml h100x4",
+    "verl-fuse plan step.yaml h100x4 --feature interstage --verl",
+    "verl-fuse plan step.yaml cluster.yaml --weight 0 --out plan.json",
+)
+COMPILING = "preparing compiled kernels; the first time on a machine they are compiled, which takes a minute or two"
 
 
-@app.command()
+@app.command(epilog=EXAMPLES)
 def plan(
+    context: typer.Context,
     workload_file: Annotated[Path, typer.Argument(metavar="WORKLOAD.yaml", help="The step to plan for.")],
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=HELP)],
     strategy: Annotated[
@@ -37,50 +51,112 @@ def plan(
         list[str] | None, typer.Option(help="A feature to plan for: interstage, pipeline; repeatable.")
     ] = None,
     weight: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="1: least time, 0: least money; between: fewer nodes may do.")
+        float,
+        typer.Option(
+            min=0.0, max=1.0, callback=finite, help="1: least time, 0: least money; between: fewer nodes may do."
+        ),
     ] = 1.0,
     out: Annotated[Path | None, typer.Option(help="Where the plan goes (JSON), for fuse.plan.")] = None,
-    verl: Annotated[bool, typer.Option("--verl", help="Print the overrides for verl, and nothing else.")] = False,
-    time_limit: Annotated[float, typer.Option(min=0.5, help="Seconds of search.")] = 10.0,
+    verl: Annotated[
+        bool,
+        typer.Option("--verl", help="Print the overrides for verl, with placeholders for paths, and nothing else."),
+    ] = False,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            min=0.5,
+            max=1e6,
+            callback=finite,
+            help="Seconds for the whole command; the best plan found by then is printed.",
+        ),
+    ] = 10.0,
     profile: Annotated[Path | None, typer.Option(help="A profile written by `verl-fuse profile`.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Find the fastest plan, and how far it can be from the best one."""
+    """Find the fastest plan, and how far it can be from the best one; Ctrl-C prints the best so far."""
+    since = begun(context)
     if strategy is not None and strategy not in STRATEGIES:
         raise FuseError(f"--strategy {strategy}: allowed: {', '.join(STRATEGIES)}")
     if ideal and (verl or strategy):
         raise FuseError(
             "--ideal plans need reallocation between layouts, which no engine of verl has: drop --verl and --strategy"
         )
+    if verl and as_json:
+        raise FuseError("--verl and --json exclude each other: --json has the overrides too")
     for name in feature or []:
         if name not in ("interstage", "pipeline"):
             raise FuseError(f"--feature {name}: allowed: interstage, pipeline (of {', '.join(FEATURES)})")
     strategies: tuple[Strategy, ...] = () if ideal else tuple(s for s in STRATEGIES if strategy in (None, s))
     workload = Workload.read(workload_file)
-    request = Request(strategies, tuple(feature or ()), weight, time_limit)
     machines = read_cluster(cluster)
     cost = Profiled.of(ProfileTable.read(profile), machines) if profile else Analytic(machines)
     if out is not None:
         check_writable(out)
-    made = make(workload, cost, request)
+    request = checked(workload, cost, Request(strategies, tuple(feature or ()), weight, time_limit))
+    with Progress(COMPILING) as report:
+        compile_kernels()
+        left = time_limit - (time.monotonic() - since)
+        made = make(workload, cost, dataclasses.replace(request, time_limit=max(left, 0.0)), report)
+    if left <= 0:
+        note = f"kernels were compiled for longer than --time-limit {time_limit:g}; the next plan on this machine finds them"
+        print(f"verl-fuse: {note}", file=sys.stderr)
+    if made.found.stopped:
+        print("verl-fuse: interrupted; this is the best plan so far", file=sys.stderr)
     if out is not None:
         made.plan.write(out)
+    overrides = all_overrides(workload, made)
     if verl:
-        overrides = {**workload_overrides(workload), **made.plan.overrides, **feature_overrides(made.plan)}
         typer.echo("\n".join(command_line(made.plan.strategy or "", overrides)))
-        return
-    show(made)
-    if out is not None:
-        typer.echo(f"plan: {out}")
+    elif as_json:
+        print_json(as_data(made, overrides, out))
+    else:
+        show(made)
+        if out is not None:
+            typer.echo(f"plan: {out}")
+
+
+def all_overrides(workload: Workload, made: Made) -> dict[str, Any]:
+    """verl's keys for what is trained, where, and with which features; none for an ideal plan, which verl cannot run."""
+    if made.plan.strategy is None:
+        return {}
+    trained = {**path_overrides(workload), **workload_overrides(workload)}
+    return {**trained, **made.plan.overrides, **feature_overrides(made.plan)}
+
+
+def as_data(made: Made, overrides: dict[str, Any], out: Path | None) -> dict[str, Any]:
+    """The keys of `--json`. `plan` is what `--out` writes; seconds and USD are per step; `bound_seconds` is null where nothing is proven."""
+    found, cluster = made.found, made.found.space.cluster
+    return {
+        "strategy": made.plan.strategy or "ideal",
+        "device": cluster.device.name,
+        "devices": cluster.devices,
+        "nodes": made.nodes,
+        "seconds": found.seconds,
+        "bound_seconds": found.bound or None,
+        "usd": made.cost_per_step,
+        "peak_bytes": dict(zip((call.call for call in made.plan.calls), _peaks(made), strict=True)),
+        "options": found.options,
+        "search_seconds": found.elapsed,
+        "interrupted": found.stopped,
+        "overrides": overrides,
+        "plan": json.loads(made.plan.to_json()),
+        "file": out and str(out),
+    }
+
+
+def _peaks(made: Made) -> list[float]:
+    """Bytes per device of each call."""
+    space = made.found.space
+    return [space.ways[space.way[option]].peak for option in made.found.choice]
 
 
 def show(made: Made) -> None:
     """The table, and the sentence under it."""
-    table = Table(
-        "call", "devices", "layout", "micro-batches", "offload", "seconds", "GiB in use", title_justify="left"
-    )
+    table = Table("call", "devices", "layout", title_justify="left")
+    for column in ("micro-batches", "offload", "seconds", "GiB per device"):
+        table.add_column(column, justify="left" if column == "offload" else "right")
     found = made.found
-    for call, option in zip(made.plan.calls, found.choice, strict=True):
-        way = found.space.ways[found.space.way[option]]
+    for call, peak in zip(made.plan.calls, _peaks(made), strict=True):
         table.add_row(
             call.call,
             str(call.mesh),
@@ -88,14 +164,20 @@ def show(made: Made) -> None:
             str(call.microbatches),
             "yes" if call.offload else "",
             f"{made.plan.predicted[call.call]:.2f}",
-            f"{way.peak / GIB:.1f}",
+            f"{peak / GIB:.1f}",
         )
     print_table(table)
-    engine = made.plan.strategy or "ideal"
-    typer.echo(
-        f"{engine}, {found.space.cluster.devices} x {found.space.cluster.device.name}: {found.seconds:.2f} s per step, "
-        f"{made.cost_per_step:.4g} per step; no {engine} plan takes less than {found.bound:.2f} s (gap {found.gap:.2%})"
+    engine, cluster = made.plan.strategy or "ideal", found.space.cluster
+    proof = (
+        f"no {engine} plan takes less than {found.bound:.2f} s (gap {found.gap:.2%})"
+        if found.bound
+        else "not every placement was looked at: a longer --time-limit may find a better plan"
     )
+    typer.echo(
+        f"{engine}, {cluster.devices} x {cluster.device.name}: {found.seconds:.2f} s per step, {made.cost_per_step:.4g} USD per step"
+    )
+    typer.echo(proof)
+    typer.echo(price_of(cluster))
     typer.echo(f"searched {found.options} options in {found.elapsed:.1f} s, {found.nodes} nodes of the proof")
     if made.plan.migration_threshold:
         typer.echo(f"migrate once {made.plan.migration_threshold:.1%} of the samples are unfinished")

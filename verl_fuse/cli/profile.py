@@ -1,6 +1,7 @@
 """`verl-fuse profile`: measure the device at hand for the cost model. Needs torch; reading a profile does not."""
 
 import importlib
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,21 +9,30 @@ import typer
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
+from verl_fuse.cli.output import Json, examples, print_json
+from verl_fuse.cli.progress import Progress
 from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.floors import fit_floors
 from verl_fuse.cost.profiled import Profiled
 from verl_fuse.cost.recorded import RecordedRun, run_of
 from verl_fuse.cost.table import PARTS, MeasuredModel, ProfileTable
 from verl_fuse.errors import FuseError
+from verl_fuse.extras import install
 from verl_fuse.spec.cluster import Cluster
 from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.model_names import model_from
-from verl_fuse.timeline.files import read_step, recorded_steps
+from verl_fuse.timeline.files import located, readable_steps, recorded_steps
 
-app = typer.Typer(add_completion=False)
+# More than any grid of use; a mistaken number would take all memory.
+MOST = {"tp": 1024, "batches": 65536, "lengths": 2**20}
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+EXAMPLES = examples(
+    "verl-fuse profile --model qwen2.5-0.5b --out profile.json",
+    "verl-fuse profile --model qwen2.5-7b --device cuda --precision bfloat16 --tp 1,2,4 --out profile.json",
+)
 
 
-@app.command()
+@app.command(epilog=EXAMPLES)
 def profile(
     out: Annotated[Path, typer.Option(help="Where the profile goes (JSON).")],
     model: Annotated[list[str], typer.Option(help="Size name, or path of a config.json or its folder; repeatable.")],
@@ -38,6 +48,7 @@ def profile(
             "--from", help="Recorded run of the first model; the software's floors are read off it; repeatable."
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Measure embedding, block and head of models over a grid of batch sizes and lengths."""
     degrees, sizes, tokens = (_counts(*pair) for pair in (("tp", tp), ("batches", batches), ("lengths", lengths)))
@@ -47,15 +58,22 @@ def profile(
     measuring = _measuring(threads)
     bench = measuring.Bench.on(device, precision)
     measured: list[MeasuredModel] = []
-    for each in models:
-        for degree in degrees:
-            measured.append(measuring.measure_model(bench, each, degree, sizes, tokens))
-            _print(measured[-1])
-    table = ProfileTable(measuring.measure_device(bench), precision, threads, tuple(measured))
+    with Progress("measuring") as report:
+        for each in models:
+            for degree in degrees:
+                report(f"measuring {each.name}, tp {degree} ({len(measured) + 1} of {len(models) * len(degrees)})")
+                measured.append(measuring.measure_model(bench, each, degree, sizes, tokens))
+                if not as_json:
+                    print_measured(measured[-1])
+        report("measuring the device")
+        table = ProfileTable(measuring.measure_device(bench), precision, threads, tuple(measured))
     if runs:
         table = with_floors(table, runs)
     table.write(out)
-    typer.echo(f"profile of {table.device.name}: {out}")
+    if as_json:
+        print_json({"device": table.device.name, "file": str(out), "profile": json.loads(table.to_json())})
+    else:
+        typer.echo(f"profile of {table.device.name}: {out}")
 
 
 def with_floors(table: ProfileTable, runs: list[RecordedRun]) -> ProfileTable:
@@ -71,8 +89,9 @@ def with_floors(table: ProfileTable, runs: list[RecordedRun]) -> ProfileTable:
 
 def read_run(run_dir: Path) -> RecordedRun:
     """A recorded run with the configuration that Hydra left beside it."""
+    run_dir, _ = located(run_dir)
     path = run_dir / "hydra" / ".hydra" / "config.yaml"
-    timelines = [read_step(run_dir, step) for step in recorded_steps(run_dir)]
+    timelines = list(readable_steps(run_dir, recorded_steps(run_dir)))
     try:
         config = OmegaConf.load(path)
     except OSError as error:
@@ -92,7 +111,7 @@ def _measuring(threads: int) -> Any:
     try:
         measuring = importlib.import_module("verl_fuse.runtime.profile")
     except ImportError as error:
-        raise FuseError(f"verl-fuse profile needs torch ({error}); install verl-fuse[verl] or torch itself") from error
+        raise FuseError(f"verl-fuse profile needs torch ({error}): {install('verl')}, or torch itself") from error
     measuring.set_threads(threads)
     return measuring
 
@@ -101,12 +120,18 @@ def _counts(option: str, text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise FuseError(f"--{option}={text}: needs whole numbers >= 1 with commas between them, such as 1,4,16")
+    most = MOST[option]
+    if too_many := [part for part in parts if len(part) > 9 or int(part) > most]:
+        raise FuseError(f"--{option}={too_many[0]}: needs at most {most}")
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _print(measured: MeasuredModel) -> None:
+def print_measured(measured: MeasuredModel) -> None:
+    """The table of one model."""
     title = f"{measured.model.name}, tp {measured.tp}: milliseconds at the smallest, middle and largest of the grid"
-    table = Table("part", "pass", "smallest", "middle", "largest", title=title)
+    table = Table("part", "pass", title=title, title_justify="left")
+    for column in ("smallest", "middle", "largest"):
+        table.add_column(column, justify="right")
     by_pair = {(m.part, m.direction): m for m in measured.measurements}
     for pair in PARTS:
         rows = by_pair[pair].seconds

@@ -16,8 +16,10 @@ from rich.table import Table
 from yaml import YAMLError
 
 import verl_fuse
+from verl_fuse.cli.output import examples
 from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import nearest
 
 app = typer.Typer(add_completion=False)
 
@@ -36,7 +38,7 @@ class Recipe:
     prepare: str | None
 
 
-@app.command()
+@app.command(epilog=examples("verl-fuse recipes"))
 def recipes() -> None:
     """List the shipped recipes."""
     table = Table("recipe", "algorithm", "hardware", "what for", box=None, padding=(0, 2, 0, 0))
@@ -69,7 +71,8 @@ def find_recipe(name: str) -> Recipe:
     for recipe in found:
         if recipe.name == name:
             return recipe
-    raise FuseError(f"no recipe {name!r}; choose from: {', '.join(recipe.name for recipe in found)}")
+    names = [recipe.name for recipe in found]
+    raise FuseError(f"no recipe {name!r}{nearest(name, names)}; choose from: {', '.join(names)}")
 
 
 def _load(root: Path) -> Iterator[Recipe]:

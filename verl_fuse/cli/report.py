@@ -2,19 +2,23 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 
+from verl_fuse.compare.run import BESIDE, TIMING
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import read_text
 
-TIMING = "timing_s/"
 STEP = "step"
-# Timed by verl beside the step, not within it (verl/trainer/ppo/v1/trainer_base.py).
-OUTSIDE = ("testing",)
+# Of the plugin interstage, of every step of a run whose finished samples are streamed.
+HIDDEN = "fuse/overlap_seconds"
+# Characters of a line that cannot be read that are shown.
+SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,30 @@ class StageTime:
 
 def read_metrics(path: Path) -> list[tuple[int, Mapping[str, float]]]:
     """(step, numbers) per line, in the order written; a FuseError names the line that cannot be read."""
-    records = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    return [
+        (step, {key: _number(value) for key, value in data.items() if isinstance(value, int | float)})
+        for step, data in read_records(path)
+    ]
+
+
+def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(step, everything logged of it) per line; a FuseError names the file, or the line, that cannot be read."""
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:
             record = json.loads(line)
-            values = {key: float(value) for key, value in record["data"].items() if isinstance(value, int | float)}
-            records.append((int(record["step"]), values))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FuseError(f"{path}, line {number}: not a metrics record ({error!r})") from error
-    return records
+            yield int(record["step"]), dict(record["data"])
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise FuseError(
+                f'{path}, line {number}: not a metrics record, {{"step": 1, "data": {{...}}}}: {line[:SHOWN]!r}'
+            ) from error
+
+
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        # An integer beyond all floats; JSON's 1e999 is infinite as well.
+        return math.inf if value > 0 else -math.inf
 
 
 def validation_changes(records: list[tuple[int, Mapping[str, float]]]) -> list[Change]:
@@ -62,43 +81,78 @@ def validation_changes(records: list[tuple[int, Mapping[str, float]]]) -> list[C
 
 
 def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, list[StageTime]]:
-    """(steps counted, mean seconds per stage, the step itself after its stages). The first step is left out where there are others: it warms everything up."""
-    steps = [values for _, values in records if f"{TIMING}step" in values]
+    """(steps counted, mean seconds per stage, then what no stage accounts for, the step itself, and what is timed outside of it). The first step
+    is left out where there are others: it warms everything up."""
+    steps = [values for _, values in records if f"{TIMING}{STEP}" in values]
     counted = steps[1:] or steps
     sums: dict[str, float] = {}
     for values in counted:
         for key, value in values.items():
-            if key.startswith(TIMING):
+            # Of what verl times, "agent_loop/slowest/..." and the like are no stages but statistics of requests.
+            if key.startswith(TIMING) and "/" not in key.removeprefix(TIMING):
                 sums[key] = sums.get(key, 0.0) + value
     # Stages that not every step has (validation, checkpoints) count as zero in the others.
-    stages = [StageTime(key.removeprefix(TIMING), total / len(counted)) for key, total in sums.items()]
-    return len(counted), sorted(stages, key=lambda stage: (stage.name in OUTSIDE, stage.name == STEP))
+    means = {key.removeprefix(TIMING): total / len(counted) for key, total in sums.items()}
+    step = means.pop(STEP, None)
+    outside = {name: means.pop(name) for name in BESIDE if name in means}
+    if step is not None:
+        means |= {"other": max(0.0, step - sum(means.values())), STEP: step}
+    return len(counted), [StageTime(name, seconds) for name, seconds in (means | outside).items()]
+
+
+def hidden_seconds(records: list[tuple[int, Mapping[str, float]]]) -> float:
+    """Mean seconds a step of inference that ran while samples were still generated, over the steps `stage_times` counts."""
+    steps = [values for _, values in records if f"{TIMING}{STEP}" in values]
+    counted = steps[1:] or steps
+    return sum(values.get(HIDDEN, 0.0) for values in counted) / max(1, len(counted))
 
 
 def summary(records: list[tuple[int, Mapping[str, float]]]) -> Group:
-    """The two tables that `verl-fuse run` ends with."""
-    changes = Table(title="Validation", title_justify="left")
-    changes.add_column("metric", overflow="fold")
-    for column in ("before", "after", "change"):
-        changes.add_column(column, justify="right", no_wrap=True)
-    for change in validation_changes(records):
-        steps = (f"{change.before:.3f} (step {change.first_step})", f"{change.after:.3f} (step {change.last_step})")
-        changes.add_row(change.name.partition("/")[2], *steps, f"{change.after - change.before:+.3f}")
+    """What `verl-fuse run` ends with: validation, if there was any, the stages of a step, and what was hidden."""
+    parts: list[Table | str] = []
+    if changes := validation_changes(records):
+        parts.append(_validation(changes))
     count, stages = stage_times(records)
+    if count:
+        parts.append(_times(count, stages))
+    if hidden := hidden_seconds(records):
+        parts.append(f"Hidden: {hidden:.3f} s of inference a step ran while samples were still generated.")
+    return Group(*parts)
+
+
+def _validation(changes: list[Change]) -> Table:
+    table = _table("Validation")
+    table.add_column("metric", overflow="fold")
+    for column in ("before", "after", "change"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for change in changes:
+        before, after = (
+            f"{change.before:.3f} (step {change.first_step})",
+            f"{change.after:.3f} (step {change.last_step})",
+        )
+        once = change.first_step == change.last_step
+        shown = (before, "", "") if once else (before, after, f"{change.after - change.before:+.3f}")
+        table.add_row(change.name.partition("/")[2], *shown)
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+
+
+def _times(count: int, stages: list[StageTime]) -> Table:
     whole = next((stage.seconds for stage in stages if stage.name == STEP), 0.0)
-    times = Table("stage", title=f"Step time, mean of {count} steps", title_justify="left")
+    times = _table(f"Step time, mean of {count} step{'s' * (count > 1)}")
+    times.add_column("stage")
     for column in ("seconds", "share"):
         times.add_column(column, justify="right")
     for stage in stages:
-        share = "outside" if stage.name in OUTSIDE else f"{stage.seconds / whole:.0%}" if whole else ""
+        share = "outside" if stage.name in BESIDE else f"{stage.seconds / whole:.0%}" if whole else ""
         times.add_row(stage.name, f"{stage.seconds:.3f}", share)
-    return Group(changes, times)
+    return times
 
 
-def print_summary(console: Console, run_dir: Path, metrics: Path, page: Path) -> None:
-    """Print what the run's files say, and where they are."""
+def print_summary(console: Console, metrics: Path) -> None:
+    """Print what the run's metrics say, if it logged any."""
     if metrics.is_file() and metrics.stat().st_size:
         console.print(summary(read_metrics(metrics)))
-    for name, path in (("Timeline", page), ("Metrics", metrics), ("Run directory", run_dir)):
-        if path.exists():
-            console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)

@@ -2,21 +2,25 @@
 
 import os
 import shlex
-import subprocess
+import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
-from omegaconf import DictConfig
 from rich.console import Console
 
-from verl_fuse.cli import child
-from verl_fuse.cli.composition import compose, select, select_path
+from verl_fuse.cli import child, earlier
+from verl_fuse.cli.checks import check_data_file, data_files, problems_of
+from verl_fuse.cli.composition import compose_what_fits, select, select_path
+from verl_fuse.cli.crash import cause
+from verl_fuse.cli.output import examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
-from verl_fuse.cli.report import print_summary
+from verl_fuse.cli.report import print_summary, read_metrics
+from verl_fuse.cli.screen import Tail, last_lines
 from verl_fuse.errors import FuseError
 from verl_fuse.host.compat.start import require_version
 from verl_fuse.timeline.files import INDEX_PAGE
@@ -25,43 +29,71 @@ app = typer.Typer(add_completion=False)
 
 HOME = "VERL_FUSE_HOME"
 METRICS = "VERL_FILE_LOGGER_PATH"
+# Everything the run prints.
+LOG = "run.log"
+# Lines of the log that are shown of a run that broke off.
+LAST_LINES = 12
 # Stock verl: its own trainer, and no block of ours in the configuration.
 BASELINE = ("trainer.v1.trainer_mode=sync", "~fuse")
-PARQUET_MAGIC = b"PAR1"
 # Tasks that recipes can ask for in `recipe.prepare`: the module that makes one with `--out task_dir`.
 TASKS = {"euclid": ("verl_fuse_cpu.task",), "euclid-4-layers": ("verl_fuse_cpu.task", "--layers", "4")}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What will be run: the command that makes the task first (or None), the training command, and what they add to the environment."""
+    """What will be run: the command that makes the task first (or None), the training command, and what they add to the environment.
+
+    `resumed` is the step of `run_dir` that the run goes on after (None: from the start), `going_on` what a run must be given to go on where this one
+    stops, `idle` names keys that are set for nothing, and `steps` is how many the run has (None: as many as the data give).
+    """
 
     prepare: tuple[str, ...] | None
     command: tuple[str, ...]
     environment: Mapping[str, str]
     data_files: tuple[str, ...]
     run_dir: Path
+    resumed: int | None = None
+    going_on: str = "the same command"
+    idle: tuple[str, ...] = ()
+    steps: int | None = None
 
     @property
     def metrics(self) -> Path:
         return Path(self.environment[METRICS])
 
+    @property
+    def log(self) -> Path:
+        return self.run_dir / LOG
 
-@app.command()
+
+@app.command(
+    epilog=examples(
+        "verl-fuse run ppo-cpu",
+        "verl-fuse run ppo-cpu fuse.interstage.enabled=true trainer.total_training_steps=4",
+        "verl-fuse run ppo-gsm8k-8gpu --dry-run",
+    )
+)
 def run(
     name: Annotated[str, typer.Argument(help="Name of the recipe (verl-fuse recipes).")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Hydra overrides, as verl takes them.")] = None,
     baseline: Annotated[bool, typer.Option("--baseline", help="Stock verl, same everything else.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print the commands and run nothing.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show everything that verl, Ray and vLLM print.")] = False,
 ) -> None:
     """Run a recipe with verl-fuse on (or --baseline: stock verl) and sum it up."""
     recipe = find_recipe(name)
     require_version()
     launch = plan(recipe, overrides or [], baseline=baseline, home=home_from(os.environ))
     if dry_run:
+        for line in launch.idle:
+            say(f"warning: {line}")
         typer.echo("\n".join(as_shell(launch)))
         return
-    raise typer.Exit(execute(launch))
+    raise typer.Exit(execute(launch, verbose=verbose))
+
+
+def say(line: str) -> None:
+    typer.echo(f"verl-fuse: {line}", err=True)
 
 
 def home_from(environment: Mapping[str, str]) -> Path:
@@ -70,14 +102,15 @@ def home_from(environment: Mapping[str, str]) -> Path:
 
 
 def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> Launch:
-    """Everything about the run that can be known and refused before anything is started."""
+    """Everything about the run that can be known and refused before anything is started; a FuseError has all that is wrong."""
     name = f"{recipe.name}-baseline" if baseline else recipe.name
     chosen = [f"trainer.experiment_name={name}", *BASELINE, *overrides] if baseline else overrides
     # The recipes read it through oc.env.
     os.environ[HOME] = str(home)
-    config = compose(recipe, chosen)
+    config, problems = compose_what_fits(recipe, chosen)
     run_dir = Path(select_path(config, "trainer.default_local_dir")).absolute()
-    environment = {HOME: str(home), METRICS: str(run_dir / "metrics.jsonl")}
+    # Unbuffered: a line is shown when it is printed, not when a buffer is full.
+    environment = {HOME: str(home), METRICS: str(run_dir / "metrics.jsonl"), "PYTHONUNBUFFERED": "1"}
     if select(config, "trainer.device") == "cpu":
         from verl_fuse_cpu.environment import environment as cpu_environment
 
@@ -87,6 +120,10 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
         if not isinstance(task, str) or task not in TASKS:
             raise FuseError(f"recipe.prepare={task!r}: allowed: {', '.join(TASKS)}, or null to make nothing")
         prepare = (sys.executable, "-m", *TASKS[task], "--out", select_path(config, "task_dir"))
+    files = tuple(data_files(config))
+    found, idle = problems_of(config, {**environment, **os.environ})
+    if problems := [*problems, *found]:
+        raise FuseError(*problems)
     command = (
         sys.executable,
         "-m",
@@ -97,33 +134,119 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
         "config",
         *chosen,
     )
-    return Launch(prepare, command, environment, tuple(data_files(config)), run_dir)
+    resumed = earlier.resumed_step(config, run_dir)
+    auto = select(config, "trainer.resume_mode") == "auto"
+    going_on = "the same command" if auto else "the same command with trainer.resume_mode=auto"
+    return Launch(
+        prepare,
+        command,
+        environment,
+        files,
+        run_dir,
+        resumed,
+        going_on,
+        idle,
+        select(config, "trainer.total_training_steps"),
+    )
 
 
-def execute(launch: Launch) -> int:
+def execute(launch: Launch, *, verbose: bool = False) -> int:
     """Make the task, check the data, train, print the summary; the exit code of what ended last."""
     # What the user has set wins, but the metrics must be where the summary looks for them.
     environment = {**launch.environment, **os.environ, METRICS: launch.environment[METRICS]}
-    if launch.prepare is not None and (code := subprocess.run(launch.prepare, env=environment).returncode):
-        return code
-    for file in launch.data_files:
-        check_data_file(file)
     try:
         launch.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FuseError(f"trainer.default_local_dir={launch.run_dir} cannot be made: {error.strerror}") from error
-    keep_earlier(launch.metrics)
-    code = child.run(launch.command, environment)
-    if code:
-        typer.echo(f"verl-fuse: verl ended with exit code {code}", err=True)
+    with _output(launch, verbose=verbose) as (log, poll):
+        if launch.prepare is not None:
+            say("the task is made, if it is not there yet")
+            made = child.run(launch.prepare, environment, log, poll)
+            if made.stopped_by is not None:
+                say(f"stopped by {made.stopped_by.name} before training began; the same command starts anew")
+                return 128 + made.stopped_by
+            if made.code:
+                say(f"making the task ended with exit code {made.code}" + _why(launch, verbose=verbose))
+                return made.code
+        for file in launch.data_files:
+            check_data_file(file)
+        page = launch.run_dir / INDEX_PAGE
+        before = _written(page)
+        kept = earlier.move_away(launch.metrics)
+        try:
+            say("verl starts" if launch.resumed is None else f"verl starts after step {launch.resumed}")
+            ending = child.run(launch.command, environment, log, poll)
+        finally:
+            logged = not earlier.put_back(kept, launch.metrics) and launch.metrics.exists()
+    code = ending.code
+    # How a run ends that was told to stop is no fault: Ray's driver aborts (134), for one.
+    if ending.stopped_by is not None and code:
+        code = 128 + ending.stopped_by
     try:
-        print_summary(Console(), launch.run_dir, launch.metrics, launch.run_dir / INDEX_PAGE)
+        if logged and launch.resumed is not None:
+            earlier.join(launch.metrics, launch.resumed)
+        if logged:
+            print_summary(Console(), launch.metrics)
     except FuseError as error:
         # What a run that broke off left half-written must not hide how it ended.
         if not code:
             raise
-        typer.echo(f"verl-fuse: {error}", err=True)
+        say(str(error))
+    named = (
+        ("Timeline", page, _written(page) != before),
+        ("Metrics", launch.metrics, logged),
+        ("Log", launch.log, not verbose),
+    )
+    for name, path, wrote in named:
+        if wrote:
+            typer.echo(f"{name}: {path}")
+    if code and ending.stopped_by is not None:
+        say(stopped(launch, ending.stopped_by, launch.metrics if logged else None))
+    elif code:
+        say(f"verl ended with exit code {code}" + _why(launch, verbose=verbose))
     return code
+
+
+@contextmanager
+def _output(launch: Launch, *, verbose: bool) -> Iterator[tuple[IO[bytes] | None, Callable[[], None]]]:
+    """Where what is run prints to, and what shows of it what matters; (None, nothing) to print to the screen itself."""
+    if verbose:
+        yield None, lambda: None
+        return
+    earlier.move_away(launch.log)
+    with launch.log.open("wb") as log:
+        say(f"everything that is printed goes to {launch.log}")
+        tail = Tail(launch.log, typer.echo)
+        try:
+            yield log, tail.read
+        finally:
+            tail.close()
+
+
+def stopped(launch: Launch, by: signal.Signals, metrics: Path | None) -> str:
+    """How a run ended that was told to stop, and how to go on."""
+    steps = [step for step, values in (read_metrics(metrics) if metrics else ()) if "timing_s/step" in values]
+    done = f"after step {steps[-1]}" if steps else "before its first step was done"
+    checkpoint = earlier.latest_checkpoint(launch.run_dir)
+    if checkpoint is None:
+        return (
+            f"stopped by {by.name} {done}; no checkpoint was saved (trainer.save_freq), so the same command starts anew"
+        )
+    return f"stopped by {by.name} {done}; {launch.going_on} goes on from the checkpoint of step {checkpoint}"
+
+
+def _why(launch: Launch, *, verbose: bool) -> str:
+    """The cause of a crash and what was printed last; with `verbose` it stands on the screen."""
+    if verbose:
+        return ""
+    error = cause(launch.log)
+    last = "\n  ".join(last_lines(launch.log, LAST_LINES))
+    return (f": {error}" if error else "") + f"\nThe last lines of {launch.log}:\n  {last}"
+
+
+def _written(path: Path) -> int | None:
+    """When the file was written, in ns; None if it is not there."""
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def as_shell(launch: Launch) -> Iterator[str]:
@@ -134,37 +257,3 @@ def as_shell(launch: Launch) -> Iterator[str]:
         yield shlex.join(launch.prepare)
     yield f"mkdir -p {shlex.quote(str(launch.run_dir))}"
     yield shlex.join(launch.command)
-
-
-def data_files(config: DictConfig) -> Iterator[str]:
-    """The local files of data.train_files and data.val_files."""
-    for key in ("data.train_files", "data.val_files"):
-        value = select(config, key)
-        files = [] if value is None else [value] if isinstance(value, str) else value
-        if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
-            raise FuseError(f"{key}={value!r}: needs a path, a list of paths, or null")
-        yield from (file for file in files if "://" not in file)
-
-
-def check_data_file(file: str) -> None:
-    """Raise a FuseError unless `file` can be read and, if its name says so, looks like Parquet."""
-    path = Path(file).expanduser()
-    try:
-        with path.open("rb") as opened:
-            start = opened.read(len(PARQUET_MAGIC))
-    except OSError as error:
-        raise FuseError(
-            f"data file {path} cannot be read: {error.strerror} (data.train_files, data.val_files)"
-        ) from error
-    if path.suffix == ".parquet" and start != PARQUET_MAGIC:
-        raise FuseError(f"data file {path} is not a Parquet file: it starts with {start!r}, not {PARQUET_MAGIC!r}")
-
-
-def keep_earlier(metrics: Path) -> None:
-    """verl empties the metrics file when it starts; an earlier run's file moves to metrics.N.jsonl."""
-    if not metrics.exists():
-        return
-    number = 1
-    while (kept := metrics.with_suffix(f".{number}.jsonl")).exists():
-        number += 1
-    metrics.rename(kept)

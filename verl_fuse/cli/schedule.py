@@ -1,13 +1,15 @@
 """`verl-fuse schedule`: solve, show and compare fused pipeline schedules. Needs neither torch nor verl."""
 
-import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from verl_fuse.cli import interrupt
+from verl_fuse.cli.output import Json, begun, examples, finite, print_json
+from verl_fuse.cli.progress import Progress
 from verl_fuse.cli.schedule_from_model import from_model
 from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import FuseError
@@ -21,23 +23,41 @@ from verl_fuse.schedule.validate import validate
 from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.problem import Problem
 from verl_fuse.spec.schedule import Schedule
+from verl_fuse.spec.units import in_memory, in_time
 
+FROM_MODEL = (
+    "verl-fuse schedule from-model h100x4 --actor llama-13b --critic llama-7b "
+    '--actor-layout "tp8 pp4" --critic-layout "tp8 pp2 dp2" --out problem.json'
+)
+SOLVE = "verl-fuse schedule solve problem.json --time-limit 30 --out schedule.json"
+SHOW = "verl-fuse schedule show schedule.json --out schedule.html"
+COMPARE = "verl-fuse schedule compare problem.json --time-limit 60"
 app = typer.Typer(
-    help="Fused pipeline schedules: solve, show, compare.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="Fused pipeline schedules: solve, show, compare.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog=examples(FROM_MODEL, SOLVE, SHOW, COMPARE),
 )
 
-app.command()(from_model)
+app.command(epilog=examples(FROM_MODEL))(from_model)
 
 ProblemFile = Annotated[
-    Path, typer.Argument(metavar="PROBLEM.json", help="The problem; see verl_fuse/spec/problem.py.")
+    Path, typer.Argument(metavar="PROBLEM.json", help="The problem: pipelines of micro-batches on ranks (from-model).")
 ]
-TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds; the best schedule found by then is returned.")]
+TimeLimit = Annotated[
+    float,
+    typer.Option(
+        min=0.1, max=1e6, callback=finite, help="Seconds for the whole command; the best found by then is returned."
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
-Workers = Annotated[int, typer.Option(min=1, help="Solver threads.")]
+Workers = Annotated[int, typer.Option(min=1, max=256, help="Solver threads.")]
+LEAST = 0.1
 
 
-@app.command(name="solve")
+@app.command(name="solve", epilog=examples(SOLVE))
 def solve_command(
+    context: typer.Context,
     problem_file: ProblemFile,
     out: Annotated[
         Path | None, typer.Option(help="Where the schedule goes (JSON); without it only the summary is printed.")
@@ -52,8 +72,10 @@ def solve_command(
     cache_folder: Annotated[
         Path | None, typer.Option(help=f"Default: ${cache.ENVIRONMENT}, or the user's cache directory.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Solve a problem; Ctrl-C returns the best schedule so far."""
+    until = begun(context) + time_limit
     problem = Problem.read(problem_file)
     if out is not None:
         check_writable(out)
@@ -61,20 +83,30 @@ def solve_command(
     cached = cache.load(folder, problem, method) if use_cache else None
     if cached is not None and not _settled(cached, time_limit):
         cached = None
-    schedule = cached or solve(problem, method, Budget(time_limit, seed, workers, _progress()))
+    if cached is not None:
+        schedule = cached
+    else:
+        with Progress(f"{method}: {problem.ops} ops on {problem.ranks} ranks") as report:
+            schedule = solve(problem, method, Budget(_left(until), seed, workers, report))
     if out is not None:
         schedule.write(out)
-    typer.echo(summary(schedule))
+    if as_json:
+        print_json({**as_data(schedule), "cached": cached is not None, "file": out and str(out)})
+    else:
+        typer.echo(summary(schedule))
+        if cached is not None:
+            typer.echo(f"solved earlier: the schedule is from the cache in {folder}; --no-cache solves again")
     if use_cache and cached is None:
         cache.store(folder, schedule)
 
 
-@app.command()
+@app.command(epilog=examples(SHOW))
 def show(
     schedule_file: Annotated[Path, typer.Argument(metavar="SCHEDULE.json")],
     out: Annotated[
         Path | None, typer.Option(help=".html, .svg, .png or .txt; without it the text form is printed.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Check a schedule and draw it: ops, memory per rank, bubbles, bound."""
     if out is not None:
@@ -84,38 +116,80 @@ def show(
         validate(schedule)
     except FuseError as error:
         raise FuseError(f"{schedule_file}: {error}") from error
-    if out is None:
-        typer.echo(text_page(schedule))
-    else:
+    if out is not None:
         write_picture(schedule, out)
+    elif not as_json:
+        typer.echo(text_page(schedule))
+    if as_json:
+        print_json({**as_data(schedule), "file": out and str(out)})
 
 
-@app.command()
-def compare(problem_file: ProblemFile, time_limit: TimeLimit = 20.0, seed: Seed = 0, workers: Workers = 2) -> None:
-    """Run every method and print a table; the time limit holds for each method."""
-    problem = Problem.read(problem_file)
-    table = Table("method", "makespan", "bound", "bubbles", "peak memory", "memory bound", "seconds")
-    for method in METHODS:
-        found = solve(problem, method, Budget(time_limit, seed, workers, _progress()))
-        numbers = (found.makespan, found.lower_bound)
+@app.command(epilog=examples(COMPARE))
+def compare(
+    context: typer.Context,
+    problem_file: ProblemFile,
+    time_limit: TimeLimit = 60.0,
+    seed: Seed = 0,
+    workers: Workers = 2,
+    as_json: Json = False,
+) -> None:
+    """Run every method and print a table; methods share the time limit. Ctrl-C prints what was found so far."""
+    until = begun(context) + time_limit
+    problem, found, interrupted = Problem.read(problem_file), [], False
+    with Progress(f"{problem.ops} ops on {problem.ranks} ranks") as report:
+        for left, method in zip(range(len(METHODS), 0, -1), METHODS, strict=True):
+            report(method)
+            budget = Budget(_left(until) / left, seed, workers, lambda text, method=method: report(f"{method}: {text}"))
+            try:
+                found.append(solve(problem, method, budget))
+            except KeyboardInterrupt:
+                interrupted = True
+            if interrupted := interrupted or budget.stopped.is_set():
+                break
+    if as_json:
+        print_json({"methods": [as_data(schedule) for schedule in found]})
+    elif found:
+        print_table(_comparison(problem, found))
+    if interrupted:
+        raise typer.Exit(interrupt.CODE)
+
+
+def _comparison(problem: Problem, found: list[Schedule]) -> Table:
+    table = Table("method")
+    for column in ("makespan", "bound", "bubbles", "peak memory", "memory bound", "seconds"):
+        table.add_column(column, justify="right")
+    for schedule in found:
         table.add_row(
-            method,
-            *(f"{number:g}" for number in numbers),
-            f"{found.bubble:.1%}",
-            f"{found.peak_memory:g}",
-            f"{found.memory_lower_bound:g}",
-            f"{found.solve_seconds:.1f}",
+            schedule.method,
+            *(in_time(seconds, problem.time_unit) for seconds in (schedule.makespan, schedule.lower_bound)),
+            f"{schedule.bubble:.1%}",
+            *(in_memory(held, problem.memory_unit) for held in (schedule.peak_memory, schedule.memory_lower_bound)),
+            f"{schedule.solve_seconds:.1f}",
         )
-    print_table(table)
+    return table
+
+
+def as_data(schedule: Schedule) -> dict[str, Any]:
+    """The keys of `--json`: times and memory in the problem's units, which are empty where it does not name them."""
+    return {
+        "method": schedule.method,
+        "makespan": schedule.makespan,
+        "lower_bound": schedule.lower_bound,
+        "optimal": schedule.optimal,
+        "time_unit": schedule.problem.time_unit,
+        "bubble_fraction": schedule.bubble,
+        "peak_memory": schedule.peak_memory,
+        "memory_lower_bound": schedule.memory_lower_bound,
+        "memory_optimal": schedule.memory_optimal,
+        "memory_unit": schedule.problem.memory_unit,
+        "solve_seconds": schedule.solve_seconds,
+    }
+
+
+def _left(until: float) -> float:
+    """What is left of the time for the whole command; never nothing, so that every method returns a schedule."""
+    return max(LEAST, until - time.monotonic())
 
 
 def _settled(schedule: Schedule, time_limit: float) -> bool:
     return (schedule.optimal and schedule.memory_optimal) or schedule.solve_seconds >= time_limit * 0.9
-
-
-def _progress():
-    """Progress lines on a terminal; silence in a pipe."""
-    if not sys.stderr.isatty():
-        return lambda text: None
-    begun = time.monotonic()
-    return lambda text: typer.echo(f"{time.monotonic() - begun:6.1f} s  {text}", err=True)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from verl_fuse.cli.cluster_argument import HELP, read_cluster
+from verl_fuse.cli.output import Json, print_json
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Mesh
@@ -34,6 +35,7 @@ def from_model(
     prompt: Annotated[str, typer.Option(help="Prompt lengths, as in a workload file.")] = "fixed:256",
     response: Annotated[str, typer.Option(help="Response lengths, as in a workload file.")] = "fixed:1024",
     recompute: Annotated[bool, typer.Option(help="Recompute activations in the backward.")] = True,
+    as_json: Json = False,
 ) -> None:
     """Write the schedule problem of an actor and a critic; the critic's micro-batches are as large as the actor's."""
     from verl_fuse.cost.analytic import Analytic  # numba takes a second to import
@@ -55,7 +57,10 @@ def from_model(
     second = _call("critic_train", workload.model("critic"), layouts[1], count, cost)
     problem = problem_of(workload, first, second, cost, recompute)
     save(out, problem.to_json() + "\n")
-    typer.echo(f"{problem.ops} ops on {problem.ranks} ranks: {out}")
+    if as_json:
+        print_json({"ops": problem.ops, "ranks": problem.ranks, "file": str(out)})
+    else:
+        typer.echo(f"{problem.ops} ops on {problem.ranks} ranks: {out}")
 
 
 def problem_of(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, recompute: bool) -> Problem:

@@ -1,34 +1,51 @@
 """`verl-fuse simulate`: what a step would take, stock and with each feature. Needs neither torch nor verl nor a device."""
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_fuse.cli.cluster_argument import HELP, read_cluster
+from verl_fuse.cli import interrupt
+from verl_fuse.cli.cluster_argument import HELP, price_of, read_cluster
+from verl_fuse.cli.composition import select
+from verl_fuse.cli.output import Json, examples, print_json
+from verl_fuse.cli.progress import Progress
+from verl_fuse.cli.prose import say
 from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.cost.model import CostModel
 from verl_fuse.cost.profiled import Profiled
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.compare import Estimate, Row, compare
+from verl_fuse.simulate.advice import Advice, advice_of_replay, advice_of_rows
+from verl_fuse.simulate.compare import Estimate, Row, simulate_each
 from verl_fuse.simulate.options import STRATEGIES, Options
 from verl_fuse.simulate.recorded import Replay, read_recorded, replay
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
+from verl_fuse.spec.files import check_folder, reason
 from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.run_config import find_config
 from verl_fuse.spec.workload import Workload
-from verl_fuse.timeline.files import page_of, read_step, record_step, recorded_steps
+from verl_fuse.timeline.files import located, page_of, readable_steps, record_step, recorded_steps
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+EXAMPLES = examples(
+    "verl-fuse simulate step.yaml h100x4",
+    "verl-fuse simulate step.yaml cluster.yaml --strategy interstage --set migration=prefill",
+    "verl-fuse simulate --from runs/ppo-cpu --json",
+)
+# Intervals no longer become narrower long before.
+MOST_STEPS = 1000
+STEPS = 8
+OPTIONS = "Repeatable: " + ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(Options)) + "."
 
 
-@app.command()
+@app.command(epilog=EXAMPLES)
 def simulate(
     workload_file: Annotated[Path | None, typer.Argument(metavar="WORKLOAD.yaml", help="The step.")] = None,
     cluster: Annotated[str | None, typer.Argument(metavar="CLUSTER", help=HELP)] = None,
@@ -37,37 +54,53 @@ def simulate(
         list[str] | None,
         typer.Option(help="One or more of " + ", ".join(STRATEGIES) + "; default: all, realloc only with --plan."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Steps to simulate, each with lengths of its own.")] = 8,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_STEPS, help=f"Steps to simulate, each with lengths of its own; default: {STEPS}."),
+    ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Folder for a timeline page of every strategy.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile written by `verl-fuse profile`.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of verl_fuse/simulate/options.py.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=f"What is assumed. {OPTIONS}")
     ] = None,
     from_: Annotated[
         Path | None, typer.Option("--from", help="A recorded run: what would each feature have saved?")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Compare stock verl with every feature, from lengths and costs alone, or on a run already made."""
     options = read_options(set_ or [])
     if from_ is not None:
-        if workload_file or cluster or plan or profile or timeline or strategy:
+        if workload_file or cluster or plan or profile or timeline or strategy or seeds:
             raise FuseError("--from RUN_DIR takes everything from the run; only --set goes with it")
-        show_replay(from_, options)
+        show_replay(from_, options, as_json)
         return
     if workload_file is None or cluster is None:
         raise FuseError("needs WORKLOAD.yaml and CLUSTER, or --from RUN_DIR")
-    workload, machines = Workload.read(workload_file), read_cluster(cluster)
-    rows = compare(
-        workload,
-        cost_model(machines, profile),
-        strategy,
-        seeds,
-        Plan.read(plan) if plan else None,
-        options,
-    )
-    show(rows, workload, machines, seeds)
     if timeline is not None:
-        write_timelines(timeline, rows)
+        check_folder(timeline)
+    seeds = seeds or STEPS
+    workload, machines = Workload.read(workload_file), read_cluster(cluster)
+    given, rows, interrupted = Plan.read(plan) if plan else None, [], False
+    with Progress(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
+        each = simulate_each(workload, cost_model(machines, profile), strategy, seeds, given, options, report)
+        try:
+            for row in each:
+                rows.append(row)
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            interrupted = True
+    pages = write_timelines(timeline, rows) if timeline is not None else []
+    if as_json:
+        print_json(as_data(rows, workload, machines, seeds, pages))
+    else:
+        show(rows, workload, machines, seeds)
+        for page in pages:
+            typer.echo(f"Page: {page}")
+        show_advice(advice_of_rows(rows))
+    if interrupted:
+        raise typer.Exit(interrupt.CODE)
 
 
 def read_options(settings: list[str]) -> Options:
@@ -91,37 +124,36 @@ def cost_model(cluster: Cluster, profile: Path | None) -> CostModel:
 
 def show(rows: list[Row], workload: Workload, cluster: Cluster, seeds: int) -> None:
     """The table, and what the features decided."""
-    console = Console()
     title = (
         f"{workload.algorithm} of {workload.actor.name}, {workload.sequences} samples, on {cluster.devices} x {cluster.device.name}; "
-        f"{seeds} steps each, 95 % intervals"
+        f"{_steps(seeds)}; {price_of(cluster)}"
     )
     table = Table("strategy", title=title, title_justify="left")
-    for column in ("step s", "gen + inf s", "train s", "speed-up", "idle", "device hours", "cost", "cost / stock"):
+    priced = cluster.price_per_device_hour > 0
+    money = "USD a step" if priced else "device hours a step"
+    for column in ("step s", "gen + inf s", "train s", "speed-up", "idle", money, "cost / stock"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
             row.strategy,
-            _interval(row.seconds, 2),
+            f"{row.seconds.mean:.2f}",
             f"{row.generation_and_inference:.2f}",
             f"{row.training:.2f}",
             _interval(row.speedup, 3),
-            f"{row.idle:.0%}",
-            f"{row.device_hours:.3g}",
-            f"{row.cost.mean:.3g}",
-            _interval(row.cost_ratio, 3),
+            f"{max(0.0, row.idle):.0%}",
+            f"{row.cost.mean if priced else row.device_hours:.3g}",
+            f"{row.cost_ratio.mean:.3f}",
         )
     print_table(table)
     for row in rows:
         for note in row.notes:
-            console.print(f"{row.strategy}: {note}", markup=False, highlight=False, soft_wrap=True)
+            say(f"{row.strategy}: {note}")
     for call in rows[0].example.plan.calls:
-        console.print(
-            f"stock places {call.call} as {call.layout} with {call.microbatches} micro-batches",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"stock places {call.call} as {call.layout} with {call.microbatches} micro-batches")
+
+
+def _steps(count: int) -> str:
+    return "1 step each" if count == 1 else f"{count} steps each, 95 % intervals"
 
 
 def _interval(value: Estimate, digits: int) -> str:
@@ -130,34 +162,94 @@ def _interval(value: Estimate, digits: int) -> str:
     return f"{value.mean:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
 
 
-def write_timelines(folder: Path, rows: list[Row]) -> None:
-    """One run folder per strategy, as a recorded run has."""
-    console = Console()
+def as_data(
+    rows: list[Row], workload: Workload, cluster: Cluster, seeds: int, pages: list[Path | None]
+) -> dict[str, Any]:
+    """The keys of `--json`: times in seconds, costs in USD, both per step."""
+    strategies = [
+        {
+            "strategy": row.strategy,
+            "seconds": dataclasses.asdict(row.seconds),
+            "generation_and_inference_seconds": row.generation_and_inference,
+            "training_seconds": row.training,
+            "speedup": dataclasses.asdict(row.speedup),
+            "idle_fraction": row.idle,
+            "device_hours": row.device_hours,
+            "cost_usd": dataclasses.asdict(row.cost),
+            "cost_ratio": dataclasses.asdict(row.cost_ratio),
+            "notes": row.notes,
+        }
+        for row in rows
+    ]
+    stock = {
+        call.call: {"layout": str(call.layout), "microbatches": call.microbatches}
+        for call in rows[0].example.plan.calls
+    }
+    return {
+        "algorithm": workload.algorithm,
+        "actor": workload.actor.name,
+        "samples": workload.sequences,
+        "device": cluster.device.name,
+        "devices": cluster.devices,
+        "usd_per_device_hour": cluster.price_per_device_hour,
+        "steps": seeds,
+        "strategies": strategies,
+        "stock_plan": stock,
+        "advice": dataclasses.asdict(advice_of_rows(rows)),
+        "pages": [str(page) for page in pages],
+    }
+
+
+def write_timelines(folder: Path, rows: list[Row]) -> list[Path | None]:
+    """One run folder per strategy, as a recorded run has; returns their pages."""
+    pages = []
     for row in rows:
         run = folder / row.strategy
         try:
             record_step(run, row.example.spans)
         except OSError as error:
-            raise FuseError(f"{run}: cannot be written: {error}") from error
-        console.print(f"Page: {page_of(run, 1)}", markup=False, highlight=False, soft_wrap=True)
+            raise FuseError(f"{run}: cannot be written: {reason(error)}") from error
+        pages.append(page_of(run, 1))
+    return pages
 
 
-def show_replay(run_dir: Path, options: Options) -> None:
-    """The savings table of a recorded run; the first step, which warms up, is left out where there are others."""
-    numbers = recorded_steps(run_dir)
-    timelines = [read_step(run_dir, number) for number in (numbers[1:] or numbers)]
-    result = replay([read_recorded(timeline) for timeline in timelines], options)
-    console = Console()
-    print_table(_savings(result, f"{escape(timelines[-1].run)}: {result.steps} steps, {result.seconds:.2f} s each"))
-    console.print(
-        f"Generation replayed from fitted decode times: median error {result.replay_error:.0%}.", highlight=False
-    )
+def show_replay(run: Path, options: Options, as_json: bool) -> None:
+    """The savings table of a recorded run."""
+    name, result, options = replayed(located(run)[0], options)
+    if as_json:
+        savings = [dataclasses.asdict(saving) for saving in result.savings]
+        data = {"run": name, "steps": result.steps, "step_seconds": result.seconds}
+        advice = dataclasses.asdict(advice_of_replay(result))
+        print_json({**data, "replay_error": result.replay_error, "savings": savings, "advice": advice})
+        return
+    print_table(_savings(result, f"{escape(name)}: {result.steps} steps, {result.seconds:.2f} s each"))
+    say(f"Generation replayed from fitted decode times: median error {result.replay_error:.0%}.")
     if options.dedicated is None:
-        console.print(
-            "Replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set dedicated=false.",
-            soft_wrap=True,
-            highlight=False,
+        say(
+            "Replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set dedicated=false."
         )
+    show_advice(advice_of_replay(result))
+
+
+def replayed(run_dir: Path, options: Options) -> tuple[str, Replay, Options]:
+    """The name of a recorded run, its steps replayed, and the options with what the run's configuration says; the first step, which warms up, is
+    left out where there are others."""
+    numbers = recorded_steps(run_dir)
+    config = find_config(run_dir)
+    if options.dedicated is None and config is not None and select(config, "trainer.device") == "cpu":
+        # All processes share the cores.
+        options = dataclasses.replace(options, dedicated=False)
+    with Progress(f"reading {len(numbers)} recorded steps") as report:
+        timelines = list(readable_steps(run_dir, numbers[1:] or numbers))
+        report(f"replaying {len(timelines)} recorded steps")
+        return timelines[-1].run, replay([read_recorded(timeline) for timeline in timelines], options), options
+
+
+def show_advice(advice: Advice) -> None:
+    """What to switch on, and the lines that do it."""
+    say(f"Verdict: {advice.sentence}.")
+    if advice.features:
+        typer.echo("Overrides to paste:\n  " + " \\\n  ".join(advice.overrides))
 
 
 def _savings(result: Replay, title: str) -> Table:

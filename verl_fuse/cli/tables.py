@@ -1,24 +1,42 @@
-"""Prints a table so that no number or name in it is cut."""
+"""Prints a table so that no number or name in it is cut.
+
+Invariants (tests/unit/cli/test_tables.py):
+- a column justified to the right holds numbers, and none of its cells is ever broken;
+- text columns are broken between words where that makes the table fit the terminal, or 100 columns in a pipe;
+- what does not fit all the same is printed whole.
+"""
 
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 
 WIDEST = 10_000
+# Columns of a page that is no terminal: a log, a file, a mail.
+PAGE = 100
+
+
+def page_width(console: Console) -> int:
+    """Columns of the terminal, or of a page."""
+    return console.width if console.is_terminal else PAGE
 
 
 def print_table(table: Table) -> None:
-    """Where stdout is no terminal, as wide as the table needs; on a terminal that is narrower, cells are broken between words, and nowhere else."""
+    """Print it as wide as the terminal or the page, and wider where words and numbers do not fit."""
     console = Console()
     options = console.options.update(max_width=WIDEST)
-    if not console.is_terminal:
-        console.width = max(console.width, Measurement.get(console, options, table).maximum)
+    console.width = page_width(console)
     for column in table.columns:
-        cells = [Measurement.get(console, options, cell) for cell in (column.header, *column.cells)]
-        column.min_width = max(cell.minimum for cell in cells)
-        # Room is taken from columns that can be broken.
-        column.no_wrap = column.min_width == max(cell.maximum for cell in cells)
+        cells = [Measurement.get(console, options, cell) for cell in column.cells]
+        header = Measurement.get(console, options, column.header)
+        column.min_width = max([header.minimum, *((c.maximum if _numbers(column) else c.minimum) for c in cells)])
+        # Room is taken from columns that can be broken; a number's header may be.
+        widest = max([header.maximum, *(c.maximum for c in cells)])
+        column.no_wrap = column.min_width == widest
     if Measurement.get(console, options, table).minimum > console.width:
         table.box, table.padding = None, (0, 1, 0, 0)
         console.width = max(console.width, Measurement.get(console, options, table).minimum)
     console.print(table, crop=False)
+
+
+def _numbers(column: Column) -> bool:
+    return column.justify == "right"

@@ -1,19 +1,26 @@
 """`verl-fuse trace RUN_DIR`: the idle table of a recorded run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import FuseError
-from verl_fuse.timeline.files import INDEX_PAGE, page_of, read_step, recorded_steps
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse.timeline.files import INDEX_PAGE, located, page_of, read_step, readable_steps, recorded_steps
 from verl_fuse.timeline.idle import IdleTable, average, idle_table
 
 app = typer.Typer(add_completion=False)
+EXAMPLES = examples(
+    "verl-fuse trace runs/ppo-cpu",
+    "verl-fuse trace runs/ppo-cpu/timeline.html --all",
+    "verl-fuse trace runs/ppo-cpu --step 3 --json",
+)
 
 _PLURAL = {
     "device": "devices",
@@ -25,23 +32,71 @@ _PLURAL = {
 }
 
 
-@app.command()
+@app.command(epilog=EXAMPLES)
 def trace(
-    run_dir: Annotated[Path, typer.Argument(help="Directory of the run (fuse.run_dir).")],
-    step: Annotated[int | None, typer.Option(help="Step to show; default: the last one.")] = None,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="Directory of the run (fuse.run_dir), or a page in it.")
+    ],
+    step: Annotated[int | None, typer.Option(help="Step to show; default: the last one that can be read.")] = None,
     all_steps: Annotated[bool, typer.Option("--all", help="Mean over all recorded steps.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print the idle table of a recorded run and name its timeline page."""
     if all_steps and step is not None:
         raise FuseError(f"--step {step} and --all exclude each other")
-    steps = recorded_steps(run_dir)
-    chosen = steps if all_steps else [steps[-1] if step is None else step]
-    timelines = [read_step(run_dir, number) for number in chosen]
+    run_dir, of_page = located(run)
+    timelines = _timelines(run_dir, of_page if step is None and not all_steps else step, all_steps)
+    chosen = [timeline.step for timeline in timelines]
     table = average([idle_table(timeline) for timeline in timelines])
-    seconds = sum(timeline.end - timeline.start for timeline in timelines) / len(timelines)
+    found = run_dir / INDEX_PAGE if len(chosen) > 1 else page_of(run_dir, chosen[0])
+    page = found if found is not None and found.is_file() else None
+    if as_json:
+        print_json(as_data(table, timelines, page))
+    else:
+        _show(table, timelines, page)
+
+
+def _timelines(run_dir: Path, step: int | None, all_steps: bool) -> list[Timeline]:
+    if step is not None:
+        return [read_step(run_dir, step)]
+    steps = recorded_steps(run_dir)
+    readable = readable_steps(run_dir, steps if all_steps else reversed(steps))
+    return list(readable) if all_steps else [next(readable)]
+
+
+def as_data(table: IdleTable, timelines: list[Timeline], page: Path | None) -> dict[str, Any]:
+    """The keys of `--json`: seconds are per step."""
+    count = len(timelines)
+    tracks = [
+        {
+            "track": row.track,
+            "busy_seconds": row.busy / count,
+            "idle_fraction": row.idle_fraction,
+            "spans": row.spans / count,
+            "concurrency": row.concurrency,
+        }
+        for row in (*table.devices, *table.rows)
+    ]
+    return {
+        "run": timelines[-1].run,
+        "steps": [timeline.step for timeline in timelines],
+        "step_seconds": _seconds(timelines),
+        "tracks": tracks,
+        "work_seconds": {name: seconds / count for name, seconds in table.categories},
+        "devices_idle_fraction": table.overall,
+        "page": page and str(page),
+    }
+
+
+def _seconds(timelines: list[Timeline]) -> float:
+    return sum(timeline.end - timeline.start for timeline in timelines) / len(timelines)
+
+
+def _show(table: IdleTable, timelines: list[Timeline], page: Path | None) -> None:
+    chosen = [timeline.step for timeline in timelines]
     which = f"mean of {len(chosen)} steps ({chosen[0]} to {chosen[-1]})" if len(chosen) > 1 else f"step {chosen[0]}"
     for shown in (
-        _tracks(table, f"{escape(timelines[-1].run)}: {which}, {seconds:.2f} s", len(chosen)),
+        _tracks(table, f"{escape(timelines[-1].run)}: {which}, {_seconds(timelines):.2f} s", len(chosen)),
         _roles(table),
         _categories(table, len(chosen)),
     ):
@@ -49,8 +104,7 @@ def trace(
     console = Console()
     if table.overall is not None:
         console.print(f"Devices idle: {table.overall:.1%} of the step")
-    page = run_dir / INDEX_PAGE if len(chosen) > 1 else page_of(run_dir, chosen[0])
-    if page is not None and page.is_file():
+    if page is not None:
         console.print(f"Page: {page}", markup=False, highlight=False, soft_wrap=True)
     else:
         console.print(

@@ -47,7 +47,7 @@ class Engine:
 # (InternLM/lmdeploy, docs/en/benchmark/a100_fp16.md). network: assumed; Megatron-LM's published utilisation with tensor parallel 8 tests it.
 A100 = Efficiency(matmul=0.74, attention=0.35, bandwidth=0.80, network=0.75)
 HOPPER = Efficiency(matmul=0.60, attention=0.25, bandwidth=0.80, network=0.75)
-# assumed: between the two, links over PCIe.
+# assumed, for every other GPU (B200, GB200, L40S, MI300X, RTX-4090): between the two, links over PCIe.
 OTHER_GPU = Efficiency(matmul=0.60, attention=0.30, bandwidth=0.80, network=0.60)
 # assumed: `verl-fuse profile` measures a CPU.
 CPU = Efficiency(matmul=0.60, attention=0.30, bandwidth=0.60, network=0.50)
@@ -62,7 +62,8 @@ EAGER = Engine("eager", block=8e-4, decode_block=8e-4, collective=2e-4, decode_s
 
 ENGINES = {engine.name: engine for engine in (GRAPHS, EAGER)}
 
-_EFFICIENCIES = {"A100-80G": A100, "H100": HOPPER, "H200": HOPPER}
+# The A100 with less memory, and the Hoppers with other links or fewer processors, are taken to be as efficient as those measured.
+_EFFICIENCIES = {"A100-40G": A100, "A100-80G": A100, **dict.fromkeys(("H100", "H200", "H800", "H20"), HOPPER)}
 
 
 def efficiency_of(device: Device) -> Efficiency:

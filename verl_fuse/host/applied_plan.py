@@ -49,7 +49,8 @@ def _reasons(plan: Plan, config: DictConfig, enabled: Collection[str]) -> Iterat
         yield "its calls have placements of their own, which needs weights to be moved between layouts: make a plan without --ideal"
         return
     engine = _value(config, "actor_rollout_ref.actor.strategy")
-    if str(engine).rstrip("2") != plan.strategy:
+    other_engine = str(engine).rstrip("2") != plan.strategy
+    if other_engine:
         yield f"it is for the engine {plan.strategy}, actor_rollout_ref.actor.strategy={engine}: compose with model_engine={'megatron' if plan.strategy == 'megatron' else 'dp'}"
     for key in _FIXED:
         if key in plan.overrides and _value(config, key) != plan.overrides[key]:
@@ -62,7 +63,8 @@ def _reasons(plan: Plan, config: DictConfig, enabled: Collection[str]) -> Iterat
     for feature in plan.features:
         if feature not in enabled:
             yield f"it counts on {feature}: set fuse.{feature}.enabled=true, or plan without --feature {feature}"
-    for key in plan.overrides:
+    # The configuration of another engine lacks all keys of the plan's: one reason says it.
+    for key in () if other_engine else plan.overrides:
         if not key.startswith(ADDED) and _value(config, key) is _ABSENT:
             yield f"it sets {key}, which this verl does not have"
 

@@ -1,5 +1,6 @@
 """Puts inference together for a trainer: stage calls, what limits a batch, and the slices beside the training workers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -101,13 +102,21 @@ def build_standalone(trainer: Any, most: int, launch_timeout: float) -> Standalo
     return StandalonePool(build, most, trainer.replicas, trainer.recorder, launch_timeout, core.weight_sync_timeout)
 
 
+def _critic_configuration(trainer: Any) -> Any:
+    """What verl gives the critic's workers: its configuration is put together in `_setup` alone."""
+    pool = trainer.resource_pool_manager.get_resource_pool(Role.Critic)
+    return trainer.resource_pool_to_cls[pool][str(Role.Critic)].kwargs["config"]
+
+
 def build_slices(trainer: Any) -> Slices:
     """A slice per rollout replica, on the replica's devices."""
+    stages = stages_of(trainer)
     setup = SliceSetup(
         config=trainer.config,
-        stages=stages_of(trainer),
-        # All models of a slice have the reference's micro-batches.
-        micro_batch=micro_batch(trainer.config, "ref", ref_in_actor=False),
+        critic=_critic_configuration(trainer) if "values" in stages else None,
+        stages=stages,
+        # Each model has micro-batches of its own, and one batch goes through all of them.
+        micro_batch=math.lcm(*(micro_batch(trainer.config, stage, trainer.ref_in_actor) for stage in stages)),
         multimodal=trainer.processor is not None,
     )
     (role,) = [role for role in ACTOR_ROLES if role in trainer.role_worker_mapping]

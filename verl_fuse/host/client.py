@@ -1,7 +1,9 @@
 """verl's rollout client: every request is a span on its replica's track, and a request whose replica leaves the rollout, or dies, goes on at another.
 
 A replica whose answer cannot be true counts as dead. What a dead replica had generated is lost: its requests start again, which favours
-short responses a little, once.
+short responses a little, once. So does a request that cannot go on elsewhere (resume.py) when its replica leaves: the
+driver is told of such requests before they are sent, and leaves their replicas alone, but one may arrive while a
+replica is being freed.
 """
 
 import asyncio
@@ -17,8 +19,8 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_fuse.errors import FuseError
 from verl_fuse.host.death import first_line, is_death
 from verl_fuse.host.prompts import PromptGroup, current_group
-from verl_fuse.host.resume import ABORTED, garbage, merge, remaining_params, token_budget
-from verl_fuse.host.spans import Recorder, Stopwatch, remote_recorder
+from verl_fuse.host.resume import ABORTED, garbage, merge, obstacles, remaining_params, token_budget
+from verl_fuse.host.spans import Stopwatch, collector
 from verl_fuse.host.transfer import Transfers, has_connector
 from verl_fuse.spec.timeline import Span
 
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 # generate() acquires its server inside verl's code, in the same task: a context variable carries the choice out.
 UNKNOWN = "unknown"
 _server: ContextVar[str] = ContextVar("verl_fuse_server", default=UNKNOWN)
+# And this one says inside whether the request that is about to be sent can move.
+_stuck: ContextVar[bool] = ContextVar("verl_fuse_stuck", default=False)
 
 
 class FuseLLMServerClient(LLMServerClient):
@@ -50,16 +54,26 @@ class FuseLLMServerClient(LLMServerClient):
         self._replicas, self._standalone = replicas or {}, standalone
         self._warm_prefix_tokens = warm_prefix_tokens
         self._transfers = Transfers(config) if has_connector(config) else None
-        self._recorder: Recorder | None = None
+        self._collector: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_recorder": None}
+        return {**self.__dict__, "_collector": None}
+
+    @property
+    def _run(self) -> Any:
+        """The run's collector of spans."""
+        if self._collector is None:
+            self._collector = collector()
+        return self._collector
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         group = current_group()
         known = {} if group is None else {"prompt_uid": group.uid}
         server_id, handle = await super()._acquire_server(request_id, **known, **extra)
         _server.set(server_id)
+        if _stuck.get():
+            # Known to the driver before the server has the request.
+            await self._run.hold.remote(server_id)
         return server_id, handle
 
     async def generate(
@@ -68,6 +82,8 @@ class FuseLLMServerClient(LLMServerClient):
         prompt_ids = normalize_token_ids(prompt_ids)
         await self._warm(current_group(), prompt_ids, sampling_params, kwargs)
         budget = token_budget(sampling_params, len(prompt_ids), self.config.actor_rollout_ref.rollout)
+        stuck = obstacles(sampling_params)
+        aborted: list[TokenOutput] = []
         parts: list[TokenOutput] = []
         tokens: list[int] = []
         wanted, source = sampling_params, None
@@ -84,13 +100,26 @@ class FuseLLMServerClient(LLMServerClient):
                 continue
             if not parts and output.stop_reason not in ABORTED:
                 return output
+            if output.stop_reason not in ABORTED or len(tokens) + len(output.token_ids) >= budget:
+                return merge([*parts, output])
+            aborted.append(output)
+            self._require_progress(request_id, aborted)
+            if stuck:
+                if output.token_ids:
+                    self._log_restart(request_id, stuck, len(output.token_ids))
+                continue
             parts.append(output)
             tokens += output.token_ids
-            if output.stop_reason not in ABORTED or len(tokens) >= budget:
-                return merge(parts)
-            self._require_progress(request_id, parts)
             wanted = remaining_params(sampling_params, budget, len(tokens))
             source = self._replicas.get(_server.get())
+
+    def _log_restart(self, request_id: Any, stuck: dict[str, Any], lost: int) -> None:
+        reasons = ", ".join(f"{key}={value!r}" for key, value in sorted(stuck.items()))
+        logger.warning(
+            "request %s starts again at another replica, without its %d tokens so far: replica %s was freed, and %s "
+            "cannot be applied to a part of a response",
+            request_id, lost, self._replicas.get(_server.get(), _server.get()), reasons,
+        )  # fmt: skip
 
     async def _warm(
         self, group: PromptGroup | None, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict
@@ -111,6 +140,8 @@ class FuseLLMServerClient(LLMServerClient):
         watch = Stopwatch()
         args: dict[str, str | int | float] = {"prompt": group.uid, "prompt_tokens": len(prompt_ids)}
         _server.set(UNKNOWN)
+        # Only the prefix counts: nothing keeps this request from being aborted.
+        _stuck.set(False)
         try:
             output = await super().generate(
                 f"warm {group.uid}", prompt_ids=prompt_ids, sampling_params=params, **dict(kwargs)
@@ -151,11 +182,15 @@ class FuseLLMServerClient(LLMServerClient):
             args["prompt"] = group.uid
         if resumed:
             args["resumed_tokens"] = resumed
+        stuck = obstacles(sampling_params)
+        if stuck:
+            args["unmovable"] = ", ".join(sorted(stuck))
         params = dict(sampling_params)
         if self._transfers is not None:
             params = self._transfers.tell(params, group, str(request_id), len(prompt_ids), resumed, source)
         watch = Stopwatch()
         _server.set(UNKNOWN)
+        _stuck.set(bool(stuck))
         try:
             output = await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=params, **kwargs)
             args |= {"response_tokens": len(output.token_ids), "stop_reason": str(output.stop_reason)}
@@ -165,14 +200,14 @@ class FuseLLMServerClient(LLMServerClient):
             args["error"] = type(error).__name__
             raise
         finally:
+            if stuck and _server.get() != UNKNOWN:
+                self._run.let_go.remote(_server.get())
             self._record("request", watch, args)
 
     def _record(self, name: str, watch: Stopwatch, args: dict[str, str | int | float]) -> None:
-        if self._recorder is None:
-            self._recorder = remote_recorder()
         server = _server.get()
         track = f"replica {self._replicas.get(server, server)}"
-        self._recorder.add(Span(name, track, "generate", watch.start, watch.now, args))
+        self._run.add.remote(Span(name, track, "generate", watch.start, watch.now, args))
 
 
 def _cached(output: TokenOutput) -> dict[str, int]:

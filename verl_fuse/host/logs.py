@@ -2,16 +2,19 @@
 verl keeps its log apart as well (verl.utils.logging_utils).
 
 Invariants (tests/unit/host/test_logs.py):
-- loggers of the host and of every plugin's package have verl's handlers and level, and print a line once;
+- loggers of the host and of every plugin's package have verl's handlers and level, and print a line once, with "verl-fuse: " before its text: verl's
+  format has no name, and `verl-fuse run` shows warnings of ours only (verl_fuse/cli/screen.py);
 - a package that has handlers of its own keeps them; where verl has set up no log, nothing is changed.
 """
 
 import logging
+from copy import copy
 from types import ModuleType
 
 import pluggy
 
 VERL = "verl"
+MARK = "verl-fuse: "
 
 
 def join_verl_log(manager: pluggy.PluginManager) -> None:
@@ -24,9 +27,22 @@ def join_verl_log(manager: pluggy.PluginManager) -> None:
         logger = logging.getLogger(name)
         if logger.handlers:
             continue
-        logger.handlers = list(verl.handlers)
+        logger.handlers = [_Marked(handler) for handler in verl.handlers]
         logger.setLevel(verl.level)
         logger.propagate = False
+
+
+class _Marked(logging.Handler):
+    """Hands records to another handler, with MARK before their text."""
+
+    def __init__(self, handler: logging.Handler):
+        super().__init__(handler.level)
+        self._handler = handler
+
+    def emit(self, record: logging.LogRecord) -> None:
+        marked = copy(record)
+        marked.msg = f"{MARK}{record.msg}"
+        self._handler.handle(marked)
 
 
 def _package(plugin: object) -> str:

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from verl_fuse.errors import FuseError
@@ -46,11 +47,14 @@ class PolicyGuard:
 
         return self._asked("fuse_scale", ask)
 
-    def assign(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView]) -> Mapping[str, int] | None:
-        """The replica of each prompt, or None."""
+    def assign(
+        self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], running: Mapping[int, Sequence[Prompt]]
+    ) -> Mapping[str, int] | None:
+        """The replica of each prompt, or None; `running` prompts are not asked about, their samples are those
+        unfinished."""
 
         def ask() -> Mapping[str, int] | None:
-            homes = self._hook.fuse_assign(prompts=prompts, replicas=replicas)
+            homes = self._hook.fuse_assign(prompts=prompts, replicas=replicas, running=running)
             return None if homes is None else _checked_homes(homes, prompts, replicas)
 
         return self._asked("fuse_assign", ask)
@@ -65,11 +69,11 @@ class PolicyGuard:
         return self._asked("fuse_infer_next", ask)
 
     def migration(self, view: RolloutView) -> Migration | None:
-        """The replicas that finish the tail, or None."""
+        """The replicas that finish the tail, those with requests that cannot move among them; or None."""
 
         def ask() -> Migration | None:
             migration = self._hook.fuse_migration(view=view)
-            return None if migration is None else _checked_migration(migration, view)
+            return None if migration is None else _spared(_checked_migration(migration, view), view)
 
         return self._asked("fuse_migration", ask)
 
@@ -121,6 +125,13 @@ def _checked_migration(migration: Migration, view: RolloutView) -> Migration:
             f"fuse_migration returned survivors {sorted(kept)}; allowed: some, but not all, of the replicas that take requests: {sorted(routed)}"
         )
     return migration
+
+
+def _spared(migration: Migration, view: RolloutView) -> Migration | None:
+    """A policy need not know that a request may be unable to move."""
+    routed = {replica.rank for replica in view.replicas if replica.routed}
+    kept = {*migration.survivors, *(replica.rank for replica in view.replicas if replica.routed and replica.unmovable)}
+    return replace(migration, survivors=tuple(sorted(kept))) if kept < routed else None
 
 
 def _checked_keys(keys: Sequence[str], view: RolloutView, lane: LaneView) -> Sequence[str]:

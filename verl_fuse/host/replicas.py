@@ -7,12 +7,15 @@ Invariants (tests/integration/test_replicas.py):
   sync, which needs every replica; with no replica left, it ends before it trains on what happened to be finished;
 - one that hangs (hangs.py), cannot be freed, or does not go to sleep after the rollout is routed to no more and ended: from then on it is a dead one;
 - a standalone replica (standalone/) that dies, hangs or comes back with other weights is only lost: the step and the run go on without it;
+- requests that cannot move are counted before they are sent; those that meet a replica which is being freed are named
+  in the log, and start again;
 - every wait has a deadline, and what passes it is an error naming the replica: in the log where the step goes on, a FuseError where it cannot.
 """
 
 import asyncio
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,9 +28,10 @@ from ray.exceptions import GetTimeoutError, RayError
 from verl_fuse.errors import FuseError
 from verl_fuse.host.death import first_line
 from verl_fuse.host.hangs import HangWatch, end
-from verl_fuse.host.spans import Recorder
+from verl_fuse.host.lengths import Lengths, SequenceLengths
+from verl_fuse.host.spans import Recorder, collector
 from verl_fuse.host.watchdog import is_dead, silent_actors, weight_sync_suspects, with_deadline
-from verl_fuse.spec.step import ReplicaView
+from verl_fuse.spec.step import Capacity, ReplicaView
 from verl_fuse.spec.timeline import Span
 
 logger = logging.getLogger(__name__)
@@ -59,12 +63,15 @@ class Replicas:
         self._servers = {rank: replica.servers[0] for rank, replica in self._replicas.items()}
         self._recorder = recorder
         self._timeout = timeout
-        self._limits = max_num_seqs, sequence_tokens
+        self._max_num_seqs = max_num_seqs
+        self._lengths = SequenceLengths(sequence_tokens)
+        self._sequence_tokens = float(sequence_tokens)
+        self._collector = collector()
         self._freed: tuple[int, ...] = ()
         self._dead: tuple[int, ...] = ()
         self._standalone: set[int] = set()
         self._tracks: dict[str, str] = {}
-        self._slots = self._slots_of(self._replicas)
+        self._capacity = self._capacities(self._replicas)
         self._hangs = HangWatch(self._replicas, timeout)
 
     def use_balancer(self, balancer: Any) -> None:
@@ -96,9 +103,20 @@ class Replicas:
         """Ranks taken out of the running rollout."""
         return self._freed
 
+    def expect(self, unfinished: int, finished: Lengths = (), response: float | None = None) -> None:
+        """From now on `unfinished` sequences are to be generated (SequenceLengths.predict): how many of them a
+        replica has room for follows."""
+        self._sequence_tokens = self._lengths.predict(unfinished, finished, response)
+
+    def learn(self, lengths: Lengths) -> None:
+        """Take in the lengths of a step's sequences."""
+        self._lengths.learn(lengths)
+
     def views(self) -> tuple[ReplicaView, ...]:
         """Every replica, as the load balancer counts its requests."""
-        running = self._get(self._balancer.get_status.remote(), "the load balancer")["servers"]
+        status, counted = self._balancer.get_status.remote(), self._collector.unmovable.remote()
+        running = self._get(status, "the load balancer")["servers"]
+        unmovable = self._get(counted, "the collector of spans")
         for rank, address in self._addresses.items():
             if address not in running and rank not in (*self._freed, *self._dead):
                 self._bury(rank)
@@ -106,9 +124,11 @@ class Replicas:
             ReplicaView(
                 rank,
                 running.get(address, 0),
-                self._slots[rank],
+                self._capacity[rank].room(self._sequence_tokens),
                 address in running,
                 standalone=rank in self._standalone,
+                unmovable=unmovable.get(address, 0),
+                capacity=self._capacity[rank],
             )
             for rank, address in self._addresses.items()
         )
@@ -138,8 +158,8 @@ class Replicas:
         self._standalone.add(rank)
         self._tracks[f"replica {replica.server_address}"] = f"replica {rank}"
         self._freed += (rank,)
-        self._slots[rank] = 1
-        self._slots |= self._slots_of([rank])
+        self._capacity[rank] = Capacity(1)
+        self._capacity |= self._capacities([rank])
 
     def named(self, span: Span) -> Span:
         """Clients know a standalone replica by its address only: here its requests get its track."""
@@ -152,7 +172,7 @@ class Replicas:
         self._standalone.discard(rank)
         self._freed = tuple(freed for freed in self._freed if freed != rank)
         self._dead = tuple(dead for dead in self._dead if dead != rank)
-        for known in (self._replicas, self._addresses, self._servers, self._slots):
+        for known in (self._replicas, self._addresses, self._servers, self._capacity):
             known.pop(rank, None)
 
     def lose(self, rank: int, why: str) -> None:
@@ -197,11 +217,21 @@ class Replicas:
         busy = [f"replica {view.rank} ({view.running} requests in flight)" for view in self.views() if view.running]
         return [*busy, *silent_actors({f"replica {rank}": server for rank, server in self._servers.items()}, 5.0)]
 
-    def free(self, ranks: Iterable[int], name: str = "migrate") -> None:
-        """Take replicas out of the rollout: their requests return to the client as partial answers, and their memory is given back; recorded as `name`."""
+    def free(self, ranks: Iterable[int], cause: str, name: str = "migrate") -> None:
+        """Take replicas out of the rollout, for `cause`: their requests return to the client as partial answers, and
+        their memory is given back;
+        recorded as `name`."""
         chosen = tuple(ranks)
         removed = self._balancer.remove_servers.remote([self._addresses[rank] for rank in chosen])
         self._get(removed, "the load balancer")
+        late = self._get(self._collector.unmovable.remote(), "the collector of spans")
+        for rank in chosen:
+            if count := late.get(self._addresses[rank], 0):
+                logger.warning(
+                    "replica %d, freed by %s, has %d requests that cannot move: they start again elsewhere, which "
+                    "favours short responses a little",
+                    rank, cause, count,
+                )  # fmt: skip
         self._freed += chosen
         for rank, why in asyncio.run(self._done({rank: self._stop(rank, name) for rank in chosen})).items():
             self._give_up(rank, f"did not stop generating{why}")
@@ -308,10 +338,9 @@ class Replicas:
             raise FuseError(f"replica {rank} {why}") from cause
         self.lose(rank, why)
 
-    def _slots_of(self, ranks: Iterable[int]) -> dict[int, int]:
-        max_num_seqs, sequence_tokens = self._limits
+    def _capacities(self, ranks: Iterable[int]) -> dict[int, Capacity]:
         return {
-            rank: max(1, min(max_num_seqs, tokens // sequence_tokens if tokens else max_num_seqs))
+            rank: Capacity(self._max_num_seqs, tokens or math.inf)
             for rank, tokens in self._ask_servers(_kv_cache_tokens, ranks).items()
         }
 

@@ -6,7 +6,8 @@ weights do not change within a step, so the whole is one on-policy sample (as ve
 Invariants (tests/integration/test_resume.py):
 - tokens and log-probs are the parts' in order, one log-prob per token;
 - the parts share the budget the server would have given the whole request; no other sampling parameter changes;
-- a parameter whose meaning depends on where the output starts is refused, never applied to a part;
+- a request with a parameter whose meaning depends on where the output starts has obstacles: it is never put together
+  from parts;
 - an answer with another number of log-probs than tokens, or one that is no number, is garbage.
 """
 
@@ -19,7 +20,10 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_fuse.errors import FuseError
 
-# Parameters that mean the same for a part as for the whole: each looks at one token, or at prompt and output alike (repetition_penalty).
+# Parameters that mean the same for a part as for the whole: each looks at one token, or at prompt and output alike
+# (repetition_penalty). The engine starts all others anew with a part: it looks for stop strings in the text of the
+# part, counts presence and frequency of the part's tokens, draws
+# the first random numbers of a seed once more, and takes the part for the beginning of a structured output.
 _RESUMABLE = frozenset(
     [
         "temperature",
@@ -34,13 +38,26 @@ _RESUMABLE = frozenset(
         "allowed_token_ids",
         "skip_special_tokens",
         "spaces_between_special_tokens",
+        "include_stop_str_in_output",
         "detokenize",
         "max_tokens",
         "max_new_tokens",
         "min_tokens",
     ]
 )
+# Values that switch a parameter off; vLLM's seed 0 is a seed, and one answer is what it gives anyway.
+_OFF: Mapping[str, tuple] = {"seed": (None, -1), "n": (None, 1)}
+_OFF_ELSE = (None, 0, 0.0, "", [], (), {})
 ABORTED = ("abort", "aborted")
+
+
+def obstacles(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters for which a request cannot go on at another replica, with their values; empty for one that can."""
+    return {
+        key: value
+        for key, value in sampling_params.items()
+        if key not in _RESUMABLE and value not in _OFF.get(key, _OFF_ELSE)
+    }
 
 
 def token_budget(sampling_params: Mapping[str, Any], prompt_tokens: int, rollout: Any) -> int:
@@ -52,15 +69,7 @@ def token_budget(sampling_params: Mapping[str, Any], prompt_tokens: int, rollout
 
 
 def remaining_params(sampling_params: Mapping[str, Any], budget: int, generated: int) -> dict[str, Any]:
-    """Sampling parameters for the rest of a request of which `generated` tokens are there."""
-    strange = sorted(
-        key for key, value in sampling_params.items() if key not in _RESUMABLE and value not in (None, 0, 0.0, [])
-    )
-    if strange:
-        raise FuseError(
-            f"a request with {', '.join(f'{key}={sampling_params[key]!r}' for key in strange)} cannot go on at another replica: "
-            "its meaning depends on where the output starts. Set fuse.interstage.migration_threshold=null for such requests"
-        )
+    """Sampling parameters for the rest of a request without obstacles, of which `generated` tokens are there."""
     rest = {key: value for key, value in sampling_params.items() if key != "max_new_tokens"}
     rest["max_tokens"] = budget - generated
     if rest.get("min_tokens"):

@@ -1,7 +1,8 @@
-"""Looks at the running rollout: every poll of verl's replay buffer becomes a RolloutView, and a rollout that stands still ends loudly.
+"""Looks at the running rollout: every poll of verl's replay buffer becomes a RolloutView, a rollout that stands still
+ends loudly, and prompt groups that are discarded without being trained on are remembered.
 
-Works on whatever replay buffer verl built, a user's custom sampler included: the instance's poll seam
-(replay_buffer.py `_wait_for_next_poll`) is wrapped, nothing else.
+Works on whatever replay buffer verl built, a user's custom sampler included: the instance's poll seam (replay_buffer.py
+`_wait_for_next_poll`) and its seam for discarding groups (`_clear_groups`) are wrapped, nothing else.
 """
 
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.rows import TRAIN
+from verl_fuse.host.rows import TRAIN, response_tokens
 from verl_fuse.host.watchdog import diagnosis
 from verl_fuse.spec.step import Sample
 
@@ -56,11 +57,15 @@ class RolloutWatch:
         self._progress = (0, time.monotonic())
         self._poll_interval = poll_interval
         self._looked = time.thread_time()
-        self._wait = buffer._wait_for_next_poll
-        buffer._wait_for_next_poll = self._wait_for_next_poll
+        self._wait, self._clear = buffer._wait_for_next_poll, buffer._clear_groups
+        buffer._wait_for_next_poll, buffer._clear_groups = self._wait_for_next_poll, self._clear_groups
+        # Response tokens of each sample of the groups that the step discarded, by prompt uid: none for a group without
+        # a trajectory.
+        self.discarded: dict[str, list[int]] = {}
 
     def begin_step(self) -> None:
         """Forget what was seen before this step or validation."""
+        self.discarded = {}
         self._progress = (0, time.monotonic())
         self._looked = time.thread_time()
 
@@ -90,6 +95,12 @@ class RolloutWatch:
         last_debug_time = self._wait(partition_id, last_debug_time)
         self._looked = time.thread_time()
         return last_debug_time
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        if partition_id == TRAIN:
+            tags = {key: tag for key, tag in self.tags.items() if key.split("_")[0] in uids}
+            self.discarded |= {uid: [] for uid in uids} | response_tokens(tags)
+        self._clear(partition_id, uids)
 
     def _pace(self) -> float:
         """Seconds to the next look. Looking costs CPU time in proportion to the batch and competes with the lane's thread: at most a tenth

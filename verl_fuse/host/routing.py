@@ -1,14 +1,17 @@
-"""Which replica generates which prompt: a plugin's choice, made once per step for the whole batch, kept by the load balancer request by request.
+"""Which replica generates which prompt: a plugin's choice, made once per step for the whole batch, kept by the load
+balancer request by request. Prompts that a running step asks for later (dynamic sampling, failed groups) are added to
+its plan.
 
 Invariants (tests/integration/test_routing.py):
 - all samples of an assigned prompt go to one replica, and so do their later turns; the prefix is computed once;
 - when that replica leaves the rollout, the samples that are not done go on together at the least busy one that is left;
 - a prompt that nobody assigned, validation included, is routed as verl routes it;
-- an assignment holds until the next one.
+- an assignment holds until the next step's;
+- prompts added to a running step leave the number of replicas and all assignments as they are.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +35,10 @@ class PromptRouter(GlobalRequestLoadBalancer):
     def assign(self, homes: dict[str, str]) -> None:
         """Prompt uid -> server address, in place of the last step's."""
         self._homes = dict(homes)
+
+    def add(self, homes: dict[str, str]) -> None:
+        """As `assign`, beside what there is: a home that was left is not given back."""
+        self._homes |= homes
 
     def require_acquire_fields(self) -> list[str]:
         """What a client says of a request beside its id."""
@@ -72,20 +79,45 @@ class Routing:
 
     @property
     def prompts(self) -> Mapping[str, Prompt]:
-        """By uid, those planned last, with what was predicted for them."""
+        """By uid, those of the step, with what was predicted for them."""
         return self._prompts
 
+    def begin_step(self) -> None:
+        """Nothing is planned for this step yet."""
+        self._homes, self._prompts = {}, {}
+
     def plan(self, prompts: Sequence[Prompt], policy: PolicyGuard) -> None:
-        """Before the prompts are submitted: predict, choose how many replicas there are to be, put the others to sleep, assign."""
-        predictions = policy.predict(prompts)
-        if predictions is not None:
-            prompts = [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
-        routed = [view for view in self._replicas.views() if view.routed]
-        routed = self._scaled(prompts, routed, policy)
-        self._homes = dict(policy.assign(prompts, routed) or {})
+        """Before the step's prompts are submitted: predict, choose how many replicas there are to be, put the others to
+        sleep, assign."""
+        prompts = _predicted(prompts, policy)
+        routed = self._scaled(prompts, self._routed(), policy)
+        self._homes = dict(policy.assign(prompts, routed, {}) or {})
         self._prompts = {prompt.uid: prompt for prompt in prompts}
-        homes = {uid: self._replicas.addresses[rank] for uid, rank in self._homes.items()}
-        ray.get(self._router.assign.remote(homes), timeout=self._timeout)
+        ray.get(self._router.assign.remote(self._addresses(self._homes)), timeout=self._timeout)
+
+    def add(
+        self, prompts: Sequence[Prompt], policy: PolicyGuard, keys: Iterable[str], discarded: Container[str]
+    ) -> None:
+        """Before prompts are submitted to a step that runs: predict, and assign them beside what is unfinished. Of the
+        step's other prompts `keys` are the finished trajectories; groups that were `discarded` are over."""
+        prompts = _predicted(prompts, policy)
+        routed = self._routed()
+        running: dict[int, list[Prompt]] = {view.rank: [] for view in routed}
+        finished = _finished(keys)
+        for uid, rank in self._homes.items():
+            left = self._prompts[uid].samples - finished[uid]
+            if rank in running and left > 0 and uid not in discarded:
+                running[rank].append(replace(self._prompts[uid], samples=left))
+        homes = dict(policy.assign(prompts, routed, running) or {})
+        self._homes |= homes
+        self._prompts |= {prompt.uid: prompt for prompt in prompts}
+        ray.get(self._router.add.remote(self._addresses(homes)), timeout=self._timeout)
+
+    def _routed(self) -> list[ReplicaView]:
+        return [view for view in self._replicas.views() if view.routed]
+
+    def _addresses(self, homes: Mapping[str, int]) -> dict[str, str]:
+        return {uid: self._replicas.addresses[rank] for uid, rank in homes.items()}
 
     def _scaled(
         self, prompts: Sequence[Prompt], routed: Sequence[ReplicaView], policy: PolicyGuard
@@ -97,18 +129,46 @@ class Routing:
         if count is None:
             return routed
         if parked := [view.rank for view in routed[count:] if not view.standalone]:
-            self._replicas.free(parked)
+            self._replicas.free(parked, "fuse.elastic.scale")
         if self._pool is not None:
             self._pool.want(max(0, count - needed))
         return routed[:count]
 
-    def annotate(self, views: Iterable[ReplicaView], keys: Iterable[str]) -> tuple[ReplicaView, ...]:
-        """`views` with what was assigned to each, and how much of it the finished trajectories `keys` leave."""
-        finished = Counter(session.rsplit("_", 1)[0] for session in {key.rsplit("_", 1)[0] for key in keys})
+    def upper_response(self, keys: Iterable[str], discarded: Container[str]) -> float | None:
+        """Mean of the upper predictions for the samples which the finished trajectories `keys` leave, groups that were
+        `discarded` left out; None where not all are predicted."""
+        finished = _finished(keys)
+        prompts = [prompt for prompt in self._prompts.values() if prompt.uid not in discarded]
+        left = [(prompt.prediction, max(0, prompt.samples - finished[prompt.uid])) for prompt in prompts]
+        total = sum(count for _, count in left)
+        if not total or any(prediction is None for prediction, _ in left):
+            return None
+        return sum(prediction.upper * count for prediction, count in left if prediction is not None) / total
+
+    def annotate(
+        self, views: Iterable[ReplicaView], keys: Iterable[str], discarded: Container[str]
+    ) -> tuple[ReplicaView, ...]:
+        """`views` with what was assigned to each, groups that were `discarded` left out, and how much of it the
+        finished trajectories `keys` leave."""
+        finished = _finished(keys)
         assigned: Counter[int] = Counter()
         unfinished: Counter[int] = Counter()
         for uid, rank in self._homes.items():
+            if uid in discarded:
+                continue
             samples = self._prompts[uid].samples
             assigned[rank] += samples
             unfinished[rank] += max(0, samples - finished[uid])
         return tuple(replace(v, assigned=assigned[v.rank], unfinished=unfinished[v.rank]) for v in views)
+
+
+def _predicted(prompts: Sequence[Prompt], policy: PolicyGuard) -> Sequence[Prompt]:
+    predictions = policy.predict(prompts)
+    if predictions is None:
+        return prompts
+    return [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
+
+
+def _finished(keys: Iterable[str]) -> Counter[str]:
+    """Samples of each prompt uid that the finished trajectories `keys` come from."""
+    return Counter(session.rsplit("_", 1)[0] for session in {key.rsplit("_", 1)[0] for key in keys})

@@ -43,10 +43,11 @@ def lengths_by_source(batch: KVBatchMeta, sources: Mapping[str, str]) -> dict[st
     return found
 
 
-def response_tokens(batch: KVBatchMeta) -> dict[str, list[int]]:
-    """Prompt uid -> response tokens of each of its samples; a sample's trajectories `{uid}_{session}_{index}` count together."""
+def response_tokens(tags: Mapping[str, dict]) -> dict[str, list[int]]:
+    """Prompt uid -> response tokens of each of its samples, by the tags of its trajectories `{uid}_{session}_{index}`:
+    those of a session count together."""
     sessions: dict[str, int] = {}
-    for key, tag in tags_of(batch).items():
+    for key, tag in tags.items():
         if not tag.get("is_padding"):
             session = key.rsplit("_", 1)[0]
             sessions[session] = sessions.get(session, 0) + int(tag["response_len"])

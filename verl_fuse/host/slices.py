@@ -17,7 +17,7 @@ from verl_fuse.host.dispatch import data_parallel_size
 from verl_fuse.host.inference import SliceLane
 from verl_fuse.host.lane import Lane
 from verl_fuse.host.rows import rows
-from verl_fuse.host.slice_worker import SliceWorker
+from verl_fuse.host.slice_worker import MESH, SliceWorker
 from verl_fuse.host.spans import Recorder
 from verl_fuse.spec.step import Stage
 
@@ -27,9 +27,11 @@ FIELDS = ("input_ids", "position_ids", "loss_mask", "response_mask", "prompts", 
 
 @dataclass(frozen=True)
 class SliceSetup:
-    """`config` is the whole configuration, `micro_batch` the samples of a rank's share that a batch must be a multiple of."""
+    """`config` is the whole configuration, `critic` what verl gives the critic's workers, `micro_batch` the samples of a rank's share that a
+    batch must be a multiple of."""
 
     config: DictConfig
+    critic: Any
     stages: tuple[Stage, ...]
     micro_batch: int
     multimodal: bool
@@ -57,7 +59,7 @@ class Slices:
             cls=ray.remote(SliceWorker),
             config=config.actor_rollout_ref,
             stages=self._setup.stages,
-            critic=config.critic if "values" in self._setup.stages else None,
+            critic=self._setup.critic,
             number=number,
         )
         return RayWorkerGroup(
@@ -69,7 +71,7 @@ class Slices:
 
     def lanes(self, extra_info: Mapping[str, Any]) -> tuple[SliceLane, ...]:
         """The slices as lanes for inference."""
-        sizes = [data_parallel_size(group, "ref") for group in self._groups]
+        sizes = [data_parallel_size(group, MESH) for group in self._groups]
         return tuple(
             SliceLane(lane, partial(self._infer, group, dict(extra_info)), dp_size, dp_size * self._setup.micro_batch)
             for lane, group, dp_size in zip(self._lanes, self._groups, sizes, strict=True)

@@ -1,4 +1,4 @@
-"""Collects spans of all Ray processes of a run in one place.
+"""Collects spans of all Ray processes of a run in one place, and which of their requests cannot move.
 
 A process records through `record`, which sends to the run's collector actor and does not wait for the answer. Times are each
 node's wall clock, so spans of different nodes are as well aligned as the nodes' clocks. Where no run has a collector (verl-fuse
@@ -6,6 +6,7 @@ installed, another trainer mode), nothing records.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,10 +19,12 @@ COLLECTOR = "verl_fuse_spans"
 
 
 class SpanCollector:
-    """Ray actor: keeps spans until the driver drains them."""
+    """Ray actor: keeps spans until the driver drains them, and counts requests in flight that cannot go on at another
+    replica."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
+        self._unmovable: Counter[str] = Counter()
 
     def add(self, span: Span) -> None:
         self._spans.append(span)
@@ -30,6 +33,18 @@ class SpanCollector:
         """All spans added since the last drain."""
         spans, self._spans = self._spans, []
         return spans
+
+    def hold(self, server: str) -> None:
+        """A request that cannot move is about to be sent to the server of this address."""
+        self._unmovable[server] += 1
+
+    def let_go(self, server: str) -> None:
+        """It has been answered, or has failed."""
+        self._unmovable[server] -= 1
+
+    def unmovable(self) -> dict[str, int]:
+        """Requests in flight that cannot move, by address of their server."""
+        return dict(+self._unmovable)
 
 
 def start_collector() -> Any:
@@ -69,7 +84,11 @@ class Recorder:
             self.add(Span(name, track, category, watch.start, watch.now, args))
 
 
+def collector() -> Any:
+    """The handle of this job's collector."""
+    return ray.get_actor(COLLECTOR)
+
+
 def remote_recorder() -> Recorder:
     """The recorder of a Ray worker process, sending to this job's collector."""
-    collector: Any = ray.get_actor(COLLECTOR)
-    return Recorder(collector.add.remote)
+    return Recorder(collector().add.remote)

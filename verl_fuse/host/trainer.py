@@ -49,6 +49,7 @@ from verl_fuse.host.transfer import has_connector
 from verl_fuse.host.update_schedules import Solve
 from verl_fuse.host.watchdog import with_deadline
 from verl_fuse.host.worker import recording_worker_class
+from verl_fuse.spec.run_config import save_config
 from verl_fuse.spec.step import Event, EventKind, LaneView, Migration, ReplicaView, RolloutView, Stage
 from verl_fuse.spec.timeline import Category, Span, Timeline
 
@@ -56,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds that replicas which do not sleep, and rollout profiles, may take to end.
 ENDING_SECONDS = 60.0
+# Stages of ours that verl's timers leave out: they lie between those of verl.
+UNTIMED = ("drain", "balance", "export_whole")
 
 
 class FuseTrainer(PPOTrainerSync):
@@ -147,10 +150,13 @@ class FuseTrainer(PPOTrainerSync):
             "values": super()._compute_values,
         }
 
+    @property
+    def streamed_stages(self) -> tuple[Stage, ...]:
+        """The stages finished samples go through; none where verl computes nothing of them before the batch is complete."""
+        return assembly.stages_of(self)
+
     def use_slices(self) -> None:
-        """For plugins, at `fuse_setup`: inference runs on slices, as replicas are released."""
-        if not self._inference.stages:
-            return
+        """For plugins, at `fuse_setup`: inference runs on slices, as replicas are released. Needs `streamed_stages`."""
         self._slices = assembly.build_slices(self)
         self._resources.callback(self._slices.close)
         lanes = self._slices.lanes(assembly.extra_info(self))
@@ -199,6 +205,7 @@ class FuseTrainer(PPOTrainerSync):
 
     def on_init_end(self) -> None:
         prepare_accounts(self.settings.run_dir)
+        save_config(self.settings.run_dir, self.config)
         self.hook.fuse_setup(trainer=self)
         self._emit(
             "setup",
@@ -220,8 +227,11 @@ class FuseTrainer(PPOTrainerSync):
     def on_step_begin(self) -> None:
         super().on_step_begin()
         self._spans.clear()
+        self._sources = {}
         self._inference.begin_step()
         self._watch.begin_step()
+        if self._routing is not None:
+            self._routing.begin_step()
         self._policy.begin_step(self.global_steps)
         self._clock = Stopwatch()
         self._emit("step_begin")
@@ -231,10 +241,16 @@ class FuseTrainer(PPOTrainerSync):
         return super().prepare_step()
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
-        self._sources = sources_of(batch)
+        begins = not self._sources
+        self._sources |= sources_of(batch)
         self._emit("submitted", prompts=Counter(self._sources.values()))
+        self.replicas.expect(self._expected_samples)
         if self._routing is not None:
-            self._routing.plan(prompts_of(batch, self.config.actor_rollout_ref.rollout.n), self._policy)
+            prompts = prompts_of(batch, self.config.actor_rollout_ref.rollout.n)
+            if begins:
+                self._routing.plan(prompts, self._policy)
+            else:
+                self._routing.add(prompts, self._policy, self._watch.tags, self._watch.discarded)
         return super()._submit_batch_to_rollout(batch)
 
     def on_sample_begin(self) -> None:
@@ -261,6 +277,7 @@ class FuseTrainer(PPOTrainerSync):
         self._inference.check()
         if not self._glance.due((len(tags), *watch.groups, self._lanes)):
             return
+        self._expect(watch, tags)
         view = self._view(watch, tags, self.replicas.watched())
         self._emit("poll", view=view)
         if migration := self._policy.migration(view):
@@ -271,6 +288,13 @@ class FuseTrainer(PPOTrainerSync):
                 self._inference.submit(keys, tags, view.lanes[number].name)
                 view = self._view(watch, tags, view.replicas)
 
+    def _expect(self, watch: RolloutWatch, tags: Mapping[str, dict]) -> None:
+        """How long the samples that the finished trajectories leave will be decides for how many of them a replica
+        has room."""
+        upper = None if self._routing is None else self._routing.upper_response(tags, watch.discarded)
+        lengths = [(int(tag["prompt_len"]), int(tag["response_len"])) for tag in tags.values()]
+        self.replicas.expect(max(0, self._expected_samples - sessions(tags)), lengths, upper)
+
     @property
     def _lanes(self) -> tuple[LaneView, ...]:
         return self._inference.view(None if self._slices is None else self.replicas.freed)
@@ -280,14 +304,14 @@ class FuseTrainer(PPOTrainerSync):
         moving = any(seen.running for seen in view.replicas if seen.rank in freed)
         if moving and not self.replicas.all_live(migration.survivors):
             return
-        self.replicas.free(freed)
+        self.replicas.free(freed, migration.cause)
         stopped = [rank for rank in freed if rank in self.replicas.freed]
         self._emit("migration", view=view, survivors=list(migration.survivors), freed=stopped)
 
     def _view(self, watch: RolloutWatch, tags: Mapping[str, dict], replicas: tuple[ReplicaView, ...]) -> RolloutView:
         groups, finished, failed = watch.groups
         if self._routing is not None:
-            replicas = self._routing.annotate(replicas, tags)
+            replicas = self._routing.annotate(replicas, tags, watch.discarded)
         return RolloutView(
             step=self.global_steps,
             elapsed=self._clock.now - self._clock.start,
@@ -313,7 +337,8 @@ class FuseTrainer(PPOTrainerSync):
             self._account = account(self.global_steps, batch.keys, batch.tags, self._expected_samples, version)
             self._unwritten_accounts += not recorded(self.settings.run_dir, self._account, prompt_indices(batch))
             prompts = {} if self._routing is None else self._routing.prompts
-            self._emit("generated", responses=response_tokens(batch), prompts=prompts)
+            responses = response_tokens(tags_of(batch))
+            self._emit("generated", responses=responses, discarded=self._watch.discarded, prompts=prompts)
             metrics.update(self._account.metrics())
         return batch
 
@@ -422,9 +447,13 @@ class FuseTrainer(PPOTrainerSync):
         for found in self.hook.fuse_metrics(timeline=timeline):
             metrics.update(found or {})
         metrics.update({} if self._layouts is None else self._layouts.metrics)
+        for span in timeline.on("step"):
+            if span.name in UNTIMED:
+                metrics[f"timing_s/{span.name}"] = span.end - span.start
         metrics["fuse/account_write_failures"] = float(self._unwritten_accounts)
         metrics["fuse/fallbacks"] = float(self._policy.fallbacks)
         lengths = lengths_by_source(batch, self._sources)
+        self.replicas.learn([pair for rows in lengths.values() for pair in rows])
         self._emit("step_end", timeline=timeline, samples=self._account.samples, lengths=lengths)
 
     def _timeline(self) -> Timeline:

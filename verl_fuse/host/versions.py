@@ -5,8 +5,10 @@ from importlib.metadata import PackageNotFoundError, version
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from verl_fuse.extras import install
+
 SUPPORTED = {"verl": ">=0.9.1,<0.10", "TransferQueue": ">=0.1.11,<0.2"}
-_FIX = {"verl": "pip install 'verl-fuse[verl]'", "TransferQueue": "pip install 'TransferQueue==0.1.11'"}
+_FIX = {"verl": install("verl"), "TransferQueue": "pip install 'TransferQueue==0.1.11'"}
 
 
 def installed(distribution: str) -> str | None:

@@ -1,8 +1,9 @@
-"""Copies a model's parameters from the training workers to slices through Ray's object store (shared memory on one node, network between nodes).
+"""Copies a model's parameters from the training workers to slices: buckets that travel through Ray's object store (shared memory on one node,
+network between nodes).
 
 With FSDP2 every rank leaves the shards it has and every slice takes the parts it needs: no rank waits for another, and none holds the whole
 model. The store holds one copy, in buckets, until every slice has taken it over. FSDP1 knows its shards only as parts of a flat parameter, so
-there rank 0 leaves whole parameters.
+there rank 0 leaves whole parameters. Parameters travel in the dtype the training ranks keep them in, which is that of the slice's copy.
 
 Invariants (tests/integration/test_weights.py):
 - whatever the ranks on either side, the slice's parameters equal the training ranks';
@@ -13,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -35,21 +35,21 @@ class Shard:
     data: torch.Tensor
 
 
-def export_parameters(engine: Any) -> list[ray.ObjectRef]:
-    """References to buckets of this rank's shards; with FSDP1 a collective, whose rank 0 has them all."""
+def export_parameters(engine: Any) -> Iterator[list[Shard]]:
+    """Buckets of this rank's shards; with FSDP1 a collective, whose rank 0 has them all."""
     if fsdp_version(engine.module) == 1:
         with engine.eval_mode():
             state: Any = get_fsdp_full_state_dict(engine.module)
         shards = [Shard(name, (0,) * tensor.dim(), tensor) for name, tensor in state.items()]
-        return [ray.put(bucket) for bucket in in_buckets(shards if torch.distributed.get_rank() == 0 else [])]
-    return [ray.put(bucket) for bucket in in_buckets(own_shards(engine.module.state_dict()))]
+        return in_buckets(shards if torch.distributed.get_rank() == 0 else [])
+    return in_buckets(own_shards(engine.module.state_dict()))
 
 
-def load_parameters(engine: Any, buckets: Sequence[ray.ObjectRef]) -> None:
+def load_parameters(engine: Any, buckets: Iterable[Sequence[Shard]]) -> None:
     """Overwrite the parameters of an FSDP engine's module, sharded as it is, with those that all ranks have exported."""
-    shards = (shard for bucket in buckets for shard in ray.get(bucket))
+    shards = (shard for bucket in buckets for shard in bucket)
     if fsdp_version(engine.module) == 1:
-        state = {shard.name: shard.data for shard in shards}
+        state: dict[str, Any] = {shard.name: shard.data for shard in shards}
         set_model_state_dict(engine.module, state, options=StateDictOptions(full_state_dict=True, strict=True))
     else:
         take_over(engine.module.state_dict(), shards)

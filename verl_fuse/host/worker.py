@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import ray
 from verl.single_controller.base.decorator import Dispatch, register
 
 from verl_fuse.host.spans import Recorder, remote_recorder
@@ -38,7 +39,7 @@ def recording_worker_class(role: str, base: type) -> type:
         """References to this rank's share of the model's parameters in Ray's object store, see weights.py."""
         from verl_fuse.host.weights import export_parameters
 
-        return export_parameters((self.actor if role == "actor" else self).engine)
+        return [ray.put(bucket) for bucket in export_parameters((self.actor if role == "actor" else self).engine)]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_whole(self: Any) -> list[Any]:

@@ -11,7 +11,7 @@ What it can run (the invariants; tests/unit/plan/test_executable.py):
 import dataclasses
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,8 +31,8 @@ from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Call, Workload
 
 Strategy = Literal["fsdp", "megatron"]
-# Seconds a space gets when the time is over.
-LEAST = 0.05
+# Seconds a space gets when the time is over, and after which no more spaces are looked at.
+LEAST, GRACE = 0.05, 1.0
 STRATEGIES: tuple[Strategy, ...] = ("fsdp", "megatron")
 # What a run with the feature demands of the placement.
 DEMANDS = {
@@ -50,30 +50,54 @@ class Pools:
 
 
 def best_executable(
-    workload: Workload, cost: Analytic, strategy: Strategy, time_limit: float, features: Collection[str] = ()
+    workload: Workload,
+    cost: Analytic,
+    strategy: Strategy,
+    time_limit: float,
+    features: Collection[str] = (),
+    report: Callable[[str], None] = lambda text: None,
 ) -> Found:
-    """The best plan over pools and trainer layouts that the features allow; a FuseError says how much memory would do if none fits."""
+    """The best plan over pools and trainer layouts that the features allow; a FuseError says how much memory would do if none fits.
+
+    Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
+    """
     cost = dataclasses.replace(cost, sharding="full" if strategy == "fsdp" else "optimizer")
     found: list[Found] = []
     space: Space | None = None
     until = time.monotonic() + time_limit
-    for space in spaces(workload, cost, strategy, features):
-        # Most spaces are searched within milliseconds.
-        found.append(search(space, move_seconds(workload, cost), max(LEAST, until - time.monotonic())))
+    stopped = whole = False
+    report(f"{strategy}: costs of layouts on {cost.cluster.devices} devices")
+    try:
+        for space in spaces(workload, cost, strategy, features):
+            if stopped or (time.monotonic() > until + GRACE and any(f.feasible for f in found)):
+                break
+            best = min((f.seconds for f in found), default=None)
+            report(f"{strategy}: placement {len(found) + 1}" + (f", {best:.2f} s per step so far" if best else ""))
+            # Most spaces are searched within milliseconds.
+            found.append(search(space, move_seconds(workload, cost), max(LEAST, until - time.monotonic())))
+            stopped = found[-1].stopped
+        else:
+            whole = True
+    except KeyboardInterrupt:
+        if not any(f.feasible for f in found):
+            raise
+        stopped = True
     demanded = "".join(f" with feature {name} ({DEMANDS[name]})" for name in features)
     if space is None:
         raise FuseError(
             f"{strategy} on {cost.cluster.devices} devices{demanded}: no layout divides the models, the {workload.sequences} sequences of a step and their {workload.minibatches} mini-batches"
         )
-    best = min(found, key=lambda f: f.seconds)
-    if not best.feasible:
+    fastest = min(found, key=lambda f: f.seconds)
+    if not fastest.feasible:
         limit = space.tables.limit
         raise FuseError(
-            f"{strategy}{demanded}: no plan fits into {limit / GIB:.1f} GiB per device; the leanest one needs {bytes_needed(space.tables, best.seconds) / GIB:.1f} GiB"
+            f"{strategy}{demanded}: no plan fits into {limit / GIB:.1f} GiB per device; the leanest one needs {bytes_needed(space.tables, fastest.seconds) / GIB:.1f} GiB"
         )
     return dataclasses.replace(
-        best,
-        bound=min(f.bound for f in found),
+        fastest,
+        # Nothing is known of what was not looked at.
+        bound=min(f.bound for f in found) if whole else 0.0,
+        stopped=stopped,
         options=sum(f.options for f in found),
         nodes=sum(f.nodes for f in found),
         elapsed=sum(f.elapsed for f in found),

@@ -1,6 +1,7 @@
 """The finished plan: what the search found, with everything a user or a trainer needs to carry it out."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,8 +9,8 @@ import numpy as np
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.evaluate import STEPS, schedule
-from verl_fuse.plan.executable import STRATEGIES, Strategy, best_executable
-from verl_fuse.plan.overrides import placement_overrides, prompts_per_update
+from verl_fuse.plan.executable import LEAST, STRATEGIES, Strategy, best_executable
+from verl_fuse.plan.overrides import placement_overrides
 from verl_fuse.plan.planner import best_plan, full_space, move_seconds
 from verl_fuse.plan.search import Found
 from verl_fuse.schedule.methods import METHODS
@@ -18,10 +19,14 @@ from verl_fuse.simulate.options import Options
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.workload import Workload
 
+# Four times what was tried; on more, listing the layouts alone takes minutes.
+MOST_DEVICES = 4096
+
 
 @dataclass(frozen=True)
 class Request:
-    """strategies: verl's engines to choose from, none for the plan that reallocation could reach. weight: 1 is time, 0 is money."""
+    """strategies: verl's engines to choose from, none for the plan that reallocation could reach. weight: 1 is time, 0 is money. time_limit:
+    seconds for everything."""
 
     strategies: tuple[Strategy, ...] = STRATEGIES
     features: tuple[str, ...] = ()
@@ -39,20 +44,28 @@ class Made:
     cost_per_step: float
 
 
-def make(workload: Workload, cost: Analytic, request: Request) -> Made:
-    """The best plan on the cluster, or on as many of its nodes as the weight of time against money asks for."""
-    if not 0.0 <= request.weight <= 1.0:
-        raise FuseError(f"weight={request.weight}: needs 0 (money) to 1 (time)")
-    if "pipeline" in request.features:
-        request = _pipelined(workload, request)
-    if request.strategies:
-        prompts_per_update(workload)
-    made = [_on(workload, cost, cost.cluster.nodes, request)]
+def make(
+    workload: Workload, cost: Analytic, request: Request, report: Callable[[str], None] = lambda text: None
+) -> Made:
+    """The best plan on the cluster, or on as many of its nodes as the weight of time against money asks for.
+
+    Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
+    """
+    request = checked(workload, cost, request)
     smaller = [2**i for i in range(cost.cluster.nodes.bit_length()) if 2**i < cost.cluster.nodes]
-    for nodes in reversed(smaller if request.weight < 1.0 else []):
+    clusters = [cost.cluster.nodes, *reversed(smaller if request.weight < 1.0 else [])]
+    until = time.monotonic() + request.time_limit
+    made: list[Made] = []
+    for left, nodes in zip(range(len(clusters), 0, -1), clusters, strict=True):
+        share = replace(request, time_limit=max(LEAST, (until - time.monotonic()) / left))
         try:
-            made.append(_on(workload, cost, nodes, request))
-        except FuseError:  # fewer nodes, less memory: from here on nothing fits
+            made.append(_on(workload, cost, nodes, share, report))
+        except (FuseError, KeyboardInterrupt):
+            # Fewer nodes, less memory: from here on nothing fits.
+            if not made:
+                raise
+            break
+        if made[-1].found.stopped:
             break
     whole = made[0]
 
@@ -62,6 +75,15 @@ def make(workload: Workload, cost: Analytic, request: Request) -> Made:
         return request.weight * m.found.seconds / whole.found.seconds + (1.0 - request.weight) * money
 
     return min(made, key=score)
+
+
+def checked(workload: Workload, cost: Analytic, request: Request) -> Request:
+    """The request, its engines narrowed to those that can serve it; a FuseError, before anything is compiled or searched, where none can."""
+    if not 0.0 <= request.weight <= 1.0:
+        raise FuseError(f"weight={request.weight}: needs 0 (money) to 1 (time)")
+    if cost.cluster.devices > MOST_DEVICES:
+        raise FuseError(f"plan: {cost.cluster.devices} devices; needs at most {MOST_DEVICES}")
+    return _pipelined(workload, request) if "pipeline" in request.features else request
 
 
 def _pipelined(workload: Workload, request: Request) -> Request:
@@ -76,20 +98,29 @@ def _pipelined(workload: Workload, request: Request) -> Request:
     return replace(request, strategies=("megatron",))
 
 
-def _on(workload: Workload, cost: Analytic, nodes: int, request: Request) -> Made:
+def _on(workload: Workload, cost: Analytic, nodes: int, request: Request, report: Callable[[str], None]) -> Made:
     cost = replace(cost, cluster=replace(cost.cluster, nodes=nodes))
+    until = time.monotonic() + request.time_limit
     if not request.strategies:
-        move = move_seconds(workload, cost)
-        return _made(workload, cost, best_plan(full_space(workload, cost), move, request.time_limit), None, request)
+        report(f"costs of every option on {cost.cluster.devices} devices")
+        space = full_space(workload, cost, until)
+        report("searching")
+        best = best_plan(space, move_seconds(workload, cost), max(LEAST, until - time.monotonic()))
+        return _made(workload, cost, best, None, request)
     found: dict[Strategy, Found] = {}
     refused: list[str] = []
-    for strategy in request.strategies:
+    for left, strategy in zip(range(len(request.strategies), 0, -1), request.strategies, strict=True):
+        seconds = max(LEAST, (until - time.monotonic()) / left)
         try:
-            found[strategy] = best_executable(
-                workload, cost, strategy, request.time_limit / len(request.strategies), request.features
-            )
+            found[strategy] = best_executable(workload, cost, strategy, seconds, request.features, report)
         except FuseError as error:
             refused.append(str(error))
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            found = {name: replace(plan, stopped=True) for name, plan in found.items()}
+        if any(plan.stopped for plan in found.values()):
+            break
     if not found:
         raise FuseError("; ".join(refused))
     best = min(found, key=lambda strategy: found[strategy].seconds)

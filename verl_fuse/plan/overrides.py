@@ -9,11 +9,11 @@ Invariants (tests/integration/test_plan_overrides.py, tests/unit/plan/test_overr
 import math
 from collections.abc import Mapping, Sequence
 
-from verl_fuse.errors import FuseError
 from verl_fuse.plan.generation import MOST_RUNNING
 from verl_fuse.plan.space import Way
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.model import Model
 from verl_fuse.spec.plan import Plan, Setting
 from verl_fuse.spec.workload import Call, Workload
 
@@ -67,25 +67,38 @@ def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, cho
 
 
 def workload_overrides(workload: Workload) -> dict[str, Setting]:
-    """The keys that make verl train what the plan was made for; models and data stay yours to name."""
-    prompts = prompts_per_update(workload)
+    """The keys that make verl train what the plan was made for; where models and data are, `path_overrides` leaves open."""
     found: dict[str, Setting] = {
         "algorithm.adv_estimator": "gae" if workload.algorithm == "ppo" else "grpo",
         "data.train_batch_size": workload.prompts,
         "data.max_prompt_length": workload.prompt.maximum,
         "data.max_response_length": workload.response.maximum,
         f"{ROLLOUT}.n": workload.samples,
-        f"{ACTOR}.ppo_mini_batch_size": prompts,
+        f"{ACTOR}.ppo_mini_batch_size": workload.prompts_per_update,
         f"{ACTOR}.ppo_epochs": workload.epochs,
     }
     if workload.critic is not None:
-        found |= {"critic.ppo_mini_batch_size": prompts, "critic.ppo_epochs": workload.epochs}
+        found |= {"critic.ppo_mini_batch_size": workload.prompts_per_update, "critic.ppo_epochs": workload.epochs}
     if workload.reference is not None:
         key = "algorithm.use_kl_in_reward" if workload.algorithm == "ppo" else f"{ACTOR}.use_kl_loss"
         found[key] = True
     if not workload.old_log_prob:
         found["algorithm.rollout_correction.bypass_mode"] = True
     return found
+
+
+def path_overrides(workload: Workload) -> dict[str, Setting]:
+    """Placeholders for what a plan cannot know: where models and data are."""
+
+    def model(of: Model) -> str:
+        return f"/path/to/{of.name}"
+
+    found: dict[str, Setting] = {"actor_rollout_ref.model.path": model(workload.actor)}
+    if workload.critic is not None:
+        found["critic.model.path"] = model(workload.critic)
+    if workload.reward is not None:
+        found[f"{REWARD}.model_path"] = model(workload.reward)
+    return {**found, "data.train_files": "/path/to/train.parquet", "data.val_files": "/path/to/validation.parquet"}
 
 
 def feature_overrides(plan: Plan) -> dict[str, Setting]:
@@ -96,17 +109,6 @@ def feature_overrides(plan: Plan) -> dict[str, Setting]:
     if plan.migration_threshold:
         found["fuse.interstage.migration_threshold"] = plan.migration_threshold
     return found
-
-
-def prompts_per_update(workload: Workload) -> int:
-    """verl cuts a step into mini-batches of whole prompts; a FuseError if they cannot be equal."""
-    prompts, rest = divmod(workload.prompts, workload.minibatches)
-    if rest:
-        raise FuseError(
-            f"workload: minibatches={workload.minibatches} do not divide prompts={workload.prompts}: verl's mini-batches are equal numbers of whole "
-            "prompts; allowed: a divisor of the prompts"
-        )
-    return prompts
 
 
 def command_line(strategy: str, overrides: Mapping[str, Setting]) -> Sequence[str]:

@@ -1,6 +1,8 @@
 """From a workload and a cost model to the best plan."""
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -28,12 +30,25 @@ def best_plan(space: Space, move: Move, time_limit: float) -> Found:
     return found
 
 
-def full_space(workload: Workload, cost: CostModel) -> Space:
-    """Every legal option of every call that fits alone (`--ideal`); a FuseError names a call that fits nowhere."""
+def full_space(workload: Workload, cost: CostModel, until: float = math.inf) -> Space:
+    """Every legal option of every call that fits alone (`--ideal`); a FuseError names a call that fits nowhere, or says that the time was over before
+    all options had their costs (`until` is a `time.monotonic` value)."""
     cluster, limit = cost.cluster, cost.cluster.device.memory
     meshes = legal_meshes(cluster)
     sizes = sorted({mesh.size for mesh in meshes})
-    found = [ways(call, workload, cost, sizes, limit) for call in workload.calls]
+    found: list[tuple[Way, ...]] = []
+
+    def in_time() -> Iterator[int]:
+        for size in sizes:
+            if time.monotonic() > until:
+                raise FuseError(
+                    f"--time-limit is over: {len(found)} of {len(workload.calls)} calls have the costs of their options on {cluster.devices} devices; "
+                    "more time or fewer devices would do"
+                )
+            yield size
+
+    for call in workload.calls:
+        found.append(ways(call, workload, cost, in_time(), limit))
     for call, of_call in zip(workload.calls, found, strict=True):
         if not of_call:
             raise FuseError(_nowhere(call, workload, cost, sizes))

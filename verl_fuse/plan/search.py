@@ -5,6 +5,7 @@ at a time are then chosen anew, and a proof begins; if that takes long, Metropol
 
 Invariants (tests/unit/plan/test_search.py):
 - the plan fits if any plan found does, and its time is the exact one;
+- Ctrl-C, once there is a plan, ends the search with the best one so far;
 - no plan of the space takes less than `bound`.
 """
 
@@ -51,6 +52,8 @@ class Found:
     options: int
     nodes: int
     elapsed: float
+    stopped: bool = False
+    """Whether Ctrl-C ended the search."""
 
     @property
     def feasible(self) -> bool:
@@ -78,9 +81,24 @@ def _search(whole: Space, move: Move, time_limit: float) -> Found:
     kept = (alone <= ceiling) | np.isin(np.arange(alone.size), [plan for _, plan in plans])
     space = space.keep(kept).with_room_for_moves()
     starts = [(np.cumsum(kept)[np.array(plan)] - 1, cost) for cost, plan in plans]
-    best, cost = min((descend(space, move, *start) for start in starts), key=lambda end: end[1])
-    hunt = Hunt(space, move, best, cost)
-    if cost >= OVERFULL:
+    hunt = Hunt(space, move, *starts[0])
+    stopped = False
+    try:
+        hunt.best, hunt.seconds = min((descend(space, move, *start) for start in starts), key=lambda end: end[1])
+        _hunt(hunt, begun, time_limit)
+    except KeyboardInterrupt:
+        stopped = True
+        # The interrupt may have come between a better plan and its time.
+        hunt.seconds = _exact(space, move, hunt.best)
+    choice = tuple(int(option) for option in hunt.best)
+    bound = hunt.bound if ceiling >= hunt.seconds else min(hunt.bound, ceiling)
+    elapsed = time.monotonic() - begun
+    options = whole.tables.seconds.size
+    return Found(space, choice, hunt.seconds, min(bound, hunt.seconds), options, hunt.nodes, elapsed, stopped)
+
+
+def _hunt(hunt: Hunt, begun: float, time_limit: float) -> None:
+    if hunt.seconds >= OVERFULL:
         hunt.fit(begun + EARLY * time_limit)
     if hunt.seconds < OVERFULL:
         hunt.improve(begun + EARLY * time_limit)
@@ -88,10 +106,6 @@ def _search(whole: Space, move: Move, time_limit: float) -> Found:
         if not hunt.proven:
             hunt.walk(begun + (EARLY + WALK) * time_limit)
             hunt.prove(begun + time_limit)
-    choice = tuple(int(option) for option in hunt.best)
-    bound = hunt.bound if ceiling >= hunt.seconds else min(hunt.bound, ceiling)
-    elapsed = time.monotonic() - begun
-    return Found(space, choice, hunt.seconds, min(bound, hunt.seconds), whole.tables.seconds.size, hunt.nodes, elapsed)
 
 
 @functools.cache

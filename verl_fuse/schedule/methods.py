@@ -20,10 +20,15 @@ METHODS = ("serial", "back-to-back", "greedy", "annealed", "exact", "portfolio")
 """From the quickest to the best."""
 
 
-def solve(problem: Problem, method: str, budget: Budget) -> Schedule:
-    """Run one method and check its result; a FuseError names the methods when `method` is not one."""
+def require_method(method: str) -> None:
+    """Raise a FuseError that names the methods when `method` is not one."""
     if method not in METHODS:
         raise FuseError(f"method={method!r}; allowed: {', '.join(METHODS)}")
+
+
+def solve(problem: Problem, method: str, budget: Budget) -> Schedule:
+    """Run one method and check its result; a FuseError names the methods when `method` is not one."""
+    require_method(method)
     name = method.replace("-", "_")
     run: Method = getattr(import_module(f"verl_fuse.schedule.{name}"), name)
     table = OpTable(problem)

@@ -5,13 +5,14 @@ Invariants (tests/unit/simulate/test_compare.py):
 - intervals hold the mean; with one seed there is none.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
+from verl_fuse.schedule.methods import require_method
 from verl_fuse.simulate.options import STRATEGIES, Options, features_of
 from verl_fuse.simulate.rollout import Floats
 from verl_fuse.simulate.step import StepResult, simulate_step
@@ -56,9 +57,22 @@ def compare(
     plan: Plan | None = None,
     options: Options = Options(),  # noqa: B008 - frozen
 ) -> list[Row]:
+    """All rows of `simulate_each`."""
+    return list(simulate_each(workload, cost, strategies, seeds, plan, options))
+
+
+def simulate_each(
+    workload: Workload,
+    cost: CostModel,
+    strategies: Sequence[str] | None = None,
+    seeds: int = 8,
+    plan: Plan | None = None,
+    options: Options = Options(),  # noqa: B008 - frozen
+    report: Callable[[str], None] = lambda text: None,
+) -> Iterator[Row]:
     """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock comes first.
 
-    Without `strategies`: all of them, `realloc` only with a plan.
+    Without `strategies`: all of them, `realloc` only with a plan. `report` is told what is being simulated.
     """
     if seeds < 1:
         raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
@@ -68,15 +82,22 @@ def compare(
         raise FuseError("strategy='realloc' needs --plan: the placement that weights are moved to")
     possible = [name for name in STRATEGIES if plan is not None or name != "realloc"]
     wanted = list(dict.fromkeys(["stock", *(strategies or possible)]))
+    features = {name: features_of(name) for name in wanted}
+    require_method(options.schedule)
+    report("stock: looking for its fastest layouts")
     base = stock_plan(workload, cost, options)
-    plans = {name: plan if plan and "realloc" in features_of(name) else base for name in wanted}
+    plans = {name: plan if plan and "realloc" in features[name] else base for name in wanted}
 
     def steps(name: str) -> list[StepResult]:
-        rngs = (np.random.default_rng(seed) for seed in range(seeds))
-        return [simulate_step(workload, plans[name], cost, name, rng, options) for rng in rngs]
+        found = []
+        for seed in range(seeds):
+            report(f"{name}: step {seed + 1} of {seeds}")
+            found.append(simulate_step(workload, plans[name], cost, name, np.random.default_rng(seed), options))
+        return found
 
-    results = {name: steps(name) for name in wanted}
-    return [_row(name, results[name], results["stock"]) for name in wanted]
+    stock = steps("stock")
+    for name in wanted:
+        yield _row(name, stock if name == "stock" else steps(name), stock)
 
 
 def _row(name: str, results: list[StepResult], stock: list[StepResult]) -> Row:

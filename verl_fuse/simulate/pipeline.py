@@ -107,7 +107,7 @@ def fused_problem(workload: Workload, actor: CallPlan, critic: CallPlan, cost: C
             ordered = tuple(ranks if call is deep else reversed(ranks))
             name = "actor" if call is actor else "critic"
             pipelines.append(Pipeline(name, ordered, call.microbatches, forward, backward, held))
-    return Problem(stages, tuple(pipelines))
+    return Problem(stages, tuple(pipelines), time_unit="s", memory_unit="B")
 
 
 def activation_room(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: Options) -> float:

@@ -243,6 +243,8 @@ def _pipeline(stages: dict[str, float]) -> Saving:
 
 def _elastic(steps: Sequence[Recorded], timings: Sequence[ReplicaTiming], seconds: float, options: Options) -> Saving:
     """With lengths known in advance: no prediction can do better."""
+    if options.dedicated is False:
+        return Saving("elastic", 0.0, 0.0, "devices are shared and saturated: a replica that stops leaves none free")
     faster, held = [], []
     for step, timing in zip(steps, timings, strict=True):
         group = np.arange(len(step.replica))

@@ -5,7 +5,9 @@ Invariants (tests/unit/spec/test_block.py):
 - a value of another type is refused, never converted, except int -> float;
 - a key without a default that is not there is named;
 - a bound or choice given in the field's metadata is enforced; the message names key, value and what is allowed;
-- what is set in a block that is not `enabled` is found, but not refused: a feature is switched off and on by that one key.
+- all problems of a block are found at once;
+- what is set in a block that is not `enabled`, or beside another key that makes it idle, is found, but not refused: a feature is switched off and on
+  by that one key.
 """
 
 import dataclasses
@@ -13,7 +15,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar
 
 from verl_fuse.errors import FuseError
@@ -45,23 +47,40 @@ def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
     hints = typing.get_type_hints(block)
     fields = {field.name: field for field in dataclasses.fields(block)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
+    problems: list[Any] = []
     for key, value in data.items():
         if key not in fields:
-            raise FuseError(f"{where}.{key}: unknown key{_nearest(str(key), fields)}; allowed: {_names(block)}")
-        values[key] = _checked(value, hints[key], fields[key].metadata, f"{where}.{key}")
-    missing = [name for name, field in fields.items() if name not in values and not _has_default(field)]
+            problems.append(f"{where}.{key}: unknown key{nearest(str(key), fields)}; allowed: {_names(block)}")
+            continue
+        try:
+            values[key] = _checked(value, hints[key], fields[key].metadata, f"{where}.{key}")
+        except FuseError as error:
+            problems.extend(error.args)
+    missing = [name for name, field in fields.items() if name not in data and not _has_default(field)]
     if missing:
-        raise FuseError(f"{where}: missing {', '.join(missing)}")
+        problems.append(f"{where}: missing {', '.join(missing)}")
+    if problems:
+        raise FuseError(*problems)
     return block(**values)
 
 
-def without_effect(block: Any) -> dict[str, Any]:
-    """What differs from the defaults in a block (a dataclass) whose `enabled` is False: nothing reads it."""
-    if getattr(block, "enabled", True):
-        return {}
+def idle_while(**values: Any) -> dict[str, Any]:
+    """Metadata of a field that nothing reads while all these fields of its block have these values."""
+    return {"idle_while": values}
+
+
+def without_effect(block: Any) -> dict[tuple[tuple[str, Any], ...], dict[str, Any]]:
+    """What differs from the defaults in `block` (a dataclass) though nothing reads it: by the fields, and their values, because of which nothing does."""
     defaults = type(block)()
-    names = [field.name for field in dataclasses.fields(block) if not field.metadata.get("always")]
-    return {name: value for name in names if (value := getattr(block, name)) != getattr(defaults, name)}
+    found: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
+    for field in dataclasses.fields(block):
+        value = getattr(block, field.name)
+        if value == getattr(defaults, field.name) or field.metadata.get("always"):
+            continue
+        off = {"enabled": False} if not getattr(block, "enabled", True) else field.metadata.get("idle_while")
+        if off and all(getattr(block, name) == other for name, other in off.items()):
+            found.setdefault(tuple(off.items()), {})[field.name] = value
+    return found
 
 
 def _has_default(field: dataclasses.Field) -> bool:
@@ -137,6 +156,7 @@ def _names(block: type) -> str:
     return ", ".join(field.name for field in dataclasses.fields(block))  # type: ignore[arg-type]
 
 
-def _nearest(key: str, known: Mapping[str, Any]) -> str:
+def nearest(key: str, known: Collection[str]) -> str:
+    """What to add to a message about an unknown key: the known one it is most like, or nothing."""
     match = difflib.get_close_matches(key, known, n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""

@@ -44,20 +44,39 @@ class Device:
         return self.name.upper().startswith("CPU")
 
 
-# Vendor figures (data sheets; dense bf16, not the sparse number). Memory is what the driver reports.
+# Dense bf16 FLOP/s (not the sparse number), memory as the driver reports it (a little less than the data sheet's), bytes per second of memory.
 DEVICES = {
+    # NVIDIA A100 data sheet (SXM4, 40 and 80 GB).
+    "A100-40G": Device("A100-40G", 39.4 * GIB, 312e12, 1.555e12),
     "A100-80G": Device("A100-80G", 80 * GIB, 312e12, 2.039e12),
+    # NVIDIA H100 data sheet (SXM5).
     "H100": Device("H100", 79.6 * GIB, 989e12, 3.35e12),
+    # NVIDIA H200 data sheet (SXM).
     "H200": Device("H200", 140.4 * GIB, 989e12, 4.8e12),
+    # An H100 SXM5 with fewer NVLinks. NVIDIA published no data sheet; vendors' server data sheets give these figures.
+    "H800": Device("H800", 79.6 * GIB, 989e12, 3.35e12),
+    # The same for the H20 (SXM5, 96 GB).
+    "H20": Device("H20", 95.6 * GIB, 148e12, 4.0e12),
+    # NVIDIA DGX B200 data sheet, over its eight devices: 72 PFLOP/s of sparse FP8, a quarter of which is dense bf16; 1440 GB; 64 TB/s.
+    "B200": Device("B200", 179.1 * GIB, 2250e12, 8.0e12),
+    # NVIDIA GB200 NVL72 data sheet, over its 72 devices: 360 PFLOP/s of sparse bf16, half of it dense; 13.4 TB; 576 TB/s.
+    "GB200": Device("GB200", 185.0 * GIB, 2500e12, 8.0e12),
+    # NVIDIA L40S data sheet.
     "L40S": Device("L40S", 45.0 * GIB, 362e12, 0.864e12),
+    # NVIDIA Ada GPU architecture whitepaper: bf16 with fp32 accumulation.
+    "RTX-4090": Device("RTX-4090", 24.0 * GIB, 165.2e12, 1.008e12),
+    # AMD Instinct MI300X data sheet.
+    "MI300X": Device("MI300X", 191.9 * GIB, 1307.4e12, 5.3e12),
     # One core of a server processor running fp32; the order of magnitude. `verl-fuse profile` measures the machine at hand.
     "CPU": Device("CPU", 8 * GIB, 5e10, 1e10),
 }
+# Several times the largest clusters there are; more is a mistake in the input.
+MOST_DEVICES = 2**17
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Bandwidths are bytes per second per device and direction: between devices of a node, between nodes, to host memory."""
+    """Bandwidths are bytes per second per device and direction: between devices of a node, between nodes, to host memory. Prices are in USD."""
 
     nodes: int
     devices_per_node: int
@@ -72,6 +91,10 @@ class Cluster:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise FuseError(f"cluster: {name}={value!r}; needs a whole number >= 1")
+        if self.devices > MOST_DEVICES:
+            raise FuseError(
+                f"cluster: nodes={self.nodes} of {self.devices_per_node} are {self.devices} devices; needs at most {MOST_DEVICES}"
+            )
         _check_positive("cluster", self, ("intra_bandwidth", "inter_bandwidth", "host_bandwidth"))
         if not (math.isfinite(self.price_per_device_hour) and self.price_per_device_hour >= 0):
             raise FuseError(f"cluster: price_per_device_hour={self.price_per_device_hour!r}; needs a number >= 0")
@@ -105,20 +128,39 @@ class Cluster:
         return read_block(cls, {**known, **data, "device": dataclasses.asdict(built_in.device)}, "cluster")
 
 
-# NVLink and network adapter per device (vendor figures, one direction); host: PCIe. Prices are round figures of rental offers in 2025, to
-# be replaced by one's own: they only scale costs.
+# Bytes per second of one direction, per device: link in the node, network adapter, host (PCIe 4: 32e9, PCIe 5: 64e9, of 16 lanes).
+# Prices are examples, round figures of rental offers in 2025, to be replaced by one's own: they only scale costs.
 _NODES = {
+    # NVLink 3: 600 GB/s both ways (A100 data sheet); 200 Gb/s adapters (DGX A100 data sheet).
+    "A100-40G": Cluster(1, 8, DEVICES["A100-40G"], 300e9, 25e9, 32e9, 1.3),
     "A100-80G": Cluster(1, 8, DEVICES["A100-80G"], 300e9, 25e9, 32e9, 1.8),
+    # NVLink 4: 900 GB/s both ways (H100 and H200 data sheets); 400 Gb/s adapters (DGX H100 and H200 data sheets).
     "H100": Cluster(1, 8, DEVICES["H100"], 450e9, 50e9, 64e9, 2.8),
     "H200": Cluster(1, 8, DEVICES["H200"], 450e9, 50e9, 64e9, 3.5),
+    # NVLink 4, cut to 400 GB/s both ways (H800), whole (H20): vendors' server data sheets.
+    "H800": Cluster(1, 8, DEVICES["H800"], 200e9, 50e9, 64e9, 2.2),
+    "H20": Cluster(1, 8, DEVICES["H20"], 450e9, 50e9, 64e9, 1.4),
+    # NVLink 5: 1.8 TB/s both ways, 14.4 TB/s over eight; 400 Gb/s adapters (DGX B200 data sheet).
+    "B200": Cluster(1, 8, DEVICES["B200"], 900e9, 50e9, 64e9, 4.5),
+    # A node is a compute tray of four. NVLink 5 reaches all trays of a rack, which is counted inside a tray only: between trays 400 Gb/s
+    # adapters (GB200 NVL72 data sheet; give inter_bandwidth=900e9 for up to 18 nodes of one rack). Host: NVLink-C2C, 900 GB/s both ways for two.
+    "GB200": Cluster(1, 4, DEVICES["GB200"], 900e9, 50e9, 225e9, 6.0),
+    # No NVLink: PCIe 4 (data sheets). Network adapters are the builder's choice; here 400 Gb/s for eight devices.
     "L40S": Cluster(1, 8, DEVICES["L40S"], 32e9, 6.25e9, 32e9, 1.0),
+    "RTX-4090": Cluster(1, 8, DEVICES["RTX-4090"], 32e9, 6.25e9, 32e9, 0.4),
+    # Seven Infinity Fabric links of 128 GB/s both ways (MI300X data sheet); 400 Gb/s adapters, as in vendors' servers.
+    "MI300X": Cluster(1, 8, DEVICES["MI300X"], 448e9, 50e9, 64e9, 2.2),
     "CPU": Cluster(1, 2, DEVICES["CPU"], 5e9, 1e9, 5e9, 0.05),
 }
-_BY_LOWER_NAME = {name.lower(): name for name in _NODES} | {"a100": "A100-80G"}
+_BY_LOWER_NAME = {name.lower(): name for name in _NODES} | {
+    "a100": "A100-80G",
+    "4090": "RTX-4090",
+    "rtx4090": "RTX-4090",
+}
 
 
 def cluster_named(device: str, nodes: int = 1) -> Cluster:
-    """Built-in nodes of eight devices (two for CPU) by the device's name, in any case."""
+    """Built-in nodes of eight devices (four for GB200, two for CPU) by the device's name, in any case."""
     key = device.lower()
     if key not in _BY_LOWER_NAME:
         near = difflib.get_close_matches(key, _BY_LOWER_NAME, n=1, cutoff=0.4)

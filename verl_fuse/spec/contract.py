@@ -7,19 +7,22 @@ there. Broken means red: we would fail or, worse, go on with wrong numbers. What
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+# Of one version of some code, or of each that we have read where they differ.
+Fingerprints: TypeAlias = str | tuple[str, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
     """A function or method we call, override or whose behaviour we copy.
 
     `signature` is written as in its `def`, without annotations, after "async", "static", "class" or "property" where these apply,
-    e.g. "async (self, request_id, **extra)"; a default written `...` may be any. `body` is the fingerprint of what we have read: a
-    change is yellow. `closed`: our override takes no parameter that upstream adds.
+    e.g. "async (self, request_id, **extra)"; a default written `...` may be any. `body` is the fingerprint of the code we have read,
+    or those of several versions: other code is yellow. `closed`: our override takes no parameter that upstream adds.
     """
 
     target: str
     signature: str
-    body: str | None = None
+    body: Fingerprints | None = None
     closed: bool = False
 
 
@@ -93,14 +96,19 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Source that a runtime patch replaces: "module:name,Class.method" with its fingerprint. Any change is red, a fix included."""
+    """Source that a runtime patch replaces: "module:name,Class.method" with its fingerprints. Other code is red, a fix included."""
 
     target: str
-    fingerprint: str
+    fingerprints: Fingerprints
     patch: str
 
 
 Contract: TypeAlias = Function | Class | Attribute | Decorator | Registration | ConfigKey | ConfigGroup | Uses | Code
+
+
+def fingerprints(found: Fingerprints) -> tuple[str, ...]:
+    """All of them."""
+    return (found,) if isinstance(found, str) else found
 
 
 def label(contract: Contract) -> str:

@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/spec/test_text_files.py):
 - a reader never sees half a file: it is written beside its place and renamed, and nothing stays behind when that fails;
-- an error in a file's content names the file;
+- an error in a file's content names the file, and so does a file too large or too deeply nested to be read;
 - where a file could not be written, that can be known before there is anything to write.
 """
 
@@ -15,16 +15,42 @@ from typing import TypeVar
 from verl_fuse.errors import FuseError
 
 T = TypeVar("T")
+# Bytes. The largest file there is, a recorded step of thousands of requests, has some tens of millions.
+LARGEST = 2**28
+
+
+def reason(error: OSError) -> str:
+    """What the system says, without the path: the message names it, and the path in the error may be a temporary one."""
+    return error.strerror or str(error)
+
+
+def read_text(path: Path, largest: int = LARGEST) -> str:
+    """The text of a file; a FuseError names one that cannot be read or has more than `largest` bytes (a device has no end)."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(largest + 1)
+    except OSError as error:
+        raise FuseError(f"{path}: cannot be read: {reason(error)}") from error
+    if len(content) > largest:
+        raise FuseError(f"{path}: cannot be read: it has more than {largest} bytes")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise FuseError(f"{path}: cannot be read: not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def load(path: Path, parse: Callable[[str], T]) -> T:
     """What `parse` makes of the text of `path`; a FuseError names the file."""
+    text = read_text(path)
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise FuseError(f"{path}: cannot be read: {error}") from error
+        return parse(text)
     except FuseError as error:
         raise FuseError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise FuseError(f"{path}: cannot be read: nested too deeply") from error
+    except ValueError as error:
+        # JSON with a number of thousands of digits.
+        raise FuseError(f"{path}: cannot be read: {error}") from error
 
 
 def save(path: Path, text: str) -> None:
@@ -32,7 +58,7 @@ def save(path: Path, text: str) -> None:
     try:
         write_atomically(path, text)
     except OSError as error:
-        raise FuseError(f"{path}: cannot be written: {error}") from error
+        raise FuseError(f"{path}: cannot be written: {reason(error)}") from error
 
 
 def check_writable(path: Path) -> None:
@@ -43,7 +69,17 @@ def check_writable(path: Path) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
             pass
     except OSError as error:
-        raise FuseError(f"{path}: cannot be written: {error}") from error
+        raise FuseError(f"{path}: cannot be written: {reason(error)}") from error
+
+
+def check_folder(path: Path) -> None:
+    """Raise a FuseError where no file could be made in folder `path`, which need not exist; nothing is made."""
+    nearest = next((folder for folder in (path, *path.parents) if folder.exists()), path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise FuseError(f"{path}: cannot be written: {reason(error)}") from error
 
 
 def write_atomically(path: Path, text: str) -> None:

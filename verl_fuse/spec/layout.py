@@ -64,7 +64,7 @@ class Layout:
         degrees: dict[str, int] = {}
         for part in text.split():
             match = _PART.fullmatch(part)
-            if match is None or match[1] in degrees:
+            if match is None or match[1] in degrees or len(match[2]) > 9:
                 raise FuseError(
                     f"layout {text!r}: {part!r}; needs degrees such as tp2 pp4 dp8 cp1 ep1, each at most once"
                 )

@@ -6,11 +6,13 @@ A column may hold whole numbers, or lists (token ids), which are counted.
 import csv
 import importlib
 import json
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import load, reason
 from verl_fuse.spec.lengths import Lengths
 from verl_fuse.spec.timeline import Timeline
 
@@ -25,7 +27,9 @@ def read_lengths(path: Path, column: str) -> Lengths:
         raise FuseError(f"{path}: needs a file ending in {', '.join(readers)}")
     try:
         return Lengths.of(_length(value, row) for row, value in enumerate(reader(path, column), start=1))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise FuseError(f"{path}: cannot be read: {reason(error)}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise FuseError(f"{path}: cannot be read: {error}") from error
     except FuseError as error:
         raise FuseError(f"{path}: {error}") from error
@@ -58,12 +62,16 @@ def _recorded(run_dir: Path, column: str) -> Lengths:
     paths = sorted(run_dir.glob("timeline/step_*[0-9].json"))
     if not paths:
         raise FuseError(f"{run_dir}: no recorded step under timeline/")
-    timelines = []
+    timelines, damaged = [], []
     for path in paths:
         try:
-            timelines.append(Timeline.from_json(path.read_text(encoding="utf-8")))
-        except (FuseError, OSError, UnicodeDecodeError) as error:
-            raise FuseError(f"{path}: {error}") from error
+            timelines.append(load(path, Timeline.from_json))
+        except FuseError as error:
+            damaged.append(error)
+    if not timelines:
+        raise damaged[0]
+    for error in damaged:
+        warnings.warn(f"a recorded step is skipped: {error}", stacklevel=2)
     prompts, responses = requests_of(timelines)
     return prompts if column == "prompt" else responses
 
@@ -84,6 +92,8 @@ def _jsonl(path: Path, column: str) -> Iterator[Any]:
             except ValueError as error:
                 # Not only JSONDecodeError: a number of thousands of digits is refused too.
                 raise FuseError(f"line {number}: not JSON: {error}") from error
+            except RecursionError as error:
+                raise FuseError(f"line {number}: not JSON: nested too deeply") from error
             _check_column(column, row if isinstance(row, dict) else ())
             yield row[column]
 

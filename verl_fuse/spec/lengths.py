@@ -100,13 +100,14 @@ class Lengths:
 
 
 def _fixed(text: str, rest: str) -> Lengths:
-    if not re.fullmatch(r"\d+", rest) or not 1 <= int(rest) <= LONGEST:
+    # Numbers of thousands of digits are not even read.
+    if not re.fullmatch(r"\d{1,9}", rest) or not 1 <= int(rest) <= LONGEST:
         raise FuseError(f"lengths {text!r}: needs a whole number from 1 to {LONGEST}, such as {_FORMS[0]}")
     return Lengths(f"fixed:{int(rest)}", (int(rest),), (1.0,))
 
 
 def _uniform(text: str, rest: str) -> Lengths:
-    match = re.fullmatch(r"(\d+)-(\d+)", rest)
+    match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", rest)
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= LONGEST:
         raise FuseError(f"lengths {text!r}: needs a range of whole numbers >= 1, such as {_FORMS[1]}")
     values = tuple(range(int(match[1]), int(match[2]) + 1))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import load
 
 # Architectures whose block is counted rightly: gated MLP, grouped-query attention, every block alike.
 DENSE_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -150,18 +151,17 @@ class Model:
     def read(cls, path: Path) -> "Model":
         """From a `config.json`, or a folder that holds one; every error names the file."""
         path = path / "config.json" if path.is_dir() else path
+        return load(path, lambda text: cls._parse(text, path.parent.name))
+
+    @classmethod
+    def _parse(cls, text: str, name: str) -> "Model":
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise FuseError(f"{path}: cannot be read: {error}") from error
+            config = json.loads(text)
         except json.JSONDecodeError as error:
-            raise FuseError(f"{path}: not JSON: {error}") from error
+            raise FuseError(f"not JSON: {error}") from error
         if not isinstance(config, dict):
-            raise FuseError(f"{path}: not a Hugging Face model configuration")
-        try:
-            return cls.from_hf(config, path.parent.name)
-        except FuseError as error:
-            raise FuseError(f"{path}: {error}") from error
+            raise FuseError("not a Hugging Face model configuration")
+        return cls.from_hf(config, name)
 
 
 def _size(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:

@@ -1,6 +1,7 @@
 """Sizes of the LLaMA and Qwen families by name. Source: each model's published `config.json`."""
 
 import difflib
+import os
 from pathlib import Path
 
 from verl_fuse.errors import FuseError
@@ -61,4 +62,5 @@ def model_named(name: str) -> Model:
 def model_from(text: str, base: Path = Path()) -> Model:
     """A model by size name, or by the path of a `config.json` or its folder, relative to `base`."""
     path = base / text
-    return Model.read(path) if path.exists() else model_named(text)
+    # Unlike Path.exists, this takes a name too long for a file for the name of none.
+    return Model.read(path) if os.path.exists(path) else model_named(text)

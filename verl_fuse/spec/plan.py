@@ -19,6 +19,7 @@ from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.files import load, save
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Workload
+from verl_fuse.spec.yaml_file import parse_yaml
 
 PLAN_VERSION = 1
 FEATURES = ("interstage", "pipeline", "realloc", "elastic")
@@ -130,6 +131,11 @@ class Plan:
             data: Any = json.loads(text)
         except json.JSONDecodeError as error:
             raise FuseError(f"not a verl-fuse plan: {error}") from error
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> "Plan":
+        """From what was parsed; a FuseError names the key and value at fault."""
         if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
             version = data.get("version") if isinstance(data, dict) else None
             raise FuseError(f"plan version {version!r}; this release reads {PLAN_VERSION}")
@@ -152,12 +158,16 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
-        """Read a plan file; every error names the file."""
-        return load(path, cls.from_json)
+        """Read a plan file, JSON or, with comments, YAML; every error names the file."""
+        return load(path, lambda text: cls.from_json(text) if _is_json(text) else cls.from_dict(parse_yaml(text)))
 
     def write(self, path: Path) -> None:
         """Write the JSON form, to a temporary file first."""
         save(path, self.to_json() + "\n")
+
+
+def _is_json(text: str) -> bool:
+    return text.lstrip().startswith("{")
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,13 @@ from verl_fuse.spec.files import load
 MAX_OPS = 200_000
 """Forward plus backward ops over all stages; more than this is a mistake in the input (32 ranks x 128 micro-batches x 2 models is 16384)."""
 
+MAX_RANKS = 2**17
+"""Several times the largest clusters there are."""
+
 _PIPELINE_KEYS = ("model", "ranks", "microbatches", "forward", "backward", "activation")
-_PROBLEM_KEYS = ("ranks", "memory_limit", "transfer", "pipelines")
+_PROBLEM_KEYS = ("ranks", "memory_limit", "transfer", "pipelines", "time_unit", "memory_unit")
+# What costs and activations can be said to be in; empty: any one unit.
+_UNITS = {"time_unit": ("", "s"), "memory_unit": ("", "B")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +86,25 @@ class Pipeline:
 class Problem:
     """Pipelines sharing `ranks` ranks, one op at a time on each.
 
-    `transfer` delays a stage's result on its way to another rank; `memory_limit` bounds the activations held on every rank.
+    `transfer` delays a stage's result on its way to another rank; `memory_limit` bounds the activations held on every rank. `time_unit` is "s" and
+    `memory_unit` "B" (bytes) where that is what the numbers are in, else empty.
     """
 
     ranks: int
     pipelines: tuple[Pipeline, ...]
     memory_limit: float | None = None
     transfer: float = 0.0
+    time_unit: str = ""
+    memory_unit: str = ""
 
     def __post_init__(self) -> None:
         if not _is_int(self.ranks) or self.ranks < 1:
             raise FuseError(f"ranks={self.ranks!r}; needs a whole number >= 1")
+        if self.ranks > MAX_RANKS:
+            raise FuseError(f"ranks={self.ranks}; needs at most {MAX_RANKS}")
+        for name, known in _UNITS.items():
+            if getattr(self, name) not in known:
+                raise FuseError(f"{name}={getattr(self, name)!r}; allowed: {', '.join(map(repr, known))}")
         object.__setattr__(self, "pipelines", tuple(self.pipelines))
         if not self.pipelines:
             raise FuseError("pipelines=[]; needs at least one pipeline")
@@ -136,6 +149,8 @@ class Problem:
             "memory_limit": self.memory_limit,
             "transfer": self.transfer,
             "pipelines": pipelines,
+            # Only where they are known: a problem keeps the digest it had.
+            **{name: getattr(self, name) for name in _UNITS if getattr(self, name)},
         }
         return json.dumps(data)
 
@@ -149,7 +164,8 @@ class Problem:
         for index, entry in enumerate(data["pipelines"]):
             _check_keys(entry, _PIPELINE_KEYS, _PIPELINE_KEYS, f"pipeline {index}")
             pipelines.append(Pipeline(**entry))
-        return cls(data["ranks"], tuple(pipelines), data.get("memory_limit"), data.get("transfer", 0.0))
+        units = {name: data[name] for name in _UNITS if name in data}
+        return cls(data["ranks"], tuple(pipelines), data.get("memory_limit"), data.get("transfer", 0.0), **units)
 
     @classmethod
     def from_json(cls, text: str) -> "Problem":

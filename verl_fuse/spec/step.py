@@ -1,5 +1,6 @@
 """What hooks see of a running step: plain values, no handles."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,11 +39,29 @@ class LaneView:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """One rollout replica: `running` requests in flight there, room for `slots` at most (sequences and KV cache), `routed` while it takes requests.
+class Capacity:
+    """What a replica's engine holds at once: so many `sequences` at most, and so many `tokens` in its KV cache
+    (infinite where the engine does not say)."""
 
+    sequences: int
+    tokens: float = math.inf
+
+    def room(self, each: float) -> int:
+        """How many sequences of `each` tokens it holds; one in any case. An engine that gets more, or longer ones,
+        lets some wait."""
+        return max(1, int(min(self.sequences, self.tokens // max(1.0, each))))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One rollout replica: `running` requests in flight there, `routed` while it takes requests.
+
+    `slots`: as many unfinished sequences have room there, by their predicted lengths and `capacity`.
+    `unmovable` of the running requests cannot go on elsewhere: a replica that is freed while it has some loses what
+    they have generated.
     `standalone`: it has devices of its own, which are given back once it is not wanted any more.
-    `assigned` samples were meant for it when the step began (`fuse_assign`), of which `unfinished` are not done, wherever they are now.
+    `assigned` samples of the step were meant for it (`fuse_assign`), of which `unfinished` are not done, wherever they
+    are now; those of discarded groups are in neither.
     """
 
     rank: int
@@ -52,13 +71,20 @@ class ReplicaView:
     assigned: int = 0
     unfinished: int = 0
     standalone: bool = False
+    unmovable: int = 0
+    capacity: Capacity = Capacity(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """Only replicas `survivors` go on generating: requests of all others move to them, tokens kept, and the others are free until the step ends."""
+    """Only replicas `survivors` go on generating: requests of all others move to them, tokens kept, and the others
+    are free until the step ends.
+
+    `cause`: the configuration key that asked for it, for messages.
+    """
 
     survivors: tuple[int, ...]
+    cause: str = field(default="fuse_migration", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 Invariants (tests/unit/spec/test_workload.py):
 - calls form an acyclic graph in which every `after` names a call of this workload;
 - PPO has a critic, GRPO has none; a call of a role exists only if the role has a model;
+- mini-batches are equal numbers of whole prompts, as verl cuts them;
 - a file with an unknown key, name or value is refused, naming it and what is allowed.
 """
 
@@ -17,6 +18,10 @@ from verl_fuse.spec.lengths import Lengths
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.model_names import model_from
 from verl_fuse.spec.yaml_file import read_yaml
+
+# Larger than any batch that was ever trained on; beyond, the number is a mistake, and simulating it would not end.
+MOST_SEQUENCES = 2**18
+MOST_EPOCHS = 1000
 
 Role = Literal["actor", "critic", "reference", "reward"]
 CallKind = Literal["generate", "infer", "train"]
@@ -60,12 +65,25 @@ class Workload:
             raise FuseError(
                 f"workload: critic={have}; needs {'a model' if self.algorithm == 'ppo' else 'none'} with {self.algorithm}"
             )
-        if self.minibatches > self.sequences:
-            raise FuseError(f"workload: minibatches={self.minibatches}; needs at most prompts*samples={self.sequences}")
+        if self.sequences > MOST_SEQUENCES:
+            raise FuseError(
+                f"workload: prompts={self.prompts} with samples={self.samples} are {self.sequences} sequences a step; needs at most {MOST_SEQUENCES}"
+            )
+        if self.epochs > MOST_EPOCHS:
+            raise FuseError(f"workload: epochs={self.epochs}; needs at most {MOST_EPOCHS}")
+        if self.prompts % self.minibatches:
+            raise FuseError(
+                f"workload: minibatches={self.minibatches} do not divide prompts={self.prompts}: verl's mini-batches are equal numbers of whole "
+                "prompts; allowed: a divisor of the prompts"
+            )
 
     @property
     def sequences(self) -> int:
         return self.prompts * self.samples
+
+    @property
+    def prompts_per_update(self) -> int:
+        return self.prompts // self.minibatches
 
     def model(self, role: Role) -> Model:
         found: Model | None = getattr(self, role)

@@ -1,5 +1,6 @@
-"""Reads a YAML file as OmegaConf does, so that 1e12 is a number and a key given twice is refused."""
+"""Reads YAML as OmegaConf does, so that 1e12 is a number and a key given twice is refused."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,33 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import read_text
+
+# Bytes: what a person writes, with room to spare.
+LARGEST = 2**20
 
 
 def read_yaml(path: Path) -> Any:
-    """The contents as plain dicts, lists and values; every error names the file."""
+    """The contents as plain dicts, lists and values; every error names the file, in one line."""
     try:
-        return OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OSError, UnicodeDecodeError) as error:
-        raise FuseError(f"{path}: cannot be read: {error}") from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise FuseError(f"{path}: not YAML: {error}") from error
+        return parse_yaml(read_text(path, LARGEST))
+    except FuseError as error:
+        message = str(error)
+        raise FuseError(message if message.startswith(str(path)) else f"{path}: {message}") from error
+
+
+def parse_yaml(text: str) -> Any:
+    """The same from text."""
+    try:
+        return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=True)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise FuseError(f"not YAML: {error.problem or error.context}{where}") from error
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise FuseError(f"not YAML: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        # OmegaConf's word for a file that holds one number.
+        raise FuseError("needs a block of keys") from error
+    except RecursionError as error:
+        raise FuseError("not YAML: nested too deeply") from error

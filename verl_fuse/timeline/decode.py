@@ -2,7 +2,9 @@
 
 Invariants (tests/unit/interstage/test_measured.py):
 - a timeline made with given decode costs gives them back;
-- time a request waited in its replica's queue is not counted as decoding;
+- time a request waited in its replica's queue, for a place in the batch or for room in the KV cache, is not counted
+  as decoding;
+- the configured limit of a response plays no part;
 - a timeline that cannot tell gives None, never a guess.
 """
 
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Span, Timeline
 
 Floats = NDArray[np.float64]
@@ -29,14 +32,15 @@ class DecodeCost:
     sequence: float
 
 
-def decode_cost(timeline: Timeline, slots: int) -> DecodeCost | None:
-    """Fitted over all requests, of which a replica runs at most `slots` at once: seconds per token against sequences beside it, per step."""
+def decode_cost(timeline: Timeline, capacity: Capacity) -> DecodeCost | None:
+    """Fitted over all requests, of which a replica runs as many at once as its engine's `capacity` allows: seconds
+    per token against sequences beside it, per step."""
     replicas = []
     for track in timeline.tracks:
         requests = [span for span in timeline.on(track) if _generated(span)]
         if track.startswith("replica ") and requests:
             tokens = np.array([int(span.args["response_tokens"]) for span in requests], np.float64)
-            replicas.append((*admitted(requests, slots), tokens))
+            replicas.append((*admitted(requests, capacity), tokens))
     if not replicas:
         return None
     cost = DecodeCost(1.0, 0.0)
@@ -58,17 +62,45 @@ def _fit(replicas: Sequence[tuple[Floats, Floats, Floats]], last: DecodeCost) ->
     return DecodeCost(float(step), float(sequence))
 
 
-def admitted(requests: Sequence[Span], slots: int) -> tuple[Floats, Floats]:
-    """(start, end) of each request's decoding: first come, first served, `slots` at once (vLLM's scheduler)."""
+def admitted(requests: Sequence[Span], capacity: Capacity) -> tuple[Floats, Floats]:
+    """(start, end) of each request's decoding: first come, first served, as soon as there is a place in the batch and
+    the KV cache holds the prompt beside what runs (vLLM's scheduler). The prompt tokens that the engine had in its
+    cache are not counted. Nothing says which requests were preempted: time they wait counts as decoding."""
     starts, ends = np.empty(len(requests)), np.empty(len(requests))
-    running: list[float] = []
+    prompts = [int(s.args.get("prompt_tokens", 0)) - int(s.args.get("cached_tokens", 0)) for s in requests]
+    responses = [int(span.args["response_tokens"]) for span in requests]
+    running: list[tuple[float, int]] = []
+    now = origin = min((span.start for span in requests), default=0.0)
+    # Tokens in the KV cache at `origin` and per second since: each request that runs grows evenly. Summed up as requests
+    # come and go, for there may be thousands.
+    held = np.zeros(2)
+
+    def share(index: int) -> Floats:
+        """Of one request."""
+        seconds = ends[index] - starts[index]
+        if seconds <= 0:
+            return np.array([prompts[index] + responses[index], 0.0])
+        pace = responses[index] / seconds
+        return np.array([prompts[index] - pace * (starts[index] - origin), pace])
+
+    def next_end() -> float:
+        nonlocal held
+        end, index = heapq.heappop(running)
+        held -= share(index)
+        return end
+
     for index in sorted(range(len(requests)), key=lambda i: requests[i].start):
         span = requests[index]
-        while running and running[0] <= span.start:
-            heapq.heappop(running)
-        freed = heapq.heappop(running) if len(running) >= slots else span.start
-        starts[index], ends[index] = min(max(freed, span.start), span.end), span.end
-        heapq.heappush(running, span.end)
+        now = max(now, span.start)
+        while running and running[0][0] <= now:
+            next_end()
+        while running and (
+            len(running) >= capacity.sequences or held[0] + held[1] * (now - origin) + prompts[index] >= capacity.tokens
+        ):
+            now = next_end()
+        starts[index], ends[index] = min(now, span.end), span.end
+        held += share(index)
+        heapq.heappush(running, (span.end, index))
     return starts, ends
 
 

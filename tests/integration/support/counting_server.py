@@ -67,6 +67,7 @@ class CountingServer:
     def _as_new(self) -> None:
         self._closed = self._mute = self._dead = self._still = self._garbage = self.engine.errored = False
         self._slowness = 1.0
+        self.engine.vllm_config = None
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict, request_id: str, **_: Any) -> Answer:
         count = Count()
@@ -130,6 +131,11 @@ class CountingServer:
         self._step = self._step if step_seconds is None else step_seconds
         self._sequence = self._sequence if sequence_seconds is None else sequence_seconds
         self.global_steps = 0
+
+    async def keep(self, tokens: int) -> None:
+        """From now on, say that the KV cache holds so many tokens, in blocks of 16."""
+        cache = SimpleNamespace(num_gpu_blocks=tokens // 16, block_size=16)
+        self.engine.vllm_config = SimpleNamespace(cache_config=cache)
 
     async def hang(self) -> None:
         """From now on, answer neither an abort nor a call to sleep."""

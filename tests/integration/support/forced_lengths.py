@@ -1,6 +1,10 @@
-"""What a long-tail run and the test that reads it both know: the lengths, and when an engine is killed."""
+"""What a long-tail run and the test that reads it both know: the lengths, when a request cannot move, and when an
+engine is killed."""
 
 KILLED_IN_STEP = 3
+# Parameters with which a request cannot go on at another replica; they end no response early.
+STUCK_IN_STEP = 2
+STUCK = {"stop": ["no such text"], "seed": 5}
 # Tokens from which a response counts as long; one of the four samples of each prompt is.
 LONG = 100
 

@@ -19,7 +19,7 @@ HOOK_API = 1
 WANTED = (1, 3, 3, 3, 3, 1, 2, 2, 2, 2)
 # Before these steps the run waits, so that the number of steps it takes until replicas are up does not matter.
 UP_BEFORE, FREED, UP_AGAIN_BEFORE, LOST_IN = 4, 6, 8, 9
-# The same where the scaler decides, which knows what decoding costs from step 2 on.
+# The same where the scaler decides, which knows what decoding costs from step 3 on.
 SCALED_BEFORE = 5
 _state: dict = {}
 

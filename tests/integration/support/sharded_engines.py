@@ -162,7 +162,7 @@ def shape(worker: Any) -> dict[str, Any]:
         "policies": [
             (
                 str(kept._mp_policy),
-                [(str(g.offload_policy), g.post_forward_mesh_info is None) for g in kept._fsdp_param_groups],
+                (g := kept._fsdp_param_group) and (str(g.offload_policy), g.post_forward_mesh_info is None),
             )
             for kept in map(state_of, wrapped(module))
         ],
@@ -266,14 +266,18 @@ def refused(world: World, folder: Path) -> list[str]:
     import torch
 
     from verl_fuse.errors import FuseError
+    from verl_fuse.host.layouts.unwrap import state_of
 
     said = []
-    for fault in ("optimizer", "version", "failure"):
+    for fault in ("torch", "optimizer", "version", "failure"):
         one = worker(world, folder, "critic")
         trained(one, "critic", 0)
         changing = layout(world, one, f"refused {fault}", timeout=10.0)
         state = next(iter(one.engine.optimizer.state.values()))
-        if fault == "optimizer":
+        shard = state_of(one.engine.module)
+        if fault == "torch":
+            handle = shard.__dict__.pop("_post_forward_hook_handle")
+        elif fault == "optimizer":
             state["row"] = torch.zeros(3)
         elif fault == "failure" and world.rank == 1:
             one.engine.engine_config = None
@@ -281,7 +285,10 @@ def refused(world: World, folder: Path) -> list[str]:
             changing.change(1, world.rank // 3 if fault == "version" else 1)
         except (FuseError, AttributeError) as error:
             said.append(f"{type(error).__name__}: {error}")
-        if fault == "optimizer":
+        if fault == "torch":
+            shard._post_forward_hook_handle = handle
+        elif fault == "optimizer":
             del state["row"]
+        if fault in ("torch", "optimizer"):
             said.append(str(changing.change(1, 1).received_bytes > 0))
     return said

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from verl_fuse.cli.main import app
-from verl_fuse.cli.profile import read_run
+from verl_fuse.cli.group import build
+from verl_fuse.cli.main import SUBCOMMANDS
+from verl_fuse.cli.profile import print_measured, read_run
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse.timeline.files import record_step
+
+app = build(SUBCOMMANDS)
 
 CONFIG = {
     "model_type": "llama",
@@ -57,14 +60,20 @@ def profile(*arguments: object):
     return CliRunner().invoke(app, ["profile", *map(str, arguments)])
 
 
-def test_a_profile_is_written_and_read(tmp_path: Path, model: Path, run_dir: Path):
+def test_a_profile_is_written_and_read(
+    tmp_path: Path, model: Path, run_dir: Path, capsys: pytest.CaptureFixture[str], documented_keys: dict[str, set[str]]
+):
     pytest.importorskip("torch")
     out = tmp_path / "profile.json"
     grid = ("--batches", "2,1", "--lengths", "4,8", "--tp", "1,2")
-    result = profile("--model", model, "--out", out, *grid, "--from", run_dir)
+    result = profile("--model", model, "--out", out, *grid, "--from", run_dir, "--json")
     assert result.exit_code == 0, result.output
-    assert "tiny, tp 2" in result.output
     table = ProfileTable.read(out)
+    data = json.loads(result.stdout)
+    assert set(data) == documented_keys["profile"]
+    assert (data["file"], data["profile"]) == (str(out), json.loads(table.to_json()))
+    print_measured(table.models[1])
+    assert "tiny, tp 2: milliseconds" in capsys.readouterr().out
     assert [(found.model.name, found.tp) for found in table.models] == [("tiny", 1), ("tiny", 2)]
     assert table.models[0].measurements[0].batches == (1, 2)
     assert table.engine is not None
@@ -76,6 +85,7 @@ def test_a_profile_is_written_and_read(tmp_path: Path, model: Path, run_dir: Pat
     ("arguments", "message"),
     [
         (("--batches", "0"), "--batches=0: needs whole numbers"),
+        (("--batches", "1,65537"), "--batches=65537: needs at most 65536"),
         (("--lengths", "a,b"), "--lengths=a,b: needs whole numbers"),
         (("--precision", "int4"), "precision 'int4'"),
         (("--model", "llama-9b"), "model 'llama-9b': unknown"),

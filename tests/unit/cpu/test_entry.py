@@ -50,7 +50,7 @@ def test_a_failure_is_printed_kept_and_leaves_no_platform():
 def test_a_refused_patch_is_a_failure():
     program = (
         "import dataclasses, verl_fuse_patches.gloo_backend as module\n"
-        "module.PATCH = dataclasses.replace(module.PATCH, versions='<0.1')\n"
+        "module.PATCH = dataclasses.replace(module.PATCH, fingerprints={'<0.1': ''})\n"
         "import verl_fuse_cpu.entry as entry\n"
         "print(entry.failure)\n"
     )

@@ -1,14 +1,11 @@
 import json
-import logging
-from pathlib import Path
+import math
 
 import numpy as np
 import pytest
 
-from verl_fuse.errors import FuseError
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse_elastic.prediction import LengthPredictor, calibration, rank_correlation
-from verl_fuse_elastic.store import NAME, load, save
 
 
 def prompt(key, source="math", samples=4):
@@ -86,40 +83,26 @@ def test_calibration_of_nothing_is_nothing():
     assert calibration([(Prediction(3.0, 4.0), [4, 5])]) == {"fuse/elastic_upper_coverage": 0.5}
 
 
-def test_the_state_survives_a_checkpoint(tmp_path: Path):
+def test_the_state_survives_a_checkpoint():
     predictor = learned((prompt("a"), [100]), (prompt("a"), [50, 200]), (prompt("b", "code"), [9]))
-    save(predictor, tmp_path)
+    restored = LengthPredictor.from_dict(json.loads(json.dumps(predictor.to_dict())))
     asked = [prompt("a"), prompt("b", "code"), prompt("x"), prompt("y", "poems")]
-    assert load(tmp_path).predict(asked) == predictor.predict(asked)
-    visit = (prompt("a"), [70])
-    predictor.observe([visit])
-    restored = load(tmp_path)
-    restored.observe([visit])
+    assert restored.predict(asked) == predictor.predict(asked)
+    for state in (predictor, restored):
+        state.observe([(prompt("a"), [70])])
     assert restored.to_dict() == predictor.to_dict()
 
 
-def test_a_new_run_and_a_checkpoint_without_the_file_begin_anew(tmp_path: Path, caplog):
-    assert load(None).predict([prompt("a")]) is None
-    assert not caplog.records
-    assert load(tmp_path).predict([prompt("a")]) is None
-    assert f"{tmp_path / NAME} is not there: response lengths are learned anew" in caplog.text
-
-
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"version": 9}', '{"version": 1, "means": {"a": "x"}, "recent": {}, "errors": []}', "{}"]
+    "data",
+    [
+        {},
+        {"means": {"a": "x"}, "recent": {}, "errors": []},
+        {"means": [], "recent": {}, "errors": []},
+        {"means": {}, "recent": {"math": [math.inf]}, "errors": []},
+        {"means": {}, "recent": {}, "errors": [None]},
+    ],
 )
-def test_a_file_that_is_none_of_ours_is_named(tmp_path: Path, text: str):
-    (tmp_path / NAME).write_text(text)
-    with pytest.raises(FuseError, match=rf"{NAME}: not what fuse.elastic writes with a checkpoint .* delete it"):
-        load(tmp_path)
-
-
-def test_a_disk_that_refuses_costs_the_file_not_the_run(tmp_path: Path, caplog):
-    with caplog.at_level(logging.ERROR):
-        save(LengthPredictor(), tmp_path / "gone")
-    assert "response lengths are not in this checkpoint" in caplog.text
-
-
-def test_the_state_is_json(tmp_path: Path):
-    save(learned((prompt("a"), [3])), tmp_path)
-    assert json.loads((tmp_path / NAME).read_text())["means"] == {"a": 3.0}
+def test_data_that_is_no_state_is_refused(data):
+    with pytest.raises((KeyError, TypeError, ValueError, AttributeError, OverflowError)):
+        LengthPredictor.from_dict(data)

@@ -1,12 +1,15 @@
 import pytest
 
 from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
-from verl_fuse_elastic.release import released
+from verl_fuse_elastic.release import released, without_room
 
 
-def view(*replicas, expected=None):
+def view(*replicas, expected=None, unmovable=()):
+    stuck = dict(enumerate(unmovable))
     seen = tuple(
-        ReplicaView(rank, running, 8, routed=routed, assigned=assigned, unfinished=unfinished)
+        ReplicaView(
+            rank, running, 8, routed=routed, assigned=assigned, unfinished=unfinished, unmovable=stuck.get(rank, 0)
+        )
         for rank, (assigned, unfinished, running, routed) in enumerate(replicas)
     )
     total = sum(replica.assigned for replica in seen) if expected is None else expected
@@ -44,6 +47,30 @@ def test_a_replica_that_is_nearly_done_hands_on_its_rest(cut, expected):
 def test_where_the_others_have_no_room_it_keeps_them():
     assert released(view((8, 7, 7, True), (8, 2, 2, True)), 0.75) is None
     assert released(view((8, 7, 7, True), (8, 2, 2, True), (8, 7, 7, True)), 0.75) == Migration((0, 2))
+
+
+def test_a_replica_that_keeps_its_requests_for_want_of_room_is_told():
+    full = view((8, 7, 7, True), (8, 2, 2, True))
+    assert without_room(full, 0.75)
+    assert not without_room(full, 0.8), "it is not nearly done"
+    assert not without_room(full, 1.0)
+    assert not without_room(view((8, 6, 6, True), (8, 2, 2, True)), 0.75), "it moves"
+    assert not without_room(view((8, 0, 0, False), (8, 2, 2, True)), 0.75), "there is nowhere to go"
+    assert not without_room(view((8, 7, 7, True), (8, 2, 2, True), expected=24), 0.75), "more prompts are to come"
+
+
+def test_a_replica_with_requests_that_cannot_move_keeps_them():
+    assert released(view((8, 4, 4, True), (8, 2, 2, True), unmovable=[0, 1]), 0.75) is None
+    assert not without_room(view((8, 7, 7, True), (8, 2, 2, True), unmovable=[0, 1]), 0.75)
+    # The next one that is nearly done goes in its place; one that is done goes in any case.
+    three = view((8, 4, 4, True), (8, 1, 1, True), (8, 2, 2, True), unmovable=[0, 1])
+    assert released(three, 0.75) == Migration((0, 1))
+    assert released(view((8, 4, 4, True), (8, 0, 0, True), unmovable=[4]), 0.75) == Migration((0,))
+
+
+def test_a_migration_names_the_key_that_asked_for_it():
+    assert released(view((8, 0, 0, True), (8, 5, 5, True)), 1.0).cause == "fuse.elastic.release"
+    assert released(view((8, 6, 6, True), (8, 2, 2, True)), 0.75).cause == "fuse.elastic.cut_fraction"
 
 
 def test_the_one_with_least_to_move_goes_first():

@@ -72,6 +72,14 @@ def test_what_this_run_cannot_carry_out_is_refused(config, tmp_path, changes, re
     assert reason in str(error.value)
 
 
+def test_a_plan_of_another_engine_is_refused_without_a_reason_per_key_of_that_engine(config, tmp_path):
+    megatron = {f"actor_rollout_ref.actor.megatron.{size}": 2 for size in ("a", "b", "c")}
+    with pytest.raises(FuseError) as error:
+        checked_plan(write(tmp_path, strategy="megatron", overrides=megatron), config, ())
+    assert str(error.value).count("\n  - ") == 1
+    assert "it is for the engine megatron" in str(error.value)
+
+
 def test_every_reason_is_given_at_once(config, tmp_path):
     with pytest.raises(FuseError) as error:
         checked_plan(write(tmp_path, strategy="megatron", features=("pipeline",)), config, ())

@@ -46,7 +46,7 @@ def test_a_broken_contract_refuses_with_the_list(judged):
 
 @pytest.mark.parametrize(
     ("engine", "judged_packages"),
-    [("vllm", {"verl", "transfer_queue", "vllm"}), ("sglang", {"verl", "transfer_queue"})],
+    [("vllm", {"verl", "transfer_queue", "torch", "vllm"}), ("sglang", {"verl", "transfer_queue", "torch"})],
 )
 def test_an_engine_that_does_not_generate_is_not_judged(monkeypatch: pytest.MonkeyPatch, engine, judged_packages):
     asked: list[Seam] = []
@@ -75,7 +75,7 @@ def test_changed_code_is_one_warning(judged, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         start.warn_of_changes(require())
     assert [record.getMessage() for record in caplog.records] == [
-        "verl-fuse: upstream code has changed since this release was tested with it; watch the first steps:\n"
+        "upstream code has changed since this release was tested with it; watch the first steps:\n"
         "  - verl:step: body changed (2 contracts)"
     ]
 

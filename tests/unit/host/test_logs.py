@@ -48,10 +48,10 @@ def test_lines_go_where_verl_s_go_whatever_the_root_logger_lets_through(manager,
             logging.getLogger(name).info("of %s", name)
             logging.getLogger(name).debug("too much")
     assert verl_log == [
-        "of verl_fuse.host.replicas",
-        "of some_plugin.hooks",
-        "of other_plugin",
-        "of company.rl.hooks",
+        "verl-fuse: of verl_fuse.host.replicas",
+        "verl-fuse: of some_plugin.hooks",
+        "verl-fuse: of other_plugin",
+        "verl-fuse: of company.rl.hooks",
     ]
     assert not caplog.records, "printed once"
 

@@ -54,6 +54,19 @@ def test_a_migration_that_leaves_nobody_or_everybody_or_a_stranger_costs_the_ste
     assert "allowed: some, but not all, of the replicas that take requests: [0, 1, 2]" in caplog.text
 
 
+def stuck(*ranks):
+    return replace(MIGRATING, replicas=tuple(replace(r, unmovable=int(r.rank in ranks)) for r in MIGRATING.replicas))
+
+
+def test_replicas_with_requests_that_cannot_move_are_spared_whatever_a_policy_says():
+    policy = migration_guard(Migration((0,), "acme"))
+    spared = policy.migration(stuck(2))
+    assert (spared, spared.cause) == (Migration((0, 2)), "acme")
+    assert policy.migration(stuck(1, 2)) is None
+    assert policy.migration(stuck(3)) == Migration((0,)), "it takes no requests"
+    assert policy.fallbacks == 0
+
+
 def test_a_good_answer_passes_through():
     policy = guard(["g_0_0", "g_1_0"])
     assert policy.infer_next(VIEW, LANE) == ["g_0_0", "g_1_0"]

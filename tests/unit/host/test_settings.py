@@ -5,6 +5,7 @@ from omegaconf import OmegaConf
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
+from verl_fuse.extras import install
 from verl_fuse.host.settings import CoreBlock, load_settings
 from verl_fuse.host.versions import problem
 
@@ -50,7 +51,7 @@ def test_a_value_that_a_check_cannot_take_is_refused_with_the_line_that_met_it()
     critic = {"critic": {"megatron": {"virtual_pipeline_model_parallel_size": "2"}}}
     said = refusal({"interstage": {"enabled": True}}, **critic)
     assert said.startswith("this configuration cannot be checked: TypeError: '>' not supported between")
-    assert "(plugin.py, line " in said
+    assert "(refusals.py, line " in said
     unset = refusal({"elastic": {"enabled": True}}, actor_rollout_ref={"rollout": {"name": "${oc.env:NOWHERE_SET}"}})
     assert "cannot be checked: InterpolationResolutionError" in unset
     assert "NOWHERE_SET" in unset
@@ -70,6 +71,20 @@ def test_keys_of_a_feature_that_is_off_are_named_but_not_refused():
     )
 
 
+def test_keys_that_another_key_makes_idle_are_named():
+    fuse = {
+        "elastic": {"enabled": True, "hysteresis": 0.2, "standalone_timeout": 60.0},
+        "realloc": {"checksums": True},
+        "observe": {"progress": False, "progress_interval": 5.0},
+    }
+    assert sorted(load_settings(config(fuse)).idle) == [
+        "fuse.elastic.hysteresis=0.2: no effect while fuse.elastic.scale=false",
+        "fuse.elastic.standalone_timeout=60.0: no effect while fuse.elastic.standalone=0",
+        "fuse.observe.progress_interval=5.0: no effect while fuse.observe.progress=false",
+        "fuse.realloc.checksums=True: no effect while fuse.realloc.weight_sync=stock and fuse.realloc.schedule=null",
+    ]
+
+
 def test_without_a_fuse_block_the_defaults_hold():
     settings = load_settings(config())
     assert settings.core == CoreBlock()
@@ -82,7 +97,7 @@ def test_without_a_fuse_block_the_defaults_hold():
     [
         (
             {"interstag": {}},
-            "fuse.interstag: unknown key; allowed: call_timeout, disabled_plugins, elastic, interstage",
+            "fuse.interstag: unknown key (did you mean 'interstage'?); allowed: call_timeout, disabled_plugins, elastic, interstage",
         ),
         ({"interstage": {"enable": True}}, "fuse.interstage.enable: unknown key (did you mean 'enabled'?)"),
         ({"interstage": {"enabled": "true"}}, "fuse.interstage.enabled='true': needs true or false"),
@@ -202,6 +217,20 @@ def test_all_problems_are_listed_at_once():
     assert "enable_resource_pool=False" in text
 
 
+def test_two_bad_values_are_both_reported_with_what_the_run_lacks_besides():
+    fuse = {"poll_interval": 0, "interstage": {"enabled": True, "micro_group": -1, "max_queud": 3}, "elastc": {}}
+    said = refusal(fuse, trainer={"v1": {"trainer_mode": "sync"}})
+    assert said.splitlines()[0] == "5 problems:"
+    for expected in (
+        "fuse.poll_interval=0.0: needs >= 0.001 and <= 60.0",
+        "fuse.interstage.micro_group=-1: needs >= 1",
+        "fuse.interstage.max_queud: unknown key (did you mean 'max_queued'?)",
+        "fuse.elastc: unknown key (did you mean 'elastic'?)",
+        "trainer.v1.trainer_mode='sync': fuse.interstage.enabled=true needs trainer.v1.trainer_mode=fuse",
+    ):
+        assert f"\n  - {expected}" in said
+
+
 @pytest.mark.parametrize("found", ["0.9.1", "0.9.1.dev3", "0.9.2", "0.9.99"])
 def test_supported_verl(found):
     assert problem("verl", found) is None
@@ -210,11 +239,9 @@ def test_supported_verl(found):
 @pytest.mark.parametrize("found", ["0.8.0", "0.9.0", "0.10.0", "1.0"])
 def test_unsupported_verl(found):
     assert problem("verl", found) == (
-        f"verl {found} is not supported: verl-fuse needs verl >=0.9.1,<0.10 (pip install 'verl-fuse[verl]')"
+        f"verl {found} is not supported: verl-fuse needs verl >=0.9.1,<0.10 ({install('verl')})"
     )
 
 
 def test_missing_verl_names_the_extra():
-    assert problem("verl", None) == (
-        "verl is not installed: verl-fuse needs verl >=0.9.1,<0.10 (pip install 'verl-fuse[verl]')"
-    )
+    assert problem("verl", None) == (f"verl is not installed: verl-fuse needs verl >=0.9.1,<0.10 ({install('verl')})")

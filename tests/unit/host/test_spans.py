@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from verl_fuse.host.spans import Recorder
+from verl_fuse.host.spans import Recorder, SpanCollector
 
 
 def test_a_block_becomes_a_span_with_its_args():
@@ -26,3 +26,13 @@ def test_a_wall_clock_set_back_neither_fails_nor_shortens_what_it_measures(monke
     with Recorder(spans.append).span("update_actor", "rank 0", "train"):
         monkeypatch.setattr(time, "time", lambda: 0.0)
     assert spans[0].end >= spans[0].start > 1e9
+
+
+def test_requests_that_cannot_move_are_counted_by_server_while_they_are_in_flight():
+    collector = SpanCollector()
+    for server in ("a", "b", "a"):
+        collector.hold(server)
+    collector.let_go("b")
+    assert collector.unmovable() == {"a": 2}
+    collector.let_go("a")
+    assert collector.unmovable() == {"a": 1}

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from rollouts import generated, timeline
 
+from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Span
 from verl_fuse_interstage.auto import AutoThreshold
 
@@ -9,6 +10,7 @@ from verl_fuse_interstage.auto import AutoThreshold
 TAIL = [20] * 90 + [400] * 10
 FLAT = [60] * 100
 REPLICAS, SLOTS, LONGEST = 4, 32, 512
+CAPACITY = Capacity(SLOTS, SLOTS * LONGEST)
 STEP = {"math": 100}
 
 
@@ -24,14 +26,16 @@ def step(lengths, inference=20.0):
 
 
 def learned(*steps):
-    auto = AutoThreshold(REPLICAS, SLOTS, LONGEST)
+    """After these, and a first one without samples, in which everything was cold."""
+    auto = AutoThreshold(REPLICAS, CAPACITY, LONGEST)
+    auto.learn(step(FLAT)[0], {})
     for found in steps:
         auto.learn(*found)
     return auto
 
 
 def test_before_anything_is_measured_nothing_is_chosen():
-    assert AutoThreshold(REPLICAS, SLOTS, LONGEST).choose(STEP) is None
+    assert AutoThreshold(REPLICAS, CAPACITY, LONGEST).choose(STEP) is None
 
 
 def test_a_long_tail_migrates_and_the_gain_is_foretold():
@@ -39,6 +43,17 @@ def test_a_long_tail_migrates_and_the_gain_is_foretold():
     assert 0 < chosen.threshold <= 40
     assert 1 <= chosen.survivors < REPLICAS
     assert chosen.seconds < 0.95 * chosen.stock_seconds
+
+
+def test_the_first_step_pays_for_warming_up_and_decides_nothing():
+    cold, lengths = step(TAIL, inference=500.0)
+    auto = AutoThreshold(REPLICAS, CAPACITY, LONGEST)
+    auto.learn(cold, lengths)
+    assert auto.choose(STEP) is None, "lengths are known, costs are not"
+    auto.learn(*step(FLAT))
+    chosen = auto.choose(STEP)
+    auto.learn(*step(FLAT))
+    assert chosen.stock_seconds == pytest.approx(auto.choose(STEP).stock_seconds, rel=0.2), "of the warm steps only"
 
 
 def test_without_a_tail_or_without_inference_nothing_migrates():

@@ -1,11 +1,14 @@
 import pytest
 
 from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
-from verl_fuse_interstage.migration import Trigger, configured, survivors, tail_migration
+from verl_fuse_interstage.migration import Trigger, configured, hindrance, survivors, tail_migration
 
 
-def replicas(running, slots=8, routed=True):
-    return tuple(ReplicaView(rank, count, slots, routed) for rank, count in enumerate(running))
+def replicas(running, slots=8, routed=True, unmovable=()):
+    stuck = dict(enumerate(unmovable))
+    return tuple(
+        ReplicaView(rank, count, slots, routed, unmovable=stuck.get(rank, 0)) for rank, count in enumerate(running)
+    )
 
 
 def view(unfinished, replicas, expected=64):
@@ -74,3 +77,43 @@ def test_more_survivors_than_the_least_may_be_asked_for():
     running = replicas([1, 4, 4, 2])
     assert tail_migration(Trigger(8, survivors=2), view(6, running)) == Migration(survivors=(1, 2))
     assert tail_migration(Trigger(8, survivors=4), view(6, running)) is None
+
+
+def test_replicas_with_requests_that_cannot_move_survive():
+    assert survivors(replicas([5, 1, 2], unmovable=[0, 1, 0]), unfinished=8) == (1,)
+    assert survivors(replicas([5, 1, 2], unmovable=[0, 1, 0]), unfinished=9) == (0, 1)
+    assert decided(8, replicas([4, 2, 2], unmovable=[0, 1, 1])) == Migration(survivors=(1, 2))
+    assert decided(8, replicas([4, 2, 2], unmovable=[1, 1, 1])) is None
+
+
+def gone(view):
+    return ReplicaView(view.rank, 0, view.slots, routed=False)
+
+
+def test_where_requests_cannot_move_replicas_are_freed_one_after_the_other_as_they_run_out():
+    first = replicas([3, 0, 2], unmovable=[3, 0, 2])
+    assert decided(5, first) == Migration(survivors=(0, 2))
+    assert decided(4, (first[0], gone(first[1]), first[2])) is None
+    later = replicas([3, 0, 0], unmovable=[3, 0, 0])
+    assert decided(3, (later[0], gone(later[1]), later[2])) == Migration(survivors=(0,))
+    mixed = replicas([3, 0, 1], unmovable=[3, 0, 0])
+    assert decided(4, (mixed[0], gone(mixed[1]), mixed[2])) is None, "nothing moves twice"
+
+
+def why(unfinished, found, trigger=None):
+    return hindrance(trigger or Trigger(8), view(unfinished, found))
+
+
+def test_what_keeps_a_tail_that_is_due_is_told():
+    assert why(5, replicas([3, 2, 0], slots=2)) == "room"
+    assert why(4, replicas([2, 2, 0], slots=2)) is None, "it moves"
+    assert why(9, replicas([5, 4], slots=2)) is None, "it is not due"
+    assert why(5, replicas([5], slots=2)) is None, "there is nowhere to go"
+    assert why(5, replicas([3, 2], slots=2), Trigger(8, survivors=2)) is None, "nothing was to be freed"
+    assert why(6, replicas([3, 3], unmovable=[1, 2])) == "unmovable"
+    first, second = replicas([3, 0], slots=2)
+    assert why(3, (first, gone(second))) is None, "it has moved"
+
+
+def test_a_migration_names_the_key_that_asked_for_it():
+    assert decided(8, replicas([5, 3])).cause == "fuse.interstage.migration_threshold"

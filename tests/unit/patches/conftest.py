@@ -53,9 +53,8 @@ def make_patch() -> Callable[..., Patch]:
             "reason": "it greets upstream",
             "upstream": "https://example.org/issues/7",
             "distributions": ("acme-lib",),
-            "versions": ">=1.2,<1.3",
             "target": "acme_lib.greeting:greet",
-            "fingerprint": fingerprint(ast.parse(UPSTREAM).body),
+            "fingerprints": {">=1.2,<1.3": fingerprint(ast.parse(UPSTREAM).body)},
             "remove_when": "it greets politely",
             "apply": apply,
         }

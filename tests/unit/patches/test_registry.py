@@ -8,7 +8,16 @@ import pytest
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.contract import Code
 from verl_fuse_patches import registry
-from verl_fuse_patches.registry import PatchStatus, contracts, install, load, settle, status
+from verl_fuse_patches.registry import (
+    PatchStatus,
+    check_source,
+    check_version,
+    contracts,
+    install,
+    load,
+    settle,
+    status,
+)
 
 TARGET = "acme_lib.greeting:greet"
 
@@ -49,13 +58,23 @@ def test_changed_source_is_refused_at_every_import(acme, make_patch):
         greet()
     message = str(caught.value)
     assert message == (
-        f"patch 'greeting' of {TARGET} is refused: expected fingerprint {patch.fingerprint}, found 84b5a952fef70d7d in version "
+        f"patch 'greeting' of {TARGET} is refused: expected fingerprint {check_version(patch)}, found 84b5a952fef70d7d in version "
         "1.2.0. Install acme-lib >=1.2,<1.3, or a verl-fuse that supports this version. "
         "Why it is patched: https://example.org/issues/7"
     )
     assert status([patch]) == [PatchStatus("greeting", TARGET, "refused", message)]
     with pytest.raises(FuseError, match="found 84b5a952fef70d7d"):
         greet()  # importing again does not slip past the refusal
+
+
+def test_each_version_has_a_fingerprint_of_its_own(acme, make_patch):
+    read = make_patch().fingerprints[">=1.2,<1.3"]
+    patch = make_patch(fingerprints={">=1.0,<1.2": "0123456789abcdef", ">=1.2,<1.3": read})
+    install([patch])
+    assert greet() == "patched upstream"
+    other = make_patch(fingerprints={">=1.0,<1.2": read, ">=1.2,<1.3": "0123456789abcdef"})
+    with pytest.raises(FuseError, match="expected fingerprint 0123456789abcdef, found"):
+        check_source(other)
 
 
 def test_a_target_that_is_gone_is_refused(acme, make_patch):
@@ -68,9 +87,10 @@ def test_a_target_that_is_gone_is_refused(acme, make_patch):
 
 
 def test_another_version_is_refused_before_anything_is_imported(acme, make_patch):
-    patch = make_patch(versions=">=1.3")
+    patch = make_patch(fingerprints={">=1.3,<1.4": "0123456789abcdef", ">=1.6": "0123456789abcdef"})
     with pytest.raises(
-        FuseError, match=r"patch 'greeting' .* written for versions >=1.3; found 1.2.0\. Install acme-lib >=1.3"
+        FuseError,
+        match=r"written for versions >=1.3,<1.4 or >=1.6; found 1.2.0\. Install acme-lib >=1.3,<1.4 or >=1.6, or",
     ):
         install([patch])
     assert [found.state for found in status([patch])] == ["refused"]
@@ -122,7 +142,7 @@ def test_patches_rest_on_what_they_replace_and_watch(acme, make_patch, monkeypat
     monkeypatch.setattr(registry, "NAMES", tuple(patches))
     monkeypatch.setattr(registry, "load", patches.get)
     assert contracts() == (
-        Code(TARGET, patches["one"].fingerprint, "greeting"),
+        Code(TARGET, tuple(patches["one"].fingerprints.values()), "greeting"),
         Code("acme_lib:helper", "0123456789abcdef", "greeting"),
     )
 

@@ -49,7 +49,8 @@ def test_a_changed_target_is_refused(name, tmp_path, monkeypatch):
     changed.write_text("\n".join(lines))
     monkeypatch.setattr(SourceTree, "path", lambda self, module: changed)
     with pytest.raises(
-        FuseError, match=f"patch '{name}' of {patch.module}.*expected fingerprint {patch.fingerprint}, found "
+        FuseError,
+        match=f"patch '{name}' of {patch.module}.*expected fingerprint {registry.check_version(patch)}, found ",
     ):
         registry.check_source(patch)
 

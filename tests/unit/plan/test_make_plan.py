@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -8,16 +9,19 @@ from typer.testing import CliRunner
 from workloads import grpo, ppo
 
 import verl_fuse.plan
-from verl_fuse.cli.main import app, main
+from verl_fuse.cli.group import build
+from verl_fuse.cli.main import SUBCOMMANDS, main
 from verl_fuse.cost.analytic import Analytic
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.executable import STRATEGIES
 from verl_fuse.plan.make import Request, make
-from verl_fuse.plan.overrides import feature_overrides, workload_overrides
+from verl_fuse.plan.overrides import feature_overrides
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.step import Refusal
 from verl_fuse_pipeline.refusals import refusals
+
+app = build(SUBCOMMANDS)
 
 WORKLOAD = """
 algorithm: ppo
@@ -119,17 +123,79 @@ def test_with_interstage_a_reward_model_has_devices_of_its_own():
     assert plan.overrides["reward.reward_model.enable_resource_pool"] is True
 
 
-@pytest.mark.parametrize(("prompts", "samples", "minibatches"), [(48, 1, 5), (8, 8, 16)])
-def test_minibatches_that_verl_would_cut_otherwise_are_refused(prompts, samples, minibatches):
-    sizes = {"prompts": prompts, "samples": samples, "minibatches": minibatches}
-    workload, message = (
-        dataclasses.replace(grpo(), **sizes),
-        f"minibatches={minibatches} do not divide prompts={prompts}",
-    )
-    with pytest.raises(FuseError, match=message):
-        make(workload, Analytic(cluster_named("h100", 1)), Request(("fsdp",)))
-    with pytest.raises(FuseError, match=message):
-        workload_overrides(workload)
+def interrupted_at(number: int):
+    """Something to report to that is interrupted at its `number`th text."""
+    texts: list[str] = []
+
+    def report(text: str) -> None:
+        texts.append(text)
+        if len(texts) == number:
+            raise KeyboardInterrupt
+
+    return report, texts
+
+
+def test_ctrl_c_keeps_the_best_plan_so_far_and_claims_no_bound():
+    cost, request = Analytic(cluster_named("h100", 2)), Request(("megatron",))
+    whole = make(ppo(), cost, request)
+    with pytest.raises(KeyboardInterrupt):
+        make(ppo(), cost, request, interrupted_at(2)[0])
+    report, texts = interrupted_at(4)
+    made = make(ppo(), cost, request, report)
+    assert len(texts) == 4
+    assert texts[3].startswith("megatron: placement 3, ")
+    assert made.found.stopped
+    assert (made.found.bound, whole.found.stopped) == (0.0, False)
+    assert made.found.seconds >= whole.found.seconds
+    assert f"{made.found.seconds:.2f} s per step so far" in texts[3]
+
+
+def test_ctrl_c_in_the_second_engine_keeps_the_plan_of_the_first():
+    cost = Analytic(cluster_named("h100", 1))
+    fsdp = make(ppo(), cost, Request(("fsdp",)))
+    report, texts = interrupted_at(10**9)
+    make(ppo(), cost, Request(("fsdp",)), report)
+    made = make(ppo(), cost, Request(), interrupted_at(len(texts) + 1)[0])
+    assert (made.plan.strategy, made.found.stopped) == ("fsdp", True)
+    assert made.found.seconds == fsdp.found.seconds
+
+
+def test_the_time_limit_is_for_all_engines_and_placements():
+    begun = time.monotonic()
+    made = make(ppo(reward="qwen2.5-7b"), Analytic(cluster_named("h100", 64)), Request(time_limit=1.0))
+    assert made.found.feasible
+    # A placement is costed and searched to its end, on a busy machine too.
+    assert time.monotonic() - begun < 20
+
+
+def test_options_that_are_too_many_for_the_time_limit_are_refused():
+    with pytest.raises(
+        FuseError, match=r"--time-limit is over: [0-5] of 6 calls have the costs of their options on 512"
+    ):
+        make(ppo(), Analytic(cluster_named("h100", 64)), Request((), time_limit=0.01))
+
+
+def test_an_interrupted_command_prints_its_plan(workload_file, tmp_path, monkeypatch, capsys):
+    def stopped(workload, cost, request, report):
+        return make(workload, cost, request, interrupted_at(3)[0])
+
+    monkeypatch.setattr("verl_fuse.cli.plan.make", stopped)
+    out = tmp_path / "plan.json"
+    with pytest.raises(SystemExit) as end:
+        main(["plan", str(workload_file), "h100x2", "--strategy", "megatron", "--out", str(out)])
+    said = capsys.readouterr()
+    assert end.value.code == 0
+    assert said.err == "verl-fuse: interrupted; this is the best plan so far\n"
+    assert "not every placement was looked at" in said.out
+    assert Plan.read(out).strategy == "megatron"
+
+
+def test_what_compiling_took_is_said_where_it_took_the_limit(workload_file, monkeypatch, capsys):
+    monkeypatch.setattr("verl_fuse.cli.plan.compile_kernels", lambda: time.sleep(0.6))
+    with pytest.raises(SystemExit) as end:
+        main(["plan", str(workload_file), "h100", "--strategy", "fsdp", "--time-limit", "0.5"])
+    assert end.value.code == 0
+    assert "kernels were compiled for longer than --time-limit 0.5" in capsys.readouterr().err
 
 
 def test_money_takes_fewer_nodes_than_time():
@@ -162,6 +228,12 @@ def test_the_command_prints_overrides_and_nothing_else(workload_file):
     lines = result.output.split()
     assert lines[:3] == ["model_engine=megatron", "+fuse=default", "trainer.v1.trainer_mode=fuse"]
     assert "algorithm.adv_estimator=gae" in lines
+    assert {line.split("=")[0]: line.split("=")[1] for line in lines if "/path/to/" in line} == {
+        "actor_rollout_ref.model.path": "/path/to/qwen2.5-0.5b",
+        "critic.model.path": "/path/to/qwen2.5-0.5b",
+        "data.train_files": "/path/to/train.parquet",
+        "data.val_files": "/path/to/validation.parquet",
+    }
     assert all("=" in line for line in lines)
 
 

@@ -74,6 +74,39 @@ def test_an_interrupted_search_still_bounds_what_it_has_not_seen():
     assert found.bound <= best <= found.seconds
 
 
+def test_ctrl_c_returns_the_best_plan_so_far():
+    space = random_space(1, options=5, tight=10.0)
+    best = best_by_brute_force(filled(space))
+    asked = 0
+
+    def move_until(last: float):
+        def move(*arguments):
+            nonlocal asked
+            asked += 1
+            if asked == last:
+                raise KeyboardInterrupt
+            return random_move(*arguments)
+
+        return move
+
+    search(space, move_until(np.inf), 600.0)
+    whole, stopped = asked, []
+    for last in range(1, whole + 1):
+        asked = 0
+        try:
+            found = search(space, move_until(last), 600.0)
+        except KeyboardInterrupt:
+            # No plan yet.
+            assert not stopped
+            continue
+        stopped.append(found.stopped)
+        assert found.bound <= best <= found.seconds
+        found.space.fill(random_move, found.choice)
+        assert cost(found.space.tables, np.array(found.choice)) == found.seconds
+    assert len(stopped) > 3
+    assert all(stopped)
+
+
 def test_metropolis_walks_to_the_best_plan_of_a_small_space():
     space = random_space(4, options=4, tight=10.0).with_room_for_moves()
     begin = random_choice(space, np.random.default_rng(0))

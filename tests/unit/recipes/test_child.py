@@ -12,16 +12,16 @@ from verl_fuse.cli import child
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 
 
-def start(code: str) -> int:
+def start(code: str) -> child.Ending:
     return child.run([sys.executable, "-c", code], dict(os.environ))
 
 
 def test_the_exit_code_is_the_childs():
-    assert start("raise SystemExit(7)") == 7
+    assert start("raise SystemExit(7)") == child.Ending(7, None)
 
 
 def test_a_child_that_a_signal_ends_gives_128_plus_its_number():
-    assert start("import os; os.kill(os.getpid(), 9)") == 137
+    assert start("import os; os.kill(os.getpid(), 9)") == child.Ending(137, None)
 
 
 def test_signals_reach_the_child(tmp_path):
@@ -42,7 +42,7 @@ time.sleep(60)
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    assert start(code) == 5
+    assert start(code) == child.Ending(5, signal.SIGTERM)
     thread.join()
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -57,7 +57,7 @@ other = subprocess.Popen([sys.executable, "-c", {sleeper!r}], start_new_session=
 pathlib.Path({str(pid_file)!r}).write_text(str(other.pid))
 time.sleep(0.5)
 """
-    assert start(code) == 0
+    assert start(code).code == 0
     pid = int(pid_file.read_text())
     assert f"process {pid} outlived the run: SIGTERM" in capsys.readouterr().err
     time.sleep(0.2)
@@ -81,7 +81,43 @@ time.sleep(60)
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
-        assert start(code) == 128 + signal.SIGINT
+        assert start(code) == child.Ending(128 + signal.SIGINT, signal.SIGINT)
     finally:
         thread.join()
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_signal_ends_a_child_that_does_not_stop(tmp_path, capsys):
+    ready = tmp_path / "ready"
+    code = f"""
+import pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path({str(ready)!r}).touch()
+time.sleep(60)
+"""
+
+    def interrupt() -> None:
+        while not ready.exists():
+            time.sleep(0.02)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    begun = time.monotonic()
+    assert start(code) == child.Ending(128 + signal.SIGKILL, signal.SIGTERM)
+    thread.join()
+    assert time.monotonic() - begun < 30
+    assert capsys.readouterr().err.count("SIGTERM: the run is being stopped; a second signal ends it at once") == 1
+
+
+def test_both_streams_go_to_the_output_and_are_looked_at_while_the_child_runs(tmp_path, capfd):
+    seen = []
+    with (tmp_path / "log").open("wb") as log:
+        code = "import sys, time; print('out', flush=True); print('err', file=sys.stderr); time.sleep(1)"
+        child.run(
+            [sys.executable, "-c", code], dict(os.environ), log, lambda: seen.append((tmp_path / "log").read_text())
+        )
+    assert "out\nerr\n" in seen
+    assert capfd.readouterr() == ("", "")

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -29,25 +30,52 @@ def test_validation_before_and_after(metrics):
 def test_step_times_leave_out_the_first_step(metrics):
     assert stage_times(read_metrics(metrics)) == (
         2,
-        [StageTime("gen", 1.5), StageTime("step", 3.0), StageTime("testing", 0.5)],
+        [StageTime("gen", 1.5), StageTime("other", 1.5), StageTime("step", 3.0), StageTime("testing", 0.5)],
     )
 
 
 def test_a_single_step_is_counted():
-    assert stage_times([(1, {"timing_s/step": 9.0})]) == (1, [StageTime("step", 9.0)])
+    assert stage_times([(1, {"timing_s/step": 9.0})]) == (1, [StageTime("other", 9.0), StageTime("step", 9.0)])
 
 
-def test_the_summary_names_what_exists(metrics, tmp_path):
-    console = Console(width=120, record=True, quiet=True)
-    console.quiet = False
+def test_what_verl_times_of_single_requests_is_no_stage():
+    records = [(1, {"timing_s/step": 9.0, "timing_s/gen": 9.0, "timing_s/agent_loop/slowest/generate_sequences": 3.0})]
+    assert [stage.name for stage in stage_times(records)[1]] == ["gen", "other", "step"]
+
+
+def test_shares_add_up_and_what_was_hidden_is_said(tmp_path):
+    step = {"timing_s/gen": 5.0, "timing_s/drain": 1.2, "timing_s/update_actor": 2.0, "timing_s/step": 10.0}
+    path = tmp_path / "metrics.jsonl"
+    records = [{"step": number, "data": {**step, "fuse/overlap_seconds": 0.75}} for number in (1, 2, 3)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    text = printed(path)
+    shares = re.findall(r"^(\w+) +[\d.]+ +(\d+)%", text, re.MULTILINE)
+    assert dict(shares) == {"gen": "50", "drain": "12", "update_actor": "20", "other": "18", "step": "100"}
+    assert "Hidden: 0.750 s of inference a step ran while samples were still generated." in text
+    assert "Validation" not in text, "there was none"
+
+
+def printed(metrics) -> str:
+    console = Console(width=120)
     with console.capture() as shown:
-        print_summary(console, tmp_path, metrics, tmp_path / "timeline.html")
-    text = shown.get()
+        print_summary(console, metrics)
+    return shown.get()
+
+
+def test_the_summary_shows_validation_and_stages(metrics):
+    text = printed(metrics)
     assert "0.400 (step 0)" in text
     assert "0.700 (step 3)" in text
     assert "+0.300" in text
-    assert f"Metrics: {metrics}" in text
-    assert "Timeline" not in text
+    assert "Step time, mean of 2 steps" in text
+    assert "Hidden" not in text
+
+
+def test_a_single_validation_is_no_change(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"step": 0, "data": {ACC: 0.4}}))
+    assert "0.400 (step 0)" in printed(path)
+    assert "+0.000" not in printed(path)
 
 
 def test_a_torn_line_is_named(metrics):

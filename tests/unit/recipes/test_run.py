@@ -1,11 +1,13 @@
+import os
 import sys
 
 import pytest
 
 from verl_fuse.cli import run
+from verl_fuse.cli.checks import check_data_file
 from verl_fuse.cli.composition import check_syntax
 from verl_fuse.cli.recipes import find_recipe
-from verl_fuse.cli.run import check_data_file, home_from, keep_earlier, plan
+from verl_fuse.cli.run import home_from, plan
 from verl_fuse.errors import FuseError
 from verl_fuse.host.compat import start
 
@@ -50,7 +52,7 @@ def test_the_baseline_is_stock_verl_in_a_directory_of_its_own(tmp_path):
 def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_platform(tmp_path):
     launch = planned(tmp_path, recipe="grpo-gsm8k-8gpu")
     assert launch.prepare is None
-    assert set(launch.environment) == {"VERL_FUSE_HOME", "VERL_FILE_LOGGER_PATH"}
+    assert set(launch.environment) == {"VERL_FUSE_HOME", "VERL_FILE_LOGGER_PATH", "PYTHONUNBUFFERED"}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,31 @@ def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_pla
     [
         ("trainer.total_training_steps", r"override 'trainer\.total_training_steps' cannot be read"),
         ("a=[1", r"override 'a=\[1' cannot be read"),
-        ("trainer.nope=1", r"Could not override 'trainer\.nope'\. To append to your config use \+trainer\.nope=1"),
+        (
+            "trainer.zzz=1",
+            r"^trainer\.zzz=1: there is no key trainer\.zzz; \+trainer\.zzz=1 adds one that verl's files",
+        ),
+        (
+            "trainer.total_traning_steps=3",
+            r"no key trainer\.total_traning_steps \(did you mean 'total_training_steps'\?\)",
+        ),
+        (
+            "fuse.interstage.enabld=true",
+            r"no key fuse\.interstage\.enabld \(did you mean 'enabled'\?\); allowed: enabled, layout",
+        ),
+        (
+            "fuse.interstag.enabled=true",
+            r"no key fuse\.interstag\.enabled \(did you mean 'interstage'\?\); allowed: run_dir",
+        ),
+        (
+            "~fuse",
+            r"^trainer\.v1\.trainer_mode=fuse needs the block that ~fuse takes away: for stock verl use --baseline$",
+        ),
+        ("fuse.interstage.micro_group=-1", r"^fuse\.interstage\.micro_group=-1: needs >= 1$"),
+        (
+            "critic.ppo_micro_batch_size_per_gpu=null",
+            r"^critic\.ppo_micro_batch_size_per_gpu=None: needs a whole number",
+        ),
         ("recipe.prepare=nope", "recipe.prepare='nope': allowed: euclid, euclid-4-layers, or null to make nothing"),
         ("fuse=nope", r"Could not find 'fuse/nope' Available options in 'fuse': default pipeline$"),
         ("trainer.default_local_dir=${nope}", r"^trainer\.default_local_dir: Interpolation key 'nope' not found"),
@@ -83,6 +109,40 @@ def test_a_bad_override_is_refused_before_anything_starts(tmp_path, override, me
         planned(tmp_path, override)
 
 
+def test_everything_that_is_wrong_is_said_at_once(tmp_path):
+    wrong = [
+        "fuse.interstage.enabld=true",
+        "trainer.zzz=1",
+        "fuse.elastic.enabled=maybe",
+        "trainer.v1.trainer_mode=sync",
+    ]
+    with pytest.raises(FuseError) as error:
+        planned(tmp_path, *wrong, "fuse.interstage.enabled=true")
+    assert [str(problem).partition(":")[0] for problem in error.value.args] == [
+        "fuse.interstage.enabld=true",
+        "trainer.zzz=1",
+        "fuse.elastic.enabled='maybe'",
+        "trainer.v1.trainer_mode='sync'",
+    ]
+    with pytest.raises(FuseError, match=r"^2 problems:"):
+        planned(tmp_path, "a=[1", "b")
+
+
+def test_a_dry_run_is_checked_as_a_run_is(tmp_path, capsys):
+    with pytest.raises(FuseError, match=r"fuse\.interstage\.micro_group=-1: needs >= 1"):
+        run.run("ppo-cpu", ["fuse.interstage.micro_group=-1"], dry_run=True)
+    run.run("ppo-cpu", ["fuse.elastic.scale=true"], dry_run=True)
+    said = capsys.readouterr()
+    assert said.err == "verl-fuse: warning: fuse.elastic.scale=True: no effect while fuse.elastic.enabled=false\n"
+    assert "verl.trainer.main_ppo" in said.out
+
+
+def test_a_check_leaves_the_environment_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    planned(tmp_path)
+    assert "VERL_PLATFORM" not in os.environ
+
+
 def test_hydras_grammar_is_accepted():
     check_syntax(["a.b=1", "+c={d:1}", "~e", "f='x y'", "g=[1,2]"])
 
@@ -90,7 +150,7 @@ def test_hydras_grammar_is_accepted():
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (None, r"verl is not installed: verl-fuse needs verl >=0\.9\.1,<0\.10 \(pip install 'verl-fuse\[verl\]'\)"),
+        (None, r"verl is not installed: verl-fuse needs verl >=0\.9\.1,<0\.10 \(pip install -e '.*\[verl\]'\)"),
         ("0.8.0", r"verl 0\.8\.0 is not supported"),
         ("0.10.0", r"verl 0\.10\.0 is not supported"),
     ],
@@ -107,18 +167,6 @@ def test_a_data_file_that_is_missing_or_no_parquet_is_named(tmp_path):
     (tmp_path / "page.parquet").write_text("<html>")
     with pytest.raises(FuseError, match=r"page\.parquet is not a Parquet file: it starts with b'<htm', not b'PAR1'"):
         check_data_file(str(tmp_path / "page.parquet"))
-
-
-def test_earlier_metrics_are_kept(tmp_path):
-    metrics = tmp_path / "metrics.jsonl"
-    keep_earlier(metrics)
-    for text in ("first", "second"):
-        metrics.write_text(text)
-        keep_earlier(metrics)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-        "metrics.1.jsonl": "first",
-        "metrics.2.jsonl": "second",
-    }
 
 
 def test_runs_are_kept_below_the_working_directory_unless_told_otherwise(monkeypatch, tmp_path):

@@ -1,6 +1,8 @@
 """`verl-fuse schedule` end to end, without a subprocess."""
 
+import dataclasses
 import json
+import signal
 import subprocess
 import sys
 
@@ -11,7 +13,8 @@ from typer.testing import CliRunner
 from verl_fuse.cli.main import main
 from verl_fuse.cli.schedule import app
 from verl_fuse.errors import FuseError
-from verl_fuse.schedule.methods import METHODS
+from verl_fuse.schedule.methods import METHODS, solve
+from verl_fuse.spec.problem import Problem
 from verl_fuse.spec.schedule import Schedule
 
 RUN = CliRunner()
@@ -32,7 +35,9 @@ def test_solve_show_and_cache(problem_file, tmp_path):
     schedule = Schedule.read(out)
     assert (schedule.method, schedule.makespan, schedule.optimal) == ("portfolio", 12.0, True)
     assert len(list(cache.iterdir())) == 1
-    assert RUN.invoke(app, command).output == first.output
+    again = RUN.invoke(app, command).stdout
+    assert again.startswith(first.stdout)
+    assert f"from the cache in {cache}; --no-cache solves again" in again
     assert Schedule.read(out) == schedule
     shown = RUN.invoke(app, ["show", str(out)])
     assert "rank   1 |" in shown.output
@@ -64,6 +69,47 @@ def test_compare_lists_every_method(problem_file, monkeypatch):
     result = RUN.invoke(app, ["compare", str(problem_file), "--time-limit", "0.2"])
     assert result.exit_code == 0, result.output
     assert all(method in result.output for method in METHODS)
+
+
+def test_ctrl_c_ends_the_comparison_with_what_is_known(problem_file, monkeypatch, capsys):
+    def interrupted(problem, method, budget):
+        if method == "annealed":
+            signal.raise_signal(signal.SIGINT)
+        return solve(problem, method, budget)
+
+    monkeypatch.setattr("verl_fuse.cli.schedule.solve", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["schedule", "compare", str(problem_file), "--json"])
+    said = capsys.readouterr()
+    assert end.value.code == 130
+    assert [row["method"] for row in json.loads(said.out)["methods"]] == list(METHODS[:3])
+    assert said.err == "verl-fuse: interrupted\n"
+
+
+def test_methods_share_the_time_limit(problem_file, monkeypatch):
+    given = []
+
+    def counted(problem, method, budget):
+        given.append(budget.seconds)
+        return solve(problem, "serial", budget)
+
+    monkeypatch.setattr("verl_fuse.cli.schedule.solve", counted)
+    assert RUN.invoke(app, ["compare", str(problem_file), "--time-limit", "6"]).exit_code == 0
+    assert given[0] == pytest.approx(1.0, abs=0.2)
+    assert given[-1] <= 6.0
+
+
+def test_numbers_have_units(problem_file, tmp_path):
+    known = dataclasses.replace(two_ranks(2, memory_limit=3.0), time_unit="s", memory_unit="B")
+    (tmp_path / "known.json").write_text(known.to_json())
+    for file, units in (
+        (problem_file, ("12 units of time", "units of memory")),
+        (tmp_path / "known.json", ("s", "GiB")),
+    ):
+        out = RUN.invoke(app, ["compare", str(file), "--time-limit", "0.6"]).stdout
+        assert all(unit in " ".join(out.split()) for unit in units)
+    assert Problem.read(tmp_path / "known.json") == known
+    assert "unit" not in problem_file.read_text()
 
 
 @pytest.mark.parametrize(

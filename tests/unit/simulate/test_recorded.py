@@ -61,9 +61,13 @@ def test_what_every_feature_would_have_saved():
     assert savings["elastic"].device_share > 0
 
 
-def test_shared_devices_save_nothing_by_overlap():
-    saving = ask(step(), dedicated=False).savings[1]
-    assert (saving.seconds, saving.note) == (0.0, "R_t = 0: devices are shared and saturated")
+def test_shared_devices_save_nothing_by_overlap_or_by_fewer_replicas():
+    savings = {saving.feature: saving for saving in ask(step(), dedicated=False).savings}
+    assert (savings["interstage"].seconds, savings["interstage"].note) == (
+        0.0,
+        "R_t = 0: devices are shared and saturated",
+    )
+    assert (savings["elastic"].seconds, savings["elastic"].device_share) == (0.0, 0.0)
 
 
 def test_savings_are_never_negative():

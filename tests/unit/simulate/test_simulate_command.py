@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from synthetic_run import write_run
 from verl_fuse.cli.main import main
 from verl_fuse.cost.profiled import Profiled
 from verl_fuse.cost.table import ProfileTable
+from verl_fuse.simulate.compare import simulate_each
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.workload import Workload
@@ -53,6 +55,28 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
     rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
     assert rows == ["stock", "observe", "streaming", "interstage", "pipeline", "elastic", "all"]
     assert "stock places actor_train as" in out
+    assert "\nVerdict: switch " in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_what_to_switch_on_is_the_last_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_run(tmp_path / "run", steps=3, replicas=4, requests=256)
+    assert run("--from", str(tmp_path / "run"), "--set", "dedicated=true") == 0
+    out = capsys.readouterr().out
+    assert "Verdict: switch on interstage (0.7" in out
+    assert out.endswith(
+        "Overrides to paste:\n  fuse.interstage.enabled=true \\\n  fuse.interstage.layout=slices \\\n  fuse.interstage.migration_threshold=auto\n"
+    )
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_a_run_on_cpus_is_known_to_share_its_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_run(tmp_path / "run", steps=3, replicas=4, requests=256)
+    (tmp_path / "run" / "config.yaml").write_text("{trainer: {device: cpu}}")
+    assert run("--from", str(tmp_path / "run")) == 0
+    assert "devices are shared and saturated" in capsys.readouterr().out
+    assert run("--from", str(tmp_path / "run"), "--set", "dedicated=true") == 0
+    assert "devices are shared and saturated" not in capsys.readouterr().out
 
 
 def test_pages_as_of_a_real_run(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -121,6 +145,51 @@ def test_a_recorded_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "2 steps" in out
     assert "devices are shared and saturated" in out
     assert "Replicas are taken to have devices of their own" not in out
+
+
+def test_a_recorded_run_as_json_without_its_damaged_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], documented_keys: dict[str, set[str]]
+):
+    write_run(tmp_path / "run", steps=3)
+    (tmp_path / "run/timeline/step_000002.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"a recorded step is skipped: .*step_000002\.json"):
+        assert run("--from", str(tmp_path / "run/timeline.html"), "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert set(data) == documented_keys["simulate --from"]
+    assert data["steps"] == 1
+    assert {saving["feature"] for saving in data["savings"]} >= {"interstage", "elastic"}
+
+
+def test_the_table_fits_a_page(workload: str, capsys: pytest.CaptureFixture[str]):
+    assert run(workload, "h100x32", "--seeds", "2") == 0
+    assert max(len(line) for line in capsys.readouterr().out.splitlines() if line[:1] in "┏┃│└┡") <= 100
+
+
+def test_ctrl_c_shows_the_strategies_that_are_done(
+    workload: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def interrupted(*arguments):
+        for number, row in enumerate(simulate_each(*arguments)):
+            if number == 2:
+                signal.raise_signal(signal.SIGINT)
+            yield row
+
+    monkeypatch.setattr("verl_fuse.cli.simulate.simulate_each", interrupted)
+    assert run(workload, "h100", "--seeds", "1", "--json") == 130
+    said = capsys.readouterr()
+    assert [row["strategy"] for row in json.loads(said.out)["strategies"]] == ["stock", "observe"]
+    assert said.err == "verl-fuse: interrupted\n"
+
+
+@pytest.mark.parametrize(("text", "shown"), [("2.5", "2.5 USD per device and hour"), ("0.0", "costs nothing")])
+def test_costs_have_a_unit(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, shown: str):
+    (tmp_path / "cluster.yaml").write_text(f"{{device: H100, price_per_device_hour: {text}}}")
+    for cluster, example in ((str(tmp_path / "cluster.yaml"), False), ("h100", True)):
+        assert run(workload, cluster, "--seeds", "1", "--strategy", "stock") == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert ("(an example; set price_per_device_hour in a cluster file)" in out) is example
+        assert (shown in out) is not example
+        assert ("USD a step" in out) is (example or text != "0.0")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Literal
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import ALWAYS, bounded, read_block, without_effect
+from verl_fuse.spec.block import ALWAYS, bounded, idle_while, read_block, without_effect
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,24 @@ def test_bad_values_name_key_value_and_what_is_allowed(data, message):
 def test_what_is_set_in_a_block_that_is_off_is_found():
     assert without_effect(Block()) == {}
     off = Block(layout="slices", weights={"a": 1.0}, told="counts all the same")
-    assert without_effect(off) == {"layout": "slices", "weights": {"a": 1.0}}
+    assert without_effect(off) == {(("enabled", False),): {"layout": "slices", "weights": {"a": 1.0}}}
     assert without_effect(replace(off, enabled=True)) == {}
     assert without_effect(Inner(5)) == {}, "it has nothing that switches it off"
+
+
+def test_what_another_key_makes_idle_is_found():
+    @dataclass(frozen=True)
+    class Switched:
+        enabled: bool = False
+        scale: bool = False
+        weight: float = field(default=0.5, metadata=bounded(0.0, 1.0) | idle_while(scale=False))
+
+    assert without_effect(Switched(True, weight=0.7)) == {(("scale", False),): {"weight": 0.7}}
+    assert without_effect(Switched(True, True, weight=0.7)) == {}
+    assert without_effect(Switched(weight=0.7)) == {(("enabled", False),): {"weight": 0.7}}
+
+
+def test_all_problems_of_a_block_are_found_at_once():
+    with pytest.raises(FuseError) as error:
+        read_block(Device, {"memory": "much", "cores": -1, "nam": "x"}, "device")
+    assert len(error.value.args) == 4, str(error.value)

@@ -69,6 +69,14 @@ def test_another_file_is_refused(tmp_path: Path, text: str, message: str):
         Plan.read(tmp_path / "plan.json")
 
 
+def test_a_plan_may_be_yaml_with_comments(tmp_path: Path):
+    (tmp_path / "plan.yaml").write_text("# mine\nversion: 1\ncalls:\n  - {call: x, mesh: [0, 4], layout: tp2 dp2}\n")
+    assert str(Plan.read(tmp_path / "plan.yaml").call("x").layout) == "tp2 dp2"
+    (tmp_path / "plan.yaml").write_text("version: [")
+    with pytest.raises(FuseError, match=r"plan\.yaml: not YAML: "):
+        Plan.read(tmp_path / "plan.yaml")
+
+
 def test_an_unknown_call_lists_the_calls():
     with pytest.raises(FuseError, match="no call 'critic_train'; there is actor_generate, actor_train"):
         PLAN.call("critic_train")

@@ -91,7 +91,7 @@ def test_an_empty_run_says_when_steps_appear(tmp_path: Path):
 
 def test_an_unknown_step_lists_what_there_is(tmp_path: Path):
     record(tmp_path, 1, 2)
-    with pytest.raises(FuseError, match="step 5 is not recorded; there is 2 steps from 1 to 2"):
+    with pytest.raises(FuseError, match="step 5 is not recorded; recorded: 2 steps from 1 to 2"):
         read_step(tmp_path, 5)
 
 

@@ -1,12 +1,16 @@
 """`verl-fuse trace RUN_DIR`."""
 
+import json
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
 from synthetic import synthetic_timeline
 
 from verl_fuse.cli.main import main
-from verl_fuse.timeline.files import record_step
+from verl_fuse.timeline.files import read_step, record_step
+from verl_fuse.timeline.idle import idle_table
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def test_markup_in_names_is_shown_as_it_is(tmp_path: Path, capsys: pytest.Captur
 
 BAD = {
     "missing": (("nowhere",), "no such directory; needs the directory of a run"),
-    "unknown step": (("--step", "9"), "step 9 is not recorded; there is 2 steps from 1 to 2"),
+    "unknown step": (("--step", "9"), "step 9 is not recorded; recorded: 2 steps from 1 to 2"),
     "step and all": (("--step", "1", "--all"), "--step 1 and --all exclude each other"),
 }
 
@@ -66,7 +70,56 @@ def test_bad_arguments_end_in_one_message(run_dir: Path, capsys: pytest.CaptureF
     assert len(shown.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"format": 9}'])
-def test_a_corrupt_step_ends_in_one_message(run_dir: Path, capsys: pytest.CaptureFixture[str], content: str):
+@pytest.mark.parametrize("content", ["", "[1]", '{"format": 9}', "[" * 10**6])
+def test_a_damaged_step_refuses_itself_alone(run_dir: Path, capsys: pytest.CaptureFixture[str], content: str):
     (run_dir / "timeline/step_000002.json").write_text(content)
-    assert "step_000002.json" in trace(capsys, run_dir, code=2)
+    for arguments in ((), ("--all",)):
+        with pytest.warns(UserWarning, match="a recorded step is skipped: .*step_000002.json: "):
+            assert ": step 1, " in trace(capsys, run_dir, *arguments)
+    assert "step_000002.json" in trace(capsys, run_dir, "--step", "2", code=2)
+    (run_dir / "timeline/step_000001.json").write_text(content)
+    assert len(trace(capsys, run_dir, code=2).splitlines()) == 1
+
+
+def test_what_is_skipped_is_one_plain_line(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    (run_dir / "timeline/step_000001.json").write_text("{")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        # pytest has put its own in the place of what writes warnings to stderr.
+        warnings.showwarning = lambda *record: sys.stderr.write(warnings.formatwarning(*record[:4]))
+        with pytest.raises(SystemExit) as exit:
+            main(["trace", str(run_dir), "--all", "--json"])
+    assert exit.value.code == 0
+    said = capsys.readouterr()
+    assert said.err.startswith(f"verl-fuse: a recorded step is skipped: {run_dir}/timeline/step_000001.json: ")
+    assert said.err.count("\n") == 1
+    assert json.loads(said.out)["steps"] == [2]
+
+
+def test_a_page_stands_for_its_run(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    for page, step in {"timeline.html": 2, "timeline": 2, "timeline/step_000001.html": 1}.items():
+        assert f": step {step}, " in trace(capsys, run_dir / page)
+    assert "mean of 2 steps" in trace(capsys, run_dir / "timeline/step_000001.html", "--all")
+    assert ": step 2, " in trace(capsys, run_dir / "timeline/step_000001.html", "--step", "2")
+    monkeypatch.chdir(run_dir / "timeline")
+    assert ": step 1, " in trace(capsys, "step_000001.html")
+    (run_dir / "metrics.jsonl").write_text("")
+    assert "metrics.jsonl: needs the directory of a run" in trace(capsys, run_dir / "metrics.jsonl", code=2)
+
+
+def test_json_holds_the_numbers_of_the_tables(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], documented_keys: dict[str, set[str]]
+):
+    data = json.loads(trace(capsys, run_dir, "--json"))
+    assert set(data) == documented_keys["trace"]
+    timeline = read_step(run_dir, 2)
+    table = idle_table(timeline)
+    assert data["step_seconds"] == timeline.end - timeline.start
+    assert data["devices_idle_fraction"] == table.overall
+    assert [track["track"] for track in data["tracks"]] == [row.track for row in (*table.devices, *table.rows)]
+    assert data["tracks"][0]["busy_seconds"] == table.devices[0].busy
+    assert data["work_seconds"] == dict(table.categories)
+    assert data["page"] == f"{run_dir}/timeline/step_000002.html"
+    both = json.loads(trace(capsys, run_dir, "--json", "--all"))
+    assert both["steps"] == [1, 2]
+    assert sum(both["work_seconds"].values()) < 2 * sum(data["work_seconds"].values())

@@ -21,6 +21,7 @@ from verl_fuse.spec.contract import (
     Function,
     Registration,
     Uses,
+    fingerprints,
 )
 
 
@@ -59,8 +60,8 @@ def _function(contract: Function, tree: SourceTree) -> list[Problem]:
     problems = [
         Problem(Level.RED if difference.breaks else Level.YELLOW, difference.text, True) for difference in changed
     ]
-    if contract.body is not None and (now := fingerprint([found.node])) != contract.body:
-        problems.append(Problem(Level.YELLOW, f"body changed: fingerprint was {contract.body}, is {now}", True))
+    if contract.body is not None and (now := fingerprint([found.node])) not in (read := fingerprints(contract.body)):
+        problems.append(Problem(Level.YELLOW, f"body changed: fingerprint was {' or '.join(read)}, is {now}", True))
     return problems
 
 
@@ -182,9 +183,9 @@ def _counted(pinned: tuple[str, ...], found: list[str], level: Level, what: str)
 
 def _code(contract: Code, tree: SourceTree) -> list[Problem]:
     now = fingerprint([found.node for found in code(contract, tree)])
-    if now == contract.fingerprint:
+    if now in (read := fingerprints(contract.fingerprints)):
         return []
-    text = f"patch {contract.patch}: the patched code changed: fingerprint was {contract.fingerprint}, is {now}"
+    text = f"patch {contract.patch}: the patched code changed: fingerprint was {' or '.join(read)}, is {now}"
     return [Problem(Level.RED, f"{text}; drop the patch if upstream is fixed, else read it again", True)]
 
 

@@ -14,7 +14,7 @@ from verl_fuse.host.compat.source import SourceTree
 from verl_fuse.spec.contract import Contract, label, package
 
 # The packages that contracts may be about.
-PACKAGES = ("verl", "transfer_queue", "vllm", "megatron", "mbridge")
+PACKAGES = ("verl", "transfer_queue", "vllm", "torch", "megatron", "mbridge")
 
 
 @dataclass(frozen=True, slots=True)

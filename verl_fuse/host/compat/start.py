@@ -52,7 +52,7 @@ def warn_of_changes(verdicts: list[Verdict]) -> None:
     """Log, in one warning, which code upstream changed since it was read."""
     if changed := lines(verdicts, Level.YELLOW):
         logger.warning(
-            "verl-fuse: upstream code has changed since this release was tested with it; watch the first steps:\n  - %s",
+            "upstream code has changed since this release was tested with it; watch the first steps:\n  - %s",
             "\n  - ".join(changed),
         )
 

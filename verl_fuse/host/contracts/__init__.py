@@ -3,4 +3,11 @@
 Every fingerprint was taken, and the code behind it read, at the versions of READ_AT.
 """
 
-READ_AT = {"verl": "0.9.1", "transfer_queue": "0.1.11", "vllm": "0.28.0"}
+READ_AT = {
+    "verl": ("0.9.1",),
+    "transfer_queue": ("0.1.11",),
+    "vllm": ("0.24.0", "0.28.0"),
+    "torch": ("2.11.0", "2.13.0"),
+    "megatron": ("0.16.1",),
+    "mbridge": ("0.15.1",),
+}

@@ -12,6 +12,8 @@ CONTRACTS: tuple[Contract, ...] = (
         "665060e54d941a62",
     ),
     Function(f"{BUFFER}._wait_for_next_poll", "(self, partition_id, last_debug_time)", "45374174750354ae", closed=True),
+    # Who discards groups of a running step, and asks for others: dynamic sampling, failed groups.
+    Function(f"{BUFFER}._clear_groups", "(self, partition_id, uids)", "bec187986d07dba8", closed=True),
     Function(f"{BUFFER}._sync_metadata_from_transfer_queue", "(self)", "69f0ff63e4fd8199"),
     Function(f"{BUFFER}.sample", "(self, global_steps, partition_id, batch_size)", "fc03274aefd56807"),
     Attribute(f"{BUFFER}.poll_interval"),

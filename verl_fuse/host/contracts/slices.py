@@ -1,6 +1,6 @@
-"""Worker groups of their own on a replica's devices, and the models in them (slices.py, slice_worker.py, weights.py, assembly.py)."""
+"""Worker groups of their own on a replica's devices, and the models in them (slices.py, slice_worker.py, slice_models.py, weights.py, assembly.py)."""
 
-from verl_fuse.spec.contract import Attribute, Class, Contract, Decorator, Function
+from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
 
 EW = "verl.workers.engine_workers"
 RAY = "verl.single_controller.ray.base"
@@ -27,7 +27,19 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute(f"{BASE}.resource_pool_manager"),
     Attribute("verl.workers.rollout.replica:RolloutReplica.world_size"),
     Class("verl.single_controller.base.decorator:Dispatch", ("DynamicEnum",)),
-    # The reference model, and the same again for actor and critic.
+    # A worker that holds models of several kinds, dispatched over a mesh of its own.
+    Function(
+        "verl.single_controller.base.worker:Worker.__init__",
+        "(self, cuda_visible_devices=None)",
+        "de6c552a45d47b38",
+    ),
+    Function(
+        "verl.single_controller.base.worker:Worker.set_dispatch_collect",
+        "(self, mesh_name, dispatch_dp_rank, collect_dp_rank)",
+        "5c08660811de664b",
+    ),
+    Function("verl.single_controller.base.worker:Worker.get_dispatch_collect", "(self)", "00b7df58a1a92259"),
+    # Policy and reference as verl builds them, each from its own block.
     Function(
         f"{EW}:ActorRolloutRefWorker.__init__",
         "(self, config, role, distillation_config=None, **kwargs)",
@@ -36,13 +48,21 @@ CONTRACTS: tuple[Contract, ...] = (
     Decorator(f"{EW}:ActorRolloutRefWorker.init_model", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
     Attribute(f"{EW}:ActorRolloutRefWorker.ref"),
     Attribute(f"{EW}:ActorRolloutRefWorker.actor"),
+    # The critic from what verl gives its workers.
+    Attribute(f"{BASE}.resource_pool_to_cls"),
+    Attribute("verl.single_controller.base.worker_group:ClassWithInitArgs.kwargs"),
     Function(f"{EW}:TrainingWorker.reset", "(self)", "f6bc0d111a3b2c99"),
-    Attribute(f"{EW}:TrainingWorker.config"),
     Attribute(f"{EW}:TrainingWorker.engine"),
     Class("verl.workers.config:TrainingWorkerConfig"),
-    Attribute("verl.workers.config:TrainingWorkerConfig.model_type"),
-    Attribute("verl.workers.config:TrainingWorkerConfig.model_config"),
-    Attribute("verl.workers.config:CriticConfig.model"),
+    Attribute("verl.workers.config:TrainingWorkerConfig.engine_config"),
+    # What is different in an engine that is forward-only.
+    Attribute("verl.workers.config:EngineConfig.forward_only"),
+    Attribute("verl.workers.config:FSDPEngineConfig.model_dtype"),
+    Function(f"{FSDP}._build_module", "(self)", "efe66f66243aa629"),
+    Function(f"{FSDP}._build_model_optimizer", "(self)", "46d50ef606111101"),
+    ConfigKey("verl/trainer/config/engine/fsdp.yaml", "forward_only", bool),
+    ConfigKey("verl/trainer/config/engine/fsdp.yaml", "model_dtype", str),
+    ConfigKey("verl/trainer/config/rollout/rollout.yaml", "checkpoint_engine.backend", str),
     # What a forward pass reads and leaves.
     Attribute("transfer_queue:KVBatchMeta.fields"),
     Function("verl.utils.tensordict_utils:assign_non_tensor", "(tensor_dict, **kwargs)"),

@@ -18,6 +18,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{TRAINER}._step_once", "(self, metrics, timing_raw, sample_batch_size)", "1c4476015b0086eb"),
     Function(f"{TRAINER}._setup", "(self)", "b9f89222de4383c1", closed=True),
     Function(f"{TRAINER}._submit_batch_to_rollout", "(self, batch)", "3ef7707849d1bb77", closed=True),
+    # Prompts that a running step asks for in place of discarded ones are submitted like its first ones.
+    Function(f"{TRAINER}._add_prompts_to_generate", "(self, num_prompts)", "47fe9f635e877826"),
     Function(f"{TRAINER}._get_required_batch_multiple", "(self, dp_size)", "1622664100322465"),
     # What we override.
     Function(f"{TRAINER}.__init__", "(self, config)", "9453b7ce4545725b", closed=True),

@@ -24,7 +24,7 @@ from verl.utils.fsdp_utils import apply_fsdp2
 from verl.workers.engine.fsdp.utils import create_device_mesh
 
 from verl_fuse.host.layouts.held import Held
-from verl_fuse.host.layouts.unwrap import replace_parameters, state_of, unwrap, wrapped
+from verl_fuse.host.layouts.unwrap import replace_parameters, require_known, state_of, unwrap, wrapped
 from verl_fuse.reshard.fsdp import Fsdp
 from verl_fuse.reshard.program import BUCKET_BYTES
 from verl_fuse.reshard.sharding import Placed
@@ -92,6 +92,7 @@ class EngineLayout:
         return self._meshes[shape]
 
     def _move(self, mesh: Any, version: int, watch: Watch, port_store: Any) -> int:
+        require_known(self._engine.module)
         held = Held(self._engine)
         nodes = node_numbers(watch, self._node)
         device = mesh.device_type
@@ -120,7 +121,7 @@ class EngineLayout:
         options: dict[str, Any] = {
             "mesh": mesh,
             "mp_policy": policies._mp_policy,
-            "offload_policy": policies._fsdp_param_groups[0].offload_policy,
+            "offload_policy": policies._fsdp_param_group.offload_policy,
             "reshard_after_forward": engine.engine_config.reshard_after_forward,
         }
         unwrap(module)

@@ -4,7 +4,7 @@ Its sharded parameters stay where they are, and so does whatever else hangs on t
 
 Invariants (tests/integration/test_changed_layouts.py):
 - nothing of FSDP2 is left: the module's class, its hooks and its state dict are those from before;
-- a torch that keeps these things elsewhere is a FuseError before anything is changed. Written for torch 2.13, which was read.
+- a torch that keeps these things elsewhere is a FuseError of `require_known`, which changes nothing. Written for torch 2.11 and 2.13, which were read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,11 +34,19 @@ def state_of(part: Any) -> Any:
     return fully_shard.state(part)  # pyright: ignore[reportFunctionMemberAccess]
 
 
+def require_known(module: nn.Module) -> None:
+    """Raise a FuseError unless `unwrap` knows all that FSDP2 has put on `module`."""
+    for part in wrapped(module):
+        if not _known(part):
+            raise FuseError(
+                f"layout change: FSDP2 of torch {torch.__version__} wraps {type(part).__name__} in a way that is not known here; "
+                "needs torch 2.11 or 2.13, or no fuse.realloc.schedule"
+            )
+
+
 def unwrap(module: nn.Module) -> None:
-    """Undo `fully_shard` on `module` and all modules within it."""
+    """Undo `fully_shard` on `module`, which `require_known` has passed, and all modules within it."""
     parts: list[Any] = wrapped(module)
-    for part in parts:
-        _require_known(part)
     for part in parts:
         # The sharded parameters are the registered ones from here on.
         part.reshard()
@@ -62,17 +70,19 @@ def replace_parameters(module: nn.Module, new: Mapping[nn.Parameter, nn.Paramete
 def _hooks(part: Any) -> Iterator[Any]:
     state = state_of(part)
     yield from (getattr(state, name) for name in _HOOKS)
-    for group in state._fsdp_param_groups:
+    # None where all its parameters are those of modules wrapped within it.
+    if (group := state._fsdp_param_group) is not None:
         for name in _GROUP_HOOKS:
             yield from getattr(group, name).values()
         yield from (getattr(parameter, _PARAMETER_HOOK) for parameter in group.fsdp_params)
 
 
-def _require_known(part: Any) -> None:
+def _known(part: Any) -> bool:
     state = state_of(part)
-    groups = getattr(state, "_fsdp_param_groups", ())
-    known = (
-        len(getattr(state, "_modules", ())) == 1
+    groups = [group] if (group := getattr(state, "_fsdp_param_group", None)) is not None else []
+    return (
+        hasattr(state, "_fsdp_param_group")
+        and len(getattr(state, "_modules", ())) == 1
         and all(hasattr(state, name) for name in _HOOKS)
         and all(hasattr(group, name) for group in groups for name in _GROUP_HOOKS)
         and all(hasattr(p, _PARAMETER_HOOK) for group in groups for p in getattr(group, "fsdp_params", (None,)))
@@ -81,8 +91,3 @@ def _require_known(part: Any) -> None:
         and part in _composable_state._module_state_mapping
         and issubclass(type(part).__bases__[0], FSDPModule)
     )
-    if not known:
-        raise FuseError(
-            f"layout change: FSDP2 of torch {torch.__version__} wraps {type(part).__name__} in a way that is not known here; "
-            "needs torch 2.13, or no fuse.realloc.schedule"
-        )

@@ -75,7 +75,7 @@ class StandalonePool:
         """Let all load the weights of step `version` (weights.py); `Replicas.readmit` then routes them."""
         routed = [view.rank for view in self._replicas.views() if view.routed and view.rank in self._members]
         if routed:
-            self._replicas.free(routed, "pause")
+            self._replicas.free(routed, "the weight sync", "pause")
         watch = Stopwatch()
         members = {rank: self._members[rank].replica for rank in self._members if rank not in self._replicas.lost}
         failed = load(members, buckets, version, self._load_timeout)

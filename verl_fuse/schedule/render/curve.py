@@ -1,6 +1,7 @@
 """Activation memory over time, and the one-line summary every picture carries."""
 
 from verl_fuse.spec.schedule import Op, Schedule
+from verl_fuse.spec.units import in_memory, in_time
 
 
 def memory_curve(schedule: Schedule, row: tuple[Op, ...]) -> list[tuple[float, float]]:
@@ -20,11 +21,13 @@ def memory_curve(schedule: Schedule, row: tuple[Op, ...]) -> list[tuple[float, f
 
 def summary(schedule: Schedule) -> str:
     """Makespan and peak memory, each against its bound."""
-    time = "optimal" if schedule.optimal else f"bound {schedule.lower_bound:g}"
-    memory = "optimal at this makespan" if schedule.memory_optimal else f"bound {schedule.memory_lower_bound:g}"
+    units = schedule.problem.time_unit, schedule.problem.memory_unit
+    time = "optimal" if schedule.optimal else f"bound {in_time(schedule.lower_bound, units[0])}"
+    bound = in_memory(schedule.memory_lower_bound, units[1])
+    memory = "optimal at this makespan" if schedule.memory_optimal else f"bound {bound}"
     return (
-        f"{schedule.method}: makespan {schedule.makespan:g} ({time}), bubbles {schedule.bubble:.1%}, "
-        f"peak memory {schedule.peak_memory:g} ({memory}), solved in {schedule.solve_seconds:.1f} s"
+        f"{schedule.method}: makespan {in_time(schedule.makespan, units[0])} ({time}), bubbles {schedule.bubble:.1%}, "
+        f"peak memory {in_memory(schedule.peak_memory, units[1])} ({memory}), solved in {schedule.solve_seconds:.1f} s"
     )
 
 

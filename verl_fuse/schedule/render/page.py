@@ -5,8 +5,9 @@ from html import escape
 from verl_fuse.schedule.render.colors import color
 from verl_fuse.schedule.render.curve import labels, memory_curve, summary
 from verl_fuse.spec.schedule import Schedule
+from verl_fuse.spec.units import in_memory, in_time
 
-WIDTH, LEFT, ROW, GAP, MEMORY, TOP = 1400, 70, 22, 4, 34, 4
+WIDTH, LEFT, ROW, GAP, MEMORY, TOP = 1400, 84, 22, 4, 34, 4
 
 
 def html_page(schedule: Schedule) -> str:
@@ -16,7 +17,8 @@ def html_page(schedule: Schedule) -> str:
         for i, name in enumerate(labels(schedule))
         for kind, word in (("F", "forward"), ("B", "backward"))
     )
-    limit = f" (limit {schedule.problem.memory_limit:g})" if schedule.problem.memory_limit else ""
+    problem = schedule.problem
+    limit = f" (limit {in_memory(problem.memory_limit, problem.memory_unit)})" if problem.memory_limit else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Pipeline schedule</title><style>'
         "body{font:14px sans-serif;margin:16px}span{padding:2px 8px;margin-right:6px}text{font:10px sans-serif}"
@@ -28,6 +30,7 @@ def html_page(schedule: Schedule) -> str:
 
 def _gantt(schedule: Schedule) -> str:
     scale, height = (WIDTH - LEFT - 10) / schedule.makespan, schedule.problem.ranks * (ROW + GAP) + 20
+    unit = schedule.problem.time_unit
     parts = [f'<svg width="{WIDTH}" height="{height}" role="img">']
     for rank, row in enumerate(schedule.rows):
         y = rank * (ROW + GAP)
@@ -36,7 +39,7 @@ def _gantt(schedule: Schedule) -> str:
             x, width = LEFT + op.start * scale, (op.end - op.start) * scale
             parts.append(
                 f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW}" fill="{color(op.pipeline, op.kind)}" stroke="#fff" '
-                f'stroke-width=".5"><title>{op.token} {op.start:g} to {op.end:g}</title></rect>'
+                f'stroke-width=".5"><title>{op.token} {op.start:g} to {in_time(op.end, unit)}</title></rect>'
             )
             if width > 9:
                 ink = "#000" if op.kind == "F" else "#fff"
@@ -48,7 +51,8 @@ def _gantt(schedule: Schedule) -> str:
         parts.append(
             f'<line x1="{x:.2f}" y1="0" x2="{x:.2f}" y2="{height - 14}" stroke="#c00" stroke-dasharray="4 2"/>'
         )
-        parts.append(f'<text x="{x - 3:.2f}" y="{height - 3}" text-anchor="end" fill="#c00">{name} {moment:g}</text>')
+        label = f"{name} {in_time(moment, unit)}"
+        parts.append(f'<text x="{x - 3:.2f}" y="{height - 3}" text-anchor="end" fill="#c00">{label}</text>')
         if schedule.optimal:
             break
     return "".join(parts) + "</svg>"
@@ -65,8 +69,8 @@ def _memory(schedule: Schedule) -> str:
         for moment, held in steps:
             path.append(f"H{LEFT + moment * scale:.2f}V{floor - held / top * MEMORY:.2f}")
         path.append(f"H{LEFT + schedule.makespan * scale:.2f}V{floor}Z")
-        peak = max(held for _, held in steps)
-        parts.append(f'<text x="4" y="{floor - 18}">rank {rank}</text><text x="4" y="{floor - 5}">peak {peak:g}</text>')
+        peak = in_memory(max(held for _, held in steps), schedule.problem.memory_unit, "")
+        parts.append(f'<text x="4" y="{floor - 18}">rank {rank}</text><text x="4" y="{floor - 5}">peak {peak}</text>')
         parts.append(f'<path d="{"".join(path)}" fill="#9bd" stroke="#357"/>')
         if schedule.problem.memory_limit:
             y = floor - schedule.problem.memory_limit / top * MEMORY

@@ -4,9 +4,12 @@ import os
 from pathlib import Path
 
 from verl_fuse.errors import FuseError
+from verl_fuse.extras import install
 from verl_fuse.schedule.render.colors import color
 from verl_fuse.schedule.render.curve import labels, memory_curve, summary
+from verl_fuse.spec.files import reason
 from verl_fuse.spec.schedule import Schedule
+from verl_fuse.spec.units import in_memory, in_time
 
 
 def save_plot(schedule: Schedule, path: Path) -> None:
@@ -16,7 +19,7 @@ def save_plot(schedule: Schedule, path: Path) -> None:
         from matplotlib.patches import Patch
     except ImportError as error:
         raise FuseError(
-            f"{path}: {path.suffix} needs matplotlib: pip install 'verl-fuse[plot]' (.html and .txt need nothing)"
+            f"{path}: {path.suffix} needs matplotlib: {install('plot')} (.html and .txt need nothing)"
         ) from error
     ranks = schedule.problem.ranks
     figure = Figure(figsize=(15, 2.2 + 0.52 * ranks), layout="constrained")
@@ -34,9 +37,10 @@ def save_plot(schedule: Schedule, path: Path) -> None:
         memory.step(
             [t for t, _ in steps], [m for _, m in steps], where="post", linewidth=0.9, label=f"rank {rank}", alpha=0.8
         )
-    bound = gantt.axvline(
-        schedule.lower_bound, color="#c00", linestyle="--", linewidth=1, label=f"bound {schedule.lower_bound:g}"
-    )
+    limits = {"color": "#c00", "linestyle": "--", "linewidth": 1}
+    units = schedule.problem.time_unit, schedule.problem.memory_unit
+    label = f"bound {in_time(schedule.lower_bound, units[0])}"
+    bound = gantt.axvline(schedule.lower_bound, label=label, **limits)
     gantt.set(ylabel="rank", yticks=range(ranks), xlim=(0, schedule.makespan * 1.01))
     gantt.invert_yaxis()
     gantt.set_title(summary(schedule), fontsize=10)
@@ -46,10 +50,12 @@ def save_plot(schedule: Schedule, path: Path) -> None:
         for kind, word in (("F", "forward"), ("B", "backward"))
     ]
     gantt.legend(handles=[*bars, bound], loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
-    memory.set(ylabel="activation memory", xlabel="time", ylim=(0, None))
+    memory.set(
+        ylabel=f"activation memory ({units[1] or 'units'})", xlabel=f"time ({units[0] or 'units'})", ylim=(0, None)
+    )
     if schedule.problem.memory_limit is not None:
         limit = schedule.problem.memory_limit
-        memory.axhline(limit, color="#c00", linestyle="--", linewidth=1, label=f"limit {limit:g}")
+        memory.axhline(limit, label=f"limit {in_memory(limit, units[1])}", **limits)
     if ranks <= 16:
         memory.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -60,4 +66,4 @@ def save_plot(schedule: Schedule, path: Path) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise FuseError(f"{path}: cannot be written: {error}") from error
+        raise FuseError(f"{path}: cannot be written: {reason(error)}") from error

@@ -2,6 +2,7 @@
 
 from verl_fuse.schedule.render.curve import labels, memory_curve, summary
 from verl_fuse.spec.schedule import Schedule
+from verl_fuse.spec.units import in_memory
 
 COLUMNS = 110
 
@@ -18,7 +19,7 @@ def text_page(schedule: Schedule) -> str:
             last = max(first + 1, min(COLUMNS, round(op.end * scale)))
             cells[first:last] = letter * (last - first)
         peak = max(held for _, held in memory_curve(schedule, row))
-        lines.append(f"rank {rank:3d} |{''.join(cells)}| peak {peak:g}")
+        lines.append(f"rank {rank:3d} |{''.join(cells)}| peak {in_memory(peak, schedule.problem.memory_unit, '')}")
     return "\n".join([*lines, "", schedule.to_text()])
 
 

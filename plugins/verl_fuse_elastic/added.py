@@ -1,0 +1,54 @@
+"""Where prompts go that a running step asks for in place of discarded ones (verl, replay_buffer.py `sample`). Pure.
+
+Invariants (tests/unit/elastic/test_added.py):
+- every added prompt gets one replica, and no other prompt moves;
+- the longest is placed first, each on the replica that is done earliest with it and with what it runs; of equals on the
+  one with fewer tokens left.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse.timeline.decode import DecodeCost
+from verl_fuse_elastic.assignment import TOKENS, UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a replica has left to generate, a sample that runs counting as if it began now: all tokens, and those of the
+    longest sample."""
+
+    tokens: float = 0.0
+    longest: float = 0.0
+
+    def plus(self, prompt: Prompt, limit: float) -> "Load":
+        prediction: Prediction = prompt.prediction or UNKNOWN
+        tokens = self.tokens + prompt.samples * max(prediction.tokens, 1.0)
+        return Load(tokens, max(self.longest, min(limit, prediction.upper)))
+
+    def seconds(self, slots: int, cost: DecodeCost) -> float:
+        """As `assignment.Line.seconds`, with the upper prediction for the longest sample."""
+        return cost.step * max(self.longest, self.tokens / slots) + cost.sequence * self.tokens
+
+
+def add(
+    prompts: Sequence[Prompt],
+    running: Mapping[int, Sequence[Prompt]],
+    slots: int,
+    cost: DecodeCost = TOKENS,
+    limit: float = math.inf,
+) -> Mapping[str, int]:
+    """Replica rank of each prompt uid, beside what is `running` on each rank. `slots`: sequences a replica runs at
+    once; `limit`: tokens of a response."""
+    loads = {rank: Load() for rank in running}
+    for rank, left in running.items():
+        for prompt in left:
+            loads[rank] = loads[rank].plus(prompt, limit)
+    homes = {}
+    for prompt in sorted(prompts, key=lambda prompt: Load().plus(prompt, limit).tokens, reverse=True):
+        after = {rank: load.plus(prompt, limit) for rank, load in loads.items()}
+        rank = min(after, key=lambda rank: (after[rank].seconds(slots, cost), after[rank].tokens, rank))
+        homes[prompt.uid], loads[rank] = rank, after[rank]
+    return homes

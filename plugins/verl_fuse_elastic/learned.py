@@ -1,0 +1,53 @@
+"""What earlier steps taught: response lengths, and what decoding and creating a replica cost. Kept with every
+checkpoint.
+
+Invariants (tests/unit/elastic/test_learned.py):
+- what decoding costs is not taken from a replica's first step;
+- the run that goes on from a checkpoint predicts what the run that wrote it would have.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_fuse.spec.kept import Kept, seconds
+from verl_fuse.spec.step import Capacity
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse.timeline.decode import DecodeCost, decode_cost
+from verl_fuse.timeline.warm import WarmTracks
+from verl_fuse_elastic.ledger import starting
+from verl_fuse_elastic.prediction import LengthPredictor
+
+
+@dataclass
+class Learned:
+    """`decode` is None before it was measured; `launch_seconds` are those for which the last standalone replica held
+    devices while it was created."""
+
+    predictor: LengthPredictor = field(default_factory=LengthPredictor)
+    decode: DecodeCost | None = None
+    launch_seconds: float = 0.0
+    warm: WarmTracks = field(default_factory=WarmTracks)
+
+    def learn_costs(self, timeline: Timeline, capacity: Capacity) -> None:
+        """Take in a finished step; a replica's engine has `capacity`."""
+        self.decode = decode_cost(self.warm.of(timeline), capacity) or self.decode
+        self.launch_seconds = max(starting(timeline), default=self.launch_seconds)
+
+    def save(self, folder: Path, devices: int) -> None:
+        """Into a checkpoint's folder."""
+        costs = {"decode": self.decode and asdict(self.decode), "launch_seconds": self.launch_seconds}
+        KEPT.save(folder, self.predictor.to_dict(), costs, devices)
+
+
+def _parsed(lengths: Any, costs: Mapping[str, Any] | None) -> Learned:
+    found = Learned(LengthPredictor.from_dict(lengths))
+    if costs is not None:
+        if costs["decode"] is not None:
+            found.decode = DecodeCost(seconds(costs["decode"]["step"]), seconds(costs["decode"]["sequence"]))
+        found.launch_seconds = seconds(costs["launch_seconds"])
+    return found
+
+
+KEPT = Kept("elastic", _parsed)

@@ -1,0 +1,86 @@
+"""What earlier steps taught the automatic threshold: lengths by data set, and what decoding, inference and a migration
+cost. Kept with every checkpoint.
+
+Invariants (tests/unit/interstage/test_threshold_learned.py):
+- no cost is taken from the first step of a replica or of an inference lane, lengths are;
+- the run that goes on from a checkpoint knows what the run that wrote it did.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_fuse.spec.kept import Kept, seconds
+from verl_fuse.spec.step import Capacity
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse.timeline.decode import DecodeCost, decode_cost
+from verl_fuse.timeline.warm import WarmTracks
+from verl_fuse_interstage.measured import InferenceCost, inference_cost, migration_seconds
+
+STEPS = 12
+
+
+@dataclass
+class Learned:
+    """`lengths`: (prompt, response) tokens of each sample, by data set and step, the newest first, STEPS at most; a
+    cost is None before it was measured."""
+
+    lengths: dict[str, deque[np.ndarray]] = field(default_factory=dict)
+    decode: DecodeCost | None = None
+    inference: InferenceCost | None = None
+    migration: float = 0.0
+    warm: WarmTracks = field(default_factory=WarmTracks)
+
+    def learn(
+        self, timeline: Timeline, lengths: Mapping[str, Sequence[tuple[int, int]]], replicas: int, capacity: Capacity
+    ) -> None:
+        """Take in a finished step on `replicas` whose engines have `capacity`."""
+        warm = self.warm.of(timeline)
+        if not any(lengths.values()):
+            return
+        for source, rows in lengths.items():
+            self.lengths.setdefault(source, deque(maxlen=STEPS)).appendleft(np.asarray(rows, np.int64))
+        tokens = int(sum(np.sum(rows) for rows in lengths.values()))
+        self.decode = decode_cost(warm, capacity) or self.decode
+        self.inference = inference_cost(warm, replicas, tokens) or self.inference
+        measured = migration_seconds(warm)
+        self.migration = self.migration if measured is None else measured
+
+    def save(self, folder: Path, devices: int) -> None:
+        """Into a checkpoint's folder; `devices` are those of one replica."""
+        lengths = {source: [rows.tolist() for rows in steps] for source, steps in self.lengths.items()}
+        costs = {
+            "decode": self.decode and asdict(self.decode),
+            "inference": self.inference and asdict(self.inference),
+            "migration": self.migration,
+        }
+        KEPT.save(folder, lengths, costs, devices)
+
+
+def _parsed(lengths: Mapping[str, Any], costs: Mapping[str, Any] | None) -> Learned:
+    found = Learned()
+    for source, steps in lengths.items():
+        found.lengths[str(source)] = deque(map(_rows, steps), maxlen=STEPS)
+    if costs is not None:
+        if costs["decode"] is not None:
+            found.decode = DecodeCost(seconds(costs["decode"]["step"]), seconds(costs["decode"]["sequence"]))
+        if costs["inference"] is not None:
+            found.inference = InferenceCost(
+                seconds(costs["inference"]["per_token"]), seconds(costs["inference"]["group"])
+            )
+        found.migration = seconds(costs["migration"])
+    return found
+
+
+def _rows(rows: Any) -> np.ndarray:
+    found = np.array(rows)
+    if found.ndim != 2 or found.shape[1] != 2 or found.dtype != np.int64 or found.min() < 0:
+        raise ValueError(f"{rows!s:.100} where pairs of prompt and response tokens are expected")
+    return found
+
+
+KEPT = Kept("interstage", _parsed)

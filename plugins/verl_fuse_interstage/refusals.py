@@ -1,0 +1,168 @@
+"""Configurations in which finished samples may not be streamed, unfinished ones not moved, or slices not built, refused before anything is started."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_fuse.spec.step import Refusal
+
+Get = Callable[[str], Any]
+
+_STREAMS, _SLICES = "fuse.interstage.enabled=true", "fuse.interstage.layout=slices"
+THRESHOLD = "fuse.interstage.migration_threshold"
+ROLLOUT = "actor_rollout_ref.rollout"
+ENGINES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+
+
+def refusals(get: Get) -> Iterator[Refusal]:
+    """What keeps this configuration from running with `fuse.interstage` as it is."""
+    if get("fuse.interstage.enabled"):
+        yield from _streaming(get)
+        yield from _migration(get)
+        if get("fuse.interstage.layout") == "slices":
+            yield from _slices(get)
+    yield from _connector(get)
+
+
+def _streaming(get: Get) -> Iterator[Refusal]:
+    mode = get("trainer.v1.trainer_mode")
+    if mode != "fuse":
+        yield Refusal("trainer.v1.trainer_mode", mode, f"{_STREAMS} needs trainer.v1.trainer_mode=fuse")
+    for key in ("algorithm.filter_groups.enable", "trainer.v1.sampler.sync_refill_failed_groups"):
+        if get(key):
+            yield Refusal(
+                key,
+                True,
+                f"not yet with {_STREAMS}: groups may be dropped while their samples are in inference; switch one of the two off",
+            )
+    if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
+        yield Refusal(
+            "reward.reward_model.enable_resource_pool",
+            False,
+            f"{_STREAMS} needs the reward model in its own pool (true): a colocated one uses the same workers",
+        )
+    key = "trainer.v1.sampler.custom_sampler.path"
+    if get(key):
+        allowed = f"not yet with {_STREAMS}: a sampler of your own may drop groups whose samples are in inference"
+        yield Refusal(key, get(key), allowed)
+    for engine in ENGINES:
+        key = f"{engine}.megatron.virtual_pipeline_model_parallel_size"
+        if (get(key) or 1) > 1:
+            allowed = f"not yet with {_STREAMS}: micro-groups do not fit virtual pipeline stages; use null"
+            yield Refusal(key, get(key), allowed)
+
+
+def _migration(get: Get) -> Iterator[Refusal]:
+    threshold = get(THRESHOLD)
+    if not threshold:
+        return
+    if threshold == "auto" and get("fuse.interstage.layout") != "slices":
+        allowed = f"auto needs {_SLICES}: without slices nothing is gained by freeing replicas"
+        yield Refusal(THRESHOLD, threshold, allowed)
+    if isinstance(threshold, float) and threshold > 1:
+        allowed = "a fraction of the step's samples (0.0 to 1.0), a whole number of samples, auto, or null"
+        yield Refusal(THRESHOLD, threshold, allowed)
+    for key, value, allowed in (
+        ("name", "vllm", "migration needs vllm: it has not been run with another engine"),
+        (
+            "full_determinism",
+            False,
+            "migration needs false: a seeded request starts its random numbers anew where it goes on",
+        ),
+        ("disaggregation.enabled", False, "migration needs false: a prefill server alone cannot finish a request"),
+    ):
+        if (get(f"{ROLLOUT}.{key}") or value) != value:
+            yield Refusal(f"{ROLLOUT}.{key}", get(f"{ROLLOUT}.{key}"), allowed)
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A model that slices have a copy of: where verl configures its engine, and the FSDP block of it."""
+
+    engine: str
+    block: str
+
+    def sequence_parallel(self, get: Get) -> tuple[str, int]:
+        """(key, size) of Ulysses as the engine reads it: the older key of actor and reference counts where it is above 1."""
+        old = f"{self.engine}.ulysses_sequence_parallel_size"
+        if self.engine != "critic" and (get(old) or 1) > 1:
+            return old, get(old)
+        key = f"{self.engine}.{self.block}.ulysses_sequence_parallel_size"
+        return key, get(key) or 1
+
+
+def _copies(get: Get) -> Iterator[_Copy]:
+    """The models whose inference verl needs in this run: no key of another one is read."""
+    actor, reference, critic = ENGINES
+    if not get("algorithm.rollout_correction.bypass_mode"):
+        yield _Copy(actor, "fsdp_config")
+    if get("algorithm.use_kl_in_reward") or get(f"{actor}.use_kl_loss"):
+        yield _Copy(reference, "fsdp_config")
+    enabled = get("critic.enable")
+    if enabled if enabled is not None else get("algorithm.adv_estimator") == "gae":
+        yield _Copy(critic, "fsdp")
+
+
+def _slices(get: Get) -> Iterator[Refusal]:
+    for engine in ENGINES:
+        strategy = get(f"{engine}.strategy")
+        if strategy not in (None, "fsdp", "fsdp2"):
+            allowed = f"{_SLICES} needs fsdp or fsdp2: copies of another engine's weights are not built yet"
+            yield Refusal(f"{engine}.strategy", strategy, allowed)
+    for key in ("lora_rank", "lora.rank", "lora_adapter_path"):
+        for model in ("actor_rollout_ref.model", "critic.model"):
+            if get(f"{model}.{key}"):
+                allowed = f"{_SLICES} needs a model without LoRA: adapters are not copied to slices yet"
+                yield Refusal(f"{model}.{key}", get(f"{model}.{key}"), allowed)
+    copies = tuple(_copies(get))
+    for copy in copies:
+        key = f"{copy.engine}.{copy.block}.qat.enable"
+        if get(key) and copy.engine != "actor_rollout_ref.ref":
+            allowed = f"{_SLICES} needs false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers"
+            yield Refusal(key, True, allowed)
+    yield from _devices(get, copies)
+
+
+def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
+    """A slice's models share the devices of one replica, and one batch is cut the same way for all of them."""
+    kinds = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    devices = math.prod(get(f"{ROLLOUT}.{kind}") or 1 for kind in kinds)
+    first = None
+    for copy in copies:
+        key, size = copy.sequence_parallel(get)
+        if devices % size:
+            yield Refusal(key, size, f"{_SLICES} needs a divisor of the {devices} devices of a rollout replica")
+        elif first is not None and size != first[1]:
+            allowed = f"{_SLICES} needs the size of {first[0]} ({first[1]}): one call on a slice computes all models"
+            yield Refusal(key, size, allowed)
+        first = first or (key, size)
+        key = f"{copy.engine}.{copy.block}.fsdp_size"
+        size = get(key) or -1
+        if 0 < size < devices and devices % size:
+            yield Refusal(key, size, f"{_SLICES} needs -1, or a divisor of the {devices} devices of a rollout replica")
+
+
+def _connector(get: Get) -> Iterator[Refusal]:
+    """Whatever else is switched on: trainer mode `fuse` tells a KV connector something with every request."""
+    key, told = f"{ROLLOUT}.engine_kwargs.vllm.kv_transfer_config", "fuse.interstage.kv_transfer_params"
+    if not get(key) or get("trainer.v1.trainer_mode") != "fuse":
+        return
+    params = get(told)
+    if params is None or (params and "{weights}" not in str(plain(params))):
+        allowed = (
+            f"with a KV connector {told} must say what it is told with a request, and {{weights}} must be in it: KV it keeps outside the engine would "
+            "otherwise be that of older weights (at least {}, for a connector that keeps none)"
+        )
+        yield Refusal(*((key, get(key)) if params is None else (told, params)), allowed)
+    migrates = get("fuse.interstage.enabled") and get(THRESHOLD)
+    if migrates and "MooncakeStoreConnector" in str(plain(get(key))):
+        allowed = f"not with {THRESHOLD}: vLLM empties the whole Mooncake store when one replica is freed, while others load from it"
+        yield Refusal(key, get(key), allowed)
+
+
+def plain(node: Any) -> Any:
+    """A configuration node as Python's own containers."""
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node

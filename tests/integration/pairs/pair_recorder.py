@@ -1,0 +1,182 @@
+"""External module for verl runs (VERL_USE_EXTERNAL_MODULES): every number of a fused step beside stock verl's, in the same run.
+
+Agent `pairs` (pair_agent.py) forces the lengths. Before each advantage, verl's own stage methods compute the batch once more, with the same weights;
+before each update, verl's own update trains the same batch, and what it changed in models and optimizers is undone. $STEP_RECORD_DIR/step_N.json holds
+what differs. In stock verl nothing is done but forcing lengths.
+"""
+
+import functools
+import importlib
+import json
+import os
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from verl_fuse.host.on_import import on_import
+
+# What a step computes, and what its advantage is made from or writes: undone after verl's own computation.
+COMPUTED = ("old_log_probs", "ref_log_prob", "values", "advantages", "returns")
+CHANGED = (*COMPUTED, "entropy", "log_probs", "response_mask", "token_level_rewards", "rollout_is_weights")
+GAP = "training/rollout_probs_diff_max"
+LEARNED = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "critic/vf_loss", "critic/grad_norm")
+
+
+def _register_agent(module: Any) -> None:
+    # Hydra looks the agent up by its module and name.
+    importlib.import_module("pair_agent")
+
+
+def _compare_steps(module: Any) -> None:
+    trainer = module.FuseTrainer
+    _compare_inference(trainer)
+    for method, models in (("_update_critic", "critic"), ("_update_actor", "actor")):
+        _compare_update(trainer, method, models)
+
+
+def _stored(batch: Any, wanted: tuple[str, ...]) -> Any:
+    import transfer_queue as tq
+
+    there = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
+    return there.select(*(name for name in wanted if name in there.keys()))  # noqa: SIM118
+
+
+def _again(batch: Any) -> Any:
+    from transfer_queue import KVBatchMeta
+
+    tags = [dict(tag) for tag in batch.tags]
+    # verl leaves what the reference asked for in the batch: with LoRA, a policy without its adapter.
+    extra = {key: value for key, value in (batch.extra_info or {}).items() if key != "no_lora_adapter"}
+    return KVBatchMeta(keys=list(batch.keys), tags=tags, partition_id=batch.partition_id, extra_info=extra)
+
+
+def _compare_inference(trainer: Any) -> None:
+    import transfer_queue as tq
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    fused = trainer._compute_advantage
+
+    @functools.wraps(fused)
+    def compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
+        given = _stored(batch, CHANGED)
+        copy, found = _again(batch), {}
+        PPOTrainer._compute_old_log_prob(self, copy, found)
+        if self.use_reference_policy:
+            PPOTrainer._compute_ref_log_prob(self, copy, found)
+        if self.use_critic:
+            PPOTrainer._compute_values(self, copy, found)
+        PPOTrainer._compute_advantage(self, copy, found)
+        stock = _rows(_stored(copy, COMPUTED))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=given)
+        batch = fused(self, batch, metrics)
+        ours = _rows(_stored(batch, COMPUTED))
+        mask = _rows(_stored(batch, ("response_mask",)))["response_mask"]
+        self._pair_record = {
+            "step": self.global_steps,
+            **_samples(batch),
+            "expected": self._expected_samples,
+            "gap": {"fused": metrics.get(GAP), "stock": found.get(GAP)},
+            "differences": {name: _difference(stock[name], ours.get(name), mask) for name in stock},
+            "learned": {},
+        }
+        return batch
+
+    trainer._compute_advantage = compute_advantage
+
+
+def _samples(batch: Any) -> dict[str, int]:
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+    return {"samples": len(keys), "duplicated": sum(count - 1 for count in Counter(keys).values())}
+
+
+def _rows(stored: Any) -> dict[str, list[Any]]:
+    return {name: [row.clone() for row in stored[name].unbind()] for name in stored.keys()}  # noqa: SIM118
+
+
+def _difference(stock: list[Any], ours: list[Any] | None, mask: list[Any]) -> float:
+    """Largest one of a token that is trained; infinite where the fused step has no number, or one that is none."""
+    import torch
+
+    if ours is None:
+        return float("inf")
+    kept = [(one - other)[row.bool()].double().abs() for one, other, row in zip(stock, ours, mask, strict=True)]
+    worst = torch.cat(kept).max().item()
+    return worst if worst == worst else float("inf")
+
+
+def _compare_update(trainer: Any, method: str, model: str) -> None:
+    import ray
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    fused, stock = getattr(trainer, method), getattr(PPOTrainer, method)
+
+    def on_ranks(self: Any, work: Any) -> None:
+        ray.get([worker.__ray_call__.remote(work, model) for worker in self.actor_rollout_wg.workers])
+
+    @functools.wraps(fused)
+    def update(self: Any, batch: Any, metrics: dict) -> Any:
+        on_ranks(self, keep)
+        alone: dict[str, float] = {}
+        stock(self, _again(batch), alone)
+        on_ranks(self, undo)
+        batch = fused(self, batch, metrics)
+        names = [name for name in LEARNED if name.startswith(f"{model}/") and name in alone]
+        self._pair_record["learned"] |= {name: [float(alone[name]), float(metrics.get(name, "inf"))] for name in names}
+        if model == "actor":
+            _write(self._pair_record)
+        return batch
+
+    setattr(trainer, method, update)
+
+
+def _write(record: dict) -> None:
+    folder = Path(os.environ["STEP_RECORD_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"step_{record['step']}.json").write_text(json.dumps(record))
+
+
+def keep(worker: Any, model: str) -> None:
+    """On a rank: remember a model's shards and its optimizer's."""
+    engine = _engine(worker, model)
+    parameters = [_local(parameter).detach().clone() for parameter in engine.module.parameters()]
+    moments = {
+        parameter: {name: _copied(value) for name, value in state.items()}
+        for parameter, state in engine.optimizer.state.items()
+    }
+    worker._pair_kept = parameters, moments, deepcopy(engine.lr_scheduler.state_dict())
+
+
+def undo(worker: Any, model: str) -> None:
+    """On a rank: put back what `keep` remembered."""
+    import torch
+
+    engine = _engine(worker, model)
+    parameters, moments, rate = worker._pair_kept
+    with torch.no_grad():
+        for parameter, kept in zip(engine.module.parameters(), parameters, strict=True):
+            _local(parameter).copy_(kept)
+    engine.optimizer.state.clear()
+    engine.optimizer.state.update(moments)
+    engine.lr_scheduler.load_state_dict(rate)
+    for group, value in zip(engine.optimizer.param_groups, engine.lr_scheduler.get_last_lr(), strict=True):
+        group["lr"] = value
+
+
+def _engine(worker: Any, model: str) -> Any:
+    workers = worker.worker_dict
+    if model == "critic":
+        return workers["critic"].engine
+    return next(one for one in workers.values() if getattr(one, "actor", None) is not None).actor.engine
+
+
+def _local(tensor: Any) -> Any:
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if hasattr(value, "detach") else deepcopy(value)
+
+
+on_import("verl.experimental.agent_loop", _register_agent)
+on_import("verl_fuse.host.trainer", _compare_steps)

@@ -1,0 +1,224 @@
+"""The switches whose pairs are tested: features of verl-fuse, settings of verl's engines, algorithms and limits.
+
+The first value of a factor is what a row has where nothing else is asked for. A value is settings of the recipe ppo-cpu (`key: value`), or what the
+row's run does otherwise (`sampling`, `recovery`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+LONG_LIMIT = 16384
+PACKED_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a factor: the settings it makes, and the sampling parameters its requests have besides those of the recipe."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+# By factor and value; a row has one value of each factor.
+Factors = Mapping[str, Mapping[str, Value]]
+Row = Mapping[str, str]
+
+GRPO = {"algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": False}
+# Nobody sets up a reference that is not there.
+NO_REFERENCE = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": None}
+STREAM = {"fuse.interstage.enabled": True}
+SLICES = {**STREAM, "fuse.interstage.layout": "slices"}
+ELASTIC = {"fuse.elastic.enabled": True}
+THRESHOLD = 8
+
+FACTORS: Factors = {
+    "algorithm": {
+        "ppo": Value(),
+        "grpo": Value({**GRPO, **NO_REFERENCE}),
+        "grpo+kl": Value({**GRPO, f"{ACTOR}.use_kl_loss": True}),
+        "dapo": Value(
+            {
+                **GRPO,
+                **NO_REFERENCE,
+                "algorithm.filter_groups.enable": True,
+                f"{ACTOR}.clip_ratio_high": 0.28,
+                f"{ACTOR}.loss_agg_mode": "token-mean",
+            }
+        ),
+    },
+    "interstage": {
+        "off": Value(),
+        "shared": Value(STREAM),
+        "shared+tail": Value({**STREAM, "fuse.interstage.migration_threshold": 0.34}),
+        "slices": Value(SLICES),
+        "slices+tail": Value({**SLICES, "fuse.interstage.migration_threshold": THRESHOLD}),
+        "slices+auto": Value({**SLICES, "fuse.interstage.migration_threshold": "auto"}),
+    },
+    "elastic": {
+        "off": Value(),
+        "on": Value(ELASTIC),
+        "scale": Value({**ELASTIC, "fuse.elastic.scale": True}),
+        "cut": Value({**ELASTIC, "fuse.elastic.release": True, "fuse.elastic.cut_fraction": 0.7}),
+    },
+    "weight sync": {
+        "stock": Value(),
+        "shards": Value({"fuse.realloc.weight_sync": "shards", "fuse.realloc.checksums": True}),
+    },
+    "layout": {
+        "fixed": Value(),
+        "changed": Value({"fuse.realloc.schedule": {2: {"actor": {"fsdp_size": 1}}}}),
+    },
+    "precision": {
+        "fp32": Value(),
+        "reference bf16": Value({"actor_rollout_ref.ref.fsdp_config.model_dtype": "bf16"}),
+        "bf16": Value({"precision.param_dtype": "bf16"}),
+    },
+    "attention": {
+        "sdpa": Value(),
+        "eager": Value(
+            {
+                f"{MODEL}.override_config.attn_implementation": "eager",
+                "critic.model.override_config.attn_implementation": "eager",
+            }
+        ),
+    },
+    "batches": {
+        "padded": Value(),
+        "packed": Value(
+            {
+                f"{MODEL}.use_remove_padding": True,
+                "critic.model.use_remove_padding": True,
+                **{
+                    f"{engine}use_dynamic_bsz": True
+                    for engine in (f"{ACTOR}.", f"{ROLLOUT}.log_prob_", "actor_rollout_ref.ref.log_prob_", "critic.")
+                },
+                f"{ACTOR}.ppo_max_token_len_per_gpu": PACKED_TOKENS,
+                f"{ROLLOUT}.log_prob_max_token_len_per_gpu": PACKED_TOKENS,
+                "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": PACKED_TOKENS,
+                "critic.ppo_max_token_len_per_gpu": PACKED_TOKENS,
+                "critic.forward_max_token_len_per_gpu": PACKED_TOKENS,
+            }
+        ),
+    },
+    "engine": {
+        "plain": Value(),
+        "offload": Value(
+            {
+                f"{block}.{part}": True
+                for block in (f"{ACTOR}.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")
+                for part in ("param_offload", "optimizer_offload")
+            }
+        ),
+        "fused kernels": Value({f"{MODEL}.use_fused_kernels": True}),
+        "lora": Value({f"{MODEL}.lora_rank": 8, f"{MODEL}.lora_alpha": 16, f"{ROLLOUT}.load_format": "safetensors"}),
+    },
+    "limit": {
+        "near": Value(),
+        "far": Value({"data.max_response_length": LONG_LIMIT, f"{ROLLOUT}.max_model_len": LONG_LIMIT + 16}),
+    },
+    "seats": {"many": Value(), "few": Value({f"{ROLLOUT}.max_num_seqs": 4})},
+    "sampling": {
+        "plain": Value(),
+        "stop": Value(sampling={"stop": ["none of the task's responses"]}),
+        "penalty": Value(sampling={"presence_penalty": 0.5}),
+    },
+    "correction": {
+        "none": Value(),
+        "bypass": Value({"algorithm.rollout_correction.bypass_mode": True}),
+        "weights": Value({"algorithm.rollout_correction.rollout_is": "token"}),
+    },
+    "samples": {"4": Value(), "2": Value({f"{ROLLOUT}.n": 2})},
+    "recovery": {"none": Value(), "resumed": Value({"trainer.save_freq": 1, "trainer.resume_mode": "auto"})},
+}
+
+# Pairs that stock verl 0.9.1 cannot run itself, and why; they are in no row.
+FAILING: dict[tuple[tuple[str, str], tuple[str, str]], str] = {
+    (
+        ("algorithm", "ppo"),
+        ("engine", "lora"),
+    ): "stock verl leaves `no_lora_adapter` set for the critic, whose model has no adapter: AttributeError",
+}
+
+# Two factors' values that a run refuses together before it starts, and the key that its message names.
+REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
+    ("algorithm", ("dapo",), "interstage", tuple(FACTORS["interstage"])[1:], "algorithm.filter_groups.enable"),
+    (
+        "interstage",
+        ("shared+tail", "slices+tail", "slices+auto"),
+        "elastic",
+        ("scale", "cut"),
+        "fuse.interstage.migration_threshold",
+    ),
+    ("interstage", ("slices", "slices+tail", "slices+auto"), "engine", ("lora",), f"{MODEL}.lora_rank"),
+    ("weight sync", ("shards",), "engine", ("lora",), f"{MODEL}.lora_rank"),
+    ("layout", ("changed",), "engine", ("lora",), f"{MODEL}.lora_rank"),
+)
+
+NAMES = {name: list(values) for name, values in FACTORS.items()}
+
+# Factors that are features of verl-fuse, or of the test: stock verl runs at their first value.
+FEATURES = ("interstage", "elastic", "weight sync", "layout", "recovery")
+
+# What rows that `make test` runs have: pairs that went wrong once, each with what would hide it at its first value.
+ALWAYS: tuple[Row, ...] = (
+    {"algorithm": "ppo", "interstage": "slices", "precision": "reference bf16", "recovery": "none"},
+    {
+        "interstage": "slices+tail",
+        "sampling": "stop",
+        "seats": "many",
+        "correction": "none",
+        "precision": "fp32",
+        "recovery": "none",
+    },
+    {"algorithm": "grpo", "interstage": "slices", "correction": "none", "precision": "fp32", "recovery": "none"},
+    {
+        "interstage": "slices+tail",
+        "limit": "far",
+        "seats": "many",
+        "sampling": "plain",
+        "correction": "none",
+        "precision": "fp32",
+        "recovery": "none",
+    },
+    {"algorithm": "dapo", "elastic": "scale", "recovery": "none"},
+    {"interstage": "slices+auto", "weight sync": "shards", "precision": "bf16", "recovery": "none"},
+)
+
+# Values that stock verl 0.9.1 cannot run without an accelerator, and why; they are in no row.
+EXCLUDED = {
+    "strategy=fsdp (FSDP1)": "torch's FSDP1 needs an accelerator; the cpu platform refuses it before start",
+    "ulysses_sequence_parallel_size=2": "verl patches flash attention alone: with sdpa each rank would attend to its part only",
+    "attn_implementation=flash_attention_2": "needs a GPU; the cpu platform refuses it before start",
+    "rollout sleep mode, free_cache_engine": "vLLM cannot sleep on a CPU; the cpu platform refuses both before start",
+}
+
+
+def default_row(factors: Factors = FACTORS) -> dict[str, str]:
+    return {name: next(iter(values)) for name, values in factors.items()}
+
+
+def stock_row(row: Row) -> dict[str, str]:
+    """The row's setting without verl-fuse."""
+    plain = default_row()
+    return {name: plain[name] if name in FEATURES else value for name, value in row.items()}
+
+
+def refused_pairs() -> dict[tuple[tuple[str, str], tuple[str, str]], str]:
+    """By pair, in the order of the factors, the key that its refusal names."""
+    return {((one, a), (other, b)): key for one, first, other, second, key in REFUSED for a in first for b in second}
+
+
+def described(row: Row, factors: Factors = FACTORS) -> str:
+    """The values of a row that are not their factor's first."""
+    plain = default_row(factors)
+    return ", ".join(f"{name}={value}" for name, value in row.items() if value != plain[name]) or "all at their first"
+
+
+def settings_of(row: Row, factors: Factors = FACTORS) -> dict[str, Any]:
+    return {key: value for name, chosen in row.items() for key, value in factors[name][chosen].settings.items()}
+
+
+def sampling_of(row: Row, factors: Factors = FACTORS) -> dict[str, Any]:
+    return {key: value for name, chosen in row.items() for key, value in factors[name][chosen].sampling.items()}

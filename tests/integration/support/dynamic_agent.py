@@ -1,0 +1,18 @@
+"""Agent `dynamic`: forced lengths, and rewards of which every third prompt's are all alike, so that dynamic sampling
+discards its group."""
+
+from typing import Any
+
+from dynamic_sampling import discarded, reward, tokens
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+
+class DynamicAgentLoop(SingleTurnAgentLoop):
+    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
+        index, session = int(kwargs["index"]), int(kwargs["session_id"])
+        length = {"max_tokens": tokens(index, session), "ignore_eos": True}
+        output = await super().run({**sampling_params, **length}, priority, **kwargs)
+        output.reward_score = 1.0 if discarded(index) else reward(session)
+        output.extra_fields["reward_extra_info"] = {}
+        return output

@@ -1,0 +1,46 @@
+"""What a run with dynamic sampling and the test that reads it both know: lengths, rewards, and a plugin that writes
+down what each step planned."""
+
+AGENTS = """
+- {name: dynamic, _target_: dynamic_agent.DynamicAgentLoop}
+- {name: long_tail, _target_: long_tail_agent.LongTailAgentLoop}
+"""
+
+WITNESS = '''
+"""What each step had for prompts, and what came of them."""
+
+import json
+import os
+
+from verl_fuse.hookspecs import hookimpl
+
+HOOK_API = 1
+
+
+@hookimpl
+def fuse_event(event):
+    if event.kind != "generated":
+        return
+    prompts = {
+        uid: [prompt.key, None if prompt.prediction is None else prompt.prediction.tokens]
+        for uid, prompt in event.data["prompts"].items()
+    }
+    found = {name: event.data.get(name, {}) for name in ("responses", "discarded")}
+    with open(os.environ["WITNESS"], "a") as file:
+        file.write(json.dumps({"step": event.step, "prompts": prompts, **found}) + "\\n")
+'''
+
+
+def tokens(index: int, session: int) -> int:
+    """Tokens of sample `session` of the prompt with data set index `index`."""
+    return 20 + 9 * (index % 12) + session
+
+
+def discarded(index: int) -> bool:
+    """Whether all samples of the prompt get the same reward."""
+    return index % 3 == 0
+
+
+def reward(session: int) -> float:
+    """Of the samples of any other prompt."""
+    return float(session % 2)

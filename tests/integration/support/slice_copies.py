@@ -1,0 +1,186 @@
+"""Trained models as verl builds them from a whole configuration, and the copies of a slice: the numbers of both for the same samples, one gloo process.
+
+Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "runtime"))
+from ranks import World
+
+LENGTHS = ((3, 9), (5, 2), (4, 7), (8, 8), (6, 1), (2, 11), (7, 5), (3, 4))
+STAGES = ("old_log_prob", "ref", "values")
+TEMPERATURE = 0.8
+
+
+def write_models(folder: Path) -> None:
+    """Two random Llamas with a tokenizer: the policy, whose embeddings are tied, and what the critic begins with, which has other widths."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from verl_fuse_cpu.task.tokenizer import build_tokenizer
+    from verl_fuse_cpu.task.warm_start import build_model
+
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    config = build_model(tokenizer, layers=2).config
+    for name, changed in (("policy", {"tie_word_embeddings": True}), ("critic", {"intermediate_size": 64})):
+        LlamaForCausalLM(type(config)(**{**config.to_dict(), **changed})).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+
+
+def configuration(folder: Path) -> dict[str, Any]:
+    """The recipe `ppo-cpu` with these models, interpolations unresolved."""
+    from omegaconf import OmegaConf
+
+    from verl_fuse.cli.composition import compose
+    from verl_fuse.cli.recipes import find_recipe
+
+    steps = [f"{engine}.optim.total_training_steps=10" for engine in ("actor_rollout_ref.actor", "critic")]
+    paths = [f"actor_rollout_ref.model.path={folder / 'policy'}", f"critic.model.path={folder / 'critic'}"]
+    composed: Any = OmegaConf.to_container(compose(find_recipe("ppo-cpu"), [*steps, *paths]), resolve=False)
+    return composed
+
+
+def numbers(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> dict[str, list[Any]]:
+    """Field -> (numbers of the model itself, through the calls of verl's workers; numbers of its copy), one value per response token."""
+    with open(os.devnull, "w") as silence, redirect_stdout(silence):
+        return _numbers(_prepared(world, composed, overrides))
+
+
+def built(world: World, composed: dict[str, Any], stages: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """The stages whose copies a slice has, once it is built."""
+    with open(os.devnull, "w") as silence, redirect_stdout(silence):
+        from verl_fuse.host.slice_models import build_models
+
+        return sorted(build_models(stages, _prepared(world, composed, overrides).actor_rollout_ref, None))
+
+
+def settings(world: World) -> list[str]:
+    """The settings of an engine and of a model, as far as verl has fields for them."""
+    import dataclasses
+
+    from verl.workers.config import FSDPEngineConfig, HFModelConfig
+
+    names = {field.name for kind in (FSDPEngineConfig, HFModelConfig) for field in dataclasses.fields(kind)}
+    return sorted(names - {"_target_"})
+
+
+def _numbers(config: Any) -> dict[str, list[Any]]:
+    import torch
+    from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+    from verl_fuse.host.slice_models import build_models, compute
+    from verl_fuse.host.weights import export_parameters, load_parameters
+
+    of_critic = _critic(config)
+    # The value head is new.
+    torch.manual_seed(0)
+    # verl's order, one process for all of them, as in its workers.
+    critic = TrainingWorker(config=of_critic)
+    critic.reset()
+    policy = {
+        role: ActorRolloutRefWorker(config=config.actor_rollout_ref.copy(), role=role) for role in ("ref", "actor")
+    }
+    for worker in policy.values():
+        worker.init_model()
+    own = {"old_log_prob": policy["actor"].actor, "ref": policy["ref"].ref, "values": critic}
+    # Trained models are no longer what a copy loads from disk.
+    for stage in ("old_log_prob", "values"):
+        with torch.no_grad():
+            for parameter in own[stage].engine.module.parameters():
+                parameter.mul_(1.1)
+    copies = build_models(STAGES, config.actor_rollout_ref, of_critic)
+    assert all(copy.engine.optimizer is None for copy in copies.values()), "forward-only"
+    for stage in ("old_log_prob", "values"):
+        load_parameters(copies[stage].engine, list(export_parameters(own[stage].engine)))
+    calls = {
+        "old_log_prob": policy["actor"].compute_log_prob,
+        "ref": policy["ref"].compute_ref_log_prob,
+        "values": critic.infer_batch,
+    }
+    found: dict[str, list[Any]] = {}
+    for stage in STAGES:
+        mine = _own(stage, calls[stage])
+        fields = compute(stage, copies[stage], _batch(), TEMPERATURE)
+        assert fields is not None
+        for name, of_model in mine.items():
+            found[name] = [[row.float().numpy() for row in of.unbind()] for of in (of_model, fields[name])]
+    return found
+
+
+def _own(stage: str, call: Any) -> dict[str, Any]:
+    """What the trainer stores of a stage (verl/trainer/ppo/v1/trainer_base.py)."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import response_from_nested
+
+    data = _batch()
+    tu.assign_non_tensor(data, calculate_entropy=stage == "old_log_prob", compute_loss=False, temperature=TEMPERATURE)
+    output = call(data)
+    names = {"old_log_prob": {"old_log_probs": "log_probs", "entropy": "entropy"}, "ref": {"ref_log_prob": "log_probs"}}
+    stored = names.get(stage, {"values": "values"})
+    return {name: response_from_nested(output[of], data["response_mask"]) for name, of in stored.items()}
+
+
+def _batch() -> Any:
+    import torch
+    from tensordict import TensorDict
+
+    draw = torch.Generator().manual_seed(7)
+
+    def nested(rows: list[Any]) -> Any:
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    prompts = [torch.randint(1, 90, (p,), generator=draw) for p, _ in LENGTHS]
+    responses = [torch.randint(1, 90, (r,), generator=draw) for _, r in LENGTHS]
+    fields = {
+        "prompts": nested(prompts),
+        "responses": nested(responses),
+        "input_ids": nested([torch.cat(pair) for pair in zip(prompts, responses, strict=True)]),
+        "position_ids": nested([torch.arange(p + r) for p, r in LENGTHS]),
+        "loss_mask": nested([torch.cat([torch.zeros(p), torch.ones(r)]) for p, r in LENGTHS]),
+        "response_mask": nested([torch.ones(r) for _, r in LENGTHS]),
+    }
+    return TensorDict(fields, batch_size=len(LENGTHS))
+
+
+def _prepared(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> Any:
+    """The configuration with `overrides` in a process that verl takes for one of its workers."""
+    import gc
+
+    from omegaconf import OmegaConf
+
+    os.environ |= {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
+    # verl collects garbage whenever it has built a model: what was imported is none.
+    gc.freeze()
+    config = OmegaConf.merge(OmegaConf.create(composed), OmegaConf.from_dotlist(list(overrides)))
+    OmegaConf.resolve(config)
+    return config
+
+
+def _critic(config: Any) -> Any:
+    """What verl's trainer gives the critic's workers (verl/trainer/ppo/v1/trainer_base.py `_setup`)."""
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import TrainingWorkerConfig
+
+    critic = omega_conf_to_dataclass(config.critic)
+    critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+    critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
+    return TrainingWorkerConfig(
+        model_type="value_model",
+        model_config=critic.model,
+        engine_config=critic.engine,
+        optimizer_config=critic.optim,
+        checkpoint_config=critic.checkpoint,
+        profiler_config=None,
+    )

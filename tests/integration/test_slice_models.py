@@ -1,0 +1,171 @@
+"""The copies of a slice compute what the models of verl's own workers compute, whatever setting of an engine differs between actor, critic and reference.
+
+Real workers of verl on FSDP2, one process of the cpu platform; settings that cannot be copied are refused (tests/unit/interstage/test_refusals.py).
+Shows the invariants in the docstring of verl_fuse/host/slice_models.py.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+from slice_copies import built, configuration, numbers, settings, write_models
+from small_engines import Ranks, cpu_server
+
+pytest.importorskip("verl")
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+BF16 = "{param_dtype: bf16, reduce_dtype: fp32, buffer_dtype: fp32}"
+# By what differs from the two other models.
+SETTINGS = {
+    "reference": [
+        f"{REF}.fsdp_config.model_dtype=bf16",
+        f"{REF}.fsdp_config.reshard_after_forward=false",
+        f"{REF}.fsdp_config.offload_policy=true",
+        f"{REF}.fsdp_config.dtype=float16",
+        f"{REF}.log_prob_micro_batch_size_per_gpu=2",
+    ],
+    "actor": [
+        f"{ACTOR}.fsdp_config.model_dtype=bf16",
+        f"{ACTOR}.fsdp_config.param_offload=true",
+        f"{ACTOR}.fsdp_config.optimizer_offload=true",
+        f"{ACTOR}.fsdp_config.forward_prefetch=true",
+        f"{ACTOR}.fsdp_config.wrap_policy.transformer_layer_cls_to_wrap=[LlamaMLP]",
+        f"{ACTOR}.fsdp_config.entropy_checkpointing=true",
+        f"{ACTOR}.fsdp_config.seed=7",
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=8",
+        # verl's default, bfloat16.
+        f"{CRITIC}.fsdp.mixed_precision=null",
+    ],
+    "critic": [
+        f"{CRITIC}.fsdp.model_dtype=bf16",
+        f"{CRITIC}.fsdp.use_dynamic_bsz=false",
+        f"{CRITIC}.fsdp.infer_micro_batch_size_per_gpu=4",
+        f"{CRITIC}.fsdp.fsdp_size=1",
+        f"{CRITIC}.fsdp.use_orig_params=true",
+        f"{CRITIC}.fsdp.use_torch_compile=true",
+        f"{CRITIC}.model.override_config.attn_implementation=eager",
+        f"{CRITIC}.model.enable_gradient_checkpointing=true",
+        f"{CRITIC}.model.enable_activation_offload=true",
+        f"{ACTOR}.fsdp_config.mixed_precision={BF16}",
+    ],
+    # verl takes bfloat16 for a forward-only engine then, and float32 for a trained one.
+    "no dtype": [
+        f"{engine}.model_dtype=null" for engine in (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config", f"{CRITIC}.fsdp")
+    ],
+}
+# They change classes of their process, so each case has one of its own.
+PATCHING = {
+    "packed policy": [
+        f"{MODEL}.use_remove_padding=true",
+        f"{MODEL}.override_config.attn_implementation=eager",
+        f"{ACTOR}.fsdp_config.pad_to_length=true",
+        f"{ACTOR}.fsdp_config.pad_to_length_bucket=16",
+        f"{ACTOR}.fsdp_config.entropy_from_logits_with_chunking=true",
+        f"{ACTOR}.fsdp_config.entropy_from_logits_chunk_size=4",
+        f"{ACTOR}.fsdp_config.full_determinism=true",
+        f"{ACTOR}.use_dynamic_bsz=true",
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz=true",
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu=32",
+        f"{REF}.log_prob_use_dynamic_bsz=false",
+        f"{CRITIC}.ppo_infer_max_token_len_per_gpu=20",
+    ],
+    "fused kernels": [
+        f"{MODEL}.use_fused_kernels=true",
+        f"{MODEL}.fused_kernel_options.impl_backend=torch",
+        f"{CRITIC}.model.use_remove_padding=true",
+    ],
+}
+# What reduced precision changes: were it the wrong model's, these numbers would not be its own.
+CHANGED = {
+    "reference": {"ref_log_prob"},
+    "actor": {"old_log_probs", "entropy", "values"},
+    "critic": {"old_log_probs", "entropy", "values"},
+    "no dtype": {"ref_log_prob"},
+}
+# The other settings that verl has, by why no case varies them.
+OTHERS = {
+    "refused with slices (tests/unit/interstage/test_refusals.py)": (
+        "ulysses_sequence_parallel_size qat lora lora_rank lora_adapter_path lora_alpha target_modules target_parameters exclude_modules"
+    ),
+    "of one FSDP, fsdp2, here: the other, fsdp, needs an accelerator; another engine is refused": "strategy router_replay turbo_config",
+    "what the copy is": "forward_only model_type",
+    "read by training alone": "max_token_len_per_gpu micro_batch_size_per_gpu use_no_sync_for_gradient_accumulation",
+    "set by verl from keys that are varied": "infer_max_token_len_per_gpu",
+    "where the model lies, and what is read of it beside its weights; the paths of policy and critic differ in all cases": (
+        "path local_path hf_config_path local_hf_config_path tokenizer_path local_tokenizer_path load_tokenizer hf_config generation_config "
+        "tokenizer processor use_shm trust_remote_code custom_chat_template external_lib architectures"
+    ),
+    "not read by verl's FSDP engine": "tiled_mlp mtp",
+    "kernels that need an accelerator": "use_liger",
+}
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict]:
+    """The configuration; meanwhile ranks have the cpu platform."""
+    folder = tmp_path_factory.mktemp("models")
+    with cpu_server():
+        write_models(folder)
+        yield configuration(folder)
+
+
+@pytest.fixture(scope="module")
+def rank(composed: dict) -> Iterator[Ranks]:
+    with Ranks(1) as rank:
+        yield rank
+
+
+def furthest(pairs: list) -> float:
+    own, copied = pairs
+    return max(float(np.abs(a - b).max()) for a, b in zip(own, copied, strict=True))
+
+
+@pytest.fixture(scope="module")
+def plain(rank: Ranks, composed: dict) -> dict:
+    """The numbers where all models have the same settings."""
+    return rank.call(numbers, composed, [])[0]
+
+
+def test_copies_compute_the_numbers_of_their_models(plain: dict):
+    assert {field: furthest(pairs) for field, pairs in plain.items()} == dict.fromkeys(
+        ("old_log_probs", "entropy", "ref_log_prob", "values"), 0.0
+    )
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_a_copy_has_the_settings_of_its_own_model(rank: Ranks, composed: dict, plain: dict, case: str):
+    check(rank.call(numbers, composed, SETTINGS[case])[0], plain, case)
+
+
+@pytest.mark.parametrize("case", PATCHING)
+def test_a_copy_has_the_settings_of_its_own_model_where_they_change_its_process(composed: dict, plain: dict, case: str):
+    with Ranks(1) as rank:
+        check(rank.call(numbers, composed, PATCHING[case])[0], plain, case)
+
+
+def check(found: dict, plain: dict, case: str) -> None:
+    """Bitwise the numbers of the model, and other ones than without the setting where that changes them."""
+    assert {field: furthest(pairs) for field, pairs in found.items()} == dict.fromkeys(found, 0.0)
+    changed = {field for field in found if furthest([plain[field][0], found[field][0]]) > 1e-4}
+    assert changed == CHANGED.get(case, set())
+
+
+def test_no_reference_is_built_where_none_is_computed(rank: Ranks, composed: dict):
+    """verl's own defaults for a reference nobody asks for: no engine can be built from them."""
+    defaults = [f"{REF}.log_prob_micro_batch_size_per_gpu=null", f"{REF}.log_prob_use_dynamic_bsz=false"]
+    assert rank.call(built, composed, ["old_log_prob"], defaults) == [["old_log_prob"]]
+
+
+def test_every_setting_of_an_engine_is_accounted_for(rank: Ranks):
+    (known,) = rank.call(settings)
+    overrides = [text for case in (*SETTINGS.values(), *PATCHING.values()) for text in case]
+    varied = {part for text in overrides for part in text.partition("=")[0].split(".")}
+    others = [name for names in OTHERS.values() for name in names.split()]
+    assert sorted((varied & set(known)) | set(others)) == known
+    assert not varied & set(others)

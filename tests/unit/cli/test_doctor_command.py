@@ -1,0 +1,48 @@
+"""`verl-fuse doctor`: what it prints of its findings. What it finds is tested against real installations."""
+
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from verl_fuse.cli import doctor
+from verl_fuse.cli.findings import Finding
+from verl_fuse.cli.main import main
+
+FOUND = (Finding("Python", "ok", "3.11"), Finding("verl", "fault", "not installed", "pip install it"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", *arguments])
+    said = capsys.readouterr()
+    return int(end.value.code or 0), said.out, said.err
+
+
+@pytest.mark.parametrize(("findings", "code"), [(FOUND, 1), (FOUND[:1], 0)])
+def test_a_fault_sets_the_exit_code(monkeypatch, capsys, documented_keys, findings: tuple[Finding, ...], code: int):
+    def examine(*, ray, report):
+        print("a library that prints")
+        report("checking versions")
+        yield from findings
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    ended, out, err = run(capsys, "--json")
+    data = json.loads(out)
+    assert set(data) == documented_keys["doctor"]
+    assert (ended, data["healthy"], len(data["findings"])) == (code, code == 0, len(findings))
+    assert err == "a library that prints\n"
+    assert ("fix: pip install it" in run(capsys)[1]) is (code == 1)
+
+
+def test_ctrl_c_shows_what_was_found_so_far(monkeypatch, capsys):
+    def examine(*, ray, report) -> Iterator[Finding]:
+        yield FOUND[0]
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    code, out, err = run(capsys)
+    assert code == 130
+    assert "Python" in out
+    assert err == "verl-fuse: interrupted\n"

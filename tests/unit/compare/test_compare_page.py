@@ -1,0 +1,64 @@
+"""The page of a comparison: complete, self-contained, safe."""
+
+import re
+from dataclasses import replace
+from html import unescape
+
+from made_runs import made
+
+from verl_fuse.compare.comparison import compare
+from verl_fuse.compare.page import page
+from verl_fuse.compare.run import Run
+from verl_fuse.compare.verdict import shown, shown_difference, verdict
+
+EVIL = "</style><script>alert(1)</script>\"'&{{title}}"
+
+
+def test_every_figure_is_in_the_page():
+    found = compare(made(1, "stock", steps=12), made(1, "fused", fused=True, seconds=4.0))
+    text = unescape(page(found, ["a remark"]))
+    assert verdict(found)[1:] in text
+    assert "a remark" in text
+    assert "times of 11 steps compared, 2 to 12; the first step of each run left out (--warm-up 1)" in text
+    for stage in (*found.stages, found.whole):
+        assert f"<th>{stage.name}</th>" in text
+        assert shown(stage.difference, 3, "+") in text
+        assert f"<td>{stage.base:.3f} s</td><td>{stage.fused:.3f} s</td>" in text
+    for curve in found.curves:
+        assert curve.metric in text
+        assert shown_difference(curve.difference) in text
+        assert text.count(f"base, step 12: {curve.base[12]:.4g}") >= 1
+    assert text.count("<circle") == sum(len(curve.base) + len(curve.fused) for curve in found.curves)
+
+
+def test_the_page_loads_nothing_and_runs_nothing():
+    text = page(compare(made(1), made(1, fused=True)), [])
+    assert "default-src 'none'" in text
+    assert not re.search(r"<script|<link|<img|\bsrc=|url\(|https?://", text)
+    assert "{{" not in text
+
+
+def test_text_of_a_run_never_becomes_markup():
+    metrics = {f"val-core/{EVIL}/acc/mean@1": 0.1, "timing_s/<script>": 0.1}
+    steps = {step: {**values, **metrics} for step, values in made(1).steps.items()}
+    found = compare(Run(EVIL, steps), replace(made(1), name=EVIL, steps=steps))
+    text = page(found, [EVIL])
+    assert "<script" not in text
+    assert text.count("</style>") == 1
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_the_numbers_at_the_axes_have_room():
+    run = Run.of("run", [(step, {"timing_s/step": 5.0, "actor/ppo_kl": -0.00123 * step}) for step in (1, 2, 3)])
+    text = page(compare(run, run), [])
+    ends = re.findall(r'<text x="(\d+)" y="[\d.]+" text-anchor="end">([^<]+)</text>', text)
+    assert [value for _, value in ends] == ["-0.00369", "-0.00123"]
+    # A digit of 11 px is less than 7 px wide.
+    assert all(7 * len(value) <= int(x) for x, value in ends)
+
+
+def test_a_metric_that_never_changes_and_a_single_step_are_drawn():
+    run = Run.of("run", [(1, {"timing_s/step": 5.0, "critic/score/mean": 0.0})])
+    text = page(compare(run, run, warm_up=0), [])
+    assert "<circle" in text
+    assert "nan" not in text

@@ -1,0 +1,109 @@
+"""The sentence about two runs."""
+
+import pytest
+from made_runs import made
+
+from verl_fuse.compare.comparison import Comparison, compare
+from verl_fuse.compare.intervals import Interval
+from verl_fuse.compare.run import Run
+from verl_fuse.compare.verdict import at_least, notes, shown, shown_difference, verdict
+
+
+def runs(base: list[float], fused: list[float], rewards: list[float] | None = None, **metrics: float) -> Comparison:
+    """Steps of these seconds after one of warm-up; `rewards` of the fused run, those of the baseline being 0.5 each."""
+
+    def of(name: str, seconds: list[float], scores: list[float] | None, extra: dict) -> Run:
+        steps = enumerate([9.0, *seconds])
+        return Run.of(
+            name,
+            [
+                (
+                    step + 1,
+                    {
+                        "timing_s/step": value,
+                        **({} if scores is None else {"critic/score/mean": scores[step]}),
+                        **extra,
+                    },
+                )
+                for step, value in steps
+            ],
+        )
+
+    scores = None if rewards is None else [0.5] * (len(base) + 1)
+    ours = {f"fuse/{name}": value for name, value in metrics.items()} or {"fuse/fallbacks": 0.0}
+    return compare(of("stock", base, scores, {}), of("fused", fused, rewards, ours))
+
+
+FAST, SLOW, SAME = [3.7, 3.8, 3.6, 3.7], [5.5, 5.6, 5.4, 5.6], [5.01, 4.99, 5.0, 5.02]
+STOCK = [5.0, 5.1, 4.9, 5.0]
+LIKE, HIGHER = [0.5, 0.51, 0.49, 0.52, 0.48], [0.7, 0.71, 0.69, 0.7, 0.72]
+
+
+@pytest.mark.parametrize(
+    ("fused", "rewards", "sentence"),
+    [
+        (FAST, LIKE, "fused steps take 0.74 of stock [0.73, 0.75]; rewards within noise"),
+        (SLOW, LIKE, "fused steps take 1.10 of stock [1.08, 1.13], slower; rewards within noise"),
+        (SAME, LIKE, "nothing differs beyond noise: fused steps take 1.00 of stock [0.97, 1.03]; rewards within noise"),
+        (
+            SAME,
+            HIGHER,
+            "fused steps take 1.00 of stock [0.97, 1.03], within noise; rewards differ by +0.204 [+0.190, +0.218]",
+        ),
+        (SAME, None, "fused steps take 1.00 of stock [0.97, 1.03], within noise; no rewards to compare"),
+    ],
+)
+def test_the_sentence(fused: list[float], rewards: list[float] | None, sentence: str):
+    assert verdict(runs(STOCK, fused, rewards)) == sentence
+
+
+def test_of_one_step_nothing_is_claimed():
+    found = runs([5.0], [4.0], [0.5, 0.5])
+    assert verdict(found) == (
+        "one step says nothing of noise: fused steps take 0.80 of stock in step 2, the only one that can be compared"
+    )
+    assert at_least(found, 0.5) == (
+        False,
+        "--at-least 0.5: not met: the lower end of the 95 % interval of the speed-up counts, and one step gives no interval",
+    )
+
+
+def test_the_lower_end_of_the_interval_decides():
+    found = runs(STOCK, FAST, LIKE)
+    assert found.speedup.value == pytest.approx(1.35, abs=0.01)
+    low = found.speedup.low
+    assert low is not None
+    assert at_least(found, low - 0.001)[0]
+    assert not at_least(found, low + 0.001)[0]
+    assert (
+        at_least(found, 1.1)[1]
+        == f"--at-least 1.1: met: the lower end of the 95 % interval of the speed-up is {low:.3f}"
+    )
+
+
+def test_what_to_know_is_noted():
+    assert list(notes(runs(STOCK, FAST, LIKE))) == []
+    troubled = list(notes(runs(STOCK, FAST, LIKE, fallbacks=2.0, samples_missing=1.0)))
+    assert troubled == [
+        "verl-fuse fell back to stock behaviour 2 times: see the run's log.",
+        "5 samples were asked for and not trained on in fused.",
+    ]
+    (longer,) = notes(runs([*STOCK, 5.0], FAST, None))
+    assert longer == "stock has 6 timed steps and fused 5: times of the 4 that both have are compared."
+    swapped = list(notes(compare(made(1, "one", fused=True), made(1, "two"))))
+    assert swapped[0] == "two logged no metric of verl-fuse: it is a run of stock verl."
+    assert swapped[1] == "one is a run with verl-fuse itself."
+
+
+def test_what_an_interval_is_too_wide_to_show_is_noted():
+    (note,) = notes(runs([5.0, 6.0, 4.0, 5.5], [5.5, 4.5, 5.2, 5.0], LIKE))
+    assert note.startswith("A difference below ")
+    assert "steps would show one of 5%." in note
+
+
+def test_figures_have_as_many_digits_as_tell_their_bounds_apart():
+    assert shown(Interval(0.7412, 0.703, 0.789)) == "0.74 [0.70, 0.79]"
+    assert shown_difference(Interval(0.0132, -0.0031, 0.0281)) == "+0.013 [-0.003, +0.028]"
+    assert shown_difference(Interval(-0.000052, -0.00022, 0.00012)) == "-0.00005 [-0.00022, +0.00012]"
+    assert shown_difference(Interval(0.0, 0.0, 0.0)) == "+0.000 [+0.000, +0.000]"
+    assert shown_difference(Interval(12.0, None, None)) == "+12"

@@ -1,0 +1,74 @@
+"""Settings that the copies of a slice cannot have are refused before anything is started, those of models without a copy are not."""
+
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse_interstage.plugin import fuse_validate
+
+ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+ROLLOUT = "actor_rollout_ref.rollout"
+# PPO with a KL penalty: old log-probs, reference and values.
+PPO = {
+    "trainer.v1.trainer_mode": "fuse",
+    "algorithm.adv_estimator": "gae",
+    "algorithm.use_kl_in_reward": True,
+    "fuse.interstage.enabled": True,
+    "fuse.interstage.layout": "slices",
+    f"{ROLLOUT}.tensor_model_parallel_size": 4,
+}
+# GRPO without one: old log-probs alone.
+GRPO = PPO | {"algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": False}
+BYPASS = {"algorithm.rollout_correction.bypass_mode": True}
+
+
+def refused(settings: dict[str, Any]) -> dict[str, str]:
+    """Key -> what its refusal says."""
+    config = OmegaConf.create({})
+    for key, value in settings.items():
+        OmegaConf.update(config, key, value)
+    return {refusal.key: str(refusal) for refusal in fuse_validate(config=config) or ()}
+
+
+def ulysses(actor: int, ref: int, critic: int) -> dict[str, Any]:
+    sizes = {f"{ACTOR}.fsdp_config": actor, f"{REF}.fsdp_config": ref, f"{CRITIC}.fsdp": critic}
+    return {f"{block}.ulysses_sequence_parallel_size": size for block, size in sizes.items()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        ulysses(2, 2, 2),
+        {f"{ACTOR}.fsdp_config.fsdp_size": 2, f"{CRITIC}.fsdp.fsdp_size": 8, f"{REF}.fsdp_config.fsdp_size": -1},
+        # verl does not quantize a reference, wherever it runs.
+        {f"{REF}.fsdp_config.qat.enable": True},
+        # verl's critic reads the size of its engine alone.
+        {f"{CRITIC}.ulysses_sequence_parallel_size": 3},
+    ],
+)
+def test_what_every_copy_can_have_is_accepted(changes):
+    assert refused(PPO | changes) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "said"),
+    [
+        ({"critic.model.lora_rank": 8}, "critic.model.lora_rank", "=8: fuse.interstage.layout=slices needs a model without LoRA"),
+        ({f"{ACTOR}.fsdp_config.qat.enable": True}, f"{ACTOR}.fsdp_config.qat.enable", "=True: fuse.interstage.layout=slices needs false"),
+        ({"critic.fsdp.qat.enable": True}, "critic.fsdp.qat.enable", "=True: fuse.interstage.layout=slices needs false"),
+        (ulysses(1, 1, 2), "critic.fsdp.ulysses_sequence_parallel_size", f"=2: fuse.interstage.layout=slices needs the size of {ACTOR}"),
+        ({f"{REF}.ulysses_sequence_parallel_size": 2}, f"{REF}.ulysses_sequence_parallel_size", "(1): one call on a slice computes all models"),
+        (ulysses(3, 3, 3), f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", "=3: fuse.interstage.layout=slices needs a divisor of the 4 devices"),
+        ({"critic.fsdp.fsdp_size": 3}, "critic.fsdp.fsdp_size", "=3: fuse.interstage.layout=slices needs -1, or a divisor of the 4 devices"),
+    ],
+)  # fmt: skip
+def test_what_a_copy_cannot_have_is_refused_by_key_value_and_what_is_allowed(changes, key, said):
+    assert said in refused(PPO | changes)[key]
+    assert refused(PPO | changes | {"fuse.interstage.layout": "shared"}) == {}, "the training workers have it"
+
+
+def test_keys_of_a_model_that_has_no_copy_are_not_read():
+    assert refused(GRPO | {"critic.fsdp.qat.enable": True} | ulysses(2, 3, 3)) == {}
+    assert refused(PPO | BYPASS | {f"{ACTOR}.fsdp_config.qat.enable": True} | ulysses(3, 2, 2)) == {}

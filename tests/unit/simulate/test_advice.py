@@ -1,0 +1,124 @@
+"""What is advised, and what is not."""
+
+from dataclasses import replace
+
+import pytest
+
+from verl_fuse.cli.refused import refused
+from verl_fuse.simulate.advice import OVERRIDES, SWITCH, Gain, advice_of_replay, advice_of_rows, advise, chosen_of
+from verl_fuse.simulate.compare import Estimate, Row
+from verl_fuse.simulate.recorded import Replay, Saving
+from verl_fuse.simulate.threshold import Threshold
+
+
+def gain(feature: str, share: float, device_share: float = 0.0, sure: bool = True) -> Gain:
+    return Gain(feature, 10 * share, share, device_share, sure=sure)
+
+
+def row(strategy: str, seconds: float, device_hours: float = 1.0, spread: float = 0.001) -> Row:
+    """One strategy of which stock takes 10 s."""
+
+    def around(value: float) -> Estimate:
+        return Estimate(value, value - spread, value + spread)
+
+    return Row(
+        strategy, around(seconds), 1.0, 1.0, around(10 / seconds), 0.5, device_hours, around(1.0), around(device_hours),
+        (), None,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_the_gains_that_count_are_advised_the_largest_first():
+    advice = advise([gain("pipeline", 0.05), gain("streaming", 0.004), gain("interstage", 0.2)], "observe mode is on")
+    assert advice.features == ("interstage", "pipeline")
+    assert advice.overrides == (*OVERRIDES["interstage"], *OVERRIDES["pipeline"])
+    assert advice.sentence == (
+        "switch on interstage (2.00 s a step, 20%), pipeline (0.50 s a step, 5%); observe mode is on; no gain is predicted from streaming"
+    )
+
+
+def test_where_nothing_gains_it_says_so():
+    advice = advise(
+        [gain("interstage", 0.009), gain("elastic", -0.2), gain("pipeline", 0.3, sure=False)], "observe mode is on"
+    )
+    assert (advice.features, advice.overrides) == ((), ())
+    assert advice.sentence == "switch no feature on: none is predicted to gain 1% of a step; observe mode is on"
+
+
+def test_of_two_that_exclude_each_other_the_better_one_is_advised():
+    both = [gain("streaming", 0.05), gain("interstage", 0.2), gain("elastic", 0.1, 0.5)]
+    assert [one.feature for one in chosen_of(both)] == ["interstage"]
+    assert "streaming and elastic cannot be on together with that" in advise(both, "").sentence
+
+
+def test_device_time_given_back_is_a_gain_and_its_price_is_told():
+    advice = advise([gain("elastic", -0.03, 0.4)], "observe mode is on")
+    assert advice.sentence == "switch on elastic (40% of device time given back, steps 3% longer); observe mode is on"
+
+
+def test_strategies_are_compared_with_observe_mode_not_with_stock():
+    rows = [
+        row("stock", 10.0),
+        row("observe", 8.0, 0.8),
+        row("interstage", 7.95, 0.795),
+        row("elastic", 8.0, 0.4),
+        row("all", 4.0, 0.1),
+    ]
+    advice = advice_of_rows(rows)
+    assert advice.features == ("elastic",)
+    assert advice.overrides[: len(SWITCH)] == SWITCH
+    assert "observe mode alone is 1.25 times as fast as stock [1.25, 1.25]" in advice.sentence
+    assert advice_of_rows([rows[0], row("interstage", 7.0)]).features == ("interstage",)
+
+
+def test_a_gain_within_its_interval_is_not_advised():
+    rows = [row("stock", 10.0), row("observe", 8.0, spread=0.2), row("interstage", 7.8, spread=0.2)]
+    assert advice_of_rows(rows).features == ()
+
+
+def test_a_replayed_run():
+    savings = (
+        Saving("observe", 0.5, 0.0, ""),
+        Saving("interstage", 1.0, 0.0, "how"),
+        Saving("elastic", 0.0, 0.0, "why"),
+    )
+    result = Replay(3, 10.0, {}, 0.01, Threshold(1, 1, 1.0, 1.0), savings)
+    advice = advice_of_replay(result)
+    assert (advice.features, advice.overrides) == (("interstage",), OVERRIDES["interstage"])
+    assert "observe mode alone saves 0.50 s of the 10.50 s that a step of stock verl would take" in advice.sentence
+    assert advice_of_replay(replace(result, savings=savings[:1])).features == ()
+    # Less than the replay misses the recorded generation by.
+    assert advice_of_replay(replace(result, stages={"gen": 8.0}, replay_error=0.2)).features == ()
+
+
+def test_what_lengths_known_in_advance_would_save_is_a_bound():
+    savings = (Saving("observe", 0.5, 0.0, ""), Saving("elastic", 1.0, 0.3, "why"))
+    result = Replay(3, 10.0, {}, 0.01, Threshold(1, 1, 1.0, 1.0), savings)
+    assert (
+        "switch on elastic (at most 1.00 s a step, 10%, 30% of device time given back)"
+        in advice_of_replay(result).sentence
+    )
+
+
+@pytest.mark.parametrize("model_engine", ["fsdp", "megatron"])
+def test_the_overrides_are_keys_that_exist_and_verl_fuse_refuses_together_what_is_said_to_exclude(model_engine: str):
+    hydra = pytest.importorskip("hydra")
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        megatron = (
+            ["model_engine=megatron"]
+            if model_engine == "megatron"
+            else ["actor_rollout_ref.actor.strategy=fsdp2", "critic.strategy=fsdp2"]
+        )
+        pipeline = [f"{role}.megatron.pipeline_model_parallel_size=2" for role in ("actor_rollout_ref.actor", "critic")]
+        pipeline += ["algorithm.adv_estimator=gae", "trainer.n_gpus_per_node=4", "actor_rollout_ref.rollout.name=vllm"]
+        config = hydra.compose(
+            "ppo_trainer", [*megatron, *SWITCH, *(pipeline if model_engine == "megatron" else pipeline[2:])]
+        )
+    # verl's defaults name neither model nor micro-batches.
+    alone = refused(config, ())
+    for feature, overrides in OVERRIDES.items():
+        problems = set(refused(config, overrides)) - set(alone)
+        assert not any("unknown key" in problem for problem in problems)
+        expected = {"megatron": {"interstage"}, "fsdp": {"pipeline"}}[model_engine]
+        assert bool(problems) is (feature in expected), problems
+    together = refused(config, [*OVERRIDES["interstage"], *OVERRIDES["elastic"]])
+    assert any("both decide which replicas generate" in problem for problem in together)

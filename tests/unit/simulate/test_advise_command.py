@@ -1,0 +1,124 @@
+"""`verl-fuse advise RUN_DIR`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_run import write_run
+
+from verl_fuse.cli.composition import compose
+from verl_fuse.cli.main import main
+from verl_fuse.cli.recipes import find_recipe
+from verl_fuse.spec.run_config import save_config
+
+pytest.importorskip("hydra")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Three steps in observe mode on four replicas with a long tail."""
+    write_run(tmp_path / "run", steps=3, replicas=4, requests=256)
+    return tmp_path / "run"
+
+
+def keep(run_dir: Path, recipe: str, *overrides: str) -> None:
+    save_config(run_dir, compose(find_recipe(recipe), overrides))
+
+
+def ask(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["advise", *map(str, arguments)])
+    captured = capsys.readouterr()
+    assert (stop.value.code or 0) == code, captured.err
+    return captured.out if code == 0 else captured.err
+
+
+def test_the_gain_of_each_feature_and_the_lines_to_paste(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    keep(run_dir, "ppo-gsm8k-8gpu", "fuse.interstage.enabled=false")
+    shown = ask(capsys, run_dir, "--set", "dedicated=true")
+    states = {
+        line.split("│")[1].strip(): line.split("│")[5].strip() for line in shown.splitlines() if line.startswith("│")
+    }
+    assert states["interstage"] == "switch on"
+    assert states["pipeline"] == "refused"
+    assert states["streaming"] == "measure it"
+    assert shown.splitlines()[-3:] == [
+        "  fuse.interstage.enabled=true \\",
+        "  fuse.interstage.layout=slices \\",
+        "  fuse.interstage.migration_threshold=auto",
+    ]
+    assert "pipeline: refused: actor_rollout_ref.actor.strategy='fsdp2'" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_where_the_devices_are_shared_no_gain_is_predicted(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    # Here the run itself would be refused; that is no feature's fault.
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    keep(run_dir, "ppo-cpu")
+    found = json.loads(ask(capsys, run_dir, "--json"))
+    (interstage,) = [gain for gain in found["gains"] if gain["feature"] == "interstage"]
+    assert interstage["note"] == "R_t = 0: devices are shared and saturated"
+    assert found["features"] == []
+    assert found["verdict"].startswith(
+        "switch no feature on: none is predicted to gain 1% of a step; observe mode alone saves "
+    )
+    assert found["refused"]["pipeline"] != []
+    assert found["refused"]["streaming"] == []
+    assert not any("devices of their own" in note for note in found["notes"])
+
+
+def test_a_feature_that_is_on_is_not_advised(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    keep(run_dir, "ppo-cpu", "fuse.elastic.enabled=true", "fuse.elastic.scale=true", "fuse.elastic.release=true")
+    found = json.loads(ask(capsys, run_dir, "--json"))
+    assert found["on"] == ["elastic"]
+    assert "elastic" not in found["features"]
+
+
+def test_without_a_configuration_what_was_not_checked_is_said(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    found = json.loads(ask(capsys, run_dir, "--json"))
+    assert found["features"] == ["interstage"]
+    assert set(map(tuple, found["refused"].values())) == {()}
+    assert (
+        found["notes"][0] == "the run's configuration was not kept (config.yaml): what refuses a feature is not checked"
+    )
+
+
+def test_a_replay_that_misses_the_run_is_not_to_be_believed(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    rng = np.random.default_rng(0)
+    for path in (run_dir / "timeline").glob("step_*.json"):
+        step = json.loads(path.read_text())
+        for span in step["spans"]:
+            if span[2] == "generate":
+                span[4] = span[3] + (span[4] - span[3]) * float(rng.lognormal(0, 1.5))
+        step["end"] = max(span[4] for span in step["spans"])
+        path.write_text(json.dumps(step))
+    found = json.loads(ask(capsys, run_dir, "--json"))
+    assert found["replay_error"] > 0.2
+    assert "the figures say little" in found["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda run: None, "no recorded step under timeline/"),
+        (lambda run: run.rmdir(), "no such directory; needs the directory of a run"),
+    ],
+)
+def test_a_folder_that_is_no_recorded_run_is_refused_in_one_line(
+    tmp_path: Path, prepare, message: str, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "bad").mkdir()
+    prepare(tmp_path / "bad")
+    shown = ask(capsys, tmp_path / "bad", code=2)
+    assert message in shown
+    assert len(shown.strip().splitlines()) == 1
+
+
+def test_a_configuration_that_cannot_be_read_is_refused_in_one_line(run_dir: Path, capsys: pytest.CaptureFixture[str]):
+    (run_dir / "config.yaml").write_text("[")
+    shown = ask(capsys, run_dir, code=2)
+    assert "config.yaml: not a configuration" in shown
+    assert len(shown.strip().splitlines()) == 1

@@ -1,0 +1,69 @@
+"""`Kept`, as every plugin that keeps something uses it; what each keeps is tested with it."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.kept import Kept, seconds
+
+KEPT = Kept("acme", lambda lengths, costs: (lengths["mean"], costs and seconds(costs["step"])))
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path, caplog):
+    KEPT.save(tmp_path, {"mean": 7}, {"step": 0.5}, devices=2)
+    assert [file.name for file in tmp_path.iterdir()] == ["fuse_acme.json"]
+    assert KEPT.load(tmp_path, devices=2) == (7, 0.5)
+    assert not caplog.records
+
+
+def test_costs_are_of_replicas_of_so_many_devices(tmp_path: Path, caplog):
+    KEPT.save(tmp_path, {"mean": 7}, {"step": 0.5}, devices=2)
+    assert KEPT.load(tmp_path, devices=4) == (7, None)
+    message = "its costs were measured on replicas of 2 devices, this run's have 4: fuse.acme measures them anew"
+    assert message in caplog.text
+
+
+def test_a_new_run_and_a_checkpoint_without_the_file_begin_anew(tmp_path: Path, caplog):
+    assert KEPT.load(None, devices=1) is None
+    assert not caplog.records
+    assert KEPT.load(tmp_path, devices=1) is None
+    assert f"{tmp_path / 'fuse_acme.json'} is not there: fuse.acme learns lengths and costs anew" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 9, "devices": 1, "lengths": {"mean": 7}, "costs": null}',
+        '{"version": 1, "devices": 1, "lengths": {}, "costs": null}',
+        '{"version": 1, "devices": null, "lengths": {"mean": 7}, "costs": null}',
+        '{"version": 1, "devices": 1e999, "lengths": {"mean": 7}, "costs": null}',
+        '{"version": 1, "devices": 1, "lengths": {"mean": 7}, "costs": {"step": "1"}}',
+        '{"version": 1, "devices": 1, "lengths": {"mean": 7}, "costs": {"step": NaN}}',
+        '{"version": 1, "devices": 1, "lengths": {"mean": 7}, "costs": {"step": -1}}',
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, text: str):
+    (tmp_path / "fuse_acme.json").write_text(text)
+    wanted = (
+        r"fuse_acme\.json: not what fuse\.acme writes with a checkpoint .* delete it to learn lengths and costs anew"
+    )
+    with pytest.raises(FuseError, match=wanted):
+        KEPT.load(tmp_path, devices=1)
+
+
+def test_a_disk_that_refuses_costs_the_file_not_the_run(tmp_path: Path, caplog):
+    with caplog.at_level(logging.ERROR):
+        KEPT.save(tmp_path / "gone", {}, None, devices=1)
+    assert "that fuse.acme learned are not in this checkpoint" in caplog.text
+
+
+def test_the_file_is_json(tmp_path: Path):
+    KEPT.save(tmp_path, {"mean": 7}, None, devices=1)
+    data = json.loads((tmp_path / "fuse_acme.json").read_text())
+    assert data == {"version": 1, "devices": 1, "lengths": {"mean": 7}, "costs": None}

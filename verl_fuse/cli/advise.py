@@ -1,0 +1,153 @@
+"""`verl-fuse advise RUN_DIR`: which features would have paid on a run already made, and how to switch them on."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from omegaconf import DictConfig
+from rich.markup import escape
+from rich.table import Table
+
+from verl_fuse.cli.composition import select
+from verl_fuse.cli.output import Json, examples, print_json
+from verl_fuse.cli.prose import say
+from verl_fuse.cli.refused import refused
+from verl_fuse.cli.simulate import read_options, replayed, show_advice
+from verl_fuse.cli.tables import print_table
+from verl_fuse.simulate.advice import OVERRIDES, Advice, Gain, advise, gains_of_replay, observed
+from verl_fuse.simulate.recorded import INFERENCE_STAGES, Replay
+from verl_fuse.spec.run_config import FILE, find_config
+from verl_fuse.timeline.files import located
+
+app = typer.Typer(add_completion=False)
+
+# A replay that misses the recorded generation by more says little of what would have changed.
+TRUSTED = 0.2
+
+
+@app.command(name="advise", epilog=examples("verl-fuse advise runs/ppo-cpu", "verl-fuse advise runs/ppo-cpu --json"))
+def command(
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="Directory of a run in observe mode, or a page in it.")
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the replay, as of `simulate --from`."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which features would have made the steps of a recorded run shorter, what refuses them, and what to paste.
+
+    The run's steps are replayed with each feature (`simulate --from`), and the run's own configuration is checked with it.
+    """
+    run_dir, _ = located(run_dir)
+    run, result, options = replayed(run_dir, read_options(set_ or []))
+    config = find_config(run_dir)
+    gains, refusals, on = gains_of_replay(result), refusals_of(config), features_on(config)
+    advice = advise([gain for gain in gains if not refusals[gain.feature] and gain.feature not in on], observed(result))
+    notes = notes_of(result, config, options.dedicated, advice)
+    if as_json:
+        found = {
+            "verdict": advice.sentence,
+            "features": advice.features,
+            "overrides": advice.overrides,
+            "notes": notes,
+            "steps": result.steps,
+            "step_seconds": result.seconds,
+            "replay_error": result.replay_error,
+            "gains": [dataclasses.asdict(gain) for gain in gains],
+            "not_predicted": not_predicted(result),
+            "on": on,
+            "refused": refusals,
+        }
+        print_json(found)
+        return
+    state = partial(_state, refusals=refusals, on=on, predicted=[gain.feature for gain in gains], advice=advice)
+    title = f"{escape(run)}: {result.steps} steps, {result.seconds:.2f} s each"
+    print_table(_table(gains, not_predicted(result), title, state))
+    for name, note in {**{gain.feature: gain.note for gain in gains}, **not_predicted(result)}.items():
+        for line in [f"refused: {line}" for line in refusals[name]] or [note]:
+            say(f"{name}: {line}")
+    for line in notes:
+        say(f"Note: {line}")
+    show_advice(advice)
+
+
+def not_predicted(result: Replay) -> dict[str, str]:
+    """Features whose gain a replay cannot tell, with the most they could save."""
+    inference = sum(result.stages.get(stage, 0.0) for stage in INFERENCE_STAGES)
+    sync = result.stages.get("update_weights", 0.0)
+    return {
+        "streaming": f"saves at most the {inference:.2f} s of inference, and nothing where generation keeps the devices busy; `verl-fuse ab` measures it",
+        "weight sync": f"saves at most the {sync:.2f} s of the weight sync; `verl-fuse ab` measures it",
+    }
+
+
+def features_on(config: DictConfig | None) -> list[str]:
+    """Features that the run had on."""
+    if config is None:
+        return []
+    return [name for name, overrides in OVERRIDES.items() if all(_set(config, override) for override in overrides)]
+
+
+def _set(config: DictConfig, override: str) -> bool:
+    key, _, value = override.partition("=")
+    return select(config, key) == yaml.safe_load(value)
+
+
+def refusals_of(config: DictConfig | None) -> Mapping[str, Sequence[str]]:
+    """By feature, what is refused of the run's configuration with it that is not refused without; nothing where no configuration was kept."""
+    if config is None:
+        return dict.fromkeys(OVERRIDES, ())
+    alone = refused(config, ())
+    return {name: refused_beside(config, overrides, alone) for name, overrides in OVERRIDES.items()}
+
+
+def refused_beside(config: DictConfig, overrides: Sequence[str], alone: Sequence[str]) -> tuple[str, ...]:
+    return tuple(line for line in refused(config, overrides) if line not in alone)
+
+
+def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, advice: Advice) -> list[str]:
+    """What to know before the advice is believed."""
+    found = []
+    if result.replay_error > TRUSTED:
+        found.append(
+            f"the replayed generation misses the recorded one by {result.replay_error:.0%} (median): the figures say little"
+        )
+    if config is None:
+        found.append(f"the run's configuration was not kept ({FILE}): what refuses a feature is not checked")
+    else:
+        together = refused_beside(config, advice.overrides, refused(config, ()))
+        found.extend(f"with all of the advice, this is refused: {line}" for line in together)
+    if dedicated is None:
+        found.append(
+            "replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set dedicated=false"
+        )
+    return found
+
+
+def _state(
+    name: str, refusals: Mapping[str, Sequence[str]], on: Sequence[str], predicted: Sequence[str], advice: Advice
+) -> str:
+    if name in on:
+        return "is on"
+    if refusals[name]:
+        return "refused"
+    return "switch on" if name in advice.features else "leave off" if name in predicted else "measure it"
+
+
+def _table(gains: Sequence[Gain], others: Iterable[str], title: str, state: Callable[[str], str]) -> Table:
+    table = Table("feature", title=title, title_justify="left")
+    for column in ("s a step", "of the step", "device time"):
+        table.add_column(column, justify="right")
+    table.add_column("advice")
+    for gain in gains:
+        device = f"-{gain.device_share:.0%}" if gain.device_share else ""
+        table.add_row(gain.feature, f"{gain.seconds:.2f}", f"{gain.share:.1%}", device, state(gain.feature))
+    for name in others:
+        table.add_row(name, "unknown", "", "", state(name))
+    return table

@@ -1,0 +1,94 @@
+"""A comparison as text, at most 100 columns wide."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from verl_fuse.cli.prose import say
+from verl_fuse.cli.tables import print_table
+from verl_fuse.compare.comparison import Comparison, Curve, Side
+from verl_fuse.compare.verdict import compared, shown, shown_difference, verdict
+
+BARS = "▁▂▃▄▅▆▇█"
+# Columns of a curve; longer ones are averaged.
+LONGEST = 60
+
+
+def show(found: Comparison, remarks: Iterable[str], sentence: str | None, page: Path | None) -> None:
+    """Both runs, stages, curves, what to know, and the verdict."""
+    typer.echo(f"base:  {found.base.name}\nfused: {found.fused.name}")
+    say(f"95 % intervals; {compared(found)}.")
+    print_table(_runs(found))
+    print_table(_stages(found))
+    for curve in found.curves:
+        _draw(curve)
+    if page is not None:
+        typer.echo(f"Page: {page}")
+    for remark in remarks:
+        say(f"Note: {remark}")
+    if sentence is not None:
+        say(sentence)
+    say(f"Verdict: {verdict(found)}")
+
+
+def _runs(found: Comparison) -> Table:
+    table = Table("run", "base", "fused")
+    cells: dict[str, Callable[[Side], str]] = {
+        "seconds a step": lambda side: shown(side.seconds),
+        "steps": lambda side: str(side.steps),
+        "tokens trained": lambda side: _count(side.tokens),
+        "samples trained": _samples,
+        "samples missing": lambda side: _count(side.samples_missing),
+        "fallbacks": lambda side: _count(side.fallbacks),
+    }
+    for label, cell in cells.items():
+        table.add_row(label, cell(found.base), cell(found.fused))
+    return table
+
+
+def _stages(found: Comparison) -> Table:
+    table = Table("stage")
+    for column in ("base s", "fused s", "fused - base, s"):
+        table.add_column(column, justify="right")
+    for stage in (*found.stages, found.whole):
+        table.add_row(escape(stage.name), f"{stage.base:.3f}", f"{stage.fused:.3f}", shown(stage.difference, 3, "+"))
+    return table
+
+
+def _draw(curve: Curve) -> None:
+    values = [*curve.base.values(), *curve.fused.values()]
+    low, high = min(values), max(values)
+    typer.echo(
+        f"{curve.name} ({curve.metric}), {low:.3g} to {high:.3g}; fused - base {shown_difference(curve.difference)}"
+    )
+    steps = sorted(curve.base.keys() | curve.fused.keys())
+    for label, side in (("base ", curve.base), ("fused", curve.fused)):
+        typer.echo(f"  {label} {sparkline(side, steps, low, high)}")
+
+
+def sparkline(points: Mapping[int, float], steps: list[int], low: float, high: float) -> str:
+    """One character per step, or per few neighbouring steps; blank where there is no value."""
+    columns = np.array_split(np.array(steps), min(LONGEST, len(steps)))
+    line = ""
+    for column in columns:
+        values = [points[step] for step in column.tolist() if step in points]
+        if not values:
+            line += " "
+            continue
+        level = (sum(values) / len(values) - low) / (high - low) if high > low else 0.5
+        line += BARS[min(int(level * len(BARS)), len(BARS) - 1)]
+    return line
+
+
+def _count(value: float | None) -> str:
+    return "not logged" if value is None else f"{value:,.0f}"
+
+
+def _samples(side: Side) -> str:
+    if side.samples is None:
+        return "not logged"
+    return f"{side.samples:,.0f}" + (" asked for" if side.stock else "")

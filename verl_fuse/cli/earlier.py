@@ -1,0 +1,94 @@
+"""Files of earlier runs in a run directory, and what a run that goes on from a checkpoint shares with the run before it.
+
+Invariants (tests/unit/recipes/test_earlier.py):
+- nothing of an earlier run is deleted: its file moves to NAME.N.SUFFIX, and moves back if the run leaves no file of that name;
+- after a run that went on from a checkpoint, the metrics file has every step once: those before the checkpoint as they were logged then.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_fuse.cli.composition import select
+from verl_fuse.cli.report import read_records
+
+# verl/utils/checkpoint/checkpoint_manager.py, find_latest_ckpt_path
+TRACKER, FOLDER = "latest_checkpointed_iteration.txt", "global_step_"
+
+
+def move_away(file: Path) -> Path | None:
+    """Give an earlier run's file another name, and return it; None if there is no such file."""
+    if not file.exists():
+        return None
+    number = 1
+    while (kept := _numbered(file, number)).exists():
+        number += 1
+    file.rename(kept)
+    return kept
+
+
+def put_back(kept: Path | None, file: Path) -> bool:
+    """Undo `move_away` if the run wrote no `file`; whether it did that."""
+    if kept is None or (file.exists() and file.stat().st_size):
+        return False
+    kept.replace(file)
+    return True
+
+
+def latest_checkpoint(run_dir: Path) -> int | None:
+    """The step of the checkpoint that verl's resume_mode=auto goes on from; None if there is none."""
+    try:
+        step = int((run_dir / TRACKER).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return step if (run_dir / f"{FOLDER}{step}").is_dir() else None
+
+
+def resumed_step(config: DictConfig, run_dir: Path) -> int | None:
+    """The step of `run_dir` that a run with this configuration goes on after; None for one that starts anew, or from elsewhere."""
+    mode = select(config, "trainer.resume_mode")
+    if mode == "auto":
+        return latest_checkpoint(run_dir)
+    if mode != "resume_path":
+        return None
+    folder = Path(str(select(config, "trainer.resume_from_path"))).absolute()
+    step = folder.name.removeprefix(FOLDER)
+    return int(step) if folder.parent == run_dir and step.isdigit() else None
+
+
+def join(metrics: Path, resumed: int) -> None:
+    """Put the records of steps up to `resumed`, logged by earlier runs, before those of the run that went on after it.
+
+    What both logged of a step is one record: a run that goes on may begin with a validation of the step it goes on after. A FuseError names
+    the line that cannot be read; the files then stay as they are.
+    """
+    found = _records(metrics)
+    number = 1
+    while _numbered(metrics, number).exists():
+        number += 1
+    # The newest first: each knows the steps from where it went on. The first one of all has step 1.
+    for earlier in reversed(range(1, number)):
+        before = _records(_numbered(metrics, earlier))
+        first = min(found, default=resumed + 1)
+        for step, data in before.items():
+            if step <= min(resumed, first):
+                found[step] = data | found.get(step, {})
+        if min(before, default=resumed) <= 1:
+            break
+    written = metrics.with_suffix(".joined")
+    written.write_text("".join(json.dumps({"step": step, "data": found[step]}) + "\n" for step in sorted(found)))
+    written.replace(metrics)
+
+
+def _numbered(file: Path, number: int) -> Path:
+    return file.with_suffix(f".{number}{file.suffix}")
+
+
+def _records(file: Path) -> dict[int, dict[str, Any]]:
+    """What the file says of each step."""
+    found: dict[int, dict[str, Any]] = {}
+    for step, data in read_records(file):
+        found[step] = found.get(step, {}) | data
+    return found

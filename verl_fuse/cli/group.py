@@ -1,0 +1,93 @@
+"""Assembles the `verl-fuse` command from its list of subcommands, each imported when it is first asked for."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+from verl_fuse import __version__
+from verl_fuse.cli import interrupt
+from verl_fuse.cli.output import examples
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import nearest
+
+HELP = {"help_option_names": ["-h", "--help"]}
+# A group without markup is laid out by click, which fills paragraphs up unless they begin with this mark.
+EXAMPLES = "\b\n" + examples(
+    "verl-fuse doctor                           is this installation sound?",
+    "verl-fuse example workload > step.yaml     a file to start from",
+    "verl-fuse simulate step.yaml h100x4        what would each feature gain?",
+    "verl-fuse run ppo-cpu                      train a small model on a CPU",
+)
+
+
+class _LazyGroup(TyperGroup):
+    """A group whose subcommands are imported when they are first asked for.
+
+    Contexts, commands and formatters are `Any`: Typer brings its own copy of click, or depends on click, according to its version.
+    """
+
+    subcommands: Mapping[str, tuple[str, str]] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.subcommands)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in self.subcommands and not name.startswith("-"):
+            raise FuseError(
+                f"no command {name!r}{nearest(name, self.subcommands)}; there is {', '.join(self.list_commands(ctx))}"
+            )
+        return super().resolve_command(ctx, args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.subcommands:
+            return None
+        module, _ = self.subcommands[cmd_name]
+        with interrupt.on_interrupt(interrupt.end_now):
+            command = typer.main.get_command(importlib.import_module(module).app)
+        command.name = cmd_name
+        command.help = _filled(command.help or "")
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.subcommands[name][1]) for name in self.list_commands(ctx)])
+
+
+def _filled(text: str) -> str:
+    """Paragraphs on one line each: Typer fills the first one up to the terminal, and keeps the source's line breaks in the others."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
+def build(subcommands: Mapping[str, tuple[str, str]]) -> typer.Typer:
+    """The command with these subcommands: name -> (module with `app`, one-line help)."""
+    group = type("Group", (_LazyGroup,), {"subcommands": subcommands})
+    # Without markup the help is laid out from the list alone; with it Typer would import every subcommand.
+    app = typer.Typer(
+        cls=group,
+        rich_markup_mode=None,
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings=HELP,
+    )
+    app.callback(epilog=EXAMPLES)(_root)
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"verl-fuse {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Faster, strictly on-policy RL steps on stock verl."""

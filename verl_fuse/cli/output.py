@@ -1,0 +1,41 @@
+"""What every command prints where it is asked for JSON: one object on stdout, and nothing else there."""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text, and nothing else.")]
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """One line. Numbers that JSON has no word for (infinity, not a number) become null."""
+    typer.echo(json.dumps(_finite(data), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def finite(value: float) -> float:
+    """Callback of an option: bounds alone let pass what is no number."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number.")
+    return value
+
+
+def begun(context: typer.Context) -> float:
+    """When the command began (`time.monotonic`), imports included where it is run from a shell."""
+    return context.find_root().obj or time.monotonic()
+
+
+def examples(*lines: str) -> str:
+    """The end of a help text: commands to copy."""
+    return "\n".join(["Examples:", *(f"  {line}" for line in lines)])

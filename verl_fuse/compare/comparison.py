@@ -1,0 +1,166 @@
+"""A run compared with its baseline.
+
+Invariants (tests/unit/compare/test_comparison.py):
+- only steps that both runs have are compared: step N of both trains on the same prompts, after as many updates;
+- of times, the first `warm_up` steps of each run are left out, whatever their numbers;
+- a run compared with itself shows no difference anywhere.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from verl_fuse.compare.intervals import Interval, difference, mean, ratio
+from verl_fuse.compare.run import OTHER, STEP, TIMING, Run
+from verl_fuse.errors import FuseError
+
+# Metrics drawn over each other: what they are, and verl's names, of which the first that both runs logged counts.
+CURVES: dict[str, tuple[str, ...]] = {
+    "reward": ("critic/score/mean", "critic/rewards/mean"),
+    "KL": ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
+    "response tokens": ("response_length/mean",),
+}
+# The curve that the verdict speaks of.
+REWARD = "reward"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs: steps with a time, seconds per compared step, what was trained on, and how often verl-fuse fell back to stock behaviour
+    (None: not logged)."""
+
+    name: str
+    stock: bool
+    steps: int
+    seconds: Interval
+    tokens: float | None
+    samples: float | None
+    samples_missing: float | None
+    fallbacks: float | None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Mean seconds of a stage in the compared steps, and by how much the second run's are more."""
+
+    name: str
+    base: float
+    fused: float
+    difference: Interval
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric of both runs by step, and by how much the second run's is higher in the steps that both have."""
+
+    name: str
+    metric: str
+    base: dict[int, float]
+    fused: dict[int, float]
+    difference: Interval
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`ratio` is the second run's seconds per step over the baseline's; `steps` are those whose times are compared; `stages` add up to `whole`."""
+
+    base: Side
+    fused: Side
+    warm_up: int
+    steps: tuple[int, ...]
+    ratio: Interval
+    stages: tuple[Stage, ...]
+    whole: Stage
+    curves: tuple[Curve, ...]
+
+    @property
+    def speedup(self) -> Interval:
+        """How many times as fast the second run's steps are."""
+        low, high = self.ratio.low, self.ratio.high
+        if low is None or high is None:
+            return Interval(1 / self.ratio.value, None, None)
+        return Interval(1 / self.ratio.value, 1 / high, 1 / low)
+
+    def curve(self, name: str) -> Curve | None:
+        return next((curve for curve in self.curves if curve.name == name), None)
+
+
+def compare(base: Run, fused: Run, warm_up: int = 1) -> Comparison:
+    """Everything that can be said of two runs; a FuseError if they have no step in common after warm-up."""
+    steps = common_steps(base, fused, warm_up)
+    seconds = [[run.seconds(step) for step in steps] for run in (base, fused)]
+    return Comparison(
+        base=_side(base, steps),
+        fused=_side(fused, steps),
+        warm_up=warm_up,
+        steps=tuple(steps),
+        ratio=ratio(*seconds),
+        stages=tuple(_stages(base, fused, steps)),
+        whole=_stage(STEP.removeprefix(TIMING), *seconds),
+        curves=tuple(_curves(base, fused)),
+    )
+
+
+def common_steps(base: Run, fused: Run, warm_up: int) -> list[int]:
+    """Steps whose times are compared."""
+    for run in (base, fused):
+        if len(run.timed) <= warm_up:
+            raise FuseError(
+                f"{run.name}: steps with a time (timing_s/step): {len(run.timed)}; needs more than the {warm_up} that --warm-up leaves out"
+            )
+    left = [run.timed[warm_up:] for run in (base, fused)]
+    found = sorted(set(left[0]) & set(left[1]))
+    if not found:
+        (first, last), (begin, end) = ((steps[0], steps[-1]) for steps in left)
+        raise FuseError(
+            f"{base.name} has the steps {first} to {last} and {fused.name} {begin} to {end} (after warm-up): needs steps of the same number, which "
+            "train on the same prompts"
+        )
+    return found
+
+
+def _side(run: Run, steps: Sequence[int]) -> Side:
+    return Side(
+        name=run.name,
+        stock=run.stock,
+        steps=len(run.timed),
+        seconds=mean([run.seconds(step) for step in steps]),
+        tokens=run.tokens(),
+        samples=run.samples(),
+        samples_missing=run.total("fuse/samples_missing"),
+        fallbacks=run.last("fuse/fallbacks"),
+    )
+
+
+def _stages(base: Run, fused: Run, steps: Sequence[int]) -> Iterator[Stage]:
+    """In the order of the baseline, then all else; a stage that a step does not have took it 0 s."""
+    rows = [[run.stages(step) for step in steps] for run in (base, fused)]
+    names = dict.fromkeys(name for side in rows for row in side for name in row if name != OTHER)
+    for name in (*names, OTHER):
+        one, other = ([row.get(name, 0.0) for row in side] for side in rows)
+        yield _stage(name, one, other)
+
+
+def _stage(name: str, base: Sequence[float], fused: Sequence[float]) -> Stage:
+    return Stage(name, mean(base).value, mean(fused).value, difference(base, fused))
+
+
+def _curves(base: Run, fused: Run) -> Iterator[Curve]:
+    for name, metrics in CURVES.items():
+        yield from (_curve(base, fused, name, metric) for metric in _first_common(base, fused, metrics))
+    logged = {key for run in (base, fused) for values in run.steps.values() for key in values}
+    accuracies = sorted(
+        key for key in logged if key.startswith("val-") and ("/acc/mean" in key or "/reward/mean" in key)
+    )
+    for metric in accuracies:
+        if base.metric(metric).keys() & fused.metric(metric).keys():
+            yield _curve(base, fused, metric.partition("/")[2], metric)
+
+
+def _first_common(base: Run, fused: Run, metrics: Sequence[str]) -> list[str]:
+    return [metric for metric in metrics if base.metric(metric).keys() & fused.metric(metric).keys()][:1]
+
+
+def _curve(base: Run, fused: Run, name: str, metric: str) -> Curve:
+    one, other = base.metric(metric), fused.metric(metric)
+    both = sorted(one.keys() & other.keys())
+    return Curve(name, metric, one, other, difference([one[s] for s in both], [other[s] for s in both]))

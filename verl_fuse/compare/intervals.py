@@ -1,0 +1,96 @@
+"""95 % intervals of means over a few training steps on a machine that is not quiet.
+
+Invariants (tests/unit/compare/test_intervals.py):
+- the interval of equal values is that value; the interval of one value is not known;
+- swapping two series inverts the interval of their ratio, and negates that of their difference;
+- steps that are independent are covered in at least 94 % of many runs, also by three steps; steps that are slow together are covered less, and the
+  test states how often.
+
+Student's t of what each step adds, so that few steps make the interval wide: a bootstrap of five steps covers the truth in 83 % of all runs only. Where
+neighbouring steps are alike (another job on the machine, responses that grow), the interval widens by what their correlation says (Bartlett 1935),
+never by less than nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+LEVEL = 0.95
+# The most that neighbouring steps are taken to be alike: the factor on the width is then 4.4.
+_MOST_ALIKE = 0.9
+_GRID = 20_001
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and its 95 % interval; `low` and `high` are None where one step is all there is."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def holds(self, value: float) -> bool:
+        """Whether the interval says nothing against `value`."""
+        return self.low is None or self.high is None or self.low <= value <= self.high
+
+
+def mean(values: Sequence[float]) -> Interval:
+    """Of the values of steps in their order."""
+    series = np.asarray(values, np.float64)
+    half = _half_width(series - series.mean())
+    return _around(float(series.mean()), half)
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Of `second - first`, step by step: both hold the same steps."""
+    return mean(np.subtract(second, first).tolist())
+
+
+def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Of mean(second) / mean(first), step by step; all values > 0. By the delta method, in logarithms."""
+    one, other = (np.asarray(values, np.float64) for values in (first, second))
+    value = float(other.mean() / one.mean())
+    half = _half_width(other / other.mean() - one / one.mean())
+    if half is None:
+        return Interval(value, None, None)
+    return Interval(value, value * math.exp(-half), value * math.exp(half))
+
+
+@cache
+def student(degrees: int) -> float:
+    """Student's t that `LEVEL` of all values are within, either side of zero.
+
+    With t = sqrt(degrees) tan(u), u is distributed as cos(u) ** (degrees - 1).
+    """
+    angles = np.linspace(0.0, np.pi / 2, _GRID)
+    density = np.cos(angles) ** (degrees - 1)
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(degrees) * math.tan(np.interp(LEVEL, below / below[-1], angles))
+
+
+def alike(deviations: ArrayLike) -> float:
+    """Correlation of neighbouring steps, 0 to 0.9; the estimate from n steps is too low by about 1 / n (Kendall 1954), which is added."""
+    series = np.asarray(deviations, np.float64)
+    total = float((series**2).sum())
+    if len(series) < 3 or total == 0.0:
+        return 0.0
+    found = float((series[1:] * series[:-1]).sum()) / total + 1 / len(series)
+    return min(max(0.0, found), _MOST_ALIKE)
+
+
+def _half_width(deviations: NDArray[np.float64]) -> float | None:
+    """Of the mean of values with these deviations from it."""
+    count = len(deviations)
+    if count < 2:
+        return None
+    error = math.sqrt(float((deviations**2).sum()) / (count - 1) / count)
+    correlation = alike(deviations)
+    return student(count - 1) * error * math.sqrt((1 + correlation) / (1 - correlation))
+
+
+def _around(value: float, half: float | None) -> Interval:
+    return Interval(value, None, None) if half is None else Interval(value, value - half, value + half)

@@ -1,0 +1,135 @@
+"""A comparison as one self-contained HTML page without scripts.
+
+Invariants (tests/unit/compare/test_compare_page.py):
+- every figure of the text is in the page; text from a run never becomes markup;
+- a page needs nothing but itself: no network, no second file.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from verl_fuse.compare.comparison import Comparison, Curve, Side
+from verl_fuse.compare.verdict import compared, shown, shown_difference, verdict
+from verl_fuse.timeline.html import STAGE_WORK, fill, percent, seconds, style, text, work_of
+
+# Of a curve's drawing, in its own units: whole, and what is left for the numbers at its axes.
+WIDE, HIGH, LEFT, BOTTOM, TOP = 560, 180, 70, 20, 8
+
+
+def page(found: Comparison, remarks: Iterable[str]) -> str:
+    """Write the page."""
+    used = {_colour(stage.name) for stage in found.stages}
+    names = [name for name in dict.fromkeys((*STAGE_WORK.values(), "stage")) if name in used]
+    longest = max(found.base.seconds.value, found.fused.seconds.value)
+    return fill(
+        "compare.html",
+        {
+            "page_style": style(),
+            "title": text(f"{found.fused.name} against {found.base.name}"),
+            "base": text(found.base.name),
+            "fused": text(found.fused.name),
+            "verdict": text(_sentence(verdict(found))),
+            "compared": f"95 % intervals; {compared(found)}",
+            "notes": "".join(f"<li>{text(remark)}</li>" for remark in remarks),
+            "cards": _cards(found),
+            "legend": "".join(
+                f'<li><i style="background:var(--{name})"></i>{"other" if name == "stage" else name}</li>'
+                for name in names
+            ),
+            "bars": _bar("base", found, longest) + _bar("fused", found, longest),
+            "stages": "".join(
+                f"<tr><th>{text(stage.name)}</th><td>{stage.base:.3f} s</td><td>{stage.fused:.3f} s</td>"
+                f"<td>{shown(stage.difference, 3, '+')} s</td></tr>"
+                for stage in (*found.stages, found.whole)
+            ),
+            "runs": _runs(found.base, found.fused),
+            "curves": "".join(_section(curve) for curve in found.curves),
+        },
+    )
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:] + "."
+
+
+def _cards(found: Comparison) -> str:
+    cards = [
+        ("Speed-up", shown(found.speedup), "base seconds over fused seconds"),
+        ("Fused step", shown(found.fused.seconds), "seconds"),
+        ("Base step", shown(found.base.seconds), "seconds"),
+        ("Fallbacks", _count(found.fused.fallbacks), "times a policy failed and the step went on as stock"),
+    ]
+    return "".join(
+        f"<div><span>{name}</span><b>{text(value)}</b><small>{note}</small></div>" for name, value, note in cards
+    )
+
+
+def _bar(which: str, found: Comparison, longest: float) -> str:
+    """The stages of a run's mean step, on the scale of the longer one."""
+    parts = "".join(
+        f'<i style="width:{100 * max(value, 0.0) / longest:.2f}%;background:var(--{_colour(stage.name)})" '
+        f'title="{text(stage.name)}: {seconds(value)}, {percent(value / whole)}"></i>'
+        for stage in found.stages
+        for value, whole in [(getattr(stage, which), getattr(found, which).seconds.value)]
+    )
+    mean = seconds(getattr(found, which).seconds.value)
+    return f'<tr><th>{which}</th><td>{mean}</td><td class="wide" style="width:80%"><div class="stack">{parts}</div></td></tr>'
+
+
+def _runs(base: Side, fused: Side) -> str:
+    rows = [
+        ("steps", base.steps, fused.steps),
+        ("tokens trained", _count(base.tokens), _count(fused.tokens)),
+        ("samples trained" + (" (base: asked for)" if base.stock else ""), _count(base.samples), _count(fused.samples)),
+        ("samples missing", _count(base.samples_missing), _count(fused.samples_missing)),
+        ("fallbacks", _count(base.fallbacks), _count(fused.fallbacks)),
+    ]
+    return "".join(f"<tr><th>{name}</th><td>{one}</td><td>{other}</td></tr>" for name, one, other in rows)
+
+
+def _section(curve: Curve) -> str:
+    return (
+        f"<section><h2>{text(curve.name)}</h2>"
+        f'<span class="hint">{text(curve.metric)}; fused − base {shown_difference(curve.difference)}; grey: base, blue: fused</span>'
+        f"{_drawing(curve)}</section>"
+    )
+
+
+def _drawing(curve: Curve) -> str:
+    values = [*curve.base.values(), *curve.fused.values()]
+    steps = sorted(curve.base.keys() | curve.fused.keys())
+    low, high, first, last = min(values), max(values), steps[0], steps[-1]
+
+    def at(step: int, value: float) -> tuple[float, float]:
+        across = (step - first) / (last - first) if last > first else 0.5
+        up = (value - low) / (high - low) if high > low else 0.5
+        return LEFT + across * (WIDE - LEFT - 8), HIGH - BOTTOM - up * (HIGH - BOTTOM - TOP)
+
+    axes = "".join(
+        f'<line x1="{LEFT}" x2="{WIDE}" y1="{y:.1f}" y2="{y:.1f}"/><text x="{LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+        for value, y in ((value, at(first, value)[1]) for value in dict.fromkeys((low, high)))
+    ) + "".join(
+        f'<text x="{at(step, low)[0]:.1f}" y="{HIGH - 4}" text-anchor="middle">{step}</text>'
+        for step in dict.fromkeys((first, last))
+    )
+    lines = "".join(
+        _line(points, [at(step, value) for step, value in points.items()], name)
+        for name, points in (("base", curve.base), ("fused", curve.fused))
+    )
+    return f'<svg class="curve" viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{text(curve.name)} by step">{axes}{lines}</svg>'
+
+
+def _line(points: Mapping[int, float], places: Sequence[tuple[float, float]], name: str) -> str:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    dots = "".join(
+        f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="2.4"><title>{name}, step {step}: {value:.4g}</title></circle>'
+        for (step, value), (x, y) in zip(points.items(), places, strict=True)
+    )
+    return f'<polyline class="{name}" points="{path}"/>{dots}'
+
+
+def _colour(stage: str) -> str:
+    return work_of(stage, "stage")
+
+
+def _count(value: float | None) -> str:
+    return "not logged" if value is None else f"{value:,.0f}"

@@ -1,0 +1,91 @@
+"""What a comparison reads of a run: verl's metrics by step.
+
+Invariants (tests/unit/compare/test_comparison.py):
+- the stages of a step and "other" add up to the step;
+- what verl times beside the step (validation) is no part of it;
+- a number that is not finite, or too large to calculate with, counts as not logged.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+TIMING = "timing_s/"
+STEP = "timing_s/step"
+# Timed by verl beside the step, not within it (verl/trainer/ppo/v1/trainer_base.py).
+BESIDE = ("testing",)
+OTHER = "other"
+# What verl-fuse logs begins with this; stock verl logs nothing of the kind.
+OURS = "fuse/"
+# No metric of a run is larger; the square of a larger number has no place in a float.
+LARGEST = 1e100
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's label, its metrics by step, in order, and the number of samples that a step asks for (None: not known)."""
+
+    name: str
+    steps: Mapping[int, Mapping[str, float]]
+    samples_per_step: int | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, records: Iterable[tuple[int, Mapping[str, float]]], samples_per_step: int | None = None
+    ) -> "Run":
+        """From (step, metrics) in the order written; of a metric that was written again for a step, the last value counts.
+
+        A step may have several records: a run that goes on begins with a validation of the step it goes on after.
+        """
+        found: dict[int, dict[str, float]] = {}
+        for step, values in records:
+            known = {key: value for key, value in values.items() if abs(value) <= LARGEST}
+            found[step] = found.get(step, {}) | known
+        return cls(name, dict(sorted(found.items())), samples_per_step)
+
+    @property
+    def timed(self) -> list[int]:
+        """Steps that took time: a record of a validation alone has none."""
+        return [step for step, values in self.steps.items() if values.get(STEP, 0.0) > 0]
+
+    @property
+    def stock(self) -> bool:
+        """Whether verl-fuse logged nothing."""
+        return not any(key.startswith(OURS) for values in self.steps.values() for key in values)
+
+    def seconds(self, step: int) -> float:
+        return self.steps[step][STEP]
+
+    def stages(self, step: int) -> dict[str, float]:
+        """Seconds of each stage that verl times within the step, and of all else ("other": weight sync, balancing)."""
+        timed = {key.removeprefix(TIMING): value for key, value in self.steps[step].items() if key.startswith(TIMING)}
+        del timed[STEP.removeprefix(TIMING)]
+        # "agent_loop/slowest/..." and the like are no stages but statistics of requests.
+        found = {name: value for name, value in timed.items() if name not in BESIDE and "/" not in name}
+        return {**found, OTHER: self.seconds(step) - sum(found.values())}
+
+    def metric(self, key: str) -> dict[int, float]:
+        """A metric by step, of the steps that logged it."""
+        return {step: values[key] for step, values in self.steps.items() if key in values}
+
+    def tokens(self) -> float | None:
+        """Prompt and response tokens that the timed steps trained on."""
+        found = [self.steps[step].get("perf/total_num_tokens") for step in self.timed]
+        known = [value for value in found if value is not None]
+        return sum(known) if known else None
+
+    def samples(self) -> float | None:
+        """Samples that the timed steps trained on: as verl-fuse counted them; of stock verl, which counts none, as many as were asked for."""
+        counted = self.metric("fuse/samples_trained")
+        if counted:
+            return sum(counted.values())
+        return None if self.samples_per_step is None else float(self.samples_per_step * len(self.timed))
+
+    def last(self, key: str) -> float | None:
+        """The last value of a metric that counts over the run."""
+        values = list(self.metric(key).values())
+        return values[-1] if values else None
+
+    def total(self, key: str) -> float | None:
+        """The sum of a metric that counts within each step."""
+        values = list(self.metric(key).values())
+        return sum(values) if values else None

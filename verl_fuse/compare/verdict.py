@@ -1,0 +1,93 @@
+"""What a comparison says, in one sentence and a few notes.
+
+Invariants (tests/unit/compare/test_verdict.py):
+- a difference is claimed only where the 95 % interval excludes "none"; without an interval nothing is claimed;
+- two equal runs are said to differ in nothing.
+"""
+
+import math
+from collections.abc import Iterator
+
+from verl_fuse.compare.comparison import REWARD, Comparison
+from verl_fuse.compare.intervals import Interval
+
+# Half the width of an interval, as a share of the step, above which a note says how many steps would narrow it.
+WIDE = 0.05
+
+
+def verdict(found: Comparison) -> str:
+    """One sentence on step time and rewards."""
+    value, _, bounds = shown(found.ratio).partition(" ")
+    taken = f"fused steps take {value} of {_baseline(found)} {bounds}".rstrip()
+    if found.ratio.low is None:
+        return f"one step says nothing of noise: {taken} in step {found.steps[0]}, the only one that can be compared"
+    rewards = found.curve(REWARD)
+    difference = None if rewards is None or rewards.difference.low is None else rewards.difference
+    if difference is not None and found.ratio.holds(1.0) and difference.holds(0.0):
+        return f"nothing differs beyond noise: {taken}; rewards within noise"
+    time = f"{taken}, within noise" if found.ratio.holds(1.0) else f"{taken}, slower" if found.ratio.low > 1 else taken
+    if difference is None:
+        return f"{time}; no rewards to compare"
+    if difference.holds(0.0):
+        return f"{time}; rewards within noise"
+    return f"{time}; rewards differ by {shown_difference(difference)}"
+
+
+def at_least(found: Comparison, wanted: float) -> tuple[bool, str]:
+    """Whether steps are shown to be `wanted` times as fast as the baseline's, and the sentence that says by which bound."""
+    low, bound = found.speedup.low, "the lower end of the 95 % interval of the speed-up"
+    if low is None:
+        return False, f"--at-least {wanted:g}: not met: {bound} counts, and one step gives no interval"
+    passed = low >= wanted
+    return passed, f"--at-least {wanted:g}: {'met' if passed else 'not met'}: {bound} is {low:.3f}"
+
+
+def notes(found: Comparison) -> Iterator[str]:
+    """What to know before the verdict is believed."""
+    base, fused = found.base, found.fused
+    if fused.stock:
+        yield f"{fused.name} logged no metric of verl-fuse: it is a run of stock verl."
+    if not base.stock:
+        yield f"{base.name} is a run with verl-fuse itself."
+    if len({base.steps, fused.steps, len(found.steps) + found.warm_up}) > 1:
+        yield (
+            f"{base.name} has {base.steps} timed steps and {fused.name} {fused.steps}: times of the {len(found.steps)} that both have are compared."
+        )
+    if fused.fallbacks:
+        yield f"verl-fuse fell back to stock behaviour {fused.fallbacks:g} times: see the run's log."
+    if fused.samples_missing:
+        yield f"{fused.samples_missing:g} samples were asked for and not trained on in {fused.name}."
+    if (high := found.ratio.high) is not None and found.ratio.holds(1.0):
+        half = math.log(high / found.ratio.value)
+        if half > WIDE:
+            needed = math.ceil(len(found.steps) * (half / WIDE) ** 2)
+            yield f"A difference below {math.expm1(half):.0%} would not be seen; about {needed} steps would show one of {WIDE:.0%}."
+
+
+def compared(found: Comparison) -> str:
+    """Which steps' times are compared."""
+    count, left_out = len(found.steps), found.warm_up
+    which = f"{count} steps compared, {found.steps[0]} to {found.steps[-1]}"
+    if count == 1:
+        which = f"1 step compared, {found.steps[0]}"
+    of_each = {0: "no step", 1: "the first step of each run"}.get(left_out, f"the first {left_out} steps of each run")
+    return f"times of {which}; {of_each} left out (--warm-up {left_out})"
+
+
+def shown(interval: Interval, digits: int = 2, form: str = "") -> str:
+    """Value and bounds, as "0.74 [0.70, 0.79]"."""
+    value, *bounds = (
+        f"{number:{form}.{digits}f}" for number in (interval.value, interval.low, interval.high) if number is not None
+    )
+    return f"{value} [{', '.join(bounds)}]" if bounds else value
+
+
+def shown_difference(interval: Interval) -> str:
+    """As `shown`, with signs, and as many digits as tell the bounds apart: "+0.013 [-0.003, +0.028]"."""
+    spread = interval.high - interval.low if interval.low is not None and interval.high is not None else 0.0
+    size = spread or abs(interval.value)
+    return shown(interval, 3 if size == 0 else min(max(0, 1 - math.floor(math.log10(size))), 12), "+")
+
+
+def _baseline(found: Comparison) -> str:
+    return "stock" if found.base.stock else "the baseline"

@@ -1,0 +1,65 @@
+"""How long the sequences of a running step will be: what a replica's KV cache has room for follows from that, not
+from the configured limit.
+
+Invariants (tests/unit/host/test_sequence_lengths.py):
+- the samples that are left when few are left are the long ones: they are taken to be as long as the longest share of
+  recent steps was;
+- before a step was seen, they are taken to go on, beyond the longest response so far, for as long as lifetimes
+  without memory do;
+- a prediction is never above the limit, and it is the limit while nothing is known.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from statistics import fmean
+
+# Steps whose lengths count.
+RECENT = 4
+
+Lengths = Sequence[tuple[int, int]]
+"""(prompt, response) tokens of each sequence."""
+
+
+class SequenceLengths:
+    """Lengths of recent steps; no sequence has more than `limit` tokens."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._recent: deque[list[int]] = deque(maxlen=RECENT)
+        # Tokens of the longest sequence of recent steps, of the two longest together, and so on.
+        self._longest: list[int] = []
+
+    def learn(self, lengths: Lengths) -> None:
+        """Take in the sequences of a finished step."""
+        if lengths:
+            self._recent.append([prompt + response for prompt, response in lengths])
+            self._longest = list(accumulate(sorted(chain.from_iterable(self._recent), reverse=True)))
+
+    def predict(self, unfinished: int, finished: Lengths = (), response: float | None = None) -> float:
+        """Mean tokens that `unfinished` sequences of a step will have in the end, prompts included, beside those that
+        are `finished`.
+
+        `response`: mean tokens of their responses, where a predictor says so.
+        """
+        known = []
+        if self._longest:
+            share = unfinished / max(1, unfinished + len(finished))
+            count = max(1, math.ceil(share * len(self._longest)))
+            known.append(self._longest[count - 1] / count)
+        elif finished:
+            known.append(_beyond(unfinished, finished))
+        if response is not None and finished:
+            known.append(fmean(prompt for prompt, _ in finished) + response)
+        return min(max(known, default=self._limit), self._limit)
+
+
+def _beyond(unfinished: int, finished: Lengths) -> float:
+    """Where every response generates at one pace, those unfinished are at least as long as the longest so far; what
+    is left of each is, by maximum likelihood for lifetimes without memory, all tokens generated so far over the
+    responses that ended."""
+    responses = [response for _, response in finished]
+    longest = max(responses)
+    rest = (sum(responses) + unfinished * longest) / len(responses)
+    return fmean(prompt for prompt, _ in finished) + longest + rest

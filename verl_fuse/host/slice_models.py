@@ -1,0 +1,74 @@
+"""The models of a slice: forward-only copies, each built by verl's own code from the configuration of its own model.
+
+verl builds the policy's copy and the reference as it builds them for training (role "actor" and role "ref"), and the critic's copy from the
+configuration of the critic's workers. Forward-only engines keep their parameters in host memory between calls and have no optimizer.
+
+Invariants (tests/integration/test_slice_models.py):
+- with the parameters of its model, a copy computes the numbers of its model, whatever the settings of the other models are;
+- only the models of the given stages are built, and no setting of another model is read.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from verl.utils.tensordict_utils import assign_non_tensor
+from verl.workers.config import TrainingWorkerConfig
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.utils.padding import response_from_nested
+
+from verl_fuse.spec.step import Stage
+
+# Stage -> (output of the model, field it is stored as).
+OUTPUTS: Mapping[Stage, tuple[tuple[str, str], ...]] = {
+    "old_log_prob": (("log_probs", "old_log_probs"), ("entropy", "entropy")),
+    "ref": (("log_probs", "ref_log_prob"),),
+    "values": (("values", "values"),),
+}
+# verl's order: a model may patch classes of its process for the models after it.
+_ORDER: tuple[Stage, ...] = ("values", "ref", "old_log_prob")
+# A trained model without a dtype has this one; verl would give a forward-only one bfloat16.
+_TRAINED_DTYPE = "fp32"
+
+
+def build_models(
+    stages: Sequence[Stage], block: DictConfig, critic: TrainingWorkerConfig | None
+) -> dict[Stage, TrainingWorker]:
+    """The model of each of `stages`: `block` is verl's `actor_rollout_ref`, `critic` what verl gives the critic's workers ("values")."""
+    return {stage: _built(stage, block, critic) for stage in _ORDER if stage in stages}
+
+
+def compute(stage: Stage, model: TrainingWorker, data: TensorDict, temperature: float) -> dict[str, Any] | None:
+    """The fields of `stage` for the rows of `data`, one value per response token; None on ranks that hold no output."""
+    rows = data.clone(recurse=False)
+    assign_non_tensor(rows, temperature=temperature, compute_loss=False, calculate_entropy=stage == "old_log_prob")
+    output = model.infer_batch(rows)
+    if output is None:
+        return None
+    return {field: response_from_nested(output[name], data["response_mask"]) for name, field in OUTPUTS[stage]}
+
+
+def _built(stage: Stage, block: DictConfig, critic: TrainingWorkerConfig | None) -> TrainingWorker:
+    if stage == "values":
+        assert critic is not None, "values need a critic"
+        engine: Any = critic.engine_config
+        copied = replace(engine, forward_only=True, model_dtype=engine.model_dtype or _TRAINED_DTYPE)
+        model = TrainingWorker(config=replace(critic, engine_config=copied))
+        model.reset()
+        return model
+    # verl changes the block it builds a model from.
+    block = deepcopy(block)
+    if stage == "old_log_prob":
+        engine = block.actor.fsdp_config
+        OmegaConf.update(engine, "forward_only", True)
+        OmegaConf.update(engine, "model_dtype", engine.model_dtype or _TRAINED_DTYPE)
+        # A copy sends its weights to nobody.
+        OmegaConf.update(block, "rollout.checkpoint_engine.backend", "naive")
+    worker = ActorRolloutRefWorker(config=block, role="ref" if stage == "ref" else "actor")
+    worker.init_model()
+    found = worker.ref if stage == "ref" else worker.actor
+    assert found is not None
+    return found

@@ -1,0 +1,151 @@
+"""What should be switched on: the features that a simulation or a replayed run predicts to gain, as overrides of verl's configuration.
+
+Invariants (tests/unit/simulate/test_advice.py):
+- a feature that is predicted to gain less than `LEAST` of a step, or within its interval nothing, is not advised;
+- of two features that verl-fuse refuses together, the one that gains more is advised;
+- observe mode, which every feature includes, is what features are compared with, not stock verl.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verl_fuse.simulate.compare import Row
+from verl_fuse.simulate.recorded import Replay
+
+SWITCH = ("+fuse=default", "trainer.v1.trainer_mode=fuse")
+"""Overrides that switch verl-fuse on, in observe mode."""
+OVERRIDES: dict[str, tuple[str, ...]] = {
+    "streaming": ("fuse.interstage.enabled=true",),
+    "interstage": (
+        "fuse.interstage.enabled=true",
+        "fuse.interstage.layout=slices",
+        "fuse.interstage.migration_threshold=auto",
+    ),
+    "pipeline": ("fuse.pipeline.enabled=true",),
+    "elastic": ("fuse.elastic.enabled=true", "fuse.elastic.scale=true", "fuse.elastic.release=true"),
+    "weight sync": ("fuse.realloc.weight_sync=shards",),
+}
+"""Overrides of each feature, beside those of SWITCH."""
+_EXCLUSIVE = ({"streaming", "interstage"}, {"interstage", "elastic"})
+LEAST = 0.01
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a feature is predicted to save, beside observe mode: seconds a step, their share of the step, and the share of device time that it gives
+    back. `sure`: more than its interval allows for chance. `at_most`: both are bounds, which no prediction of lengths can reach. `note`: how, or why
+    nothing."""
+
+    feature: str
+    seconds: float
+    share: float
+    device_share: float
+    note: str = ""
+    sure: bool = True
+    at_most: bool = False
+
+    @property
+    def worthwhile(self) -> bool:
+        return self.sure and max(self.share, self.device_share) >= LEAST
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One sentence, and what it says to switch on: features, and the overrides that do it."""
+
+    sentence: str
+    features: tuple[str, ...]
+    overrides: tuple[str, ...]
+
+
+def advice_of_rows(rows: Sequence[Row]) -> Advice:
+    """Of simulated strategies, `rows` as `compare` returns them: those that are one feature."""
+    base = next((row for row in rows if row.strategy == "observe"), rows[0])
+    gains = [
+        Gain(
+            feature=row.strategy,
+            seconds=base.seconds.mean - row.seconds.mean,
+            share=1 - row.seconds.mean / base.seconds.mean,
+            device_share=1 - row.device_hours / base.device_hours,
+            note="; ".join(row.notes),
+            sure=row.speedup.low > base.speedup.high or row.cost_ratio.high < base.cost_ratio.low,
+        )
+        for row in rows
+        if row.strategy in OVERRIDES
+    ]
+    speedup = base.speedup
+    return advise(
+        gains,
+        f"observe mode alone is {speedup.mean:.2f} times as fast as stock [{speedup.low:.2f}, {speedup.high:.2f}]"
+        if base is not rows[0]
+        else "they were compared with stock",
+        SWITCH,
+    )
+
+
+def advice_of_replay(result: Replay) -> Advice:
+    """Of a recorded run."""
+    return advise(gains_of_replay(result), observed(result))
+
+
+def gains_of_replay(result: Replay) -> list[Gain]:
+    """What each feature would have saved on a recorded run; what is less than the replay's own error is not sure."""
+    error = result.replay_error * result.stages.get("gen", 0.0) / result.seconds
+    return [
+        Gain(
+            feature=saving.feature,
+            seconds=saving.seconds,
+            share=saving.seconds / result.seconds,
+            device_share=saving.device_share,
+            note=saving.note,
+            sure=max(saving.seconds / result.seconds, saving.device_share) > error,
+            at_most=saving.feature == "elastic",
+        )
+        for saving in result.savings
+        if saving.feature in OVERRIDES
+    ]
+
+
+def observed(result: Replay) -> str:
+    """What observe mode did on a recorded run."""
+    saved = next(saving.seconds for saving in result.savings if saving.feature == "observe")
+    return f"observe mode alone saves {saved:.2f} s of the {result.seconds + saved:.2f} s that a step of stock verl would take"
+
+
+def advise(gains: Sequence[Gain], observed: str, switch: Sequence[str] = ()) -> Advice:
+    """`observed` says what observe mode is predicted to do, `switch` are overrides that switch it on where it is not."""
+    chosen = chosen_of(gains)
+    features = tuple(gain.feature for gain in chosen)
+    overrides = (*switch, *(override for name in features for override in OVERRIDES[name]))
+    nothing = [gain.feature for gain in gains if not gain.worthwhile]
+    parts = [observed]
+    if chosen:
+        parts.insert(0, f"switch on {', '.join(f'{gain.feature} ({_amount(gain)})' for gain in chosen)}")
+    else:
+        parts.insert(0, f"switch no feature on: none is predicted to gain {LEAST:.0%} of a step")
+    if excluded := [gain.feature for gain in gains if gain.worthwhile and gain not in chosen]:
+        parts.append(f"{_listed(excluded)} cannot be on together with that")
+    if chosen and nothing:
+        parts.append(f"no gain is predicted from {_listed(nothing)}")
+    return Advice("; ".join(parts), features, overrides)
+
+
+def chosen_of(gains: Sequence[Gain]) -> list[Gain]:
+    """Those worth switching on together, the most seconds first."""
+    chosen: list[Gain] = []
+    for gain in sorted(gains, key=lambda gain: (-gain.seconds, -gain.device_share)):
+        taken = {other.feature for other in chosen}
+        if gain.worthwhile and not any({gain.feature, name} in _EXCLUSIVE for name in taken):
+            chosen.append(gain)
+    return chosen
+
+
+def _amount(gain: Gain) -> str:
+    seconds = f"{gain.seconds:.2f} s a step, {gain.share:.0%}" if gain.share >= LEAST else ""
+    devices = f"{gain.device_share:.0%} of device time given back" if gain.device_share >= gain.share + LEAST else ""
+    slower = f"steps {-gain.share:.0%} longer" if gain.share <= -LEAST else ""
+    return ("at most " if gain.at_most else "") + ", ".join(part for part in (seconds, devices, slower) if part)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]

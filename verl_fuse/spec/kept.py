@@ -1,0 +1,90 @@
+"""What a plugin has learned, kept beside verl's checkpoints: written with each, read by the run that goes on from one.
+
+Lengths belong to the data, costs to replicas of so many devices.
+
+Invariants (tests/unit/spec/test_kept.py):
+- what was saved is loaded, its costs only by a run whose replicas have as many devices;
+- a checkpoint without the file costs a warning, and what was learned begins anew;
+- a damaged file is an error that names it and says how to go on;
+- where the disk refuses, the checkpoint stays good without it.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec import files
+
+T = TypeVar("T")
+VERSION = 1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Kept(Generic[T]):
+    """The file `fuse_<plugin>.json` in a checkpoint's folder.
+
+    `parse(lengths, costs)` makes of its JSON data what the plugin knows; `costs` is None where those of the file are of
+    other replicas. It may raise KeyError, TypeError, ValueError, AttributeError or OverflowError on data that the
+    plugin did not write.
+    """
+
+    plugin: str
+    parse: Callable[[Any, Any], T]
+
+    def file(self, folder: Path) -> Path:
+        """Where the file is."""
+        return folder / f"fuse_{self.plugin}.json"
+
+    def save(self, folder: Path, lengths: Any, costs: Any, devices: int) -> None:
+        """Write both, JSON data, into a checkpoint's folder; `devices` are those of one replica."""
+        data = {"version": VERSION, "devices": devices, "lengths": lengths, "costs": costs}
+        try:
+            files.save(self.file(folder), json.dumps(data))
+        except FuseError as error:
+            logger.error(
+                "the lengths and costs that fuse.%s learned are not in this checkpoint: %s", self.plugin, error
+            )
+
+    def load(self, folder: Path | None, devices: int) -> T | None:
+        """What the checkpoint that the run goes on from knows; None for a new run, and where the checkpoint has no such
+        file."""
+        if folder is None:
+            return None
+        file = self.file(folder)
+        if not file.exists():
+            logger.warning("%s is not there: fuse.%s learns lengths and costs anew", file, self.plugin)
+            return None
+        found, measured_on = files.load(file, lambda text: self._parsed(text, devices))
+        if measured_on != devices:
+            logger.warning(
+                "%s: its costs were measured on replicas of %s devices, this run's have %d: fuse.%s measures them anew",
+                file, measured_on, devices, self.plugin,
+            )  # fmt: skip
+        return found
+
+    def _parsed(self, text: str, devices: int) -> tuple[T, int]:
+        try:
+            data = json.loads(text)
+            if data["version"] != VERSION:
+                raise ValueError(f"version={data['version']!r}, this release reads {VERSION}")
+            measured_on = int(data["devices"])
+            return self.parse(data["lengths"], data["costs"] if measured_on == devices else None), measured_on
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise FuseError(
+                f"not what fuse.{self.plugin} writes with a checkpoint ({type(error).__name__}: {error}); delete it to learn lengths and costs anew"
+            ) from error
+
+
+def seconds(value: Any) -> float:
+    """`value` of a file as a measured time. Raises TypeError or ValueError where it is none."""
+    found = float(value)
+    if isinstance(value, str) or not (math.isfinite(found) and found >= 0):
+        raise ValueError(f"{value!r} where seconds are expected")
+    return found

@@ -1,0 +1,103 @@
+"""The configuration of a run, kept in its folder: RUN_DIR/config.yaml, or what Hydra left of it under RUN_DIR/hydra.
+
+Invariants (tests/unit/spec/test_run_config.py):
+- text under a key that names a secret, references to other keys excepted, the values of environment variables, and a
+  password in an address are not written;
+- everything else is, and reads back as it was; what YAML has no word for (a path) reads back as text.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import load, save
+
+FILE = "config.yaml"
+# Hydra's own copy, where hydra.run.dir is RUN_DIR/hydra, as in the recipes.
+HYDRA_FILE = Path("hydra") / ".hydra" / "config.yaml"
+
+HIDDEN = "(left out)"
+_SECRET = re.compile(
+    r"(^|_)(api_?key|access_?key|private_?key|secret|password|passwd|credentials?|auth|token)s?($|_)", re.I
+)
+# Says where the value stands, as verl's lengths in tokens do, and is none itself.
+_REFERENCE = re.compile(r"\$\{(oc\.select:)?[\w.]+(,\s*\d+)?\}")
+_ENVIRONMENT = "env_vars"
+_PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
+# Keys that a stock run and a fused one need not share, and those that say where a run goes, what it is called and how long it lasts.
+_MAY_DIFFER = (
+    "fuse.",
+    "hydra.",
+    "recipe.",
+    "trainer.v1.trainer_mode",
+    "trainer.experiment_name",
+    "trainer.default_local_dir",
+    "trainer.total_training_steps",
+    "trainer.resume",
+)
+
+
+def save_config(run_dir: Path, config: DictConfig) -> None:
+    """Write the configuration, interpolations as they are; a FuseError if the disk refuses."""
+    data = _without_secrets(OmegaConf.to_container(config, resolve=False, enum_to_str=True))
+    save(run_dir / FILE, yaml.safe_dump(data, sort_keys=False))
+
+
+def find_config(run_dir: Path) -> DictConfig | None:
+    """The configuration of the run in that folder, or None where none was kept; a FuseError names a file that cannot be read."""
+    found = (_read(run_dir / name) for name in (FILE, HYDRA_FILE))
+    return next((config for config in found if config is not None), None)
+
+
+def differences(first: Path, second: Path) -> dict[str, tuple[Any, Any]]:
+    """Keys in which the configurations of two runs differ, but for the block `fuse`, names, folders and the number of steps; empty where the runs
+    have not both kept a file of the same kind. A key that only one has counts as None in the other."""
+    for name in (HYDRA_FILE, FILE):
+        found = [_read(run_dir / name) for run_dir in (first, second)]
+        if found[0] is not None and found[1] is not None:
+            one, other = (dict(_leaves(OmegaConf.to_container(config, resolve=False))) for config in found)
+            keys = sorted(key for key in one.keys() | other.keys() if not key.startswith(_MAY_DIFFER))
+            return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
+    return {}
+
+
+def _read(path: Path) -> DictConfig | None:
+    return load(path, _parse) if path.is_file() else None
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _leaves(item, f"{prefix}{name}.")
+    else:
+        yield prefix.removesuffix("."), value
+
+
+def _parse(text: str) -> DictConfig:
+    try:
+        config = OmegaConf.create(yaml.safe_load(text))
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise FuseError(f"not a configuration: {' '.join(str(error).split())}") from error
+    if not isinstance(config, DictConfig):
+        raise FuseError("not a configuration: needs a block of keys")
+    return config
+
+
+def _without_secrets(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        hide = key == _ENVIRONMENT
+        return {name: HIDDEN if hide else _without_secrets(item, str(name)) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(item, key) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    # A path, for one.
+    value = str(value)
+    secret = value and _SECRET.search(key) and not _REFERENCE.fullmatch(value)
+    return HIDDEN if secret else _PASSWORD.sub(f"{HIDDEN}@", value)

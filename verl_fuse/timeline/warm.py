@@ -1,0 +1,35 @@
+"""What of a step's timeline says how long the work takes, and not how long it takes the first time.
+
+A replica's first step, and a lane's first inference, load code, compile and allocate. Nearly all requests of that step
+begin while this goes on, so no part of it is measured apart.
+
+Invariants (tests/unit/timeline/test_warm.py):
+- a replica counts from the second step on in which it generates, whenever it joined the run;
+- lanes count together, from the first step in which none of those that infer does so for the first time: they share the
+  samples of a step;
+- all other tracks always count.
+"""
+
+from dataclasses import replace
+
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse.timeline.tracks import role
+
+# What a track does that the first time takes longer.
+WORK = {"replica": "generate", "lane": "inference"}
+
+
+class WarmTracks:
+    """Remembers which tracks of this process's run have worked."""
+
+    def __init__(self) -> None:
+        self._worked: set[str] = set()
+
+    def of(self, timeline: Timeline) -> Timeline:
+        """`timeline`, of a step later than all before, without its cold tracks."""
+        working = {span.track for span in timeline.spans if span.category == WORK.get(role(span.track))}
+        cold = {track for track in timeline.tracks if role(track) == "replica"} - self._worked
+        if any(role(track) == "lane" for track in working - self._worked):
+            cold |= {track for track in timeline.tracks if role(track) == "lane"}
+        self._worked |= working
+        return replace(timeline, spans=tuple(span for span in timeline.spans if span.track not in cold))
