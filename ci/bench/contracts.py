@@ -10,7 +10,7 @@ REPEAT = 5
 # As the trainer does it: plugins are loaded by then, and their contracts count as on the cpu platform, where there are most.
 START = (
     "import os, time; os.environ['VERL_PLATFORM'] = 'cpu'; from verl_fuse import plugins; manager = plugins.load();"
-    "t = time.perf_counter(); from verl_fuse.host.compat.start import require_contracts;"
+    "t = time.perf_counter(); from verl_fuse.host.start.compat.start import require_contracts;"
     "found = require_contracts(manager, {}); print(len(found), time.perf_counter() - t)"
 )
 

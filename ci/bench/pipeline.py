@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "integration" / "su
 from ranks import CPU, Ranks, World
 from small_gpt import MESSAGE, forward_backward, open_view, replica, step, tokens
 
-from verl_fuse.host.megatron.lane import Call, MegatronLane
+from verl_fuse.host.update.megatron.lane import Call, MegatronLane
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.lower import lower
 from verl_fuse.schedule.methods import solve

@@ -16,9 +16,9 @@ from ci.upstream.arguments import FAILED, Parser
 from ci.upstream.fetch import fetch
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat.judge import Level
-from verl_fuse.host.compat.seams import PACKAGES, Verdict, host_seams, judge_all, plugin_seams
-from verl_fuse.host.compat.source import SourceTree
+from verl_fuse.host.start.compat.judge import Level
+from verl_fuse.host.start.compat.seams import PACKAGES, Verdict, host_seams, judge_all, plugin_seams
+from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse.spec.files import write_atomically
 
 

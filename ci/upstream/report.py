@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion
 
-from verl_fuse.host.compat.judge import Level, code
-from verl_fuse.host.compat.seams import Verdict
-from verl_fuse.host.compat.source import NotFound, SourceTree
-from verl_fuse.host.contracts import READ_AT
-from verl_fuse.host.versions import installed as installed_version
-from verl_fuse.host.versions import problem
+from verl_fuse.host.start.compat.judge import Level, code
+from verl_fuse.host.start.compat.seams import Verdict
+from verl_fuse.host.start.compat.source import NotFound, SourceTree
+from verl_fuse.host.start.contracts import READ_AT
+from verl_fuse.host.upstream.versions import installed as installed_version
+from verl_fuse.host.upstream.versions import problem
 from verl_fuse.spec.contract import Contract, label, package
 
 # The distributions under which each package may be installed.

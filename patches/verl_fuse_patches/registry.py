@@ -20,9 +20,9 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat.fingerprint import fingerprint
-from verl_fuse.host.compat.source import NotFound, SourceTree
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.start.compat.fingerprint import fingerprint
+from verl_fuse.host.start.compat.source import NotFound, SourceTree
+from verl_fuse.host.upstream.on_import import on_import
 from verl_fuse.spec.contract import Code
 
 # Every patch of this package: the module's name is the patch's name.

@@ -93,7 +93,7 @@ CONTRACTS: tuple[Contract, ...] = (
         "(input_ids, pre_process=True, need_roll=False, use_fp8_padding=False, forced_max_seqlen=None)",
         "8c3e9664f94803b3",
     ),
-    # Workers: built side by side in one process, updated through verl's own methods (worker.py, fused_update.py).
+    # Workers: built side by side in one process, updated through verl's own methods (worker.py, update/fused.py).
     Function("verl.single_controller.ray.base:create_colocated_worker_cls", "(class_dict)", "2692e654d22db785"),
     Function("verl.workers.engine_workers:TrainingWorker.train_batch", "(self, data)", "92d0f344d1d4c11c"),
     Function("verl.single_controller.ray.base:RayWorkerGroup.world_size", "property (self)", "87e1621418bf100a"),

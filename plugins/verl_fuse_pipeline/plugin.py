@@ -37,7 +37,7 @@ def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:
 def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type | None:
     if not _get(config, "fuse.pipeline.enabled"):
         return None
-    from verl_fuse.host.megatron.worker import pipeline_worker_class
+    from verl_fuse.host.update.megatron.worker import pipeline_worker_class
 
     return pipeline_worker_class(model, base)
 

@@ -49,11 +49,11 @@ def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> Gene
         default.checksums if checksums is None else checksums,
     )
     if model == "actor" and _syncs(config):
-        from verl_fuse.host.weight_sync.hybrid import shard_sync_worker_class
+        from verl_fuse.host.weights.sync.hybrid import shard_sync_worker_class
 
         found = shard_sync_worker_class(found or base, Options(*limits))
     if _changes(config):
-        from verl_fuse.host.layouts.worker import layout_worker_class
+        from verl_fuse.host.weights.layouts.worker import layout_worker_class
 
         found = layout_worker_class(model, found or base, Options(*limits))
     return found

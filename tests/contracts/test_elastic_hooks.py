@@ -10,8 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.policy import PolicyGuard
-from verl_fuse.host.settings import load_settings
+from verl_fuse.host.rollout.policy import PolicyGuard
+from verl_fuse.host.start.settings import load_settings
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import Capacity, Event, Migration, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Span, Timeline

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
-from verl_fuse.host.policy import PolicyGuard
-from verl_fuse.host.settings import load_settings
+from verl_fuse.host.rollout.policy import PolicyGuard
+from verl_fuse.host.start.settings import load_settings
 from verl_fuse.spec.step import Capacity, Event, LaneView, Migration, ReplicaView, RequestView, RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse_interstage import plugin

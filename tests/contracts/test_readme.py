@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir, initialize_config_module
 
 from verl_fuse.cli.main import SUBCOMMANDS
-from verl_fuse.host.settings import load_settings
+from verl_fuse.host.start.settings import load_settings
 
 
 @pytest.fixture

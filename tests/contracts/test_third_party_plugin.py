@@ -12,7 +12,7 @@ import pytest
 PROBE = """
 import json, types
 from omegaconf import OmegaConf
-from verl_fuse.host.settings import load_settings
+from verl_fuse.host.start.settings import load_settings
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
 

@@ -11,9 +11,9 @@ import pytest
 
 from ci.upstream import check
 from ci.upstream.__main__ import main as dispatch
-from verl_fuse.host.compat.seams import PACKAGES
-from verl_fuse.host.compat.source import SourceTree
-from verl_fuse.host.versions import installed
+from verl_fuse.host.start.compat.seams import PACKAGES
+from verl_fuse.host.start.compat.source import SourceTree
+from verl_fuse.host.upstream.versions import installed
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in PACKAGES) or installed("verl") != "0.9.1",
@@ -59,7 +59,7 @@ def test_changed_code_is_yellow_with_its_diff(copy: Path, tmp_path: Path, capsys
     assert text == (tmp_path / "out/upstream.md").read_text()
     assert "## Yellow: changed, to be read again (1)" in text
     assert (
-        "| `verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.step` | verl_fuse.host.contracts.trainer | body changed"
+        "| `verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.step` | verl_fuse.host.start.contracts.trainer | body changed"
         in text
     )
     assert "--- verl 0.9.1\n+++ checked\n" in text

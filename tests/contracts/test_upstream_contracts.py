@@ -10,11 +10,11 @@ from omegaconf import OmegaConf
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat.seams import PACKAGES, host_seams, judge_all, plugin_seams
-from verl_fuse.host.compat.signature import read_signature
-from verl_fuse.host.compat.source import NotFound, SourceTree
-from verl_fuse.host.compat.start import require_contracts
-from verl_fuse.host.versions import installed
+from verl_fuse.host.start.compat.seams import PACKAGES, host_seams, judge_all, plugin_seams
+from verl_fuse.host.start.compat.signature import read_signature
+from verl_fuse.host.start.compat.source import NotFound, SourceTree
+from verl_fuse.host.start.compat.start import require_contracts
+from verl_fuse.host.upstream.versions import installed
 from verl_fuse.spec.contract import Attribute, Class, Code, ConfigGroup, ConfigKey, Decorator, Function, label
 from verl_fuse_cpu import checks
 from verl_fuse_cpu import plugin as cpu
@@ -50,8 +50,8 @@ META = "transfer_queue:KVBatchMeta"
 MEGATRON = "verl.workers.engine.megatron.transformer_impl:MegatronEngine"
 # What the names of a module hold where an annotation does not say so: upstream's class.
 HOLDS = {
-    "host/rollout_watch.py": {"buffer": BUFFER, "self._buffer": BUFFER, "b": BUFFER},
-    "host/watchdog.py": {
+    "rollout/watch.py": {"buffer": BUFFER, "self._buffer": BUFFER, "b": BUFFER},
+    "upstream/watchdog.py": {
         "manager": MANAGER,
         "manager.actor_wg": "verl.single_controller.ray.base:RayWorkerGroup",
         "replica": REPLICA,
@@ -62,7 +62,7 @@ HOLDS = {
         "replica": REPLICA,
         "batch": META,
     },
-    "host/dispatch.py": {"worker_group": "verl.single_controller.base.worker_group:WorkerGroup"},
+    "upstream/dispatch.py": {"worker_group": "verl.single_controller.base.worker_group:WorkerGroup"},
     "host/assembly.py": {
         "trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
         "manager": "verl.workers.rollout.llm_server:LLMServerManager",
@@ -78,15 +78,15 @@ HOLDS = {
         "replica": REPLICA,
         "worker": "verl.checkpoint_engine.base:CheckpointEngineWorker",
     },
-    "host/slices.py": {"batch": META},
-    "host/slice_worker.py": {"model": "verl.workers.engine_workers:TrainingWorker"},
-    "host/slice_models.py": {
+    "inference/slices.py": {"batch": META},
+    "inference/slice_worker.py": {"model": "verl.workers.engine_workers:TrainingWorker"},
+    "inference/slice_models.py": {
         "model": "verl.workers.engine_workers:TrainingWorker",
         "worker": "verl.workers.engine_workers:ActorRolloutRefWorker",
         "critic": "verl.workers.config:TrainingWorkerConfig",
         "engine": "verl.workers.config:FSDPEngineConfig",
     },
-    "host/weights.py": {"engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"},
+    "weights/buckets.py": {"engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"},
     "layouts/change.py": {
         "self._engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
         "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
@@ -104,33 +104,33 @@ HOLDS = {
         "engine.model_config": "verl.workers.config:HFModelConfig",
     },
     "layouts/worker.py": {"base": "verl.workers.engine_workers:ActorRolloutRefWorker"},
-    "weight_sync/trained.py": {
+    "sync/trained.py": {
         "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
         "engine.model_config": "verl.workers.config:HFModelConfig",
     },
-    "weight_sync/megatron.py": {
+    "sync/megatron.py": {
         "engine": MEGATRON,
         "model": "megatron.core.models.gpt.gpt_model:GPTModel",
         "groups": "megatron.core.process_groups_config:ProcessGroupCollection",
         "config": "megatron.core.transformer.transformer_config:TransformerConfig",
     },
-    "weight_sync/hybrid.py": {
+    "sync/hybrid.py": {
         "worker": "verl.workers.engine_workers:ActorRolloutRefWorker",
         "worker.actor": "verl.workers.engine_workers:TrainingWorker",
         "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
         "base": "verl.workers.engine_workers:ActorRolloutRefWorker",
     },
-    "host/inference.py": {"batch": META, "part": META, "done": META},
-    "host/completeness.py": {"batch": META},
-    "host/rows.py": {"batch": META},
-    "host/client.py": {"output": OUTPUT},
-    "host/routing.py": {
+    "inference/samples.py": {"batch": META, "part": META, "done": META},
+    "inference/completeness.py": {"batch": META},
+    "upstream/rows.py": {"batch": META},
+    "rollout/client.py": {"output": OUTPUT},
+    "rollout/routing.py": {
         "manager": "verl.workers.rollout.llm_server:LLMServerManager",
         "replica": REPLICA,
     },
-    "host/prompts.py": {"worker": "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"},
-    "host/resume.py": {"part": OUTPUT, "first": OUTPUT, "last": OUTPUT},
-    "host/replicas.py": {
+    "rollout/prompts.py": {"worker": "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"},
+    "rollout/resume.py": {"part": OUTPUT, "first": OUTPUT, "last": OUTPUT},
+    "rollout/replicas.py": {
         "manager": "verl.workers.rollout.llm_server:LLMServerManager",
         "self._checkpoints": MANAGER,
         "self._balancer": "verl.workers.rollout.router:GlobalRequestLoadBalancer",
@@ -138,7 +138,7 @@ HOLDS = {
         "self._replicas[rank]": VLLM_REPLICA,
         "server": "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer",
     },
-    "host/stages.py": {
+    "inference/stages.py": {
         "engine": "verl.workers.config:EngineConfig",
         "omega_conf_to_dataclass(config.critic)": "verl.workers.config:CriticConfig",
         "data": "verl.protocol:DataProto",
@@ -150,7 +150,7 @@ HOLDS = {
         "model_config": "megatron.core.transformer.transformer_config:TransformerConfig",
     },
     "megatron/lane.py": {"self._config": "megatron.core.transformer.transformer_config:TransformerConfig"},
-    "host/fused_update.py": {
+    "update/fused.py": {
         "trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
         "critic": "verl.single_controller.ray.base:RayWorkerGroup",
     },
@@ -158,15 +158,15 @@ HOLDS = {
 }
 # Attributes of those names that are not the class's own.
 OTHERS = {
-    "host/watchdog.py": {("actor", "__ray_call__")},
-    "host/dispatch.py": {("worker_group", "_query_dispatch_info")},
-    "host/routing.py": {("worker", "__ray_call__")},
+    "upstream/watchdog.py": {("actor", "__ray_call__")},
+    "upstream/dispatch.py": {("worker_group", "_query_dispatch_info")},
+    "rollout/routing.py": {("worker", "__ray_call__")},
     "host/assembly.py": {("trainer", "recorder"), ("trainer", "settings"), ("trainer", "replicas")},
     "standalone/weights.py": {("worker", "__ray_call__")},
     "megatron/fusion.py": {("engine", "view")},
-    "host/fused_update.py": {("critic", "fused_update")},
+    "update/fused.py": {("critic", "fused_update")},
     "layouts/worker.py": {("base", "__name__"), ("base", "__doc__")},
-    "weight_sync/hybrid.py": {
+    "sync/hybrid.py": {
         ("worker", "_verl_fuse_stream"),
         ("worker", "__dict__"),
         ("base", "__name__"),

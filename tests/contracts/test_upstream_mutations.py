@@ -12,11 +12,11 @@ import yaml
 from upstream_mutations import Mutation, irrelevant, relevant
 
 from verl_fuse import plugins
-from verl_fuse.host.compat import fingerprint
-from verl_fuse.host.compat.judge import Level
-from verl_fuse.host.compat.seams import PACKAGES, Seam, host_seams, judge_all, plugin_seams
-from verl_fuse.host.compat.source import SourceTree
-from verl_fuse.host.versions import installed
+from verl_fuse.host.start.compat import fingerprint
+from verl_fuse.host.start.compat.judge import Level
+from verl_fuse.host.start.compat.seams import PACKAGES, Seam, host_seams, judge_all, plugin_seams
+from verl_fuse.host.start.compat.source import SourceTree
+from verl_fuse.host.upstream.versions import installed
 from verl_fuse.spec.contract import label
 
 pytestmark = pytest.mark.skipif(

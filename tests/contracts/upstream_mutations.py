@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from verl_fuse.host.compat.judge import Level
-from verl_fuse.host.compat.signature import read_signature
-from verl_fuse.host.compat.source import Found, SourceTree
+from verl_fuse.host.start.compat.judge import Level
+from verl_fuse.host.start.compat.signature import read_signature
+from verl_fuse.host.start.compat.source import Found, SourceTree
 from verl_fuse.spec.contract import (
     Attribute,
     Class,

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_fuse.host.compat.seams import PACKAGES
-from verl_fuse.host.compat.source import NotFound, SourceTree, assigned
+from verl_fuse.host.start.compat.seams import PACKAGES
+from verl_fuse.host.start.compat.source import NotFound, SourceTree, assigned
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Of torch only what is private is under contract.

@@ -94,9 +94,9 @@ def stages():
 
 @pytest.fixture
 def inference(stages):
-    from verl_fuse.host.inference import SampleInference
-    from verl_fuse.host.lane import Lane
-    from verl_fuse.host.spans import Recorder
+    from verl_fuse.host.inference.lane import Lane
+    from verl_fuse.host.inference.samples import SampleInference
+    from verl_fuse.host.record.spans import Recorder
 
     with Lane("train", Recorder(lambda span: None), timeout=60.0) as lane:
         yield SampleInference(
@@ -172,7 +172,7 @@ def test_what_a_stage_leaves_in_extra_info_reaches_the_next_as_in_stock_verl(inf
 
 
 def test_an_uneven_rest_is_topped_up_with_the_shortest_computed_rows(inference, stages, batch):
-    from verl_fuse.host.inference import top_up
+    from verl_fuse.host.inference.samples import top_up
 
     assert top_up([1, 2, 3], LENGTHS, 2) == [1, 2, 3, 7]
     assert top_up([1, 2, 3, 4], LENGTHS, 2) == [1, 2, 3, 4]
@@ -257,7 +257,7 @@ class Slice:
         self.free.set()
 
     def __call__(self, keys, tags, stages):
-        from verl_fuse.host.rows import rows
+        from verl_fuse.host.upstream.rows import rows
 
         assert self.free.wait(30)
         self.batches.append(list(keys))
@@ -272,9 +272,9 @@ def slices(stages):
 
 @pytest.fixture
 def sliced(stages, slices):
-    from verl_fuse.host.inference import SampleInference, SliceLane
-    from verl_fuse.host.lane import Lane
-    from verl_fuse.host.spans import Recorder
+    from verl_fuse.host.inference.lane import Lane
+    from verl_fuse.host.inference.samples import SampleInference, SliceLane
+    from verl_fuse.host.record.spans import Recorder
 
     with contextlib.ExitStack() as lanes:
 
@@ -329,7 +329,7 @@ def test_the_rest_goes_where_least_is_waiting(sliced, slices, batch):
 
 
 def test_slices_with_nothing_to_do_take_over_stages_of_the_last_samples(sliced, slices, stages, batch):
-    from verl_fuse.host.inference import split_stages
+    from verl_fuse.host.inference.samples import split_stages
 
     sliced.submit(batch.keys[:7], tags_of(batch), "slice 0")
     sliced.drain()
@@ -375,7 +375,7 @@ def test_a_failing_slice_ends_the_step_at_the_next_poll_and_is_named(sliced, sli
 
 
 def test_the_rest_is_shared_by_tokens_longest_first():
-    from verl_fuse.host.inference import share
+    from verl_fuse.host.inference.samples import share
 
     lengths = {"a": 9, "b": 8, "c": 5, "d": 4, "e": 3, "f": 1}
     assert share(lengths, {"slice 0": 1, "slice 1": 1}, {}) == {"slice 0": ["a", "d", "e"], "slice 1": ["b", "c", "f"]}
@@ -398,7 +398,7 @@ def buffer(queue):
 
 
 def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buffer, batch):
-    from verl_fuse.host.rollout_watch import RolloutWatch
+    from verl_fuse.host.rollout.watch import RolloutWatch
 
     tq.kv_batch_put(
         keys=["u9"], partition_id="train", tags=[{"is_prompt": True, "status": "running", "global_steps": 1}]
@@ -415,7 +415,7 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
 
 
 def test_the_first_look_is_not_paced_by_what_set_up_cost(buffer, batch):
-    from verl_fuse.host.rollout_watch import RolloutWatch
+    from verl_fuse.host.rollout.watch import RolloutWatch
 
     watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list)
     watch._looked -= 100.0  # CPU seconds of set-up between construction and the first poll
@@ -425,11 +425,11 @@ def test_the_first_look_is_not_paced_by_what_set_up_cost(buffer, batch):
 
 
 def test_policies_are_asked_when_something_happened_and_now_and_then(monkeypatch):
-    from verl_fuse.host import rollout_watch
+    from verl_fuse.host.rollout import watch
 
     now = [0.0]
-    monkeypatch.setattr(rollout_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    glance = rollout_watch.Glance()
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    glance = watch.Glance()
     asked = []
     for now[0], state in ((0.0, 1), (0.1, 1), (0.2, 2), (0.3, 2), (0.6, 2), (0.8, 2), (0.9, 2)):
         asked.append(glance.due(state))
@@ -437,7 +437,7 @@ def test_policies_are_asked_when_something_happened_and_now_and_then(monkeypatch
 
 
 def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
-    from verl_fuse.host.rollout_watch import RolloutWatch, sessions
+    from verl_fuse.host.rollout.watch import RolloutWatch, sessions
 
     tq.kv_batch_put(keys=["u9_0_0"], partition_id="train", tags=[{"status": "writing"}])
     watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list)
@@ -451,7 +451,7 @@ def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths
     it takes one."""
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-    from verl_fuse.host.rollout_watch import RolloutWatch
+    from verl_fuse.host.rollout.watch import RolloutWatch
 
     scored = [key for key in batch.keys if key.startswith(("u2_0", "u3_1"))]
     scores = [torch.ones(LENGTHS[batch.keys.index(key)]) for key in scored]

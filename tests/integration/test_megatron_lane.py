@@ -1,5 +1,5 @@
 """Megatron models through the fused executor, on four gloo processes: bitwise what Megatron's own 1F1B computes, with its own
-DistributedDataParallel and gradient finalisation. Shows the invariants in the docstring of verl_fuse/host/megatron/lane.py.
+DistributedDataParallel and gradient finalisation. Shows the invariants in the docstring of verl_fuse/host/update/megatron/lane.py.
 """
 
 import sys
@@ -48,7 +48,7 @@ def fused_schedule(tp: int, stages: int, microbatches: int, critic_microbatches:
 
 def compared(world: World, schedule: Schedule, tp: int, options: dict[str, bool], wrong: bool) -> list[str]:
     """Losses and gradients of this rank that are not bitwise those of Megatron's 1F1B; `wrong`: the actor repeats its first micro-batch."""
-    from verl_fuse.host.megatron.lane import Call, MegatronLane
+    from verl_fuse.host.update.megatron.lane import Call, MegatronLane
 
     problem, row = schedule.problem, world.rank // tp
     views = {p.model: open_view(p.model, p.model == "critic", tp, p.stages) for p in problem.pipelines}
@@ -108,7 +108,7 @@ def test_a_wrong_micro_batch_is_seen_in_every_stage_of_its_model(ranks: Ranks):
 
 
 def refused(world: World) -> list[str]:
-    from verl_fuse.host.megatron.lane import Call, MegatronLane
+    from verl_fuse.host.update.megatron.lane import Call, MegatronLane
 
     view = open_view("actor", False, 1, 4)
     model: Any = gpt(view, 0)

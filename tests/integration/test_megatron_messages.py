@@ -1,4 +1,4 @@
-"""Message shapes against verl's own preprocessing, on four gloo processes. Shows the invariants of verl_fuse/host/megatron/messages.py."""
+"""Message shapes against verl's own preprocessing, on four gloo processes. Shows the invariants of verl_fuse/host/update/megatron/messages.py."""
 
 import random
 import sys
@@ -31,8 +31,8 @@ def compared(world: World) -> list[str]:
     from megatron.core import parallel_state
     from verl.models.mcore.util import preprocess_bshd_engine, preprocess_thd_engine
 
-    from verl_fuse.host.megatron.messages import Padding
-    from verl_fuse.host.megatron.view import View
+    from verl_fuse.host.update.megatron.messages import Padding
+    from verl_fuse.host.update.megatron.view import View
 
     draw, different = random.Random(0), []
     for tensor, context in SIZES:
@@ -63,7 +63,7 @@ def test_shapes_are_those_of_verls_preprocessing(ranks: Ranks):
 
 
 def test_sequence_parallel_stages_hand_on_their_share():
-    from verl_fuse.host.megatron.messages import Padding
+    from verl_fuse.host.update.megatron.messages import Padding
 
     padding = Padding(True, 2, 1, True, 8, torch.bfloat16)
     assert padding.message([5, 3]) == ((5, 1, 8), torch.bfloat16)
@@ -74,7 +74,7 @@ def from_configs(world: World) -> list[str]:
     from megatron.core.transformer.transformer_config import TransformerConfig
     from verl.workers.config import McoreEngineConfig
 
-    from verl_fuse.host.megatron.messages import Padding
+    from verl_fuse.host.update.megatron.messages import Padding
 
     def model(**options: object) -> TransformerConfig:
         return TransformerConfig(

@@ -1,6 +1,6 @@
 """Shards of verl's own Megatron engines become the weights of real vLLM models: what vLLM has from the whole checkpoint.
 
-Shows the invariants in the docstring of verl_fuse/host/weight_sync/megatron.py.
+Shows the invariants in the docstring of verl_fuse/host/weights/sync/megatron.py.
 """
 
 import sys

@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 pytest.importorskip("verl")
-from verl_fuse.host import preflight
-from verl_fuse.host.preflight import Preflight
+from verl_fuse.host.start import preflight
+from verl_fuse.host.start.preflight import Preflight
 
 pytestmark = pytest.mark.integration
 
@@ -69,7 +69,7 @@ def test_a_check_that_fails_keeps_the_run_from_starting(monkeypatch, capsys):
 
 def test_two_trainers_of_one_name_are_refused_by_name():
     program = (
-        "import sys; from verl_fuse.host.on_import import on_import\n"
+        "import sys; from verl_fuse.host.upstream.on_import import on_import\n"
         "def other(v1):\n"
         "    Other = type('Other', (v1.PPOTrainerSync,), {'__module__': 'acme.trainers'})\n"
         "    v1.register_trainer('fuse')(Other)\n"

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.utils import hf_tokenizer
-from verl_fuse.host.settings import load_settings
+from verl_fuse.host.start.settings import load_settings
 from verl_fuse_cpu.task.tokenizer import build_tokenizer
 from verl_fuse_cpu.task.warm_start import build_model
 

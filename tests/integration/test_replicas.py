@@ -22,11 +22,11 @@ with warnings.catch_warnings():
     from counting_engine import CountingManager
     from verl.checkpoint_engine.base import CheckpointEngineManager
 
-    from verl_fuse.host import prompts
-    from verl_fuse.host.client import FuseLLMServerClient
-    from verl_fuse.host.prompts import PromptGroup
-    from verl_fuse.host.replicas import Replicas
-    from verl_fuse.host.spans import Recorder, start_collector
+    from verl_fuse.host.record.spans import Recorder, start_collector
+    from verl_fuse.host.rollout import prompts
+    from verl_fuse.host.rollout.client import FuseLLMServerClient
+    from verl_fuse.host.rollout.prompts import PromptGroup
+    from verl_fuse.host.rollout.replicas import Replicas
     from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
     from verl_fuse_interstage.migration import Trigger, tail_migration
 

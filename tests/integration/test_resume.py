@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from verl.workers.rollout.replica import TokenOutput
 
-    from verl_fuse.host.resume import garbage, merge, obstacles, remaining_params, token_budget
+    from verl_fuse.host.rollout.resume import garbage, merge, obstacles, remaining_params, token_budget
 
 pytestmark = pytest.mark.integration
 

@@ -26,13 +26,13 @@ with warnings.catch_warnings():
     from verl.utils import tensordict_utils as tu
 
     from verl_fuse.errors import FuseError
-    from verl_fuse.host.client import FuseLLMServerClient
-    from verl_fuse.host.policy import PolicyGuard
-    from verl_fuse.host.prompts import announce, announce_prompts, current_group, prompts_of
-    from verl_fuse.host.replicas import Replicas
-    from verl_fuse.host.routing import Routing
-    from verl_fuse.host.rows import response_tokens
-    from verl_fuse.host.spans import Recorder, start_collector
+    from verl_fuse.host.record.spans import Recorder, start_collector
+    from verl_fuse.host.rollout.client import FuseLLMServerClient
+    from verl_fuse.host.rollout.policy import PolicyGuard
+    from verl_fuse.host.rollout.prompts import announce, announce_prompts, current_group, prompts_of
+    from verl_fuse.host.rollout.replicas import Replicas
+    from verl_fuse.host.rollout.routing import Routing
+    from verl_fuse.host.upstream.rows import response_tokens
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 

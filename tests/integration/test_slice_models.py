@@ -1,7 +1,7 @@
 """The copies of a slice compute what the models of verl's own workers compute, whatever setting of an engine differs between actor, critic and reference.
 
 Real workers of verl on FSDP2, one process of the cpu platform; settings that cannot be copied are refused (tests/unit/interstage/test_refusals.py).
-Shows the invariants in the docstring of verl_fuse/host/slice_models.py.
+Shows the invariants in the docstring of verl_fuse/host/inference/slice_models.py.
 """
 
 import sys

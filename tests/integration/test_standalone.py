@@ -25,11 +25,11 @@ with warnings.catch_warnings():
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
     from verl.checkpoint_engine.base import CheckpointEngineManager
 
-    from verl_fuse.host.client import FuseLLMServerClient
-    from verl_fuse.host.replicas import Replicas
-    from verl_fuse.host.spans import Recorder, start_collector
-    from verl_fuse.host.standalone.pool import StandalonePool
-    from verl_fuse.host.weights import Shard
+    from verl_fuse.host.record.spans import Recorder, start_collector
+    from verl_fuse.host.rollout.client import FuseLLMServerClient
+    from verl_fuse.host.rollout.replicas import Replicas
+    from verl_fuse.host.rollout.standalone.pool import StandalonePool
+    from verl_fuse.host.weights.buckets import Shard
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 

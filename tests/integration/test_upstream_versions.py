@@ -11,7 +11,7 @@ import pytest
 
 from ci.upstream.fetch import fetch
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat.source import SourceTree
+from verl_fuse.host.start.compat.source import SourceTree
 
 pytest.importorskip("verl")
 pytestmark = pytest.mark.integration

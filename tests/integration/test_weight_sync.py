@@ -1,6 +1,6 @@
 """Shards of real FSDP2 modules become the weights of real vLLM models, tensor-parallel ones included: what vLLM has from the whole parameters.
 
-Shows the invariants in the docstrings of verl_fuse/host/weight_sync.
+Shows the invariants in the docstrings of verl_fuse/host/weights/sync.
 """
 
 import multiprocessing.forkserver

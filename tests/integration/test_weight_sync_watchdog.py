@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.watchdog import weight_sync_suspects, with_deadline
+from verl_fuse.host.upstream.watchdog import weight_sync_suspects, with_deadline
 from verl_fuse_cpu.leftovers import SHARED_MEMORY, leftovers, remove_leftovers
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="needs /dev/shm")]

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from verl_fuse.host.weights import own_shards, take_over
+from verl_fuse.host.weights.buckets import own_shards, take_over
 
 rank, folder = int(sys.argv[2]), sys.argv[1]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)

@@ -37,7 +37,13 @@ def light_modules() -> list[str]:
     paths = [(root, path) for package, root in folders.items() for path in sorted((root / package).rglob("*.py"))]
     names = [".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for root, path in paths]
     light = [name for name in names if not name.startswith(("verl_fuse.host.", "verl_fuse.runtime."))]
-    return [*light, "verl_fuse_cpu.entry", "verl_fuse_cpu.plugin", "verl_fuse.host.entry", "verl_fuse.host.inspect"]
+    return [
+        *light,
+        "verl_fuse_cpu.entry",
+        "verl_fuse_cpu.plugin",
+        "verl_fuse.host.entry",
+        "verl_fuse.host.start.inspect",
+    ]
 
 
 def faults_of(modules: list[str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from verl_fuse.cli.output import Json, examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.run import Launch, execute, home_from, plan, say
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat.start import require_version
+from verl_fuse.host.start.compat.start import require_version
 
 app = typer.Typer(add_completion=False)
 

@@ -9,8 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.cli.composition import select
 from verl_fuse.errors import FuseError
-from verl_fuse.host.entry import TRAINER_MODE
-from verl_fuse.host.settings import load_settings
+from verl_fuse.host.names import TRAINER_MODE
+from verl_fuse.host.start.settings import load_settings
 
 PARQUET_MAGIC = b"PAR1"
 

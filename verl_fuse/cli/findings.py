@@ -16,11 +16,11 @@ from verl_fuse import __version__, plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.extras import install
 from verl_fuse.hookspecs import HOOK_API
-from verl_fuse.host import inspect
-from verl_fuse.host.compat.judge import Level
-from verl_fuse.host.compat.seams import host_seams, lines, plugin_seams
-from verl_fuse.host.compat.start import installed_verdicts
-from verl_fuse.host.versions import SUPPORTED, installed, problem
+from verl_fuse.host.start import inspect
+from verl_fuse.host.start.compat.judge import Level
+from verl_fuse.host.start.compat.seams import host_seams, lines, plugin_seams
+from verl_fuse.host.start.compat.start import installed_verdicts
+from verl_fuse.host.upstream.versions import SUPPORTED, installed, problem
 
 State = Literal["ok", "warning", "fault"]
 VERL_EXTRA = install("verl")

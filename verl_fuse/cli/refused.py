@@ -7,7 +7,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.settings import load_settings
+from verl_fuse.host.start.settings import load_settings
 
 
 def refused(config: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from verl_fuse.cli.recipes import Recipe, find_recipe
 from verl_fuse.cli.report import print_summary, read_metrics
 from verl_fuse.cli.screen import Tail, last_lines
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat.start import require_version
+from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.timeline.files import INDEX_PAGE
 
 app = typer.Typer(add_completion=False)

@@ -8,12 +8,12 @@ from typing import Any
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import Role
 
-from verl_fuse.host.dispatch import data_parallel_size
-from verl_fuse.host.inference import SampleInference, SliceLane, StageCall
-from verl_fuse.host.lane import Lane
-from verl_fuse.host.slices import Slices, SliceSetup
-from verl_fuse.host.stages import STAGE_FIELDS, micro_batch, streamed_stages
-from verl_fuse.host.standalone.pool import StandalonePool
+from verl_fuse.host.inference.lane import Lane
+from verl_fuse.host.inference.samples import SampleInference, SliceLane, StageCall
+from verl_fuse.host.inference.slices import Slices, SliceSetup
+from verl_fuse.host.inference.stages import STAGE_FIELDS, micro_batch, streamed_stages
+from verl_fuse.host.rollout.standalone.pool import StandalonePool
+from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.spec.step import Stage
 
 # The RPC mesh each stage's batch is dispatched over (verl/workers/engine_workers.py).

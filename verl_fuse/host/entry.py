@@ -8,10 +8,10 @@ import sys
 from types import ModuleType
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.names import TRAINER_MODE
+from verl_fuse.host.upstream.on_import import on_import
 
 V1_PACKAGE = "verl.trainer.ppo.v1"
-TRAINER_MODE = "fuse"
 
 
 def register() -> None:
@@ -20,7 +20,7 @@ def register() -> None:
 
 
 def _register_trainer(v1: ModuleType) -> None:
-    from verl_fuse.host.versions import installed, problem
+    from verl_fuse.host.upstream.versions import installed, problem
 
     fault = problem("verl", installed("verl"))
     if fault is not None:

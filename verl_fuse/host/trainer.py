@@ -24,30 +24,30 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host import assembly
-from verl_fuse.host.accounting import account, prepare_accounts, recorded
-from verl_fuse.host.applied_plan import apply_plan
-from verl_fuse.host.checkpoints import resumed_from, saved_at
-from verl_fuse.host.client import FuseLLMServerClient
-from verl_fuse.host.compat.start import require_contracts, require_version, warn_of_changes
-from verl_fuse.host.entry import TRAINER_MODE
-from verl_fuse.host.inference import StageCall, ready_samples
-from verl_fuse.host.lane import Lane
-from verl_fuse.host.layouts.driver import Layouts
-from verl_fuse.host.logs import join_verl_log
-from verl_fuse.host.policy import PolicyGuard
-from verl_fuse.host.prompts import announce, prompts_of, sources_of
-from verl_fuse.host.replicas import Replicas
-from verl_fuse.host.rollout_watch import Glance, RolloutWatch, sample_of, sessions
-from verl_fuse.host.routing import Routing
-from verl_fuse.host.rows import lengths_by_source, prompt_indices, response_tokens, tags_of
-from verl_fuse.host.settings import load_settings
-from verl_fuse.host.slices import Slices
-from verl_fuse.host.spans import Recorder, Stopwatch, start_collector
-from verl_fuse.host.stages import old_log_prob_metrics
-from verl_fuse.host.standalone.pool import StandalonePool
-from verl_fuse.host.transfer import has_connector
-from verl_fuse.host.update_schedules import Solve
-from verl_fuse.host.watchdog import with_deadline
+from verl_fuse.host.inference.lane import Lane
+from verl_fuse.host.inference.samples import StageCall, ready_samples
+from verl_fuse.host.inference.slices import Slices
+from verl_fuse.host.inference.stages import old_log_prob_metrics
+from verl_fuse.host.names import TRAINER_MODE
+from verl_fuse.host.record.accounting import account, prepare_accounts, recorded
+from verl_fuse.host.record.logs import join_verl_log
+from verl_fuse.host.record.spans import Recorder, Stopwatch, start_collector
+from verl_fuse.host.rollout.client import FuseLLMServerClient
+from verl_fuse.host.rollout.policy import PolicyGuard
+from verl_fuse.host.rollout.prompts import announce, prompts_of, sources_of
+from verl_fuse.host.rollout.replicas import Replicas
+from verl_fuse.host.rollout.routing import Routing
+from verl_fuse.host.rollout.standalone.pool import StandalonePool
+from verl_fuse.host.rollout.transfer import has_connector
+from verl_fuse.host.rollout.watch import Glance, RolloutWatch, sample_of, sessions
+from verl_fuse.host.start.applied_plan import apply_plan
+from verl_fuse.host.start.compat.start import require_contracts, require_version, warn_of_changes
+from verl_fuse.host.start.settings import load_settings
+from verl_fuse.host.update.schedules import Solve
+from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at
+from verl_fuse.host.upstream.rows import lengths_by_source, prompt_indices, response_tokens, tags_of
+from verl_fuse.host.upstream.watchdog import with_deadline
+from verl_fuse.host.weights.layouts.driver import Layouts
 from verl_fuse.host.worker import recording_worker_class
 from verl_fuse.spec.run_config import save_config
 from verl_fuse.spec.step import Event, EventKind, LaneView, Migration, ReplicaView, RolloutView, Stage
@@ -177,7 +177,7 @@ class FuseTrainer(PPOTrainerSync):
     def use_fused_update(self, solve: Solve, timeout: float) -> None:
         """For plugins, at `fuse_setup`: critic and actor are updated in one call, in the order of the schedule that `solve` finds."""
         # What it rests on comes with the extra `megatron`.
-        from verl_fuse.host.fused_update import FusedUpdate
+        from verl_fuse.host.update.fused import FusedUpdate
 
         self._fused = FusedUpdate(assembly.training_groups(self), solve, timeout, self.recorder)
         self._resources.callback(self._fused.close)

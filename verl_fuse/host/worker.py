@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from verl.single_controller.base.decorator import Dispatch, register
 
-from verl_fuse.host.spans import Recorder, remote_recorder
+from verl_fuse.host.record.spans import Recorder, remote_recorder
 from verl_fuse.spec.timeline import Category
 
 # method -> (span name, category), per role; the methods of verl/workers/engine_workers.py that a training step calls.
@@ -37,14 +37,14 @@ def recording_worker_class(role: str, base: type) -> type:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_weights(self: Any) -> list[Any]:
         """References to this rank's share of the model's parameters in Ray's object store, see weights.py."""
-        from verl_fuse.host.weights import export_parameters
+        from verl_fuse.host.weights.buckets import export_parameters
 
         return [ray.put(bucket) for bucket in export_parameters((self.actor if role == "actor" else self).engine)]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_whole(self: Any) -> list[Any]:
         """References to the actor's whole parameters in Ray's object store, from rank 0; see standalone/weights.py."""
-        from verl_fuse.host.standalone.weights import export_whole
+        from verl_fuse.host.rollout.standalone.weights import export_whole
 
         return export_whole(self.actor.engine, self.rank)
 

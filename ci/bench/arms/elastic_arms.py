@@ -14,7 +14,7 @@ from typing import Any
 from bench_plan import arm, length, plan
 from pinning import pin_replicas
 
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.upstream.on_import import on_import
 
 POLICIES = ("predict", "scale", "assign", "migration")
 

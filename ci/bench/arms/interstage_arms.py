@@ -21,7 +21,7 @@ from typing import Any
 from bench_plan import arm, length, plan
 from pinning import pin, pin_replicas
 
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.upstream.on_import import on_import
 
 STAGES = ("_compute_old_log_prob", "_compute_ref_log_prob", "_compute_values")
 

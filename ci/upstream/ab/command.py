@@ -29,7 +29,7 @@ from ci.upstream.fetch import LATEST
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import TASKS, home_from
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat.judge import Level
+from verl_fuse.host.start.compat.judge import Level
 from verl_fuse.spec.files import write_atomically
 from verl_fuse_cpu.environment import environment as cpu_environment
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from ci.upstream.ab.compare import Finding
-from verl_fuse.host.compat.judge import Level
+from verl_fuse.host.start.compat.judge import Level
 
 
 @dataclass(frozen=True)

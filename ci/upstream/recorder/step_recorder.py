@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.upstream.on_import import on_import
 
 FIELDS = ["responses", "old_log_probs", "ref_log_prob", "values", "advantages", "returns", "rm_scores", "response_mask"]
 

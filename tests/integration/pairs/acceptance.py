@@ -12,7 +12,7 @@ from table import Row, settings_of
 from verl_fuse.cli.composition import compose
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.errors import FuseError
-from verl_fuse.host.settings import load_settings
+from verl_fuse.host.start.settings import load_settings
 
 RECIPE = "ppo-cpu"
 

@@ -14,7 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.upstream.on_import import on_import
 
 # What a step computes, and what its advantage is made from or writes: undone after verl's own computation.
 COMPUTED = ("old_log_probs", "ref_log_prob", "values", "advantages", "returns")

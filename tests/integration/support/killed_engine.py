@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.upstream.on_import import on_import
 
 
 def engine_process(server):

@@ -13,7 +13,7 @@ from ranks import World
 # Cases by name: a model, how it is sharded in training, vLLM's tensor parallelism and type.
 RANKS = 4
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
-PRELOAD = ["vllm.model_executor.models.llama", "vllm.engine.arg_utils", "verl_fuse.host.weight_sync.hybrid"]
+PRELOAD = ["vllm.model_executor.models.llama", "vllm.engine.arg_utils", "verl_fuse.host.weights.sync.hybrid"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def opened(world: World, name: str, engine: Any, engines: Any, dtype: Any) -> An
     """A stream with a store of its own."""
     import torch.distributed as dist
 
-    from verl_fuse.host.weight_sync.hybrid import Options, open_stream
+    from verl_fuse.host.weights.sync.hybrid import Options, open_stream
 
     store = dist.PrefixStore(name, world.store)
     return open_stream(engine, engines, dtype, 1 << 16, store=store, node="node", options=Options(60.0, True))
@@ -94,7 +94,7 @@ def compared(
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    from verl_fuse.host.weight_sync.trained import own_shards
+    from verl_fuse.host.weights.sync.trained import own_shards
     from verl_fuse.reshard.vllm import Vllm
 
     # Where names differ, vLLM talks through gloo instead of shared memory.

@@ -9,7 +9,7 @@ import importlib
 import os
 from pathlib import Path
 
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.upstream.on_import import on_import
 
 COMPUTED = ["old_log_probs", "ref_log_prob", "values"]
 GIVEN = ["responses", "rollout_log_probs", "response_mask"]

@@ -8,7 +8,7 @@ import os
 
 import step_recorder
 
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.upstream.on_import import on_import
 
 
 def _record_syncs(module):

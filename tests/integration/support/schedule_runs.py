@@ -38,18 +38,18 @@ from verl.utils import tensordict_utils as tu
 from verl_fuse.cli.composition import compose
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.errors import FuseError
-from verl_fuse.host.accounting import prepare_accounts
-from verl_fuse.host.client import FuseLLMServerClient
-from verl_fuse.host.inference import SampleInference, SliceLane
-from verl_fuse.host.lane import Lane
-from verl_fuse.host.policy import PolicyGuard
-from verl_fuse.host.replicas import Replicas
-from verl_fuse.host.rows import read, rows
-from verl_fuse.host.settings import load_settings
-from verl_fuse.host.spans import Recorder, start_collector
-from verl_fuse.host.stages import STAGE_FIELDS
+from verl_fuse.host.inference.lane import Lane
+from verl_fuse.host.inference.samples import SampleInference, SliceLane
+from verl_fuse.host.inference.stages import STAGE_FIELDS
+from verl_fuse.host.record.accounting import prepare_accounts
+from verl_fuse.host.record.spans import Recorder, start_collector
+from verl_fuse.host.rollout.client import FuseLLMServerClient
+from verl_fuse.host.rollout.policy import PolicyGuard
+from verl_fuse.host.rollout.replicas import Replicas
+from verl_fuse.host.start.settings import load_settings
 from verl_fuse.host.trainer import FuseTrainer
-from verl_fuse.host.watchdog import with_deadline
+from verl_fuse.host.upstream.rows import read, rows
+from verl_fuse.host.upstream.watchdog import with_deadline
 
 STAGES = ("old_log_prob", "ref", "values")
 # A step takes about a second; what takes this long hangs.

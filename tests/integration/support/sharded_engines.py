@@ -146,7 +146,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def shape(worker: Any) -> dict[str, Any]:
     """How an engine is built, apart from numbers: classes, hooks, keys of state dicts, placements, what FSDP2 does with each module."""
-    from verl_fuse.host.layouts.unwrap import state_of, wrapped
+    from verl_fuse.host.weights.layouts.unwrap import state_of, wrapped
 
     module = worker.engine.module
     state = module.state_dict()
@@ -174,7 +174,7 @@ def layout(world: World, worker: Any, name: str, timeout: float = 60.0) -> Any:
     """The worker's layout, with a store of its own."""
     import torch.distributed as dist
 
-    from verl_fuse.host.layouts.change import EngineLayout
+    from verl_fuse.host.weights.layouts.change import EngineLayout
     from verl_fuse.runtime.reshard.options import Options
 
     store = dist.PrefixStore(f"{name}", world.store)
@@ -221,7 +221,7 @@ def switched(world: World, folder: Path, name: str) -> dict[str, Any]:
     from ray import cloudpickle
     from verl.workers.engine_workers import TrainingWorker
 
-    from verl_fuse.host.layouts import worker as module
+    from verl_fuse.host.weights.layouts import worker as module
     from verl_fuse.runtime.reshard.options import Options
 
     stock = worker(world, folder, name)
@@ -266,7 +266,7 @@ def refused(world: World, folder: Path) -> list[str]:
     import torch
 
     from verl_fuse.errors import FuseError
-    from verl_fuse.host.layouts.unwrap import state_of
+    from verl_fuse.host.weights.layouts.unwrap import state_of
 
     said = []
     for fault in ("torch", "optimizer", "version", "failure"):

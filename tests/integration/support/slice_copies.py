@@ -56,7 +56,7 @@ def numbers(world: World, composed: dict[str, Any], overrides: Sequence[str]) ->
 def built(world: World, composed: dict[str, Any], stages: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """The stages whose copies a slice has, once it is built."""
     with open(os.devnull, "w") as silence, redirect_stdout(silence):
-        from verl_fuse.host.slice_models import build_models
+        from verl_fuse.host.inference.slice_models import build_models
 
         return sorted(build_models(stages, _prepared(world, composed, overrides).actor_rollout_ref, None))
 
@@ -75,8 +75,8 @@ def _numbers(config: Any) -> dict[str, list[Any]]:
     import torch
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-    from verl_fuse.host.slice_models import build_models, compute
-    from verl_fuse.host.weights import export_parameters, load_parameters
+    from verl_fuse.host.inference.slice_models import build_models, compute
+    from verl_fuse.host.weights.buckets import export_parameters, load_parameters
 
     of_critic = _critic(config)
     # The value head is new.

@@ -19,7 +19,7 @@ def open_view(name: str, mirrored: bool, tp: int, pp: int) -> Any:
     """A view whose parallel state is initialised, on all ranks; the same one when asked again, as its groups cost threads."""
     from megatron.core import parallel_state
 
-    from verl_fuse.host.megatron.view import View
+    from verl_fuse.host.update.megatron.view import View
 
     view = View(name, mirrored)
     with view.active():

@@ -5,7 +5,7 @@ STREAMING_FAULTS is, for example, `wrong_row:3 drop_micro_group:4`.
 
 import os
 
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.upstream.on_import import on_import
 
 
 def _break(module):
@@ -35,4 +35,4 @@ def _break(module):
     cls.begin_step, cls._run = counting, broken
 
 
-on_import("verl_fuse.host.inference", _break)
+on_import("verl_fuse.host.inference.samples", _break)

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.accounting import account, prepare_accounts, write_account
+from verl_fuse.host.record.accounting import account, prepare_accounts, write_account
 
 OWN = {"min_global_steps": 4, "max_global_steps": 4}
 

@@ -4,8 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.applied_plan import apply_plan, checked_plan
-from verl_fuse.host.settings import Settings, load_settings
+from verl_fuse.host.start.applied_plan import apply_plan, checked_plan
+from verl_fuse.host.start.settings import Settings, load_settings
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan, Plan

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from verl_fuse.host.checkpoints import resumed_from, saved_at
+from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at
 
 
 def config(**trainer):

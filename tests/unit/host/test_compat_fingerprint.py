@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from verl_fuse.host.compat.fingerprint import canonical, fingerprint
+from verl_fuse.host.start.compat.fingerprint import canonical, fingerprint
 
 SOURCE = '''
 class Engine:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from verl_fuse.host.compat.fingerprint import fingerprint
-from verl_fuse.host.compat.judge import Level, judge
-from verl_fuse.host.compat.seams import Seam, judge_all, lines
-from verl_fuse.host.compat.source import SourceTree
+from verl_fuse.host.start.compat.fingerprint import fingerprint
+from verl_fuse.host.start.compat.judge import Level, judge
+from verl_fuse.host.start.compat.seams import Seam, judge_all, lines
+from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse.spec.contract import (
     Attribute,
     Class,

@@ -1,11 +1,11 @@
-"""The invariants in the docstring of verl_fuse/host/compat/signature.py."""
+"""The invariants in the docstring of verl_fuse/host/start/compat/signature.py."""
 
 import ast
 
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat.signature import differences, read_signature, signature_text
+from verl_fuse.host.start.compat.signature import differences, read_signature, signature_text
 
 PINNED = "async (self, batch, metrics, prefix='seqlen', *, keep=False, **kwargs)"
 

@@ -1,11 +1,11 @@
-"""The invariants in the docstring of verl_fuse/host/compat/source.py, on a small package."""
+"""The invariants in the docstring of verl_fuse/host/start/compat/source.py, on a small package."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-from verl_fuse.host.compat.source import NotFound, SourceTree
+from verl_fuse.host.start.compat.source import NotFound, SourceTree
 
 FILES = {
     "__init__.py": "raise RuntimeError('imported')\nfrom .deep.trainer import Trainer as Coach\nfrom acme.star import *\n",

@@ -7,9 +7,9 @@ from omegaconf import OmegaConf
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat import start
-from verl_fuse.host.compat.judge import Level, Problem
-from verl_fuse.host.compat.seams import Seam, Verdict
+from verl_fuse.host.start.compat import start
+from verl_fuse.host.start.compat.judge import Level, Problem
+from verl_fuse.host.start.compat.seams import Seam, Verdict
 from verl_fuse.spec.contract import Attribute, package
 
 

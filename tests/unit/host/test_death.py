@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from verl_fuse.host.death import engine_processes, is_dying
+from verl_fuse.host.upstream.death import engine_processes, is_dying
 
 # Holds memory, which the kernel takes a while to free.
 SLEEPS = "import sys, time; held = bytearray(200 << 20); print('up', flush=True); time.sleep(60)"

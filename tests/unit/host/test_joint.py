@@ -1,4 +1,4 @@
-"""Jobs in one thread whose calls are made together; shows the invariants in the docstring of verl_fuse/host/joint.py."""
+"""Jobs in one thread whose calls are made together; shows the invariants in the docstring of verl_fuse/host/update/joint.py."""
 
 from contextlib import contextmanager
 
@@ -7,7 +7,7 @@ import pytest
 from verl_fuse.errors import FuseError
 
 pytest.importorskip("greenlet")
-from verl_fuse.host.joint import JointCalls
+from verl_fuse.host.update.joint import JointCalls
 
 
 def test_jobs_run_to_their_calls_and_go_on_with_their_own_results():

@@ -11,9 +11,9 @@ pytest.importorskip("tensordict")
 
 from verl_fuse import hookspecs
 from verl_fuse.errors import FuseError
-from verl_fuse.host import transfer
-from verl_fuse.host.prompts import PromptGroup, announce_prompts, current_group
-from verl_fuse.host.transfer import Transfers
+from verl_fuse.host.rollout import transfer
+from verl_fuse.host.rollout.prompts import PromptGroup, announce_prompts, current_group
+from verl_fuse.host.rollout.transfer import Transfers
 from verl_fuse.spec.step import RequestView
 
 CONFIG = OmegaConf.create({"fuse": {"disabled_plugins": []}})

@@ -3,8 +3,8 @@ import threading
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.lane import Lane
-from verl_fuse.host.spans import Recorder
+from verl_fuse.host.inference.lane import Lane
+from verl_fuse.host.record.spans import Recorder
 
 
 @pytest.fixture

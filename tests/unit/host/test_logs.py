@@ -4,7 +4,7 @@ from types import ModuleType
 import pluggy
 import pytest
 
-from verl_fuse.host.logs import VERL, join_verl_log
+from verl_fuse.host.record.logs import VERL, join_verl_log
 
 PACKAGES = (VERL, "verl_fuse", "some_plugin", "other_plugin", "company.rl", "own_log")
 
@@ -44,11 +44,11 @@ def verl_log():
 def test_lines_go_where_verl_s_go_whatever_the_root_logger_lets_through(manager, verl_log, caplog):
     join_verl_log(manager)
     with caplog.at_level("CRITICAL"):
-        for name in ("verl_fuse.host.replicas", "some_plugin.hooks", "other_plugin", "company.rl.hooks"):
+        for name in ("verl_fuse.host.rollout.replicas", "some_plugin.hooks", "other_plugin", "company.rl.hooks"):
             logging.getLogger(name).info("of %s", name)
             logging.getLogger(name).debug("too much")
     assert verl_log == [
-        "verl-fuse: of verl_fuse.host.replicas",
+        "verl-fuse: of verl_fuse.host.rollout.replicas",
         "verl-fuse: of some_plugin.hooks",
         "verl-fuse: of other_plugin",
         "verl-fuse: of company.rl.hooks",

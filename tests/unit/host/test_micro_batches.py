@@ -4,8 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.micro_batches import micro_batch_refusals
-from verl_fuse.host.settings import load_settings
+from verl_fuse.host.start.micro_batches import micro_batch_refusals
+from verl_fuse.host.start.settings import load_settings
 
 ACTOR = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 ROLLOUT = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.upstream.on_import import on_import
 
 
 @pytest.fixture

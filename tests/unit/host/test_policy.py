@@ -4,7 +4,7 @@ import pluggy
 import pytest
 
 from verl_fuse import hookspecs
-from verl_fuse.host.policy import PolicyGuard
+from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView, Sample
 
 LANE = LaneView("train", ("ref",), queued=0, multiple=2)

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from verl_fuse.host.lengths import SequenceLengths
+from verl_fuse.host.rollout.lengths import SequenceLengths
 from verl_fuse.spec.step import Capacity
 
 LIMIT = 16384

@@ -6,8 +6,8 @@ from omegaconf import OmegaConf
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.extras import install
-from verl_fuse.host.settings import CoreBlock, load_settings
-from verl_fuse.host.versions import problem
+from verl_fuse.host.start.settings import CoreBlock, load_settings
+from verl_fuse.host.upstream.versions import problem
 
 BASE = {
     "trainer": {"v1": {"trainer_mode": "fuse"}, "default_local_dir": "run", "device": "cuda"},

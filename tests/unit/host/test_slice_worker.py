@@ -12,8 +12,8 @@ with warnings.catch_warnings():
     from tensordict import TensorDict
     from verl.utils.tensordict_utils import assign_non_tensor
 
-    from verl_fuse.host import slice_worker
-    from verl_fuse.host.spans import Recorder
+    from verl_fuse.host.inference import slice_worker
+    from verl_fuse.host.record.spans import Recorder
 
 STAGES = ("old_log_prob", "ref", "values")
 

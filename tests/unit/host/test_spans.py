@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from verl_fuse.host.spans import Recorder, SpanCollector
+from verl_fuse.host.record.spans import Recorder, SpanCollector
 
 
 def test_a_block_becomes_a_span_with_its_args():

@@ -1,12 +1,12 @@
-"""Schedules from what updates measured; shows the invariants in the docstring of verl_fuse/host/update_schedules.py."""
+"""Schedules from what updates measured; shows the invariants in the docstring of verl_fuse/host/update/schedules.py."""
 
 import logging
 
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.update_report import ModelCost, RankReport
-from verl_fuse.host.update_schedules import UpdateSchedules, problem
+from verl_fuse.host.update.report import ModelCost, RankReport
+from verl_fuse.host.update.schedules import UpdateSchedules, problem
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.spec.problem import Pipeline, Problem

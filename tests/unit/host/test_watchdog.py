@@ -1,4 +1,4 @@
-"""The invariants in the docstring of verl_fuse/host/watchdog.py."""
+"""The invariants in the docstring of verl_fuse/host/upstream/watchdog.py."""
 
 import contextvars
 import subprocess
@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host import watchdog
-from verl_fuse.host.watchdog import with_deadline
+from verl_fuse.host.upstream import watchdog
+from verl_fuse.host.upstream.watchdog import with_deadline
 
 
 def nobody() -> list[str]:
@@ -77,7 +77,7 @@ def test_a_hanging_diagnosis_does_not_hide_the_deadline(hang, monkeypatch):
 def test_an_abandoned_call_keeps_nobody_from_exiting():
     program = (
         "import threading\n"
-        "from verl_fuse.host.watchdog import with_deadline\n"
+        "from verl_fuse.host.upstream.watchdog import with_deadline\n"
         "with_deadline('weight sync', 0.05, threading.Event().wait, lambda: ['replica 1'])\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

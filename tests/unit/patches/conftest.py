@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_fuse.host import on_import
-from verl_fuse.host.compat.fingerprint import fingerprint
+from verl_fuse.host.start.compat.fingerprint import fingerprint
+from verl_fuse.host.upstream import on_import
 from verl_fuse_patches import registry
 from verl_fuse_patches.registry import Patch
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat.source import SourceTree
+from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse_patches import registry
 from verl_fuse_patches.constants import with_constant
 

@@ -9,7 +9,7 @@ from verl_fuse.cli.composition import check_syntax
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.run import home_from, plan
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat import start
+from verl_fuse.host.start.compat import start
 
 pytest.importorskip("hydra")
 

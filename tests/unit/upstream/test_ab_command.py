@@ -10,7 +10,7 @@ from ci.upstream.ab.command import compare_recipe, parse
 from ci.upstream.ab.record import Record
 from ci.upstream.arguments import FAILED
 from verl_fuse.errors import FuseError
-from verl_fuse.host.compat.judge import Level
+from verl_fuse.host.start.compat.judge import Level
 
 
 class Recorded:

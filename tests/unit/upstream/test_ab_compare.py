@@ -12,7 +12,7 @@ from ci.upstream.ab.arms import ARMS, STREAMING
 from ci.upstream.ab.compare import Bands, Expected, Finding, compare, difference, quantity_difference
 from ci.upstream.ab.record import Record
 from ci.upstream.ab.report import Compared, Report
-from verl_fuse.host.compat.judge import Level
+from verl_fuse.host.start.compat.judge import Level
 
 BANDS = Bands(replayed=1.3, live=1.5, memory=1.1)
 EXACT = Expected(None, None, BANDS)

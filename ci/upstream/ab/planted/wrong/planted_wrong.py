@@ -3,7 +3,7 @@
 import functools
 from types import ModuleType
 
-from verl_fuse.host.on_import import on_import
+from verl_fuse.host.upstream.on_import import on_import
 
 
 def _patch(core_algos: ModuleType) -> None:

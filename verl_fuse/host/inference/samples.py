@@ -1,0 +1,256 @@
+"""Sample-level inference: finished samples go through old log-prob, reference and values in micro-groups; stage barriers complete the rest.
+
+A micro-group runs either on the training workers, through the trainer's stock stage methods, or on a slice, which computes all stages in
+one call. A stage barrier computes what no micro-group did (padding rows included, because they are created after streaming) with verl's own
+stage call and then checks that nothing is missing.
+
+Invariants (tests/integration/test_inference_barrier.py):
+- a sample is handed to a lane at most once, and only when it is finished;
+- nothing passes a barrier before every lane has done what it was given;
+- with nothing streamed a barrier is exactly verl's own stage call on the whole batch;
+- the rest of a batch is topped up with computed rows until its size fits the workers, never truncated.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from transfer_queue import KVBatchMeta
+
+from verl_fuse.host.inference.completeness import require_complete
+from verl_fuse.host.inference.lane import Lane
+from verl_fuse.host.upstream.rows import rows, tags_of
+from verl_fuse.spec.step import LaneView, Sample, Stage
+
+# A stock stage method of the trainer: computes the fields of its stage for a batch, adds metrics, returns the batch.
+StageCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
+
+
+@dataclass(frozen=True)
+class SliceLane:
+    """A slice: `infer(keys, tags, stages)` computes these stages for these rows, cut into `dp_size` parts; their number must be a multiple of
+    `multiple`."""
+
+    lane: Lane
+    infer: Callable[[Sequence[str], Mapping[str, dict], Sequence[Stage]], None]
+    dp_size: int
+    multiple: int
+
+
+class SampleInference:
+    """Inference of one step over the lane of the training workers and any number of slices.
+
+    `calls` are verl's stage methods; `dp_size` is the number of data-parallel ranks; `multiples` says, per stage, of what a
+    batch's size must be a multiple; `fields` are the fields each stage must leave behind.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        calls: Mapping[Stage, StageCall],
+        dp_size: int,
+        multiples: Mapping[Stage, int],
+        fields: Mapping[Stage, Sequence[str]],
+        extra_info: Mapping[str, Any],
+        slices: Sequence[SliceLane] = (),
+    ):
+        self._lane = lane
+        self._slices = {slice.lane.name: slice for slice in slices}
+        self._calls = calls
+        self._dp_size = dp_size
+        self._multiples = multiples
+        self._fields = fields
+        self._extra_info = extra_info
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Forget the last step's samples."""
+        self._taken: set[str] = set()
+        self._done: dict[Stage, set[str]] = {stage: set() for stage in self._calls}
+        self._micro_groups = 0
+        # Tokens per slice; the driver's thread counts what it hands over, the lane's what is done.
+        self._handed = dict.fromkeys(self._slices, 0)
+        self._computed = dict.fromkeys(self._slices, 0)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that micro-groups go through, in order."""
+        return tuple(self._calls)
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """Keys handed to a lane in this step."""
+        return frozenset(self._taken)
+
+    def view(self, released: Collection[int] | None) -> tuple[LaneView, ...]:
+        """What a policy may know of the lanes it may use: the training workers' (None), or the slices of `released` replicas."""
+        if released is None:
+            multiple = math.lcm(*(self._multiples[stage] for stage in self._calls))
+            return (LaneView(self._lane.name, self.stages, self._lane.queued, multiple),)
+        return tuple(
+            LaneView(name, self.stages, slice.lane.queued, slice.multiple, released=True)
+            for number, (name, slice) in enumerate(self._slices.items())
+            if number in released
+        )
+
+    def submit(
+        self,
+        keys: Sequence[str],
+        tags: Mapping[str, dict],
+        lane: str | None = None,
+        stages: Sequence[Stage] | None = None,
+    ) -> None:
+        """Hand one micro-group of ready samples to a lane (default: the training workers'); `tags` are the rollout's tags by key. On a slice,
+        `stages` may be some of the stages."""
+        self._taken.update(keys)
+        index = self._micro_groups
+        self._micro_groups += 1
+        slice = self._slices.get(lane or "")
+        lengths = {key: int(tags[key]["seq_len"]) for key in keys}
+        ordered = spread(keys, lengths, slice.dp_size if slice else self._dp_size)
+        mine = {key: dict(tags[key]) for key in keys}
+        what = f"micro-group {index} ({len(keys)} samples)"
+        if slice is None:
+            self._lane.submit(lambda: self._run(index, ordered, mine), what)
+        else:
+            tokens = sum(lengths.values())
+            self._handed[slice.lane.name] += tokens
+            wanted = tuple(stages or self.stages)
+            slice.lane.submit(lambda: self._run_on(slice, index, ordered, mine, wanted, tokens), what)
+
+    def submit_rest(self, tags: Mapping[str, dict]) -> None:
+        """After generation: spread all samples that no lane has taken over the slices, one micro-group each, for nothing will be added. If that
+        leaves slices without anything to do, they take over stages of the others' micro-groups. What fits no micro-group is left to the barriers."""
+        if not self._slices:
+            return
+        lengths = {key: int(tag["seq_len"]) for key, tag in tags.items() if key not in self._taken}
+        multiples = {name: slice.multiple for name, slice in self._slices.items()}
+        waiting = {name: self._handed[name] - self._computed[name] for name in self._slices}
+        groups = share(lengths, multiples, waiting)
+        idle = [name for name in self._slices if name not in groups and not waiting[name]]
+        for lane, (keys, stages) in split_stages(groups, idle, self.stages, multiples):
+            self.submit(keys, tags, lane, stages)
+
+    def check(self) -> None:
+        """Raise the failure of any lane."""
+        self._lane.check()
+        for slice in self._slices.values():
+            slice.lane.check()
+
+    def drain(self) -> None:
+        """Wait until every lane has done what it was given."""
+        self._lane.drain()
+        for slice in self._slices.values():
+            slice.lane.drain()
+
+    def _run_on(
+        self,
+        slice: SliceLane,
+        index: int,
+        keys: list[str],
+        tags: Mapping[str, dict],
+        stages: Sequence[Stage],
+        tokens: int,
+    ) -> None:
+        work = partial(slice.infer, keys, tags, stages)
+        # A sample counts where its first stage is computed.
+        samples = len(keys) if self.stages[0] in stages else 0
+        slice.lane.recorded("micro-group", "inference", work, samples=samples, micro_group=index)
+        for stage in stages:
+            self._done[stage].update(keys)
+        self._computed[slice.lane.name] += tokens
+
+    def _run(self, index: int, keys: list[str], tags: Mapping[str, dict]) -> None:
+        info: Mapping[str, Any] | None = self._extra_info
+        for stage, call in self._calls.items():
+            batch = rows(keys, tags, info)
+            done = self._lane.recorded(
+                stage, "inference", partial(call, batch, {}), samples=len(keys), micro_group=index
+            )
+            # verl hands one batch from stage to stage, and what a stage leaves in extra_info reaches the next.
+            info = done.extra_info
+            self._done[stage].update(keys)
+
+    def complete(
+        self, stage: Stage, batch: KVBatchMeta, metrics: dict, whole_batch_metrics: Callable[[KVBatchMeta], dict]
+    ) -> KVBatchMeta:
+        """Stage barrier: afterwards every row of `batch` holds the stage's fields.
+
+        `whole_batch_metrics` recomputes the metrics a stage call derives from its batch, for a batch that was computed in parts.
+        """
+        self.drain()
+        call = self._calls[stage]
+        rest = [row for row, key in enumerate(batch.keys) if key not in self._done[stage]]
+        if len(rest) == len(batch):
+            self._done[stage].update(batch.keys)
+            return self._lane.call(stage, "inference", lambda: call(batch, metrics))
+        if rest:
+            part = self._part(batch, top_up(rest, [int(tag["seq_len"]) for tag in batch.tags], self._multiples[stage]))
+            self._lane.call(stage, "inference", lambda: call(part, metrics))
+            batch.extra_info = {**(batch.extra_info or {}), **(part.extra_info or {})}
+        self._done[stage].update(batch.keys)
+        require_complete(batch, stage, self._fields[stage])
+        metrics.update(whole_batch_metrics(batch))
+        return batch
+
+    def _part(self, batch: KVBatchMeta, chosen: Sequence[int]) -> KVBatchMeta:
+        keys = [batch.keys[row] for row in chosen]
+        tags = tags_of(batch)
+        return rows(
+            spread(keys, {key: int(tags[key]["seq_len"]) for key in keys}, self._dp_size), tags, batch.extra_info
+        )
+
+
+def share(lengths: Mapping[str, int], multiples: Mapping[str, int], waiting: Mapping[str, int]) -> dict[str, list[str]]:
+    """One micro-group per lane that gives every lane a like number of tokens, longest samples first.
+
+    `lengths` in tokens per key; `waiting` tokens are on a lane already; `multiples` says per lane of what a micro-group's size is a multiple.
+    Keys that would make up less than one multiple are left out.
+    """
+    ranked = sorted(lengths, key=lambda key: (-lengths[key], key))
+    load = {lane: waiting.get(lane, 0) for lane in multiples}
+    groups: dict[str, list[str]] = {}
+    while ranked:
+        lane = min(load, key=lambda name: load[name])
+        keys, ranked = ranked[: multiples[lane]], ranked[multiples[lane] :]
+        if len(keys) < multiples[lane]:
+            break
+        load[lane] += sum(lengths[key] for key in keys)
+        groups.setdefault(lane, []).extend(keys)
+    return groups
+
+
+def split_stages(
+    groups: Mapping[str, list[str]], idle: Sequence[str], stages: Sequence[Stage], multiples: Mapping[str, int]
+) -> list[tuple[str, tuple[list[str], tuple[Stage, ...]]]]:
+    """(lane, (keys, stages)): every group's stages dealt out to its lane and to its part of the `idle` ones."""
+    dealt = []
+    for number, (lane, keys) in enumerate(groups.items()):
+        helpers = [name for name in idle[number :: len(groups)] if not len(keys) % multiples[name]]
+        lanes = [lane, *helpers][: len(stages)]
+        dealt += [(name, (keys, tuple(stages[at :: len(lanes)]))) for at, name in enumerate(lanes)]
+    return dealt
+
+
+def ready_samples(
+    tags: Mapping[str, dict], taken: frozenset[str], make: Callable[[str, dict], Sample]
+) -> tuple[Sample, ...]:
+    """Finished samples that no lane has taken, in the order TransferQueue lists them (oldest first)."""
+    return tuple(make(key, tag) for key, tag in tags.items() if key not in taken)
+
+
+def spread(keys: Sequence[str], lengths: Mapping[str, int], parts: int) -> list[str]:
+    """Reorder keys so that cutting them into `parts` equal runs (how verl dispatches) gives each run a like share of long samples."""
+    ranked = sorted(keys, key=lambda key: (-lengths[key], key))
+    return [key for part in range(parts) for key in ranked[part::parts]]
+
+
+def top_up(rows: Sequence[int], lengths: Sequence[int], multiple: int) -> list[int]:
+    """Add the shortest other rows until the count is a multiple; all rows if there are too few of them."""
+    missing = -len(rows) % multiple
+    others = sorted(set(range(len(lengths))) - set(rows), key=lambda row: (lengths[row], row))
+    if missing > len(others):
+        return list(range(len(lengths)))
+    return [*rows, *others[:missing]]

@@ -1,0 +1,61 @@
+"""The worker of a slice: forward-only copies of all models a finished sample goes through, on the devices of one rollout replica.
+
+The copies of actor and critic take new weights once per step. One call computes every model for a micro-group and returns the fields under
+their final names.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from tensordict import TensorDict
+from verl.single_controller.base import Worker
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils.tensordict_utils import get as get_value
+from verl.workers.engine_workers import TrainingWorker
+
+from verl_fuse.host.inference.slice_models import build_models, compute
+from verl_fuse.host.record.spans import remote_recorder
+from verl_fuse.host.weights.buckets import load_parameters
+from verl_fuse.spec.step import Stage
+
+# The RPC mesh of a slice: a batch is cut over its data-parallel ranks, of which all its models have equally many.
+MESH = "slice"
+
+
+class SliceWorker(Worker):
+    """`stages`: what to compute; `config` and `critic` configure the models (`build_models`); `number` is the rank of the slice's replica."""
+
+    def __init__(self, config: Any, stages: Sequence[Stage], critic: Any, number: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._config, self._critic = config, critic
+        self._stages, self._number = tuple(stages), number
+        self._models: dict[Stage, TrainingWorker] = {}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
+    def init_model(self) -> None:
+        """Build the models of the stages; a collective of the slice's ranks."""
+        self._models = build_models(self._stages, self._config, self._critic)
+        model = next(iter(self._models.values()))
+        self.set_dispatch_collect(mesh_name=MESH, **model.get_dispatch_collect())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
+    def load_weights(self, weights: Mapping[Stage, Sequence[ray.ObjectRef]]) -> None:
+        """Take over the parameters that the training ranks left in Ray's object store (`export_weights`), per stage."""
+        with remote_recorder().span("load_weights", f"slice {self._number}", "sync"):
+            for stage, buckets in weights.items():
+                load_parameters(self._models[stage].engine, map(ray.get, buckets))
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH))
+    def infer(self, data: TensorDict) -> TensorDict | None:
+        """Fields of the stages that `data` names, for its rows, one value per response token; None on ranks that hold no output."""
+        temperature = get_value(data, "temperature")
+        asked = set(get_value(data, "stages").split())
+        given = data.select(*(key for key in data.keys() if key not in ("temperature", "stages")))  # noqa: SIM118
+        fields: dict[str, Any] = {}
+        recorder = remote_recorder()
+        for stage in filter(asked.__contains__, self._stages):
+            with recorder.span(stage, f"slice {self._number}", "inference", samples=len(data)):
+                found = compute(stage, self._models[stage], given, temperature)
+            fields |= found or {}
+        return TensorDict(fields, batch_size=len(data)).cpu() if fields else None

@@ -1,0 +1,3 @@
+"""Names under which verl finds verl-fuse."""
+
+TRAINER_MODE = "fuse"

@@ -1,0 +1,216 @@
+"""verl's rollout client: every request is a span on its replica's track, and a request whose replica leaves the rollout, or dies, goes on at another.
+
+A replica whose answer cannot be true counts as dead. What a dead replica had generated is lost: its requests start again, which favours
+short responses a little, once. So does a request that cannot go on elsewhere (resume.py) when its replica leaves: the
+driver is told of such requests before they are sent, and leaves their replicas alone, but one may arrive while a
+replica is being freed.
+"""
+
+import asyncio
+import logging
+from contextvars import ContextVar
+from typing import Any
+
+from ray.exceptions import RayError
+from verl.utils import normalize_token_ids
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.record.spans import Stopwatch, collector
+from verl_fuse.host.rollout.prompts import PromptGroup, current_group
+from verl_fuse.host.rollout.resume import ABORTED, garbage, merge, obstacles, remaining_params, token_budget
+from verl_fuse.host.rollout.transfer import Transfers, has_connector
+from verl_fuse.host.upstream.death import first_line, is_death
+from verl_fuse.spec.timeline import Span
+
+logger = logging.getLogger(__name__)
+
+# generate() acquires its server inside verl's code, in the same task: a context variable carries the choice out.
+UNKNOWN = "unknown"
+_server: ContextVar[str] = ContextVar("verl_fuse_server", default=UNKNOWN)
+# And this one says inside whether the request that is about to be sent can move.
+_stuck: ContextVar[bool] = ContextVar("verl_fuse_stuck", default=False)
+
+
+class FuseLLMServerClient(LLMServerClient):
+    """Behaves like verl's synchronous client as long as no request is aborted; `replicas` maps a server address to its replica's rank, and there are
+    never more than `standalone` others: the track of one of those is named after its address.
+
+    A prefix of at least `warm_prefix_tokens` (None: none) is prefilled by one request before the samples of its prompt are asked for. Where
+    the engines have a KV connector, plugins say what it is told with a request.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        load_balancer_handle: Any = None,
+        replicas: dict[str, int] | None = None,
+        standalone: int = 0,
+        warm_prefix_tokens: int | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(config=config, load_balancer_handle=load_balancer_handle, **kwargs)
+        self._replicas, self._standalone = replicas or {}, standalone
+        self._warm_prefix_tokens = warm_prefix_tokens
+        self._transfers = Transfers(config) if has_connector(config) else None
+        self._collector: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_collector": None}
+
+    @property
+    def _run(self) -> Any:
+        """The run's collector of spans."""
+        if self._collector is None:
+            self._collector = collector()
+        return self._collector
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        group = current_group()
+        known = {} if group is None else {"prompt_uid": group.uid}
+        server_id, handle = await super()._acquire_server(request_id, **known, **extra)
+        _server.set(server_id)
+        if _stuck.get():
+            # Known to the driver before the server has the request.
+            await self._run.hold.remote(server_id)
+        return server_id, handle
+
+    async def generate(
+        self, request_id: Any, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+    ) -> TokenOutput:
+        prompt_ids = normalize_token_ids(prompt_ids)
+        await self._warm(current_group(), prompt_ids, sampling_params, kwargs)
+        budget = token_budget(sampling_params, len(prompt_ids), self.config.actor_rollout_ref.rollout)
+        stuck = obstacles(sampling_params)
+        aborted: list[TokenOutput] = []
+        parts: list[TokenOutput] = []
+        tokens: list[int] = []
+        wanted, source = sampling_params, None
+        while True:
+            try:
+                output = await self._attempt(request_id, [*prompt_ids, *tokens], wanted, len(tokens), source, kwargs)
+            except RayError as error:
+                if _server.get() == UNKNOWN or not is_death(error):
+                    raise
+                await self._cut_off(_server.get(), f"is dead: {first_line(error)}")
+                continue
+            if fault := garbage(output):
+                await self._cut_off(_server.get(), f"answers garbage: {fault}")
+                continue
+            if not parts and output.stop_reason not in ABORTED:
+                return output
+            if output.stop_reason not in ABORTED or len(tokens) + len(output.token_ids) >= budget:
+                return merge([*parts, output])
+            aborted.append(output)
+            self._require_progress(request_id, aborted)
+            if stuck:
+                if output.token_ids:
+                    self._log_restart(request_id, stuck, len(output.token_ids))
+                continue
+            parts.append(output)
+            tokens += output.token_ids
+            wanted = remaining_params(sampling_params, budget, len(tokens))
+            source = self._replicas.get(_server.get())
+
+    def _log_restart(self, request_id: Any, stuck: dict[str, Any], lost: int) -> None:
+        reasons = ", ".join(f"{key}={value!r}" for key, value in sorted(stuck.items()))
+        logger.warning(
+            "request %s starts again at another replica, without its %d tokens so far: replica %s was freed, and %s "
+            "cannot be applied to a part of a response",
+            request_id, lost, self._replicas.get(_server.get(), _server.get()), reasons,
+        )  # fmt: skip
+
+    async def _warm(
+        self, group: PromptGroup | None, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict
+    ) -> None:
+        """Return once the prefix of this prompt is in its replica's cache; the first of the prompt's samples asks for it."""
+        if group is None or self._warm_prefix_tokens is None or len(prompt_ids) < self._warm_prefix_tokens:
+            return
+        if group.warmed is None:
+            group.warmed = asyncio.create_task(self._prefill(group, prompt_ids, sampling_params, kwargs))
+        await asyncio.shield(group.warmed)
+
+    async def _prefill(
+        self, group: PromptGroup, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict
+    ) -> None:
+        params = {**sampling_params, "max_tokens": 1}
+        if self._transfers is not None:
+            params = self._transfers.tell(params, group, f"warm {group.uid}", len(prompt_ids))
+        watch = Stopwatch()
+        args: dict[str, str | int | float] = {"prompt": group.uid, "prompt_tokens": len(prompt_ids)}
+        _server.set(UNKNOWN)
+        # Only the prefix counts: nothing keeps this request from being aborted.
+        _stuck.set(False)
+        try:
+            output = await super().generate(
+                f"warm {group.uid}", prompt_ids=prompt_ids, sampling_params=params, **dict(kwargs)
+            )
+            args |= _cached(output)
+        except RayError as error:
+            # The samples' own requests meet the same replica, and know what to do with a dead one.
+            args["error"] = type(error).__name__
+            logger.warning("the prefix of prompt %s was not warmed: %s", group.uid, first_line(error))
+        finally:
+            self._record("warm", watch, args)
+
+    async def _cut_off(self, server: str, why: str) -> None:
+        """Let nobody be routed to a dead server again; its requests start again elsewhere, each from the tokens that reached this client."""
+        logger.error("replica %s %s", self._replicas.get(server, server), why)
+        await self._load_balancer.remove_servers.remote([server])
+
+    def _require_progress(self, request_id: Any, parts: list[TokenOutput]) -> None:
+        # A freed replica is routed no more before it turns requests away, so each can do so once.
+        tries = len(self._replicas) + self._standalone + 1
+        if len(parts) > tries and not any(part.token_ids for part in parts[-tries:]):
+            raise FuseError(
+                f"request {request_id}: {tries} replicas in a row turned it away, the last one at {_server.get()}"
+            )
+
+    async def _attempt(
+        self,
+        request_id: Any,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        resumed: int,
+        source: int | None,
+        kwargs: dict,
+    ) -> TokenOutput:
+        """One request to one replica; the last `resumed` tokens of `prompt_ids` were generated by earlier attempts, the last one at replica `source`."""
+        args: dict[str, str | int | float] = {"prompt_tokens": len(prompt_ids)}
+        if group := current_group():
+            args["prompt"] = group.uid
+        if resumed:
+            args["resumed_tokens"] = resumed
+        stuck = obstacles(sampling_params)
+        if stuck:
+            args["unmovable"] = ", ".join(sorted(stuck))
+        params = dict(sampling_params)
+        if self._transfers is not None:
+            params = self._transfers.tell(params, group, str(request_id), len(prompt_ids), resumed, source)
+        watch = Stopwatch()
+        _server.set(UNKNOWN)
+        _stuck.set(bool(stuck))
+        try:
+            output = await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=params, **kwargs)
+            args |= {"response_tokens": len(output.token_ids), "stop_reason": str(output.stop_reason)}
+            args |= _cached(output)
+            return output
+        except BaseException as error:
+            args["error"] = type(error).__name__
+            raise
+        finally:
+            if stuck and _server.get() != UNKNOWN:
+                self._run.let_go.remote(_server.get())
+            self._record("request", watch, args)
+
+    def _record(self, name: str, watch: Stopwatch, args: dict[str, str | int | float]) -> None:
+        server = _server.get()
+        track = f"replica {self._replicas.get(server, server)}"
+        self._run.add.remote(Span(name, track, "generate", watch.start, watch.now, args))
+
+
+def _cached(output: TokenOutput) -> dict[str, int]:
+    """Tokens of the prompt that the engine had in its prefix cache, where it says so."""
+    cached = output.extra_fields.get("num_cached_tokens")
+    return {} if cached is None else {"cached_tokens": int(cached)}

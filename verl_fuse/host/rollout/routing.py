@@ -1,0 +1,174 @@
+"""Which replica generates which prompt: a plugin's choice, made once per step for the whole batch, kept by the load
+balancer request by request. Prompts that a running step asks for later (dynamic sampling, failed groups) are added to
+its plan.
+
+Invariants (tests/integration/test_routing.py):
+- all samples of an assigned prompt go to one replica, and so do their later turns; the prefix is computed once;
+- when that replica leaves the rollout, the samples that are not done go on together at the least busy one that is left;
+- a prompt that nobody assigned, validation included, is routed as verl routes it;
+- an assignment holds until the next step's;
+- prompts added to a running step leave the number of replicas and all assignments as they are.
+"""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+from verl_fuse.host.rollout.policy import PolicyGuard
+from verl_fuse.host.rollout.replicas import Replicas
+from verl_fuse.host.rollout.standalone.pool import StandalonePool
+from verl_fuse.spec.prompts import Prompt
+from verl_fuse.spec.step import ReplicaView
+
+
+class PromptRouter(GlobalRequestLoadBalancer):
+    """verl's load balancer, which asks first where the request's prompt was assigned to."""
+
+    def __init__(self, servers: dict[str, Any]):
+        super().__init__(servers)
+        self._homes: dict[str, str] = {}
+
+    def assign(self, homes: dict[str, str]) -> None:
+        """Prompt uid -> server address, in place of the last step's."""
+        self._homes = dict(homes)
+
+    def add(self, homes: dict[str, str]) -> None:
+        """As `assign`, beside what there is: a home that was left is not given back."""
+        self._homes |= homes
+
+    def require_acquire_fields(self) -> list[str]:
+        """What a client says of a request beside its id."""
+        return ["prompt_uid"]
+
+    def acquire_server(self, request_id: str, prompt_uid: str | None = None) -> tuple[str, Any]:
+        """(address, handle) of the server for this request."""
+        home = self._homes.get(prompt_uid) if prompt_uid is not None else None
+        if prompt_uid is None or home is None:
+            return super().acquire_server(request_id)
+        if home not in self._servers:
+            # A new request id has no server to stick to: the least busy one is chosen.
+            home, handle = super().acquire_server(f"prompt {prompt_uid} leaving {home}")
+            self._homes[prompt_uid] = home
+            return home, handle
+        self._inflight_requests[home] += 1
+        return home, self._servers[home]
+
+
+class Routing:
+    """Plans each step's rollout with the plugins' policies; `timeout` is seconds an actor may take to answer."""
+
+    def __init__(self, manager: Any, replicas: Replicas, timeout: float):
+        servers = {replica.server_address: replica.server_handle for replica in manager.get_replicas()}
+        self._router: Any = ray.remote(num_cpus=0)(PromptRouter).remote(servers)
+        # Clients are made after this, and take the balancer from here.
+        manager.global_load_balancer = self._router
+        self._replicas = replicas
+        self._pool: StandalonePool | None = None
+        replicas.use_balancer(self._router)
+        self._timeout = timeout
+        self._homes: dict[str, int] = {}
+        self._prompts: dict[str, Prompt] = {}
+
+    def use_pool(self, pool: StandalonePool) -> None:
+        """Replicas that are missing are created there, and those that are not wanted destroyed."""
+        self._pool = pool
+
+    @property
+    def prompts(self) -> Mapping[str, Prompt]:
+        """By uid, those of the step, with what was predicted for them."""
+        return self._prompts
+
+    def begin_step(self) -> None:
+        """Nothing is planned for this step yet."""
+        self._homes, self._prompts = {}, {}
+
+    def plan(self, prompts: Sequence[Prompt], policy: PolicyGuard) -> None:
+        """Before the step's prompts are submitted: predict, choose how many replicas there are to be, put the others to
+        sleep, assign."""
+        prompts = _predicted(prompts, policy)
+        routed = self._scaled(prompts, self._routed(), policy)
+        self._homes = dict(policy.assign(prompts, routed, {}) or {})
+        self._prompts = {prompt.uid: prompt for prompt in prompts}
+        ray.get(self._router.assign.remote(self._addresses(self._homes)), timeout=self._timeout)
+
+    def add(
+        self, prompts: Sequence[Prompt], policy: PolicyGuard, keys: Iterable[str], discarded: Container[str]
+    ) -> None:
+        """Before prompts are submitted to a step that runs: predict, and assign them beside what is unfinished. Of the
+        step's other prompts `keys` are the finished trajectories; groups that were `discarded` are over."""
+        prompts = _predicted(prompts, policy)
+        routed = self._routed()
+        running: dict[int, list[Prompt]] = {view.rank: [] for view in routed}
+        finished = _finished(keys)
+        for uid, rank in self._homes.items():
+            left = self._prompts[uid].samples - finished[uid]
+            if rank in running and left > 0 and uid not in discarded:
+                running[rank].append(replace(self._prompts[uid], samples=left))
+        homes = dict(policy.assign(prompts, routed, running) or {})
+        self._homes |= homes
+        self._prompts |= {prompt.uid: prompt for prompt in prompts}
+        ray.get(self._router.add.remote(self._addresses(homes)), timeout=self._timeout)
+
+    def _routed(self) -> list[ReplicaView]:
+        return [view for view in self._replicas.views() if view.routed]
+
+    def _addresses(self, homes: Mapping[str, int]) -> dict[str, str]:
+        return {uid: self._replicas.addresses[rank] for uid, rank in homes.items()}
+
+    def _scaled(
+        self, prompts: Sequence[Prompt], routed: Sequence[ReplicaView], policy: PolicyGuard
+    ) -> Sequence[ReplicaView]:
+        """Those of the replicas that take requests which generate the step."""
+        needed = sum(not view.standalone for view in routed)
+        most = len(routed) if self._pool is None else needed + self._pool.most
+        count = policy.scale(prompts, routed, most)
+        if count is None:
+            return routed
+        if parked := [view.rank for view in routed[count:] if not view.standalone]:
+            self._replicas.free(parked, "fuse.elastic.scale")
+        if self._pool is not None:
+            self._pool.want(max(0, count - needed))
+        return routed[:count]
+
+    def upper_response(self, keys: Iterable[str], discarded: Container[str]) -> float | None:
+        """Mean of the upper predictions for the samples which the finished trajectories `keys` leave, groups that were
+        `discarded` left out; None where not all are predicted."""
+        finished = _finished(keys)
+        prompts = [prompt for prompt in self._prompts.values() if prompt.uid not in discarded]
+        left = [(prompt.prediction, max(0, prompt.samples - finished[prompt.uid])) for prompt in prompts]
+        total = sum(count for _, count in left)
+        if not total or any(prediction is None for prediction, _ in left):
+            return None
+        return sum(prediction.upper * count for prediction, count in left if prediction is not None) / total
+
+    def annotate(
+        self, views: Iterable[ReplicaView], keys: Iterable[str], discarded: Container[str]
+    ) -> tuple[ReplicaView, ...]:
+        """`views` with what was assigned to each, groups that were `discarded` left out, and how much of it the
+        finished trajectories `keys` leave."""
+        finished = _finished(keys)
+        assigned: Counter[int] = Counter()
+        unfinished: Counter[int] = Counter()
+        for uid, rank in self._homes.items():
+            if uid in discarded:
+                continue
+            samples = self._prompts[uid].samples
+            assigned[rank] += samples
+            unfinished[rank] += max(0, samples - finished[uid])
+        return tuple(replace(v, assigned=assigned[v.rank], unfinished=unfinished[v.rank]) for v in views)
+
+
+def _predicted(prompts: Sequence[Prompt], policy: PolicyGuard) -> Sequence[Prompt]:
+    predictions = policy.predict(prompts)
+    if predictions is None:
+        return prompts
+    return [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
+
+
+def _finished(keys: Iterable[str]) -> Counter[str]:
+    """Samples of each prompt uid that the finished trajectories `keys` come from."""
+    return Counter(session.rsplit("_", 1)[0] for session in {key.rsplit("_", 1)[0] for key in keys})

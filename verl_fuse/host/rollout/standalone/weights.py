@@ -1,0 +1,74 @@
+"""Weights of the training workers to standalone replicas, through Ray's object store: one copy per node, whoever is there to take it.
+
+The training ranks leave them and wait for nobody, so a replica that dies or stands still while it loads costs the run nothing else. verl's checkpoint
+engines for standalone replicas are collectives of both sides, which one dead replica ends for all.
+
+Invariants (tests/integration/test_standalone_run.py):
+- a replica loads what verl's own sync gives the replicas on the training devices: the engine's export, under the same names;
+- one that fails, or takes too long, is named, and the others have loaded.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from verl.utils.device import get_device_id
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.upstream.death import first_line
+from verl_fuse.host.weights.buckets import Shard, in_buckets
+
+
+def export_whole(engine: Any, rank: int) -> list[ray.ObjectRef]:
+    """Collective over the training ranks: whole parameters under their Hugging Face names, as verl hands them to a checkpoint engine; rank 0 leaves them."""
+    parameters, adapter = engine.get_per_tensor_param()
+    if adapter is not None:
+        raise FuseError("weights of standalone replicas: an adapter that is not merged cannot be sent")
+    references = []
+    if rank == 0:
+        whole = (Shard(name, (0,) * tensor.dim(), tensor.detach().cpu()) for name, tensor in parameters)
+        references = [ray.put(bucket) for bucket in in_buckets(whole)]
+    # Every rank walks along: each parameter is gathered from all of them.
+    deque(parameters, maxlen=0)
+    if engine.is_param_offload_enabled:
+        engine.to("cpu", model=True, optimizer=False, grad=False)
+    return references
+
+
+def load(replicas: Mapping[int, Any], buckets: Sequence[ray.ObjectRef], version: int, timeout: float) -> dict[int, str]:
+    """Let each replica (by rank) load the weights of step `version`, all at once, from `buckets` that `export_whole` left; why, of those that did not
+    within `timeout` seconds."""
+    loading = {
+        reference: rank
+        for rank, replica in replicas.items()
+        for worker in replica.workers
+        for reference in (
+            worker.__ray_call__.remote(_offer, buckets),
+            worker.update_weights.remote(global_steps=version),
+        )
+    }
+    finished, late = ray.wait(list(loading), num_returns=len(loading), timeout=timeout) if loading else ([], [])
+    failed = {
+        loading[reference]: f"did not load its weights in {timeout:g} s (fuse.weight_sync_timeout)"
+        for reference in late
+    }
+    for reference in finished:
+        try:
+            ray.get(reference)
+        except RayError as error:
+            failed[loading[reference]] = f"did not load its weights: {first_line(error)}"
+    return failed
+
+
+def _offer(worker: Any, buckets: Sequence[ray.ObjectRef]) -> None:
+    """Runs inside a replica's CheckpointEngineWorker: what its next `update_weights` hands to the engine."""
+    worker.checkpoint_engine.send_weights(_parameters(buckets))
+
+
+def _parameters(buckets: Sequence[ray.ObjectRef]) -> Iterator[tuple[str, Any]]:
+    # On the device: what is larger than verl's bucket is handed to the engine there, by a handle that memory of the host does not have.
+    for bucket in buckets:
+        for shard in ray.get(bucket):
+            yield shard.name, shard.data.to(get_device_id())

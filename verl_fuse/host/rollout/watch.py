@@ -1,0 +1,136 @@
+"""Looks at the running rollout: every poll of verl's replay buffer becomes a RolloutView, a rollout that stands still
+ends loudly, and prompt groups that are discarded without being trained on are remembered.
+
+Works on whatever replay buffer verl built, a user's custom sampler included: the instance's poll seam (replay_buffer.py
+`_wait_for_next_poll`) and its seam for discarding groups (`_clear_groups`) are wrapped, nothing else.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.upstream.rows import TRAIN, response_tokens
+from verl_fuse.host.upstream.watchdog import diagnosis
+from verl_fuse.spec.step import Sample
+
+# Seconds between two looks of verl's own replay buffer (replay_buffer.py).
+VERL_POLL_INTERVAL = 2.0
+# Seconds after which policies are asked again although nothing has happened.
+STEADY = 0.5
+
+
+class Glance:
+    """Whether a look at the rollout is worth asking everybody: something is not as it was, or `STEADY` seconds have passed.
+
+    To ask costs the load balancer and the driver a few milliseconds, which on busy cores are generation's.
+    """
+
+    def __init__(self) -> None:
+        self._seen: tuple[Any, float] = (None, -STEADY)
+
+    def due(self, state: Any) -> bool:
+        seen, since = self._seen
+        now = time.monotonic()
+        if state == seen and now - since < STEADY:
+            return False
+        self._seen = state, now
+        return True
+
+
+class RolloutWatch:
+    """Calls `on_poll(watch)` at every look at the training partition; `stall_timeout` is seconds without a new sample, after which
+    `suspects()` are named."""
+
+    def __init__(
+        self,
+        buffer: Any,
+        poll_interval: float,
+        stall_timeout: float,
+        on_poll: Callable[["RolloutWatch"], None],
+        suspects: Callable[[], list[str]],
+    ):
+        self._suspects = suspects
+        self._buffer = buffer
+        self._stall_timeout = stall_timeout
+        self._on_poll = on_poll
+        self._progress = (0, time.monotonic())
+        self._poll_interval = poll_interval
+        self._looked = time.thread_time()
+        self._wait, self._clear = buffer._wait_for_next_poll, buffer._clear_groups
+        buffer._wait_for_next_poll, buffer._clear_groups = self._wait_for_next_poll, self._clear_groups
+        # Response tokens of each sample of the groups that the step discarded, by prompt uid: none for a group without
+        # a trajectory.
+        self.discarded: dict[str, list[int]] = {}
+
+    def begin_step(self) -> None:
+        """Forget what was seen before this step or validation."""
+        self.discarded = {}
+        self._progress = (0, time.monotonic())
+        self._looked = time.thread_time()
+
+    def look(self) -> None:
+        """Look now, without waiting: replayed rollouts are there at once."""
+        self._looked = time.thread_time()
+        self._buffer._sync_metadata_from_transfer_queue()
+        self._on_poll(self)
+
+    @property
+    def tags(self) -> dict[str, dict]:
+        """Tags of finished trajectories. A key may be listed before its data: only `success` counts."""
+        return {key: tag for key, tag in self._buffer.partitions[TRAIN].items() if tag.get("status") == "success"}
+
+    @property
+    def groups(self) -> tuple[int, int, int]:
+        """Prompt groups: all, finished, failed."""
+        b = self._buffer
+        finished, failed = len(b.finished_keys[TRAIN]), len(b.failure_keys[TRAIN])
+        return len(b.pending_keys[TRAIN]) + len(b.running_keys[TRAIN]) + finished + failed, finished, failed
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        if partition_id == TRAIN:
+            self._on_poll(self)
+        self._check_progress(partition_id)
+        self._buffer.poll_interval = self._pace()
+        last_debug_time = self._wait(partition_id, last_debug_time)
+        self._looked = time.thread_time()
+        return last_debug_time
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        if partition_id == TRAIN:
+            tags = {key: tag for key, tag in self.tags.items() if key.split("_")[0] in uids}
+            self.discarded |= {uid: [] for uid in uids} | response_tokens(tags)
+        self._clear(partition_id, uids)
+
+    def _pace(self) -> float:
+        """Seconds to the next look. Looking costs CPU time in proportion to the batch and competes with the lane's thread: at most a tenth
+        of the time goes into it, but the pace is never slower than verl's own."""
+        spent = time.thread_time() - self._looked
+        return max(self._poll_interval, min(9 * spent, VERL_POLL_INTERVAL))
+
+    def _check_progress(self, partition_id: str) -> None:
+        b = self._buffer
+        progress = sum(tag.get("status") == "success" for tag in b.partitions[partition_id].values()) + len(
+            b.finished_keys[partition_id]
+        )
+        count, since = self._progress
+        now = time.monotonic()
+        if progress != count:
+            self._progress = (progress, now)
+        elif now - since > self._stall_timeout:
+            waiting = sorted(b.running_keys[partition_id] | b.pending_keys[partition_id])
+            shown = ", ".join(waiting[:5]) + (", …" if len(waiting) > 5 else "")
+            raise FuseError(
+                f"the rollout made no progress for {now - since:.0f} s: {progress} samples finished, still waiting for {len(waiting)} "
+                f"prompt groups ({shown}); on {diagnosis(self._suspects)} (fuse.stall_timeout)"
+            )
+
+
+def sessions(keys: Iterable[str]) -> int:
+    """How many rollout sessions the trajectories `{uid}_{session}_{index}` come from: a session may leave several."""
+    return len({key.rsplit("_", 1)[0] for key in keys})
+
+
+def sample_of(key: str, tag: dict) -> Sample:
+    """The sample behind a trajectory key `{uid}_{session}_{index}` and its tag."""
+    return Sample(key, key.split("_")[0], int(tag["prompt_len"]), int(tag["response_len"]))

@@ -1,0 +1,77 @@
+"""Collects every contract with upstream, and judges them against source."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pluggy
+
+from verl_fuse.host.start import contracts
+from verl_fuse.host.start.compat.judge import Level, Problem, judge
+from verl_fuse.host.start.compat.source import SourceTree
+from verl_fuse.spec.contract import Contract, label, package
+
+# The packages that contracts may be about.
+PACKAGES = ("verl", "transfer_queue", "vllm", "torch", "megatron", "mbridge")
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """A contract and who declares it."""
+
+    owner: str
+    contract: Contract
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a seam stands. `absent`: its package is not there, so there was nothing to judge."""
+
+    seam: Seam
+    problems: tuple[Problem, ...] = ()
+    absent: bool = False
+
+    @property
+    def level(self) -> Level:
+        return max((problem.level for problem in self.problems), default=Level.GREEN)
+
+
+def host_seams() -> list[Seam]:
+    """What the host itself rests on."""
+    names = sorted(module.name for module in pkgutil.iter_modules(contracts.__path__))
+    modules = (importlib.import_module(f"{contracts.__name__}.{name}") for name in names)
+    return [Seam(module.__name__, contract) for module in modules for contract in module.CONTRACTS]
+
+
+def plugin_seams(manager: pluggy.PluginManager, config: Mapping[str, Any] | None) -> list[Seam]:
+    """What the plugins rest on under `config`, or under any configuration (None)."""
+    asked = {"config": config}
+    seams = []
+    for impl in manager.hook.fuse_contracts.get_hookimpls():
+        declared: Any = impl.function(*(asked[name] for name in impl.argnames))
+        seams += [Seam(f"plugin {impl.plugin_name}", contract) for contract in declared]
+    return seams
+
+
+def judge_all(seams: Iterable[Seam], tree: SourceTree) -> list[Verdict]:
+    """A verdict per seam, in order."""
+    return [
+        Verdict(seam, tuple(judge(seam.contract, tree)))
+        if package(seam.contract) in tree.roots
+        else Verdict(seam, absent=True)
+        for seam in seams
+    ]
+
+
+def lines(verdicts: Iterable[Verdict], level: Level) -> list[str]:
+    """The problems of one level, one line each, what most contracts need first; what is missing altogether is named once."""
+    counted: dict[str, int] = {}
+    for verdict in verdicts:
+        for problem in verdict.problems:
+            if problem.level is level:
+                line = problem.text if problem.missing else f"{label(verdict.seam.contract)}: {problem.text}"
+                counted[line] = counted.get(line, 0) + 1
+    ordered = sorted(counted.items(), key=lambda item: -item[1])
+    return [line if count == 1 else f"{line} ({count} contracts)" for line, count in ordered]

@@ -1,0 +1,35 @@
+"""Checks the configuration in the driver, before Ray or any worker is started.
+
+The config group `fuse` installs this as a Hydra callback, so it also runs under verl's own `main_ppo`. Hydra turns exceptions of
+callbacks into warnings; therefore a refusal leaves through SystemExit.
+"""
+
+import sys
+import traceback
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.start.compat.start import require_contracts, require_version
+from verl_fuse.host.start.settings import load_settings
+
+
+class Preflight(Callback):
+    """Refuses an unsupported verl, a broken contract or a bad `fuse` block with one message and exit code 2; says what is set for nothing."""
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            require_version()
+            settings = load_settings(config)
+            require_contracts(settings.manager, config)
+            for line in settings.idle:
+                print(f"verl-fuse: warning: {line}", file=sys.stderr, flush=True)
+        except FuseError as error:
+            print(f"verl-fuse: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from error
+        except Exception as error:
+            traceback.print_exc()
+            print("verl-fuse: the configuration could not be checked, see above", file=sys.stderr, flush=True)
+            raise SystemExit(2) from error

@@ -1,0 +1,165 @@
+"""The `fuse` block of a verl configuration, checked in full before anything is started.
+
+Imports neither verl nor ray, so that the driver can refuse a bad configuration before Ray is up.
+"""
+
+import json
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pluggy
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_fuse import plugins
+from verl_fuse.errors import FuseError
+from verl_fuse.host.start.applied_plan import apply_plan, checked_plan
+from verl_fuse.host.start.micro_batches import micro_batch_refusals
+from verl_fuse.spec.block import bounded, nearest, read_block, waiting, without_effect
+from verl_fuse.spec.plan import Plan, Setting
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CoreBlock:
+    """Keys directly under `fuse`; each is described in config/fuse/default.yaml."""
+
+    run_dir: str | None = None
+    plan: str | None = None
+    disabled_plugins: tuple[str, ...] = ()
+    poll_interval: float = field(default=0.05, metadata=bounded(minimum=0.001, maximum=60.0))
+    stall_timeout: float = field(default=7200.0, metadata=waiting())
+    call_timeout: float = field(default=14400.0, metadata=waiting())
+    replica_timeout: float = field(default=300.0, metadata=waiting())
+    weight_sync_timeout: float = field(default=600.0, metadata=waiting())
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The core block, one block per plugin, the plugins themselves, and the keys that a plan sets in verl's configuration; `idle` says of features that
+    are off which of their keys are set for nothing."""
+
+    core: CoreBlock
+    blocks: Mapping[str, Any]
+    manager: pluggy.PluginManager
+    run_dir: Path
+    overrides: Mapping[str, Setting] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
+
+
+def load_settings(config: DictConfig) -> Settings:
+    """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting."""
+    node = _fuse_node(config)
+    problems: list[str] = []
+    core_names = {f.name for f in fields(CoreBlock)}
+    own = {key: value for key, value in node.items() if key in core_names}
+    core = _read(problems, read_block, CoreBlock, own, "fuse") or CoreBlock()
+    manager = plugins.load(core.disabled_plugins)
+    schema = plugins.config_blocks(manager)
+    plan = _read(problems, _plan, core, config, node)
+    read = {name: _read(problems, read_block, block, node.get(name), f"fuse.{name}") for name, block in schema.items()}
+    problems += _unknown(node, core, core_names | set(schema))
+    checked = _without(_as_planned(config, plan, node), [name for name, block in read.items() if block is None])
+    problems += _read(problems, _problems, manager, checked) or ()
+    if problems:
+        raise FuseError(*problems)
+    blocks: dict[str, Any] = dict(read)
+    idle = tuple(line for name, block in blocks.items() for line in _idle(f"fuse.{name}", block))
+    run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir", default="fuse_run")
+    return Settings(core, blocks, manager, Path(run_dir).absolute(), plan.overrides if plan else {}, idle)
+
+
+def _read(problems: list[str], read: Callable[..., T], *arguments: Any) -> T | None:
+    """What `read(*arguments)` returns; None where it refuses, its problems then being added to `problems`."""
+    try:
+        return read(*arguments)
+    except FuseError as error:
+        problems.extend(error.args)
+        return None
+
+
+def _unknown(node: Mapping[str, Any], core: CoreBlock, known: Collection[str]) -> Iterator[str]:
+    for key, value in node.items():
+        if key in known:
+            continue
+        if key in core.disabled_plugins:
+            if isinstance(value, dict) and value.get("enabled"):
+                yield f"fuse.{key}.enabled=true, but fuse.disabled_plugins leaves the plugin {key!r} out: drop one of the two"
+            continue
+        allowed = ", ".join(sorted(known))
+        yield f"fuse.{key}: unknown key{nearest(key, known)}; allowed: {allowed}. A plugin's block needs the plugin to be installed and not disabled"
+
+
+def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[str]:
+    try:
+        found = [problem for found in manager.hook.fuse_validate(config=config) for problem in found or ()]
+        return list(map(str, [*found, *micro_batch_refusals(config)]))
+    except (ArithmeticError, LookupError, TypeError, ValueError, OmegaConfBaseException) as error:
+        # A value of a type nobody expects; the line that met it names the key.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise FuseError(
+            f"this configuration cannot be checked: {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}: {frame.line})"
+        ) from error
+
+
+def _idle(where: str, block: Any) -> Iterator[str]:
+    for why, found in without_effect(block).items():
+        keys = ", ".join(f"{where}.{key}={value!r}" for key, value in found.items())
+        yield f"{keys}: no effect while {' and '.join(f'{where}.{key}={_written(value)}' for key, value in why)}"
+
+
+def _written(value: Any) -> str:
+    """As YAML has it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _without(config: DictConfig, refused: Sequence[str]) -> DictConfig:
+    """The configuration with nothing in the blocks that are `refused` but whether they are on: what else the run lacks is found beside their bad values."""
+    if not refused:
+        return config
+    config = deepcopy(config)
+    for name in refused:
+        enabled = OmegaConf.select(config, f"fuse.{name}.enabled") is True
+        OmegaConf.update(config, f"fuse.{name}", {"enabled": enabled}, merge=False, force_add=True)
+    return config
+
+
+def _as_planned(config: DictConfig, plan: Plan | None, node: Mapping[str, Any]) -> DictConfig:
+    """The configuration that a run with this plan has: what is refused there is refused before it starts."""
+    if plan is None:
+        return config
+    config = deepcopy(config)
+    apply_plan(config, plan.overrides)
+    if "interstage" in plan.features:
+        threshold = node["interstage"]["migration_threshold"]
+        OmegaConf.update(config, "fuse.interstage.migration_threshold", threshold, force_add=True)
+    return config
+
+
+def _plan(core: CoreBlock, config: DictConfig, node: dict[str, Any]) -> Plan | None:
+    """The plan the configuration names, checked; its migration threshold goes into `node`, unless one is set there."""
+    if core.plan is None:
+        return None
+    enabled = {name for name, block in node.items() if isinstance(block, dict) and block.get("enabled") is True}
+    plan = checked_plan(Path(core.plan), config, enabled)
+    if "interstage" in plan.features and node["interstage"].get("migration_threshold") is None:
+        node["interstage"]["migration_threshold"] = plan.migration_threshold or None
+    return plan
+
+
+def _fuse_node(config: DictConfig) -> dict[str, Any]:
+    node = config.get("fuse") if isinstance(config, DictConfig) else None
+    if node is None:
+        return {}
+    try:
+        data = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    except OmegaConfBaseException as error:
+        raise FuseError(f"fuse: cannot be resolved: {error}") from error
+    if not isinstance(data, dict):
+        raise FuseError(f"fuse={data!r}: needs a block; compose it with +fuse=default")
+    return {str(key): value for key, value in data.items()}

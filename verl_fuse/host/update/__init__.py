@@ -1,0 +1,1 @@
+"""The update of actor and critic."""

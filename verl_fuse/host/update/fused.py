@@ -1,0 +1,87 @@
+"""Updates critic and actor in one call to their workers.
+
+verl's `_update_critic` and `_update_actor` run unchanged, side by side: each prepares its batch and calls its worker group, both calls become one,
+and each goes on with its own model's output and metrics.
+
+Every model is updated once per step, on the same rows, split over its own data-parallel ranks, with the same metadata as by verl's two calls.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from transfer_queue import KVBatchMeta
+from verl.single_controller.base.decorator import collect_lazy_compute_data_proto, dispatch_lazy_compute_data_proto
+
+from verl_fuse.host.record.spans import Recorder
+from verl_fuse.host.update.joint import JointCalls
+from verl_fuse.host.update.report import Order, RankReport
+from verl_fuse.host.update.schedules import Solve, UpdateSchedules
+
+logger = logging.getLogger(__name__)
+
+# The RPC mesh each model's batch is dispatched over (verl/workers/engine_workers.py).
+_MESH = {"critic": "train", "actor": "actor"}
+
+
+class FusedUpdate:
+    """`groups`: the worker groups of "actor" and "critic"; `timeout`: seconds a rank may wait within an update."""
+
+    def __init__(self, groups: Mapping[str, Any], solve: Solve, timeout: float, recorder: Recorder) -> None:
+        self._groups = groups
+        self._schedules = UpdateSchedules(solve)
+        self._timeout = timeout
+        self._recorder = recorder
+        self.metrics: dict[str, float] = {}
+
+    def run(self, trainer: Any, jobs: Mapping[str, Callable[[], Any]]) -> None:
+        """Run verl's update methods of `trainer` (by model), with one call to the workers."""
+        calls = JointCalls(self._call)
+
+        def train_mini_batch(batch: KVBatchMeta) -> Any:
+            output = calls.call(batch)
+            return SimpleNamespace(get=lambda: output)
+
+        groups = trainer.critic_wg, trainer.actor_rollout_wg
+        trainer.critic_wg = SimpleNamespace(train_mini_batch=train_mini_batch)
+        trainer.actor_rollout_wg = SimpleNamespace(update_actor=calls.call)
+        try:
+            calls.run(jobs)
+        finally:
+            trainer.critic_wg, trainer.actor_rollout_wg = groups
+
+    def close(self) -> None:
+        """Wait for the schedule that is being solved, if one is."""
+        self._schedules.wait()
+
+    def _call(self, batches: dict[str, KVBatchMeta]) -> dict[str, Any]:
+        schedules = self._schedules.ready()
+        order = Order(bool(schedules), {counts: found.to_json() for counts, found in schedules.items()}, self._timeout)
+        shares = {
+            model: dispatch_lazy_compute_data_proto(_MESH[model], group, batches[model])[0][0]
+            for model, group in self._groups.items()
+        }
+        critic = self._groups["critic"]
+        outputs = critic.fused_update(shares["critic"], shares["actor"], [order] * critic.world_size)
+        reports: list[RankReport] = [report for _, _, report in outputs]
+        self._schedules.learn(reports)
+        self._record(reports, [schedules[counts].makespan for counts in reports[0].counts if counts in schedules])
+        return {
+            model: collect_lazy_compute_data_proto(_MESH[model], self._groups[model], [output[i] for output in outputs])
+            for i, model in enumerate(("critic", "actor"))
+        }
+
+    def _record(self, reports: list[RankReport], predicted: list[float]) -> None:
+        for report in reports:
+            for span in report.spans:
+                self._recorder.add(span)
+        ops = [span for report in reports for span in report.spans if "predicted" not in span.args]
+        calls = reports[0].counts
+        self.metrics = {
+            "fuse/pipeline_calls": float(len(calls)),
+            "fuse/pipeline_fused_calls": float(reports[0].fused),
+            "fuse/pipeline_seconds": max(span.end for span in ops) - min(span.start for span in ops),
+            "fuse/pipeline_predicted_seconds": sum(predicted),
+            "fuse/pipeline_schedules_solved": float(self._schedules.solved),
+        }

@@ -1,0 +1,1 @@
+"""Weights on their way: to replicas, to slices, between layouts."""

@@ -1,0 +1,107 @@
+"""Weights from training ranks to rollout replicas on the same devices: each rank gets what the vLLM worker beside it loads, straight from the
+ranks that hold it. verl's own sync gathers every parameter on every rank first.
+
+Invariants (tests/integration/test_weight_sync.py):
+- vLLM loads the same numbers as after verl's own sync;
+- a rank that dies or stands still ends the sync on every rank, within the timeout, with its name; what was loaded by then is never generated with,
+  as replicas stay asleep and the step ends with the error.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.record.spans import remote_recorder
+from verl_fuse.host.weights.sync.trained import own_shards, trained
+from verl_fuse.reshard.loadable import Loadable
+from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.runtime.reshard.nodes import node_numbers
+from verl_fuse.runtime.reshard.options import Options
+from verl_fuse.runtime.reshard.port import open_port
+from verl_fuse.runtime.reshard.stream import Route, Stream
+from verl_fuse.runtime.watch import Watch
+
+# Types of a rollout's elements.
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# The version of a sync that verl gives no step.
+UNNUMBERED = -1
+
+
+def shard_sync_worker_class(base: type, options: Options) -> type:
+    """A subclass of verl's actor worker whose sync with its own rollout sends shards."""
+
+    @functools.wraps(base.update_weights)  # type: ignore[attr-defined]
+    async def update_weights(self: Any, global_steps: int | None = None, mode: str = "auto") -> Any:
+        # By value in another process, this function must find that process's module.
+        from verl_fuse.host.weights.sync import hybrid
+
+        if mode != "naive":
+            return await base.update_weights(self, global_steps=global_steps, mode=mode)  # type: ignore[attr-defined]
+        with hybrid.exporting(self, UNNUMBERED if global_steps is None else global_steps, options):
+            return await base.update_weights(self, global_steps=global_steps, mode=mode)  # type: ignore[attr-defined]
+
+    return type(f"ShardSync{base.__name__}", (base,), {"__doc__": base.__doc__, "update_weights": update_weights})
+
+
+@contextmanager
+def exporting(worker: Any, version: int, options: Options) -> Iterator[None]:
+    """While this lasts, the actor's engine exports what this rank's vLLM worker loads; an error if that was not all taken."""
+    engine, rollout = worker.actor.engine, worker.config.rollout
+    opened, layout, stream = worker.__dict__.get("_verl_fuse_stream", (0, None, None))
+    # A Megatron engine has no mesh, and never another layout.
+    mesh = getattr(engine, "device_mesh", None)
+    if stream is None or layout is not mesh:
+        # The engine has another layout than at the last sync (host/layouts), or this is the first one.
+        if stream is not None:
+            stream.close()
+        engines = Vllm(rollout.tensor_model_parallel_size, worker.world_size // rollout.tensor_model_parallel_size)
+        bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
+        node = ray.util.get_node_ip_address()
+        store: Any = PrefixStore(f"verl_fuse/sync {opened}", dist.distributed_c10d._get_default_store())
+        stream = open_stream(engine, engines, DTYPES[rollout.dtype], bucket, store=store, node=node, options=options)
+        worker._verl_fuse_stream = (opened + 1, mesh, stream)
+    arriving = stream.run(own_shards(engine), version)
+    engine.get_per_tensor_param = lambda **_: (arriving, None)
+    with remote_recorder().span("shards", f"rank {worker.rank}", "sync", version=version) as seen:
+        try:
+            yield
+        finally:
+            del engine.get_per_tensor_param
+            # If vLLM did not take everything, the other ranks learn it now.
+            arriving.close()
+        stream.stamp.require(version)
+        seen["received_bytes"] = sum(report.received_bytes for report in stream.reports)
+
+
+def open_stream(
+    engine: Any, engines: Vllm, dtype: torch.dtype, bucket_bytes: int, *, store: Any, node: str, options: Options
+) -> Stream:
+    """Collective over all training ranks; rank i serves rank i of `engines`. `store` reaches all of them, `node` names this rank's node."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if engines.devices != size:
+        raise FuseError(
+            f"weight sync: replicas {engines} have {engines.devices} ranks, training has {size}; needs as many"
+        )
+    found = trained(engine)
+    watch = Watch("weight sync", store, rank, range(size), options.timeout, "weight sync")
+    nodes = node_numbers(watch, node)
+    route = Route(
+        found.weights,
+        found.placed,
+        Placed.at(Loadable(engines)),
+        nodes,
+        dtype,
+        bucket_bytes,
+        options.checksums,
+    )
+    port_store = PrefixStore("verl_fuse/weight sync/port", store)
+    port = open_port(port_store, rank, size, "gloo" if found.device == "cpu" else "nccl")
+    return Stream(f"rollout rank {rank}", route, rank, port, watch, found.device)

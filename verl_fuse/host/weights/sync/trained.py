@@ -1,0 +1,89 @@
+"""What an engine of verl holds, as a layout of `verl_fuse.reshard`: FSDP2's here, Megatron's in a module that needs Megatron.
+
+Invariants (tests/integration/test_weight_sync.py, test_megatron_weight_sync.py):
+- shards are read where they are: nothing is gathered, nothing is copied;
+- a model or a sharding that is not known is a FuseError naming it before anything is sent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from verl_fuse.errors import FuseError
+from verl_fuse.reshard.fsdp import Fsdp
+from verl_fuse.reshard.parameters import Weights, weights_of
+from verl_fuse.reshard.sharding import Placed
+from verl_fuse.spec.model import Model
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model's parameters, and who has which part; `device` is the type of device they are trained on."""
+
+    weights: Weights
+    placed: Placed
+    device: str
+
+
+def trained(engine: Any) -> Trained:
+    """Of a verl engine, after its model is built; the same on every rank."""
+    config = engine.model_config.hf_config
+    weights = weights_of(Model.from_hf(config.to_dict(), config.model_type), config.model_type)
+    if _is_megatron(engine):
+        from verl_fuse.host.weights.sync import megatron
+
+        device = next(iter(megatron.own_shards(engine).values())).device.type
+        return Trained(weights, megatron.placed(engine, weights), device)
+    state = engine.module.state_dict()
+    _check_names(weights, state)
+    meshes = {layout_of(name, state[name]) for name in weights.index}
+    if len(meshes) > 1:
+        raise FuseError(f"weight sync: parameters are sharded in {len(meshes)} ways; needs one for all of them")
+    sharding, ranks = meshes.pop()
+    return Trained(weights, Placed(sharding, ranks), state[weights.parameters[0].name].device_mesh.device_type)
+
+
+def own_shards(engine: Any) -> dict[str, torch.Tensor]:
+    """This rank's part of every parameter, by name; the tensors are the engine's own."""
+    if _is_megatron(engine):
+        from verl_fuse.host.weights.sync import megatron
+
+        return megatron.own_shards(engine)
+    return {name: tensor.to_local().detach() for name, tensor in engine.module.state_dict().items()}
+
+
+def _is_megatron(engine: Any) -> bool:
+    # Megatron's model is a list of the pipeline's parts on this rank.
+    return isinstance(engine.module, list)
+
+
+def _check_names(weights: Weights, state: Mapping[str, Any]) -> None:
+    # A tied head is the embedding under a second name.
+    tied = {"lm_head.weight"} if weights.model.tied_embeddings else set()
+    unknown = sorted(state.keys() - weights.index.keys() - tied)
+    missing = sorted(weights.index.keys() - state.keys())
+    if unknown or missing:
+        raise FuseError(
+            f"weight sync: of the model's parameters {unknown[:3]} are not known ({len(unknown)} in all), "
+            f"and {missing[:3]} are missing ({len(missing)}); needs those of a plain {weights.model.name}"
+        )
+
+
+def layout_of(name: str, tensor: Any) -> tuple[Fsdp, tuple[int, ...]]:
+    """How FSDP2 has sharded a tensor, and over which ranks."""
+    if not isinstance(tensor, DTensor):
+        raise FuseError(
+            f"weight sync: parameter {name!r} is a {type(tensor).__name__}; needs FSDP2, whose are DTensors"
+        )
+    mesh, placements = tensor.device_mesh, tuple(tensor.placements)
+    ranks = tuple(mesh.mesh.flatten().tolist())
+    if placements == (Shard(0),):
+        return Fsdp(mesh.size(0)), ranks
+    if placements == (Replicate(), Shard(0)):
+        return Fsdp(mesh.size(1), mesh.size(0)), ranks
+    raise FuseError(
+        f"weight sync: parameter {name!r} is placed {placements}; needs (Shard(0),) or (Replicate(), Shard(0))"
+    )
