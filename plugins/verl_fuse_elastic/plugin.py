@@ -126,13 +126,13 @@ def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:
 @hookimpl
 def fuse_setup(trainer: Any) -> None:
     global _active, _state
-    _active, _state = trainer.settings.blocks["elastic"], State()
+    _active, _state = trainer.block("elastic"), State()
     if not _active.enabled:
         return
-    views = trainer.replicas.views()
+    views = trainer.replica_views()
     _state.replicas = _state.running = len(views)
     _state.capacity = min((view.capacity for view in views), key=lambda capacity: capacity.tokens)
-    _state.devices = trainer.replicas.devices_each
+    _state.devices = trainer.devices_each
     _state.limit = trainer.config.actor_rollout_ref.rollout.response_length
     for key in ("min_replicas", "max_replicas"):
         if (wanted := getattr(_active, key) or 0) > _state.replicas + _active.standalone:

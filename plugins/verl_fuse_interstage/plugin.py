@@ -69,7 +69,7 @@ def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:
 @hookimpl
 def fuse_setup(trainer: Any) -> None:
     global _active, _state
-    _active, _state = trainer.settings.blocks["interstage"], State()
+    _active, _state = trainer.block("interstage"), State()
     if not _active.enabled:
         return
     _active, left_out = in_force(_active, trainer.streamed_stages)
@@ -84,12 +84,12 @@ def fuse_setup(trainer: Any) -> None:
         from verl_fuse_interstage.auto import AutoThreshold
 
         rollout = trainer.config.actor_rollout_ref.rollout
-        views = trainer.replicas.views()
+        views = trainer.replica_views()
         longest = rollout.prompt_length + rollout.response_length
         least = min((view.capacity for view in views), key=lambda capacity: capacity.tokens)
         _state.auto = AutoThreshold(len(views), least, longest)
         _state.auto.warm_up()
-        _state.devices = trainer.replicas.devices_each
+        _state.devices = trainer.devices_each
 
 
 @hookimpl

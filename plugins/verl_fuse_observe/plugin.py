@@ -27,7 +27,7 @@ def fuse_config() -> type:
 @hookimpl
 def fuse_setup(trainer: Any) -> None:
     global _config
-    _config = trainer.settings.blocks["observe"]
+    _config = trainer.block("observe")
 
 
 @hookimpl

@@ -44,7 +44,7 @@ def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type
 
 @hookimpl
 def fuse_setup(trainer: Any) -> None:
-    block: PipelineConfig = trainer.settings.blocks["pipeline"]
+    block: PipelineConfig = trainer.block("pipeline")
     if not block.enabled or block.schedule == "serial":
         return
     # The solvers take a second to import.

@@ -61,7 +61,7 @@ def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> Gene
 
 @hookimpl
 def fuse_setup(trainer: Any) -> None:
-    if trainer.settings.blocks["realloc"].schedule:
+    if trainer.block("realloc").schedule:
         trainer.use_layouts(schedule.Schedule.read(partial(_get, trainer.config)).wanted)
 
 

@@ -57,11 +57,7 @@ HOLDS = {
         "replica": REPLICA,
         "actor": "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer",
     },
-    "host/trainer.py": {
-        "manager": "verl.workers.rollout.llm_server:LLMServerManager",
-        "replica": REPLICA,
-        "batch": META,
-    },
+    "record/journal.py": {"batch": META},
     "upstream/dispatch.py": {"worker_group": "verl.single_controller.base.worker_group:WorkerGroup"},
     "host/assembly.py": {
         "trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
@@ -151,6 +147,7 @@ HOLDS = {
     },
     "megatron/lane.py": {"self._config": "megatron.core.transformer.transformer_config:TransformerConfig"},
     "update/fused.py": {
+        "batch": META,
         "trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
         "critic": "verl.single_controller.ray.base:RayWorkerGroup",
     },
@@ -161,7 +158,7 @@ OTHERS = {
     "upstream/watchdog.py": {("actor", "__ray_call__")},
     "upstream/dispatch.py": {("worker_group", "_query_dispatch_info")},
     "rollout/routing.py": {("worker", "__ray_call__")},
-    "host/assembly.py": {("trainer", "recorder"), ("trainer", "settings"), ("trainer", "replicas")},
+    "host/assembly.py": {("trainer", "journal"), ("trainer", "settings"), ("trainer", "replicas")},
     "standalone/weights.py": {("worker", "__ray_call__")},
     "megatron/fusion.py": {("engine", "view")},
     "update/fused.py": {("critic", "fused_update")},

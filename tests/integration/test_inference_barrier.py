@@ -281,15 +281,19 @@ def sliced(stages, slices):
         def lane(name):
             return lanes.enter_context(Lane(name, Recorder(lambda span: None), timeout=60.0))
 
-        yield SampleInference(
+        inference = SampleInference(
             lane=lane("train"),
             calls=stages,
             dp_size=2,
             multiples={"ref": 2, "values": 2},
             fields={"ref": ("ref_log_prob",), "values": ("values",)},
             extra_info={"temperature": 1.0},
-            slices=[SliceLane(lane(f"slice {n}"), one, dp_size=1, multiple=1) for n, one in enumerate(slices)],
         )
+        assert [view.name for view in inference.view(())] == ["train"]
+        inference.use_slices(
+            [SliceLane(lane(f"slice {n}"), one, dp_size=1, multiple=1) for n, one in enumerate(slices)]
+        )
+        yield inference
 
 
 def test_slices_compute_all_stages_of_a_sample_once(sliced, slices, stages, batch):
@@ -359,7 +363,6 @@ def test_slices_with_nothing_to_do_take_over_stages_of_the_last_samples(sliced, 
 
 
 def test_only_slices_of_released_replicas_are_offered(sliced):
-    assert [view.name for view in sliced.view(None)] == ["train"]
     assert sliced.view(()) == ()
     (offered,) = sliced.view((1,))
     assert (offered.name, offered.multiple, offered.released) == ("slice 1", 1, True)

@@ -121,7 +121,7 @@ class Routed:
         self.replicas = Replicas(
             manager, checkpoints, Recorder(lambda span: None), TIMEOUT, max_num_seqs=64, sequence_tokens=116
         )
-        self.routing = Routing(manager, self.replicas, TIMEOUT)
+        self.routing = Routing(manager, self.replicas, TIMEOUT, SAMPLES)
         addresses = {address: rank for rank, address in enumerate(manager.get_addresses())}
         self.client = FuseLLMServerClient(
             CONFIG, manager.global_load_balancer, replicas=addresses, warm_prefix_tokens=warm

@@ -10,7 +10,8 @@ pytest.importorskip("verl")
 with warnings.catch_warnings():
     # Ray and its dependencies warn when they are imported.
     warnings.simplefilter("ignore")
-    from verl_fuse.host.trainer import FuseTrainer
+    from verl_fuse.host.assembly import exports_on_devices
+    from verl_fuse.host.inference.refresh import SliceRefresh
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -35,7 +36,10 @@ def test_an_offloaded_shard_of_fsdp1_is_left_before_the_replicas_wake(overrides,
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides)
     seen = []
-    trainer = SimpleNamespace(config=config, _refresh_slices=lambda: seen.append("slices"))
-    with FuseTrainer._refreshed_slices(trainer):
-        seen.append("replicas")
+    slices = SimpleNamespace(load=lambda weights: seen.append("slices"))
+    lane = SimpleNamespace(submit=lambda work, what: work, recorded=lambda *args: None)
+    part = SliceRefresh(slices, lane, dict, exports_on_devices(config))
+    part.before_weight_sync(1)
+    seen.append("replicas")
+    part.after_weight_sync(1)
     assert seen == order

@@ -5,20 +5,48 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+import ray
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import Role
 
 from verl_fuse.host.inference.lane import Lane
-from verl_fuse.host.inference.samples import SampleInference, SliceLane, StageCall
+from verl_fuse.host.inference.samples import SampleInference, StageCall
 from verl_fuse.host.inference.slices import Slices, SliceSetup
 from verl_fuse.host.inference.stages import STAGE_FIELDS, micro_batch, streamed_stages
+from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.standalone.pool import StandalonePool
 from verl_fuse.host.upstream.dispatch import data_parallel_size
+from verl_fuse.host.worker import recording_worker_class
 from verl_fuse.spec.step import Stage
 
 # The RPC mesh each stage's batch is dispatched over (verl/workers/engine_workers.py).
 _MESH: dict[Stage, str] = {"old_log_prob": "actor", "ref": "ref", "values": "train"}
 ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
+
+
+def worker_classes(trainer: Any) -> dict[Role, Any]:
+    """The worker classes of the trained models by role: those that plugins choose, recording what each rank runs."""
+    found = {}
+    for role, remote_class in trainer.role_worker_mapping.items():
+        model = "actor" if role in ACTOR_ROLES else "critic" if role is Role.Critic else None
+        if model is not None:
+            stock, hook = remote_class.__ray_actor_class__, trainer.settings.manager.hook
+            chosen = hook.fuse_worker_class(model=model, base=stock, config=trainer.config) or stock
+            found[role] = ray.remote(recording_worker_class(model, chosen))
+    return found
+
+
+def build_replicas(trainer: Any) -> Replicas:
+    """The rollout replicas on the training devices."""
+    rollout = trainer.config.actor_rollout_ref.rollout
+    return Replicas(
+        trainer.llm_server_manager,
+        trainer.checkpoint_manager,
+        trainer.journal.recorder,
+        trainer.settings.core.replica_timeout,
+        max_num_seqs=rollout.max_num_seqs,
+        sequence_tokens=rollout.prompt_length + rollout.response_length,
+    )
 
 
 def stages_of(trainer: Any) -> tuple[Stage, ...]:
@@ -56,10 +84,8 @@ def extra_info(trainer: Any) -> Mapping[str, Any]:
     return {"temperature": trainer.config.actor_rollout_ref.rollout.temperature}
 
 
-def sample_inference(
-    trainer: Any, lane: Lane, calls: Mapping[Stage, StageCall], slices: Sequence[SliceLane] = ()
-) -> SampleInference:
-    """Inference on the training workers' `lane` through verl's stage methods `calls`, and on `slices`."""
+def sample_inference(trainer: Any, lane: Lane, calls: Mapping[Stage, StageCall]) -> SampleInference:
+    """Inference on the training workers' `lane` through verl's stage methods `calls`."""
     stages = stages_of(trainer)
     sizes = {stage: _data_parallel_size(trainer, stage) for stage in stages}
     return SampleInference(
@@ -69,7 +95,6 @@ def sample_inference(
         multiples={stage: sizes[stage] * micro_batch(trainer.config, stage, trainer.ref_in_actor) for stage in stages},
         fields=STAGE_FIELDS,
         extra_info=extra_info(trainer),
-        slices=slices,
     )
 
 
@@ -99,7 +124,9 @@ def build_standalone(trainer: Any, most: int, launch_timeout: float) -> Standalo
         )
 
     core = trainer.settings.core
-    return StandalonePool(build, most, trainer.replicas, trainer.recorder, launch_timeout, core.weight_sync_timeout)
+    return StandalonePool(
+        build, most, trainer.replicas, trainer.journal.recorder, launch_timeout, core.weight_sync_timeout
+    )
 
 
 def _critic_configuration(trainer: Any) -> Any:
@@ -122,4 +149,4 @@ def build_slices(trainer: Any) -> Slices:
     (role,) = [role for role in ACTOR_ROLES if role in trainer.role_worker_mapping]
     pool = trainer.resource_pool_manager.get_resource_pool(role)
     size = trainer.llm_server_manager.get_replicas()[0].world_size
-    return Slices(setup, pool, size, trainer.recorder, trainer.settings.core.call_timeout)
+    return Slices(setup, pool, size, trainer.journal.recorder, trainer.settings.core.call_timeout)

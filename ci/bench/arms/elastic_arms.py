@@ -31,16 +31,16 @@ def _switch_arms(module: Any) -> None:
     def on_step_begin(self: Any) -> None:
         if self.global_steps == 1:
             pin_replicas(self)
-            self._asking = {name: getattr(self._policy, name) for name in POLICIES}
+            self._asking = {name: getattr(self.director.policy, name) for name in POLICIES}
         elastic = arm(self.global_steps) == "elastic"
         for name in POLICIES:
-            setattr(self._policy, name, self._asking[name] if elastic else lambda *args: None)
+            setattr(self.director.policy, name, self._asking[name] if elastic else lambda *args: None)
         begin(self)
 
     def _compute_metrics(self: Any, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
         end(self, batch, metrics, *args, **kwargs)
         step, n = self.global_steps, plan()["samples_per_prompt"]
-        asked = sorted(length(step, sample // n, sample % n) for sample in range(self._expected_samples))
+        asked = sorted(length(step, sample // n, sample % n) for sample in range(self.journal.step.expected))
         got = sorted(tag["response_len"] for tag in batch.tags if not tag.get("is_padding"))
         spent = {kind: metrics[f"fuse/device_seconds_{kind}"] for kind in ("busy", "idle", "parked")}
         record = {
@@ -53,7 +53,7 @@ def _switch_arms(module: Any) -> None:
             "predicted": metrics.get("fuse/elastic_predicted_seconds") if arm(step) == "elastic" else None,
             "moved": metrics["fuse/migrations"],
             "prefills": metrics["fuse/prefills_per_prompt_token"],
-            "lost": self._account.missing,
+            "lost": self.journal.step.account.missing,
             "whole": got == asked,
             "fallbacks": metrics["fuse/fallbacks"],
         }

@@ -50,18 +50,23 @@ def _pin_devices(trainer: Any) -> None:
     import ray
 
     cores = pin_replicas(trainer)
-    for number, group in enumerate(trainer._slices._groups):
+    for number, group in enumerate(_refresh(trainer)._slices._groups):
         pin(ray.get([w.__ray_call__.remote(lambda _: os.getpid()) for w in group.workers]), cores[number])
     for workers in (trainer.actor_rollout_wg.workers, trainer.critic_wg.workers):
         for rank, worker in enumerate(workers):
             pin([ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))], cores[rank])
 
 
+def _refresh(trainer: Any) -> Any:
+    (part,) = trainer.parts
+    return part
+
+
 def _switch_arms(module: Any) -> None:
     fused: Any = module.FuseTrainer
     stock: Any = module.PPOTrainerSync
-    refresh, begin, poll = fused._refresh_slices, fused.on_step_begin, fused._on_poll
-    sampled, balance, advantage, end = (
+    begin, sampled, balance, advantage, end = (
+        fused.on_step_begin,
         fused.on_sample_end,
         fused._balance_batch,
         fused._compute_advantage,
@@ -71,19 +76,17 @@ def _switch_arms(module: Any) -> None:
     def on_step_begin(self: Any) -> None:
         if self.global_steps == 1:
             _pin_devices(self)
-            self._ask_migration = self._policy.migration
+            _refresh(self).before_weight_sync = _refresh(self).after_weight_sync = lambda step: None
+            self._ask_migration, self._look = self.director.policy.migration, self.director.look
         self._arm = arm(self.global_steps)
-        self._policy.migration = self._ask_migration if self._arm == "fused" else lambda view: None
+        self.director.look = self._look if self._arm != "stock" else lambda watch: None
+        self.director.policy.migration = self._ask_migration if self._arm == "fused" else lambda view: None
         self._marks = {"begin": time.monotonic()}
         if self._arm != "stock":
-            refresh(self)
+            _refresh(self)._refresh()
         self._marks["refreshed"] = time.monotonic()
         self._spent = _cpu_seconds()
         begin(self)
-
-    def _on_poll(self: Any, watch: Any) -> None:
-        if self._arm != "stock":
-            poll(self, watch)
 
     def on_sample_end(self: Any) -> None:
         self._marks["generated"] = time.monotonic()
@@ -94,9 +97,7 @@ def _switch_arms(module: Any) -> None:
         if self._arm != "stock":
             return balance(self, batch, metrics, *args, **kwargs)
         batch = stock._balance_batch(self, batch, metrics, *args, **kwargs)
-        self._account = module.account(
-            self.global_steps, batch.keys, batch.tags, self._expected_samples, self.global_steps - 1
-        )
+        self.journal.account(self.settings.run_dir, batch, replayed=False)
         return batch
 
     def either(name: str) -> Any:
@@ -117,7 +118,7 @@ def _switch_arms(module: Any) -> None:
         end(self)
         marks, step = self._marks, self.global_steps
         n = plan()["samples_per_prompt"]
-        asked = sorted(length(step, sample // n, sample % n) for sample in range(self._expected_samples))
+        asked = sorted(length(step, sample // n, sample % n) for sample in range(self.journal.step.expected))
         record = {
             "step": step,
             "arm": self._arm,
@@ -125,19 +126,18 @@ def _switch_arms(module: Any) -> None:
             "generation": marks["generated"] - marks["refreshed"],
             "inference": marks["inferred"] - marks["generated"],
             "seconds": marks["inferred"] - marks["begin"],
-            "samples": self._account.samples,
-            "lost": self._account.missing,
+            "samples": self.journal.step.account.samples,
+            "lost": self.journal.step.account.missing,
             "whole": self._lengths == asked,
             "generation_cpu": {name: round(spent, 2) for name, spent in self._spent.items() if spent >= 0.03},
         }
         with Path(plan()["measurements"]).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
-    for method in (on_step_begin, _on_poll, on_sample_end, _balance_batch, _compute_advantage, on_step_end):
+    for method in (on_step_begin, on_sample_end, _balance_batch, _compute_advantage, on_step_end):
         setattr(fused, method.__name__, method)
     for name in STAGES:
         setattr(fused, name, either(name))
-    fused._refresh_slices = lambda self: None
 
 
 on_import("verl.experimental.agent_loop", _register_agent)

@@ -75,7 +75,7 @@ def _compare_inference(trainer: Any) -> None:
         self._pair_record = {
             "step": self.global_steps,
             **_samples(batch),
-            "expected": self._expected_samples,
+            "expected": self.journal.step.expected,
             "gap": {"fused": metrics.get(GAP), "stock": found.get(GAP)},
             "differences": {name: _difference(stock[name], ours.get(name), mask) for name in stock},
             "learned": {},

@@ -30,7 +30,7 @@ def _kill(trainer, replica):
     server = trainer.llm_server_manager.get_replicas()[replica].servers[0]
     pid = ray.get(server.__ray_call__.remote(engine_process), timeout=60)
     name = Path(f"/proc/{pid}/comm").read_text().strip()
-    finished = len(trainer._watch.tags)
+    finished = len(trainer.watch.tags)
     os.kill(pid, signal.SIGKILL)
     victim.write_text(
         json.dumps({"pid": pid, "name": name, "replica": replica, "finished": finished, "time": time.time()})
@@ -39,24 +39,30 @@ def _kill(trainer, replica):
 
 def _kill_an_engine(module):
     step, *when = os.environ["KILL_ENGINE"].split(":")
-    poll, migrate = module.FuseTrainer._on_poll, module.FuseTrainer._migrate
+    begin = module.FuseTrainer.on_init_end
 
-    @functools.wraps(poll)
-    def on_poll(self, watch):
-        poll(self, watch)
-        if self.global_steps == int(step) and len(watch.tags) >= int(when[1]):
-            _kill(self, int(when[0]))
+    @functools.wraps(begin)
+    def on_init_end(self):
+        director = self.director
+        look, migrate = director.look, director.migrate
 
-    @functools.wraps(migrate)
-    def _migrate(self, migration, view):
-        if self.global_steps == int(step):
-            _kill(self, migration.survivors[0])
-        migrate(self, migration, view)
+        def looked(watch):
+            look(watch)
+            if self.global_steps == int(step) and len(watch.tags) >= int(when[1]):
+                _kill(self, int(when[0]))
 
-    if when == ["move"]:
-        module.FuseTrainer._migrate = _migrate
-    else:
-        module.FuseTrainer._on_poll = on_poll
+        def moved(migration, view):
+            if self.global_steps == int(step):
+                _kill(self, migration.survivors[0])
+            migrate(migration, view)
+
+        if when == ["move"]:
+            director.migrate = moved
+        else:
+            director.look = looked
+        begin(self)
+
+    module.FuseTrainer.on_init_end = on_init_end
 
 
 on_import("verl_fuse.host.trainer", _kill_an_engine)

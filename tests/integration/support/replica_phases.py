@@ -52,18 +52,21 @@ def engine(server) -> tuple[int, str]:
     return process.pid, ray.get_runtime_context().get_node_id()
 
 
+def _pool():
+    return _state["trainer"]._trainer.director.routing._pool
+
+
 def engines() -> dict[int, tuple[int, str]]:
     """Process and node of each standalone replica."""
-    pool = _state["trainer"]._standalone
     return {
         rank: tuple(ray.get(started.replica.servers[0].__ray_call__.remote(engine)))
-        for rank, started in pool._members.items()
+        for rank, started in _pool()._members.items()
     }
 
 
 def wait_for_launches() -> None:
     deadline = time.monotonic() + 240
-    launches = _state["trainer"]._standalone._launches
+    launches = _pool()._launches
     while not all(launch.done for launch in launches):
         if time.monotonic() > deadline:
             raise TimeoutError("no replica in 240 s")

@@ -38,12 +38,15 @@ from verl.utils import tensordict_utils as tu
 from verl_fuse.cli.composition import compose
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.errors import FuseError
+from verl_fuse.host.features import Features
 from verl_fuse.host.inference.lane import Lane
 from verl_fuse.host.inference.samples import SampleInference, SliceLane
 from verl_fuse.host.inference.stages import STAGE_FIELDS
 from verl_fuse.host.record.accounting import prepare_accounts
+from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.record.spans import Recorder, start_collector
 from verl_fuse.host.rollout.client import FuseLLMServerClient
+from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.start.settings import load_settings
@@ -84,6 +87,13 @@ def compute(stage: str, batch: KVBatchMeta) -> None:
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
 
 
+class CountingFeatures(Features):
+    """Features of a trainer whose slices are there from the start, and have no weights."""
+
+    def use_slices(self) -> None:
+        pass
+
+
 class ScheduleTrainer(FuseTrainer):
     """FuseTrainer over counting replicas."""
 
@@ -91,11 +101,8 @@ class ScheduleTrainer(FuseTrainer):
         # Not FuseTrainer's own, which builds worker groups.
         self.config, self.global_steps = config, step
         self.settings = load_settings(config)
-        self.hook = self.settings.manager.hook
-        self._spans: list[Any] = []
-        self.recorder = Recorder(self._spans.append)
-        self._policy = PolicyGuard(self.hook)
-        self._unwritten_accounts = 0
+        hook = self.settings.manager.hook
+        self.journal = Journal(hook, None)
         self.use_critic = self.use_reference_policy = True
         self.ref_in_actor = self.curr_step_profile = False
         self.timing_raw: dict[str, float] = {}
@@ -107,15 +114,21 @@ class ScheduleTrainer(FuseTrainer):
         self.replay_buffer = self._build_replay_buffer()
         backend = SimpleNamespace(backend="naive", custom_backend_module=None)
         self.checkpoint_manager = Checkpoints(backend, actor_wg=None, replicas=list(runs.manager.get_replicas()))
-        self._lane, self._slice_lanes = runs.lane, runs.slice_lanes
+        self.lane = runs.lane
+        self.inference = self._inference(runs)
         self.replicas = Replicas(
-            runs.manager, self.checkpoint_manager, self.recorder, self.settings.core.replica_timeout, 64, LONG + 16
+            runs.manager,
+            self.checkpoint_manager,
+            self.journal.recorder,
+            self.settings.core.replica_timeout,
+            64,
+            LONG + 16,
         )
-        self.hook.fuse_setup(trainer=self)
+        self.director = Director(self.journal, PolicyGuard(hook), self.replicas, self.inference)
+        self.parts = []
+        hook.fuse_setup(trainer=CountingFeatures(self))
 
-    def use_slices(self) -> None:
-        self._slices = SimpleNamespace()
-
+    def _inference(self, runs: "ScheduleRuns") -> SampleInference:
         def infer(keys: Any, tags: Any, stages: Any) -> None:
             for stage in stages:
                 compute(stage, rows(keys, tags, None))
@@ -127,18 +140,16 @@ class ScheduleTrainer(FuseTrainer):
 
             return stock
 
-        self._inference = SampleInference(
-            self._lane,
+        inference = SampleInference(
+            self.lane,
             {stage: call(stage) for stage in STAGES},
             dp_size=2,
             multiples=dict.fromkeys(STAGES, 2),
             fields=STAGE_FIELDS,
             extra_info={"temperature": 1.0},
-            slices=[SliceLane(lane, infer, 1, 1) for lane in self._slice_lanes],
         )
-
-    def _refresh_slices(self) -> None:
-        """Their models have no weights."""
+        inference.use_slices([SliceLane(lane, infer, 1, 1) for lane in runs.slice_lanes])
+        return inference
 
     def ask_for(self, schedule: Schedule) -> None:
         """What the next step generates."""
@@ -293,7 +304,7 @@ class ScheduleRuns:
             if {tags[key][f"{end}_global_steps"] for end in ("min", "max")} != {self._step - 1}:
                 outcome.faults.append(f"{sample}: wrong weights")
         outcome.trained = len(real)
-        outcome.failed = trainer._account.missing
+        outcome.failed = trainer.journal.step.account.missing
         outcome.faults += [f"{sample}: duplicated" for sample, count in seen.items() if count > 1]
         if lost := set(outcome.schedule.asked) - set(seen):
             outcome.faults.append(f"{sorted(lost)}: lost")
@@ -306,7 +317,7 @@ class ScheduleRuns:
         victims = {fault.replica for fault in schedule.faults}
         if outcome.seconds > HANGS_AFTER / 2 or "did not finish in" in error or "no progress" in error:
             outcome.faults.append(f"hung: {error}")
-        if trainer._policy.fallbacks:
+        if trainer.director.policy.fallbacks:
             outcome.faults.append("a policy failed")
         if schedule.kind == "empty batch" and not schedule.asked:
             expected = "no materializable trajectories" in error

@@ -21,8 +21,9 @@ from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.inference.completeness import require_complete
 from verl_fuse.host.inference.lane import Lane
+from verl_fuse.host.inference.micro_groups import share, split_stages, spread, top_up
 from verl_fuse.host.upstream.rows import rows, tags_of
-from verl_fuse.spec.step import LaneView, Sample, Stage
+from verl_fuse.spec.step import LaneView, Stage
 
 # A stock stage method of the trainer: computes the fields of its stage for a batch, adds metrics, returns the batch.
 StageCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
@@ -54,15 +55,19 @@ class SampleInference:
         multiples: Mapping[Stage, int],
         fields: Mapping[Stage, Sequence[str]],
         extra_info: Mapping[str, Any],
-        slices: Sequence[SliceLane] = (),
     ):
         self._lane = lane
-        self._slices = {slice.lane.name: slice for slice in slices}
+        self._slices: dict[str, SliceLane] = {}
         self._calls = calls
         self._dp_size = dp_size
         self._multiples = multiples
         self._fields = fields
         self._extra_info = extra_info
+        self.begin_step()
+
+    def use_slices(self, slices: Sequence[SliceLane]) -> None:
+        """From now on policies may use these instead of the training workers."""
+        self._slices = {slice.lane.name: slice for slice in slices}
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -84,9 +89,9 @@ class SampleInference:
         """Keys handed to a lane in this step."""
         return frozenset(self._taken)
 
-    def view(self, released: Collection[int] | None) -> tuple[LaneView, ...]:
-        """What a policy may know of the lanes it may use: the training workers' (None), or the slices of `released` replicas."""
-        if released is None:
+    def view(self, released: Collection[int]) -> tuple[LaneView, ...]:
+        """What a policy may know of the lanes it may use: the slices of `released` replicas, or the training workers' where there are none."""
+        if not self._slices:
             multiple = math.lcm(*(self._multiples[stage] for stage in self._calls))
             return (LaneView(self._lane.name, self.stages, self._lane.queued, multiple),)
         return tuple(
@@ -201,56 +206,3 @@ class SampleInference:
         return rows(
             spread(keys, {key: int(tags[key]["seq_len"]) for key in keys}, self._dp_size), tags, batch.extra_info
         )
-
-
-def share(lengths: Mapping[str, int], multiples: Mapping[str, int], waiting: Mapping[str, int]) -> dict[str, list[str]]:
-    """One micro-group per lane that gives every lane a like number of tokens, longest samples first.
-
-    `lengths` in tokens per key; `waiting` tokens are on a lane already; `multiples` says per lane of what a micro-group's size is a multiple.
-    Keys that would make up less than one multiple are left out.
-    """
-    ranked = sorted(lengths, key=lambda key: (-lengths[key], key))
-    load = {lane: waiting.get(lane, 0) for lane in multiples}
-    groups: dict[str, list[str]] = {}
-    while ranked:
-        lane = min(load, key=lambda name: load[name])
-        keys, ranked = ranked[: multiples[lane]], ranked[multiples[lane] :]
-        if len(keys) < multiples[lane]:
-            break
-        load[lane] += sum(lengths[key] for key in keys)
-        groups.setdefault(lane, []).extend(keys)
-    return groups
-
-
-def split_stages(
-    groups: Mapping[str, list[str]], idle: Sequence[str], stages: Sequence[Stage], multiples: Mapping[str, int]
-) -> list[tuple[str, tuple[list[str], tuple[Stage, ...]]]]:
-    """(lane, (keys, stages)): every group's stages dealt out to its lane and to its part of the `idle` ones."""
-    dealt = []
-    for number, (lane, keys) in enumerate(groups.items()):
-        helpers = [name for name in idle[number :: len(groups)] if not len(keys) % multiples[name]]
-        lanes = [lane, *helpers][: len(stages)]
-        dealt += [(name, (keys, tuple(stages[at :: len(lanes)]))) for at, name in enumerate(lanes)]
-    return dealt
-
-
-def ready_samples(
-    tags: Mapping[str, dict], taken: frozenset[str], make: Callable[[str, dict], Sample]
-) -> tuple[Sample, ...]:
-    """Finished samples that no lane has taken, in the order TransferQueue lists them (oldest first)."""
-    return tuple(make(key, tag) for key, tag in tags.items() if key not in taken)
-
-
-def spread(keys: Sequence[str], lengths: Mapping[str, int], parts: int) -> list[str]:
-    """Reorder keys so that cutting them into `parts` equal runs (how verl dispatches) gives each run a like share of long samples."""
-    ranked = sorted(keys, key=lambda key: (-lengths[key], key))
-    return [key for part in range(parts) for key in ranked[part::parts]]
-
-
-def top_up(rows: Sequence[int], lengths: Sequence[int], multiple: int) -> list[int]:
-    """Add the shortest other rows until the count is a multiple; all rows if there are too few of them."""
-    missing = -len(rows) % multiple
-    others = sorted(set(range(len(lengths))) - set(rows), key=lambda row: (lengths[row], row))
-    if missing > len(others):
-        return list(range(len(lengths)))
-    return [*rows, *others[:missing]]

@@ -16,11 +16,14 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from tensordict import TensorDict
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from verl_fuse.host.rollout.policy import PolicyGuard
+from verl_fuse.host.rollout.prompts import prompts_of
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.standalone.pool import StandalonePool
+from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import ReplicaView
 
@@ -59,9 +62,14 @@ class PromptRouter(GlobalRequestLoadBalancer):
 
 
 class Routing:
-    """Plans each step's rollout with the plugins' policies; `timeout` is seconds an actor may take to answer."""
+    """Plans each step's rollout with the plugins' policies; `samples` are generated of a prompt that does not say otherwise, `timeout` is seconds an actor may
+    take to answer."""
 
-    def __init__(self, manager: Any, replicas: Replicas, timeout: float):
+    # Requests are routed by their prompt, which they must know.
+    by_prompt = True
+
+    def __init__(self, manager: Any, replicas: Replicas, timeout: float, samples: int):
+        self._samples = samples
         servers = {replica.server_address: replica.server_handle for replica in manager.get_replicas()}
         self._router: Any = ray.remote(num_cpus=0)(PromptRouter).remote(servers)
         # Clients are made after this, and take the balancer from here.
@@ -85,6 +93,14 @@ class Routing:
     def begin_step(self) -> None:
         """Nothing is planned for this step yet."""
         self._homes, self._prompts = {}, {}
+
+    def submit(self, batch: TensorDict, policy: PolicyGuard, watch: RolloutWatch) -> None:
+        """Prompts are about to be submitted: the step's first ones are planned, later ones added."""
+        begins, prompts = not self._prompts, prompts_of(batch, self._samples)
+        if begins:
+            self.plan(prompts, policy)
+        else:
+            self.add(prompts, policy, watch.tags, watch.discarded)
 
     def plan(self, prompts: Sequence[Prompt], policy: PolicyGuard) -> None:
         """Before the step's prompts are submitted: predict, choose how many replicas there are to be, put the others to

@@ -6,7 +6,7 @@ Works on whatever replay buffer verl built, a user's custom sampler included: th
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from verl_fuse.errors import FuseError
@@ -134,3 +134,8 @@ def sessions(keys: Iterable[str]) -> int:
 def sample_of(key: str, tag: dict) -> Sample:
     """The sample behind a trajectory key `{uid}_{session}_{index}` and its tag."""
     return Sample(key, key.split("_")[0], int(tag["prompt_len"]), int(tag["response_len"]))
+
+
+def ready_samples(tags: Mapping[str, dict], taken: Container[str]) -> tuple[Sample, ...]:
+    """Finished samples that no lane has taken, in the order TransferQueue lists them (oldest first)."""
+    return tuple(sample_of(key, tag) for key, tag in tags.items() if key not in taken)

@@ -8,6 +8,8 @@ Every model is updated once per step, on the same rows, split over its own data-
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,11 @@ from transfer_queue import KVBatchMeta
 from verl.single_controller.base.decorator import collect_lazy_compute_data_proto, dispatch_lazy_compute_data_proto
 
 from verl_fuse.host.record.spans import Recorder
+from verl_fuse.host.record.step import RunStage, TrainerPart
 from verl_fuse.host.update.joint import JointCalls
 from verl_fuse.host.update.report import Order, RankReport
 from verl_fuse.host.update.schedules import Solve, UpdateSchedules
+from verl_fuse.host.update.separate import SeparateUpdates, UpdateCall
 
 logger = logging.getLogger(__name__)
 
@@ -25,19 +29,46 @@ logger = logging.getLogger(__name__)
 _MESH = {"critic": "train", "actor": "actor"}
 
 
-class FusedUpdate:
-    """`groups`: the worker groups of "actor" and "critic"; `timeout`: seconds a rank may wait within an update."""
+class FusedUpdates(SeparateUpdates, TrainerPart):
+    """The updates of `trainer`, whose worker groups of "actor" and "critic" are `groups`; `timeout`: seconds a rank may wait within an update.
 
-    def __init__(self, groups: Mapping[str, Any], solve: Solve, timeout: float, recorder: Recorder) -> None:
+    While the critic warms up, nothing is fused."""
+
+    def __init__(
+        self, trainer: Any, groups: Mapping[str, Any], run: RunStage, solve: Solve, timeout: float, recorder: Recorder
+    ) -> None:
+        super().__init__(run)
+        self._trainer = trainer
         self._groups = groups
         self._schedules = UpdateSchedules(solve)
         self._timeout = timeout
         self._recorder = recorder
+        self._actor_updated = False
         self.metrics: dict[str, float] = {}
 
-    def run(self, trainer: Any, jobs: Mapping[str, Callable[[], Any]]) -> None:
-        """Run verl's update methods of `trainer` (by model), with one call to the workers."""
-        calls = JointCalls(self._call)
+    def critic(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall, actor: UpdateCall) -> KVBatchMeta:
+        """Update both, where the actor is trained in this step."""
+        if self._trainer.config.trainer.critic_warmup > self._trainer.global_steps:
+            return super().critic(batch, metrics, critic, actor)
+        # Both methods write what their workers should know into the batch they get.
+        jobs = {
+            model: partial(update, replace(batch, extra_info=dict(batch.extra_info or {})), metrics)
+            for model, update in (("actor", actor), ("critic", critic))
+        }
+        self._run("fused_update", "train", partial(self._together, jobs))
+        self._actor_updated = True
+        return batch
+
+    def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
+        """Nothing, where the actor was updated with the critic."""
+        if not self._actor_updated:
+            return super().actor(batch, metrics, actor)
+        self._actor_updated = False
+        return batch
+
+    def _together(self, jobs: Mapping[str, Callable[[], Any]]) -> None:
+        """Run verl's update methods, by model, with one call to the workers."""
+        trainer, calls = self._trainer, JointCalls(self._call)
 
         def train_mini_batch(batch: KVBatchMeta) -> Any:
             output = calls.call(batch)

@@ -6,8 +6,10 @@ Between an update and the sync of the new weights: the replicas sleep, and a che
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from verl_fuse.host.record.step import TrainerPart
 
-class Layouts:
+
+class Layouts(TrainerPart):
     """`wanted(step)` is the `fsdp_size` of each model, from that step on; `groups` are verl's worker groups by model."""
 
     def __init__(self, groups: Mapping[str, Any], wanted: Callable[[int], Mapping[str, int]]) -> None:
@@ -15,13 +17,13 @@ class Layouts:
         self._sizes: dict[str, int] = {}
         self.metrics: dict[str, float] = {}
 
-    def enter(self, step: int) -> None:
-        """Change what is to be another for `step`; on the lane of the worker groups."""
+    def with_weight_sync(self, step: int) -> None:
+        """Change what is to be another for the step after `step`."""
         seconds, received = 0.0, 0
-        for model, size in self._wanted(step).items():
+        for model, size in self._wanted(step + 1).items():
             # The first time the workers are asked, since a checkpoint may have brought them to another layout.
             if self._sizes.get(model) != size:
-                ranks = self._groups[model].change_layout(size, step)
+                ranks = self._groups[model].change_layout(size, step + 1)
                 self._sizes[model] = size
                 seconds += max(rank.seconds for rank in ranks)
                 received += sum(rank.received_bytes for rank in ranks)

@@ -1,0 +1,84 @@
+"""What plugins get at `fuse_setup`: the run's configuration, what is known of its replicas, and one method per feature they may switch on."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from verl_fuse.host import assembly
+from verl_fuse.host.inference.refresh import SliceRefresh
+from verl_fuse.host.rollout.routing import Routing
+from verl_fuse.host.rollout.standalone.sync import StandaloneSync
+from verl_fuse.host.update.schedules import Solve
+from verl_fuse.host.weights.layouts.driver import Layouts
+from verl_fuse.spec.step import ReplicaView, Stage
+
+
+class Features:
+    """The features of one FuseTrainer (`verl_fuse.hookspecs.Trainer`)."""
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+
+    @property
+    def config(self) -> Any:
+        """The composed configuration of the run."""
+        return self._trainer.config
+
+    def block(self, plugin: str) -> Any:
+        """The block `fuse.<plugin>`, as the dataclass that the plugin declares."""
+        return self._trainer.settings.blocks[plugin]
+
+    @property
+    def streamed_stages(self) -> tuple[Stage, ...]:
+        """The stages finished samples go through; none where verl computes nothing of them before the batch is complete."""
+        return assembly.stages_of(self._trainer)
+
+    def replica_views(self) -> tuple[ReplicaView, ...]:
+        """Every rollout replica."""
+        return self._trainer.replicas.views()
+
+    @property
+    def devices_each(self) -> int:
+        """Devices of one replica."""
+        return self._trainer.replicas.devices_each
+
+    def use_slices(self) -> None:
+        """Inference runs on slices, as replicas are released. Needs `streamed_stages`."""
+        trainer = self._trainer
+        slices = assembly.build_slices(trainer)
+        trainer.inference.use_slices(slices.lanes(assembly.extra_info(trainer)))
+        export = partial(assembly.exported, trainer, trainer.inference.stages)
+        on_devices = assembly.exports_on_devices(trainer.config)
+        trainer.parts.append(SliceRefresh(slices, trainer.lane, export, on_devices))
+
+    def use_routing(self, warm_prefix_tokens: int | None) -> None:
+        """`fuse_predict`, `fuse_scale` and `fuse_assign` are asked before each batch is submitted. A prompt's prefix of at least
+        `warm_prefix_tokens` is computed once, before its samples are sent (None: never)."""
+        trainer = self._trainer
+        samples, timeout = trainer.config.actor_rollout_ref.rollout.n, trainer.settings.core.replica_timeout
+        trainer.director.routing = Routing(trainer.llm_server_manager, trainer.replicas, timeout, samples)
+        trainer.client_options["warm_prefix_tokens"] = warm_prefix_tokens
+
+    def use_standalone(self, most: int, launch_timeout: float) -> None:
+        """After `use_routing`: `fuse_scale` may ask for up to `most` replicas more, each created within `launch_timeout` seconds."""
+        trainer = self._trainer
+        assert isinstance(trainer.director.routing, Routing), "standalone replicas need use_routing"
+        pool = assembly.build_standalone(trainer, most, launch_timeout)
+        trainer.director.routing.use_pool(pool)
+        trainer.client_options["standalone"] = most
+        export = partial(assembly.exported_whole, trainer.actor_rollout_wg)
+        trainer.parts.append(StandaloneSync(pool, trainer.run_stage, export))
+
+    def use_fused_update(self, solve: Solve, timeout: float) -> None:
+        """Critic and actor are updated in one call, in the order of the schedule that `solve` finds; a rank waits up to `timeout` seconds."""
+        # What it rests on comes with the extra `megatron`.
+        from verl_fuse.host.update.fused import FusedUpdates
+
+        trainer = self._trainer
+        groups, recorder = assembly.training_groups(trainer), trainer.journal.recorder
+        trainer.updates = fused = FusedUpdates(trainer, groups, trainer.run_stage, solve, timeout, recorder)
+        trainer.parts.append(fused)
+
+    def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
+        """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
+        self._trainer.parts.append(Layouts(assembly.training_groups(self._trainer), wanted))

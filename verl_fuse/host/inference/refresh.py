@@ -1,0 +1,38 @@
+"""Gives slices the weights of a step while the replicas get them.
+
+Nobody waits: the lane of the training workers has nothing else to do while the next step generates, and slices begin when replicas are
+released. Only an export that needs a device's memory is done while the replicas still sleep.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from verl_fuse.host.inference.lane import Lane
+from verl_fuse.host.inference.slices import Slices
+from verl_fuse.host.record.step import TrainerPart
+from verl_fuse.spec.step import Stage
+
+
+class SliceRefresh(TrainerPart):
+    """`export` leaves the weights of the training workers, on whose `lane` it runs; `on_devices`: it needs their memory."""
+
+    def __init__(
+        self, slices: Slices, lane: Lane, export: Callable[[], Mapping[Stage, Sequence[Any]]], on_devices: bool
+    ):
+        self._slices, self._lane, self._export, self._on_devices = slices, lane, export, on_devices
+
+    def before_weight_sync(self, step: int) -> None:
+        if self._on_devices:
+            self._refresh()
+
+    def after_weight_sync(self, step: int) -> None:
+        if not self._on_devices:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        export = partial(self._lane.recorded, "export_weights", "sync", self._export)
+        self._slices.load(self._lane.submit(export, "export_weights"))
+
+    def close(self) -> None:
+        self._slices.close()

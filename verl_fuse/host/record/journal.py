@@ -1,0 +1,73 @@
+"""What a run tells of itself: spans, events, and the account of every step."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from transfer_queue import KVBatchMeta
+
+from verl_fuse.host.record.accounting import account, recorded
+from verl_fuse.host.record.spans import Recorder
+from verl_fuse.host.record.step import Step
+from verl_fuse.host.upstream.rows import prompt_indices
+from verl_fuse.spec.step import Event, EventKind, RolloutView
+from verl_fuse.spec.timeline import Category, Span, Timeline
+
+# Stages of ours that verl's timers leave out: they lie between those of verl.
+UNTIMED = ("drain", "balance", "export_whole")
+# Seconds the collector may take to hand over the spans of a step.
+DRAIN_SECONDS = 60.0
+
+
+class Journal:
+    """The journal of one run: `collector` is the actor that other processes send their spans to."""
+
+    def __init__(self, hook: Any, collector: Any):
+        self._hook = hook
+        self._collector = collector
+        self.recorder = Recorder(lambda span: self.step.spans.append(span))
+        self.step = Step(0, 0)
+        self._unwritten_accounts = 0
+
+    def begin_step(self, number: int, expected: int) -> None:
+        """From now on everything belongs to this step."""
+        self.step = Step(number, expected)
+
+    def emit(
+        self, kind: EventKind, view: RolloutView | None = None, timeline: Timeline | None = None, **data: Any
+    ) -> None:
+        """Tell observers."""
+        self._hook.fuse_event(event=Event(kind, self.step.number, time.time(), view, timeline, data))
+
+    @contextmanager
+    def stage(self, name: str, category: Category = "stage") -> Iterator[None]:
+        """The block is a stage of the step."""
+        self.emit("stage", name=name)
+        with self.recorder.span(name, "step", category):
+            yield
+
+    def account(self, run_dir: Path, batch: KVBatchMeta, replayed: bool) -> Mapping[str, float]:
+        """Account for the batch that the step trains on, write that down, and return its metrics. A `replayed` one comes from disk, of any
+        weights."""
+        step = self.step
+        version = None if replayed else step.number - 1
+        step.account = account(step.number, batch.keys, batch.tags, step.expected, version)
+        self._unwritten_accounts += not recorded(run_dir, step.account, prompt_indices(batch))
+        return step.account.metrics()
+
+    def metrics(self, timeline: Timeline) -> dict[str, float]:
+        """The stages that verl does not time, and the accounts that could not be written."""
+        untimed = {
+            f"timing_s/{span.name}": span.end - span.start for span in timeline.on("step") if span.name in UNTIMED
+        }
+        return {**untimed, "fuse/account_write_failures": float(self._unwritten_accounts)}
+
+    def timeline(self, run: str, named: Callable[[Span], Span]) -> Timeline:
+        """The spans of the step, of all processes, each `named` for its reader."""
+        remote: list[Span] = ray.get(self._collector.drain.remote(), timeout=DRAIN_SECONDS)
+        start, end = self.step.clock.start, self.step.end
+        spans = [named(span) for span in (*self.step.spans, *remote) if span.end > start and span.start < end]
+        return Timeline(run, self.step.number, start, end, tuple(spans))

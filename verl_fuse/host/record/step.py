@@ -1,0 +1,48 @@
+"""A training step, and the parts of a trainer that a feature adds to it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from verl_fuse.host.record.accounting import StepAccount
+from verl_fuse.host.record.spans import Stopwatch
+from verl_fuse.spec.timeline import Category, Span
+
+
+@dataclass
+class Step:
+    """What is of one step: `expected` samples in all, `sources` by prompt uid the data set; times in Unix seconds."""
+
+    number: int
+    expected: int
+    clock: Stopwatch = field(default_factory=Stopwatch)
+    spans: list[Span] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    generation_start: float = 0.0
+    end: float = 0.0
+    account: StepAccount = field(init=False)
+
+
+class RunStage(Protocol):
+    """Runs a stage of the step on the lane of the training workers, and records it."""
+
+    def __call__(self, name: str, category: Category, work: Callable[[], Any]) -> Any: ...
+
+
+class TrainerPart:
+    """A feature's share in the trainer's steps. A feature that is off has no part."""
+
+    # Metrics of the last step.
+    metrics: Mapping[str, float] = {}
+
+    def before_weight_sync(self, step: int) -> None:
+        """The weights of `step` are about to be given to the replicas, which sleep."""
+
+    def with_weight_sync(self, step: int) -> None:
+        """As `before_weight_sync`, at the last moment, on the lane of the training workers."""
+
+    def after_weight_sync(self, step: int) -> None:
+        """Every replica of verl holds the weights of `step`."""
+
+    def close(self) -> None:
+        """The run is over."""

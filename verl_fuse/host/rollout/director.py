@@ -1,0 +1,117 @@
+"""Directs the running rollout: what policies see of it, and what becomes of their decisions.
+
+At every look at the rollout (watch.py) the policies get a view of it, and may free replicas and hand finished samples to lanes. Before
+prompts are submitted their routing is planned.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from tensordict import TensorDict
+
+from verl_fuse.host.inference.samples import SampleInference
+from verl_fuse.host.record.journal import Journal
+from verl_fuse.host.rollout.policy import PolicyGuard
+from verl_fuse.host.rollout.prompts import sources_of
+from verl_fuse.host.rollout.replicas import Replicas
+from verl_fuse.host.rollout.routing import Routing
+from verl_fuse.host.rollout.watch import Glance, RolloutWatch, ready_samples, sessions
+from verl_fuse.spec.prompts import Prompt
+from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView
+
+
+class StockRouting:
+    """verl's load balancer alone decides: what `Routing` does, without a plan."""
+
+    by_prompt = False
+    prompts: Mapping[str, Prompt] = {}
+
+    def begin_step(self) -> None:
+        """Nothing was planned."""
+
+    def submit(self, batch: TensorDict, policy: PolicyGuard, watch: RolloutWatch) -> None:
+        """Nothing is planned."""
+
+    def upper_response(self, keys: Any, discarded: Any) -> None:
+        """Nothing is predicted."""
+
+    def annotate(self, views: tuple[ReplicaView, ...], keys: Any, discarded: Any) -> tuple[ReplicaView, ...]:
+        """Nothing is assigned."""
+        return views
+
+
+class Director:
+    """Directs the rollout of each step of the `journal`."""
+
+    def __init__(self, journal: Journal, policy: PolicyGuard, replicas: Replicas, inference: SampleInference):
+        self._journal, self.policy, self._replicas, self._inference = journal, policy, replicas, inference
+        self._glance = Glance()
+        self.routing: Routing | StockRouting = StockRouting()
+
+    def begin_step(self) -> None:
+        """The journal has begun a step."""
+        self._inference.begin_step()
+        self.routing.begin_step()
+        self.policy.begin_step(self._journal.step.number)
+
+    def submit(self, batch: TensorDict, watch: RolloutWatch) -> None:
+        """Prompts of the step are about to be submitted: the first ones, or more of them."""
+        step = self._journal.step
+        step.sources |= sources_of(batch)
+        self._journal.emit("submitted", prompts=Counter(step.sources.values()))
+        self._replicas.expect(step.expected)
+        self.routing.submit(batch, self.policy, watch)
+
+    def look(self, watch: RolloutWatch) -> None:
+        """Ask the policies what to do now."""
+        tags = watch.tags
+        self._inference.check()
+        if not self._glance.due((len(tags), *watch.groups, self._lanes)):
+            return
+        self._expect(watch, tags)
+        view = self._view(watch, tags, self._replicas.watched())
+        self._journal.emit("poll", view=view)
+        if migration := self.policy.migration(view):
+            self.migrate(migration, view)
+            view = self._view(watch, tags, self._replicas.views())
+        for number in range(len(view.lanes)):
+            while keys := self.policy.infer_next(view, view.lanes[number]):
+                self._inference.submit(keys, tags, view.lanes[number].name)
+                view = self._view(watch, tags, view.replicas)
+
+    def migrate(self, migration: Migration, view: RolloutView) -> None:
+        """Leave the rollout to the survivors, if they live."""
+        freed = sorted({seen.rank for seen in view.replicas if seen.routed} - set(migration.survivors))
+        moving = any(seen.running for seen in view.replicas if seen.rank in freed)
+        if moving and not self._replicas.all_live(migration.survivors):
+            return
+        self._replicas.free(freed, migration.cause)
+        stopped = [rank for rank in freed if rank in self._replicas.freed]
+        self._journal.emit("migration", view=view, survivors=list(migration.survivors), freed=stopped)
+
+    def _expect(self, watch: RolloutWatch, tags: Mapping[str, dict]) -> None:
+        """How long the samples that the finished trajectories leave will be decides for how many of them a replica
+        has room."""
+        upper = self.routing.upper_response(tags, watch.discarded)
+        lengths = [(int(tag["prompt_len"]), int(tag["response_len"])) for tag in tags.values()]
+        self._replicas.expect(max(0, self._journal.step.expected - sessions(tags)), lengths, upper)
+
+    @property
+    def _lanes(self) -> tuple[LaneView, ...]:
+        return self._inference.view(self._replicas.freed)
+
+    def _view(self, watch: RolloutWatch, tags: Mapping[str, dict], replicas: tuple[ReplicaView, ...]) -> RolloutView:
+        groups, finished, failed = watch.groups
+        step = self._journal.step
+        return RolloutView(
+            step=step.number,
+            elapsed=step.clock.now - step.clock.start,
+            expected=step.expected,
+            finished=sessions(tags),
+            groups=groups,
+            groups_finished=finished + failed,
+            ready=ready_samples(tags, self._inference.taken),
+            lanes=self._lanes,
+            replicas=self.routing.annotate(replicas, tags, watch.discarded),
+        )

@@ -1,0 +1,27 @@
+"""Gives standalone replicas the weights of a step beside verl's sync."""
+
+from collections.abc import Callable
+from typing import Any
+
+from verl_fuse.host.record.step import RunStage, TrainerPart
+from verl_fuse.host.rollout.standalone.pool import StandalonePool
+
+
+class StandaloneSync(TrainerPart):
+    """`export` leaves the whole weights of the training workers. It runs before verl's sync, which gives the devices' memory back to the
+    replicas on them."""
+
+    def __init__(self, pool: StandalonePool, run: RunStage, export: Callable[[], list[Any]]):
+        self._pool, self._run, self._export = pool, run, export
+        self._weights: list[Any] = []
+
+    def before_weight_sync(self, step: int) -> None:
+        self._weights = self._run("export_whole", "sync", self._export) if self._pool.take_in() else []
+
+    def after_weight_sync(self, step: int) -> None:
+        if self._weights:
+            self._pool.load(self._weights, step)
+        self._weights = []
+
+    def close(self) -> None:
+        self._pool.close()

@@ -1,0 +1,23 @@
+"""The checks that a trainer makes before it builds anything."""
+
+import logging
+
+from omegaconf import DictConfig
+
+from verl_fuse.host.record.logs import join_verl_log
+from verl_fuse.host.start.applied_plan import apply_plan
+from verl_fuse.host.start.compat.start import require_contracts, require_version, warn_of_changes
+from verl_fuse.host.start.settings import Settings, load_settings
+
+logger = logging.getLogger(__name__)
+
+
+def checked_settings(config: DictConfig) -> Settings:
+    """The settings of a run that may begin; a plan file is applied to `config`."""
+    require_version()
+    settings = load_settings(config)
+    join_verl_log(settings.manager)
+    for change in apply_plan(config, settings.overrides):
+        logger.warning(change)
+    warn_of_changes(require_contracts(settings.manager, config))
+    return settings

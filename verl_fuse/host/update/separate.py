@@ -1,0 +1,26 @@
+"""The update as verl runs it: the critic, then the actor, each alone on the training workers."""
+
+from collections.abc import Callable
+from functools import partial
+
+from transfer_queue import KVBatchMeta
+
+from verl_fuse.host.record.step import RunStage
+
+# One of verl's update methods: trains on a batch, adds metrics, returns the batch.
+UpdateCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
+
+
+class SeparateUpdates:
+    """`run` runs a stage on the training workers."""
+
+    def __init__(self, run: RunStage):
+        self._run = run
+
+    def critic(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall, actor: UpdateCall) -> KVBatchMeta:
+        """verl's turn of the critic, in which both may be updated; `critic` and `actor` are verl's methods."""
+        return self._run("update_critic", "train", partial(critic, batch, metrics))
+
+    def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
+        """verl's turn of the actor."""
+        return self._run("update_actor", "train", partial(actor, batch, metrics))
