@@ -9,25 +9,23 @@ Invariants (tests/integration/test_pipeline_engines.py):
 - every rank runs the same programs in the same order.
 """
 
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import verl.workers.engine.megatron.transformer_impl as transformer_impl
-from verl.utils.tensordict_utils import get_non_tensor_data
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.update.joint import JointCalls
-from verl_fuse.host.update.megatron.lane import Call, MegatronLane
+from verl_fuse.host.update.megatron.captured import Captured, capturing
+from verl_fuse.host.update.megatron.lane import MegatronLane
 from verl_fuse.host.update.megatron.messages import Padding
 from verl_fuse.host.update.megatron.view import View
 from verl_fuse.host.update.report import ModelCost, RankReport
 from verl_fuse.runtime.executor import Executor
-from verl_fuse.runtime.lane import TensorSpec
 from verl_fuse.runtime.links import Link, open_links
 from verl_fuse.runtime.lower import lower_schedule
 from verl_fuse.runtime.report import Report
@@ -80,7 +78,7 @@ class Fusion:
         results: dict[str, Any] = {}
         for group in [jobs] if together else [{model: jobs[model]} for model in reversed(MODELS)]:
             calls = JointCalls(update.make, contexts)
-            with _captured(calls):
+            with capturing(calls):
                 results |= calls.run(group)
         return results, update.report()
 
@@ -92,7 +90,7 @@ class Fusion:
             self._alone[model, microbatches] = solve(problem, "serial", Budget(60.0))
         return self._alone[model, microbatches]
 
-    def execute(self, schedule: Schedule, calls: Mapping[str, "Captured"]) -> Report:
+    def execute(self, schedule: Schedule, calls: Mapping[str, Captured]) -> Report:
         """Run one program over the calls of its models."""
         links: dict[int, Link] = {}
         lanes: dict[int, MegatronLane] = {}
@@ -107,7 +105,7 @@ class Fusion:
         row = dist.get_rank() // self.width
         return Executor(lower_schedule(schedule), row, links, self._watch).run(lanes)
 
-    def captured(self, model: str, request: Mapping[str, Any]) -> "Captured":
+    def captured(self, model: str, request: Mapping[str, Any]) -> Captured:
         return Captured(request, self._padding[model])
 
     def _open_links(self) -> dict[tuple[str, int], Link]:
@@ -115,20 +113,6 @@ class Fusion:
         keys = [(model, copy) for model in MODELS for copy in range(len(self.placements[model]))]
         ranks = [[rank * self.width + t for rank in self.placements[m][c]] for m, c in keys for t in range(self.width)]
         return {keys[index // self.width]: link for index, link in open_links(ranks, self.device).items()}
-
-
-class Captured:
-    """One call of `forward_backward_func`."""
-
-    def __init__(self, request: Mapping[str, Any], padding: Padding) -> None:
-        if request["forward_only"]:
-            raise FuseError("forward_only=True: inference does not run within a fused update")
-        (data,) = request["data_iterator"] if isinstance(request["data_iterator"], list) else [request["data_iterator"]]
-        count = request["num_microbatches"]
-        batches = [next(data) for _ in range(count)]
-        self.specs: list[TensorSpec] = [_message(batch, padding) for batch in batches]
-        self.call = Call(request["forward_step_func"], iter(batches), request["model"], count)
-        self.results: list[Any] = []
 
 
 class _Update:
@@ -175,7 +159,9 @@ class _Update:
     def report(self) -> RankReport:
         costs = {
             model: ModelCost(
-                _median(self._seconds[model, "F"]), _median(self._seconds[model, "B"]), self._activations.get(model)
+                statistics.median_high(self._seconds[model, "F"]),
+                statistics.median_high(self._seconds[model, "B"]),
+                self._activations.get(model),
             )
             for model in MODELS
             if (model, "F") in self._seconds
@@ -208,18 +194,6 @@ def predicted(schedule: Schedule, rank: int, width: int, begun: float) -> list[S
     ]
 
 
-@contextmanager
-def _captured(calls: JointCalls) -> Iterator[None]:
-    """Megatron's schedule, as verl's engine sees it, is a joint call."""
-    module: Any = transformer_impl
-    original = module.get_forward_backward_func
-    module.get_forward_backward_func = lambda *args, **kwargs: lambda **request: calls.call(request)
-    try:
-        yield
-    finally:
-        module.get_forward_backward_func = original
-
-
 def _width(engines: Mapping[str, Any]) -> int:
     """Ranks per stage, tensor times context parallelism, which must be the same for both."""
     widths = {
@@ -236,16 +210,6 @@ def _pipelines(view: View) -> tuple[tuple[int, ...], ...]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, view.pipeline)
     return tuple(sorted(set(found), key=min))
-
-
-def _message(batch: Any, padding: Padding) -> TensorSpec:
-    lengths: Sequence[int] = batch["input_ids"].offsets().diff().tolist()
-    longest: Any = get_non_tensor_data(batch, key="forced_max_seqlen", default=None)
-    return padding.message(lengths, longest)
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _headroom(device: torch.device) -> int | None:

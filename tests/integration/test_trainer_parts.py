@@ -1,0 +1,259 @@
+"""The objects a trainer is made of, each alone: their neighbours are values or records of calls. verl itself is imported, not run."""
+
+import json
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+pytest.importorskip("verl")
+with warnings.catch_warnings():
+    # Ray and its dependencies warn when they are imported.
+    warnings.simplefilter("ignore")
+    from transfer_queue import KVBatchMeta
+    from verl.utils import tensordict_utils as tu
+
+    from verl_fuse.host.record import journal as journals
+    from verl_fuse.host.record.journal import Journal
+    from verl_fuse.host.rollout.director import Director
+    from verl_fuse.host.rollout.policy import PolicyGuard
+    from verl_fuse.host.rollout.standalone.sync import StandaloneSync
+    from verl_fuse.host.update.fused import FusedUpdates
+    from verl_fuse.host.update.separate import SeparateUpdates
+    from verl_fuse.host.weights.layouts.driver import Layouts
+
+from verl_fuse.spec.step import LaneView, Migration, ReplicaView
+from verl_fuse.spec.timeline import Span
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+
+class Hook:
+    """The hooks as observers and policies see them."""
+
+    def __init__(self):
+        self.events, self.decision, self.keys = [], None, []
+
+    def fuse_event(self, event):
+        self.events.append(event)
+
+    def fuse_migration(self, view):
+        decision, self.decision = self.decision, None
+        return decision
+
+    def fuse_infer_next(self, view, lane):
+        return self.keys.pop(0) if self.keys else None
+
+
+class Calls:
+    """Writes down what is called on it, in order; `answers` by name."""
+
+    def __init__(self, **answers):
+        self.seen, self._answers = [], answers
+
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            self.seen.append((name, *args))
+            return self._answers.get(name)
+
+        return call
+
+
+@pytest.fixture
+def hook():
+    return Hook()
+
+
+@pytest.fixture
+def journal(hook):
+    journal = Journal(hook, collector=None)
+    journal.begin_step(3, expected=4)
+    return journal
+
+
+def tag(length):
+    return {"prompt_len": 5, "response_len": length, "seq_len": 5 + length, "status": "success"}
+
+
+# ---------------------------------------------------------------- journal
+
+
+def test_a_stage_is_an_event_and_a_span_of_its_step(journal, hook):
+    with pytest.raises(RuntimeError), journal.stage("drain"):
+        raise RuntimeError
+    with journal.stage("update_weights", "sync"):
+        pass
+    assert [(event.step, event.name) for event in hook.events] == [(3, "drain"), (3, "update_weights")]
+    failed, done = journal.step.spans
+    assert (failed.name, failed.track, failed.args["error"]) == ("drain", "step", "RuntimeError")
+    assert (done.name, done.category) == ("update_weights", "sync")
+    journal.begin_step(4, expected=4)
+    assert journal.step.spans == []
+
+
+def test_the_timeline_has_the_spans_of_all_processes_that_meet_the_step(journal, monkeypatch):
+    start = journal.step.clock.start
+    old, remote = Span("old", "rank 0", "other", start - 9, start - 8), Span("far", "rank 1", "other", start, start + 1)
+    collector = SimpleNamespace(drain=SimpleNamespace(remote=lambda: [old, remote]))
+    monkeypatch.setattr(journals, "ray", SimpleNamespace(get=lambda reference, timeout: reference))
+    journal._collector = collector
+    with journal.stage("balance"):
+        pass
+    journal.step.end = start + 2
+    timeline = journal.timeline("run", lambda span: span)
+    assert [span.name for span in timeline.spans] == ["balance", "far"]
+    assert (timeline.run, timeline.step, timeline.end) == ("run", 3, start + 2)
+    metrics = journal.metrics(timeline)
+    assert metrics.keys() == {"timing_s/balance", "fuse/account_write_failures"}
+
+
+def test_an_account_is_checked_kept_and_written(journal, tmp_path, monkeypatch):
+    monkeypatch.setattr(journals, "prompt_indices", lambda batch: [7])
+    tags = [tag(2) | {"min_global_steps": 2, "max_global_steps": 2} for _ in range(2)]
+    (tmp_path / "accounts").mkdir()
+    metrics = journal.account(tmp_path, KVBatchMeta(keys=["a_0_0", "a_1_0"], tags=tags, partition_id="train"), False)
+    assert metrics["fuse/samples_trained"] == 2
+    assert metrics["fuse/samples_missing"] == 2
+    assert json.loads((tmp_path / "accounts/step_000003.json").read_text())["prompts"] == [7]
+    assert journal.step.account.samples == 2
+    (tmp_path / "accounts").rename(tmp_path / "gone")
+    (tmp_path / "accounts").write_text("")
+    journal.account(tmp_path, KVBatchMeta(keys=["a_0_0"], tags=tags[:1], partition_id="train"), True)
+    journal.step.end = journal.step.clock.now
+    assert journal.metrics(SimpleNamespace(on=lambda track: ()))["fuse/account_write_failures"] == 1
+
+
+# ---------------------------------------------------------------- director
+
+
+@pytest.fixture
+def replicas():
+    views = tuple(ReplicaView(rank, running=2, slots=4, routed=True) for rank in range(2))
+
+    class Replicas(Calls):
+        freed = ()
+
+        def free(self, ranks, cause):
+            self.seen.append(("free", ranks, cause))
+            self.freed = tuple(ranks)
+
+    return Replicas(watched=views, views=views, all_live=True)
+
+
+@pytest.fixture
+def inference():
+    lanes = (LaneView("train", ("ref",), 0, 1),)
+
+    class Inference(Calls):
+        taken = frozenset()
+
+    return Inference(view=lanes)
+
+
+@pytest.fixture
+def director(journal, hook, replicas, inference):
+    return Director(journal, PolicyGuard(hook), replicas, inference)
+
+
+def watch(*keys):
+    return SimpleNamespace(tags={key: tag(3) for key in keys}, groups=(2, 0, 0), discarded={})
+
+
+def test_policies_see_the_rollout_and_their_decisions_are_carried_out(director, hook, replicas, inference):
+    hook.decision, hook.keys = Migration((1,), cause="a test"), [["a_0_0"]]
+    director.look(watch("a_0_0", "b_0_0"))
+    polled, migrated = hook.events
+    assert (polled.view.step, polled.view.expected, polled.view.finished) == (3, 4, 2)
+    assert [sample.key for sample in polled.view.ready] == ["a_0_0", "b_0_0"]
+    assert ("free", [0], "a test") in replicas.seen
+    assert list(migrated.survivors) == [1]
+    assert list(migrated.freed) == [0]
+    assert [call[1] for call in inference.seen if call[0] == "submit"] == [["a_0_0"]]
+    assert ("expect", 2, [(5, 3), (5, 3)], None) in replicas.seen
+
+
+def test_nothing_moves_to_a_replica_that_is_dead(director, hook, replicas):
+    replicas._answers["all_live"] = False
+    hook.decision = Migration((1,))
+    director.look(watch())
+    assert not any(call[0] == "free" for call in replicas.seen)
+
+
+def test_a_look_at_which_nothing_has_changed_asks_nobody(director, hook):
+    director.look(watch("a_0_0"))
+    director.look(watch("a_0_0"))
+    assert len(hook.events) == 1
+
+
+def test_routing_is_asked_before_prompts_are_submitted(director, hook, replicas, journal):
+    director.routing = Calls()
+    uids, sources = np.array(["a", "b"], object), np.array(["math", "code"], object)
+    batch = tu.get_tensordict({"uid": uids, "data_source": sources})
+    seen = watch()
+    director.submit(batch, seen)
+    assert director.routing.seen == [("submit", batch, director.policy, seen)]
+    assert journal.step.sources == {"a": "math", "b": "code"}
+    assert hook.events[-1].prompts == {"math": 1, "code": 1}
+    assert replicas.seen == [("expect", 4)]
+
+
+# ---------------------------------------------------------------- parts
+
+
+def run_stage(name, category, work):
+    return (name, category, work())
+
+
+def test_standalone_replicas_load_what_was_left_before_the_sync():
+    pool = Calls(take_in=True)
+    part = StandaloneSync(pool, run_stage, lambda: ["bucket"])
+    part.before_weight_sync(5)
+    assert [call[0] for call in pool.seen] == ["take_in"]
+    part.after_weight_sync(5)
+    assert pool.seen[-1] == ("load", ("export_whole", "sync", ["bucket"]), 5)
+    pool._answers["take_in"] = False
+    part.before_weight_sync(6)
+    part.after_weight_sync(6)
+    assert [call[0] for call in pool.seen] == ["take_in", "load", "take_in"]
+
+
+def test_layouts_are_those_of_the_step_after_the_sync():
+    group = Calls(
+        change_layout=[SimpleNamespace(seconds=1.0, received_bytes=3), SimpleNamespace(seconds=2.0, received_bytes=4)]
+    )
+    part = Layouts({"actor": group}, lambda step: {"actor": 2 if step < 3 else 4})
+    part.with_weight_sync(0)
+    assert part.metrics == {"fuse/realloc_seconds": 2.0, "fuse/realloc_bytes": 7.0}
+    part.with_weight_sync(1)
+    assert part.metrics["fuse/realloc_seconds"] == 0.0
+    part.with_weight_sync(2)
+    assert group.seen == [("change_layout", 2, 1), ("change_layout", 4, 3)]
+
+
+def test_separate_updates_run_the_critic_and_then_the_actor():
+    updates, done = SeparateUpdates(run_stage), []
+    critic, actor = (lambda batch, metrics, name=name: done.append(name) for name in ("critic", "actor"))
+    assert updates.critic("batch", {}, critic, actor)[:2] == ("update_critic", "train")
+    assert updates.actor("batch", {}, actor)[:2] == ("update_actor", "train")
+    assert done == ["critic", "actor"]
+
+
+def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():
+    config = OmegaConf.create({"trainer": {"critic_warmup": 2}})
+    trainer = SimpleNamespace(config=config, global_steps=1)
+    stages = []
+
+    def run(name, category, work):
+        stages.append(name)
+        return "ran"
+
+    updates = FusedUpdates(trainer, {}, run, lambda problem: None, 1.0, None)
+    batch = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train", extra_info={"temperature": 1.0})
+    assert updates.critic(batch, {}, None, None) == "ran"
+    trainer.global_steps = 2
+    assert updates.critic(batch, {}, None, None) is batch
+    assert updates.actor(batch, {}, None) is batch
+    assert updates.actor(batch, {}, None) == "ran"
+    assert stages == ["update_critic", "fused_update", "update_actor"]

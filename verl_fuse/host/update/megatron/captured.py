@@ -1,0 +1,46 @@
+"""Calls of `forward_backward_func`, captured where verl's engines make them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import verl.workers.engine.megatron.transformer_impl as transformer_impl
+from verl.utils.tensordict_utils import get_non_tensor_data
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.update.joint import JointCalls
+from verl_fuse.host.update.megatron.lane import Call
+from verl_fuse.host.update.megatron.messages import Padding
+from verl_fuse.runtime.lane import TensorSpec
+
+
+@contextmanager
+def capturing(calls: JointCalls) -> Iterator[None]:
+    """Megatron's schedule, as verl's engine sees it, is a joint call."""
+    module: Any = transformer_impl
+    original = module.get_forward_backward_func
+    module.get_forward_backward_func = lambda *args, **kwargs: lambda **request: calls.call(request)
+    try:
+        yield
+    finally:
+        module.get_forward_backward_func = original
+
+
+class Captured:
+    """One call of `forward_backward_func`."""
+
+    def __init__(self, request: Mapping[str, Any], padding: Padding) -> None:
+        if request["forward_only"]:
+            raise FuseError("forward_only=True: inference does not run within a fused update")
+        (data,) = request["data_iterator"] if isinstance(request["data_iterator"], list) else [request["data_iterator"]]
+        count = request["num_microbatches"]
+        batches = [next(data) for _ in range(count)]
+        self.specs: list[TensorSpec] = [_message(batch, padding) for batch in batches]
+        self.call = Call(request["forward_step_func"], iter(batches), request["model"], count)
+        self.results: list[Any] = []
+
+
+def _message(batch: Any, padding: Padding) -> TensorSpec:
+    lengths: Sequence[int] = batch["input_ids"].offsets().diff().tolist()
+    longest: Any = get_non_tensor_data(batch, key="forced_max_seqlen", default=None)
+    return padding.message(lengths, longest)
