@@ -42,7 +42,10 @@ SOURCES = use.sources(
     )
 )
 BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
+BALANCER = "verl.workers.rollout.router:GlobalRequestLoadBalancer"
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
+SERVERS = "verl.workers.rollout.llm_server:LLMServerManager"
+SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer"
 REPLICA = "verl.workers.rollout.replica:RolloutReplica"
 VLLM_REPLICA = "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMReplica"
 OUTPUT = "verl.workers.rollout.replica:TokenOutput"
@@ -55,13 +58,14 @@ HOLDS = {
         "manager": MANAGER,
         "manager.actor_wg": "verl.single_controller.ray.base:RayWorkerGroup",
         "replica": REPLICA,
-        "actor": "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer",
+        "actor": SERVER,
     },
     "record/journal.py": {"batch": META},
+    "upstream/vllm.py": {"server": SERVER},
     "upstream/dispatch.py": {"worker_group": "verl.single_controller.base.worker_group:WorkerGroup"},
     "host/assembly.py": {
         "trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
-        "manager": "verl.workers.rollout.llm_server:LLMServerManager",
+        "manager": SERVERS,
     },
     "standalone/launch.py": {
         "self._replica": REPLICA,
@@ -121,19 +125,26 @@ HOLDS = {
     "upstream/rows.py": {"batch": META},
     "rollout/client.py": {"output": OUTPUT},
     "rollout/routing.py": {
-        "manager": "verl.workers.rollout.llm_server:LLMServerManager",
+        "manager": SERVERS,
         "replica": REPLICA,
     },
     "rollout/prompts.py": {"worker": "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"},
     "rollout/resume.py": {"part": OUTPUT, "first": OUTPUT, "last": OUTPUT},
-    "rollout/replicas.py": {
-        "manager": "verl.workers.rollout.llm_server:LLMServerManager",
+    "rollout/replica.py": {"self.handle": VLLM_REPLICA},
+    "rollout/roster.py": {
+        "manager": SERVERS,
+        "self._manager": SERVERS,
+        "self._manager.global_load_balancer": BALANCER,
         "self._checkpoints": MANAGER,
-        "self._balancer": "verl.workers.rollout.router:GlobalRequestLoadBalancer",
-        "replica": VLLM_REPLICA,
-        "self._replicas[rank]": VLLM_REPLICA,
-        "server": "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer",
+        "handle": VLLM_REPLICA,
+        "next(iter(self._replicas.values())).handle": VLLM_REPLICA,
     },
+    "rollout/replicas.py": {
+        "self._manager.global_load_balancer": BALANCER,
+        "self._checkpoints": MANAGER,
+        "replica.handle": VLLM_REPLICA,
+    },
+    "rollout/hangs.py": {"self._replicas[rank].handle": VLLM_REPLICA},
     "inference/stages.py": {
         "engine": "verl.workers.config:EngineConfig",
         "omega_conf_to_dataclass(config.critic)": "verl.workers.config:CriticConfig",
@@ -156,6 +167,7 @@ HOLDS = {
 # Attributes of those names that are not the class's own.
 OTHERS = {
     "upstream/watchdog.py": {("actor", "__ray_call__")},
+    "upstream/vllm.py": {("server", "__ray_call__")},
     "upstream/dispatch.py": {("worker_group", "_query_dispatch_info")},
     "rollout/routing.py": {("worker", "__ray_call__")},
     "host/assembly.py": {("trainer", "journal"), ("trainer", "settings"), ("trainer", "replicas")},

@@ -17,6 +17,7 @@ from tensordict import TensorDict  # noqa: E402
 from transfer_queue import KVBatchMeta  # noqa: E402
 
 from verl_fuse.errors import FuseError  # noqa: E402
+from verl_fuse.spec.trajectory import TrajectoryKey  # noqa: E402
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -473,7 +474,7 @@ def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths
     )
     watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list)
     trained, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=1)
-    (taken,) = {key.split("_")[0] for key in trained.keys}
+    (taken,) = {TrajectoryKey.parse(key).uid for key in trained.keys}
     lengths = {"u0": [5, 2], "u1": [9, 3], "u2": [7, 4], "u3": [6, 1], "u4": []}
     assert taken in ("u2", "u3")
     assert watch.discarded == {uid: found for uid, found in lengths.items() if uid != taken}

@@ -12,6 +12,7 @@ from support.forced_lengths import KILLED_IN_STEP, LONG, STUCK_IN_STEP, forced_l
 from verl_runs import SMALL, SMALL_CRITIC, Finished, run
 
 from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse.spec.trajectory import TrajectoryKey
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("verl")
@@ -159,7 +160,7 @@ def test_every_sample_is_trained_once_with_all_its_tokens(migrated):
         rows = [row for row, tag in enumerate(record["tags"]) if not tag.get("is_padding")]
         assert len(rows) == SAMPLES
         for row in rows:
-            length = forced_length(record["index"][row], int(record["keys"][row].split("_")[1]))
+            length = forced_length(record["index"][row], TrajectoryKey.parse(record["keys"][row]).session)
             assert len(record["given"]["responses"][row]) == length
             assert len(record["given"]["rollout_log_probs"][row]) == length
         assert sum(len(record["given"]["responses"][row]) >= LONG for row in rows) == PROMPTS

@@ -2,13 +2,12 @@ import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray")
 
-from verl_fuse.host.upstream.death import engine_processes, is_dying
+from verl_fuse.host.upstream.death import is_dying
 
 # Holds memory, which the kernel takes a while to free.
 SLEEPS = "import sys, time; held = bytearray(200 << 20); print('up', flush=True); time.sleep(60)"
@@ -35,8 +34,3 @@ def test_a_killed_process_is_dying_from_the_moment_of_the_signal_on(process):
 def test_one_that_stands_still_is_not_dying(process):
     os.kill(process.pid, signal.SIGSTOP)
     assert not is_dying(process.pid)
-
-
-def test_processes_of_an_engine_that_has_none_are_none():
-    assert list(engine_processes(SimpleNamespace())) == []
-    assert list(engine_processes(SimpleNamespace(engine=SimpleNamespace(engine_core=None)))) == []

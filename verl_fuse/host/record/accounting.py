@@ -7,6 +7,7 @@ Invariants (tests/unit/host/test_accounting.py):
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import write_atomically
+from verl_fuse.spec.trajectory import TrajectoryKey
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +50,23 @@ def account(
     if len(set(keys)) != len(keys):
         twice = sorted({key for key in keys if list(keys).count(key) > 1})
         raise FuseError(f"step {step}: {len(twice)} samples appear twice in the batch, first {twice[0]}")
-    groups: dict[str, int] = {}
-    padding = 0
+    trained: list[TrajectoryKey] = []
     for key, tag in zip(keys, tags, strict=True):
         if tag.get("is_padding"):
-            padding += 1
             continue
         versions = (tag.get("min_global_steps"), tag.get("max_global_steps"))
         if version is not None and versions != (version, version):
             raise FuseError(
                 f"step {step}: sample {key} was generated under weights versions {versions[0]}..{versions[1]}, but strictly on-policy training needs {version}"
             )
-        groups[key.split("_")[0]] = groups.get(key.split("_")[0], 0) + 1
-    sessions = {key.rsplit("_", 1)[0] for key, tag in zip(keys, tags, strict=True) if not tag.get("is_padding")}
-    return StepAccount(step, sum(groups.values()), padding, max(0, expected - len(sessions)), groups)
+        trained.append(TrajectoryKey.parse(key))
+    return StepAccount(
+        step,
+        samples=len(trained),
+        padding=len(keys) - len(trained),
+        missing=max(0, expected - len({key.sample for key in trained})),
+        groups=Counter(key.uid for key in trained),
+    )
 
 
 def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> Path:

@@ -9,6 +9,7 @@ replica is being freed.
 import asyncio
 import logging
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any
 
 from ray.exceptions import RayError
@@ -21,7 +22,8 @@ from verl_fuse.host.record.spans import Stopwatch, collector
 from verl_fuse.host.rollout.prompts import PromptGroup, current_group
 from verl_fuse.host.rollout.resume import ABORTED, garbage, merge, obstacles, remaining_params, token_budget
 from verl_fuse.host.rollout.transfer import Transfers, has_connector
-from verl_fuse.host.upstream.death import first_line, is_death
+from verl_fuse.host.upstream.death import first_line
+from verl_fuse.host.upstream.vllm import is_death
 from verl_fuse.spec.timeline import Span
 
 logger = logging.getLogger(__name__)
@@ -54,17 +56,14 @@ class FuseLLMServerClient(LLMServerClient):
         self._replicas, self._standalone = replicas or {}, standalone
         self._warm_prefix_tokens = warm_prefix_tokens
         self._transfers = Transfers(config) if has_connector(config) else None
-        self._collector: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_collector": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_run"}
 
-    @property
+    @cached_property
     def _run(self) -> Any:
-        """The run's collector of spans."""
-        if self._collector is None:
-            self._collector = collector()
-        return self._collector
+        """The run's collector of spans, as found by the process that asks."""
+        return collector()
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         group = current_group()

@@ -31,57 +31,35 @@ class PolicyGuard:
 
     def predict(self, prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
         """Response lengths, one prediction per prompt, or None."""
-
-        def ask() -> Sequence[Prediction] | None:
-            found = self._hook.fuse_predict(prompts=prompts)
-            return None if found is None else _checked_predictions(found, prompts)
-
-        return self._asked("fuse_predict", ask)
+        return self._asked("fuse_predict", lambda found: _checked_predictions(found, prompts), prompts=prompts)
 
     def scale(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int | None:
         """How many replicas generate the step, or, above the number there are, as soon as there are so many; or None."""
-
-        def ask() -> int | None:
-            count = self._hook.fuse_scale(prompts=prompts, replicas=replicas, most=most)
-            return None if count is None else _checked_count(count, most)
-
-        return self._asked("fuse_scale", ask)
+        seen = {"prompts": prompts, "replicas": replicas, "most": most}
+        return self._asked("fuse_scale", lambda count: _checked_count(count, most), **seen)
 
     def assign(
         self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], running: Mapping[int, Sequence[Prompt]]
     ) -> Mapping[str, int] | None:
         """The replica of each prompt, or None; `running` prompts are not asked about, their samples are those
         unfinished."""
-
-        def ask() -> Mapping[str, int] | None:
-            homes = self._hook.fuse_assign(prompts=prompts, replicas=replicas, running=running)
-            return None if homes is None else _checked_homes(homes, prompts, replicas)
-
-        return self._asked("fuse_assign", ask)
+        seen = {"prompts": prompts, "replicas": replicas, "running": running}
+        return self._asked("fuse_assign", lambda homes: _checked_homes(homes, prompts, replicas), **seen)
 
     def infer_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
         """Keys of the micro-group to run now, or None."""
-
-        def ask() -> Sequence[str] | None:
-            keys = self._hook.fuse_infer_next(view=view, lane=lane)
-            return None if keys is None else _checked_keys(keys, view, lane)
-
-        return self._asked("fuse_infer_next", ask)
+        return self._asked("fuse_infer_next", lambda keys: _checked_keys(keys, view, lane), view=view, lane=lane)
 
     def migration(self, view: RolloutView) -> Migration | None:
         """The replicas that finish the tail, those with requests that cannot move among them; or None."""
+        return self._asked("fuse_migration", lambda migration: _checked_migration(migration, view), view=view)
 
-        def ask() -> Migration | None:
-            migration = self._hook.fuse_migration(view=view)
-            return None if migration is None else _spared(_checked_migration(migration, view), view)
-
-        return self._asked("fuse_migration", ask)
-
-    def _asked(self, hook: str, ask: Callable[[], T]) -> T | None:
+    def _asked(self, hook: str, checked: Callable[[Any], T], **seen: Any) -> T | None:
         if self._off:
             return None
         try:
-            return ask()
+            answer = getattr(self._hook, hook)(**seen)
+            return None if answer is None else checked(answer)
         except Exception:  # a plugin may raise anything
             self._off = True
             self.fallbacks += 1
@@ -117,20 +95,15 @@ def _checked_homes(
     return homes
 
 
-def _checked_migration(migration: Migration, view: RolloutView) -> Migration:
+def _checked_migration(migration: Migration, view: RolloutView) -> Migration | None:
     routed = {replica.rank for replica in view.replicas if replica.routed}
     kept = set(migration.survivors)
     if not kept or not kept < routed:
         raise FuseError(
             f"fuse_migration returned survivors {sorted(kept)}; allowed: some, but not all, of the replicas that take requests: {sorted(routed)}"
         )
-    return migration
-
-
-def _spared(migration: Migration, view: RolloutView) -> Migration | None:
-    """A policy need not know that a request may be unable to move."""
-    routed = {replica.rank for replica in view.replicas if replica.routed}
-    kept = {*migration.survivors, *(replica.rank for replica in view.replicas if replica.routed and replica.unmovable)}
+    # A policy need not know that a request may be unable to move.
+    kept |= {replica.rank for replica in view.replicas if replica.routed and replica.unmovable}
     return replace(migration, survivors=tuple(sorted(kept))) if kept < routed else None
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -53,22 +54,18 @@ def announce(agent_loop_manager: Any, timeout: float) -> None:
 def announce_prompts(worker: Any, run_id: str) -> None:
     """Runs inside an agent-loop worker: from now on every request knows its prompt, and its weights by run, step, and whether it is validation."""
     run = worker._run_prompt
-    if not isinstance(run, _Announced):
-        worker._run_prompt = _Announced(run, run_id)
+    if getattr(run, "func", None) is not _announced:
+        worker._run_prompt = partial(_announced, run, run_id)
 
 
-class _Announced:
-    """An agent-loop worker's `_run_prompt`; each call is a task of its own, so the variable ends with it."""
-
-    def __init__(self, run: Callable[..., Coroutine], run_id: str):
-        self._run = run
-        self._run_id = run_id
-
-    async def __call__(self, prompt: dict, sampling_params: dict, trajectory: dict, **kwargs: Any) -> Any:
-        # The weights are synced between a step's rollout and its validation.
-        kind = "validation" if trajectory["validate"] else "step"
-        _group.set(PromptGroup(str(prompt["uid"]), f"{self._run_id} {kind} {trajectory['step']}"))
-        return await self._run(prompt, sampling_params, trajectory=trajectory, **kwargs)
+async def _announced(
+    run: Callable[..., Coroutine], run_id: str, prompt: dict, sampling_params: dict, trajectory: dict, **kwargs: Any
+) -> Any:
+    """An agent-loop worker's `_run_prompt`, that is `run`; each call is a task of its own, so the variable ends with it."""
+    # The weights are synced between a step's rollout and its validation.
+    kind = "validation" if trajectory["validate"] else "step"
+    _group.set(PromptGroup(str(prompt["uid"]), f"{run_id} {kind} {trajectory['step']}"))
+    return await run(prompt, sampling_params, trajectory=trajectory, **kwargs)
 
 
 def prompts_of(batch: TensorDict, samples: int) -> list[Prompt]:

@@ -26,6 +26,7 @@ from verl_fuse.host.rollout.standalone.pool import StandalonePool
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import ReplicaView
+from verl_fuse.spec.trajectory import TrajectoryKey
 
 
 class PromptRouter(GlobalRequestLoadBalancer):
@@ -72,11 +73,10 @@ class Routing:
         self._samples = samples
         servers = {replica.server_address: replica.server_handle for replica in manager.get_replicas()}
         self._router: Any = ray.remote(num_cpus=0)(PromptRouter).remote(servers)
-        # Clients are made after this, and take the balancer from here.
+        # Whoever asks for the balancer does so here; clients are made after this.
         manager.global_load_balancer = self._router
         self._replicas = replicas
         self._pool: StandalonePool | None = None
-        replicas.use_balancer(self._router)
         self._timeout = timeout
         self._homes: dict[str, int] = {}
         self._prompts: dict[str, Prompt] = {}
@@ -106,10 +106,8 @@ class Routing:
         """Before the step's prompts are submitted: predict, choose how many replicas there are to be, put the others to
         sleep, assign."""
         prompts = _predicted(prompts, policy)
-        routed = self._scaled(prompts, self._routed(), policy)
-        self._homes = dict(policy.assign(prompts, routed, {}) or {})
-        self._prompts = {prompt.uid: prompt for prompt in prompts}
-        ray.get(self._router.assign.remote(self._addresses(self._homes)), timeout=self._timeout)
+        self.begin_step()
+        self._assign(prompts, policy, self._scaled(prompts, self._routed(), policy), {}, self._router.assign)
 
     def add(
         self, prompts: Sequence[Prompt], policy: PolicyGuard, keys: Iterable[str], discarded: Container[str]
@@ -119,21 +117,29 @@ class Routing:
         prompts = _predicted(prompts, policy)
         routed = self._routed()
         running: dict[int, list[Prompt]] = {view.rank: [] for view in routed}
-        finished = _finished(keys)
+        left = self._left(keys, discarded)
         for uid, rank in self._homes.items():
-            left = self._prompts[uid].samples - finished[uid]
-            if rank in running and left > 0 and uid not in discarded:
-                running[rank].append(replace(self._prompts[uid], samples=left))
+            if rank in running and left.get(uid):
+                running[rank].append(replace(self._prompts[uid], samples=left[uid]))
+        self._assign(prompts, policy, routed, running, self._router.add)
+
+    def _assign(
+        self,
+        prompts: Sequence[Prompt],
+        policy: PolicyGuard,
+        routed: Sequence[ReplicaView],
+        running: Mapping[int, Sequence[Prompt]],
+        tell: Any,
+    ) -> None:
+        """Let the policy choose among `routed`, and `tell` the router."""
         homes = dict(policy.assign(prompts, routed, running) or {})
         self._homes |= homes
         self._prompts |= {prompt.uid: prompt for prompt in prompts}
-        ray.get(self._router.add.remote(self._addresses(homes)), timeout=self._timeout)
+        addresses = self._replicas.addresses
+        ray.get(tell.remote({uid: addresses[rank] for uid, rank in homes.items()}), timeout=self._timeout)
 
     def _routed(self) -> list[ReplicaView]:
         return [view for view in self._replicas.views() if view.routed]
-
-    def _addresses(self, homes: Mapping[str, int]) -> dict[str, str]:
-        return {uid: self._replicas.addresses[rank] for uid, rank in homes.items()}
 
     def _scaled(
         self, prompts: Sequence[Prompt], routed: Sequence[ReplicaView], policy: PolicyGuard
@@ -153,9 +159,7 @@ class Routing:
     def upper_response(self, keys: Iterable[str], discarded: Container[str]) -> float | None:
         """Mean of the upper predictions for the samples which the finished trajectories `keys` leave, groups that were
         `discarded` left out; None where not all are predicted."""
-        finished = _finished(keys)
-        prompts = [prompt for prompt in self._prompts.values() if prompt.uid not in discarded]
-        left = [(prompt.prediction, max(0, prompt.samples - finished[prompt.uid])) for prompt in prompts]
+        left = [(self._prompts[uid].prediction, count) for uid, count in self._left(keys, discarded).items()]
         total = sum(count for _, count in left)
         if not total or any(prediction is None for prediction, _ in left):
             return None
@@ -166,16 +170,21 @@ class Routing:
     ) -> tuple[ReplicaView, ...]:
         """`views` with what was assigned to each, groups that were `discarded` left out, and how much of it the
         finished trajectories `keys` leave."""
-        finished = _finished(keys)
+        left = self._left(keys, discarded)
         assigned: Counter[int] = Counter()
         unfinished: Counter[int] = Counter()
         for uid, rank in self._homes.items():
-            if uid in discarded:
-                continue
-            samples = self._prompts[uid].samples
-            assigned[rank] += samples
-            unfinished[rank] += max(0, samples - finished[uid])
+            if uid in left:
+                assigned[rank] += self._prompts[uid].samples
+                unfinished[rank] += left[uid]
         return tuple(replace(v, assigned=assigned[v.rank], unfinished=unfinished[v.rank]) for v in views)
+
+    def _left(self, keys: Iterable[str], discarded: Container[str]) -> dict[str, int]:
+        """By uid, of each prompt of the step that was not `discarded`: samples that none of the finished trajectories `keys` comes from."""
+        finished = Counter(uid for uid, _ in {TrajectoryKey.parse(key).sample for key in keys})
+        return {
+            uid: max(0, prompt.samples - finished[uid]) for uid, prompt in self._prompts.items() if uid not in discarded
+        }
 
 
 def _predicted(prompts: Sequence[Prompt], policy: PolicyGuard) -> Sequence[Prompt]:
@@ -183,8 +192,3 @@ def _predicted(prompts: Sequence[Prompt], policy: PolicyGuard) -> Sequence[Promp
     if predictions is None:
         return prompts
     return [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
-
-
-def _finished(keys: Iterable[str]) -> Counter[str]:
-    """Samples of each prompt uid that the finished trajectories `keys` come from."""
-    return Counter(session.rsplit("_", 1)[0] for session in {key.rsplit("_", 1)[0] for key in keys})

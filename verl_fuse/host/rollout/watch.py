@@ -13,6 +13,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.rows import TRAIN, response_tokens
 from verl_fuse.host.upstream.watchdog import diagnosis
 from verl_fuse.spec.step import Sample
+from verl_fuse.spec.trajectory import TrajectoryKey
 
 # Seconds between two looks of verl's own replay buffer (replay_buffer.py).
 VERL_POLL_INTERVAL = 2.0
@@ -54,18 +55,16 @@ class RolloutWatch:
         self._buffer = buffer
         self._stall_timeout = stall_timeout
         self._on_poll = on_poll
-        self._progress = (0, time.monotonic())
         self._poll_interval = poll_interval
-        self._looked = time.thread_time()
         self._wait, self._clear = buffer._wait_for_next_poll, buffer._clear_groups
         buffer._wait_for_next_poll, buffer._clear_groups = self._wait_for_next_poll, self._clear_groups
-        # Response tokens of each sample of the groups that the step discarded, by prompt uid: none for a group without
-        # a trajectory.
-        self.discarded: dict[str, list[int]] = {}
+        self.begin_step()
 
     def begin_step(self) -> None:
         """Forget what was seen before this step or validation."""
-        self.discarded = {}
+        # Response tokens of each sample of the groups that the step discarded, by prompt uid: none for a group without
+        # a trajectory.
+        self.discarded: dict[str, list[int]] = {}
         self._progress = (0, time.monotonic())
         self._looked = time.thread_time()
 
@@ -98,7 +97,7 @@ class RolloutWatch:
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
         if partition_id == TRAIN:
-            tags = {key: tag for key, tag in self.tags.items() if key.split("_")[0] in uids}
+            tags = {key: tag for key, tag in self.tags.items() if TrajectoryKey.parse(key).uid in uids}
             self.discarded |= {uid: [] for uid in uids} | response_tokens(tags)
         self._clear(partition_id, uids)
 
@@ -127,13 +126,13 @@ class RolloutWatch:
 
 
 def sessions(keys: Iterable[str]) -> int:
-    """How many rollout sessions the trajectories `{uid}_{session}_{index}` come from: a session may leave several."""
-    return len({key.rsplit("_", 1)[0] for key in keys})
+    """How many rollout sessions the trajectories `keys` come from: a session may leave several."""
+    return len({TrajectoryKey.parse(key).sample for key in keys})
 
 
 def sample_of(key: str, tag: dict) -> Sample:
-    """The sample behind a trajectory key `{uid}_{session}_{index}` and its tag."""
-    return Sample(key, key.split("_")[0], int(tag["prompt_len"]), int(tag["response_len"]))
+    """The sample behind a trajectory's key and tag."""
+    return Sample(key, TrajectoryKey.parse(key).uid, int(tag["prompt_len"]), int(tag["response_len"]))
 
 
 def ready_samples(tags: Mapping[str, dict], taken: Container[str]) -> tuple[Sample, ...]:

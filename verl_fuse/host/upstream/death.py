@@ -1,26 +1,12 @@
-"""How the death of a rollout replica shows to those who call it. Light: neither verl nor vLLM is imported."""
+"""How the death of a process shows, whatever engine runs in it. Light: neither verl nor an engine is imported."""
 
 import signal
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayTaskError
 
 # The kernel's PF_EXITING.
 EXITING = 0x4
-
-
-def is_death(error: RayError) -> bool:
-    """Whether this says that a replica's server is gone, or that its engine process is (vLLM's EngineDeadError, raised inside the server)."""
-    # A failed task raises a class of Ray's that also derives from the class raised inside the actor.
-    return isinstance(error, RayActorError) or any(cls.__name__ == "EngineDeadError" for cls in type(error).__mro__)
-
-
-def engine_processes(server: Any) -> Sequence[Any]:
-    """Inside a rollout server: the processes of its engine, as far as it knows of them (vLLM's AsyncLLM does)."""
-    resources = getattr(getattr(getattr(server, "engine", None), "engine_core", None), "resources", None)
-    return getattr(getattr(resources, "engine_manager", None), "processes", ())
 
 
 def is_dying(pid: int) -> bool:

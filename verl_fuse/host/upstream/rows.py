@@ -1,10 +1,13 @@
 """Rows of a TransferQueue batch: reading fields, taking parts."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
+
+from verl_fuse.spec.trajectory import TrajectoryKey
 
 TRAIN = "train"
 
@@ -28,7 +31,7 @@ def tags_of(batch: KVBatchMeta) -> dict[str, dict]:
 def prompt_indices(batch: KVBatchMeta) -> list[int | str]:
     """The data set's index of each prompt group that has a sample in the batch."""
     tags = tags_of(batch)
-    first_of_group = {key.split("_")[0]: key for key in batch.keys if not tags[key].get("is_padding")}
+    first_of_group = {TrajectoryKey.parse(key).uid: key for key in batch.keys if not tags[key].get("is_padding")}
     indices = read(rows(list(first_of_group.values()), tags, None), ["index"])["index"]
     return [index if isinstance(index, str) else int(index) for index in indices]
 
@@ -38,20 +41,16 @@ def lengths_by_source(batch: KVBatchMeta, sources: Mapping[str, str]) -> dict[st
     found: dict[str, list[tuple[int, int]]] = {}
     for key, tag in tags_of(batch).items():
         if not tag.get("is_padding"):
-            source = sources.get(key.split("_")[0], "")
+            source = sources.get(TrajectoryKey.parse(key).uid, "")
             found.setdefault(source, []).append((int(tag["prompt_len"]), int(tag["response_len"])))
     return found
 
 
 def response_tokens(tags: Mapping[str, dict]) -> dict[str, list[int]]:
-    """Prompt uid -> response tokens of each of its samples, by the tags of its trajectories `{uid}_{session}_{index}`:
-    those of a session count together."""
-    sessions: dict[str, int] = {}
+    """Prompt uid -> response tokens of each of its samples, by the tags of its trajectories: those of a session count together."""
+    groups: dict[str, Counter[int]] = {}
     for key, tag in tags.items():
         if not tag.get("is_padding"):
-            session = key.rsplit("_", 1)[0]
-            sessions[session] = sessions.get(session, 0) + int(tag["response_len"])
-    groups: dict[str, list[int]] = {}
-    for session, tokens in sessions.items():
-        groups.setdefault(session.rsplit("_", 1)[0], []).append(tokens)
-    return groups
+            uid, session, _ = TrajectoryKey.parse(key)
+            groups.setdefault(uid, Counter())[session] += int(tag["response_len"])
+    return {uid: list(sessions.values()) for uid, sessions in groups.items()}

@@ -10,10 +10,11 @@ Invariants (tests/unit/host/test_watchdog.py):
 import contextvars
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.upstream.death import engine_processes, is_dying
+from verl_fuse.host.upstream.vllm import fault
 
 T = TypeVar("T")
 
@@ -23,16 +24,16 @@ DIAGNOSIS_SECONDS = 30.0
 
 def with_deadline(name: str, seconds: float, call: Callable[[], T], suspects: Callable[[], list[str]]) -> T:
     """Run `call` in a thread for at most `seconds`; past that, FuseError naming what `suspects` returns. The call goes on, abandoned."""
-    worker = _Call(name, call)
-    if worker.finished_within(seconds):
-        return worker.result()
+    begun = _begun(name, call)
+    if wait([begun], timeout=seconds).done:
+        return begun.result()
     raise FuseError(f"{name} did not finish in {seconds:g} s; waited for: {diagnosis(suspects)}")
 
 
 def diagnosis(suspects: Callable[[], list[str]]) -> str:
     """Names found by `suspects`, or why they are unknown; takes DIAGNOSIS_SECONDS at most."""
-    search = _Call("diagnosis", suspects)
-    if not search.finished_within(DIAGNOSIS_SECONDS):
+    search = _begun("diagnosis", suspects)
+    if not wait([search], timeout=DIAGNOSIS_SECONDS).done:
         return f"unknown (the diagnosis did not end in {DIAGNOSIS_SECONDS:g} s)"
     try:
         found = search.result()
@@ -41,30 +42,19 @@ def diagnosis(suspects: Callable[[], list[str]]) -> str:
     return ", ".join(found) or "unknown (every process answers)"
 
 
-class _Call:
+def _begun(name: str, call: Callable[[], T]) -> Future[T]:
     """A call running in a daemon thread, which the interpreter does not join at exit."""
+    future: Future[T] = Future()
+    context = contextvars.copy_context()
 
-    def __init__(self, name: str, call: Callable[[], Any]) -> None:
-        self._done = threading.Event()
-        self._value: Any = None
-        self._error: BaseException | None = None
-        context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(self._run, call), name=f"verl-fuse {name}", daemon=True).start()
-
-    def _run(self, call: Callable[[], Any]) -> None:
+    def run() -> None:
         try:
-            self._value = call()
+            future.set_result(context.run(call))
         except BaseException as error:  # noqa: BLE001  handed to the caller
-            self._error = error
-        self._done.set()
+            future.set_exception(error)
 
-    def finished_within(self, seconds: float) -> bool:
-        return self._done.wait(seconds)
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._value
+    threading.Thread(target=run, name=f"verl-fuse {name}", daemon=True).start()
+    return future
 
 
 def weight_sync_suspects(manager: Any, seconds: float = 5.0) -> list[str]:
@@ -81,7 +71,7 @@ def silent_actors(actors: Mapping[str, Any], seconds: float) -> list[str]:
     import ray
     from ray.exceptions import RayError
 
-    pings = {actor.__ray_call__.remote(_state): name for name, actor in actors.items()}
+    pings = {actor.__ray_call__.remote(fault): name for name, actor in actors.items()}
     answered, silent = ray.wait(list(pings), num_returns=len(pings), timeout=seconds) if pings else ([], [])
     found = [f"{pings[ping]} (does not answer)" for ping in silent]
     for ping in answered:
@@ -97,12 +87,3 @@ def silent_actors(actors: Mapping[str, Any], seconds: float) -> list[str]:
 def is_dead(actor: Any, seconds: float) -> bool:
     """Whether a Ray actor, or the rollout engine it fronts, is dead; one that does not answer within `seconds` may live."""
     return any("does not answer" not in found for found in silent_actors({"actor": actor}, seconds))
-
-
-def _state(actor: Any) -> str | None:
-    """Runs inside an actor: what is wrong with the rollout engine it fronts, if it fronts one (vLLM's AsyncLLM.errored)."""
-    # For a tenth of a second after its engine is killed, vLLM does not know.
-    dying = any(is_dying(process.pid) for process in engine_processes(actor))
-    if dying or getattr(getattr(actor, "engine", None), "errored", False):
-        return "its engine process is dead"
-    return None

@@ -27,7 +27,7 @@ from verl.utils.device import get_device_name
 from verl.workers.rollout.replica import RolloutMode
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.rollout.hangs import end
+from verl_fuse.host.upstream.vllm import end
 from verl_fuse.host.upstream.watchdog import with_deadline
 
 # As many processes share a device as in verl's own standalone replicas: the worker, and room for another.
@@ -85,14 +85,12 @@ class Launch:
             destroy(self._replica, self._groups)
 
     def _run(self) -> None:
-        started: Started | None = None
         try:
-            started = self._create()
+            self._started = self._create()
         except Exception as error:  # noqa: BLE001  handed to the caller
             self._error = error
             destroy(self._replica, self._groups)
         finally:
-            self._started = started
             self._done.set()
 
     def _create(self) -> Started:
@@ -139,15 +137,12 @@ class Launch:
 
     async def _launched(self) -> None:
         launching = asyncio.create_task(self._replica.launch_servers())
-        while not launching.done():
-            await asyncio.wait([launching], timeout=LOOK)
-            if not launching.done():
-                try:
-                    self._require_time("its engine did not start")
-                except FuseError:
-                    launching.cancel()
-                    raise
-        await launching
+        try:
+            while not (await asyncio.wait([launching], timeout=LOOK))[0]:
+                self._require_time("its engine did not start")
+            launching.result()
+        finally:
+            launching.cancel()
 
     def _require_time(self, missing: str) -> None:
         if self._given_up.is_set():

@@ -45,7 +45,7 @@ class StandalonePool:
     ):
         self._build, self.most, self._replicas, self._recorder = build, most, replicas, recorder
         self._launch_timeout, self._load_timeout = launch_timeout, load_timeout
-        self._next = replicas.free_rank
+        self._next = max(replicas.addresses) + 1
         self._launches: list[Launch] = []
         self._members: dict[int, Started] = {}
         self._ending: list[threading.Thread] = []
@@ -68,7 +68,19 @@ class StandalonePool:
     def take_in(self) -> bool:
         """Between two steps: take in replicas that are up; whether there is one, so that weights are needed."""
         self._bury_lost()
-        self._take_in()
+        for launch in [launch for launch in self._launches if launch.done]:
+            self._launches.remove(launch)
+            try:
+                started = launch.result()
+            except FuseError as error:
+                logger.error("%s; the run goes on without it", error)
+                continue
+            self._members[launch.rank] = started
+            self._replicas.join(started.replica)
+            seconds = {"placement_seconds": started.placement_seconds, "start_seconds": started.start_seconds}
+            logger.info("replica %d is up: devices after %.1f s, engine after %.1f s", launch.rank, *seconds.values())
+            end = Stopwatch().now
+            self._recorder.add(Span("start", f"replica {launch.rank}", "other", started.placed, end, seconds))
         return bool(self._members)
 
     def load(self, buckets: Sequence[ray.ObjectRef], version: int) -> None:
@@ -95,21 +107,6 @@ class StandalonePool:
         for thread in self._ending:
             thread.join(CLOSING)
 
-    def _take_in(self) -> None:
-        for launch in [launch for launch in self._launches if launch.done]:
-            self._launches.remove(launch)
-            try:
-                started = launch.result()
-            except FuseError as error:
-                logger.error("%s; the run goes on without it", error)
-                continue
-            self._members[launch.rank] = started
-            self._replicas.join(started.replica)
-            seconds = {"placement_seconds": started.placement_seconds, "start_seconds": started.start_seconds}
-            logger.info("replica %d is up: devices after %.1f s, engine after %.1f s", launch.rank, *seconds.values())
-            end = Stopwatch().now
-            self._recorder.add(Span("start", f"replica {launch.rank}", "other", started.placed, end, seconds))
-
     def _bury_lost(self) -> None:
         for rank in self._replicas.lost:
             self._destroy(rank)
@@ -121,8 +118,7 @@ class StandalonePool:
         self._end_replica(rank, started)
 
     def _end_replica(self, rank: int, started: Started) -> None:
-        work = partial(destroy, started.replica, started.groups)
-        self._end(in_background(f"the end of replica {rank}", work))
+        self._end(in_background(f"the end of replica {rank}", partial(destroy, started.replica, started.groups)))
 
     def _end(self, thread: threading.Thread) -> None:
         self._ending = [thread, *(ending for ending in self._ending if ending.is_alive())]

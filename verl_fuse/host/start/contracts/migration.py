@@ -1,4 +1,4 @@
-"""What moving unfinished samples between replicas rests on: cut the routing, abort, sleep, resume (replicas.py, resume.py)."""
+"""What moving unfinished samples between replicas rests on: cut the routing, abort, sleep, resume (rollout/replicas.py, rollout/resume.py)."""
 
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function
 
@@ -27,7 +27,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("vllm.v1.engine.async_llm:AsyncLLM.vllm_config"),
     Attribute("vllm.config.cache:CacheConfig.num_gpu_blocks"),
     Attribute("vllm.config.cache:CacheConfig.block_size"),
-    # Whether a replica still generates, and how one that does not is ended (hangs.py).
+    # Whether a replica still generates, and how one that does not is ended (upstream/vllm.py).
     Attribute("vllm.v1.engine.async_llm:AsyncLLM.output_processor"),
     Attribute("vllm.v1.engine.output_processor:OutputProcessor.request_states"),
     Attribute("vllm.v1.engine.output_processor:RequestState.detokenizer"),

@@ -62,8 +62,6 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute(f"{TRAINER}.critic_wg"),
     Attribute(f"{TRAINER}.llm_server_manager"),
     Attribute(f"{TRAINER}.checkpoint_manager"),
-    # Of one length, in one order.
-    Function(f"{MANAGER}.get_addresses", "(self)", "33306d1475f64e23"),
     Function(f"{MANAGER}.get_replicas", "(self)", "6be3c7e47f9b9895"),
     Function(f"{MANAGER}.get_client", "(self, client_cls=None, **kwargs)", "d2a2afda3a7830da"),
     Attribute("verl.workers.rollout.replica:RolloutReplica.replica_rank"),

@@ -1,0 +1,53 @@
+"""One rollout replica of a run, as the driver keeps it."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from verl_fuse.host.upstream.vllm import end
+from verl_fuse.spec.step import Capacity
+
+
+class State(Enum):
+    """What a replica is there for just now."""
+
+    GENERATING = auto()
+    """It takes requests."""
+    FREED = auto()
+    """It was taken out of a running rollout, and sleeps until the weights have been synced."""
+    PARKED = auto()
+    """A standalone one that has joined, and waits for its first weights."""
+    LOST = auto()
+    """It is dead, or of no use any more: it takes no requests again."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """verl's `handle` (RolloutReplica) with what the run knows of it; a `standalone` one has devices of its own."""
+
+    handle: Any
+    standalone: bool = False
+    state: State = State.GENERATING
+    capacity: Capacity = field(default=Capacity(1))
+
+    def __str__(self) -> str:
+        return f"replica {self.rank}"
+
+    @property
+    def rank(self) -> int:
+        return self.handle.replica_rank
+
+    @property
+    def server(self) -> Any:
+        """Its first server: the one that is asked."""
+        return self.handle.servers[0]
+
+    @property
+    def address(self) -> str:
+        """Where its server is reached, which is its name for the load balancer and for clients."""
+        return self.handle.server_address
+
+    def end(self) -> None:
+        """End its engine, or its servers."""
+        for server in self.handle.servers:
+            end(server)

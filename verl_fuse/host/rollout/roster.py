@@ -1,0 +1,195 @@
+"""The rollout replicas of a run, one record each: which there are, what each is doing and has room for, which are lost."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.record.spans import Recorder, collector
+from verl_fuse.host.rollout.hangs import HangWatch
+from verl_fuse.host.rollout.lengths import Lengths, SequenceLengths
+from verl_fuse.host.rollout.replica import Replica, State
+from verl_fuse.host.rollout.waiting import LOOK, Waiting
+from verl_fuse.host.upstream.vllm import kv_cache_tokens
+from verl_fuse.host.upstream.watchdog import is_dead, silent_actors
+from verl_fuse.spec.step import Capacity, ReplicaView
+from verl_fuse.spec.timeline import Span
+
+logger = logging.getLogger(__name__)
+
+
+class Roster:
+    """Replicas of verl's LLMServerManager, which `checkpoints`, verl's CheckpointEngineManager, puts to sleep and wakes.
+
+    `max_num_seqs` is the engine's limit of concurrent sequences, `sequence_tokens` the longest sequence there can be, `timeout` seconds a
+    replica may take to answer, or may have requests without generating a token.
+    """
+
+    def __init__(
+        self,
+        manager: Any,
+        checkpoints: Any,
+        recorder: Recorder,
+        timeout: float,
+        max_num_seqs: int,
+        sequence_tokens: int,
+    ):
+        self._manager, self._checkpoints, self._recorder = manager, checkpoints, recorder
+        self._replicas = {handle.replica_rank: Replica(handle) for handle in manager.get_replicas()}
+        self._timeout, self._max_num_seqs = timeout, max_num_seqs
+        self._waiting = Waiting(timeout, self._fail)
+        self._lengths, self._sequence_tokens = SequenceLengths(sequence_tokens), float(sequence_tokens)
+        self._collector = collector()
+        # What a standalone replica's requests are recorded as, which may be read when it has left -> what they are shown as.
+        self._tracks: dict[str, str] = {}
+        self._measure(self._replicas.values())
+        self._hangs = HangWatch(self._replicas, timeout)
+
+    @property
+    def devices_each(self) -> int:
+        """Devices of one replica."""
+        return next(iter(self._replicas.values())).handle.world_size
+
+    @property
+    def addresses(self) -> Mapping[int, str]:
+        """Where each replica's server is, by rank."""
+        return {rank: replica.address for rank, replica in self._replicas.items()}
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Standalone replicas that are dead and have not left."""
+        return tuple(replica.rank for replica in self._in(State.LOST) if replica.standalone)
+
+    @property
+    def freed(self) -> tuple[int, ...]:
+        """Ranks taken out of the running rollout."""
+        return tuple(replica.rank for replica in self._in(State.FREED))
+
+    def expect(self, unfinished: int, finished: Lengths = (), response: float | None = None) -> None:
+        """From now on `unfinished` sequences are to be generated (SequenceLengths.predict): how many of them a
+        replica has room for follows."""
+        self._sequence_tokens = self._lengths.predict(unfinished, finished, response)
+
+    def learn(self, lengths: Lengths) -> None:
+        """Take in the lengths of a step's sequences."""
+        self._lengths.learn(lengths)
+
+    def views(self) -> tuple[ReplicaView, ...]:
+        """Every replica, as the load balancer counts its requests. One that clients have found dead is lost."""
+        status, counted = self._manager.global_load_balancer.get_status.remote(), self._collector.unmovable.remote()
+        running = self._waiting.answer(status, "the load balancer")["servers"]
+        unmovable = self._waiting.answer(counted, "the collector of spans")
+        for replica in self._in(State.GENERATING):
+            if replica.address not in running:
+                self._bury(replica)
+        return tuple(
+            ReplicaView(
+                rank,
+                running.get(replica.address, 0),
+                replica.capacity.room(self._sequence_tokens),
+                replica.address in running,
+                standalone=replica.standalone,
+                unmovable=unmovable.get(replica.address, 0),
+                capacity=replica.capacity,
+            )
+            for rank, replica in self._replicas.items()
+        )
+
+    def watched(self) -> tuple[ReplicaView, ...]:
+        """As `views`, once those are ended that have requests but have generated nothing for `timeout` seconds."""
+        views, lost = self.views(), self._in(State.LOST)
+        requests = {view.rank: view.running for view in views if view.running and self._replicas[view.rank] not in lost}
+        hung = [self._replicas[rank] for rank in self._hangs.hung(requests)]
+        for replica in hung:
+            logger.error(
+                "%s has %d requests, but has generated nothing for %g s (fuse.replica_timeout); it is ended",
+                replica, requests[replica.rank], self._timeout,
+            )  # fmt: skip
+            self._unroute([replica])
+            replica.end()
+        return self.views() if hung else views
+
+    def join(self, handle: Any) -> None:
+        """Take in a standalone replica (verl's handle); like one that was freed, it is routed once it confirms its weights."""
+        replica = Replica(handle, standalone=True, state=State.PARKED)
+        self._replicas[replica.rank] = replica
+        self._tracks[f"replica {replica.address}"] = str(replica)
+        self._measure([replica])
+
+    def named(self, span: Span) -> Span:
+        """Clients know a standalone replica by its address only: here its requests get its track."""
+        return dataclasses.replace(span, track=self._tracks.get(span.track, span.track))
+
+    def leave(self, rank: int) -> None:
+        """Route to a standalone replica no more, and forget it."""
+        self._unroute([self._replicas[rank]])
+        del self._replicas[rank]
+
+    def lose(self, rank: int, why: str) -> None:
+        """A replica is of no use any more: it is routed to no more, and for the run it is dead."""
+        replica = self._replicas[rank]
+        logger.error("%s %s", replica, why)
+        self._unroute([replica])
+        self._bury(replica)
+
+    def all_live(self, ranks: Iterable[int]) -> bool:
+        """Whether all of these live; those that do not are lost. A dead replica finishes nothing, so until its clients know it looks busy."""
+        dead = [rank for rank in ranks if is_dead(self._replicas[rank].server, LOOK)]
+        for rank in dead:
+            self.lose(rank, "was to take over the requests of others")
+        return not dead
+
+    def require_alive(self) -> None:
+        """Raise a FuseError naming every replica that is dead or does not answer."""
+        needed = [replica for replica in self._replicas.values() if not replica.standalone]
+        dead = [str(replica) for replica in needed if replica.state is State.LOST]
+        others = {str(replica): replica.server for replica in needed if replica.state is not State.LOST}
+        if found := [*dead, *silent_actors(others, self._timeout)]:
+            raise FuseError(
+                f"dead: {', '.join(found)}. The step is trained, on samples that other replicas finished, but the weight sync needs every "
+                "replica: start the run again, it goes on from the last checkpoint"
+            )
+
+    def require_one(self, unfinished: int) -> None:
+        """Raise a FuseError naming the dead replicas if none is left that could have generated the `unfinished` prompt groups."""
+        if any(view.routed for view in self.views()):
+            return
+        dead, freed = (", ".join(map(str, self._in(state))) for state in (State.LOST, State.FREED))
+        freed = f"; already freed: {freed}" if freed else ""
+        raise FuseError(
+            f"dead: {dead}{freed}. No replica was left for {unfinished} prompt groups, so the step "
+            "is not trained: start the run again, it goes on from the last checkpoint"
+        )
+
+    def suspects(self) -> list[str]:
+        """Who may be holding up the rollout: replicas with requests in flight, and servers that are dead or do not answer."""
+        busy = [f"replica {view.rank} ({view.running} requests in flight)" for view in self.views() if view.running]
+        return [*busy, *silent_actors({str(replica): replica.server for replica in self._replicas.values()}, 5.0)]
+
+    def _in(self, *states: State) -> list[Replica]:
+        return [replica for replica in self._replicas.values() if replica.state in states]
+
+    def _unroute(self, replicas: Iterable[Replica]) -> None:
+        removed = self._manager.global_load_balancer.remove_servers.remote([replica.address for replica in replicas])
+        self._waiting.answer(removed, "the load balancer")
+
+    def _bury(self, replica: Replica) -> None:
+        if replica.state is State.LOST:
+            return
+        replica.state = State.LOST
+        self._checkpoints.remove_replicas([replica.handle])
+        rest = "goes on without it" if replica.standalone else "ends with this step"
+        logger.error("%s is dead; its requests start again on other replicas, and the run %s", replica, rest)
+
+    def _fail(self, replica: Replica, why: str, cause: Exception | None = None) -> None:
+        """End the run for a replica that every weight sync needs; go on without a standalone one."""
+        if not replica.standalone:
+            raise FuseError(f"{replica} {why}") from cause
+        self.lose(replica.rank, why)
+
+    def _measure(self, replicas: Iterable[Replica]) -> None:
+        """Ask what the engines have room for."""
+        for replica, tokens in self._waiting.answers(kv_cache_tokens, replicas).items():
+            replica.capacity = Capacity(self._max_num_seqs, tokens or math.inf)

@@ -1,0 +1,73 @@
+"""Waits for actors of the rollout, none longer than `timeout` seconds (fuse.replica_timeout); whoever fails or is late is named."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.rollout.replica import Replica
+from verl_fuse.host.upstream.death import first_line
+from verl_fuse.host.upstream.watchdog import is_dead
+
+# Seconds between two looks at a replica that is to stop, and until it answers one.
+LOOK = 2.0
+
+
+class Waiting:
+    """`fail(replica, why, cause)` decides what becomes of a replica that does not answer."""
+
+    def __init__(self, timeout: float, fail: Callable[[Replica, str, Exception | None], None]):
+        self._timeout, self._fail = timeout, fail
+        self._late = f"in {timeout:g} s (fuse.replica_timeout)"
+
+    def answer(self, reference: Any, whom: str) -> Any:
+        """What an actor answers that the run cannot do without."""
+        try:
+            return ray.get(reference, timeout=self._timeout)
+        except GetTimeoutError:
+            raise FuseError(f"{whom} did not answer {self._late}") from None
+        except RayError as error:
+            raise FuseError(f"{whom} failed: {first_line(error)}") from error
+
+    def answers(self, question: Callable[[Any], Any], replicas: Iterable[Replica]) -> dict[Replica, Any]:
+        """What `question` says inside the servers of those that answer."""
+        found = {}
+        for replica, answer in {replica: replica.server.__ray_call__.remote(question) for replica in replicas}.items():
+            try:
+                found[replica] = ray.get(answer, timeout=self._timeout)
+            except GetTimeoutError:
+                self._fail(replica, f"did not answer {self._late}", None)
+            except RayError as error:
+                self._fail(replica, f"failed: {first_line(error)}", error)
+        return found
+
+    def undone(self, calls: Mapping[Replica, Coroutine]) -> dict[Replica, str]:
+        """Let every replica do it; of those that do not, why."""
+
+        async def together() -> list[str]:
+            return await asyncio.gather(*map(self._undone, calls, calls.values()))
+
+        reasons = asyncio.run(together())
+        return {replica: why for replica, why in zip(calls, reasons, strict=True) if why}
+
+    async def _undone(self, replica: Replica, call: Coroutine) -> str:
+        """A server may wait for ever for an engine that dies meanwhile: it is asked now and then."""
+        doing = asyncio.ensure_future(call)
+        deadline = time.monotonic() + self._timeout
+        try:
+            while not doing.done() and (left := deadline - time.monotonic()) > 0:
+                await asyncio.wait([doing], timeout=min(LOOK, left))
+                if not doing.done() and await asyncio.to_thread(is_dead, replica.server, LOOK):
+                    return ": it is dead"
+            if not doing.done():
+                return f" {self._late}"
+            doing.result()
+            return ""
+        except RayError as error:
+            return f": {first_line(error)}"
+        finally:
+            doing.cancel()
