@@ -155,6 +155,19 @@ class FuseTrainer(PPOTrainerSync):
         """The stages finished samples go through; none where verl computes nothing of them before the batch is complete."""
         return assembly.stages_of(self)
 
+    @property
+    def devices_each(self) -> int:
+        """Devices of one rollout replica."""
+        return self.replicas.devices_each
+
+    def block(self, plugin: str) -> Any:
+        """The block `fuse.<plugin>`."""
+        return self.settings.blocks[plugin]
+
+    def replica_views(self) -> tuple[ReplicaView, ...]:
+        """Every rollout replica there is."""
+        return self.replicas.views()
+
     def use_slices(self) -> None:
         """For plugins, at `fuse_setup`: inference runs on slices, as replicas are released. Needs `streamed_stages`."""
         self._slices = assembly.build_slices(self)
