@@ -49,8 +49,21 @@ from verl_fuse.host.upstream.rows import lengths_by_source, prompt_indices, resp
 from verl_fuse.host.upstream.watchdog import with_deadline
 from verl_fuse.host.weights.layouts.driver import Layouts
 from verl_fuse.host.worker import recording_worker_class
+from verl_fuse.spec.events import (
+    CheckpointSaved,
+    Event,
+    Generated,
+    Migrated,
+    Polled,
+    SetUp,
+    StageBegun,
+    StepBegun,
+    StepEnded,
+    Submitted,
+    TrainingEnded,
+)
 from verl_fuse.spec.run_config import save_config
-from verl_fuse.spec.step import Event, EventKind, LaneView, Migration, ReplicaView, RolloutView, Stage
+from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView, Stage
 from verl_fuse.spec.timeline import Category, Span, Timeline
 
 logger = logging.getLogger(__name__)
@@ -221,8 +234,8 @@ class FuseTrainer(PPOTrainerSync):
         save_config(self.settings.run_dir, self.config)
         self.hook.fuse_setup(trainer=self)
         self._emit(
-            "setup",
-            run_dir=str(self.settings.run_dir),
+            SetUp,
+            run_dir=self.settings.run_dir,
             resumed_from=resumed_from(self.config, self.global_steps),
             total_steps=self.total_training_steps,
             expected=self._expected_samples,
@@ -247,7 +260,7 @@ class FuseTrainer(PPOTrainerSync):
             self._routing.begin_step()
         self._policy.begin_step(self.global_steps)
         self._clock = Stopwatch()
-        self._emit("step_begin")
+        self._emit(StepBegun)
 
     def prepare_step(self) -> dict:
         self._generation_start = self._clock.now
@@ -256,7 +269,7 @@ class FuseTrainer(PPOTrainerSync):
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         begins = not self._sources
         self._sources |= sources_of(batch)
-        self._emit("submitted", prompts=Counter(self._sources.values()))
+        self._emit(Submitted, prompts=Counter(self._sources.values()))
         self.replicas.expect(self._expected_samples)
         if self._routing is not None:
             prompts = prompts_of(batch, self.config.actor_rollout_ref.rollout.n)
@@ -292,7 +305,7 @@ class FuseTrainer(PPOTrainerSync):
             return
         self._expect(watch, tags)
         view = self._view(watch, tags, self.replicas.watched())
-        self._emit("poll", view=view)
+        self._emit(Polled, view=view)
         if migration := self._policy.migration(view):
             self._migrate(migration, view)
             view = self._view(watch, tags, self.replicas.views())
@@ -318,8 +331,8 @@ class FuseTrainer(PPOTrainerSync):
         if moving and not self.replicas.all_live(migration.survivors):
             return
         self.replicas.free(freed, migration.cause)
-        stopped = [rank for rank in freed if rank in self.replicas.freed]
-        self._emit("migration", view=view, survivors=list(migration.survivors), freed=stopped)
+        stopped = tuple(rank for rank in freed if rank in self.replicas.freed)
+        self._emit(Migrated, view=view, survivors=migration.survivors, freed=stopped)
 
     def _view(self, watch: RolloutWatch, tags: Mapping[str, dict], replicas: tuple[ReplicaView, ...]) -> RolloutView:
         groups, finished, failed = watch.groups
@@ -351,7 +364,7 @@ class FuseTrainer(PPOTrainerSync):
             self._unwritten_accounts += not recorded(self.settings.run_dir, self._account, prompt_indices(batch))
             prompts = {} if self._routing is None else self._routing.prompts
             responses = response_tokens(tags_of(batch))
-            self._emit("generated", responses=responses, discarded=self._watch.discarded, prompts=prompts)
+            self._emit(Generated, responses=responses, discarded=self._watch.discarded, prompts=prompts)
             metrics.update(self._account.metrics())
         return batch
 
@@ -404,7 +417,7 @@ class FuseTrainer(PPOTrainerSync):
 
     def _save_checkpoint(self) -> None:
         self._on_lane("save_checkpoint", "other", super()._save_checkpoint)
-        self._emit("checkpoint", folder=str(saved_at(self.config, self.global_steps)))
+        self._emit(CheckpointSaved, folder=saved_at(self.config, self.global_steps))
 
     def on_step_end(self) -> None:
         self._require_replicas()
@@ -445,14 +458,12 @@ class FuseTrainer(PPOTrainerSync):
 
     @contextmanager
     def _stage(self, name: str, category: Category = "stage") -> Iterator[None]:
-        self._emit("stage", name=name)
+        self._emit(StageBegun, name=name)
         with self.recorder.span(name, "step", category):
             yield
 
-    def _emit(
-        self, kind: EventKind, view: RolloutView | None = None, timeline: Timeline | None = None, **data: Any
-    ) -> None:
-        self.hook.fuse_event(event=Event(kind, self.global_steps, time.time(), view, timeline, data))
+    def _emit(self, kind: type[Event], **fields: Any) -> None:
+        self.hook.fuse_event(event=kind(self.global_steps, time.time(), **fields))
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
@@ -467,7 +478,7 @@ class FuseTrainer(PPOTrainerSync):
         metrics["fuse/fallbacks"] = float(self._policy.fallbacks)
         lengths = lengths_by_source(batch, self._sources)
         self.replicas.learn([pair for rows in lengths.values() for pair in rows])
-        self._emit("step_end", timeline=timeline, samples=self._account.samples, lengths=lengths)
+        self._emit(StepEnded, timeline=timeline, samples=self._account.samples, lengths=lengths)
 
     def _timeline(self) -> Timeline:
         remote: list[Span] = ray.get(self._collector.drain.remote(), timeout=60)
@@ -480,6 +491,6 @@ class FuseTrainer(PPOTrainerSync):
             if self._routing is not None or has_connector(self.config):
                 announce(agent_loop_manager, self.settings.core.replica_timeout)
             super().fit(agent_loop_manager)
-            self._emit("train_end")
+            self._emit(TrainingEnded)
         finally:
             self._resources.close()
