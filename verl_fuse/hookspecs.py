@@ -1,20 +1,69 @@
 """The contract between verl-fuse and its plugins. Built-in features use these hooks and no others."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import pluggy
+from omegaconf import DictConfig
 
 from verl_fuse.spec.contract import Contract
+from verl_fuse.spec.events import Event
+from verl_fuse.spec.problem import Problem
 from verl_fuse.spec.prompts import Prediction, Prompt
-from verl_fuse.spec.step import Event, LaneView, Migration, Refusal, ReplicaView, RequestView, RolloutView
+from verl_fuse.spec.schedule import Schedule
+from verl_fuse.spec.step import LaneView, Migration, Refusal, ReplicaView, RequestView, RolloutView, Stage
 from verl_fuse.spec.timeline import Timeline
 
 # Raised whenever a hook changes incompatibly; a plugin states the version it was written for as HOOK_API.
-HOOK_API = 1
+HOOK_API = 2
+# What a plugin written for the version before is told.
+SINCE_1 = 'since 1 events are classes of verl_fuse.spec.events, and fuse_setup gets a verl_fuse.hookspecs.Trainer; see "From HOOK_API 1 to 2" in plugins/README.md'
 
 hookspec = pluggy.HookspecMarker("verl_fuse")
 hookimpl = pluggy.HookimplMarker("verl_fuse")
+
+
+class Trainer(Protocol):
+    """What a plugin sees of the run at `fuse_setup`, and what it can switch on there."""
+
+    @property
+    def config(self) -> DictConfig:
+        """verl's composed configuration, with its `fuse` block."""
+        ...
+
+    @property
+    def streamed_stages(self) -> tuple[Stage, ...]:
+        """The stages finished samples go through; none where verl computes nothing of them before the batch is complete."""
+        ...
+
+    @property
+    def devices_each(self) -> int:
+        """Devices of one rollout replica."""
+        ...
+
+    def block(self, plugin: str) -> Any:
+        """The block `fuse.<plugin>`, read and checked: an instance of what `fuse_config` of that plugin returned."""
+
+    def replica_views(self) -> tuple[ReplicaView, ...]:
+        """Every rollout replica there is."""
+        ...
+
+    def use_slices(self) -> None:
+        """Inference runs on slices, as replicas are released. Needs `streamed_stages`."""
+
+    def use_routing(self, warm_prefix_tokens: int | None) -> None:
+        """`fuse_predict`, `fuse_scale` and `fuse_assign` are asked before each batch is submitted. One request prefills a prompt of at least
+        `warm_prefix_tokens` (None: none) before its samples are asked for."""
+
+    def use_standalone(self, most: int, launch_timeout: float) -> None:
+        """After `use_routing`: `fuse_scale` may ask for up to `most` replicas more, each created within `launch_timeout` seconds."""
+
+    def use_fused_update(self, solve: Callable[[Problem], Schedule | None], timeout: float) -> None:
+        """Critic and actor are updated in one call, in the order of the schedule that `solve` finds (None: no order is faster than
+        one model after the other). `timeout`: seconds a rank may wait within an update."""
+
+    def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
+        """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
 
 
 @hookspec
@@ -38,7 +87,7 @@ def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type
 
 
 @hookspec
-def fuse_setup(trainer: Any) -> None:
+def fuse_setup(trainer: Trainer) -> None:
     """Called once, after verl's worker groups, replicas and checkpoint are up and before the first weight sync."""
 
 
@@ -77,7 +126,7 @@ def fuse_transfer(request: RequestView, config: Mapping[str, Any]) -> Mapping[st
 
 @hookspec
 def fuse_event(event: Event) -> None:
-    """Observe the run: setup, step begin, polls of the rollout, stages, step end with its timeline, end of training."""
+    """Observe the run: each event is an instance of one class of `verl_fuse.spec.events`."""
 
 
 @hookspec

@@ -20,14 +20,14 @@ from verl_fuse.errors import FuseError
 
 GROUP = "verl_fuse"
 
-# Plugin name (the config block `fuse.<name>`) -> module; the module itself is the plugin object.
+# Plugin name (the config block `fuse.<name>`) -> class.
 BUILTIN = {
-    "interstage": "verl_fuse_interstage.plugin",
-    "elastic": "verl_fuse_elastic.plugin",
-    "pipeline": "verl_fuse_pipeline.plugin",
-    "realloc": "verl_fuse_realloc.plugin",
-    "observe": "verl_fuse_observe.plugin",
-    "cpu": "verl_fuse_cpu.plugin",
+    "interstage": "verl_fuse_interstage.plugin:InterstagePlugin",
+    "elastic": "verl_fuse_elastic.plugin:ElasticPlugin",
+    "pipeline": "verl_fuse_pipeline.plugin:PipelinePlugin",
+    "realloc": "verl_fuse_realloc.plugin:ReallocPlugin",
+    "observe": "verl_fuse_observe.plugin:ObservePlugin",
+    "cpu": "verl_fuse_cpu.plugin:CpuPlugin",
 }
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -45,9 +45,10 @@ class Source:
         return f"plugin {self.name!r} (from {self.distribution}, {self.entry_point.value})"
 
     def load(self) -> object:
-        """Import the plugin object; whatever its import raises becomes a FuseError with the original chained."""
+        """Import the plugin, and make an instance of it if it is a class; whatever that raises becomes a FuseError with the original chained."""
         try:
-            return self.entry_point.load()
+            found = self.entry_point.load()
+            return found() if isinstance(found, type) else found
         except Exception as error:
             raise FuseError(f"{self} failed to load: {type(error).__name__}: {error}") from error
 
@@ -106,8 +107,9 @@ def _register(manager: pluggy.PluginManager, source: Source) -> None:
     plugin = source.load()
     version = getattr(plugin, "HOOK_API", None)
     if version != hookspecs.HOOK_API:
+        changed = f" ({hookspecs.SINCE_1})" if version == 1 else ""
         raise FuseError(
-            f"{source} declares HOOK_API={version!r}; verl-fuse {__version__} offers {hookspecs.HOOK_API}: install a matching version or set fuse.disabled_plugins=[{source.name}]"
+            f"{source} declares HOOK_API={version!r}; verl-fuse {__version__} offers {hookspecs.HOOK_API}{changed}: install a matching version or set fuse.disabled_plugins=[{source.name}]"
         )
     known = _hooks(manager)
     for attribute in dir(plugin):

@@ -85,7 +85,7 @@ CONTRACTS: tuple[Contract, ...] = (
         "(self)",
         "062527551832d049",
     ),
-    # Which roles a run has, and what they are configured by (checks.py).
+    # Which roles a run has, and what they are configured by (refusals.py).
     Function("verl.trainer.ppo.utils:need_critic", "(config)", "182ae235222ddac9"),
     Function("verl.trainer.ppo.utils:need_reference_policy", "(config)", "f9aaac597cf7590a"),
     ConfigGroup(PPO, "model@actor_rollout_ref.model: hf_model"),
@@ -114,7 +114,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(MODEL, "override_config", dict),
     ConfigKey(MODEL, "path", object),
     ConfigKey(MODEL, "tokenizer_path", object),
-    # vLLM's CPU backend (environment.py, checks.py).
+    # vLLM's CPU backend (environment.py, refusals.py).
     Attribute("vllm.envs:VLLM_CPU_KVCACHE_SPACE", "0"),
     Attribute("vllm.envs:VLLM_CPU_OMP_THREADS_BIND", "'auto'"),
     Attribute("vllm.envs:VLLM_ENABLE_V1_MULTIPROCESSING", "True"),

@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 from statistics import NormalDist
 
 from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse.spec.step import ReplicaView
 from verl_fuse.timeline.decode import DecodeCost
 
 # By predicted tokens alone: what is balanced before any decode step was measured.
@@ -34,6 +35,11 @@ def assign(
     line = Line(prompts, slots, cost, limit)
     runs = zip(ranks, pairwise(line.cut(len(ranks))), strict=False)
     return {prompt.uid: rank for rank, (a, b) in runs for prompt in line.prompts[a:b]}
+
+
+def fewest_slots(replicas: Sequence[ReplicaView]) -> int:
+    """Sequences any replica runs at once, by the lengths of recent steps."""
+    return min((replica.slots for replica in replicas), default=1)
 
 
 class Line:

@@ -6,18 +6,19 @@ Invariants (tests/unit/elastic/test_learned.py):
 - the run that goes on from a checkpoint predicts what the run that wrote it would have.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from verl_fuse.spec.kept import Kept, seconds
+from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost, decode_cost
 from verl_fuse.timeline.warm import WarmTracks
 from verl_fuse_elastic.ledger import starting
-from verl_fuse_elastic.prediction import LengthPredictor
+from verl_fuse_elastic.prediction import LengthPredictor, calibration
 
 
 @dataclass
@@ -29,6 +30,12 @@ class Learned:
     decode: DecodeCost | None = None
     launch_seconds: float = 0.0
     warm: WarmTracks = field(default_factory=WarmTracks)
+
+    def learn_lengths(self, prompts: Mapping[str, Prompt], lengths: Mapping[str, Sequence[int]]) -> dict[str, float]:
+        """Take in the response tokens of each sample by prompt, trained on or not; returns how good predictions were."""
+        visits = [(prompts[uid], found) for uid, found in lengths.items() if uid in prompts]
+        self.predictor.observe(visits)
+        return calibration([(prompt.prediction, found) for prompt, found in visits if prompt.prediction is not None])
 
     def learn_costs(self, timeline: Timeline, capacity: Capacity) -> None:
         """Take in a finished step; a replica's engine has `capacity`."""

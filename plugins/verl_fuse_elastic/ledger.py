@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/elastic/test_ledger.py):
 - busy, idle and parked add up to all replicas for as long as generation took;
-- a replica is parked from when it has stopped until generation ends.
+- a replica is parked from when it has stopped until generation ends;
+- where no token was trained there is no cost per token.
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,22 @@ class Ledger:
 def starting(timeline: Timeline) -> list[float]:
     """Seconds for which each replica that was taken in held its devices before that."""
     return [span.seconds for span in timeline.spans if span.name == "start" and span.track.startswith("replica ")]
+
+
+def cost_metrics(
+    timeline: Timeline, spent: Ledger, replicas: int, devices: int, price: float, tokens: int
+) -> dict[str, float]:
+    """Of a step that trained `tokens` of responses, on `replicas` with `devices` each; a device-second costs `price`."""
+    created = sum(starting(timeline))
+    paid = devices * (replicas * (timeline.end - timeline.start) - spent.parked + created)
+    return {
+        "fuse/elastic_replicas": float(spent.used),
+        "fuse/device_seconds_busy": devices * spent.busy,
+        "fuse/device_seconds_idle": devices * spent.idle,
+        "fuse/device_seconds_parked": devices * spent.parked,
+        "fuse/device_seconds_starting": devices * created,
+        **({"fuse/cost_per_million_tokens": 1e6 * price * paid / tokens} if tokens else {}),
+    }
 
 
 def ledger(timeline: Timeline, replicas: int) -> Ledger | None:

@@ -1,16 +1,42 @@
-"""Which replicas can give their devices back while others still generate. Pure: a view in, a migration out.
+"""Which replicas can give their devices back while others still generate.
 
 Invariants (tests/unit/elastic/test_release.py):
 - at least one replica goes on;
 - a replica that has samples left is given up only once it has finished `cut_fraction` of its own, what it runs can
   move, and the others have room for it, by predicted lengths;
 - at a cut fraction of 1 nothing moves: only replicas that are done are given up;
-- before all samples are assigned nothing is given up.
+- before all samples are assigned nothing is given up;
+- a step in which a replica is nearly done and the others have no room for its rest says so once.
 """
 
+import logging
 from collections.abc import Sequence
 
 from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
+from verl_fuse_elastic.config import ElasticConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Release:
+    """Decides poll by poll, where the block says so; `without_room`: in this step a replica's rest had nowhere to go."""
+
+    def __init__(self, block: ElasticConfig) -> None:
+        self._on, self._cut_fraction = block.release, block.cut_fraction
+        self.without_room = False
+
+    def begin_step(self) -> None:
+        self.without_room = False
+
+    def decide(self, view: RolloutView) -> Migration | None:
+        """The replicas that go on, or None while all do."""
+        migration = released(view, self._cut_fraction) if self._on else None
+        if self._on and migration is None and not self.without_room and without_room(view, self._cut_fraction):
+            self.without_room = True
+            routed = [replica for replica in view.replicas if replica.routed]
+            found = ", ".join(f"replica {r.rank} runs {r.running} and has room for {r.slots}" for r in routed)
+            logger.info("step %d: a replica past fuse.elastic.cut_fraction keeps its requests: %s", view.step, found)
+        return migration
 
 
 def released(view: RolloutView, cut_fraction: float) -> Migration | None:

@@ -1,4 +1,4 @@
-"""Configuration of verl under which finished samples may not be streamed, or unfinished ones not moved (plugin.py)."""
+"""Configuration of verl under which finished samples may not be streamed, or unfinished ones not moved (refusals.py)."""
 
 from verl_fuse.spec.contract import ConfigGroup, ConfigKey, Contract
 

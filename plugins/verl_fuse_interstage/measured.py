@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_fuse.spec.timeline import Timeline, union_seconds
+from verl_fuse.spec.timeline import Timeline, overlap_seconds, union_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,22 @@ def inference_cost(timeline: Timeline, replicas: int, tokens: int) -> InferenceC
 def migration_seconds(timeline: Timeline) -> float | None:
     """Seconds the slowest replica took to stop, if the step migrated."""
     return max((span.seconds for span in timeline.spans if span.name == "migrate"), default=None)
+
+
+def streaming_metrics(timeline: Timeline) -> dict[str, float]:
+    """Inference that ran while others still generated, and the samples that went through lanes."""
+    generation = [(span.start, span.end) for span in timeline.on("step") if span.name == "gen"]
+    lanes = [span for span in timeline.spans if span.track.startswith("lane ") and span.category == "inference"]
+    inference = [(span.start, span.end) for span in lanes]
+    hidden, total = overlap_seconds(generation, inference), union_seconds(inference)
+    groups = {
+        span.args["micro_group"]: int(span.args["samples"]) for span in timeline.spans if "micro_group" in span.args
+    }
+    return {
+        "fuse/overlap_seconds": hidden,
+        "fuse/overlap_fraction": hidden / total if total else 0.0,
+        "fuse/streamed_samples": float(sum(groups.values())),
+    }
 
 
 def stage_seconds(timeline: Timeline) -> float | None:

@@ -1,18 +1,21 @@
-"""When the long tail moves together, and onto which replicas. Pure: values in, a decision out (RLHFuse, section on inter-stage fusion).
+"""When the long tail moves together, and onto which replicas (RLHFuse, section on inter-stage fusion).
 
 Invariants (tests/unit/interstage/test_migration.py):
 - nothing moves before at most R_t samples are unfinished, with R_t = 0, or twice in a step;
 - the survivors have room for every unfinished sample, by its predicted length, and they are the replicas with the
   most work left;
 - a replica with requests that cannot move is a survivor; once it has none, and nothing else, it is freed as well;
-- at least one replica is freed, or nothing moves, and where that is for want of room it can be told.
+- at least one replica is freed, or nothing moves, and why a tail that is due stays where it is is said once a step.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
+
+logger = logging.getLogger(__name__)
 
 CAUSE = "fuse.interstage.migration_threshold"
 
@@ -58,6 +61,36 @@ def hindrance(trigger: Trigger, view: RolloutView) -> Literal["room", "unmovable
     if len(survivors(replicas, view.unfinished, fewest)) < len(replicas):
         return None
     return "unmovable" if _unmovable(replicas) else "room"
+
+
+class Hindrances:
+    """What keeps the tail of the running step where it is."""
+
+    def __init__(self) -> None:
+        self._found: set[str] = set()
+
+    @property
+    def without_room(self) -> bool:
+        """Whether fewer replicas had no room for the tail."""
+        return "room" in self._found
+
+    def begin_step(self) -> None:
+        self._found.clear()
+
+    def look(self, trigger: Trigger, view: RolloutView) -> None:
+        """Log what hinders the tail at this poll, unless that has been said."""
+        found = hindrance(trigger, view)
+        if found is None or found in self._found:
+            return
+        self._found.add(found)
+        about = {
+            "room": [f"replica {seen.rank} has room for {seen.slots}" for seen in view.replicas],
+            "unmovable": [f"replica {seen.rank} runs {seen.unmovable} that cannot move" for seen in view.replicas],
+        }
+        logger.info(
+            "step %d: the last %d samples stay where they are, though %s asks for fewer replicas: %s",
+            view.step, view.unfinished, CAUSE, ", ".join(about[found]),
+        )  # fmt: skip
 
 
 def survivors(replicas: Sequence[ReplicaView], unfinished: int, least: int = 1) -> tuple[int, ...]:

@@ -1,15 +1,12 @@
 """Configurations in which finished samples may not be streamed, unfinished ones not moved, or slices not built, refused before anything is started."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from omegaconf import OmegaConf
-
+from verl_fuse.spec.composed import Get, has_critic, has_reference, required, required_if_set
 from verl_fuse.spec.step import Refusal
-
-Get = Callable[[str], Any]
+from verl_fuse_interstage.connector import TOLD, plain
 
 _STREAMS, _SLICES = "fuse.interstage.enabled=true", "fuse.interstage.layout=slices"
 THRESHOLD = "fuse.interstage.migration_threshold"
@@ -28,28 +25,22 @@ def refusals(get: Get) -> Iterator[Refusal]:
 
 
 def _streaming(get: Get) -> Iterator[Refusal]:
-    mode = get("trainer.v1.trainer_mode")
-    if mode != "fuse":
-        yield Refusal("trainer.v1.trainer_mode", mode, f"{_STREAMS} needs trainer.v1.trainer_mode=fuse")
-    for key in ("algorithm.filter_groups.enable", "trainer.v1.sampler.sync_refill_failed_groups"):
-        if get(key):
-            yield Refusal(
-                key,
-                True,
-                f"not yet with {_STREAMS}: groups may be dropped while their samples are in inference; switch one of the two off",
-            )
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_STREAMS} needs trainer.v1.trainer_mode=fuse")})
+    dropped = f"not yet with {_STREAMS}: groups may be dropped while their samples are in inference; switch one of the two off"
+    sampler = f"not yet with {_STREAMS}: a sampler of your own may drop groups whose samples are in inference"
+    needs = {
+        "algorithm.filter_groups.enable": (False, dropped),
+        "trainer.v1.sampler.sync_refill_failed_groups": (False, dropped),
+        "trainer.v1.sampler.custom_sampler.path": (None, sampler),
+    }
+    yield from required_if_set(get, needs)
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
         yield Refusal(
             "reward.reward_model.enable_resource_pool",
             False,
             f"{_STREAMS} needs the reward model in its own pool (true): a colocated one uses the same workers",
         )
-    key = "trainer.v1.sampler.custom_sampler.path"
-    if get(key):
-        allowed = f"not yet with {_STREAMS}: a sampler of your own may drop groups whose samples are in inference"
-        yield Refusal(key, get(key), allowed)
-    for engine in ENGINES:
-        key = f"{engine}.megatron.virtual_pipeline_model_parallel_size"
+    for key in (f"{engine}.megatron.virtual_pipeline_model_parallel_size" for engine in ENGINES):
         if (get(key) or 1) > 1:
             allowed = f"not yet with {_STREAMS}: micro-groups do not fit virtual pipeline stages; use null"
             yield Refusal(key, get(key), allowed)
@@ -65,17 +56,16 @@ def _migration(get: Get) -> Iterator[Refusal]:
     if isinstance(threshold, float) and threshold > 1:
         allowed = "a fraction of the step's samples (0.0 to 1.0), a whole number of samples, auto, or null"
         yield Refusal(THRESHOLD, threshold, allowed)
-    for key, value, allowed in (
-        ("name", "vllm", "migration needs vllm: it has not been run with another engine"),
-        (
-            "full_determinism",
+    seeded = "migration needs false: a seeded request starts its random numbers anew where it goes on"
+    needs = {
+        f"{ROLLOUT}.name": ("vllm", "migration needs vllm: it has not been run with another engine"),
+        f"{ROLLOUT}.full_determinism": (False, seeded),
+        f"{ROLLOUT}.disaggregation.enabled": (
             False,
-            "migration needs false: a seeded request starts its random numbers anew where it goes on",
+            "migration needs false: a prefill server alone cannot finish a request",
         ),
-        ("disaggregation.enabled", False, "migration needs false: a prefill server alone cannot finish a request"),
-    ):
-        if (get(f"{ROLLOUT}.{key}") or value) != value:
-            yield Refusal(f"{ROLLOUT}.{key}", get(f"{ROLLOUT}.{key}"), allowed)
+    }
+    yield from required_if_set(get, needs)
 
 
 @dataclass(frozen=True)
@@ -99,10 +89,9 @@ def _copies(get: Get) -> Iterator[_Copy]:
     actor, reference, critic = ENGINES
     if not get("algorithm.rollout_correction.bypass_mode"):
         yield _Copy(actor, "fsdp_config")
-    if get("algorithm.use_kl_in_reward") or get(f"{actor}.use_kl_loss"):
+    if has_reference(get):
         yield _Copy(reference, "fsdp_config")
-    enabled = get("critic.enable")
-    if enabled if enabled is not None else get("algorithm.adv_estimator") == "gae":
+    if has_critic(get):
         yield _Copy(critic, "fsdp")
 
 
@@ -112,17 +101,17 @@ def _slices(get: Get) -> Iterator[Refusal]:
         if strategy not in (None, "fsdp", "fsdp2"):
             allowed = f"{_SLICES} needs fsdp or fsdp2: copies of another engine's weights are not built yet"
             yield Refusal(f"{engine}.strategy", strategy, allowed)
-    for key in ("lora_rank", "lora.rank", "lora_adapter_path"):
-        for model in ("actor_rollout_ref.model", "critic.model"):
-            if get(f"{model}.{key}"):
-                allowed = f"{_SLICES} needs a model without LoRA: adapters are not copied to slices yet"
-                yield Refusal(f"{model}.{key}", get(f"{model}.{key}"), allowed)
+    lora = f"{_SLICES} needs a model without LoRA: adapters are not copied to slices yet"
+    keys = (
+        f"{model}.{key}"
+        for key in ("lora_rank", "lora.rank", "lora_adapter_path")
+        for model in ("actor_rollout_ref.model", "critic.model")
+    )
+    yield from required_if_set(get, dict.fromkeys(keys, (None, lora)))
     copies = tuple(_copies(get))
-    for copy in copies:
-        key = f"{copy.engine}.{copy.block}.qat.enable"
-        if get(key) and copy.engine != "actor_rollout_ref.ref":
-            allowed = f"{_SLICES} needs false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers"
-            yield Refusal(key, True, allowed)
+    trained = (copy for copy in copies if copy.engine != "actor_rollout_ref.ref")
+    qat = f"{_SLICES} needs false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers"
+    yield from required_if_set(get, {f"{copy.engine}.{copy.block}.qat.enable": (False, qat) for copy in trained})
     yield from _devices(get, copies)
 
 
@@ -147,22 +136,17 @@ def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
 
 def _connector(get: Get) -> Iterator[Refusal]:
     """Whatever else is switched on: trainer mode `fuse` tells a KV connector something with every request."""
-    key, told = f"{ROLLOUT}.engine_kwargs.vllm.kv_transfer_config", "fuse.interstage.kv_transfer_params"
+    key = f"{ROLLOUT}.engine_kwargs.vllm.kv_transfer_config"
     if not get(key) or get("trainer.v1.trainer_mode") != "fuse":
         return
-    params = get(told)
+    params = get(TOLD)
     if params is None or (params and "{weights}" not in str(plain(params))):
         allowed = (
-            f"with a KV connector {told} must say what it is told with a request, and {{weights}} must be in it: KV it keeps outside the engine would "
+            f"with a KV connector {TOLD} must say what it is told with a request, and {{weights}} must be in it: KV it keeps outside the engine would "
             "otherwise be that of older weights (at least {}, for a connector that keeps none)"
         )
-        yield Refusal(*((key, get(key)) if params is None else (told, params)), allowed)
+        yield Refusal(*((key, get(key)) if params is None else (TOLD, params)), allowed)
     migrates = get("fuse.interstage.enabled") and get(THRESHOLD)
     if migrates and "MooncakeStoreConnector" in str(plain(get(key))):
         allowed = f"not with {THRESHOLD}: vLLM empties the whole Mooncake store when one replica is freed, while others load from it"
         yield Refusal(key, get(key), allowed)
-
-
-def plain(node: Any) -> Any:
-    """A configuration node as Python's own containers."""
-    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node

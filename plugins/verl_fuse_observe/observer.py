@@ -5,13 +5,10 @@ Invariants (tests/contracts/test_observe.py):
 - later, a step that cannot be written costs its files, not the training: it is said and counted.
 """
 
-from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.step import Event
+from verl_fuse.spec.events import Event, Polled, SetUp, StageBegun, StepBegun, StepEnded, TrainingEnded
 from verl_fuse.timeline.files import INDEX_PAGE, prepare, record_step
 from verl_fuse.timeline.idle import idle_table
 from verl_fuse_observe.config import ObserveConfig
@@ -20,34 +17,38 @@ from verl_fuse_observe.writer import StepWriter
 
 
 class Observer:
-    """Handles the events of one run; `data` is that of the event "setup"."""
+    """Handles the events of the run that `run` has set up."""
 
-    def __init__(self, config: ObserveConfig, run_dir: Path, data: Mapping[str, Any]):
-        self._config = config
-        self._run_dir = run_dir
-        self._progress = Progress(data["total_steps"], data["expected"], data["groups"], config.progress_interval)
-        record = partial(record_step, run_dir, html=config.html, perfetto=config.perfetto, keep_steps=config.keep_steps)
-        self._writer = StepWriter(run_dir, record)
+    def __init__(self, config: ObserveConfig, run: SetUp):
+        self._config, self._run_dir = config, run.run_dir
+        self._progress = Progress(run.total_steps, run.expected, run.groups, config.progress_interval)
+        record = partial(
+            record_step, self._run_dir, html=config.html, perfetto=config.perfetto, keep_steps=config.keep_steps
+        )
+        self._writer = StepWriter(self._run_dir, record)
         try:
-            prepare(run_dir)
+            prepare(self._run_dir)
         except OSError as error:
-            raise FuseError(f"fuse.run_dir={str(run_dir)!r}: timelines cannot be written there: {error}") from error
+            raise FuseError(
+                f"fuse.run_dir={str(self._run_dir)!r}: timelines cannot be written there: {error}"
+            ) from error
 
     def observe(self, event: Event) -> None:
-        if event.kind == "step_begin":
-            self._progress.step_begin(event.time)
-        elif event.kind == "poll" and event.view is not None:
-            self._say(self._progress.poll(event.step, event.time, event.view))
-        elif event.kind == "stage":
-            self._say(self._progress.stage(event.step, event.time, event.data["name"]))
-        elif event.kind == "step_end" and event.timeline is not None:
-            self._writer.write(event.timeline)
-            seconds, idle = event.timeline.end - event.timeline.start, idle_table(event.timeline).overall
-            self._say(self._progress.step_end(event.step, event.time, seconds, idle))
-        elif event.kind == "train_end":
-            self._writer.settle()
-            if self._config.html:
-                self._say(f"timeline of every step: {self._run_dir / INDEX_PAGE}")
+        match event:
+            case StepBegun(time=time):
+                self._progress.step_begin(time)
+            case Polled(step=step, time=time, view=view):
+                self._say(self._progress.poll(step, time, view))
+            case StageBegun(step=step, time=time, name=name):
+                self._say(self._progress.stage(step, time, name))
+            case StepEnded(step=step, time=time, timeline=timeline):
+                self._writer.write(timeline)
+                seconds, idle = timeline.end - timeline.start, idle_table(timeline).overall
+                self._say(self._progress.step_end(step, time, seconds, idle))
+            case TrainingEnded():
+                self._writer.settle()
+                if self._config.html:
+                    self._say(f"timeline of every step: {self._run_dir / INDEX_PAGE}")
 
     def write_failures(self) -> int:
         """How many steps could not be written so far; waits for the one being written."""

@@ -1,51 +1,49 @@
 """Hooks of the plugin `observe`."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.hookspecs import hookimpl
-from verl_fuse.spec.step import Event
+from verl_fuse.hookspecs import Trainer, hookimpl
+from verl_fuse.spec.events import Event, SetUp
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.summary import summarize
 from verl_fuse_observe.config import ObserveConfig
 from verl_fuse_observe.metrics import step_metrics
 from verl_fuse_observe.observer import Observer
 
-HOOK_API = 1
 
-_config = ObserveConfig()
-_observer: Observer | None = None
+class ObservePlugin:
+    """Follows a run that has `fuse.observe` switched on."""
 
+    HOOK_API = 2
 
-@hookimpl
-def fuse_config() -> type:
-    return ObserveConfig
+    def __init__(self) -> None:
+        self._config = ObserveConfig()
+        self._observer: Observer | None = None
 
+    @hookimpl
+    def fuse_config(self) -> type:
+        return ObserveConfig
 
-@hookimpl
-def fuse_setup(trainer: Any) -> None:
-    global _config
-    _config = trainer.block("observe")
+    @hookimpl
+    def fuse_setup(self, trainer: Trainer) -> None:
+        self._config = trainer.block("observe")
 
+    @hookimpl
+    def fuse_event(self, event: Event) -> None:
+        if not self._config.enabled:
+            return
+        if isinstance(event, SetUp):
+            self._observer = Observer(self._config, event)
+        elif self._observer is None:
+            raise FuseError(f"the event {type(event).__name__} of step {event.step} came before SetUp")
+        else:
+            self._observer.observe(event)
 
-@hookimpl
-def fuse_event(event: Event) -> None:
-    global _observer
-    if not _config.enabled:
-        return
-    if event.kind == "setup":
-        _observer = Observer(_config, Path(event.data["run_dir"]), event.data)
-    elif _observer is None:
-        raise FuseError(f"event {event.kind!r} of step {event.step} came before the event 'setup'")
-    else:
-        _observer.observe(event)
-
-
-@hookimpl
-def fuse_metrics(timeline: Timeline) -> Mapping[str, float] | None:
-    if not _config.enabled:
-        return None
-    failures = {} if _observer is None else {"fuse/timeline_write_failures": float(_observer.write_failures())}
-    return step_metrics(summarize(timeline)) | failures
+    @hookimpl
+    def fuse_metrics(self, timeline: Timeline) -> Mapping[str, float] | None:
+        if not self._config.enabled:
+            return None
+        seen = self._observer
+        failures = {} if seen is None else {"fuse/timeline_write_failures": float(seen.write_failures())}
+        return step_metrics(summarize(timeline)) | failures

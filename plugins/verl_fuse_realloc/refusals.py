@@ -1,20 +1,20 @@
-"""What a sync of shards does not do, refused before anything is started."""
+"""What a sync of shards, and a change of layouts, does not do, refused before anything is started."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.composed import Get, has_critic, required, required_if_set
 from verl_fuse.spec.step import Refusal
-
-Get = Callable[[str], Any]
+from verl_fuse_realloc.schedule import FSDP_SIZE, KEY, overrides_of, scheduled, sizes_of
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 MEGATRON = f"{ACTOR}.megatron"
 _NEEDS = "fuse.realloc.weight_sync=shards"
 DTYPES = ("bfloat16", "float16", "float32")
-# key: the value it must have, and why.
 _REQUIRED: dict[str, tuple[Any, str]] = {
-    "trainer.v1.trainer_mode": ("fuse", "verl-fuse's workers send the shards"),
-    f"{ROLLOUT}.name": ("vllm", "what other engines load is not known here"),
+    "trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} needs fuse: verl-fuse's workers send the shards"),
+    f"{ROLLOUT}.name": ("vllm", f"{_NEEDS} needs vllm: what other engines load is not known here"),
 }
 # What must be off, and its value then: the rollout would load something else than the trained parameters, cut otherwise.
 _OFF: dict[str, Any] = {
@@ -42,22 +42,111 @@ _OFF_IN: dict[str, dict[str, Any]] = {
         f"{MEGATRON}.override_transformer_config.pipeline_model_parallel_layout": None,
     },
 }
+# What must be off for a model whose layout changes, and its value then.
+_OFF_OF: dict[str, dict[str, Any]] = {
+    "actor": {
+        "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": 1,
+        "actor_rollout_ref.actor.fsdp_config.offload_policy": False,
+        "actor_rollout_ref.actor.fsdp_config.qat.enable": False,
+        "actor_rollout_ref.model.enable_activation_offload": False,
+        "actor_rollout_ref.model.lora_rank": 0,
+        "actor_rollout_ref.model.lora.rank": 0,
+    },
+    "critic": {
+        "critic.fsdp.ulysses_sequence_parallel_size": 1,
+        "critic.fsdp.offload_policy": False,
+        "critic.fsdp.qat.enable": False,
+        "critic.model.enable_activation_offload": False,
+        "critic.model.lora_rank": 0,
+        "critic.model.lora.rank": 0,
+    },
+}
+_STRATEGY = {"actor": "actor_rollout_ref.actor.strategy", "critic": "critic.strategy"}
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
+    """What keeps this configuration from running with `fuse.realloc` as it is."""
+    if syncs(get):
+        yield from _shards(get)
+    if scheduled(get):
+        yield from _layouts(get)
+
+
+def syncs(get: Get) -> bool:
+    """Whether shards are sent to the rollout."""
+    return get("fuse.realloc.weight_sync") == "shards"
+
+
+def _shards(get: Get) -> Iterator[Refusal]:
     """What keeps this configuration from sending shards to its rollout."""
-    for key, (value, why) in _REQUIRED.items():
-        if get(key) != value:
-            yield Refusal(key, get(key), f"{_NEEDS} needs {value}: {why}")
+    yield from required(get, _REQUIRED)
     engine = get(f"{ACTOR}.strategy")
     if engine not in _OFF_IN:
         allowed = f"{_NEEDS} needs {' or '.join(_OFF_IN)}: the shards of other engines are not known here"
         yield Refusal(f"{ACTOR}.strategy", engine, allowed)
-    for key, off in (_OFF | _OFF_IN.get(engine, {})).items():
-        if (get(key) or off) != off:
-            yield Refusal(key, get(key), f"not with {_NEEDS}: {off}")
+    off = _OFF | _OFF_IN.get(engine, {})
+    yield from required_if_set(get, {key: (value, f"not with {_NEEDS}: {value}") for key, value in off.items()})
     key = f"{ROLLOUT}.dtype"
     if get(key) not in DTYPES:
         yield Refusal(key, get(key), f"{_NEEDS} needs {', '.join(DTYPES)}")
     if get("actor_rollout_ref.hybrid_engine") is False:
         yield Refusal("actor_rollout_ref.hybrid_engine", False, f"{_NEEDS} needs true")
+
+
+def _layouts(get: Get) -> Iterator[Refusal]:
+    """What keeps this configuration from changing layouts as its schedule says."""
+    named: set[str] = set()
+    for step, value in scheduled(get).items():
+        key = f"{KEY}.{step}"
+        if not isinstance(step, int) or isinstance(step, bool) or step < 2:
+            yield Refusal(
+                key,
+                value,
+                "needs a step from which it holds, a whole number >= 2; the first step's is the configuration's",
+            )
+        elif isinstance(value, str):
+            found = list(_plan(key, value, get))
+            yield from found
+            named |= set() if found else sizes_of(value).keys()
+        elif not isinstance(value, Mapping) or not value or not value.keys() <= FSDP_SIZE.keys():
+            yield Refusal(key, value, f"needs blocks for {', '.join(FSDP_SIZE)}, or a plan file")
+        else:
+            named |= value.keys()
+            for model, block in value.items():
+                yield from _block(f"{key}.{model}", block, get)
+    if "critic" in named and not has_critic(get):
+        yield Refusal(KEY, "critic", "this run has no critic")
+        named.discard("critic")
+    needs = {"trainer.v1.trainer_mode": ("fuse", f"{KEY} needs fuse")}
+    fsdp2 = f"{KEY} needs fsdp2: shards of other engines are not known here"
+    yield from required(get, needs | {_STRATEGY[model]: ("fsdp2", fsdp2) for model in sorted(named)})
+    off = {key: value for model in sorted(named) for key, value in _OFF_OF[model].items()}
+    yield from required_if_set(get, {key: (value, f"not with {KEY}: {value}") for key, value in off.items()})
+
+
+def _block(key: str, block: Any, get: Get) -> Iterator[Refusal]:
+    ranks = (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)
+    if not isinstance(block, Mapping) or set(block) != {"fsdp_size"}:
+        yield Refusal(key, block, "needs a block of fsdp_size")
+        return
+    size = block["fsdp_size"]
+    if not isinstance(size, int) or isinstance(size, bool) or (size != -1 and (size < 1 or ranks % size)):
+        yield Refusal(f"{key}.fsdp_size", size, f"needs -1 (all ranks) or a divisor of the {ranks} ranks")
+
+
+def _plan(key: str, path: str, get: Get) -> Iterator[Refusal]:
+    try:
+        wanted = overrides_of(path)
+        # `fuse.plan` is applied when all is checked.
+        applied = overrides_of(get("fuse.plan")) if get("fuse.plan") else {}
+    except FuseError as error:
+        yield Refusal(key, path, f"needs a plan file: {error}")
+        return
+    sizes = set(FSDP_SIZE.values())
+    others = [name for name, value in wanted.items() if name not in sizes and applied.get(name, get(name)) != value]
+    if others:
+        text = f"while a run goes on only {', '.join(sorted(sizes))} can change; this plan also sets {', '.join(others[:5])}"
+        yield Refusal(key, path, text + (f" and {len(others) - 5} more" if len(others) > 5 else ""))
+    for model, name in FSDP_SIZE.items():
+        if name in wanted:
+            yield from _block(f"{key}.{model}", {"fsdp_size": wanted[name]}, get)

@@ -12,15 +12,17 @@ from omegaconf import OmegaConf
 from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.start.settings import load_settings
+from verl_fuse.spec.events import CheckpointSaved, Event, Generated, SetUp, StepBegun, StepEnded
 from verl_fuse.spec.prompts import Prediction, Prompt
-from verl_fuse.spec.step import Capacity, Event, Migration, ReplicaView, RolloutView
+from verl_fuse.spec.step import Capacity, Migration, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Span, Timeline
 
 STRANGER = """
 from verl_fuse.hookspecs import hookimpl
+from verl_fuse.spec.events import CheckpointSaved, Event, Generated, SetUp, StepBegun, StepEnded
 from verl_fuse.spec.prompts import Prediction
 
-HOOK_API = 1
+HOOK_API = 2
 
 
 @hookimpl
@@ -57,23 +59,36 @@ def enabled(**block) -> tuple[PolicyGuard, SimpleNamespace]:
     )
     settings = load_settings(config)
     asked: list = []
-    replicas = SimpleNamespace(views=lambda: REPLICAS, devices_each=2)
-    trainer = SimpleNamespace(settings=settings, config=config, use_routing=asked.append, replicas=replicas)
-    trainer.use_standalone = lambda most, timeout: asked.append((most, timeout))
+    trainer = SimpleNamespace(
+        block=settings.blocks.get,
+        config=config,
+        replica_views=lambda: REPLICAS,
+        devices_each=2,
+        use_routing=asked.append,
+        use_standalone=lambda most, timeout: asked.append((most, timeout)),
+    )
     settings.manager.hook.fuse_setup(trainer=trainer)
     policy = PolicyGuard(settings.manager.hook)
     policy.begin_step(2)
     return policy, SimpleNamespace(hook=settings.manager.hook, asked=asked)
 
 
-def tell(hook, kind: str, **data) -> None:
-    hook.fuse_event(event=Event(kind, 1, 0.0, data=data))  # type: ignore[arg-type]
+def tell(hook, kind: type[Event], **fields) -> None:
+    hook.fuse_event(event=kind(1, 0.0, **fields))
+
+
+def begin(hook, resumed_from: Path | None = None) -> None:
+    tell(hook, SetUp, run_dir=Path("run"), resumed_from=resumed_from, total_steps=9, expected=8, groups=4)
+
+
+def end(hook, step: int, timeline: Timeline) -> None:
+    hook.fuse_event(event=StepEnded(step, 0.0, timeline, samples=8, lengths={}))
 
 
 def test_the_built_in_plugin_learns_lengths_and_groups_prompts_by_them(tmp_path: Path):
     policy, run = enabled(warm_prefix_tokens=512)
     assert run.asked == [512], "routing is on, with the prefix length"
-    tell(run.hook, "setup", resumed_from=None)
+    begin(run.hook)
     wanted = prompts("long", "short", "brief", "tiny")
     assert policy.predict(wanted) is None
     first = policy.assign(wanted, REPLICAS[:2], {})
@@ -81,7 +96,7 @@ def test_the_built_in_plugin_learns_lengths_and_groups_prompts_by_them(tmp_path:
     by_uid = {p.uid: p for p in wanted}
     tell(
         run.hook,
-        "generated",
+        Generated,
         prompts=by_uid,
         responses={p.uid: [900, 1100] if p.key == "long" else [10, 10] for p in wanted},
         discarded={},
@@ -90,10 +105,10 @@ def test_the_built_in_plugin_learns_lengths_and_groups_prompts_by_them(tmp_path:
     assert [prediction.tokens for prediction in predicted] == [1000.0, 10.0, 10.0, 10.0]
     told = [Prompt(p.uid, p.key, p.source, 2, found) for p, found in zip(wanted, predicted, strict=True)]
     assert policy.assign(told, REPLICAS[:2], {}) == {"uid-long": 0, "uid-short": 1, "uid-brief": 1, "uid-tiny": 1}
-    tell(run.hook, "checkpoint", folder=str(tmp_path))
+    tell(run.hook, CheckpointSaved, folder=tmp_path)
 
     policy, run = enabled()
-    tell(run.hook, "setup", resumed_from=tmp_path)
+    begin(run.hook, resumed_from=tmp_path)
     assert policy.predict(wanted) == predicted
     assert run.asked == [None]
 
@@ -113,17 +128,17 @@ def measured_step(cold: float = 0.0) -> Timeline:
 def measure(hook) -> None:
     """Two steps end; the first one pays for what an engine does once."""
     for timeline in (measured_step(cold=80.0), measured_step()):
-        hook.fuse_event(event=Event("step_end", 1, 0.0, timeline=timeline, data={}))
+        end(hook, 1, timeline)
 
 
 def test_the_built_in_scaler_runs_as_many_replicas_as_pay_and_says_what_it_predicted(caplog):
     policy, run = enabled(scale=True, cost_weight=1.0, price=0.5, hysteresis=0.0)
-    tell(run.hook, "setup", resumed_from=None)
+    begin(run.hook)
     wanted = prompts("a", "b", "c", "d")
     assert policy.scale(wanted, REPLICAS, 3) == 3, "nothing is known yet"
     assert policy.assign(wanted, REPLICAS, {})
     by_uid = {p.uid: p for p in wanted}
-    tell(run.hook, "generated", prompts=by_uid, responses={p.uid: [50, 100] for p in wanted}, discarded={})
+    tell(run.hook, Generated, prompts=by_uid, responses={p.uid: [50, 100] for p in wanted}, discarded={})
     measure(run.hook)
     told = [replace(p, prediction=q) for p, q in zip(wanted, policy.predict(wanted), strict=True)]
     assert policy.scale(told, REPLICAS, 3) == 1
@@ -165,7 +180,7 @@ def test_a_rest_that_has_nowhere_to_go_is_told_once_a_step_and_counted(caplog):
     assert caplog.text.count("step 2: a replica past fuse.elastic.cut_fraction keeps its requests") == 1
     assert "replica 1 runs 7 and has room for 8" in caplog.text
     assert measured() == 1
-    tell(run.hook, "step_begin")
+    tell(run.hook, StepBegun)
     assert measured() == 0
 
 
@@ -181,12 +196,12 @@ def test_more_replicas_than_there_are_cannot_be_asked_for():
 def learned(**block):
     """A policy that knows the lengths of four prompts and what decoding costs, and these prompts."""
     policy, run = enabled(**block)
-    tell(run.hook, "setup", resumed_from=None)
+    begin(run.hook)
     wanted = prompts("a", "b", "c", "d")
     first = policy.scale(wanted, REPLICAS, 5)
     tell(
         run.hook,
-        "generated",
+        Generated,
         prompts={p.uid: p for p in wanted},
         responses={p.uid: [50, 100] for p in wanted},
         discarded={},
@@ -210,25 +225,25 @@ def test_what_the_first_step_of_an_engine_took_is_no_cost(tmp_path: Path):
     policy.scale(told, REPLICAS, 3)
     decided = foretold(run)
     assert decided < 20.0, "80 s of warm-up are not in it"
-    tell(run.hook, "checkpoint", folder=str(tmp_path))
+    tell(run.hook, CheckpointSaved, folder=tmp_path)
 
     policy, run = enabled(**terms)
-    tell(run.hook, "setup", resumed_from=tmp_path)
+    begin(run.hook, resumed_from=tmp_path)
     assert policy.predict(told) == [prompt.prediction for prompt in told]
     policy.scale(told, REPLICAS, 3)
     assert foretold(run) == decided, "the first step of the run that goes on is decided on the same costs"
-    run.hook.fuse_event(event=Event("step_end", 3, 0.0, timeline=measured_step(cold=80.0), data={}))
+    end(run.hook, 3, measured_step(cold=80.0))
     policy.scale(told, REPLICAS, 3)
     assert foretold(run) == decided, "and the second, whose engines have been warm once"
 
 
 def test_costs_of_replicas_of_other_devices_are_not_taken_over(tmp_path: Path, caplog):
     policy, run, told, _ = learned(scale=True, cost_weight=1.0, hysteresis=0.0)
-    tell(run.hook, "checkpoint", folder=str(tmp_path))
+    tell(run.hook, CheckpointSaved, folder=tmp_path)
     file = tmp_path / "fuse_elastic.json"
     file.write_text(file.read_text().replace('"devices": 2', '"devices": 4'))
     policy, run = enabled(scale=True, cost_weight=1.0, hysteresis=0.0)
-    tell(run.hook, "setup", resumed_from=tmp_path)
+    begin(run.hook, resumed_from=tmp_path)
     assert policy.predict(told) == [prompt.prediction for prompt in told], "lengths are those of the data"
     assert policy.scale(told, REPLICAS, 3) == 3
     assert "its costs were measured on replicas of 4 devices, this run's have 2" in caplog.text
@@ -236,7 +251,7 @@ def test_costs_of_replicas_of_other_devices_are_not_taken_over(tmp_path: Path, c
 
 def test_prompts_that_a_running_step_asks_for_join_its_plan():
     policy, run, told, _ = learned(scale=True, cost_weight=0.0, hysteresis=0.0)
-    tell(run.hook, "step_begin")
+    tell(run.hook, StepBegun)
     policy.scale(told, REPLICAS, 3)
     planned = foretold(run)
     refill = [Prompt(f"uid-{key}", key, "math", 2, Prediction(75.0, 100.0)) for key in ("e", "f", "g")]
@@ -247,7 +262,7 @@ def test_prompts_that_a_running_step_asks_for_join_its_plan():
     everything = {p.uid: p for p in (*told, *refill)}
     discarded = {"uid-a": [50, 100], "uid-e": [30, 30], "uid-failed": []}
     trained = {p.uid: [50, 100] for p in (*told[1:], *refill[1:])}
-    tell(run.hook, "generated", prompts=everything, responses=trained, discarded=discarded)
+    tell(run.hook, Generated, prompts=everything, responses=trained, discarded=discarded)
     assert foretold(run) > 1.2 * planned, "the step's prediction is of all its prompts"
     after = policy.predict([*told, *refill])
     assert [prediction.tokens for prediction in after[4:]] == [30.0, 75.0, 75.0], "discarded groups teach"
@@ -276,7 +291,7 @@ def test_what_creating_a_replica_took_counts_against_creating_another():
     policy, run, told, _ = learned(**terms)
     start = Span("start", "replica 1", "other", 0.0, 40.0, {"start_seconds": 30.0})
     timeline = replace(measured_step(), spans=(*measured_step().spans, start))
-    run.hook.fuse_event(event=Event("step_end", 2, 0.0, timeline=timeline, data={}))
+    end(run.hook, 2, timeline)
     metrics = {}
     for found in run.hook.fuse_metrics(timeline=timeline):
         metrics |= found or {}
@@ -297,8 +312,8 @@ def test_the_forecast_is_of_the_replicas_there_are_while_others_are_created():
 def test_off_it_answers_nothing(tmp_path: Path):
     settings = load_settings(OmegaConf.create({"fuse": {"disabled_plugins": ["observe"]}}))
     hook = settings.manager.hook
-    hook.fuse_setup(trainer=SimpleNamespace(settings=settings))
-    tell(hook, "checkpoint", folder=str(tmp_path))
+    hook.fuse_setup(trainer=SimpleNamespace(block=settings.blocks.get))
+    tell(hook, CheckpointSaved, folder=tmp_path)
     assert not list(tmp_path.iterdir())
     wanted = prompts("a", "b")
     assert hook.fuse_predict(prompts=wanted) is None
@@ -319,17 +334,17 @@ def test_a_stranger_s_predictor_scaler_and_router_are_asked_first(installed_plug
 def test_lengths_are_learned_whoever_routes(installed_plugin, tmp_path: Path):
     installed_plugin("acme", STRANGER)
     policy, run = enabled()
-    tell(run.hook, "setup", resumed_from=None)
+    begin(run.hook)
     wanted = prompts("a", "b")
     policy.assign(wanted, REPLICAS, {})
     told = {p.uid: replace(p, prediction=Prediction(4, 8)) for p in wanted}
     responses = {"uid-a": [3, 5], "uid-b": [7, 9], "replayed": [1]}
-    tell(run.hook, "generated", prompts=told, responses=responses, discarded={})
+    tell(run.hook, Generated, prompts=told, responses=responses, discarded={})
     metrics = {}
     for found in run.hook.fuse_metrics(timeline=measured_step()):
         metrics |= found or {}
     assert metrics["fuse/elastic_upper_coverage"] == 0.75
-    tell(run.hook, "checkpoint", folder=str(tmp_path))
+    tell(run.hook, CheckpointSaved, folder=tmp_path)
     assert json.loads((tmp_path / "fuse_elastic.json").read_text())["lengths"]["means"] == {"a": 4.0, "b": 8.0}
 
 

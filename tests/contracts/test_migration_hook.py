@@ -2,6 +2,7 @@
 what a lane runs next), a broken one costs the step's optimisation."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,15 +13,16 @@ from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.start.settings import load_settings
-from verl_fuse.spec.step import Capacity, Event, LaneView, Migration, ReplicaView, RequestView, RolloutView, Sample
+from verl_fuse.spec.events import CheckpointSaved, SetUp, StepBegun, StepEnded
+from verl_fuse.spec.step import Capacity, LaneView, Migration, ReplicaView, RequestView, RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
-from verl_fuse_interstage import plugin
+from verl_fuse_interstage.plugin import InterstagePlugin
 
 STRANGER = """
 from verl_fuse.hookspecs import hookimpl
 from verl_fuse.spec.step import Migration
 
-HOOK_API = 1
+HOOK_API = 2
 
 
 @hookimpl
@@ -34,7 +36,7 @@ def fuse_migration(view):
 SHORTEST_FIRST = """
 from verl_fuse.hookspecs import hookimpl
 
-HOOK_API = 1
+HOOK_API = 2
 
 
 @hookimpl
@@ -63,12 +65,14 @@ def view(unfinished):
 
 def trainer(settings: Any, stages: tuple[str, ...] = ("old_log_prob", "ref"), **more: Any) -> Any:
     """What the plugin asks of a trainer."""
-    return SimpleNamespace(**({"settings": settings, "streamed_stages": stages, "use_slices": lambda: None} | more))
+    return SimpleNamespace(
+        **({"block": settings.blocks.get, "streamed_stages": stages, "use_slices": lambda: None} | more)
+    )
 
 
 def policies() -> PolicyGuard:
     block = {"interstage": {"enabled": True, "layout": "slices", "migration_threshold": 0.25}}
-    config = {"trainer": {"v1": {"trainer_mode": "fuse"}}, "fuse": block}
+    config = {"trainer": {"v1": {"trainer_mode": "fuse"}}, "fuse": {"disabled_plugins": ["observe"], **block}}
     settings = load_settings(OmegaConf.create(config))
     settings.manager.hook.fuse_setup(trainer=trainer(settings))
     return PolicyGuard(settings.manager.hook)
@@ -130,7 +134,7 @@ def test_a_tail_that_has_nowhere_to_go_is_told_once_a_step_and_counted(caplog):
     assert "replica 1 has room for 3" in told[0]
     assert "replica 1 runs 1 that cannot move" in told[1]
     assert measured()["fuse/tail_without_room"] == 1
-    plugin.fuse_event(event=Event("step_begin", 3, 10.0))
+    hook.fuse_event(event=StepBegun(3, 10.0))
     assert measured()["fuse/tail_without_room"] == 0
 
 
@@ -207,12 +211,14 @@ def automatic():
     config = OmegaConf.create(config)
     settings = load_settings(config)
     groups = []
-    replicas = SimpleNamespace(views=lambda: view(40).replicas, devices_each=2)
+    replicas = {"replica_views": lambda: view(40).replicas, "devices_each": 2}
     hook = settings.manager.hook
-    hook.fuse_setup(
-        trainer=trainer(settings, config=config, replicas=replicas, use_slices=lambda: groups.append("slices"))
-    )
+    hook.fuse_setup(trainer=trainer(settings, config=config, use_slices=lambda: groups.append("slices"), **replicas))
     return hook, groups
+
+
+def begin(hook, step: int = 0, resumed_from: Path | None = None) -> None:
+    hook.fuse_event(event=SetUp(step, 0.0, Path("run"), resumed_from, total_steps=9, expected=40, groups=10))
 
 
 def end_steps(hook, *steps: int, cold: int = 0) -> None:
@@ -222,8 +228,7 @@ def end_steps(hook, *steps: int, cold: int = 0) -> None:
         slow = 5.0 if number == cold else 1.0
         spans = [replace(span, start=slow * span.start, end=slow * span.end) for span in timeline.spans]
         timeline = Timeline("run", number, 0.0, slow * 40.0, tuple(spans))
-        data = {"samples": 40, "lengths": lengths}
-        hook.fuse_event(event=Event("step_end", number, 40.0, timeline=timeline, data=data))
+        hook.fuse_event(event=StepEnded(number, 40.0, timeline, samples=40, lengths=lengths))
 
 
 def decisions(hook, step: int) -> list[Migration | None]:
@@ -241,7 +246,7 @@ def metrics_of(hook, step: int) -> dict[str, float]:
 def test_the_automatic_threshold_watches_a_warm_step_and_decides_the_next(caplog):
     caplog.set_level("INFO")
     hook, groups = automatic()
-    hook.fuse_event(event=Event("setup", 0, 0.0, data={"resumed_from": None}))
+    begin(hook)
     assert groups == ["slices"]
     assert decisions(hook, 1) == [None] * 39
     metrics_of(hook, 1)
@@ -269,14 +274,14 @@ def test_the_automatic_threshold_watches_a_warm_step_and_decides_the_next(caplog
 
 def test_the_run_that_goes_on_decides_its_first_step_on_what_the_checkpoint_knows(tmp_path):
     hook, _ = automatic()
-    hook.fuse_event(event=Event("setup", 0, 0.0, data={"resumed_from": None}))
+    begin(hook)
     end_steps(hook, 1, 2, cold=1)
-    hook.fuse_event(event=Event("checkpoint", 3, 0.0, data={"folder": str(tmp_path)}))
+    hook.fuse_event(event=CheckpointSaved(3, 0.0, tmp_path))
     wanted = decisions(hook, 3)
     assert any(wanted)
 
     hook, _ = automatic()
-    hook.fuse_event(event=Event("setup", 3, 0.0, data={"resumed_from": tmp_path}))
+    begin(hook, 3, resumed_from=tmp_path)
     assert decisions(hook, 4) == wanted
     end_steps(hook, 4, cold=4)
     metrics_of(hook, 4)
@@ -285,13 +290,13 @@ def test_the_run_that_goes_on_decides_its_first_step_on_what_the_checkpoint_know
     file = tmp_path / "fuse_interstage.json"
     file.write_text(file.read_text()[:-9])
     with pytest.raises(FuseError, match=r"fuse_interstage\.json: not what fuse\.interstage writes with a checkpoint"):
-        hook.fuse_event(event=Event("setup", 3, 0.0, data={"resumed_from": tmp_path}))
+        begin(hook, 3, resumed_from=tmp_path)
 
 
 TELLING = """
 from verl_fuse.hookspecs import hookimpl
 
-HOOK_API = 1
+HOOK_API = 2
 
 
 @hookimpl
@@ -324,7 +329,9 @@ def test_a_connector_that_is_told_nothing_about_weights_is_refused_by_name():
             "fuse": {"interstage": {"enabled": True, "kv_transfer_params": None}},
         }
     )
-    (refused,) = [found for found in plugin.fuse_validate(config=config) if "kv_transfer_config" in found.key]
+    (refused,) = [
+        found for found in InterstagePlugin().fuse_validate(config=config) if "kv_transfer_config" in found.key
+    ]
     assert "fuse.interstage.kv_transfer_params" in str(refused)
     for enabled, params, fault in (
         (True, {}, []),
@@ -334,7 +341,9 @@ def test_a_connector_that_is_told_nothing_about_weights_is_refused_by_name():
         (False, None, ["actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config"]),
     ):
         config.fuse.interstage.enabled, config.fuse.interstage.kv_transfer_params = enabled, params
-        assert [found.key for found in plugin.fuse_validate(config=config) if "kv_transfer" in found.key] == fault
+        assert [
+            found.key for found in InterstagePlugin().fuse_validate(config=config) if "kv_transfer" in found.key
+        ] == fault
 
 
 def test_a_store_that_vllm_empties_when_a_replica_is_freed_is_refused_with_migration():
@@ -346,7 +355,7 @@ def test_a_store_that_vllm_empties_when_a_replica_is_freed_is_refused_with_migra
             "fuse": {"interstage": {"enabled": True, "kv_transfer_params": {}, "migration_threshold": None}},
         }
     )
-    assert not [found for found in plugin.fuse_validate(config=config) if "kv_transfer" in found.key]
+    assert not [found for found in InterstagePlugin().fuse_validate(config=config) if "kv_transfer" in found.key]
     config.fuse.interstage.migration_threshold = 4
-    (refused,) = [found for found in plugin.fuse_validate(config=config) if "kv_transfer" in found.key]
+    (refused,) = [found for found in InterstagePlugin().fuse_validate(config=config) if "kv_transfer" in found.key]
     assert "empties the whole Mooncake store" in str(refused)

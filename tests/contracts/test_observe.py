@@ -12,7 +12,8 @@ import pytest
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import read_block
-from verl_fuse.spec.step import Event, EventKind, RolloutView, Sample
+from verl_fuse.spec.events import Event, Polled, SetUp, StageBegun, StepBegun, StepEnded, TrainingEnded
+from verl_fuse.spec.step import RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse_observe import plugin
 from verl_fuse_observe.config import ObserveConfig
@@ -23,10 +24,8 @@ README = Path(plugin.__file__).with_name("README.md")
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The hooks with `observe` as the only plugin; what a run leaves in the plugin is undone afterwards."""
+    """The hooks with `observe` as the only plugin."""
     monkeypatch.setattr(plugins, "BUILTIN", {"observe": plugins.BUILTIN["observe"]})
-    monkeypatch.setattr(plugin, "_config", ObserveConfig())
-    monkeypatch.setattr(plugin, "_observer", None)
     return plugins.load().hook
 
 
@@ -39,12 +38,12 @@ def start(hook: Any, tmp_path: Path) -> Callable[..., Emit]:
 
     def begin(run_dir: Path = tmp_path, total_steps: int = 40, **options: Any) -> Emit:
         config = read_block(ObserveConfig, options, "fuse.observe")
-        hook.fuse_setup(trainer=SimpleNamespace(settings=SimpleNamespace(blocks={"observe": config})))
+        hook.fuse_setup(trainer=SimpleNamespace(block={"observe": config}.get))
 
-        def emit(kind: EventKind, step: int = 0, time: float = 0.0, view=None, timeline=None, **data: Any) -> None:
-            hook.fuse_event(event=Event(kind, step, time, view, timeline, data))
+        def emit(kind: type[Event], step: int = 0, time: float = 0.0, **fields: Any) -> None:
+            hook.fuse_event(event=kind(step, time, **fields))
 
-        emit("setup", run_dir=str(run_dir), total_steps=total_steps, expected=32, groups=8)
+        emit(SetUp, run_dir=run_dir, resumed_from=None, total_steps=total_steps, expected=32, groups=8)
         return emit
 
     return begin
@@ -109,9 +108,9 @@ def test_a_step_leaves_its_files_and_the_end_names_the_page(
     start: Callable[..., Emit], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     emit = start()
-    emit("step_begin", 1)
-    emit("step_end", 1, 14.0, timeline=timeline())
-    emit("train_end", 1, 14.0)
+    emit(StepBegun, 1)
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={})
+    emit(TrainingEnded, 1, 14.0)
     assert sorted(path.name for path in (tmp_path / "timeline").iterdir()) == [
         "step_000001.html",
         "step_000001.json",
@@ -124,11 +123,18 @@ def test_a_step_leaves_its_files_and_the_end_names_the_page(
 def test_progress_reads_like_the_readme(start: Callable[..., Emit], capsys: pytest.CaptureFixture[str]):
     emit = start()
     for step in (1, 2):
-        emit("step_begin", step, 14.0 * (step - 1))
-        emit("step_end", step, 14.0 * step, timeline=timeline(step, 14.0 * (step - 1), 14.0 * step))
-    emit("step_begin", 3, 28.0)
-    emit("poll", 3, 40.0, view=view(groups_finished=5, finished=22, ready=4))
-    emit("stage", 3, 51.0, name="update_critic")
+        emit(StepBegun, step, 14.0 * (step - 1))
+        emit(
+            StepEnded,
+            step,
+            14.0 * step,
+            timeline=timeline(step, 14.0 * (step - 1), 14.0 * step),
+            samples=32,
+            lengths={},
+        )
+    emit(StepBegun, 3, 28.0)
+    emit(Polled, 3, 40.0, view=view(groups_finished=5, finished=22, ready=4))
+    emit(StageBegun, 3, 51.0, name="update_critic")
     printed = capsys.readouterr().out
     assert "\n".join(printed.splitlines()[1:3]) in README.read_text()
     assert printed.splitlines() == [
@@ -141,9 +147,9 @@ def test_progress_reads_like_the_readme(start: Callable[..., Emit], capsys: pyte
 
 def test_a_step_prints_at_most_one_line_per_interval(start: Callable[..., Emit], capsys: pytest.CaptureFixture[str]):
     emit = start(progress_interval=5.0)
-    emit("step_begin", 1, 100.0)
+    emit(StepBegun, 1, 100.0)
     for tick in range(200):
-        emit("poll", 1, 100.0 + tick * 0.1, view=view(0, 0, 0))
+        emit(Polled, 1, 100.0 + tick * 0.1, view=view(0, 0, 0))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines] == [
         "verl-fuse: step 1/40 at 5.0 s",
@@ -157,8 +163,8 @@ def test_one_slow_step_does_not_move_the_eta(start: Callable[..., Emit], capsys:
     emit = start(total_steps=6)
     now = 0.0
     for step, seconds in enumerate((10.0, 10.0, 500.0, 10.0, 10.0, 10.0), start=1):
-        emit("step_begin", step, now)
-        emit("step_end", step, now + seconds, timeline=timeline(step, now, now + seconds))
+        emit(StepBegun, step, now)
+        emit(StepEnded, step, now + seconds, timeline=timeline(step, now, now + seconds), samples=32, lengths={})
         now += seconds
     assert [line.rsplit(", ", 1)[1] for line in capsys.readouterr().out.splitlines()] == [
         "ETA 50 s", "ETA 40 s", "ETA 30 s", "ETA 20 s", "ETA 10 s", "last step",
@@ -167,14 +173,14 @@ def test_one_slow_step_does_not_move_the_eta(start: Callable[..., Emit], capsys:
 
 def test_progress_off_prints_nothing(start: Callable[..., Emit], capsys: pytest.CaptureFixture[str]):
     emit = start(progress=False)
-    emit("step_begin", 1)
-    emit("step_end", 1, 14.0, timeline=timeline())
+    emit(StepBegun, 1)
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={})
     assert capsys.readouterr().out == ""
 
 
 def test_disabled_does_nothing(hook: Any, start: Callable[..., Emit], tmp_path: Path):
     emit = start(enabled=False)
-    emit("step_end", 1, 14.0, timeline=timeline())
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={})
     assert list(tmp_path.iterdir()) == []
     assert hook.fuse_metrics(timeline=timeline()) == []
 
@@ -182,8 +188,8 @@ def test_disabled_does_nothing(hook: Any, start: Callable[..., Emit], tmp_path: 
 def test_options_reach_the_files(start: Callable[..., Emit], tmp_path: Path):
     emit = start(html=False, perfetto=False, keep_steps=1)
     for step in (1, 2):
-        emit("step_end", step, 14.0, timeline=timeline(step))
-    emit("train_end", 2)
+        emit(StepEnded, step, 14.0, timeline=timeline(step), samples=32, lengths={})
+    emit(TrainingEnded, 2)
     assert sorted(path.name for path in (tmp_path / "timeline").iterdir()) == ["step_000002.json", "steps.json"]
     assert not (tmp_path / "timeline.html").exists()
 
@@ -201,7 +207,7 @@ def test_a_step_that_cannot_be_written_is_said_and_counted(
     (tmp_path / "timeline/steps.json").unlink()
     (tmp_path / "timeline").rmdir()
     (tmp_path / "timeline").write_text("in the way")
-    emit("step_end", 1, 14.0, timeline=timeline())
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={})
     assert hook.fuse_metrics(timeline=timeline())[0]["fuse/timeline_write_failures"] == 1.0
     assert "verl-fuse: timeline of step 1 not written to" in capsys.readouterr().out
 
@@ -225,11 +231,11 @@ def test_the_next_step_does_not_wait_for_the_pages_of_the_last(tmp_path: Path):
 def test_a_fault_in_the_index_reaches_the_driver(start: Callable[..., Emit], tmp_path: Path):
     emit = start()
     (tmp_path / "timeline/steps.json").write_text("[1]")
-    emit("step_end", 1, 14.0, timeline=timeline())
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={})
     with pytest.raises(FuseError, match=r"steps\.json: .*move it away"):
-        emit("step_end", 2, 28.0, timeline=timeline(2))
+        emit(StepEnded, 2, 28.0, timeline=timeline(2), samples=32, lengths={})
 
 
 def test_events_before_setup_are_a_fault(hook: Any):
-    with pytest.raises(FuseError, match="event 'step_begin' of step 1 came before the event 'setup'"):
-        hook.fuse_event(event=Event("step_begin", 1, 0.0))
+    with pytest.raises(FuseError, match="event StepBegun of step 1 came before SetUp"):
+        hook.fuse_event(event=StepBegun(1, 0.0))

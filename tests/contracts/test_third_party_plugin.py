@@ -19,7 +19,7 @@ from verl_fuse.spec.timeline import Span, Timeline
 block = {"disabled_plugins": ["interstage", "elastic", "pipeline", "realloc", "observe", "cpu"], "acme": {"largest_micro_group": 5}}
 settings = load_settings(OmegaConf.create({"fuse": block}))
 hook = settings.manager.hook
-hook.fuse_setup(trainer=types.SimpleNamespace(settings=settings))
+hook.fuse_setup(trainer=types.SimpleNamespace(block=settings.blocks.get))
 samples = tuple(Sample(key=f"s{n}", group="g", prompt_len=4, response_len=n) for n in (3, 9, 1, 7, 5, 8))
 view = RolloutView(step=1, elapsed=2.0, expected=8, finished=6, groups=2, groups_finished=0, ready=samples, lanes=())
 spans = tuple(Span("generate", "replica 0", "generate", 0.0, float(end)) for end in (2, 5))

@@ -16,10 +16,10 @@ from verl_fuse.host.start.compat.source import NotFound, SourceTree
 from verl_fuse.host.start.compat.start import require_contracts
 from verl_fuse.host.upstream.versions import installed
 from verl_fuse.spec.contract import Attribute, Class, Code, ConfigGroup, ConfigKey, Decorator, Function, label
-from verl_fuse_cpu import checks
-from verl_fuse_cpu import plugin as cpu
-from verl_fuse_interstage import plugin as interstage
-from verl_fuse_pipeline import plugin as pipeline
+from verl_fuse_cpu.plugin import CpuPlugin
+from verl_fuse_cpu.refusals import CHECKS
+from verl_fuse_interstage.plugin import InterstagePlugin
+from verl_fuse_pipeline.plugin import PipelinePlugin
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in PACKAGES),
@@ -375,9 +375,9 @@ def test_configuration_keys_read_by_plugins_are_under_contract(tree: SourceTree,
     for change in ({}, {"actor_rollout_ref": {"hybrid_engine": False, "actor": {"use_kl_loss": True}}}):
         block = {"enabled": True, "layout": "slices", "migration_threshold": 4}
         config = OmegaConf.merge(composed, change, {"fuse": {"interstage": block, "pipeline": {"enabled": True}}})
-        assert cpu.fuse_validate(config=config)
-        interstage.fuse_validate(config=config)
-        assert pipeline.fuse_validate(config=config)
+        assert CpuPlugin().fuse_validate(config=config)
+        InterstagePlugin().fuse_validate(config=config)
+        assert PipelinePlugin().fuse_validate(config=config)
     # Some keys are in no YAML file, only fields of verl's dataclasses.
     fields = {
         c.target.rpartition(".")[2]
@@ -387,7 +387,7 @@ def test_configuration_keys_read_by_plugins_are_under_contract(tree: SourceTree,
     keys = {key for key in asked if not key.startswith("fuse.") and not fields & set(key.split("."))}
     assert {"critic.strategy", "actor_rollout_ref.ref.strategy", "trainer.v1.sampler.custom_sampler.path"} <= keys
     assert not_covered(keys, contracts) == []
-    assert len(checks.CHECKS) == 11
+    assert len(CHECKS) == 11
 
 
 def test_signatures_of_contracts_can_be_read(contracts):
@@ -398,8 +398,8 @@ def test_signatures_of_contracts_can_be_read(contracts):
 
 def test_the_cpu_plugin_rests_on_nothing_where_it_is_not_active(monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    assert cpu.fuse_contracts(config={}) == ()
-    assert {contract.patch for contract in cpu.fuse_contracts(config=None) if isinstance(contract, Code)} >= {
+    assert CpuPlugin().fuse_contracts(config={}) == ()
+    assert {contract.patch for contract in CpuPlugin().fuse_contracts(config=None) if isinstance(contract, Code)} >= {
         "gloo_backend"
     }
-    assert interstage.fuse_contracts(config={}) == interstage.fuse_contracts(config=None)
+    assert InterstagePlugin().fuse_contracts(config={}) == InterstagePlugin().fuse_contracts(config=None)

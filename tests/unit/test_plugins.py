@@ -12,7 +12,7 @@ from verl_fuse.spec.timeline import Timeline
 
 Install = Callable[..., None]
 
-HEADER = "from verl_fuse.hookspecs import hookimpl\nHOOK_API = 1\n"
+HEADER = "from verl_fuse.hookspecs import hookimpl\nHOOK_API = 2\n"
 TIMELINE = Timeline("run", 1, 0.0, 1.0, ())
 
 
@@ -62,10 +62,30 @@ def test_a_module_plugin_is_called(no_builtins: None, installed_plugin: Install)
 
 def test_an_instance_plugin_is_called(no_builtins: None, installed_plugin: Install):
     source = HEADER + (
-        "class Acme:\n    HOOK_API = 1\n    @hookimpl\n    def fuse_metrics(self, timeline): return {'acme/step': 2}\nacme = Acme()"
+        "class Acme:\n    HOOK_API = 2\n    @hookimpl\n    def fuse_metrics(self, timeline): return {'acme/step': 2}\nacme = Acme()"
     )
     installed_plugin("acme", source, value="acme_fuse_acme:acme")
     assert plugins.load().hook.fuse_metrics(timeline=TIMELINE) == [{"acme/step": 2}]
+
+
+CLASS = HEADER + (
+    "class Acme:\n    HOOK_API = 2\n    def __init__(self{}): self.asked = 0\n"
+    "    @hookimpl\n    def fuse_metrics(self, timeline):\n        self.asked += 1\n        return {{'acme/asked': self.asked}}"
+)
+
+
+def test_a_class_becomes_an_instance_whenever_plugins_are_loaded(no_builtins: None, installed_plugin: Install):
+    installed_plugin("acme", CLASS.format(""), value="acme_fuse_acme:Acme")
+    hook, other = plugins.load().hook, plugins.load().hook
+    assert hook.fuse_metrics(timeline=TIMELINE) == [{"acme/asked": 1}]
+    assert hook.fuse_metrics(timeline=TIMELINE) == [{"acme/asked": 2}]
+    assert other.fuse_metrics(timeline=TIMELINE) == [{"acme/asked": 1}]
+
+
+def test_a_class_that_needs_arguments_is_refused_by_name(no_builtins: None, installed_plugin: Install):
+    installed_plugin("acme", CLASS.format(", size"), value="acme_fuse_acme:Acme")
+    with pytest.raises(FuseError, match=r"plugin 'acme' .*failed to load: TypeError: .*size"):
+        plugins.load()
 
 
 def test_the_last_registered_policy_is_asked_first(no_builtins: None, installed_plugin: Install):
@@ -119,8 +139,13 @@ REFUSED = {
     ),
     "missing import": ("import nosuchmodule", r"failed to load: ModuleNotFoundError: No module named 'nosuchmodule'"),
     "syntax error": ("def", r"failed to load: SyntaxError"),
-    "no hook version": ("", r"declares HOOK_API=None; verl-fuse .* offers 1"),
-    "newer hook version": ("HOOK_API = 2", r"plugin 'acme' .* declares HOOK_API=2; verl-fuse .* offers 1"),
+    "no hook version": ("", r"declares HOOK_API=None; verl-fuse .* offers 2:"),
+    "newer hook version": ("HOOK_API = 3", r"plugin 'acme' .* declares HOOK_API=3; verl-fuse .* offers 2: install"),
+    "older hook version": (
+        "HOOK_API = 1",
+        r"declares HOOK_API=1; verl-fuse .* offers 2 .since 1 events are classes of verl_fuse.spec.events, and fuse_setup gets a "
+        r'verl_fuse.hookspecs.Trainer; see "From HOOK_API 1 to 2" in plugins/README.md.: install',
+    ),
     "unknown hook": (
         HEADER + "@hookimpl\ndef fuse_metrcs(timeline): pass",
         r"plugin 'acme' .*: there is no hook fuse_metrcs; did you mean fuse_metrics\?",

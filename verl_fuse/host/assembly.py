@@ -9,7 +9,6 @@ import ray
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import Role
 
-from verl_fuse.host.inference.lane import Lane
 from verl_fuse.host.inference.samples import SampleInference, StageCall
 from verl_fuse.host.inference.slices import Slices, SliceSetup
 from verl_fuse.host.inference.stages import STAGE_FIELDS, micro_batch, streamed_stages
@@ -84,12 +83,17 @@ def extra_info(trainer: Any) -> Mapping[str, Any]:
     return {"temperature": trainer.config.actor_rollout_ref.rollout.temperature}
 
 
-def sample_inference(trainer: Any, lane: Lane, calls: Mapping[Stage, StageCall]) -> SampleInference:
-    """Inference on the training workers' `lane` through verl's stage methods `calls`."""
+def sample_inference(trainer: Any, stock: Any) -> SampleInference:
+    """Inference on the training workers' lane through the stage methods of `stock`, verl's trainer."""
     stages = stages_of(trainer)
     sizes = {stage: _data_parallel_size(trainer, stage) for stage in stages}
+    calls: dict[Stage, StageCall] = {
+        "old_log_prob": stock._compute_old_log_prob,
+        "ref": stock._compute_ref_log_prob,
+        "values": stock._compute_values,
+    }
     return SampleInference(
-        lane=lane,
+        lane=trainer.lane,
         calls={stage: calls[stage] for stage in stages},
         dp_size=max(sizes.values(), default=1),
         multiples={stage: sizes[stage] * micro_batch(trainer.config, stage, trainer.ref_in_actor) for stage in stages},

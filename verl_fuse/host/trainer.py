@@ -20,7 +20,6 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host import assembly
 from verl_fuse.host.features import Features
 from verl_fuse.host.inference.lane import Lane
-from verl_fuse.host.inference.samples import StageCall
 from verl_fuse.host.inference.stages import old_log_prob_metrics
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.record.accounting import prepare_accounts
@@ -38,6 +37,7 @@ from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at
 from verl_fuse.host.upstream.rows import lengths_by_source, response_tokens, tags_of
 from verl_fuse.host.upstream.watchdog import with_deadline
+from verl_fuse.spec.events import CheckpointSaved, Generated, SetUp, StepBegun, StepEnded, TrainingEnded
 from verl_fuse.spec.run_config import save_config
 from verl_fuse.spec.step import Stage
 from verl_fuse.spec.timeline import Category, Span
@@ -83,12 +83,7 @@ class FuseTrainer(PPOTrainerSync):
     def _setup(self) -> None:
         super()._setup()
         self.lane = Lane("train", self.journal.recorder, self.settings.core.call_timeout)
-        calls: dict[Stage, StageCall] = {
-            "old_log_prob": super()._compute_old_log_prob,
-            "ref": super()._compute_ref_log_prob,
-            "values": super()._compute_values,
-        }
-        self.inference = assembly.sample_inference(self, self.lane, calls)
+        self.inference = assembly.sample_inference(self, super())
         self.replicas = assembly.build_replicas(self)
         policy = PolicyGuard(self.settings.manager.hook)
         self.director = Director(self.journal, policy, self.replicas, self.inference)
@@ -106,8 +101,8 @@ class FuseTrainer(PPOTrainerSync):
         self.settings.manager.hook.fuse_setup(trainer=Features(self))
         self._begin_step()
         self.journal.emit(
-            "setup",
-            run_dir=str(self.settings.run_dir),
+            SetUp,
+            run_dir=self.settings.run_dir,
             resumed_from=resumed_from(self.config, self.global_steps),
             total_steps=self.total_training_steps,
             expected=self.journal.step.expected,
@@ -124,7 +119,7 @@ class FuseTrainer(PPOTrainerSync):
         self._begin_step()
         self.watch.begin_step()
         self.director.begin_step()
-        self.journal.emit("step_begin")
+        self.journal.emit(StepBegun)
 
     def prepare_step(self) -> dict:
         self.journal.step.generation_start = self.journal.step.clock.now
@@ -164,7 +159,7 @@ class FuseTrainer(PPOTrainerSync):
             replayed = bool(replay.enable and self.global_steps in replay.steps)
             metrics.update(self.journal.account(self.settings.run_dir, batch, replayed))
             responses, prompts = response_tokens(tags_of(batch)), self.director.routing.prompts
-            self.journal.emit("generated", responses=responses, discarded=self.watch.discarded, prompts=prompts)
+            self.journal.emit(Generated, responses=responses, discarded=self.watch.discarded, prompts=prompts)
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -195,7 +190,7 @@ class FuseTrainer(PPOTrainerSync):
 
     def _save_checkpoint(self) -> None:
         self.run_stage("save_checkpoint", "other", super()._save_checkpoint)
-        self.journal.emit("checkpoint", folder=str(saved_at(self.config, self.global_steps)))
+        self.journal.emit(CheckpointSaved, folder=saved_at(self.config, self.global_steps))
 
     def on_step_end(self) -> None:
         self._require_replicas()
@@ -242,7 +237,7 @@ class FuseTrainer(PPOTrainerSync):
         step = self.journal.step
         lengths = lengths_by_source(batch, step.sources)
         self.replicas.learn([pair for rows in lengths.values() for pair in rows])
-        self.journal.emit("step_end", timeline=timeline, samples=step.account.samples, lengths=lengths)
+        self.journal.emit(StepEnded, timeline=timeline, samples=step.account.samples, lengths=lengths)
 
     def fit(self, agent_loop_manager: Any) -> None:
         with ExitStack() as closing:
@@ -252,4 +247,4 @@ class FuseTrainer(PPOTrainerSync):
             if self.director.routing.by_prompt or has_connector(self.config):
                 announce(agent_loop_manager, self.settings.core.replica_timeout)
             super().fit(agent_loop_manager)
-            self.journal.emit("train_end")
+            self.journal.emit(TrainingEnded)

@@ -1,10 +1,8 @@
-"""What hooks see of a running step: plain values, no handles."""
+"""What policies see of a running step: plain values, no handles."""
 
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from verl_fuse.spec.timeline import Timeline
 
 Stage = Literal["old_log_prob", "ref", "values"]
 
@@ -131,20 +129,3 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.key}={self.value!r}: {self.allowed}"
-
-
-EventKind = Literal[
-    "setup", "step_begin", "submitted", "poll", "migration", "generated", "stage", "checkpoint", "step_end", "train_end"
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something observers may want to know. `timeline` is set on `step_end` only; `view` on `poll` and `migration` only."""
-
-    kind: EventKind
-    step: int
-    time: float
-    view: RolloutView | None = None
-    timeline: Timeline | None = None
-    data: dict[str, Any] = field(default_factory=dict)

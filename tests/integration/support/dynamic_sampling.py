@@ -13,19 +13,20 @@ import json
 import os
 
 from verl_fuse.hookspecs import hookimpl
+from verl_fuse.spec.events import Generated
 
-HOOK_API = 1
+HOOK_API = 2
 
 
 @hookimpl
 def fuse_event(event):
-    if event.kind != "generated":
+    if not isinstance(event, Generated):
         return
     prompts = {
         uid: [prompt.key, None if prompt.prediction is None else prompt.prediction.tokens]
-        for uid, prompt in event.data["prompts"].items()
+        for uid, prompt in event.prompts.items()
     }
-    found = {name: event.data.get(name, {}) for name in ("responses", "discarded")}
+    found = {"responses": event.responses, "discarded": event.discarded}
     with open(os.environ["WITNESS"], "a") as file:
         file.write(json.dumps({"step": event.step, "prompts": prompts, **found}) + "\\n")
 '''

@@ -13,8 +13,9 @@ from pathlib import Path
 import ray
 
 from verl_fuse.hookspecs import hookimpl
+from verl_fuse.spec.events import Polled, StepBegun
 
-HOOK_API = 1
+HOOK_API = 2
 # Wanted in step 1, 2, ...: two replicas are created while one generates, and generate in step 5; one is created again, and lost with its node in step 9.
 WANTED = (1, 3, 3, 3, 3, 1, 2, 2, 2, 2)
 # Before these steps the run waits, so that the number of steps it takes until replicas are up does not matter.
@@ -53,7 +54,7 @@ def engine(server) -> tuple[int, str]:
 
 
 def _pool():
-    return _state["trainer"]._trainer.director.routing._pool
+    return _state["trainer"].director.routing._pool
 
 
 def engines() -> dict[int, tuple[int, str]]:
@@ -75,7 +76,7 @@ def wait_for_launches() -> None:
 
 @hookimpl
 def fuse_setup(trainer):
-    _state["trainer"] = trainer
+    _state["trainer"] = trainer._trainer
 
 
 @hookimpl
@@ -91,11 +92,11 @@ def fuse_scale(prompts, replicas, most):
 @hookimpl
 def fuse_event(event):
     if scaler_decides():
-        if event.kind == "step_begin" and event.step == SCALED_BEFORE:
+        if isinstance(event, StepBegun) and event.step == SCALED_BEFORE:
             wait_for_launches()
-    elif event.kind == "step_begin":
+    elif isinstance(event, StepBegun):
         _begin(event.step)
-    elif event.kind == "poll" and event.step == LOST_IN:
+    elif isinstance(event, Polled) and event.step == LOST_IN:
         victim = _state.get("victim")
         if victim and any(view.rank == victim["rank"] and view.running for view in event.view.replicas):
             del _state["victim"]

@@ -27,14 +27,15 @@ import os
 import ray
 
 from verl_fuse.hookspecs import hookimpl
+from verl_fuse.spec.events import Generated
 
-HOOK_API = 1
+HOOK_API = 2
 _state = {"trainer": None}
 
 
 @hookimpl
 def fuse_setup(trainer):
-    _state["trainer"] = trainer
+    _state["trainer"] = trainer._trainer
 
 
 def preempted(server):
@@ -48,7 +49,7 @@ def preempted(server):
 
 @hookimpl
 def fuse_event(event):
-    if event.kind == "generated":
+    if isinstance(event, Generated):
         replicas = _state["trainer"].llm_server_manager.get_replicas()
         counted = ray.get([replica.servers[0].__ray_call__.remote(preempted) for replica in replicas])
         with open(os.environ["PREEMPTIONS"], "a") as file:

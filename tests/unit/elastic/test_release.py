@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
-from verl_fuse_elastic.release import released, without_room
+from verl_fuse_elastic.config import ElasticConfig
+from verl_fuse_elastic.release import Release, released, without_room
 
 
 def view(*replicas, expected=None, unmovable=()):
@@ -14,6 +17,10 @@ def view(*replicas, expected=None, unmovable=()):
     )
     total = sum(replica.assigned for replica in seen) if expected is None else expected
     return RolloutView(1, 1.0, total, 0, 4, 0, (), (), seen)
+
+
+def full(seen):
+    return tuple(replace(replica, slots=replica.running) for replica in seen.replicas)
 
 
 def test_a_replica_that_is_done_stops():
@@ -75,3 +82,17 @@ def test_a_migration_names_the_key_that_asked_for_it():
 
 def test_the_one_with_least_to_move_goes_first():
     assert released(view((8, 2, 2, True), (8, 1, 1, True), (8, 8, 4, True)), 0.75) == Migration((0, 2))
+
+
+def test_a_rest_that_has_nowhere_to_go_is_said_once_a_step(caplog):
+    crowded = view((8, 2, 2, True), (8, 7, 7, True))
+    release = Release(ElasticConfig(release=True, cut_fraction=0.5))
+    with caplog.at_level("INFO"):
+        assert [release.decide(replace(crowded, replicas=full(crowded))) for _ in range(3)] == [None] * 3
+    assert (release.without_room, len(caplog.messages)) == (True, 1)
+    release.begin_step()
+    assert not release.without_room
+
+
+def test_where_it_is_off_nothing_is_released():
+    assert Release(ElasticConfig()).decide(view((8, 0, 0, True), (8, 5, 5, True))) is None

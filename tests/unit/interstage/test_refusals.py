@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from verl_fuse_interstage.plugin import fuse_validate
+from verl_fuse.spec.composed import getter
+from verl_fuse_interstage.refusals import refusals
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -28,7 +29,7 @@ def refused(settings: dict[str, Any]) -> dict[str, str]:
     config = OmegaConf.create({})
     for key, value in settings.items():
         OmegaConf.update(config, key, value)
-    return {refusal.key: str(refusal) for refusal in fuse_validate(config=config) or ()}
+    return {refusal.key: str(refusal) for refusal in refusals(getter(config))}
 
 
 def ulysses(actor: int, ref: int, critic: int) -> dict[str, Any]:

@@ -4,9 +4,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.spec.problem import Pipeline, Problem
-from verl_fuse_pipeline import plugin
+from verl_fuse_pipeline.plugin import PipelinePlugin
 from verl_fuse_pipeline.policy import fused_schedule, serial_seconds
 
+PLUGIN = PipelinePlugin()
 ENGINE = {"pipeline_model_parallel_size": 4, "tensor_model_parallel_size": 1, "context_parallel_size": 1}
 
 
@@ -26,16 +27,16 @@ def composed(**changes):
 
 
 def refused(**changes) -> list[tuple]:
-    return [(r.key, r.value) for r in plugin.fuse_validate(config=composed(**changes)) or ()]
+    return [(r.key, r.value) for r in PLUGIN.fuse_validate(config=composed(**changes)) or ()]
 
 
 def test_what_fits_is_not_refused_and_off_asks_nothing():
     assert refused() == []
     assert refused(critic__megatron__pipeline_model_parallel_size=2) == []
     off = composed(fuse__pipeline__enabled=False, actor_rollout_ref__actor__strategy="fsdp2")
-    assert plugin.fuse_validate(config=off) is None
-    assert plugin.fuse_contracts(config=off) == ()
-    assert plugin.fuse_worker_class(model="critic", base=object, config=off) is None
+    assert PLUGIN.fuse_validate(config=off) == []
+    assert PLUGIN.fuse_contracts(config=off) == ()
+    assert PLUGIN.fuse_worker_class(model="critic", base=object, config=off) is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_what_cannot_run_fused_is_refused_by_name(key, value):
 
 def test_stages_of_different_widths_and_sizes_that_do_not_divide_the_ranks_are_refused():
     key = "critic.megatron.tensor_model_parallel_size"
-    found = plugin.fuse_validate(
+    found = PLUGIN.fuse_validate(
         config=composed(
             critic__megatron__tensor_model_parallel_size=2, critic__megatron__pipeline_model_parallel_size=2
         )

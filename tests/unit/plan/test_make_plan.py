@@ -96,7 +96,12 @@ def test_a_model_that_fits_only_offloaded_has_no_pipeline():
 
 
 def refused_by_the_plugin(plan: Plan) -> list[Refusal]:
-    values = {"trainer.v1.trainer_mode": "fuse", "algorithm.adv_estimator": "gae", **plan.overrides}
+    values = {
+        "fuse.pipeline.enabled": True,
+        "trainer.v1.trainer_mode": "fuse",
+        "algorithm.adv_estimator": "gae",
+        **plan.overrides,
+    }
     values |= {"actor_rollout_ref.actor.strategy": "megatron", "critic.strategy": "megatron"}
     return list(refusals(values.get))
 

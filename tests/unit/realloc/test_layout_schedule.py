@@ -9,9 +9,10 @@ from verl_fuse import plugins
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan, Plan
-from verl_fuse_realloc import plugin
+from verl_fuse_realloc.plugin import ReallocPlugin
 from verl_fuse_realloc.schedule import Schedule
 
+PLUGIN = ReallocPlugin()
 ACTOR, CRITIC = "actor_rollout_ref.actor.fsdp_config.fsdp_size", "critic.fsdp.fsdp_size"
 
 
@@ -40,7 +41,7 @@ def composed(schedule, **changes):
 
 
 def refused(schedule, **changes) -> list[tuple]:
-    return [(r.key, r.value) for r in plugin.fuse_validate(config=composed(schedule, **changes)) or ()]
+    return [(r.key, r.value) for r in PLUGIN.fuse_validate(config=composed(schedule, **changes)) or ()]
 
 
 def read(config) -> Schedule:
@@ -73,8 +74,8 @@ def test_a_step_keeps_what_an_earlier_entry_said_and_begins_with_the_configurati
 
 def test_without_a_schedule_the_plugin_takes_no_part():
     config = composed(None)
-    assert plugin.fuse_validate(config=config) is None
-    assert plugin.fuse_contracts(config=config) == ()
+    assert PLUGIN.fuse_validate(config=config) == []
+    assert PLUGIN.fuse_contracts(config=config) == ()
     assert plugins.load().hook.fuse_worker_class(model="critic", base=object, config=config) is None
 
 
@@ -128,7 +129,7 @@ def test_a_plan_file_changes_the_sizes_it_sets_and_nothing_else(tmp_path: Path):
     assert refused(schedule) == []
     assert read(composed(schedule)).wanted(4) == {"actor": 4, "critic": 2}
     other = plan(tmp_path / "other.json", trainer__nnodes=1, actor_rollout_ref__rollout__n=8, critic__fsdp__fsdp_size=3)
-    (change, size) = plugin.fuse_validate(config=composed({4: other})) or ()
+    (change, size) = PLUGIN.fuse_validate(config=composed({4: other})) or ()
     assert str(change).endswith("this plan also sets trainer.nnodes, actor_rollout_ref.rollout.n")
     assert (size.key, size.value) == ("fuse.realloc.schedule.4.critic.fsdp_size", 3)
 

@@ -5,8 +5,9 @@ from omegaconf import OmegaConf
 
 from verl_fuse import plugins
 from verl_fuse.hookspecs import hookimpl
-from verl_fuse_realloc import plugin
+from verl_fuse_realloc.plugin import ReallocPlugin
 
+PLUGIN = ReallocPlugin()
 ROLLOUT = {
     "name": "vllm",
     "dtype": "bfloat16",
@@ -50,14 +51,14 @@ def composed(**changes):
 
 
 def refused(**changes) -> list[tuple]:
-    return [(r.key, r.value) for r in plugin.fuse_validate(config=composed(**changes)) or ()]
+    return [(r.key, r.value) for r in PLUGIN.fuse_validate(config=composed(**changes)) or ()]
 
 
 def test_what_fits_is_not_refused_and_stock_asks_nothing():
     assert refused() == []
     stock = composed(fuse__realloc__weight_sync="stock", actor_rollout_ref__actor__strategy="megatron")
-    assert plugin.fuse_validate(config=stock) is None
-    assert plugin.fuse_contracts(config=stock) == ()
+    assert PLUGIN.fuse_validate(config=stock) == []
+    assert PLUGIN.fuse_contracts(config=stock) == ()
     hook = plugins.load().hook
     assert hook.fuse_worker_class(model="actor", base=object, config=stock) is None
     assert hook.fuse_worker_class(model="critic", base=object, config=composed()) is None
@@ -103,7 +104,7 @@ def test_the_sync_goes_on_top_of_another_plugins_workers():
     ],
 )
 def test_what_is_refused_names_key_value_and_what_is_allowed(key: str, value: object):
-    (refusal,) = plugin.fuse_validate(config=composed(**{key.replace(".", "__"): value})) or ()
+    (refusal,) = PLUGIN.fuse_validate(config=composed(**{key.replace(".", "__"): value})) or ()
     assert (refusal.key, refusal.value) == (key, value)
     assert "fuse.realloc.weight_sync=shards" in refusal.allowed
 
@@ -128,12 +129,12 @@ def test_megatron_engines_fit_but_for_what_cuts_their_shards_otherwise(key: str,
     key = f"actor_rollout_ref.actor.megatron.{key}"
     config = composed(**engine)
     OmegaConf.update(config, key, value, force_add=True)
-    (refusal,) = plugin.fuse_validate(config=config) or ()
+    (refusal,) = PLUGIN.fuse_validate(config=config) or ()
     assert (refusal.key, refusal.value) == (key, value)
     assert refusal.allowed == f"not with fuse.realloc.weight_sync=shards: {allowed}"
 
 
 def test_megatrons_seams_are_asked_for_by_its_runs_only():
-    of_fsdp = set(plugin.fuse_contracts(config=composed()))
-    of_megatron = set(plugin.fuse_contracts(config=composed(actor_rollout_ref__actor__strategy="megatron")))
-    assert of_fsdp < of_megatron <= set(plugin.fuse_contracts(config=None))
+    of_fsdp = set(PLUGIN.fuse_contracts(config=composed()))
+    of_megatron = set(PLUGIN.fuse_contracts(config=composed(actor_rollout_ref__actor__strategy="megatron")))
+    assert of_fsdp < of_megatron <= set(PLUGIN.fuse_contracts(config=None))

@@ -13,7 +13,7 @@ from verl_fuse.host.record.accounting import account, recorded
 from verl_fuse.host.record.spans import Recorder
 from verl_fuse.host.record.step import Step
 from verl_fuse.host.upstream.rows import prompt_indices
-from verl_fuse.spec.step import Event, EventKind, RolloutView
+from verl_fuse.spec.events import Event, StageBegun
 from verl_fuse.spec.timeline import Category, Span, Timeline
 
 # Stages of ours that verl's timers leave out: they lie between those of verl.
@@ -36,16 +36,14 @@ class Journal:
         """From now on everything belongs to this step."""
         self.step = Step(number, expected)
 
-    def emit(
-        self, kind: EventKind, view: RolloutView | None = None, timeline: Timeline | None = None, **data: Any
-    ) -> None:
-        """Tell observers."""
-        self._hook.fuse_event(event=Event(kind, self.step.number, time.time(), view, timeline, data))
+    def emit(self, kind: type[Event], **fields: Any) -> None:
+        """Tell observers of an event of this kind, with the `fields` that it has beside step and time."""
+        self._hook.fuse_event(event=kind(self.step.number, time.time(), **fields))
 
     @contextmanager
     def stage(self, name: str, category: Category = "stage") -> Iterator[None]:
         """The block is a stage of the step."""
-        self.emit("stage", name=name)
+        self.emit(StageBegun, name=name)
         with self.recorder.span(name, "step", category):
             yield
 

@@ -17,6 +17,7 @@ from verl_fuse.host.rollout.prompts import sources_of
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.routing import Routing
 from verl_fuse.host.rollout.watch import Glance, RolloutWatch, ready_samples, sessions
+from verl_fuse.spec.events import Migrated, Polled, Submitted
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView
 
@@ -59,7 +60,7 @@ class Director:
         """Prompts of the step are about to be submitted: the first ones, or more of them."""
         step = self._journal.step
         step.sources |= sources_of(batch)
-        self._journal.emit("submitted", prompts=Counter(step.sources.values()))
+        self._journal.emit(Submitted, prompts=Counter(step.sources.values()))
         self._replicas.expect(step.expected)
         self.routing.submit(batch, self.policy, watch)
 
@@ -71,7 +72,7 @@ class Director:
             return
         self._expect(watch, tags)
         view = self._view(watch, tags, self._replicas.watched())
-        self._journal.emit("poll", view=view)
+        self._journal.emit(Polled, view=view)
         if migration := self.policy.migration(view):
             self.migrate(migration, view)
             view = self._view(watch, tags, self._replicas.views())
@@ -87,8 +88,8 @@ class Director:
         if moving and not self._replicas.all_live(migration.survivors):
             return
         self._replicas.free(freed, migration.cause)
-        stopped = [rank for rank in freed if rank in self._replicas.freed]
-        self._journal.emit("migration", view=view, survivors=list(migration.survivors), freed=stopped)
+        stopped = tuple(rank for rank in freed if rank in self._replicas.freed)
+        self._journal.emit(Migrated, view=view, survivors=migration.survivors, freed=stopped)
 
     def _expect(self, watch: RolloutWatch, tags: Mapping[str, dict]) -> None:
         """How long the samples that the finished trajectories leave will be decides for how many of them a replica

@@ -6,8 +6,9 @@ Invariant (tests/unit/host/test_micro_batches.py): what is refused here ends in 
 
 from collections.abc import Iterator
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from verl_fuse.spec.composed import Get, getter, has_critic, has_reference
 from verl_fuse.spec.step import Refusal
 
 _ACTOR, _ROLLOUT, _REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -15,33 +16,27 @@ _ACTOR, _ROLLOUT, _REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rol
 
 def micro_batch_refusals(config: DictConfig) -> Iterator[Refusal]:
     """What must be a number of samples and is not, for the models of this run whose micro-batches are not cut by tokens."""
-    if OmegaConf.select(config, "trainer.use_v1") is False:
+    get = getter(config)
+    if get("trainer.use_v1") is False:
         # verl's trainer before V1 reads other keys as well.
         return
-    for dynamic, size in _needed(config):
+    for dynamic, size in _needed(get):
         parent, _, name = size.rpartition(".")
-        block = OmegaConf.select(config, parent)
-        if not isinstance(block, DictConfig) or name not in block or OmegaConf.select(config, dynamic):
+        block = get(parent)
+        if not isinstance(block, DictConfig) or name not in block or get(dynamic):
             continue
         value = block[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             yield Refusal(size, value, f"needs a whole number of samples >= 1, or {dynamic}=true")
 
 
-def _needed(config: DictConfig) -> Iterator[tuple[str, str]]:
+def _needed(get: Get) -> Iterator[tuple[str, str]]:
     """Per model of the run: the key that has micro-batches cut by tokens, and the key of their size in samples."""
     yield f"{_ACTOR}.use_dynamic_bsz", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
     # verl wants one answer for the actor's training and its log-probs.
     yield f"{_ACTOR}.use_dynamic_bsz", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"
-    adapted = any(
-        OmegaConf.select(config, f"actor_rollout_ref.model.{key}")
-        for key in ("lora_rank", "lora.rank", "lora_adapter_path")
-    )
-    compared = OmegaConf.select(config, "algorithm.use_kl_in_reward") or OmegaConf.select(
-        config, f"{_ACTOR}.use_kl_loss"
-    )
-    if compared and not adapted:
+    adapted = any(get(f"actor_rollout_ref.model.{key}") for key in ("lora_rank", "lora.rank", "lora_adapter_path"))
+    if has_reference(get) and not adapted:
         yield f"{_REFERENCE}.log_prob_use_dynamic_bsz", f"{_REFERENCE}.log_prob_micro_batch_size_per_gpu"
-    enabled = OmegaConf.select(config, "critic.enable")
-    if enabled if enabled is not None else OmegaConf.select(config, "algorithm.adv_estimator") == "gae":
+    if has_critic(get):
         yield "critic.use_dynamic_bsz", "critic.ppo_micro_batch_size_per_gpu"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from verl_fuse.hookspecs import hookimpl
 from verl_fuse.spec.timeline import Timeline
 
-HOOK_API = 1
+HOOK_API = 2
 
 
 @hookimpl

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from verl_fuse_cpu import checks, plugin
+from verl_fuse_cpu import refusals
+from verl_fuse_cpu.plugin import CpuPlugin
 
 FP32 = {"mixed_precision": {"param_dtype": "fp32"}}
 
@@ -17,7 +18,7 @@ FP32 = {"mixed_precision": {"param_dtype": "fp32"}}
 def cpu_platform(monkeypatch, tmp_path):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    monkeypatch.setattr(checks, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(refusals, "SHARED_MEMORY", tmp_path)
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def config():
 
 
 def problems(config) -> list[str]:
-    return [str(problem) for problem in plugin.fuse_validate(config) or ()]
+    return [str(problem) for problem in CpuPlugin().fuse_validate(config) or ()]
 
 
 def test_a_configuration_that_can_run_has_no_problem(config):
@@ -62,7 +63,7 @@ def test_other_devices_are_not_judged(config, monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "nvidia")
     config.trainer.device = "cuda"
     config.actor_rollout_ref.actor.strategy = "fsdp"
-    assert plugin.fuse_validate(config) is None
+    assert CpuPlugin().fuse_validate(config) == []
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_a_platform_that_failed_to_register_is_named(config, monkeypatch):
 
 
 def test_weight_buffers_must_fit_shared_memory(config, monkeypatch, tmp_path):
-    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=100 << 20))
+    monkeypatch.setattr(refusals.shutil, "disk_usage", lambda path: SimpleNamespace(free=100 << 20))
     config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes = 50
     assert problems(config) == []
     config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes = 51
@@ -217,7 +218,7 @@ def test_a_vocabulary_that_does_not_match_is_refused(config, tmp_path):
 
 
 def test_an_empty_configuration_is_refused_without_stumbling():
-    keys = {str(problem.key) for problem in plugin.fuse_validate(OmegaConf.create({})) or ()}
+    keys = {str(problem.key) for problem in CpuPlugin().fuse_validate(OmegaConf.create({})) or ()}
     assert "trainer.device" in keys
     assert "ray_kwargs.ray_init.num_gpus" in keys
 

@@ -1,28 +1,35 @@
-"""What keeps a verl configuration from running on the cpu platform; each check yields its problems.
+"""Configurations that cannot run on the cpu platform, refused before anything is started.
 
-Invariant (tests/unit/cpu/test_checks.py): a check reads the configuration, the environment and small local files, and never
+Invariant (tests/unit/cpu/test_cpu_refusals.py): a check reads the configuration, the environment and small local files, and never
 imports torch, ray, vLLM or verl.
 """
 
+import math
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from verl_fuse.spec.composed import Get, has_critic, has_reference, required
 from verl_fuse.spec.step import Refusal
 from verl_fuse_cpu.environment import active
 from verl_fuse_cpu.leftovers import SHARED_MEMORY, leftovers
 from verl_fuse_cpu.vocabulary import Vocabulary, read_vocabulary
-
-Get = Callable[[str], Any]
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _VLLM = f"{_ROLLOUT}.engine_kwargs.vllm"
 _MIB = 1 << 20
 
 
-def platform(get: Get) -> Iterator[Refusal]:
+def refusals(get: Get) -> Iterator[Refusal]:
+    """What keeps this configuration from running on the cpu platform, which it or the environment asks for."""
+    if get("trainer.device") == "cpu" or active():
+        for check in CHECKS:
+            yield from check(get)
+
+
+def _platform(get: Get) -> Iterator[Refusal]:
     # verl has loaded the entry point if it is imported here at all; importing it from here would import verl.
     failure = getattr(sys.modules.get("verl_fuse_cpu.entry"), "failure", None)
     if not active():
@@ -33,11 +40,10 @@ def platform(get: Get) -> Iterator[Refusal]:
         )
     elif failure is not None:
         yield Refusal("VERL_PLATFORM", "cpu", f"the cpu platform could not be registered: {failure}")
-    if get("trainer.device") != "cpu":
-        yield Refusal("trainer.device", get("trainer.device"), "VERL_PLATFORM=cpu needs trainer.device=cpu")
+    yield from required(get, {"trainer.device": ("cpu", "VERL_PLATFORM=cpu needs trainer.device=cpu")})
 
 
-def virtual_devices(get: Get) -> Iterator[Refusal]:
+def _virtual_devices(get: Get) -> Iterator[Refusal]:
     needed = _product(get("trainer.nnodes"), get("trainer.n_gpus_per_node"))
     if get("actor_rollout_ref.hybrid_engine") is False:
         needed += _product(get(f"{_ROLLOUT}.nnodes"), get(f"{_ROLLOUT}.n_gpus_per_node"))
@@ -49,21 +55,21 @@ def virtual_devices(get: Get) -> Iterator[Refusal]:
         yield Refusal(key, given, f"Ray must be told of at least {needed} virtual devices: +{key}={needed}")
 
 
-def strategy(get: Get) -> Iterator[Refusal]:
+def _strategy(get: Get) -> Iterator[Refusal]:
     for role in _roles(get):
         key = f"{role}.strategy"
         if get(key) == "fsdp":
             yield Refusal(key, "fsdp", "FSDP1 needs an accelerator; fsdp2 works")
 
 
-def attention(get: Get) -> Iterator[Refusal]:
-    for model in ("actor_rollout_ref.model", *(["critic.model"] if "critic" in _roles(get) else [])):
+def _attention(get: Get) -> Iterator[Refusal]:
+    for model in _models(get):
         key = f"{model}.override_config.attn_implementation"
         if (get(key) or "flash_attention_2") not in ("sdpa", "eager"):
             yield Refusal(key, get(key), "flash attention needs a GPU (it is verl's default); sdpa or eager")
 
 
-def megatron(get: Get) -> Iterator[Refusal]:
+def _megatron(get: Get) -> Iterator[Refusal]:
     for role in _roles(get):
         if get(f"{role}.strategy") != "megatron":
             continue
@@ -73,7 +79,7 @@ def megatron(get: Get) -> Iterator[Refusal]:
         key = f"{role}.megatron.vanilla_mbridge"
         if not get(key):
             yield Refusal(key, get(key), "Megatron-Bridge needs Transformer Engine, which needs a GPU: true")
-    for model in ("actor_rollout_ref.model", *(["critic.model"] if "critic" in _roles(get) else [])):
+    for model in _models(get):
         key = f"{model}.use_remove_padding"
         if get(key) and get("actor_rollout_ref.actor.strategy") == "megatron":
             yield Refusal(
@@ -81,7 +87,7 @@ def megatron(get: Get) -> Iterator[Refusal]:
             )
 
 
-def precision(get: Get) -> Iterator[Refusal]:
+def _precision(get: Get) -> Iterator[Refusal]:
     # verl's default is bf16. TransferQueue logs a mismatch between roles and goes on with wrong numbers.
     engines = {"actor_rollout_ref.actor": "fsdp_config", "actor_rollout_ref.ref": "fsdp_config", "critic": "fsdp"}
     keys = [
@@ -98,14 +104,13 @@ def precision(get: Get) -> Iterator[Refusal]:
                 yield Refusal(key, value, f"all roles need one precision (unset means bf16), but {listed}")
 
 
-def sleep(get: Get) -> Iterator[Refusal]:
+def _sleep(get: Get) -> Iterator[Refusal]:
     # verl's dataclass default for the first one is true as well.
-    for key in (f"{_ROLLOUT}.enable_sleep_mode", f"{_ROLLOUT}.free_cache_engine"):
-        if get(key) is not False:
-            yield Refusal(key, get(key), "vLLM cannot sleep or free its cache on a CPU: false")
+    keys = (f"{_ROLLOUT}.enable_sleep_mode", f"{_ROLLOUT}.free_cache_engine")
+    yield from required(get, dict.fromkeys(keys, (False, "vLLM cannot sleep or free its cache on a CPU: false")))
 
 
-def weight_buffers(get: Get) -> Iterator[Refusal]:
+def _weight_buffers(get: Get) -> Iterator[Refusal]:
     key = f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
     bucket = get(key)
     senders = _product(get("trainer.n_gpus_per_node"))
@@ -123,22 +128,22 @@ def weight_buffers(get: Get) -> Iterator[Refusal]:
         )
 
 
-def workers(get: Get) -> Iterator[Refusal]:
+def _workers(get: Get) -> Iterator[Refusal]:
     key = f"{_VLLM}.distributed_executor_backend"
     for degree in (f"{_ROLLOUT}.tensor_model_parallel_size", f"{_ROLLOUT}.pipeline_model_parallel_size"):
         if (get(degree) or 1) > 1 and get(key) == "uni":
             yield Refusal(key, "uni", f"{degree}={get(degree)} needs mp: one process waits for the others for ever")
 
 
-def kv_cache(get: Get) -> Iterator[Refusal]:
+def _kv_cache(get: Get) -> Iterator[Refusal]:
     space = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
     if space is not None and get(f"{_VLLM}.kv_cache_memory_bytes") is not None:
         allowed = f"overrides {_VLLM}.kv_cache_memory_bytes: unset the variable, or drop the key"
         yield Refusal("VLLM_CPU_KVCACHE_SPACE", space, allowed)
 
 
-def vocabulary(get: Get) -> Iterator[Refusal]:
-    for model in ("actor_rollout_ref.model", *(["critic.model"] if "critic" in _roles(get) else [])):
+def _vocabulary(get: Get) -> Iterator[Refusal]:
+    for model in _models(get):
         key = f"{model}.path"
         found: Vocabulary | None = read_vocabulary(get(key), get(f"{model}.tokenizer_path"))
         if found is not None and found.model != found.tokenizer:
@@ -150,29 +155,29 @@ def vocabulary(get: Get) -> Iterator[Refusal]:
 
 
 CHECKS: tuple[Callable[[Get], Iterator[Refusal]], ...] = (
-    platform,
-    virtual_devices,
-    strategy,
-    attention,
-    megatron,
-    precision,
-    sleep,
-    weight_buffers,
-    workers,
-    kv_cache,
-    vocabulary,
+    _platform,
+    _virtual_devices,
+    _strategy,
+    _attention,
+    _megatron,
+    _precision,
+    _sleep,
+    _weight_buffers,
+    _workers,
+    _kv_cache,
+    _vocabulary,
 )
 
 
 def _roles(get: Get) -> list[str]:
     """The configuration blocks of the roles that train or infer in this run (verl/trainer/ppo/utils.py)."""
-    roles = ["actor_rollout_ref.actor"]
-    if get("algorithm.use_kl_in_reward") or get("actor_rollout_ref.actor.use_kl_loss"):
-        roles.append("actor_rollout_ref.ref")
-    enabled = get("critic.enable")
-    if enabled if enabled is not None else get("algorithm.adv_estimator") == "gae":
-        roles.append("critic")
-    return roles
+    others = {"actor_rollout_ref.ref": has_reference(get), "critic": has_critic(get)}
+    return ["actor_rollout_ref.actor", *(role for role, used in others.items() if used)]
+
+
+def _models(get: Get) -> list[str]:
+    """The configuration blocks of their models; the reference has the actor's."""
+    return ["actor_rollout_ref.model", *(["critic.model"] if has_critic(get) else [])]
 
 
 def _dtype(value: Any) -> str:
@@ -180,7 +185,4 @@ def _dtype(value: Any) -> str:
 
 
 def _product(*values: Any) -> int:
-    product = 1
-    for value in values:
-        product *= value if isinstance(value, int) else 1
-    return product
+    return math.prod(value if isinstance(value, int) else 1 for value in values)

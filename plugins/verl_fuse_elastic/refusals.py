@@ -1,0 +1,53 @@
+"""Configurations in which prompts may not be routed, or replicas not scaled, refused before anything is started."""
+
+from collections.abc import Iterator
+
+from verl_fuse.spec.composed import Get, required, required_if_set
+from verl_fuse.spec.step import Refusal
+
+_BLOCK, _NEEDS = "fuse.elastic", "fuse.elastic.enabled=true needs"
+_STANDALONE = "fuse.elastic.standalone needs"
+ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+
+
+def refusals(get: Get) -> Iterator[Refusal]:
+    """What keeps this configuration from running with `fuse.elastic` as it is."""
+    if get("fuse.elastic.enabled"):
+        yield from _routing(get)
+        yield from _scaling(get)
+        if get("fuse.elastic.standalone"):
+            yield from _standalone(get)
+
+
+def _routing(get: Get) -> Iterator[Refusal]:
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} trainer.v1.trainer_mode=fuse")})
+    needs = {
+        f"{ROLLOUT}.name": ("vllm", f"{_NEEDS} vllm: routing has not been run with another engine"),
+        f"{ROLLOUT}.full_determinism": (False, f"{_NEEDS} false: both decide where a request runs"),
+        f"{ROLLOUT}.router_config_path": (None, f"{_NEEDS} null: both decide where a request runs"),
+    }
+    yield from required_if_set(get, needs)
+
+
+def _scaling(get: Get) -> Iterator[Refusal]:
+    least, most = get(f"{_BLOCK}.min_replicas"), get(f"{_BLOCK}.max_replicas")
+    if least is not None and most is not None and least > most:
+        yield Refusal(f"{_BLOCK}.min_replicas", least, f"at most {_BLOCK}.max_replicas, which is {most}")
+    cut = get(f"{_BLOCK}.cut_fraction")
+    if cut is not None and cut < 1 and not get(f"{_BLOCK}.release"):
+        allowed = f"needs {_BLOCK}.release=true: a replica that is not released keeps its requests"
+        yield Refusal(f"{_BLOCK}.cut_fraction", cut, allowed)
+    threshold = get("fuse.interstage.enabled") and get("fuse.interstage.migration_threshold")
+    for key in ("scale", "release"):
+        if get(f"{_BLOCK}.{key}") and threshold:
+            allowed = f"needs {_BLOCK}.{key}=false: both decide which replicas generate"
+            yield Refusal("fuse.interstage.migration_threshold", threshold, allowed)
+
+
+def _standalone(get: Get) -> Iterator[Refusal]:
+    ranks = [key for key in (f"{MODEL}.lora_rank", f"{MODEL}.lora.rank") if get(key)]
+    if ranks and not get(f"{MODEL}.lora.merge"):
+        allowed = f"{_STANDALONE} {MODEL}.lora.merge=true: an adapter alone is not sent"
+        yield Refusal(ranks[0], get(ranks[0]), allowed)
+    allowed = f"{_STANDALONE} false: such a replica has servers of two kinds"
+    yield from required_if_set(get, {f"{ROLLOUT}.disaggregation.enabled": (False, allowed)})

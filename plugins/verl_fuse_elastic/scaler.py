@@ -1,0 +1,79 @@
+"""How many replicas generate each step of a run, and what that was predicted to take.
+
+Invariants (tests/unit/elastic/test_scaler.py):
+- before decoding was measured, and without a prediction for every prompt, all replicas there are generate, within the block's limits;
+- a step that asks for more prompts is foretold as if all had been there at its begin;
+- a step for which nothing was foretold has no metrics.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from verl_fuse.spec.prompts import Prompt
+from verl_fuse.spec.step import ReplicaView
+from verl_fuse_elastic.assignment import Line, fewest_slots
+from verl_fuse_elastic.config import ElasticConfig
+from verl_fuse_elastic.learned import Learned
+from verl_fuse_elastic.ledger import Ledger
+from verl_fuse_elastic.scaling import Forecast, Terms, choose, forecast, forecasts
+
+logger = logging.getLogger(__name__)
+
+
+class Scaler:
+    """`replicas` generated the step before the first one; a response has at most `limit` tokens."""
+
+    def __init__(self, block: ElasticConfig, replicas: int, limit: float) -> None:
+        self._block, self._running, self._limit = block, replicas, limit
+        self._foretell: Callable[[Sequence[Prompt]], Forecast] | None = None
+        self._forecast: Forecast | None = None
+        self._seconds = 0.0
+
+    def begin_step(self) -> None:
+        """Nothing is foretold for this step yet."""
+        self._foretell = self._forecast = None
+
+    def decide(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int, learned: Learned) -> int:
+        """How many replicas generate these prompts, of `replicas` and those missing up to `most`."""
+        begun = time.perf_counter()
+        block, resident = self._block, sum(not replica.standalone for replica in replicas)
+        most = min(most, block.max_replicas or most)
+        least = min(block.min_replicas, most) if block.scale else most
+        launch = learned.launch_seconds
+        terms = Terms(block.cost_weight, least, most, block.start_seconds, block.hysteresis, resident, launch)
+        count = max(least, min(len(replicas), most))
+        decode, running, release = learned.decode, self._running, block.release
+        if decode is not None and prompts and all(prompt.prediction is not None for prompt in prompts):
+            line = partial(Line, slots=fewest_slots(replicas), cost=decode, limit=self._limit)
+            count = choose(forecasts(line(prompts), terms, running, released=release), terms, running).count
+            # Those that are missing are created while this step runs on those there are.
+            there = min(count, len(replicas))
+            self._foretell = lambda prompts: forecast(line(prompts), there, terms, running, released=release)
+            self._forecast = self._foretell(prompts)
+        self._running = count
+        self._seconds = time.perf_counter() - begun
+        return count
+
+    def extend(self, prompts: Iterable[Prompt]) -> None:
+        """The step has asked for more: `prompts` are all of it."""
+        if self._foretell is not None:
+            self._forecast = self._foretell([prompt for prompt in prompts if prompt.prediction is not None])
+
+    def metrics(self, step: int, spent: Ledger, replicas: int, devices: int) -> dict[str, float]:
+        """What was foretold and what came of it, on some of `replicas` with `devices` each."""
+        if self._forecast is None:
+            return {}
+        logger.info(
+            "step %d: %d of %d replicas; generation %.2f s predicted, %.2f s measured; replica-seconds held %.2f predicted, %.2f measured",
+            step, self._forecast.count, replicas, self._forecast.seconds, spent.seconds,
+            self._forecast.replica_seconds, spent.held,
+        )  # fmt: skip
+        return {
+            "fuse/elastic_predicted_seconds": self._forecast.seconds,
+            "fuse/elastic_seconds": spent.seconds,
+            "fuse/elastic_predicted_device_seconds": devices * self._forecast.replica_seconds,
+            "fuse/elastic_device_seconds": devices * spent.held,
+            "fuse/elastic_decision_seconds": self._seconds,
+        }

@@ -1,0 +1,32 @@
+"""What a KV connector of vLLM is told with a request: `fuse.interstage.kv_transfer_params`, with the name of the weights in it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_fuse.spec.composed import Get
+
+TOLD = "fuse.interstage.kv_transfer_params"
+
+
+def connector_params(get: Get, weights: str) -> Mapping[str, Any] | None:
+    """For a request that is generated with `weights`; None where nothing is configured."""
+    params = get(TOLD)
+    return None if params is None else _filled(plain(params), weights)
+
+
+def plain(node: Any) -> Any:
+    """A configuration node as Python's own containers."""
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
+
+
+def _filled(value: Any, weights: str) -> Any:
+    """`value` with the name of the weights in every string of it."""
+    if isinstance(value, str):
+        return value.replace("{weights}", weights)
+    if isinstance(value, list):
+        return [_filled(item, weights) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _filled(item, weights) for key, item in value.items()}
+    return value

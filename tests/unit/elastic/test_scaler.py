@@ -1,0 +1,42 @@
+"""What the scaler decides before and after decoding has been measured, and what it foretells."""
+
+from dataclasses import replace
+
+from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse.spec.step import Capacity, ReplicaView
+from verl_fuse.timeline.decode import DecodeCost
+from verl_fuse_elastic.config import ElasticConfig
+from verl_fuse_elastic.learned import Learned
+from verl_fuse_elastic.ledger import Ledger
+from verl_fuse_elastic.scaler import Scaler
+
+REPLICAS = tuple(ReplicaView(rank, 0, 64, routed=True, capacity=Capacity(64)) for rank in range(3))
+KNOWN = Learned(decode=DecodeCost(0.1, 0.01))
+PROMPTS = [Prompt(f"u{n}", f"k{n}", "math", 2, Prediction(50.0, 100.0)) for n in range(4)]
+SPENT = Ledger(9.0, 3, 20.0, 7.0, 0.0)
+
+
+def scaler(**block) -> Scaler:
+    return Scaler(replace(ElasticConfig(scale=True, cost_weight=0.0, hysteresis=0.0), **block), 3, 200.0)
+
+
+def test_before_decoding_was_measured_and_without_predictions_all_there_are_generate():
+    unknown = [replace(prompt, prediction=None) for prompt in PROMPTS]
+    for learned, prompts in ((Learned(), PROMPTS), (KNOWN, unknown), (KNOWN, [])):
+        one = scaler()
+        assert one.decide(prompts, REPLICAS, 3, learned) == 3
+        assert one.metrics(1, SPENT, 3, 2) == {}
+        assert scaler(max_replicas=2).decide(prompts, REPLICAS, 3, learned) == 2
+
+
+def test_a_step_that_asks_for_more_is_foretold_anew_and_the_next_one_is_not():
+    one = scaler(cost_weight=1.0)
+    assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
+    first = one.metrics(1, SPENT, 3, 2)
+    assert first["fuse/elastic_device_seconds"] == 2 * 27.0
+    one.extend([*PROMPTS, replace(PROMPTS[0], uid="new"), replace(PROMPTS[0], uid="unknown", prediction=None)])
+    second = one.metrics(1, SPENT, 3, 2)
+    assert second["fuse/elastic_predicted_seconds"] > first["fuse/elastic_predicted_seconds"]
+    one.begin_step()
+    one.extend(PROMPTS)
+    assert one.metrics(2, SPENT, 3, 2) == {}

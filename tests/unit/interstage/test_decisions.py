@@ -1,0 +1,63 @@
+"""Shows the invariants of `verl_fuse_interstage.decisions` with a threshold that is chosen by counting."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rollouts import timeline
+
+from verl_fuse.simulate.threshold import Threshold
+from verl_fuse.spec.events import SetUp, Submitted
+from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
+from verl_fuse_interstage import decisions
+from verl_fuse_interstage.migration import Trigger
+
+VIEWS = (ReplicaView(0, 0, 8, True, capacity=Capacity(8)), ReplicaView(1, 0, 4, True, capacity=Capacity(4, 90)))
+
+
+class Counting:
+    """In place of the automatic threshold: R_t is how often it was asked."""
+
+    def __init__(self, *built):
+        self.built, self.asked, self.decision_seconds = built, [], 0.5
+
+    def warm_up(self):
+        pass
+
+    def choose(self, samples):
+        self.asked.append(samples)
+        return Threshold(len(self.asked), 1, 2.0, 3.0)
+
+
+@pytest.fixture
+def decided(monkeypatch):
+    monkeypatch.setattr(decisions, "AutoThreshold", Counting)
+    found = decisions.Decisions(VIEWS, 2, SimpleNamespace(prompt_length=8, response_length=24))
+    found.observe(SetUp(0, 0.0, Path("run"), None, 9, 40, 10))
+    return found
+
+
+def view(step: int) -> RolloutView:
+    return RolloutView(step, 1.0, 40, 30, 10, 0, (), ())
+
+
+def test_it_is_built_for_the_engine_that_holds_least(decided):
+    assert decided._auto.built == (2, Capacity(4, 90), 32)
+
+
+def test_a_step_is_decided_once_on_as_many_samples_as_it_has(decided):
+    decided.observe(Submitted(1, 0.0, {"math": 7, "code": 3}))
+    assert [decided.trigger(view(step)) for step in (1, 1, 2)] == [Trigger(1, 1), Trigger(1, 1), Trigger(2, 1)]
+    assert decided._auto.asked == [{"math": 28, "code": 12}] * 2
+
+
+def test_what_was_decided_is_told_of_its_step_alone(decided):
+    decided.trigger(view(3))
+    assert decided.metrics(replace(timeline(), step=2)) == {}
+    assert decided.metrics(replace(timeline(), step=3)) == {
+        "fuse/migration_threshold": 1.0,
+        "fuse/predicted_stage_seconds": 2.0,
+        "fuse/predicted_stock_seconds": 3.0,
+        "fuse/threshold_decision_seconds": 0.5,
+    }

@@ -1,0 +1,43 @@
+"""What is read of a composed configuration, and refused of it."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse.spec.composed import getter, has_critic, has_reference, required, required_if_set
+from verl_fuse.spec.step import Refusal
+
+NEEDS = {"mode": ("fuse", "fuse"), "part.size": (1, "one")}
+
+
+def test_a_key_that_is_not_there_is_read_as_none_and_nothing_is_written():
+    config = OmegaConf.create({"part": {"size": 2, "missing": "???"}})
+    before = config.copy()
+    assert [getter(config)(key) for key in ("part.size", "part.none", "none.at.all", "part.missing")] == [
+        2,
+        None,
+        None,
+        None,
+    ]
+    assert config == before
+
+
+def test_what_is_required_must_be_there():
+    assert list(required({"part.size": 1}.get, NEEDS)) == [Refusal("mode", None, "fuse")]
+    assert list(required({"mode": "fuse", "part.size": 1}.get, NEEDS)) == []
+
+
+@pytest.mark.parametrize("unset", [{}, {"mode": None, "part.size": 0}, {"mode": "", "part.size": False}])
+def test_what_is_unset_may_stay_so(unset: dict):
+    assert list(required_if_set(unset.get, NEEDS)) == []
+    assert list(required_if_set((unset | {"part.size": 3}).get, NEEDS)) == [Refusal("part.size", 3, "one")]
+
+
+@pytest.mark.parametrize(("enable", "estimator", "has"), [(None, "gae", True), (None, "grpo", False), (True, "grpo", True), (False, "gae", False)])  # fmt: skip
+def test_a_critic_is_trained_where_it_is_enabled_or_else_with_gae(enable: bool | None, estimator: str, has: bool):
+    assert has_critic({"critic.enable": enable, "algorithm.adv_estimator": estimator}.get) is has
+
+
+def test_a_reference_is_there_for_a_kl_penalty():
+    assert not has_reference({}.get)
+    assert has_reference({"algorithm.use_kl_in_reward": True}.get)
+    assert has_reference({"actor_rollout_ref.actor.use_kl_loss": True}.get)

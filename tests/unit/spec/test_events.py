@@ -1,0 +1,32 @@
+"""Events are frozen, say when they happened, and are all in the guide for plugins."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from verl_fuse.spec import events
+
+KINDS = events.Event.__subclasses__()
+README = Path(events.__file__).parents[2] / "plugins/README.md"
+
+
+def fields(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_is_frozen_and_says_when_it_happened(kind: type):
+    event = kind(*range(len(fields(kind))))
+    assert fields(kind)[:2] == ["step", "time"]
+    assert (event.step, event.time) == (0, 1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.step = 2
+
+
+def test_the_guide_names_every_event_with_its_fields():
+    section = README.read_text().partition("### `fuse_event(event)`")[2].partition("###")[0]
+    rows = re.findall(r"^\| `([A-Z]\w+)` \| .* \| (.*)\|$", section, re.MULTILINE)
+    documented = {name: re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", more)) for name, more in rows}
+    assert documented == {kind.__name__: fields(kind)[2:] for kind in KINDS}

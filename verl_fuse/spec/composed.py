@@ -1,0 +1,43 @@
+"""Reads the composed configuration of a run, verl's with the block `fuse`, and says what in it cannot run.
+
+Invariant (tests/unit/spec/test_composed.py): a key that is not there is read as None, and no key is ever written.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_fuse.spec.step import Refusal
+
+Get = Callable[[str], Any]
+# key: the value it needs, and what is said of any other.
+Needs = Mapping[str, tuple[Any, str]]
+
+
+def getter(config: Mapping[str, Any]) -> Get:
+    """Value by dotted key; None where there is none."""
+    return lambda key: OmegaConf.select(config, key, default=None)  # type: ignore[arg-type]
+
+
+def required(get: Get, needs: Needs) -> Iterator[Refusal]:
+    """Keys that do not have the value they need."""
+    for key, (value, allowed) in needs.items():
+        if get(key) != value:
+            yield Refusal(key, get(key), allowed)
+
+
+def required_if_set(get: Get, needs: Needs) -> Iterator[Refusal]:
+    """Keys that have another value than the one they need; unset, false, 0 and empty are no values."""
+    return required(lambda key: get(key) or needs[key][0], needs)
+
+
+def has_critic(get: Get) -> bool:
+    """As verl decides it (verl.trainer.ppo.utils.need_critic)."""
+    enabled = get("critic.enable")
+    return get("algorithm.adv_estimator") == "gae" if enabled is None else bool(enabled)
+
+
+def has_reference(get: Get) -> bool:
+    """As verl decides it (verl.trainer.ppo.utils.need_reference_policy)."""
+    return bool(get("algorithm.use_kl_in_reward") or get("actor_rollout_ref.actor.use_kl_loss"))

@@ -1,0 +1,102 @@
+"""What observers are told of a running step: one class per kind of event, plain values, no handles.
+
+Invariant (tests/unit/spec/test_events.py): every kind is a frozen class that says in which step and when it happened.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_fuse.spec.prompts import Prompt
+from verl_fuse.spec.step import RolloutView
+from verl_fuse.spec.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in `step`, at `time` (Unix seconds)."""
+
+    step: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp(Event):
+    """The run is set up and begins after `step`, which is not 0 where it goes on from the checkpoint in `resumed_from`.
+
+    It has `total_steps`; `expected` samples are trained in each, of `groups` prompts.
+    """
+
+    run_dir: Path
+    resumed_from: Path | None
+    total_steps: int
+    expected: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegun(Event):
+    """Nothing of the step has been done yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted(Event):
+    """Prompts are about to be generated: `prompts` says how many of each data set the step has by now. A step may ask for more while it runs."""
+
+    prompts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Polled(Event):
+    """The running rollout was looked at."""
+
+    view: RolloutView
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated(Event):
+    """Replicas `freed` have stopped and `survivors` go on, as was decided on `view`."""
+
+    view: RolloutView
+    survivors: tuple[int, ...]
+    freed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generated(Event):
+    """All samples are there: response tokens of each by prompt `uid`, those in `discarded` being of groups that are not trained on.
+
+    `prompts` are those planned through `fuse_predict`, `fuse_scale` and `fuse_assign`, by `uid`.
+    """
+
+    responses: Mapping[str, Sequence[int]]
+    discarded: Mapping[str, Sequence[int]]
+    prompts: Mapping[str, Prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class StageBegun(Event):
+    """The stage `name` begins on the driver."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved(Event):
+    """A checkpoint has been written to `folder`."""
+
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnded(Event):
+    """The step is over, which trained `samples`; `lengths` are prompt and response tokens of each, by data set."""
+
+    timeline: Timeline
+    samples: int
+    lengths: Mapping[str, Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEnded(Event):
+    """The last step is over."""
