@@ -103,7 +103,7 @@ def test_the_timeline_has_the_spans_of_all_processes_that_meet_the_step(journal,
         pass
     journal.step.end = start + 2
     timeline = journal.timeline("run", lambda span: span)
-    assert [span.name for span in timeline.spans] == ["balance", "far"]
+    assert [span.name for span in timeline.spans] == ["far", "balance"]
     assert (timeline.run, timeline.step, timeline.end) == ("run", 3, start + 2)
     metrics = journal.metrics(timeline)
     assert metrics.keys() == {"timing_s/balance", "fuse/account_write_failures"}
@@ -251,9 +251,9 @@ def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():
 
     updates = FusedUpdates(trainer, {}, run, lambda problem: None, 1.0, None)
     batch = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train", extra_info={"temperature": 1.0})
-    assert updates.critic(batch, {}, None, None) == "ran"
+    assert updates.critic(batch, {}, len, len) == "ran"
     trainer.global_steps = 2
-    assert updates.critic(batch, {}, None, None) is batch
-    assert updates.actor(batch, {}, None) is batch
-    assert updates.actor(batch, {}, None) == "ran"
+    assert updates.critic(batch, {}, len, len) is batch
+    assert updates.actor(batch, {}, len) is batch
+    assert updates.actor(batch, {}, len) == "ran"
     assert stages == ["update_critic", "fused_update", "update_actor"]
