@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.simulate.calls import freed_inference
 from verl_fuse.simulate.draw import Draw
 from verl_fuse.simulate.elastic import Elastic as Run
 from verl_fuse.simulate.elastic import cut_and_migrate, infer_on_freed, shared_prefixes
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
 from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
-from verl_fuse.simulate.tail import Inference, Migration, fuse, least_survivors, trigger_time
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost, fuse, least_survivors, trigger_time
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.prompts import Prompt
@@ -84,7 +84,7 @@ class Setup:
     timing: ReplicaTiming
     replicas: int
     rest: float
-    inference: Inference
+    inference: InferenceWork
 
     def then_inferred(self, lengths: Draw, seconds: float, held: float) -> Spent:
         """With inference on all replicas once generation is over."""
@@ -99,10 +99,10 @@ class Setup:
 
 def make_setup(name: str, response: str | None) -> Setup:
     data, assumed = dict(GAINS["setup"][name]), GAINS["assumed"]
-    cost = Analytic(cluster_named(data.pop("device"), nodes=data.pop("nodes")))
+    cost = AnalyticCost(cluster_named(data.pop("device"), nodes=data.pop("nodes")))
     lengths = {"prompt": assumed["prompt"], "response": response or assumed["response"]}
     workload = Workload.from_dict({"algorithm": "grpo", **data, "reference": data["actor"], **lengths})
-    options = Options(stock_poll=POLL, fuse_poll=POLL)
+    options = SimulationOptions(stock_poll=POLL, fuse_poll=POLL)
     plan = stock_plan(workload, cost, options)
     call = plan.call("actor_generate")
     step = simulate_step(workload, plan, cost, "stock", np.random.default_rng(0), options)
@@ -163,7 +163,7 @@ def global_migration(setup: Setup, lengths: Draw, inference: bool) -> Spent:
     survivors = least_survivors(paused)
     if survivors >= setup.replicas:
         return static(setup, lengths)
-    found = fuse(paused, trigger, survivors, Inference(0.0), Migration(LATENCY))
+    found = fuse(paused, trigger, survivors, InferenceWork(0.0), MigrationCost(LATENCY))
     ends = np.full(setup.replicas, found.release)
     ends[found.survivors] = found.generation_end
     run = Run(found.rollout, ends, found.moved)

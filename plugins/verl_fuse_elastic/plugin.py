@@ -21,7 +21,7 @@ from verl_fuse_elastic.added import add
 from verl_fuse_elastic.assignment import TOKENS, Line, assign
 from verl_fuse_elastic.config import ElasticConfig
 from verl_fuse_elastic.contracts import CONTRACTS
-from verl_fuse_elastic.learned import KEPT, Learned
+from verl_fuse_elastic.learned import KEPT, ElasticHistory
 from verl_fuse_elastic.ledger import Ledger, ledger, starting
 from verl_fuse_elastic.prediction import calibration
 from verl_fuse_elastic.prefixes import prefill_metrics
@@ -38,7 +38,7 @@ class State:
     """What the plugin knows: what earlier steps taught, the replicas that hold devices, how many are wanted, and of the
     running step the forecast it was planned on, how one is made, and the response tokens it trains."""
 
-    learned: Learned = field(default_factory=Learned)
+    learned: ElasticHistory = field(default_factory=ElasticHistory)
     replicas: int = 0
     devices: int = 1
     capacity: Capacity = field(default_factory=lambda: Capacity(1))
@@ -207,7 +207,7 @@ def fuse_event(event: Event) -> None:
     if not _active.enabled:
         return
     if event.kind == "setup":
-        _state.learned = KEPT.load(event.data["resumed_from"], _state.devices) or Learned()
+        _state.learned = KEPT.load(event.data["resumed_from"], _state.devices) or ElasticHistory()
     elif event.kind == "step_begin":
         _state.foretell, _state.forecast, _state.calibration = None, None, {}
         _state.without_room = False

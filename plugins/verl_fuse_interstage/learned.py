@@ -25,7 +25,7 @@ STEPS = 12
 
 
 @dataclass
-class Learned:
+class InterstageHistory:
     """`lengths`: (prompt, response) tokens of each sample, by data set and step, the newest first, STEPS at most; a
     cost is None before it was measured."""
 
@@ -61,8 +61,8 @@ class Learned:
         KEPT.save(folder, lengths, costs, devices)
 
 
-def _parsed(lengths: Mapping[str, Any], costs: Mapping[str, Any] | None) -> Learned:
-    found = Learned()
+def _parsed(lengths: Mapping[str, Any], costs: Mapping[str, Any] | None) -> InterstageHistory:
+    found = InterstageHistory()
     for source, steps in lengths.items():
         found.lengths[str(source)] = deque(map(_rows, steps), maxlen=STEPS)
     if costs is not None:

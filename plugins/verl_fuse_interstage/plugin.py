@@ -15,7 +15,7 @@ from verl_fuse.spec.timeline import Timeline, overlap_seconds, union_seconds
 from verl_fuse_interstage.config import InterstageConfig
 from verl_fuse_interstage.contracts import CONTRACTS
 from verl_fuse_interstage.gains import in_force
-from verl_fuse_interstage.learned import KEPT, Learned
+from verl_fuse_interstage.learned import KEPT, InterstageHistory
 from verl_fuse_interstage.measured import stage_seconds
 from verl_fuse_interstage.migration import CAUSE, Trigger, configured, hindrance, tail_migration
 from verl_fuse_interstage.policy import next_micro_group
@@ -154,7 +154,7 @@ def fuse_event(event: Event) -> None:
     if _state.auto is None:
         return
     if event.kind == "setup":
-        _state.auto.learned = KEPT.load(event.data["resumed_from"], _state.devices) or Learned()
+        _state.auto.learned = KEPT.load(event.data["resumed_from"], _state.devices) or InterstageHistory()
     elif event.kind == "submitted":
         _state.prompts = event.data["prompts"]
     elif event.kind == "checkpoint":

@@ -15,7 +15,7 @@ from verl_fuse.spec.step import Event
 from verl_fuse.timeline.files import INDEX_PAGE, prepare, record_step
 from verl_fuse.timeline.idle import idle_table
 from verl_fuse_observe.config import ObserveConfig
-from verl_fuse_observe.progress import Progress
+from verl_fuse_observe.progress import StepProgress
 from verl_fuse_observe.writer import StepWriter
 
 
@@ -25,7 +25,7 @@ class Observer:
     def __init__(self, config: ObserveConfig, run_dir: Path, data: Mapping[str, Any]):
         self._config = config
         self._run_dir = run_dir
-        self._progress = Progress(data["total_steps"], data["expected"], data["groups"], config.progress_interval)
+        self._progress = StepProgress(data["total_steps"], data["expected"], data["groups"], config.progress_interval)
         record = partial(record_step, run_dir, html=config.html, perfetto=config.perfetto, keep_steps=config.keep_steps)
         self._writer = StepWriter(run_dir, record)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_fuse.hookspecs import hookimpl
-from verl_fuse.runtime.reshard.options import Options
+from verl_fuse.runtime.reshard.options import TransferOptions
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import Refusal
 from verl_fuse_realloc import contracts, schedule
@@ -31,10 +31,10 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
 
 @hookimpl
 def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:
-    synced = contracts.SYNC if config is None or _syncs(config) else ()
+    synced = contracts.SYNC_CONTRACTS if config is None or _syncs(config) else ()
     megatron = config is None or _get(config, "actor_rollout_ref.actor.strategy") == "megatron"
-    shards = contracts.MEGATRON if synced and megatron else ()
-    changed = contracts.LAYOUTS if config is None or _changes(config) else ()
+    shards = contracts.MEGATRON_SYNC_CONTRACTS if synced and megatron else ()
+    changed = contracts.LAYOUT_CONTRACTS if config is None or _changes(config) else ()
     return (*synced, *shards, *changed)
 
 
@@ -51,18 +51,18 @@ def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> Gene
     if model == "actor" and _syncs(config):
         from verl_fuse.host.weights.sync.hybrid import shard_sync_worker_class
 
-        found = shard_sync_worker_class(found or base, Options(*limits))
+        found = shard_sync_worker_class(found or base, TransferOptions(*limits))
     if _changes(config):
         from verl_fuse.host.weights.layouts.worker import layout_worker_class
 
-        found = layout_worker_class(model, found or base, Options(*limits))
+        found = layout_worker_class(model, found or base, TransferOptions(*limits))
     return found
 
 
 @hookimpl
 def fuse_setup(trainer: Any) -> None:
     if trainer.settings.blocks["realloc"].schedule:
-        trainer.use_layouts(schedule.Schedule.read(partial(_get, trainer.config)).wanted)
+        trainer.use_layouts(schedule.LayoutSchedule.read(partial(_get, trainer.config)).wanted)
 
 
 def _syncs(config: Mapping[str, Any]) -> bool:

@@ -149,7 +149,7 @@ HOLDS = {
         "engine_config": "verl.workers.config:McoreEngineConfig",
         "model_config": "megatron.core.transformer.transformer_config:TransformerConfig",
     },
-    "megatron/lane.py": {"self._config": "megatron.core.transformer.transformer_config:TransformerConfig"},
+    "megatron/stage.py": {"self._config": "megatron.core.transformer.transformer_config:TransformerConfig"},
     "update/fused.py": {
         "trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
         "critic": "verl.single_controller.ray.base:RayWorkerGroup",

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.tables import print_table
-from verl_fuse.compare.comparison import Comparison, Curve, Side
+from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
 from verl_fuse.compare.verdict import compared, shown, shown_difference, verdict
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -37,7 +37,7 @@ def show(found: Comparison, remarks: Iterable[str], sentence: str | None, page: 
 
 def _runs(found: Comparison) -> Table:
     table = Table("run", "base", "fused")
-    cells: dict[str, Callable[[Side], str]] = {
+    cells: dict[str, Callable[[ComparedRun], str]] = {
         "seconds a step": lambda side: shown(side.seconds),
         "steps": lambda side: str(side.steps),
         "tokens trained": lambda side: _count(side.tokens),
@@ -88,7 +88,7 @@ def _count(value: float | None) -> str:
     return "not logged" if value is None else f"{value:,.0f}"
 
 
-def _samples(side: Side) -> str:
+def _samples(side: ComparedRun) -> str:
     if side.samples is None:
         return "not logged"
     return f"{side.samples:,.0f}" + (" asked for" if side.stock else "")

@@ -12,7 +12,7 @@ from rich.text import Text
 from verl_fuse.cli import interrupt
 from verl_fuse.cli.findings import Finding, examine
 from verl_fuse.cli.output import Json, examples, print_json
-from verl_fuse.cli.progress import Progress
+from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.tables import print_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -35,7 +35,7 @@ def doctor(
     # What libraries print on import must not end up in the report.
     findings: list[Finding] = []
     interrupted = False
-    with contextlib.redirect_stdout(sys.stderr), Progress("examining this installation") as report:
+    with contextlib.redirect_stdout(sys.stderr), ProgressNotes("examining this installation") as report:
         try:
             findings.extend(examine(ray=ray, report=report))
         except KeyboardInterrupt:
@@ -52,7 +52,7 @@ def doctor(
 def _patches(as_json: bool) -> int:
     from verl_fuse.cli.patches import examine, table
 
-    with Progress("importing what the patches are for"):
+    with ProgressNotes("importing what the patches are for"):
         statuses = examine()
     if as_json:
         print_json({"patches": [dataclasses.asdict(status) for status in statuses]})

@@ -40,7 +40,7 @@ TASKS = {"euclid": ("verl_fuse_cpu.task",), "euclid-4-layers": ("verl_fuse_cpu.t
 
 
 @dataclass(frozen=True)
-class Launch:
+class PlannedRun:
     """What will be run: the command that makes the task first (or None), the training command, and what they add to the environment.
 
     `resumed` is the step of `run_dir` that the run goes on after (None: from the start), `going_on` what a run must be given to go on where this one
@@ -101,7 +101,7 @@ def home_from(environment: Mapping[str, str]) -> Path:
     return Path(environment.get(HOME) or "runs").absolute()
 
 
-def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> Launch:
+def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> PlannedRun:
     """Everything about the run that can be known and refused before anything is started; a FuseError has all that is wrong."""
     name = f"{recipe.name}-baseline" if baseline else recipe.name
     chosen = [f"trainer.experiment_name={name}", *BASELINE, *overrides] if baseline else overrides
@@ -137,7 +137,7 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
     resumed = earlier.resumed_step(config, run_dir)
     auto = select(config, "trainer.resume_mode") == "auto"
     going_on = "the same command" if auto else "the same command with trainer.resume_mode=auto"
-    return Launch(
+    return PlannedRun(
         prepare,
         command,
         environment,
@@ -150,7 +150,7 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
     )
 
 
-def execute(launch: Launch, *, verbose: bool = False) -> int:
+def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
     """Make the task, check the data, train, print the summary; the exit code of what ended last."""
     # What the user has set wins, but the metrics must be where the summary looks for them.
     environment = {**launch.environment, **os.environ, METRICS: launch.environment[METRICS]}
@@ -208,7 +208,7 @@ def execute(launch: Launch, *, verbose: bool = False) -> int:
 
 
 @contextmanager
-def _output(launch: Launch, *, verbose: bool) -> Iterator[tuple[IO[bytes] | None, Callable[[], None]]]:
+def _output(launch: PlannedRun, *, verbose: bool) -> Iterator[tuple[IO[bytes] | None, Callable[[], None]]]:
     """Where what is run prints to, and what shows of it what matters; (None, nothing) to print to the screen itself."""
     if verbose:
         yield None, lambda: None
@@ -223,7 +223,7 @@ def _output(launch: Launch, *, verbose: bool) -> Iterator[tuple[IO[bytes] | None
             tail.close()
 
 
-def stopped(launch: Launch, by: signal.Signals, metrics: Path | None) -> str:
+def stopped(launch: PlannedRun, by: signal.Signals, metrics: Path | None) -> str:
     """How a run ended that was told to stop, and how to go on."""
     steps = [step for step, values in (read_metrics(metrics) if metrics else ()) if "timing_s/step" in values]
     done = f"after step {steps[-1]}" if steps else "before its first step was done"
@@ -235,7 +235,7 @@ def stopped(launch: Launch, by: signal.Signals, metrics: Path | None) -> str:
     return f"stopped by {by.name} {done}; {launch.going_on} goes on from the checkpoint of step {checkpoint}"
 
 
-def _why(launch: Launch, *, verbose: bool) -> str:
+def _why(launch: PlannedRun, *, verbose: bool) -> str:
     """The cause of a crash and what was printed last; with `verbose` it stands on the screen."""
     if verbose:
         return ""
@@ -249,7 +249,7 @@ def _written(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.exists() else None
 
 
-def as_shell(launch: Launch) -> Iterator[str]:
+def as_shell(launch: PlannedRun) -> Iterator[str]:
     """Lines to paste into a shell."""
     for name, value in launch.environment.items():
         yield f"export {name}={shlex.quote(value if name == METRICS else os.environ.get(name, value))}"

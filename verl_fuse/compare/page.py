@@ -7,7 +7,7 @@ Invariants (tests/unit/compare/test_compare_page.py):
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from verl_fuse.compare.comparison import Comparison, Curve, Side
+from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
 from verl_fuse.compare.verdict import compared, shown, shown_difference, verdict
 from verl_fuse.timeline.html import STAGE_WORK, fill, percent, seconds, style, text, work_of
 
@@ -75,7 +75,7 @@ def _bar(which: str, found: Comparison, longest: float) -> str:
     return f'<tr><th>{which}</th><td>{mean}</td><td class="wide" style="width:80%"><div class="stack">{parts}</div></td></tr>'
 
 
-def _runs(base: Side, fused: Side) -> str:
+def _runs(base: ComparedRun, fused: ComparedRun) -> str:
     rows = [
         ("steps", base.steps, fused.steps),
         ("tokens trained", _count(base.tokens), _count(fused.tokens)),

@@ -21,7 +21,7 @@ LARGEST = 1e100
 
 
 @dataclass(frozen=True)
-class Run:
+class RunMetrics:
     """A run's label, its metrics by step, in order, and the number of samples that a step asks for (None: not known)."""
 
     name: str
@@ -31,7 +31,7 @@ class Run:
     @classmethod
     def of(
         cls, name: str, records: Iterable[tuple[int, Mapping[str, float]]], samples_per_step: int | None = None
-    ) -> "Run":
+    ) -> "RunMetrics":
         """From (step, metrics) in the order written; of a metric that was written again for a step, the last value counts.
 
         A step may have several records: a run that goes on begins with a validation of the step it goes on after.

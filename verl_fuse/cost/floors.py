@@ -12,21 +12,21 @@ from itertools import combinations
 
 import numpy as np
 
-from verl_fuse.cost.calibration import Engine
+from verl_fuse.cost.calibration import EngineFloors
 from verl_fuse.cost.model import Batch
-from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 
-BARE = Engine("recorded", block=0.0, decode_block=0.0, collective=0.0, decode_step=0.0, call=0.0)
+BARE = EngineFloors("recorded", block=0.0, decode_block=0.0, collective=0.0, decode_step=0.0, call=0.0)
 INFERENCE = ("old_log_prob", "ref", "values")
 TRAINING = ("update_critic", "update_actor")
 
 
-def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: Profiled) -> Engine:
+def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) -> EngineFloors:
     """Floors of generation, inference, training and weight sync. The critic, where there is one, is of the actor's size."""
     bare = dataclasses.replace(cost, engine=BARE)
     steps = [(run, step) for run in runs for step in run.steps]
@@ -54,7 +54,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: Profiled) -> Eng
     return dataclasses.replace(BARE, **floors, update=update, sync=sync)
 
 
-def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model, cost: Profiled) -> float:
+def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model, cost: ProfiledCost) -> float:
     """What an inference or training stage of a recorded step takes by `cost`, in padded micro-batches."""
     model = actor.as_value_model() if stage in ("values", "update_critic") else actor
     layout, mesh, count = Layout(dp=run.ranks), Mesh(0, run.ranks), run.microbatches(stage, step)
@@ -64,7 +64,7 @@ def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model
     return cost.train(model, layout, mesh, batch, run.minibatches, count, recompute=False)
 
 
-def generation_seconds(step: RecordedStep, actor: Model, cost: Profiled) -> float:
+def generation_seconds(step: RecordedStep, actor: Model, cost: ProfiledCost) -> float:
     """What the slowest replica of a recorded step takes by `cost`, if all its requests start together."""
     replicas, seconds = np.array(step.replicas), 0.0
     for replica in np.unique(replicas):

@@ -31,7 +31,7 @@ class Candidates(NamedTuple):
 
 
 @dataclass
-class State:
+class BranchState:
     """Where a search stands, so that it can go on after a look at the clock."""
 
     order: NDArray[np.int64]
@@ -83,15 +83,17 @@ def every_option(t: Tables) -> Candidates:
     return candidates(t, np.zeros(t.seconds.size), np.inf)
 
 
-def start(r: Relaxation, best: NDArray[np.int64], seconds: float) -> State:
+def start(r: Relaxation, best: NDArray[np.int64], seconds: float) -> BranchState:
     """A search that has not begun, with a known plan."""
     n = best.size
     order = np.argsort(-r.lowest, kind="stable").astype(np.int64)
     lowest, area, floor = (np.tile(row, (n, 1)) for row in (r.lowest, r.lowest_area, r.floor))
-    return State(order, np.zeros(n, np.int64), np.full(n, -1, np.int64), lowest, area, floor, best.copy(), seconds)
+    return BranchState(
+        order, np.zeros(n, np.int64), np.full(n, -1, np.int64), lowest, area, floor, best.copy(), seconds
+    )
 
 
-def advance(t: Tables, r: Relaxation, k: Candidates, s: State, tolerance: float, nodes: int) -> bool:
+def advance(t: Tables, r: Relaxation, k: Candidates, s: BranchState, tolerance: float, nodes: int) -> bool:
     """Look at up to `nodes` further nodes, in place; True if it stopped because `s.choice` needs a move that is not filled in."""
     level, seconds, used, stopped = _advance(
         t, r, k, s.order, s.pointer, s.choice, s.lowest, s.area, s.floor, s.best, s.level, s.seconds, tolerance, nodes
@@ -100,7 +102,7 @@ def advance(t: Tables, r: Relaxation, k: Candidates, s: State, tolerance: float,
     return bool(stopped)
 
 
-def open_bound(k: Candidates, state: State) -> float:
+def open_bound(k: Candidates, state: BranchState) -> float:
     """The least bound of what is not yet looked at (infinite after the end): that of the current choice of the first call."""
     if state.finished:
         return np.inf

@@ -16,11 +16,11 @@ def cost(t: Tables, choice: NDArray[np.int64]) -> float:
     """Seconds per step; OVERFULL * (1 + share of the limit it needs) for a plan that does not fit; infinite if a move is not filled in."""
     if unfilled(t, choice) >= 0:
         return np.inf
-    return hope(t, choice)
+    return optimistic_cost(t, choice)
 
 
 @njit(cache=True)
-def hope(t: Tables, choice: NDArray[np.int64]) -> float:
+def optimistic_cost(t: Tables, choice: NDArray[np.int64]) -> float:
     """The cost if moves that are not filled in were free."""
     if fits(t, choice):
         return schedule(t, choice, STEPS, np.empty(2 * choice.size), np.empty(2 * choice.size))
@@ -31,13 +31,13 @@ def hope(t: Tables, choice: NDArray[np.int64]) -> float:
 
 
 @njit(cache=True)
-def hopes(t: Tables, choice: NDArray[np.int64], call: int) -> NDArray[np.float64]:
+def optimistic_costs(t: Tables, choice: NDArray[np.int64], call: int) -> NDArray[np.float64]:
     """The hope of the plan with each option of `call`."""
     found = np.empty(t.begin[call + 1] - t.begin[call])
     trial = choice.copy()
     for i in range(found.size):
         trial[call] = t.begin[call] + i
-        found[i] = hope(t, trial)
+        found[i] = optimistic_cost(t, trial)
     return found
 
 

@@ -17,15 +17,15 @@ from typing import Literal
 
 import numpy as np
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.descent import bytes_needed
-from verl_fuse.plan.generation import Generation
+from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.layouts import legal_layouts
-from verl_fuse.plan.options import ways_of
+from verl_fuse.plan.options import options_in_layouts
 from verl_fuse.plan.planner import GIB, move_seconds
-from verl_fuse.plan.search import Found, search
-from verl_fuse.plan.space import Space, Way
+from verl_fuse.plan.search import SearchResult, search
+from verl_fuse.plan.space import CallOption, Space
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Call, Workload
@@ -51,18 +51,18 @@ class Pools:
 
 def best_executable(
     workload: Workload,
-    cost: Analytic,
+    cost: AnalyticCost,
     strategy: Strategy,
     time_limit: float,
     features: Collection[str] = (),
     report: Callable[[str], None] = lambda text: None,
-) -> Found:
+) -> SearchResult:
     """The best plan over pools and trainer layouts that the features allow; a FuseError says how much memory would do if none fits.
 
     Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
     """
     cost = dataclasses.replace(cost, sharding="full" if strategy == "fsdp" else "optimizer")
-    found: list[Found] = []
+    found: list[SearchResult] = []
     space: Space | None = None
     until = time.monotonic() + time_limit
     stopped = whole = False
@@ -104,27 +104,29 @@ def best_executable(
     )
 
 
-def spaces(workload: Workload, cost: Analytic, strategy: Strategy, features: Collection[str] = ()) -> Iterator[Space]:
+def spaces(
+    workload: Workload, cost: AnalyticCost, strategy: Strategy, features: Collection[str] = ()
+) -> Iterator[Space]:
     """One space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload and rollout layout."""
     rollout = dataclasses.replace(cost, sharding="optimizer")
-    generation = Generation(workload, rollout)
+    generation = GenerationEstimates(workload, rollout)
     # Memory is not checked here, so that the search can say how much would do.
     unlimited = math.inf
     fused = "pipeline" in features
     for pools in _pools(workload, cost.cluster, "interstage" not in features):
-        free: list[tuple[Way, ...]] = []
+        free: list[tuple[CallOption, ...]] = []
         for call in workload.calls:
             if call.kind == "generate" or call.role == "reward":
                 mesh = pools.reward if call.role == "reward" and pools.reward else pools.main
                 layouts = _replicas(workload, call, mesh, cost.cluster)
-                free.append(ways_of(call, workload, rollout, layouts, unlimited, generation))
+                free.append(options_in_layouts(call, workload, rollout, layouts, unlimited, generation))
             else:
                 free.append(())
         for chosen in _trainer_layouts(workload, strategy, pools.main, cost.cluster):
             if fused and any(chosen[role].pp < 2 or chosen[role].ep > 1 for role in ("actor", "critic")):
                 continue
             tied = [
-                of_call or ways_of(call, workload, cost, (chosen[call.role],), unlimited, generation)
+                of_call or options_in_layouts(call, workload, cost, (chosen[call.role],), unlimited, generation)
                 for call, of_call in zip(workload.calls, free, strict=True)
             ]
             if fused:
@@ -136,7 +138,7 @@ def spaces(workload: Workload, cost: Analytic, strategy: Strategy, features: Col
                 yield _space(workload.calls, cost.cluster, tied, pools)
 
 
-def _space(calls: Sequence[Call], cluster: Cluster, ways: Sequence[Sequence[Way]], pools: Pools) -> Space:
+def _space(calls: Sequence[Call], cluster: Cluster, ways: Sequence[Sequence[CallOption]], pools: Pools) -> Space:
     meshes = [pools.main, *([pools.reward] if pools.reward else [])]
     space = Space.build(calls, cluster, ways, meshes, cluster.device.memory, shares=False)
     begin = space.tables.begin

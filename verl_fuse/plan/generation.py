@@ -17,7 +17,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationEstimates:
     """The generation call of a workload. Every layout is timed on the same drawn lengths, so that they compare fairly."""
 
     workload: Workload

@@ -6,7 +6,7 @@ import numpy as np
 
 from verl_fuse.cost.model import CostModel
 from verl_fuse.plan.evaluate import step_seconds
-from verl_fuse.plan.generation import Generation
+from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.options import compute, generate
 from verl_fuse.plan.planner import move_seconds
 from verl_fuse.plan.space import Space
@@ -26,7 +26,7 @@ def megatron_heuristic(workload: Workload, cost: CostModel) -> tuple[CallPlan, .
 
 def predicted_seconds(plan: Sequence[CallPlan], workload: Workload, cost: CostModel) -> float:
     """Seconds per step of any plan; infinite if it does not fit."""
-    generation = Generation(workload, cost)
+    generation = GenerationEstimates(workload, cost)
     ways = []
     for call, of_call in zip(workload.calls, plan, strict=True):
         layout, parts = of_call.layout, of_call.microbatches

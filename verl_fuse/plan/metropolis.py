@@ -11,7 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from verl_fuse.plan.branch import Candidates
-from verl_fuse.plan.descent import OVERFULL, cost, hope
+from verl_fuse.plan.descent import OVERFULL, cost, optimistic_cost
 from verl_fuse.plan.evaluate import unfilled
 from verl_fuse.plan.space import Move, Space
 from verl_fuse.plan.tables import Tables
@@ -86,7 +86,7 @@ def _walk(
         kept = choice[c]
         choice[c] = k.options[c, np.random.randint(k.counts[c])]
         ceiling = current - temperature * np.log(1.0 - np.random.random())
-        found = hope(t, choice)
+        found = optimistic_cost(t, choice)
         if found > ceiling:
             choice[c] = kept
             continue

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from verl_fuse.plan.generation import MOST_RUNNING
-from verl_fuse.plan.space import Way
+from verl_fuse.plan.space import CallOption
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
@@ -22,7 +22,7 @@ REWARD = "reward.reward_model"
 # What a rollout engine may take of a device's memory at most.
 FULLEST = 0.95
 
-Chosen = Mapping[str, tuple[Call, Mesh, Way]]
+Chosen = Mapping[str, tuple[Call, Mesh, CallOption]]
 """Call name -> call, mesh and way."""
 
 
@@ -141,7 +141,7 @@ def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, 
     }
 
 
-def _tokens(workload: Workload, way: Way, updates: int) -> int:
+def _tokens(workload: Workload, way: CallOption, updates: int) -> int:
     """Tokens per device of one micro-batch; at least one whole sequence."""
     layout = way.layout
     mean = workload.prompt.mean + workload.response.mean
@@ -150,7 +150,7 @@ def _tokens(workload: Workload, way: Way, updates: int) -> int:
     return math.ceil(max(each, longest) / layout.cp)
 
 
-def _fsdp(role: str, block: str, way: Way, trains: bool) -> dict[str, Setting]:
+def _fsdp(role: str, block: str, way: CallOption, trains: bool) -> dict[str, Setting]:
     found: dict[str, Setting] = {
         f"{role}.ulysses_sequence_parallel_size": way.layout.cp,
         f"{role}.{block}.ulysses_sequence_parallel_size": way.layout.cp,
@@ -162,7 +162,7 @@ def _fsdp(role: str, block: str, way: Way, trains: bool) -> dict[str, Setting]:
     return found
 
 
-def _megatron(role: str, block: str, way: Way, trains: bool) -> dict[str, Setting]:
+def _megatron(role: str, block: str, way: CallOption, trains: bool) -> dict[str, Setting]:
     layout: Layout = way.layout
     found: dict[str, Setting] = {
         f"{role}.megatron.tensor_model_parallel_size": layout.tp,

@@ -10,16 +10,16 @@ from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.descent import bytes_needed
 from verl_fuse.plan.meshes import legal_meshes
-from verl_fuse.plan.options import least_bytes, ways
-from verl_fuse.plan.search import Found, search
-from verl_fuse.plan.space import Move, Space, Way
+from verl_fuse.plan.options import least_bytes, options_on_sizes
+from verl_fuse.plan.search import SearchResult, search
+from verl_fuse.plan.space import CallOption, Move, Space
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.workload import Call, Workload
 
 GIB = 2**30
 
 
-def best_plan(space: Space, move: Move, time_limit: float) -> Found:
+def best_plan(space: Space, move: Move, time_limit: float) -> SearchResult:
     """Search a space; a FuseError says how much memory would do if no plan fits."""
     found = search(space, move, time_limit)
     if not found.feasible:
@@ -36,7 +36,7 @@ def full_space(workload: Workload, cost: CostModel, until: float = math.inf) -> 
     cluster, limit = cost.cluster, cost.cluster.device.memory
     meshes = legal_meshes(cluster)
     sizes = sorted({mesh.size for mesh in meshes})
-    found: list[tuple[Way, ...]] = []
+    found: list[tuple[CallOption, ...]] = []
 
     def in_time() -> Iterator[int]:
         for size in sizes:
@@ -48,7 +48,7 @@ def full_space(workload: Workload, cost: CostModel, until: float = math.inf) -> 
             yield size
 
     for call in workload.calls:
-        found.append(ways(call, workload, cost, in_time(), limit))
+        found.append(options_on_sizes(call, workload, cost, in_time(), limit))
     for call, of_call in zip(workload.calls, found, strict=True):
         if not of_call:
             raise FuseError(_nowhere(call, workload, cost, sizes))
@@ -67,7 +67,7 @@ def _nowhere(call: Call, workload: Workload, cost: CostModel, sizes: Sequence[in
 def move_seconds(workload: Workload, cost: CostModel) -> Move:
     """What the cost model says; weights that wait in host memory are loaded first."""
 
-    def seconds(role: str, train: tuple[Mesh, Way], user: tuple[Mesh, Way]) -> float:
+    def seconds(role: str, train: tuple[Mesh, CallOption], user: tuple[Mesh, CallOption]) -> float:
         model = workload.model(role)  # type: ignore[arg-type]
         (mesh, way), (user_mesh, user_way) = train, user
         moved = cost.transfer(model, (mesh, way.layout), (user_mesh, user_way.layout))

@@ -21,10 +21,10 @@ from verl_fuse.plan.beam import build
 from verl_fuse.plan.bound import relax
 from verl_fuse.plan.descent import OVERFULL
 from verl_fuse.plan.dominance import undominated
-from verl_fuse.plan.hunt import Hunt, descend
 from verl_fuse.plan.meshes import legal_meshes
 from verl_fuse.plan.metropolis import metropolis
-from verl_fuse.plan.space import Move, Space, Way
+from verl_fuse.plan.proof_search import ProofSearch, descend
+from verl_fuse.plan.space import CallOption, Move, Space
 from verl_fuse.plan.tables import Tables
 from verl_fuse.spec.cluster import Cluster, Device
 from verl_fuse.spec.layout import Layout
@@ -41,7 +41,7 @@ EARLY, WALK = 0.35, 0.35
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """A plan as option of each call, its seconds per step, and what no plan of the space can beat. `space` is what is left of the space
     after dropping what cannot be part of a better plan; `options` is how many there were."""
 
@@ -65,13 +65,13 @@ class Found:
         return max(0.0, 1.0 - self.bound / self.seconds)
 
 
-def search(whole: Space, move: Move, time_limit: float) -> Found:
+def search(whole: Space, move: Move, time_limit: float) -> SearchResult:
     """The best plan found within `time_limit` seconds, compilation not counted; not `feasible` if none was found that fits into memory."""
     compile_kernels()
     return _search(whole, move, time_limit)
 
 
-def _search(whole: Space, move: Move, time_limit: float) -> Found:
+def _search(whole: Space, move: Move, time_limit: float) -> SearchResult:
     begun = time.monotonic()
     space = whole.keep(undominated(whole.tables))
     alone = branch.bounds_alone(space.tables, relax(space.tables))
@@ -81,7 +81,7 @@ def _search(whole: Space, move: Move, time_limit: float) -> Found:
     kept = (alone <= ceiling) | np.isin(np.arange(alone.size), [plan for _, plan in plans])
     space = space.keep(kept).with_room_for_moves()
     starts = [(np.cumsum(kept)[np.array(plan)] - 1, cost) for cost, plan in plans]
-    hunt = Hunt(space, move, *starts[0])
+    hunt = ProofSearch(space, move, *starts[0])
     stopped = False
     try:
         hunt.best, hunt.seconds = min((descend(space, move, *start) for start in starts), key=lambda end: end[1])
@@ -94,10 +94,10 @@ def _search(whole: Space, move: Move, time_limit: float) -> Found:
     bound = hunt.bound if ceiling >= hunt.seconds else min(hunt.bound, ceiling)
     elapsed = time.monotonic() - begun
     options = whole.tables.seconds.size
-    return Found(space, choice, hunt.seconds, min(bound, hunt.seconds), options, hunt.nodes, elapsed, stopped)
+    return SearchResult(space, choice, hunt.seconds, min(bound, hunt.seconds), options, hunt.nodes, elapsed, stopped)
 
 
-def _hunt(hunt: Hunt, begun: float, time_limit: float) -> None:
+def _hunt(hunt: ProofSearch, begun: float, time_limit: float) -> None:
     if hunt.seconds >= OVERFULL:
         hunt.fit(begun + EARLY * time_limit)
     if hunt.seconds < OVERFULL:
@@ -116,14 +116,17 @@ def compile_kernels() -> None:
         Call("score", "reward", "infer", ("generate",)),
         Call("train", "actor", "train", ("score",)),
     )
-    cluster, way = Cluster(1, 2, Device("toy", 1.0, 1.0, 1.0), 1.0, 1.0, 1.0), Way(Layout(), 1, False, 1.0, 0.1, 0.1)
+    cluster, way = (
+        Cluster(1, 2, Device("toy", 1.0, 1.0, 1.0), 1.0, 1.0, 1.0),
+        CallOption(Layout(), 1, False, 1.0, 0.1, 0.1),
+    )
     toy = Space.build(calls, cluster, [[way]] * len(calls), legal_meshes(cluster), 1.0)
 
     def move(*_: object) -> float:
         return 1.0
 
     found = _search(toy, move, np.inf)
-    hunt = Hunt(found.space, move, np.array(found.choice, np.int64), found.seconds)
+    hunt = ProofSearch(found.space, move, np.array(found.choice, np.int64), found.seconds)
     hunt.candidates(np.inf, np.inf)
     metropolis(found.space, move, branch.every_option(found.space.tables), hunt.best, 1e-3)
 

@@ -25,7 +25,7 @@ from verl_fuse.spec.workload import Call
 
 
 @dataclass(frozen=True)
-class Way:
+class CallOption:
     """Seconds, and bytes per device: `resident` all step long, `active` while the call runs.
 
     `copy` is the weights the call needs unless it shares the placement of its role's train call.
@@ -49,7 +49,7 @@ class Way:
         return self.resident + self.active + self.copy
 
 
-Move = Callable[[str, tuple[Mesh, Way], tuple[Mesh, Way]], float]
+Move = Callable[[str, tuple[Mesh, CallOption], tuple[Mesh, CallOption]], float]
 """(role, train call's mesh and way, user's mesh and way) -> seconds to give the user its weights."""
 
 
@@ -59,7 +59,7 @@ class Space:
 
     calls: tuple[Call, ...]
     cluster: Cluster
-    ways: tuple[Way, ...]
+    ways: tuple[CallOption, ...]
     meshes: tuple[Mesh, ...]
     way: NDArray[np.int64]
     mesh: NDArray[np.int64]
@@ -70,7 +70,7 @@ class Space:
         cls,
         calls: Sequence[Call],
         cluster: Cluster,
-        ways: Sequence[Sequence[Way]],
+        ways: Sequence[Sequence[CallOption]],
         meshes: Sequence[Mesh],
         limit: float,
         shares: bool = True,

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from verl_fuse.errors import FuseError
-from verl_fuse.runtime.blame import State, Verdict, blame
+from verl_fuse.runtime.blame import RankState, Verdict, blame
 from verl_fuse.runtime.guard import SILENCE_SECONDS, Guard
 from verl_fuse.runtime.lost import LostPeer
 from verl_fuse.runtime.store import Store
@@ -95,14 +95,14 @@ class Watch:
 
     def runs(self, what: str) -> None:
         """Say that this rank works on `what`."""
-        self._say(State("runs", what, time.time(), self._program))
+        self._say(RankState("runs", what, time.time(), self._program))
 
     def wait(self, what: str, peers: Sequence[int], poll: Callable[[float], T | None]) -> T:
         """What `poll(seconds)` returns, as soon as that is not None; Stopped by a verdict, a lost peer, or after the timeout."""
         try:
             if (found := poll(0.0)) is not None:
                 return found
-            self._say(State("waits", what, time.time(), self._program, tuple(peers)))
+            self._say(RankState("waits", what, time.time(), self._program, tuple(peers)))
             begun, pulses = time.monotonic(), None
             while (left := begun + self.timeout - time.monotonic()) > 0:
                 if (found := poll(min(left, POLL_SECONDS))) is not None:
@@ -143,15 +143,15 @@ class Watch:
             time.sleep(max(LOOK_SECONDS, waited / 10))
         return True
 
-    def _say(self, state: State) -> None:
+    def _say(self, state: RankState) -> None:
         self._doing = state
         self._ask(self._store.set, f"{self._prefix}/state/{self.rank}", state.to_json())
 
-    def _states(self) -> dict[int, State]:
+    def _states(self) -> dict[int, RankState]:
         """A rank that has not even opened its watch is in program -1."""
         texts = {rank: self._value(f"{self._prefix}/state/{rank}") for rank in self.ranks}
-        absent = State("runs", "what comes before its watch is opened", self._opened, -1)
-        return {rank: absent if text is None else State.from_json(text) for rank, text in texts.items()}
+        absent = RankState("runs", "what comes before its watch is opened", self._opened, -1)
+        return {rank: absent if text is None else RankState.from_json(text) for rank, text in texts.items()}
 
     def _pulses(self) -> dict[int, bytes | None]:
         return {rank: self._value(f"{self._prefix}/pulse/{rank}") for rank in self.ranks if rank != self.rank}

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from verl_fuse.schedule.bounds import makespan_bound, memory_bound
+from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.greedy import candidates
-from verl_fuse.schedule.model import scales
 from verl_fuse.schedule.serial import serial
 from verl_fuse.schedule.solution import TOLERANCE, Bounds, Budget, Solution
 from verl_fuse.schedule.table import OpTable

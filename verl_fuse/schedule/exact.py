@@ -10,8 +10,8 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from verl_fuse.errors import FuseError
+from verl_fuse.schedule.constraint_model import build, scales
 from verl_fuse.schedule.descent import Attempt, Goal, descend
-from verl_fuse.schedule.model import build, scales
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import orders_of
@@ -22,10 +22,10 @@ MAX_OPS = 6000
 
 def exact(table: OpTable, budget: Budget) -> tuple[Solution, Bounds]:
     """The constraint solver alone."""
-    return descend(table, budget, [Exact(table)])
+    return descend(table, budget, [ExactSearch(table)])
 
 
-class Exact(Attempt):
+class ExactSearch(Attempt):
     """Tries to reach or refute a goal with one CP-SAT thread, which the seed makes reproducible."""
 
     def __init__(self, table: OpTable) -> None:

@@ -43,12 +43,12 @@ def in_flight(table: OpTable, extra: int | None, capacity: float) -> list[list[i
     limits = [[min(p.microbatches, p.stages - s + extra) for s in range(p.stages)] for p in pipelines]
     for rank in range(table.problem.ranks):
         here = [(i, p.ranks.index(rank)) for i, p in enumerate(pipelines) if rank in p.ranks]
-        wanted = {lane: limits[lane[0]][lane[1]] for lane in here}
+        wanted = {stage: limits[stage[0]][stage[1]] for stage in here}
         while sum(limits[i][s] * pipelines[i].activation[s] for i, s in here) > capacity:
             shrinkable = [(i, s) for i, s in here if limits[i][s] > 1]
             if not shrinkable:
                 break
-            i, s = max(shrinkable, key=lambda lane: limits[lane[0]][lane[1]] / wanted[lane])
+            i, s = max(shrinkable, key=lambda stage: limits[stage[0]][stage[1]] / wanted[stage])
             limits[i][s] -= 1
     return limits
 
@@ -62,10 +62,10 @@ def list_schedule(table: OpTable, limits: list[list[int]], capacity: float) -> l
         table.activation.tolist(),
         table.before.tolist(),
     )
-    lanes: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
+    stages: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
     for i, p in enumerate(problem.pipelines):
         for s, rank in enumerate(p.ranks):
-            lanes[rank].append((i, s))
+            stages[rank].append((i, s))
     done = {(i, s, kind): 0 for i, p in enumerate(problem.pipelines) for s in range(p.stages) for kind in (0, 1)}
     ends: dict[int, float] = {}
     free, held = [0.0] * problem.ranks, [0.0] * problem.ranks
@@ -74,7 +74,7 @@ def list_schedule(table: OpTable, limits: list[list[int]], capacity: float) -> l
     def choose(rank: int) -> tuple[float, int, int, int, int] | None:
         """(start, op, pipeline, stage, kind) the rank would run next."""
         runnable = []
-        for i, s in lanes[rank]:
+        for i, s in stages[rank]:
             for kind in (1, 0):
                 m = done[i, s, kind]
                 if m == problem.pipelines[i].microbatches:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from verl_fuse.schedule.bounds import makespan_bound
 from verl_fuse.schedule.solution import TOLERANCE
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 ROOM = 1.25
 """Micro-batches of the shorter problem against the fewest that leave its bound in step: with the fewest, ramp-up and ramp-down overlap."""
@@ -67,7 +67,7 @@ def period_of(table: OpTable) -> Period | None:
     return found if found is not None and len(found.short) <= WORTH * len(table) else None
 
 
-def _shorter(problem: Problem, each: tuple[int, ...], turns: int) -> Problem:
+def _shorter(problem: ScheduleProblem, each: tuple[int, ...], turns: int) -> ScheduleProblem:
     pipelines = tuple(
         Pipeline(p.model, p.ranks, p.microbatches - n * turns, p.forward, p.backward, p.activation)
         for p, n in zip(problem.pipelines, each, strict=True)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
+from verl_fuse.schedule.constraint_model import activation_ticks, scales
 from verl_fuse.schedule.descent import Attempt, Goal
-from verl_fuse.schedule.model import activation_ticks, scales
 from verl_fuse.schedule.solution import Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import earliest_ticks
@@ -40,7 +40,7 @@ class _Window:
     ends: list[cp_model.LinearExprT] = field(default_factory=list)
 
 
-class Windows(Attempt):
+class WindowSearch(Attempt):
     """Shortens the goal's closest solution window by window; `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:

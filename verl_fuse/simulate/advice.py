@@ -9,7 +9,7 @@ Invariants (tests/unit/simulate/test_advice.py):
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_fuse.simulate.compare import Row
+from verl_fuse.simulate.compare import StrategyResult
 from verl_fuse.simulate.recorded import Replay
 
 SWITCH = ("+fuse=default", "trainer.v1.trainer_mode=fuse")
@@ -58,7 +58,7 @@ class Advice:
     overrides: tuple[str, ...]
 
 
-def advice_of_rows(rows: Sequence[Row]) -> Advice:
+def advice_of_rows(rows: Sequence[StrategyResult]) -> Advice:
     """Of simulated strategies, `rows` as `compare` returns them: those that are one feature."""
     base = next((row for row in rows if row.strategy == "observe"), rows[0])
     gains = [

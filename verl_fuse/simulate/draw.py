@@ -13,7 +13,7 @@ import numpy as np
 from numba import vectorize
 
 from verl_fuse.simulate.rollout import Floats, Ints
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.workload import Workload
 
 
@@ -37,7 +37,7 @@ def draw(workload: Workload, rng: np.random.Generator, predictability: float) ->
     return Draw(group, prompt, _at(workload.response, score), _at(workload.response, predictability * usual))
 
 
-def _at(lengths: Lengths, score: Floats) -> Ints:
+def _at(lengths: LengthDistribution, score: Floats) -> Ints:
     """The quantiles of standard normal scores."""
     cumulative = np.cumsum(lengths.probabilities)[:-1]
     return np.asarray(lengths.values, np.int64)[np.searchsorted(cumulative, _normal(score), side="right")]

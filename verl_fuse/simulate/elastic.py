@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.simulate.draw import Draw
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
-from verl_fuse.simulate.tail import Inference
+from verl_fuse.simulate.tail import InferenceWork
 from verl_fuse.simulate.timing import ReplicaTiming
 
 BALANCES = (None, 0.0, 0.5, 1.0)
@@ -138,7 +138,7 @@ def _hand_over(state: Rollout, source: int, running: NDArray[np.bool_], latency:
     return later, len(moving)
 
 
-def infer_on_freed(run: Elastic, replicas: int, inference: Inference) -> tuple[float, float]:
+def infer_on_freed(run: Elastic, replicas: int, inference: InferenceWork) -> tuple[float, float]:
     """Inference on the devices of actors that are done, and of those of `replicas` that never ran, while others still generate; then on all.
 
     When it ends, and replica-seconds in which devices loaded models or computed before generation ended. For devices that replicas do not share
@@ -164,7 +164,7 @@ def infer_on_freed(run: Elastic, replicas: int, inference: Inference) -> tuple[f
     return max(inferred, end + last), loading + float(work.sum() - late) * inference.slice_factor
 
 
-def run_elastic(lengths: Draw, timing: ReplicaTiming, assignment: Assignment, options: Options) -> Elastic:
+def run_elastic(lengths: Draw, timing: ReplicaTiming, assignment: Assignment, options: SimulationOptions) -> Elastic:
     """Assign by predicted lengths, generate the real ones."""
     queues = queues_of(assignment, lengths.predicted, lengths.group)
     cached = shared_prefixes(lengths.prompt, lengths.group, queues)
@@ -173,7 +173,7 @@ def run_elastic(lengths: Draw, timing: ReplicaTiming, assignment: Assignment, op
     return cut_and_migrate(rollout, assignment.fraction, options.migration_latency)
 
 
-def best_assignment(lengths: Draw, timing: ReplicaTiming, most: int, options: Options) -> Assignment:
+def best_assignment(lengths: Draw, timing: ReplicaTiming, most: int, options: SimulationOptions) -> Assignment:
     """The assignment with the least weighted sum of time and device time, both relative to all actors with prompts dealt out.
 
     `lengths` are past ones: predictions err here as much as they will.

@@ -15,12 +15,12 @@ from verl_fuse.cost.model import CostModel
 from verl_fuse.simulate.calls import freed_inference, migration
 from verl_fuse.simulate.draw import Draw, draw
 from verl_fuse.simulate.elastic import Assignment, best_assignment, run_elastic, shared_prefixes
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
 from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout, round_robin
-from verl_fuse.simulate.tail import Fused, Inference, fuse, trigger_time
+from verl_fuse.simulate.tail import FusionResult, InferenceWork, fuse, trigger_time
 from verl_fuse.simulate.tail import stock as without_migration
-from verl_fuse.simulate.threshold import Scan, Threshold, search
+from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.workload import Call, Workload
@@ -30,14 +30,14 @@ DRAWS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Generation:
+class GenerationResult:
     """`fused` is the rollout; `end` when the driver sees generation ended; `inference_end` set when the stage did the inference too.
 
     `replicas` there are; `held`: replica-seconds of their devices until given back; `inference_work` in replica-seconds;
     `paused`: the rollout when the tail moved.
     """
 
-    fused: Fused
+    fused: FusionResult
     paused: Rollout | None
     end: float
     inference_end: float | None
@@ -53,8 +53,8 @@ def generate(
     features: frozenset[str],
     lengths: Draw,
     calls: tuple[Call, ...],
-    options: Options,
-) -> Generation:
+    options: SimulationOptions,
+) -> GenerationResult:
     """Run the rollout. `calls`: inference calls that freed replicas may take over; they are left alone without `interstage`."""
     generate_plan = plan.call("actor_generate")
     timing = replica_timing(workload, generate_plan, cost, options)
@@ -75,7 +75,7 @@ def generate(
             until = inferred or end
             held = float(_ends(fused, until).sum()) if elastic else replicas * until
             work = float(inference.work(requests).sum())
-            return Generation(fused, paused, end, inferred, replicas, held, work)
+            return GenerationResult(fused, paused, end, inferred, replicas, held, work)
     elif elastic:
         return _elastic(workload, lengths, timing, replicas, poll, options)
     else:
@@ -83,13 +83,13 @@ def generate(
         through = Rollout.begin(requests, timing, queues).advance()
     end = _seen(through.seconds, poll)
     held = float(through.clocks.sum()) if elastic else replicas * end
-    return Generation(without_migration(through, Inference(0.0)), None, end, None, replicas, held)
+    return GenerationResult(without_migration(through, InferenceWork(0.0)), None, end, None, replicas, held)
 
 
 @lru_cache(maxsize=256)
 def chosen_threshold(
-    workload: Workload, plan: Plan, cost: CostModel, elastic: bool, calls: tuple[Call, ...], options: Options
-) -> tuple[Threshold, Inference]:
+    workload: Workload, plan: Plan, cost: CostModel, elastic: bool, calls: tuple[Call, ...], options: SimulationOptions
+) -> tuple[Threshold, InferenceWork]:
     """The threshold, survivors and size of micro-groups for this workload, chosen on draws of its own."""
     rng = np.random.default_rng(20240913)
     generate_plan = plan.call("actor_generate")
@@ -102,12 +102,12 @@ def chosen_threshold(
     found = []
     for power in range((most // options.micro_group).bit_length()):
         inference = freed_inference(workload, calls, plan, cost, options, options.micro_group << power)
-        found.append((search(Scan(begun, inference, moving)), inference))
+        found.append((search(ThresholdScan(begun, inference, moving)), inference))
     return min(found, key=lambda pair: pair[0].seconds)
 
 
 @lru_cache(maxsize=256)
-def chosen_assignment(workload: Workload, timing: ReplicaTiming, most: int, options: Options) -> Assignment:
+def chosen_assignment(workload: Workload, timing: ReplicaTiming, most: int, options: SimulationOptions) -> Assignment:
     """How many of `most` replicas to run for this workload, and who serves what, chosen on a draw of its own."""
     lengths = draw(workload, np.random.default_rng(20260227), options.predictability)
     return best_assignment(lengths, timing, most, options)
@@ -127,12 +127,12 @@ def _elastic(
     timing: ReplicaTiming,
     replicas: int,
     poll: float,
-    options: Options,
-) -> Generation:
+    options: SimulationOptions,
+) -> GenerationResult:
     run = run_elastic(lengths, timing, chosen_assignment(workload, timing, replicas, options), options)
     end = _seen(run.seconds, poll)
-    fused = without_migration(run.rollout, Inference(0.0))
-    return Generation(fused, None, end, None, replicas, float(run.ends.sum()))
+    fused = without_migration(run.rollout, InferenceWork(0.0))
+    return GenerationResult(fused, None, end, None, replicas, float(run.ends.sum()))
 
 
 def _seen(end: float, poll: float) -> float:
@@ -140,7 +140,7 @@ def _seen(end: float, poll: float) -> float:
     return math.ceil(end / poll - 1e-9) * poll if poll else end
 
 
-def _ends(fused: Fused, until: float) -> Floats:
+def _ends(fused: FusionResult, until: float) -> Floats:
     """When each replica gives its devices back: freed ones when inference ends, survivors when they have nothing more to do."""
     ends = np.full(fused.rollout.replicas, until)
     ends[fused.survivors] = fused.rollout.clocks[fused.survivors]

@@ -21,7 +21,7 @@ workers while others generate (`fuse.interstage` with `layout: shared`); `reallo
 
 
 @dataclass(frozen=True)
-class Options:
+class SimulationOptions:
     """Defaults are those of verl 0.9.1 (rollout config, V1 trainer) unless a field says otherwise."""
 
     max_num_seqs: int = field(default=1024, metadata=bounded(1))

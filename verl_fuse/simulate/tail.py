@@ -19,7 +19,7 @@ from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
 
 
 @dataclass(frozen=True)
-class Inference:
+class InferenceWork:
     """Work on one finished sample of n tokens: `per_token * n + per_square * n**2` seconds of one replica's devices, all models together.
 
     `slice_factor`: how much longer a freed replica takes for micro-groups than all devices together for the whole batch, per sample.
@@ -50,7 +50,7 @@ class Inference:
 
 
 @dataclass(frozen=True)
-class Migration:
+class MigrationCost:
     """Moving a running request: `latency` seconds to cut, abort and send it; then its context is prefilled again, or, with
     `seconds_per_token`, received at that speed, one request after the other on each destination."""
 
@@ -59,7 +59,7 @@ class Migration:
 
 
 @dataclass(frozen=True, eq=False)
-class Fused:
+class FusionResult:
     """What came of it; seconds from the start of the rollout. `survivors` are the replicas that kept generating."""
 
     rollout: Rollout
@@ -90,15 +90,17 @@ def least_survivors(paused: Rollout) -> int:
     return max(1, -(-int(left.sum()) // timing.max_batch), -(-context // timing.kv_capacity))
 
 
-def stock(through: Rollout, inference: Inference) -> Fused:
+def stock(through: Rollout, inference: InferenceWork) -> FusionResult:
     """No migration: inference after generation, on all replicas."""
     end, work = through.seconds, float(inference.work(through.requests).sum())
     inferred = end + work / through.replicas if work else end
     every = np.arange(through.replicas)
-    return Fused(through, end, end, end, inferred, every, 0, 0)
+    return FusionResult(through, end, end, end, inferred, every, 0, 0)
 
 
-def fuse(paused: Rollout, trigger: float, survivors: int, inference: Inference, migration: Migration) -> Fused:
+def fuse(
+    paused: Rollout, trigger: float, survivors: int, inference: InferenceWork, migration: MigrationCost
+) -> FusionResult:
     """Go on from the rollout paused at `trigger` with the `survivors` replicas that have most left to do."""
     if not 1 <= survivors < paused.replicas:
         raise FuseError(f"survivors={survivors}: needs 1 to {paused.replicas - 1} of {paused.replicas} replicas")
@@ -118,7 +120,7 @@ def fuse(paused: Rollout, trigger: float, survivors: int, inference: Inference, 
     )  # fmt: skip
     last = inference.last_seconds if work.any() else 0.0
     tokens = int((paused.requests.prompt[moved] + paused.done[moved]).sum())
-    return Fused(rollout, trigger, release, end, max(inferred, end + last), kept, len(moved), tokens)
+    return FusionResult(rollout, trigger, release, end, max(inferred, end + last), kept, len(moved), tokens)
 
 
 @njit(cache=True, nogil=True)
@@ -191,7 +193,7 @@ def _requeue(queues, offsets, heads, finish, counts, stays):
     return result, ends, running, moved[:total], target[:total], was_running[:total]
 
 
-def _migrated(paused: Rollout, survivors: int, trigger: float, migration: Migration) -> tuple[Rollout, Ints, Ints]:
+def _migrated(paused: Rollout, survivors: int, trigger: float, migration: MigrationCost) -> tuple[Rollout, Ints, Ints]:
     """The paused rollout with every unfinished request on a survivor; finished ones stand in no queue. Also the survivors, and what moved."""
     context = paused.requests.prompt + paused.done
     counts, tokens = _remaining(paused.queues, paused.offsets, paused.finish, context)

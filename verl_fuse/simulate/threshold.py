@@ -12,7 +12,7 @@ import numpy as np
 
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
-from verl_fuse.simulate.tail import Inference, Migration, fuse, least_survivors, stock, trigger_time
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost, fuse, least_survivors, stock, trigger_time
 from verl_fuse.simulate.timing import ReplicaTiming
 
 FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55)
@@ -36,10 +36,10 @@ class Threshold:
         return 1 - self.seconds / self.stock_seconds
 
 
-class Scan:
+class ThresholdScan:
     """Mean seconds over rollouts for any (threshold, survivors); remembers the paused rollouts, which survivors share."""
 
-    def __init__(self, begun: Sequence[Rollout], inference: Inference, migration: Migration):
+    def __init__(self, begun: Sequence[Rollout], inference: InferenceWork, migration: MigrationCost):
         sizes = {(len(rollout.requests), rollout.replicas) for rollout in begun}
         if len(sizes) != 1:
             raise FuseError(f"rollouts of (samples, replicas) {sorted(sizes)}; needs at least one, all alike")
@@ -74,8 +74,8 @@ def best_threshold(
     draws: Sequence[Requests],
     replicas: int,
     timing: ReplicaTiming,
-    inference: Inference,
-    migration: Migration = Migration(),  # noqa: B008 - frozen
+    inference: InferenceWork,
+    migration: MigrationCost = MigrationCost(),  # noqa: B008 - frozen
     *,
     least_gain: float = 0.01,
 ) -> Threshold:
@@ -86,10 +86,10 @@ def best_threshold(
     if replicas < 1:
         raise FuseError(f"replicas={replicas}: needs a whole number >= 1")
     begun = [Rollout.begin(draw, timing, round_robin(len(draw), replicas)) for draw in draws]
-    return search(Scan(begun, inference, migration), least_gain)
+    return search(ThresholdScan(begun, inference, migration), least_gain)
 
 
-def search(scan: Scan, least_gain: float = 0.01) -> Threshold:
+def search(scan: ThresholdScan, least_gain: float = 0.01) -> Threshold:
     """The best threshold and survivors found on a scan's rollouts; stock unless it gains `least_gain` of the stage."""
     replicas = scan.replicas
     found: dict[tuple[int, int], float] = {}

@@ -28,7 +28,7 @@ _NORMAL = math.sqrt(2.0)
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthDistribution:
     """`text` names the distribution; two are equal when text, values and probabilities are."""
 
     text: str
@@ -61,7 +61,7 @@ class Lengths:
         return self.text
 
     @classmethod
-    def parse(cls, text: str) -> "Lengths":
+    def parse(cls, text: str) -> "LengthDistribution":
         """From the text form; a FuseError lists the forms."""
         kind, _, rest = text.strip().partition(":")
         if kind == "fixed":
@@ -83,7 +83,7 @@ class Lengths:
         )
 
     @classmethod
-    def of(cls, lengths: Iterable[int]) -> "Lengths":
+    def of(cls, lengths: Iterable[int]) -> "LengthDistribution":
         """The empirical distribution of observed lengths."""
         found = list(lengths)
         if not found:
@@ -99,19 +99,19 @@ class Lengths:
         return cls(text, tuple(values.tolist()), tuple((counts / array.size).tolist()))
 
 
-def _fixed(text: str, rest: str) -> Lengths:
+def _fixed(text: str, rest: str) -> LengthDistribution:
     # Numbers of thousands of digits are not even read.
     if not re.fullmatch(r"\d{1,9}", rest) or not 1 <= int(rest) <= LONGEST:
         raise FuseError(f"lengths {text!r}: needs a whole number from 1 to {LONGEST}, such as {_FORMS[0]}")
-    return Lengths(f"fixed:{int(rest)}", (int(rest),), (1.0,))
+    return LengthDistribution(f"fixed:{int(rest)}", (int(rest),), (1.0,))
 
 
-def _uniform(text: str, rest: str) -> Lengths:
+def _uniform(text: str, rest: str) -> LengthDistribution:
     match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", rest)
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= LONGEST:
         raise FuseError(f"lengths {text!r}: needs a range of whole numbers >= 1, such as {_FORMS[1]}")
     values = tuple(range(int(match[1]), int(match[2]) + 1))
-    return Lengths(f"uniform:{values[0]}-{values[-1]}", values, (1.0 / len(values),) * len(values))
+    return LengthDistribution(f"uniform:{values[0]}-{values[-1]}", values, (1.0 / len(values),) * len(values))
 
 
 def _lognormal_steps(median: float, sigma: float, top: int) -> np.ndarray:
@@ -121,10 +121,10 @@ def _lognormal_steps(median: float, sigma: float, top: int) -> np.ndarray:
     return np.diff(below, prepend=0.0, append=1.0)
 
 
-def _from_steps(text: str, steps: np.ndarray) -> Lengths:
+def _from_steps(text: str, steps: np.ndarray) -> LengthDistribution:
     kept = np.flatnonzero(steps > 0)
     share = steps[kept] / steps[kept].sum()
-    return Lengths(text.strip(), tuple((kept + 1).tolist()), tuple(share.tolist()))
+    return LengthDistribution(text.strip(), tuple((kept + 1).tolist()), tuple(share.tolist()))
 
 
 def _parameters(text: str, rest: str, names: tuple[str, ...]) -> dict[str, float]:

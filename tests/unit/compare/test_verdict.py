@@ -5,16 +5,16 @@ from made_runs import made
 
 from verl_fuse.compare.comparison import Comparison, compare
 from verl_fuse.compare.intervals import Interval
-from verl_fuse.compare.run import Run
+from verl_fuse.compare.run import RunMetrics
 from verl_fuse.compare.verdict import at_least, notes, shown, shown_difference, verdict
 
 
 def runs(base: list[float], fused: list[float], rewards: list[float] | None = None, **metrics: float) -> Comparison:
     """Steps of these seconds after one of warm-up; `rewards` of the fused run, those of the baseline being 0.5 each."""
 
-    def of(name: str, seconds: list[float], scores: list[float] | None, extra: dict) -> Run:
+    def of(name: str, seconds: list[float], scores: list[float] | None, extra: dict) -> RunMetrics:
         steps = enumerate([9.0, *seconds])
-        return Run.of(
+        return RunMetrics.of(
             name,
             [
                 (

@@ -8,14 +8,14 @@ from omegaconf import OmegaConf
 from tables import TINY, table
 
 from verl_fuse.cost.floors import BARE, INFERENCE, TRAINING, fit_floors, generation_seconds, stage_seconds
-from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep, run_of
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Cluster
 from verl_fuse.spec.timeline import Span, Timeline
 
 TABLE = table()
-COST = Profiled.of(TABLE, Cluster(1, 2, TABLE.device, 1e10, 1e10, 1e10))
+COST = ProfiledCost.of(TABLE, Cluster(1, 2, TABLE.device, 1e10, 1e10, 1e10))
 KNOWN = dataclasses.replace(BARE, request=0.05, decode_step=0.02, call=0.06, microbatch=0.04, update=0.1, sync=0.2)
 CONFIG = {
     "trainer": {"nnodes": 1, "n_gpus_per_node": 2},

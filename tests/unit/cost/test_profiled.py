@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tables import TINY, table
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import GRAPHS
 from verl_fuse.cost.floors import BARE
 from verl_fuse.cost.model import Batch
-from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Cluster, Device, Mesh, cluster_named
@@ -19,7 +19,7 @@ from verl_fuse.spec.model_names import model_named
 
 TABLE = dataclasses.replace(table(), engine=BARE)
 CLUSTER = Cluster(1, 2, TABLE.device, 1e10, 1e10, 1e10)
-COST = Profiled.of(TABLE, CLUSTER)
+COST = ProfiledCost.of(TABLE, CLUSTER)
 
 
 def test_a_forward_is_embedding_blocks_and_head():
@@ -56,7 +56,7 @@ def test_floors_come_on_top():
 @pytest.mark.parametrize(("model", "layout"), [(model_named("llama-7b"), Layout()), (TINY, Layout(tp=2))])
 def test_what_was_not_measured_stays_analytic(model, layout: Layout):
     cluster, batch = cluster_named("H100"), Batch.equal(4, 256)
-    profiled, analytic = Profiled.of(profile_of(cluster.device), cluster), Analytic(cluster, GRAPHS)
+    profiled, analytic = ProfiledCost.of(profile_of(cluster.device), cluster), AnalyticCost(cluster, GRAPHS)
     assert not profiled.covers(model, layout)
     assert profiled.forward(model, layout, batch) == analytic.forward(model, layout, batch)
     assert profiled.decode(model, layout, 4.0, 64.0) == analytic.decode(model, layout, 4.0, 64.0)
@@ -88,7 +88,7 @@ H100 = cluster_named("h100").device
 def test_a_profile_of_another_device_is_refused(measured: Device, cluster: str):
     machines = cluster_named(cluster)
     with pytest.raises(FuseError) as error:
-        Profiled.of(profile_of(measured), machines)
+        ProfiledCost.of(profile_of(measured), machines)
     assert str(error.value).startswith(f"profile of the device {measured.name} (")
     assert f"the cluster's devices are {machines.device.name} (" in str(error.value)
 
@@ -96,9 +96,9 @@ def test_a_profile_of_another_device_is_refused(measured: Device, cluster: str):
 def test_names_and_memory_of_one_device_may_differ_a_little():
     """CUDA's names are not the built-in ones; a CPU's profile has the memory of the machine, not of a core."""
     hopper = dataclasses.replace(H100, name="NVIDIA H100 80GB HBM3", memory=79.2 * 2**30)
-    assert Profiled.of(profile_of(hopper), cluster_named("h100")).covers(TINY, Layout())
+    assert ProfiledCost.of(profile_of(hopper), cluster_named("h100")).covers(TINY, Layout())
     host = dataclasses.replace(TABLE.device, memory=512.0 * 2**30)
-    assert Profiled.of(profile_of(host), cluster_named("cpu")).covers(TINY, Layout())
+    assert ProfiledCost.of(profile_of(host), cluster_named("cpu")).covers(TINY, Layout())
 
 
 def test_cost_models_can_be_keys_of_a_cache():

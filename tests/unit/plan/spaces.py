@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_fuse.plan.descent import cost
 from verl_fuse.plan.meshes import legal_meshes
-from verl_fuse.plan.space import Space, Way
+from verl_fuse.plan.space import CallOption, Space
 from verl_fuse.spec.cluster import Cluster, Device, Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Call
@@ -41,7 +41,7 @@ def random_space(seed: int, options: int = 5, calls=None, tight: float = 1.0) ->
             for layout in (Layout(dp=size), Layout(tp=size), Layout(pp=size)):
                 seconds = work / size ** rng.uniform(0.3, 1.0)
                 resident, active, copy = rng.uniform(0, 1, 3) * (0 if uses else 1, 2, 1 if uses else 0)
-                of_call.append(Way(layout, 1, False, seconds, resident, active, copy))
+                of_call.append(CallOption(layout, 1, False, seconds, resident, active, copy))
         ways.append(of_call)
     space = Space.build(calls, CLUSTER, ways, meshes, 6.0 * tight)
     begin = space.tables.begin
@@ -49,7 +49,7 @@ def random_space(seed: int, options: int = 5, calls=None, tight: float = 1.0) ->
     return space.keep(np.isin(np.arange(space.way.size), np.concatenate(kept)))
 
 
-def random_move(role: str, train: tuple[Mesh, Way], user: tuple[Mesh, Way]) -> float:
+def random_move(role: str, train: tuple[Mesh, CallOption], user: tuple[Mesh, CallOption]) -> float:
     """Anything between 0.1 and 2 seconds, but always the same for the same layouts that lie the same."""
     (mesh, way), (other, other_way) = train, user
     apart = not mesh.overlaps(other) and "apart"

@@ -3,7 +3,7 @@ import pytest
 from spaces import CLUSTER, GRPO, filled, random_choice, random_space
 
 from verl_fuse.plan.evaluate import STEPS, fits, peak_bytes, schedule
-from verl_fuse.plan.space import Space, Way
+from verl_fuse.plan.space import CallOption, Space
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 
@@ -16,7 +16,7 @@ def run(space: Space, choice, steps: int = STEPS) -> tuple[float, np.ndarray, np
 def grpo(*placed: tuple[Mesh, Layout, float]) -> Space:
     """One option per call of GRPO, weights one byte each; a move takes 0.5 s."""
     ways = [
-        [Way(layout, 1, False, seconds, *bytes_of)]
+        [CallOption(layout, 1, False, seconds, *bytes_of)]
         for (_, layout, seconds), bytes_of in zip(placed, BYTES, strict=True)
     ]
     space = Space.build(GRPO, CLUSTER, ways, [mesh for mesh, _, _ in placed], 6.0)

@@ -4,11 +4,11 @@ import math
 import pytest
 from workloads import ppo
 
-from verl_fuse.cost.analytic import Analytic
-from verl_fuse.plan.options import least_bytes, ways
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.plan.options import least_bytes, options_on_sizes
 from verl_fuse.spec.cluster import cluster_named
 
-COST = Analytic(cluster_named("h100", 2))
+COST = AnalyticCost(cluster_named("h100", 2))
 GIB = 2**30
 
 
@@ -18,7 +18,7 @@ def call(name: str):
 
 @pytest.mark.parametrize("name", [call.name for call in ppo().calls])
 def test_every_way_fits_alone_and_none_is_beaten_in_everything(name: str):
-    found = ways(call(name), ppo(), COST, (8,), 70 * GIB)
+    found = options_on_sizes(call(name), ppo(), COST, (8,), 70 * GIB)
     assert found
     for way in found:
         assert way.peak <= 70 * GIB
@@ -27,19 +27,23 @@ def test_every_way_fits_alone_and_none_is_beaten_in_everything(name: str):
 
 
 def test_offload_trades_seconds_for_resident_bytes():
-    found = [w for w in ways(call("actor_train"), ppo(), COST, (8,), math.inf) if str(w.layout) == "tp4 dp2"]
+    found = [
+        w for w in options_on_sizes(call("actor_train"), ppo(), COST, (8,), math.inf) if str(w.layout) == "tp4 dp2"
+    ]
     here, away = ([w for w in found if w.offload is offload] for offload in (False, True))
     assert all(w.resident == 0 for w in away)
     assert min(w.seconds for w in here) < min(w.seconds for w in away)
 
 
 def test_more_waves_take_less_memory_and_longer():
-    found = sorted((w for w in ways(call("actor_generate"), ppo(), COST, (1,), math.inf)), key=lambda w: w.microbatches)
+    found = sorted(
+        (w for w in options_on_sizes(call("actor_generate"), ppo(), COST, (1,), math.inf)), key=lambda w: w.microbatches
+    )
     assert len(found) > 1
     assert all(a.seconds < b.seconds and a.active > b.active for a, b in itertools.pairwise(found))
 
 
 def test_least_bytes_would_do():
     least = least_bytes(call("actor_train"), ppo(), COST, (8, 16))
-    assert ways(call("actor_train"), ppo(), COST, (8, 16), least)
-    assert not ways(call("actor_train"), ppo(), COST, (8, 16), least * 0.999)
+    assert options_on_sizes(call("actor_train"), ppo(), COST, (8, 16), least)
+    assert not options_on_sizes(call("actor_train"), ppo(), COST, (8, 16), least * 0.999)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from verl_fuse.cli import run
-from verl_fuse.cli.run import METRICS, Launch, execute
+from verl_fuse.cli.run import METRICS, PlannedRun, execute
 from verl_fuse.timeline.files import INDEX_PAGE
 
 SOURCE = "\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m "
@@ -22,7 +22,7 @@ def launched(tmp_path):
     """Runs a program in verl's place: its exit code."""
 
     def launched(program: str, *, verbose: bool = False, **more) -> int:
-        launch = Launch(
+        launch = PlannedRun(
             prepare=more.pop("prepare", None),
             command=(sys.executable, "-c", program),
             environment={METRICS: str(tmp_path / "metrics.jsonl")},

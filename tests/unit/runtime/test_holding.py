@@ -7,12 +7,12 @@ from transfers import LLAMA, QWEN2, content, placed, tensors_of
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.rectangles import Rectangle
 from verl_fuse.runtime.reshard.checksum import WORDS, checksum
-from verl_fuse.runtime.reshard.holding import Holding, check_apart
-from verl_fuse.runtime.reshard.version import Stamp
+from verl_fuse.runtime.reshard.holding import HeldTensors, check_apart
+from verl_fuse.runtime.reshard.version import WeightVersion
 
 
-def holding(text: str, tensors: dict[str, torch.Tensor], rank: int = 0) -> Holding:
-    return Holding(QWEN2, placed(text, QWEN2).tensors(QWEN2, rank), f"rank {rank}", tensors)
+def holding(text: str, tensors: dict[str, torch.Tensor], rank: int = 0) -> HeldTensors:
+    return HeldTensors(QWEN2, placed(text, QWEN2).tensors(QWEN2, rank), f"rank {rank}", tensors)
 
 
 def tensors(text: str, rank: int = 0) -> dict[str, torch.Tensor]:
@@ -67,7 +67,7 @@ def test_memory_is_not_read_and_written_at_once():
 
 
 def test_weights_have_no_version_while_they_are_written_and_after_a_fault():
-    stamp = Stamp("critic", 3)
+    stamp = WeightVersion("critic", 3)
     stamp.require(3)
     with pytest.raises(FuseError, match="weights 'critic': version 4 is needed, they are of version 3"):
         stamp.require(4)

@@ -14,10 +14,10 @@ from transfers import LLAMA, content, different, opened, placed, planned, tensor
 
 import verl_fuse.runtime.reshard.transfer as module
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.program import Program
+from verl_fuse.reshard.program import TransferProgram
 from verl_fuse.runtime.guard import EXIT_CODE
 from verl_fuse.runtime.reshard.messages import Packer
-from verl_fuse.runtime.reshard.version import Stamp
+from verl_fuse.runtime.reshard.version import WeightVersion
 
 RANKS = 4
 TIMEOUT = 3.0
@@ -57,12 +57,12 @@ def fail() -> None:
     raise ValueError("disk full")
 
 
-def hold(world: World, program: Program, version: int) -> tuple:
+def hold(world: World, program: TransferProgram, version: int) -> tuple:
     """Source and target tensors and a stamp; the target holds version 1."""
     weights, rank = program.weights, world.rank
     source = tensors_of(program.source, weights, rank, content(weights, version))
     target = tensors_of(program.target, weights, rank, content(weights, 1))
-    return source, target, Stamp("rollout", 1)
+    return source, target, WeightVersion("rollout", 1)
 
 
 def interrupted(world: World, culprit: int, fault) -> dict:

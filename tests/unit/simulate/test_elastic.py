@@ -15,9 +15,9 @@ from verl_fuse.simulate.elastic import (
     run_elastic,
     shared_prefixes,
 )
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.rollout import Requests, Rollout
-from verl_fuse.simulate.tail import Inference
+from verl_fuse.simulate.tail import InferenceWork
 
 
 def lengths(seed: int = 0, prompts: int = 40, samples: int = 4, noise: float = 0.2) -> Draw:
@@ -56,7 +56,9 @@ def test_a_prompt_is_prefilled_once_per_actor():
 @pytest.mark.parametrize("fraction", [0.5, 0.8, 1.0])
 def test_every_request_finishes_once(balance: float | None, actors: int, fraction: float):
     drawn = lengths()
-    run = run_elastic(drawn, roofline_timing(max_batch=64), Assignment(actors, balance), Options(cut_fraction=fraction))
+    run = run_elastic(
+        drawn, roofline_timing(max_batch=64), Assignment(actors, balance), SimulationOptions(cut_fraction=fraction)
+    )
     assert np.isfinite(run.rollout.finish).all()
     assert (run.rollout.done == drawn.response).all()
     assert run.ends.max() == pytest.approx(run.seconds)
@@ -64,13 +66,13 @@ def test_every_request_finishes_once(balance: float | None, actors: int, fractio
 
 
 def test_nothing_moves_without_a_cut():
-    run = run_elastic(lengths(), roofline_timing(max_batch=64), Assignment(4, 0.0), Options())
+    run = run_elastic(lengths(), roofline_timing(max_batch=64), Assignment(4, 0.0), SimulationOptions())
     assert run.moved == 0
 
 
 def test_a_cut_gives_devices_back_earlier():
     timing = roofline_timing(max_batch=64)
-    whole, cut = (run_elastic(lengths(), timing, Assignment(8, 0.0, f), Options()) for f in (1.0, 0.8))
+    whole, cut = (run_elastic(lengths(), timing, Assignment(8, 0.0, f), SimulationOptions()) for f in (1.0, 0.8))
     assert cut.moved > 0
     assert cut.ends.sum() < whole.ends.sum()
     assert cut.seconds < whole.seconds * 1.1
@@ -92,13 +94,13 @@ def test_no_free_slots_no_move():
 
 def test_time_and_cost_pull_the_number_of_actors_apart():
     timing, drawn = roofline_timing(max_batch=256), lengths(prompts=100)
-    fast, cheap = (best_assignment(drawn, timing, 16, Options(time_weight=weight)) for weight in (1.0, 0.0))
+    fast, cheap = (best_assignment(drawn, timing, 16, SimulationOptions(time_weight=weight)) for weight in (1.0, 0.0))
     assert cheap.actors < fast.actors <= 16
 
 
 def test_time_alone_is_never_given_up():
     timing, drawn = roofline_timing(max_batch=256), lengths(prompts=100)
-    options = Options(time_weight=1.0)
+    options = SimulationOptions(time_weight=1.0)
     best, dealt = (
         run_elastic(drawn, timing, a, options).seconds
         for a in (best_assignment(drawn, timing, 8, options), Assignment(8, None))
@@ -106,7 +108,7 @@ def test_time_alone_is_never_given_up():
     assert best <= dealt
 
 
-def fluid(run, replicas: int, inference: Inference) -> tuple[float, float]:
+def fluid(run, replicas: int, inference: InferenceWork) -> tuple[float, float]:
     """Moment by moment: seconds until all is inferred, and replica-seconds of loading and computing before generation ended."""
     moment, end = run.seconds / 20_000, run.seconds
     releases = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))]) + inference.load_seconds
@@ -127,8 +129,10 @@ def fluid(run, replicas: int, inference: Inference) -> tuple[float, float]:
 @pytest.mark.parametrize("actors", [3, 8])
 @pytest.mark.parametrize("per_token", [2e-5, 1e-3, 5e-3])
 def test_inference_on_freed_devices_takes_what_a_fluid_takes(actors: int, per_token: float):
-    run = run_elastic(lengths(), roofline_timing(max_batch=64), Assignment(actors, 0.0), Options(cut_fraction=0.8))
-    inference = Inference(per_token, 1e-8, slice_factor=1.5, load_seconds=0.3)
+    run = run_elastic(
+        lengths(), roofline_timing(max_batch=64), Assignment(actors, 0.0), SimulationOptions(cut_fraction=0.8)
+    )
+    inference = InferenceWork(per_token, 1e-8, slice_factor=1.5, load_seconds=0.3)
     end, early = infer_on_freed(run, 8, inference)
     slow_end, slow_early = fluid(run, 8, inference)
     assert end == pytest.approx(slow_end, rel=1e-3)
@@ -137,6 +141,6 @@ def test_inference_on_freed_devices_takes_what_a_fluid_takes(actors: int, per_to
 
 
 def test_the_last_sample_is_inferred_after_generation():
-    run = run_elastic(lengths(), roofline_timing(max_batch=64), Assignment(8, 0.0), Options())
-    assert infer_on_freed(run, 8, Inference(1e-9, last_seconds=0.25))[0] == run.seconds + 0.25
-    assert infer_on_freed(run, 8, Inference(0.0, last_seconds=0.25)) == (run.seconds, 0.0)
+    run = run_elastic(lengths(), roofline_timing(max_batch=64), Assignment(8, 0.0), SimulationOptions())
+    assert infer_on_freed(run, 8, InferenceWork(1e-9, last_seconds=0.25))[0] == run.seconds + 0.25
+    assert infer_on_freed(run, 8, InferenceWork(0.0, last_seconds=0.25)) == (run.seconds, 0.0)

@@ -10,7 +10,7 @@ Counts = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Order:
+class UpdateOrder:
     """How ranks run an update: without `together` one model after the other, each in Megatron's own order.
 
     `schedules`: JSON forms by counts; calls with other counts run one after the other. `timeout`: seconds a rank may wait at most.

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.judge import Level
-from verl_fuse.host.start.compat.seams import PACKAGES, Seam, Verdict, host_seams, judge_all, lines, plugin_seams
+from verl_fuse.host.start.compat.seams import PACKAGES, Seam, SeamVerdict, host_seams, judge_all, lines, plugin_seams
 from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse.host.upstream.versions import SUPPORTED, installed, problem
 from verl_fuse.spec.contract import package
@@ -34,7 +34,7 @@ def require_version() -> None:
         raise FuseError("; ".join(problems) + _listed(installed_verdicts(host_seams())))
 
 
-def require_contracts(manager: pluggy.PluginManager, config: Mapping[str, Any]) -> list[Verdict]:
+def require_contracts(manager: pluggy.PluginManager, config: Mapping[str, Any]) -> list[SeamVerdict]:
     """The verdicts on what is installed for a run with this configuration; a FuseError lists the broken ones."""
     engine = OmegaConf.select(config, "actor_rollout_ref.rollout.name")  # type: ignore[arg-type]
     unused = {name for name in ENGINES if name != engine}
@@ -48,7 +48,7 @@ def require_contracts(manager: pluggy.PluginManager, config: Mapping[str, Any]) 
     return verdicts
 
 
-def warn_of_changes(verdicts: list[Verdict]) -> None:
+def warn_of_changes(verdicts: list[SeamVerdict]) -> None:
     """Log, in one warning, which code upstream changed since it was read."""
     if changed := lines(verdicts, Level.YELLOW):
         logger.warning(
@@ -57,12 +57,12 @@ def warn_of_changes(verdicts: list[Verdict]) -> None:
         )
 
 
-def installed_verdicts(seams: list[Seam]) -> list[Verdict]:
+def installed_verdicts(seams: list[Seam]) -> list[SeamVerdict]:
     """Judge the packages installed here."""
     return judge_all(seams, SourceTree.installed(*PACKAGES))
 
 
-def _listed(verdicts: list[Verdict]) -> str:
+def _listed(verdicts: list[SeamVerdict]) -> str:
     broken = lines(verdicts, Level.RED)
     if not broken:
         return ""

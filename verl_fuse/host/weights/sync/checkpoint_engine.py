@@ -31,14 +31,14 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.on_import import on_import
 from verl_fuse.host.weights.sync.hybrid import DTYPES, UNNUMBERED
 from verl_fuse.host.weights.sync.trained import own_shards, trained
-from verl_fuse.reshard.loadable import Loadable
-from verl_fuse.reshard.parameters import weights_of
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.loadable import LoadableSharding
+from verl_fuse.reshard.parameters import parameters_of
+from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.reshard.text import sharding_from
-from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.reshard.vllm import VllmSharding
 from verl_fuse.runtime.reshard.nodes import node_numbers
 from verl_fuse.runtime.reshard.port import open_port
-from verl_fuse.runtime.reshard.stream import Route, Stream
+from verl_fuse.runtime.reshard.stream import ParameterStream, StreamRoute
 from verl_fuse.runtime.watch import Stopped, Watch
 from verl_fuse.spec.model import Model
 
@@ -155,7 +155,7 @@ class FuseCheckpointEngine(CheckpointEngine):
             raise self._told(error) from error
         return {}
 
-    def _stream(self) -> Stream:
+    def _stream(self) -> ParameterStream:
         """As rank 0 has said what is sent, and how."""
         watch = self._watch
         assert watch is not None, "not joined"
@@ -166,17 +166,17 @@ class FuseCheckpointEngine(CheckpointEngine):
         if (size - self._trainers) % tp:
             raise FuseError(f"weight sync: {size - self._trainers} rollout workers; needs replicas of {tp}")
         sharding, ranks = said["trained"]
-        route = Route(
-            weights_of(Model(**said["model"]), said["model_type"]),
-            Placed(sharding_from(sharding), tuple(ranks)),
-            Placed.at(Loadable(Vllm(tp, (size - self._trainers) // tp)), self._trainers),
+        route = StreamRoute(
+            parameters_of(Model(**said["model"]), said["model_type"]),
+            PlacedSharding(sharding_from(sharding), tuple(ranks)),
+            PlacedSharding.at(LoadableSharding(VllmSharding(tp, (size - self._trainers) // tp)), self._trainers),
             self._nodes,
             DTYPES[said["dtype"]],
             said["bucket_bytes"],
             said["checksums"],
         )
         name = f"rollout worker {watch.rank - self._trainers}"
-        return Stream(name, route, watch.rank, self._port, watch, self._device)
+        return ParameterStream(name, route, watch.rank, self._port, watch, self._device)
 
     def _told(self, error: Stopped) -> FuseError:
         assert self._watch is not None, "not joined"

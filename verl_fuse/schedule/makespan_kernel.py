@@ -3,17 +3,17 @@
 Swapping neighbours of a critical path cannot close a cycle and is the only adjacent swap that can shorten the schedule
 (van Laarhoven, Aarts and Lenstra, "Job shop scheduling by simulated annealing", 1992).
 
-Invariants (tests/unit/schedule/test_annealed.py): orders keep each lane's micro-batches in order and stay within the capacity, because only such swaps are tried.
+Invariants (tests/unit/schedule/test_makespan_annealing.py): orders keep each fifo's micro-batches in order and stay within the capacity, because only such swaps are tried.
 """
 
 import numpy as np
 from numba import njit
 
-from verl_fuse.schedule.kernel import end_of, swap, undo
+from verl_fuse.schedule.swap_kernel import end_of, swap, undo
 
 
 @njit(cache=True, nogil=True)
-def shorten(net, order, seed, steps, hot, cold, target, capacity, best, best_ahead):
+def anneal_makespan(net, order, seed, steps, hot, cold, target, capacity, best, best_ahead):
     """Try `steps` swaps while the temperature falls from `hot` to `cold` ticks; stops at `target`.
 
     Returns the best makespan and leaves its orders in `best_ahead` (`best`, untouched, if none was better).
@@ -50,9 +50,9 @@ def shorten(net, order, seed, steps, hot, cold, target, capacity, best, best_ahe
 
 @njit(cache=True, nogil=True)
 def _critical_swaps(net, order, end, found):
-    """Ops on one random critical path that follow, on their rank, an op of another lane without idle time; returns how many."""
+    """Ops on one random critical path that follow, on their rank, an op of another fifo without idle time; returns how many."""
     start, ahead, last = order.start, order.ahead, order.last
-    source, delay, duration, lane = net.source, net.delay, net.duration, net.lane
+    source, delay, duration, fifo = net.source, net.delay, net.duration, net.fifo
     rank = np.random.randint(len(last))
     while last[rank] < 0 or start[last[rank]] + duration[last[rank]] != end:
         rank = rank + 1 if rank + 1 < len(last) else 0
@@ -62,7 +62,7 @@ def _critical_swaps(net, order, end, found):
         left, origin = ahead[op], source[op]
         by_rank = left >= 0 and start[left] + duration[left] == start[op]
         by_input = origin >= 0 and start[origin] + duration[origin] + delay[op] == start[op]
-        if by_rank and origin != left and lane[left] != lane[op]:
+        if by_rank and origin != left and fifo[left] != fifo[op]:
             found[swaps] = op
             swaps += 1
         if by_rank and (not by_input or np.random.random() < 0.5):

@@ -4,7 +4,7 @@ A capacity per rank says little until nearly every op is placed. A limit of k mi
 (the forward of micro-batch m + k follows the backward of m) that narrows the start of every op at once. Which limits leave a fast schedule is not known
 beforehand, so the room on a rank is shared between the models anew for every try.
 
-Invariants (tests/unit/schedule/test_limited.py): limits fit the capacity together, unless one micro-batch each does not; what is found keeps them and
+Invariants (tests/unit/schedule/test_in_flight.py): limits fit the capacity together, unless one micro-batch each does not; what is found keeps them and
 the makespan asked for; nothing is refuted.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.bounds import Limits, makespan_bound
+from verl_fuse.schedule.constraint_model import build, scales
 from verl_fuse.schedule.descent import Attempt, Goal
-from verl_fuse.schedule.model import build, scales
 from verl_fuse.schedule.serial import serial
 from verl_fuse.schedule.solution import TOLERANCE, Budget, from_orders
 from verl_fuse.schedule.table import OpTable
@@ -42,7 +42,7 @@ DRAWS = 20
 """Limits drawn before a run gives up finding some that the bound does not rule out."""
 
 
-class Limited(Attempt):
+class InFlightSearch(Attempt):
     """Asks for the goal's makespan under limits that change from try to try; `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
@@ -126,12 +126,12 @@ def limits(table: OpTable, capacity: float, shares: Mapping[str, float]) -> dict
         kept = dict(needed)
         room = capacity * (1 + TOLERANCE) - sum(n * pipelines[i].activation[s] for (i, s), n in kept.items())
         while room < 0 and any(n > 1 for n in kept.values()):
-            i, s = max((lane for lane in here if kept[lane] > 1), key=lambda lane: kept[lane] / needed[lane])
+            i, s = max((stage for stage in here if kept[stage] > 1), key=lambda stage: kept[stage] / needed[stage])
             kept[i, s] -= 1
             room += pipelines[i].activation[s]
         growing = list(here)
         while growing:
-            i, s = min(growing, key=lambda lane: (kept[lane] + 1 - needed[lane]) / shares[pipelines[lane[0]].model])
+            i, s = min(growing, key=lambda stage: (kept[stage] + 1 - needed[stage]) / shares[pipelines[stage[0]].model])
             if kept[i, s] == pipelines[i].microbatches or pipelines[i].activation[s] > room:
                 growing.remove((i, s))
                 continue

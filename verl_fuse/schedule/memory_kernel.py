@@ -3,13 +3,13 @@
 A fast schedule often holds micro-batches for no use. Swapping neighbours that do not share a result, as long as the schedule ends by the deadline,
 drains them; the energy is the square of what each op finds held above the capacity, so that the highest peaks count most.
 
-Invariants (tests/unit/schedule/test_slim.py): the deadline is kept at every step; the energy carried along equals the energy computed anew.
+Invariants (tests/unit/schedule/test_memory_annealing.py): the deadline is kept at every step; the energy carried along equals the energy computed anew.
 """
 
 import numpy as np
 from numba import njit
 
-from verl_fuse.schedule.kernel import end_of, swap, undo
+from verl_fuse.schedule.swap_kernel import end_of, swap, undo
 
 
 @njit(cache=True, nogil=True)
@@ -22,26 +22,26 @@ def energy_of(order, capacity):
 
 
 @njit(cache=True, nogil=True)
-def slim(net, order, seed, steps, hot, cold, deadline, capacity, energy, best, best_ahead):
+def anneal_memory(net, order, seed, steps, hot, cold, deadline, capacity, energy, best, best_ahead):
     """Try `steps` swaps while the temperature falls from `hot` to `cold` square ticks; stops when nothing is above `capacity`.
 
     `energy` is that of `order`. Returns the energies reached and of the best orders, which are left in `best_ahead`.
     """
     np.random.seed(seed)
-    count, ahead, held, source, change, lane = (
+    count, ahead, held, source, change, fifo = (
         len(net.source),
         order.ahead,
         order.held,
         net.source,
         net.change,
-        net.lane,
+        net.fifo,
     )
     for step in range(steps):
         if best <= 0.0:
             break
         right = np.random.randint(count)
         left = ahead[right]
-        if left < 0 or lane[left] == lane[right] or source[right] == left:
+        if left < 0 or fifo[left] == fifo[right] or source[right] == left:
             continue
         more = _excess(held[left] - change[left] + change[right], capacity) - _excess(held[left], capacity)
         if more > 0.0 and np.random.random() >= np.exp(-more / (hot * (cold / hot) ** (step / steps))):

@@ -1,12 +1,12 @@
 """Anneals the memory of a schedule that is fast enough, see `slimming`.
 
-Invariants (tests/unit/schedule/test_slim.py): a result is never slower than the goal; one worker and one seed give one result unless the clock stops it.
+Invariants (tests/unit/schedule/test_memory_annealing.py): a result is never slower than the goal; one worker and one seed give one result unless the clock stops it.
 """
 
 import numpy as np
 
+from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.descent import Attempt, Goal
-from verl_fuse.schedule.model import scales
 from verl_fuse.schedule.solution import TOLERANCE, from_orders
 from verl_fuse.schedule.table import OpTable
 
@@ -29,27 +29,27 @@ CHUNK = 0.25
 """Effort between looks at the clock."""
 
 
-class Slim(Attempt):
+class MemoryAnnealing(Attempt):
     """Brings the memory of the goal's incumbent towards the goal's capacity at the goal's makespan; `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
         self.table, self.worker, self.scales = table, worker, scales(table)
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
-        from verl_fuse.schedule import kernel, slimming  # numba takes a second to import
+        from verl_fuse.schedule import memory_kernel, swap_kernel  # numba takes a second to import
 
         begin = goal.incumbent
         if begin.makespan > goal.makespan * (1 + TOLERANCE) or not np.isfinite(goal.capacity):
             return
         random = np.random.default_rng([seed, self.worker, 3])
-        net = kernel.net_of(self.table, self.scales)
-        order = kernel.order_of(net, begin.orders)
+        net = swap_kernel.graph_of(self.table, self.scales)
+        order = swap_kernel.order_of(net, begin.orders)
         best_ahead = order.ahead.copy()
         deadline, capacity = self.scales.time.ticks(goal.makespan), self.scales.memory.floor(goal.capacity)
         unit = float(np.abs(net.change).mean()) ** 2
         hot = float(random.choice(HOT)) * unit
         cooling = 1 / COOLING
-        energy = best = slimming.energy_of(order, capacity)
+        energy = best = memory_kernel.energy_of(order, capacity)
         chunks = max(1, round(SHARE * effort / CHUNK))
         swaps = max(1, int(CHUNK * MOVES_PER_SECOND / max(len(self.table), SWAP)))
         peak = begin.peak
@@ -57,12 +57,12 @@ class Slim(Attempt):
             if goal.over:
                 return
             temperatures = hot * cooling ** (chunk / chunks), hot * cooling ** ((chunk + 1) / chunks)
-            energy, found = slimming.slim(
+            energy, found = memory_kernel.anneal_memory(
                 net, order, int(random.integers(2**31)), swaps, *temperatures, deadline, capacity, energy, best, best_ahead
             )  # fmt: skip
             if found < best:
                 best = found
-                solution = from_orders(self.table, kernel.orders_from(self.table, best_ahead))
+                solution = from_orders(self.table, swap_kernel.orders_from(self.table, best_ahead))
                 if solution is not None and solution.peak < peak:
                     peak = solution.peak
                     goal.offer(solution)

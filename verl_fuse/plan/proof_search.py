@@ -35,7 +35,7 @@ WALKS, WARM = 4, (1e-2, 3e-2)
 NEARBY = 1.03
 
 
-class Hunt:
+class ProofSearch:
     """From a plan that fits to the best one of a space: the plan, its exact seconds, the bound proven, and the nodes of the proof."""
 
     def __init__(self, space: Space, move: Move, best: NDArray[np.int64], seconds: float):
@@ -120,7 +120,7 @@ def descend(space: Space, move: Move, plan: NDArray[np.int64], cost: float) -> t
     t, plan = space.tables, plan.copy()
     since = call = 0
     while since < plan.size:
-        hopes = descent.hopes(t, plan, call)
+        hopes = descent.optimistic_costs(t, plan, call)
         for i in np.argsort(hopes, kind="stable"):
             if hopes[i] >= cost:
                 break

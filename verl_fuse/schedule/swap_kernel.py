@@ -10,14 +10,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from verl_fuse.schedule.model import Scales, activation_ticks
+from verl_fuse.schedule.constraint_model import Scales, activation_ticks
 from verl_fuse.schedule.table import OpTable, Orders
 
 Ints = NDArray[np.int64]
 
 
-class Net(NamedTuple):
-    """What no order changes, by op: its input and its consumer (-1: none), ticks of time, `change` of memory on its `rank`; ops of one `lane` stay in order."""
+class OpGraph(NamedTuple):
+    """What no order changes, by op: its input and its consumer (-1: none), ticks of time, `change` of memory on its `rank`; ops of one `fifo` (pipeline, stage and kind) stay in order."""
 
     source: Ints
     sink: Ints
@@ -25,10 +25,10 @@ class Net(NamedTuple):
     duration: Ints
     change: Ints
     rank: Ints
-    lane: Ints
+    fifo: Ints
 
 
-class Order(NamedTuple):
+class TimedOrders(NamedTuple):
     """Running orders with their times: each op's neighbours on its rank (-1: none), the last op of each rank, memory `held` after each op, start times,
     a topological order `line` of all ops and its inverse `place`. The rest is for `undo`: the stretch `old` of the line and its `span` (first place, length),
     the ops `moved` in time and their `past` starts; `marked` is scratch."""
@@ -47,24 +47,24 @@ class Order(NamedTuple):
     marked: NDArray[np.bool_]
 
 
-def net_of(table: OpTable, scales: Scales) -> Net:
+def graph_of(table: OpTable, scales: Scales) -> OpGraph:
     count, ticks = len(table), scales.time.ticks
     sink = np.full(count, -1, dtype=np.int64)
     consumed = np.flatnonzero(table.before >= 0)
     sink[table.before[consumed]] = consumed
     change = np.array([activation_ticks(table, scales, op) for op in range(count)], dtype=np.int64)
-    return Net(
+    return OpGraph(
         source=table.before,
         sink=sink,
         delay=np.array([ticks(d) for d in table.delay.tolist()], dtype=np.int64),
         duration=np.array([max(1, ticks(d)) for d in table.duration.tolist()], dtype=np.int64),
         change=np.where(table.kind == 1, -change, change),
         rank=table.rank,
-        lane=(table.pipeline * count + table.stage) * 2 + table.kind,
+        fifo=(table.pipeline * count + table.stage) * 2 + table.kind,
     )
 
 
-def order_of(net: Net, orders: Orders) -> Order:
+def order_of(net: OpGraph, orders: Orders) -> TimedOrders:
     """The earliest-start schedule of orders that do not deadlock."""
     count = len(net.source)
     ahead, behind = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
@@ -76,7 +76,7 @@ def order_of(net: Net, orders: Orders) -> Order:
     last = np.array([order[-1] if order else -1 for order in orders], dtype=np.int64)
     start, line, place, old, moved, past = (np.zeros(count, dtype=np.int64) for _ in range(6))
     span, marked = np.zeros(2, dtype=np.int64), np.zeros(count, dtype=np.bool_)
-    found = Order(ahead, behind, last, held, start, line, place, old, span, moved, past, marked)
+    found = TimedOrders(ahead, behind, last, held, start, line, place, old, span, moved, past, marked)
     time_all(net, found)
     return found
 
