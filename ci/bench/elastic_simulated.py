@@ -38,7 +38,7 @@ from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.decode import DecodeCost
-from verl_fuse_elastic.assignment import TOKENS, Line, assign
+from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
 from verl_fuse_elastic.prediction import LengthPredictor
 from verl_fuse_elastic.scaling import Terms, choose, forecasts
 
@@ -178,7 +178,7 @@ class Elastic:
     def __init__(self, setup: Setup, arm: Arm):
         self._setup, self._arm, self._predictor = setup, arm, LengthPredictor()
         self._terms = Terms(arm.weight, 1, setup.replicas, 0.0, 0.05)
-        self._running, self._decode = setup.replicas, TOKENS
+        self._running, self._decode = setup.replicas, TOKENS_ALONE
         self.decisions: list[float] = []
         self.counts: list[int] = []
 

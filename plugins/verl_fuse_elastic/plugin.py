@@ -18,7 +18,7 @@ from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import Capacity, Event, Migration, Refusal, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse_elastic.added import add
-from verl_fuse_elastic.assignment import TOKENS, Line, assign
+from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
 from verl_fuse_elastic.config import ElasticConfig
 from verl_fuse_elastic.contracts import CONTRACTS
 from verl_fuse_elastic.learned import KEPT, ElasticHistory
@@ -191,7 +191,7 @@ def fuse_assign(
 ) -> Mapping[str, int] | None:
     if not _active.enabled:
         return None
-    terms = _slots(replicas), _state.learned.decode or TOKENS, _state.limit
+    terms = _slots(replicas), _state.learned.decode or TOKENS_ALONE, _state.limit
     if any(running.values()):
         return add(prompts, running, *terms)
     return assign(prompts, [replica.rank for replica in replicas], *terms)

@@ -21,7 +21,7 @@ from verl_fuse_interstage.learned import InterstageHistory
 from verl_fuse_interstage.measured import InferenceCost
 
 DECAY = 0.7
-DRAWS = 2
+DRAWN_BATCHES = 2
 
 
 class AutoThreshold:
@@ -49,7 +49,7 @@ class AutoThreshold:
         known = self.learned
         if known.decode is None or known.inference is None or not known.lengths:
             return None
-        draws = [self._draw(samples) for _ in range(DRAWS)]
+        draws = [self._draw(samples) for _ in range(DRAWN_BATCHES)]
         inference = InferenceWork(known.inference.per_token, last_seconds=known.inference.group)
         timing = self._timing(known.decode, known.inference)
         chosen = best_threshold(draws, self._replicas, timing, inference, MigrationCost(known.migration))

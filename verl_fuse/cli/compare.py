@@ -25,7 +25,7 @@ from verl_fuse.timeline.files import located
 
 app = typer.Typer(add_completion=False)
 
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 # Keys in which two runs differ that are named in a note.
 NAMED = 6
 
@@ -93,10 +93,10 @@ def read_run(run_dir: Path) -> RunMetrics:
     run_dir, _ = located(run_dir)
     if not run_dir.is_dir():
         raise FuseError(f"{run_dir}: no such directory; needs the directory of a run (trainer.default_local_dir)")
-    path = run_dir / METRICS
+    path = run_dir / METRICS_FILE
     if not path.exists():
         raise FuseError(
-            f"{run_dir}: no {METRICS}; it is written by `verl-fuse run`, or by verl with trainer.logger=[console,file] and "
+            f"{run_dir}: no {METRICS_FILE}; it is written by `verl-fuse run`, or by verl with trainer.logger=[console,file] and "
             f"VERL_FILE_LOGGER_PATH={path}"
         )
     return RunMetrics.of(str(run_dir), read_metrics(path), _samples_per_step(run_dir))

@@ -15,7 +15,7 @@ from verl_fuse.compare.verdict import compared, shown, shown_difference, verdict
 
 BARS = "▁▂▃▄▅▆▇█"
 # Columns of a curve; longer ones are averaged.
-LONGEST = 60
+SPARKLINE_WIDTH = 60
 
 
 def show(found: Comparison, remarks: Iterable[str], sentence: str | None, page: Path | None) -> None:
@@ -72,7 +72,7 @@ def _draw(curve: Curve) -> None:
 
 def sparkline(points: Mapping[int, float], steps: list[int], low: float, high: float) -> str:
     """One character per step, or per few neighbouring steps; blank where there is no value."""
-    columns = np.array_split(np.array(steps), min(LONGEST, len(steps)))
+    columns = np.array_split(np.array(steps), min(SPARKLINE_WIDTH, len(steps)))
     line = ""
     for column in columns:
         values = [points[step] for step in column.tolist() if step in points]

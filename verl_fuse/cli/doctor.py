@@ -16,7 +16,7 @@ from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.tables import print_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
+FINDING_STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
 
 
 @app.command(epilog=examples("verl-fuse doctor", "verl-fuse doctor --no-ray --json", "verl-fuse doctor --patches"))
@@ -70,5 +70,5 @@ def table(findings: list[Finding]) -> Table:
         found = Text(finding.detail)
         if finding.fix:
             found.append(f"\nfix: {finding.fix}", style="bold")
-        report.add_row(Text(finding.state, style=STYLES[finding.state]), finding.check, found)
+        report.add_row(Text(finding.state, style=FINDING_STYLES[finding.state]), finding.check, found)
     return report

@@ -218,14 +218,14 @@ def accelerator() -> Iterator[Finding]:
 
 
 Check = Callable[[], Iterator[Finding]]
-ALWAYS: tuple[Check, ...] = (versions, plugins_load, contracts)
+NEED_NOTHING: tuple[Check, ...] = (versions, plugins_load, contracts)
 NEED_VERL: tuple[Check, ...] = (driver, hydra_group, patches, accelerator)
 
 
 def examine(*, ray: bool, report: Callable[[str], None] = lambda text: None) -> Iterator[Finding]:
     """Run all checks, cheapest first; those that need verl or Ray are left out, with a row that says so, where these are missing. `report` is told
     what is being checked."""
-    for check in ALWAYS:
+    for check in NEED_NOTHING:
         report(f"checking {check.__name__}")
         yield from check()
     if not verl_is_usable():

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from verl_fuse.cli.cluster_argument import HELP, price_of, read_cluster
+from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of, read_cluster
 from verl_fuse.cli.output import Json, begun, examples, finite, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.tables import print_table
@@ -18,12 +18,11 @@ from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
-from verl_fuse.plan.executable import STRATEGIES, Strategy
 from verl_fuse.plan.finished_plan import PlanRequest, PlanResult, checked, make_plan
 from verl_fuse.plan.overrides import command_line, feature_overrides, path_overrides, workload_overrides
 from verl_fuse.plan.search import compile_kernels
 from verl_fuse.spec.files import check_writable
-from verl_fuse.spec.plan import FEATURES
+from verl_fuse.spec.plan import FEATURES, STRATEGIES, Strategy
 from verl_fuse.spec.units import GIB
 from verl_fuse.spec.workload import Workload
 
@@ -40,7 +39,7 @@ COMPILING = "preparing compiled kernels; the first time on a machine they are co
 def plan(
     context: typer.Context,
     workload_file: Annotated[Path, typer.Argument(metavar="WORKLOAD.yaml", help="The step to plan for.")],
-    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=HELP)],
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=CLUSTER_HELP)],
     strategy: Annotated[
         str | None, typer.Option(help="verl's training engine: " + " or ".join(STRATEGIES) + "; default: the faster.")
     ] = None,

@@ -27,8 +27,8 @@ from verl_fuse.timeline.files import INDEX_PAGE
 
 app = typer.Typer(add_completion=False)
 
-HOME = "VERL_FUSE_HOME"
-METRICS = "VERL_FILE_LOGGER_PATH"
+HOME_VARIABLE = "VERL_FUSE_HOME"
+METRICS_PATH_VARIABLE = "VERL_FILE_LOGGER_PATH"
 # Everything the run prints.
 LOG = "run.log"
 # Lines of the log that are shown of a run that broke off.
@@ -59,7 +59,7 @@ class PlannedRun:
 
     @property
     def metrics(self) -> Path:
-        return Path(self.environment[METRICS])
+        return Path(self.environment[METRICS_PATH_VARIABLE])
 
     @property
     def log(self) -> Path:
@@ -98,7 +98,7 @@ def say(line: str) -> None:
 
 def home_from(environment: Mapping[str, str]) -> Path:
     """Where runs and tasks are kept: $VERL_FUSE_HOME, or `runs` in the working directory."""
-    return Path(environment.get(HOME) or "runs").absolute()
+    return Path(environment.get(HOME_VARIABLE) or "runs").absolute()
 
 
 def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> PlannedRun:
@@ -106,11 +106,15 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
     name = f"{recipe.name}-baseline" if baseline else recipe.name
     chosen = [f"trainer.experiment_name={name}", *BASELINE, *overrides] if baseline else overrides
     # The recipes read it through oc.env.
-    os.environ[HOME] = str(home)
+    os.environ[HOME_VARIABLE] = str(home)
     config, problems = compose_what_fits(recipe, chosen)
     run_dir = Path(select_path(config, "trainer.default_local_dir")).absolute()
     # Unbuffered: a line is shown when it is printed, not when a buffer is full.
-    environment = {HOME: str(home), METRICS: str(run_dir / "metrics.jsonl"), "PYTHONUNBUFFERED": "1"}
+    environment = {
+        HOME_VARIABLE: str(home),
+        METRICS_PATH_VARIABLE: str(run_dir / "metrics.jsonl"),
+        "PYTHONUNBUFFERED": "1",
+    }
     if select(config, "trainer.device") == "cpu":
         from verl_fuse_cpu.environment import environment as cpu_environment
 
@@ -153,7 +157,7 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
 def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
     """Make the task, check the data, train, print the summary; the exit code of what ended last."""
     # What the user has set wins, but the metrics must be where the summary looks for them.
-    environment = {**launch.environment, **os.environ, METRICS: launch.environment[METRICS]}
+    environment = {**launch.environment, **os.environ, METRICS_PATH_VARIABLE: launch.environment[METRICS_PATH_VARIABLE]}
     try:
         launch.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -252,7 +256,7 @@ def _written(path: Path) -> int | None:
 def as_shell(launch: PlannedRun) -> Iterator[str]:
     """Lines to paste into a shell."""
     for name, value in launch.environment.items():
-        yield f"export {name}={shlex.quote(value if name == METRICS else os.environ.get(name, value))}"
+        yield f"export {name}={shlex.quote(value if name == METRICS_PATH_VARIABLE else os.environ.get(name, value))}"
     if launch.prepare is not None:
         yield shlex.join(launch.prepare)
     yield f"mkdir -p {shlex.quote(str(launch.run_dir))}"

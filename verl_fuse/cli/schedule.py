@@ -52,7 +52,7 @@ TimeLimit = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 Workers = Annotated[int, typer.Option(min=1, max=256, help="Solver threads.")]
-LEAST = 0.1
+LEAST_TIME_LIMIT = 0.1
 
 
 @app.command(name="solve", epilog=examples(SOLVE))
@@ -70,7 +70,7 @@ def solve_command(
         bool, typer.Option("--cache/--no-cache", help="Reuse a schedule proven optimal, or found with as much time.")
     ] = True,
     cache_folder: Annotated[
-        Path | None, typer.Option(help=f"Default: ${cache.ENVIRONMENT}, or the user's cache directory.")
+        Path | None, typer.Option(help=f"Default: ${cache.CACHE_VARIABLE}, or the user's cache directory.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -188,7 +188,7 @@ def as_data(schedule: Schedule) -> dict[str, Any]:
 
 def _left(until: float) -> float:
     """What is left of the time for the whole command; never nothing, so that every method returns a schedule."""
-    return max(LEAST, until - time.monotonic())
+    return max(LEAST_TIME_LIMIT, until - time.monotonic())
 
 
 def _settled(schedule: Schedule, time_limit: float) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from verl_fuse.cli.cluster_argument import HELP, read_cluster
+from verl_fuse.cli.cluster_argument import CLUSTER_HELP, read_cluster
 from verl_fuse.cli.output import Json, print_json
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
@@ -24,7 +24,7 @@ _MODEL = "Size name, or path of a config.json or its folder."
 
 
 def from_model(
-    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=HELP)],
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=CLUSTER_HELP)],
     actor: Annotated[str, typer.Option(help=_MODEL)],
     critic: Annotated[str, typer.Option(help=_MODEL)],
     actor_layout: Annotated[str, typer.Option(help='Such as "tp8 pp4".')],

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_fuse.cli import interrupt
-from verl_fuse.cli.cluster_argument import HELP, price_of, read_cluster
+from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of, read_cluster
 from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.progress import ProgressNotes
@@ -23,7 +23,7 @@ from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.advice import Advice, advice_of_replay, advice_of_rows
 from verl_fuse.simulate.compare import Estimate, StrategyResult, simulate_each
-from verl_fuse.simulate.options import STRATEGIES, SimulationOptions
+from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
 from verl_fuse.simulate.recorded import Replay, read_recorded, replay
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
@@ -41,7 +41,7 @@ EXAMPLES = examples(
 )
 # Intervals no longer become narrower long before.
 MOST_STEPS = 1000
-STEPS = 8
+SIMULATED_STEPS = 8
 OPTIONS = (
     "Repeatable: " + ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(SimulationOptions)) + "."
 )
@@ -50,15 +50,19 @@ OPTIONS = (
 @app.command(epilog=EXAMPLES)
 def simulate(
     workload_file: Annotated[Path | None, typer.Argument(metavar="WORKLOAD.yaml", help="The step.")] = None,
-    cluster: Annotated[str | None, typer.Argument(metavar="CLUSTER", help=HELP)] = None,
+    cluster: Annotated[str | None, typer.Argument(metavar="CLUSTER", help=CLUSTER_HELP)] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan for the strategies realloc and all.")] = None,
     strategy: Annotated[
         list[str] | None,
-        typer.Option(help="One or more of " + ", ".join(STRATEGIES) + "; default: all, realloc only with --plan."),
+        typer.Option(
+            help="One or more of " + ", ".join(SIMULATED_STRATEGIES) + "; default: all, realloc only with --plan."
+        ),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_STEPS, help=f"Steps to simulate, each with lengths of its own; default: {STEPS}."),
+        typer.Option(
+            min=1, max=MOST_STEPS, help=f"Steps to simulate, each with lengths of its own; default: {SIMULATED_STEPS}."
+        ),
     ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Folder for a timeline page of every strategy.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile written by `verl-fuse profile`.")] = None,
@@ -81,7 +85,7 @@ def simulate(
         raise FuseError("needs WORKLOAD.yaml and CLUSTER, or --from RUN_DIR")
     if timeline is not None:
         check_folder(timeline)
-    seeds = seeds or STEPS
+    seeds = seeds or SIMULATED_STEPS
     workload, machines = Workload.read(workload_file), read_cluster(cluster)
     given, rows, interrupted = Plan.read(plan) if plan else None, [], False
     with ProgressNotes(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from verl_fuse.compare.intervals import Interval, difference, mean, ratio
-from verl_fuse.compare.run import OTHER, STEP, TIMING, RunMetrics
+from verl_fuse.compare.run import OTHER, STEP_METRIC, TIMING, RunMetrics
 from verl_fuse.errors import FuseError
 
 # Metrics drawn over each other: what they are, and verl's names, of which the first that both runs logged counts.
@@ -20,7 +20,7 @@ CURVES: dict[str, tuple[str, ...]] = {
     "response tokens": ("response_length/mean",),
 }
 # The curve that the verdict speaks of.
-REWARD = "reward"
+REWARD_CURVE = "reward"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def compare(base: RunMetrics, fused: RunMetrics, warm_up: int = 1) -> Comparison
         steps=tuple(steps),
         ratio=ratio(*seconds),
         stages=tuple(_stages(base, fused, steps)),
-        whole=_stage(STEP.removeprefix(TIMING), *seconds),
+        whole=_stage(STEP_METRIC.removeprefix(TIMING), *seconds),
         curves=tuple(_curves(base, fused)),
     )
 

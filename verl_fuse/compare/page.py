@@ -12,7 +12,7 @@ from verl_fuse.compare.verdict import compared, shown, shown_difference, verdict
 from verl_fuse.timeline.html import STAGE_WORK, fill, percent, seconds, style, text, work_of
 
 # Of a curve's drawing, in its own units: whole, and what is left for the numbers at its axes.
-WIDE, HIGH, LEFT, BOTTOM, TOP = 560, 180, 70, 20, 8
+CHART_WIDTH, CHART_HEIGHT, CHART_LEFT, CHART_BOTTOM, CHART_TOP = 560, 180, 70, 20, 8
 
 
 def page(found: Comparison, remarks: Iterable[str]) -> str:
@@ -102,20 +102,22 @@ def _drawing(curve: Curve) -> str:
     def at(step: int, value: float) -> tuple[float, float]:
         across = (step - first) / (last - first) if last > first else 0.5
         up = (value - low) / (high - low) if high > low else 0.5
-        return LEFT + across * (WIDE - LEFT - 8), HIGH - BOTTOM - up * (HIGH - BOTTOM - TOP)
+        return CHART_LEFT + across * (CHART_WIDTH - CHART_LEFT - 8), CHART_HEIGHT - CHART_BOTTOM - up * (
+            CHART_HEIGHT - CHART_BOTTOM - CHART_TOP
+        )
 
     axes = "".join(
-        f'<line x1="{LEFT}" x2="{WIDE}" y1="{y:.1f}" y2="{y:.1f}"/><text x="{LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+        f'<line x1="{CHART_LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/><text x="{CHART_LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
         for value, y in ((value, at(first, value)[1]) for value in dict.fromkeys((low, high)))
     ) + "".join(
-        f'<text x="{at(step, low)[0]:.1f}" y="{HIGH - 4}" text-anchor="middle">{step}</text>'
+        f'<text x="{at(step, low)[0]:.1f}" y="{CHART_HEIGHT - 4}" text-anchor="middle">{step}</text>'
         for step in dict.fromkeys((first, last))
     )
     lines = "".join(
         _line(points, [at(step, value) for step, value in points.items()], name)
         for name, points in (("base", curve.base), ("fused", curve.fused))
     )
-    return f'<svg class="curve" viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{text(curve.name)} by step">{axes}{lines}</svg>'
+    return f'<svg class="curve" viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{text(curve.name)} by step">{axes}{lines}</svg>'
 
 
 def _line(points: Mapping[int, float], places: Sequence[tuple[float, float]], name: str) -> str:

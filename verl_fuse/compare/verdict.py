@@ -8,11 +8,11 @@ Invariants (tests/unit/compare/test_verdict.py):
 import math
 from collections.abc import Iterator
 
-from verl_fuse.compare.comparison import REWARD, Comparison
+from verl_fuse.compare.comparison import REWARD_CURVE, Comparison
 from verl_fuse.compare.intervals import Interval
 
 # Half the width of an interval, as a share of the step, above which a note says how many steps would narrow it.
-WIDE = 0.05
+WIDE_INTERVAL = 0.05
 
 
 def verdict(found: Comparison) -> str:
@@ -21,7 +21,7 @@ def verdict(found: Comparison) -> str:
     taken = f"fused steps take {value} of {_baseline(found)} {bounds}".rstrip()
     if found.ratio.low is None:
         return f"one step says nothing of noise: {taken} in step {found.steps[0]}, the only one that can be compared"
-    rewards = found.curve(REWARD)
+    rewards = found.curve(REWARD_CURVE)
     difference = None if rewards is None or rewards.difference.low is None else rewards.difference
     if difference is not None and found.ratio.holds(1.0) and difference.holds(0.0):
         return f"nothing differs beyond noise: {taken}; rewards within noise"
@@ -59,9 +59,9 @@ def notes(found: Comparison) -> Iterator[str]:
         yield f"{fused.samples_missing:g} samples were asked for and not trained on in {fused.name}."
     if (high := found.ratio.high) is not None and found.ratio.holds(1.0):
         half = math.log(high / found.ratio.value)
-        if half > WIDE:
-            needed = math.ceil(len(found.steps) * (half / WIDE) ** 2)
-            yield f"A difference below {math.expm1(half):.0%} would not be seen; about {needed} steps would show one of {WIDE:.0%}."
+        if half > WIDE_INTERVAL:
+            needed = math.ceil(len(found.steps) * (half / WIDE_INTERVAL) ** 2)
+            yield f"A difference below {math.expm1(half):.0%} would not be seen; about {needed} steps would show one of {WIDE_INTERVAL:.0%}."
 
 
 def compared(found: Comparison) -> str:

@@ -60,7 +60,7 @@ GRAPHS = EngineFloors("graphs", block=2e-4, decode_block=3e-5, collective=2e-5, 
 # 0.26 ms (H100) to 1.2 ms (A100, gpt-fast's starting point) per block.
 EAGER = EngineFloors("eager", block=8e-4, decode_block=8e-4, collective=2e-4, decode_step=1e-3, call=0.05, traffic=3.0)
 
-ENGINES = {engine.name: engine for engine in (GRAPHS, EAGER)}
+FLOORS_BY_ENGINE = {engine.name: engine for engine in (GRAPHS, EAGER)}
 
 # The A100 with less memory, and the Hoppers with other links or fewer processors, are taken to be as efficient as those measured.
 _EFFICIENCIES = {"A100-40G": A100, "A100-80G": A100, **dict.fromkeys(("H100", "H200", "H800", "H20"), HOPPER)}

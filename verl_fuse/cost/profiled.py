@@ -21,9 +21,10 @@ from verl_fuse.cost.model import Batch, Numbers
 from verl_fuse.cost.shard import BYTES
 from verl_fuse.cost.table import MeasuredModel, Part, Pass, ProfileTable
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.cluster import GIB, Cluster, Device
+from verl_fuse.spec.cluster import Cluster, Device
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
+from verl_fuse.spec.units import GIB
 
 # Of two accelerators whose memory differs by more than this factor, one is not the other: drivers and vendors count it a little differently.
 _SAME_MEMORY = 1.5

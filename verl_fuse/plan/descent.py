@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from verl_fuse.plan.evaluate import STEPS, fits, peak_bytes, schedule, unfilled
+from verl_fuse.plan.evaluate import EVALUATED_STEPS, fits, peak_bytes, schedule, unfilled
 from verl_fuse.plan.tables import Tables
 
 # A plan over its memory limit costs at least this many seconds, so that a search first makes it fit.
@@ -23,7 +23,7 @@ def cost(t: Tables, choice: NDArray[np.int64]) -> float:
 def optimistic_cost(t: Tables, choice: NDArray[np.int64]) -> float:
     """The cost if moves that are not filled in were free."""
     if fits(t, choice):
-        return schedule(t, choice, STEPS, np.empty(2 * choice.size), np.empty(2 * choice.size))
+        return schedule(t, choice, EVALUATED_STEPS, np.empty(2 * choice.size), np.empty(2 * choice.size))
     peak = 0.0
     for c in range(choice.size):
         peak = max(peak, peak_bytes(t, choice, t.first[choice[c]]))

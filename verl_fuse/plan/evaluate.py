@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from verl_fuse.plan.relation import relation
 from verl_fuse.plan.tables import Scalar, Tables
 
-STEPS = 2  # the second step of a plan repeats for ever (tested on random plans)
+EVALUATED_STEPS = 2  # the second step of a plan repeats for ever (tested on random plans)
 
 
 @njit(cache=True, inline="always")
@@ -157,4 +157,4 @@ def step_seconds(t: Tables, choice: NDArray[np.int64]) -> float:
     if not fits(t, choice) or unfilled(t, choice) >= 0:
         return np.inf
     n = choice.size
-    return schedule(t, choice, STEPS, np.empty(2 * n), np.empty(2 * n))
+    return schedule(t, choice, EVALUATED_STEPS, np.empty(2 * n), np.empty(2 * n))

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -23,17 +22,17 @@ from verl_fuse.plan.descent import bytes_needed
 from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.layouts import legal_layouts
 from verl_fuse.plan.options import options_in_layouts
-from verl_fuse.plan.planner import GIB, move_seconds
+from verl_fuse.plan.planner import move_seconds
 from verl_fuse.plan.search import SearchResult, search
 from verl_fuse.plan.space import CallOption, Space
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.plan import Strategy
+from verl_fuse.spec.units import GIB
 from verl_fuse.spec.workload import Call, Workload
 
-Strategy = Literal["fsdp", "megatron"]
 # Seconds a space gets when the time is over, and after which no more spaces are looked at.
-LEAST, GRACE = 0.05, 1.0
-STRATEGIES: tuple[Strategy, ...] = ("fsdp", "megatron")
+LEAST_SEARCH_SECONDS, OVERTIME_SECONDS = 0.05, 1.0
 # What a run with the feature demands of the placement.
 DEMANDS = {
     "interstage": "a reward model, if there is one, on devices of its own",
@@ -69,12 +68,14 @@ def best_executable(
     report(f"{strategy}: costs of layouts on {cost.cluster.devices} devices")
     try:
         for space in spaces(workload, cost, strategy, features):
-            if stopped or (time.monotonic() > until + GRACE and any(f.feasible for f in found)):
+            if stopped or (time.monotonic() > until + OVERTIME_SECONDS and any(f.feasible for f in found)):
                 break
             best = min((f.seconds for f in found), default=None)
             report(f"{strategy}: placement {len(found) + 1}" + (f", {best:.2f} s per step so far" if best else ""))
             # Most spaces are searched within milliseconds.
-            found.append(search(space, move_seconds(workload, cost), max(LEAST, until - time.monotonic())))
+            found.append(
+                search(space, move_seconds(workload, cost), max(LEAST_SEARCH_SECONDS, until - time.monotonic()))
+            )
             stopped = found[-1].stopped
         else:
             whole = True

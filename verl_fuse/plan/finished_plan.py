@@ -8,19 +8,19 @@ import numpy as np
 
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
-from verl_fuse.plan.evaluate import STEPS, schedule
-from verl_fuse.plan.executable import LEAST, STRATEGIES, Strategy, best_executable
+from verl_fuse.plan.evaluate import EVALUATED_STEPS, schedule
+from verl_fuse.plan.executable import LEAST_SEARCH_SECONDS, best_executable
 from verl_fuse.plan.overrides import placement_overrides
 from verl_fuse.plan.planner import best_plan, full_space, move_seconds
 from verl_fuse.plan.search import SearchResult
 from verl_fuse.schedule.methods import METHODS
 from verl_fuse.simulate.generation import chosen_threshold
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.plan import STRATEGIES, Plan, Strategy
 from verl_fuse.spec.workload import Workload
 
 # Four times what was tried; on more, listing the layouts alone takes minutes.
-MOST_DEVICES = 4096
+MOST_PLANNED_DEVICES = 4096
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def make_plan(
     until = time.monotonic() + request.time_limit
     made: list[PlanResult] = []
     for left, nodes in zip(range(len(clusters), 0, -1), clusters, strict=True):
-        share = replace(request, time_limit=max(LEAST, (until - time.monotonic()) / left))
+        share = replace(request, time_limit=max(LEAST_SEARCH_SECONDS, (until - time.monotonic()) / left))
         try:
             made.append(_on(workload, cost, nodes, share, report))
         except (FuseError, KeyboardInterrupt):
@@ -81,8 +81,8 @@ def checked(workload: Workload, cost: AnalyticCost, request: PlanRequest) -> Pla
     """The request, its engines narrowed to those that can serve it; a FuseError, before anything is compiled or searched, where none can."""
     if not 0.0 <= request.weight <= 1.0:
         raise FuseError(f"weight={request.weight}: needs 0 (money) to 1 (time)")
-    if cost.cluster.devices > MOST_DEVICES:
-        raise FuseError(f"plan: {cost.cluster.devices} devices; needs at most {MOST_DEVICES}")
+    if cost.cluster.devices > MOST_PLANNED_DEVICES:
+        raise FuseError(f"plan: {cost.cluster.devices} devices; needs at most {MOST_PLANNED_DEVICES}")
     return _pipelined(workload, request) if "pipeline" in request.features else request
 
 
@@ -107,12 +107,12 @@ def _on(
         report(f"costs of every option on {cost.cluster.devices} devices")
         space = full_space(workload, cost, until)
         report("searching")
-        best = best_plan(space, move_seconds(workload, cost), max(LEAST, until - time.monotonic()))
+        best = best_plan(space, move_seconds(workload, cost), max(LEAST_SEARCH_SECONDS, until - time.monotonic()))
         return _made(workload, cost, best, None, request)
     found: dict[Strategy, SearchResult] = {}
     refused: list[str] = []
     for left, strategy in zip(range(len(request.strategies), 0, -1), request.strategies, strict=True):
-        seconds = max(LEAST, (until - time.monotonic()) / left)
+        seconds = max(LEAST_SEARCH_SECONDS, (until - time.monotonic()) / left)
         try:
             found[strategy] = best_executable(workload, cost, strategy, seconds, request.features, report)
         except FuseError as error:
@@ -160,7 +160,7 @@ def predicted(found: SearchResult) -> dict[str, float]:
     """Seconds of every call and of moving weights to it, of the step, and what no plan of the same kind can beat."""
     choice = np.array(found.choice)
     starts, ends = np.empty(2 * choice.size), np.empty(2 * choice.size)
-    step = schedule(found.space.tables, choice, STEPS, starts, ends)
+    step = schedule(found.space.tables, choice, EVALUATED_STEPS, starts, ends)
     count = len(found.space.calls)
     calls = {call.name: float(ends[c] - starts[c]) for c, call in enumerate(found.space.calls)}
     moves = {

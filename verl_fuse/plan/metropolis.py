@@ -16,8 +16,8 @@ from verl_fuse.plan.evaluate import unfilled
 from verl_fuse.plan.space import Move, Space
 from verl_fuse.plan.tables import Tables
 
-HOT, COLD = 1e-1, 1e-5
-CHUNK = 20_000
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 1e-1, 1e-5
+PROPOSALS_PER_LOOK = 20_000
 
 
 def metropolis(
@@ -26,7 +26,7 @@ def metropolis(
     candidates: Candidates,
     begin: NDArray[np.int64],
     time_limit: float,
-    hot: float = HOT,
+    hot: float = FIRST_TEMPERATURE,
     seed: int = 0,
 ) -> tuple[NDArray[np.int64], float, int]:
     """Best plan of these options found, its cost (see descent.cost) and the number of proposals; `hot` is the first temperature over the first cost."""
@@ -41,9 +41,9 @@ def metropolis(
     started = time.monotonic()
     # Not at all if there is no time.
     while 0 <= (spent := (time.monotonic() - started) / time_limit) < 1:
-        temperature = (least if least < OVERFULL else OVERFULL) * hot * (COLD / hot) ** spent
+        temperature = (least if least < OVERFULL else OVERFULL) * hot * (LAST_TEMPERATURE / hot) ** spent
         current, least, used, call, kept, ceiling = _walk(
-            t, candidates, choice, best, current, least, temperature, CHUNK
+            t, candidates, choice, best, current, least, temperature, PROPOSALS_PER_LOOK
         )
         proposals += used
         if call >= 0:

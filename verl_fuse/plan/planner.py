@@ -14,9 +14,8 @@ from verl_fuse.plan.options import least_bytes, options_on_sizes
 from verl_fuse.plan.search import SearchResult, search
 from verl_fuse.plan.space import CallOption, Move, Space
 from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.units import GIB
 from verl_fuse.spec.workload import Call, Workload
-
-GIB = 2**30
 
 
 def best_plan(space: Space, move: Move, time_limit: float) -> SearchResult:

@@ -21,12 +21,12 @@ from verl_fuse.plan import branch, descent
 from verl_fuse.plan.bound import relax
 from verl_fuse.plan.descent import OVERFULL
 from verl_fuse.plan.metropolis import metropolis
-from verl_fuse.plan.neighbourhood import NODES, TOLERANCE, improve
+from verl_fuse.plan.neighbourhood import NODES, PLAN_TOLERANCE, improve
 from verl_fuse.plan.space import Move, Space
 from verl_fuse.plan.support import supported
 
 # Plans that take less than this much more than what is proven are looked for next: a low ceiling leaves few options.
-STEP = 1.01
+BOUND_STEP = 1.01
 # Pairs of candidates whose moves are filled in before the proof.
 FILLED = 20_000
 # Walks, and their first temperatures over the plan's time in turn: they begin with a good plan.
@@ -47,7 +47,7 @@ class ProofSearch:
 
     @property
     def proven(self) -> bool:
-        return self.bound >= self.seconds * (1.0 - TOLERANCE)
+        return self.bound >= self.seconds * (1.0 - PLAN_TOLERANCE)
 
     def fit(self, until: float) -> None:
         """Any plan that fits; if there is none, no plan beats the one that does not fit."""
@@ -55,7 +55,7 @@ class ProofSearch:
         state = branch.start(self.relaxation, self.best, OVERFULL)
         candidates = branch.candidates(t, self.alone, OVERFULL)
         while not state.finished and state.seconds >= OVERFULL and time.monotonic() < until:
-            if branch.advance(t, self.relaxation, candidates, state, TOLERANCE, NODES):
+            if branch.advance(t, self.relaxation, candidates, state, PLAN_TOLERANCE, NODES):
                 self.space.fill(self.move, state.choice)
         self.nodes += state.nodes
         if state.seconds < OVERFULL:
@@ -85,17 +85,17 @@ class ProofSearch:
     def prove(self, until: float) -> None:
         """Branch and bound below a rising ceiling."""
         while not self.proven and time.monotonic() < until:
-            below = min(self.bound * STEP, self.seconds)
+            below = min(self.bound * BOUND_STEP, self.seconds)
             candidates = self.candidates(below, until)
             state = branch.start(self.relaxation, self.best, below)
             while not state.finished and time.monotonic() < until:
-                if branch.advance(self.space.tables, self.relaxation, candidates, state, TOLERANCE, NODES):
+                if branch.advance(self.space.tables, self.relaxation, candidates, state, PLAN_TOLERANCE, NODES):
                     self.space.fill(self.move, state.choice)
             self.nodes += state.nodes
             if state.seconds < below:
                 self.best, self.seconds = descend(self.space, self.move, state.best, state.seconds)
             if state.finished:
-                self.bound = min(below, self.seconds) * (1.0 - TOLERANCE)
+                self.bound = min(below, self.seconds) * (1.0 - PLAN_TOLERANCE)
             else:
                 self.bound = max(self.bound, min(branch.open_bound(candidates, state), below))
 

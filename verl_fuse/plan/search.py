@@ -30,12 +30,12 @@ from verl_fuse.spec.cluster import Cluster, Device
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Call
 
-BEAM = 64
+BEAM_WIDTH = 64
 BEAM_OPTIONS = 400
 # Plans of the beam that are improved.
 STARTS = 4
 # Entries of the table of moves, 8 bytes each; beyond, options with larger bounds are left out (and bound the answer).
-ROOM = 30_000_000
+MOST_MOVE_ENTRIES = 30_000_000
 # Neighbourhoods and the proof get this share of the time; if it has not ended then, walks get their share, and the proof the rest.
 EARLY, WALK = 0.35, 0.35
 
@@ -136,7 +136,7 @@ def _plans(t: Tables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     relaxation = relax(t)
     calls = range(t.begin.size - 1)
     order = branch.start(relaxation, np.zeros(len(calls), np.int64), np.inf).order
-    plans = build(t, relaxation, branch.candidates(t, alone, np.inf, BEAM_OPTIONS), order, BEAM)
+    plans = build(t, relaxation, branch.candidates(t, alone, np.inf, BEAM_OPTIONS), order, BEAM_WIDTH)
     needs = t.resident + t.active + t.copy
     leanest = np.lexsort((t.resident, needs))
     lean = [next(o for o in leanest if t.begin[c] <= o < t.begin[c + 1]) for c in calls]
@@ -160,6 +160,6 @@ def _affordable(space: Space, alone: NDArray[np.float64], cost: float) -> float:
     finite = min(cost, float(np.max(alone, initial=0.0, where=np.isfinite(alone))))
     for share in np.linspace(1.0, 0.0, 21):
         ceiling = least + share * (finite - least)
-        if space.keep(alone <= ceiling).room <= ROOM:
+        if space.keep(alone <= ceiling).room <= MOST_MOVE_ENTRIES:
             return cost if share == 1.0 else ceiling
     return least

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.reshard.balance import shared_out
-from verl_fuse.reshard.order import Ints, order_of
+from verl_fuse.reshard.order import order_of
 from verl_fuse.reshard.route_kernel import chains, deliveries, keys, rows, same
 from verl_fuse.reshard.streams import Streams
+from verl_fuse.spec.arrays import Ints
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.order import Ints, order_of
+from verl_fuse.reshard.order import order_of
 from verl_fuse.reshard.parameters import ModelParameters, Parameter
 from verl_fuse.reshard.sharding import Cells, PlacedSharding
+from verl_fuse.spec.arrays import Ints
 
 NOBODY = 0
 

@@ -4,7 +4,7 @@ Every rank says in a store what it does. A rank that waits looks there for a ver
 to the rank that does not wait. The first verdict written stands for all.
 
 Invariants (tests/unit/runtime/test_watch.py, test_faults.py):
-- no wait lasts longer than the timeout, and a wait ends within POLL_SECONDS of a verdict;
+- no wait lasts longer than the timeout, and a wait ends within STORE_POLL_SECONDS of a verdict;
 - every rank's error carries the same verdict, which names ranks, ops and seconds;
 - a rank that cannot end by itself is ended by its guard, with the stacks of its threads on stderr;
 - keys of past programs are removed.
@@ -26,7 +26,7 @@ from verl_fuse.runtime.store import Store
 T = TypeVar("T")
 
 # How often a waiting rank looks for a verdict, and how often at most it looks for what it waits for in the store.
-POLL_SECONDS = 0.2
+STORE_POLL_SECONDS = 0.2
 LOOK_SECONDS = 0.001
 
 
@@ -105,10 +105,10 @@ class Watch:
             self._say(RankState("waits", what, time.time(), self._program, tuple(peers)))
             begun, pulses = time.monotonic(), None
             while (left := begun + self.timeout - time.monotonic()) > 0:
-                if (found := poll(min(left, POLL_SECONDS))) is not None:
+                if (found := poll(min(left, STORE_POLL_SECONDS))) is not None:
                     return found
                 self._look()
-                if pulses is None and left < SILENCE_SECONDS + POLL_SECONDS:
+                if pulses is None and left < SILENCE_SECONDS + STORE_POLL_SECONDS:
                     pulses = self._pulses()
         except LostPeer as lost:
             raise self._lost(lost) from lost

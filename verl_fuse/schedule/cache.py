@@ -15,12 +15,12 @@ from verl_fuse.schedule.validate import validate
 from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 
-ENVIRONMENT = "VERL_FUSE_CACHE"
+CACHE_VARIABLE = "VERL_FUSE_CACHE"
 
 
 def default_folder() -> Path:
     """`$VERL_FUSE_CACHE`, else `verl-fuse` in the user's cache directory."""
-    if folder := os.environ.get(ENVIRONMENT):
+    if folder := os.environ.get(CACHE_VARIABLE):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-fuse"
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from verl_fuse.spec.arrays import Ints
 
 
 class DispatchTables(NamedTuple):

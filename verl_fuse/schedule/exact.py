@@ -16,7 +16,7 @@ from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import orders_of
 
-MAX_OPS = 6000
+EXACT_MAX_OPS = 6000
 """Above this the model is too large to pay off."""
 
 
@@ -38,7 +38,7 @@ class ExactSearch(Attempt):
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         """Odd seeds ask whether the goal can be reached; even ones minimise the makespan from the incumbent."""
-        if len(self.table) > MAX_OPS:
+        if len(self.table) > EXACT_MAX_OPS:
             return
         clock, memory = self.scales.time, self.scales.memory
         wanted, known = clock.ticks(goal.makespan), clock.ticks(goal.incumbent.makespan)

@@ -8,7 +8,7 @@ the micro-batches in flight per pipeline and stage; several limits are tried, as
 
 from verl_fuse.schedule.back_to_back import back_to_back
 from verl_fuse.schedule.bounds import tails
-from verl_fuse.schedule.solution import TOLERANCE, Budget, Solution, from_orders
+from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 
 EXTRA_IN_FLIGHT = (None, 4, 2, 1, 0)
@@ -29,7 +29,7 @@ def candidates(table: OpTable, capacity: float) -> list[Solution]:
         solution = from_orders(table, orders) if orders is not None else None
         if solution is not None:
             found.append(solution)
-    return sorted((s for s in found if s.peak <= capacity * (1 + TOLERANCE)), key=lambda s: s.key)
+    return sorted((s for s in found if s.peak <= capacity * (1 + MAKESPAN_TOLERANCE)), key=lambda s: s.key)
 
 
 def in_flight(table: OpTable, extra: int | None, capacity: float) -> list[list[int]]:
@@ -83,7 +83,8 @@ def list_schedule(table: OpTable, limits: list[list[int]], capacity: float) -> l
                 if before[op] >= 0 and before[op] not in ends:
                     continue
                 if kind == 0 and (
-                    m - done[i, s, 1] >= limits[i][s] or held[rank] + activation[op] > capacity * (1 + TOLERANCE)
+                    m - done[i, s, 1] >= limits[i][s]
+                    or held[rank] + activation[op] > capacity * (1 + MAKESPAN_TOLERANCE)
                 ):
                     continue
                 start = max(free[rank], ends[before[op]] + delay[op]) if before[op] >= 0 else free[rank]

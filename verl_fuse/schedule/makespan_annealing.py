@@ -16,10 +16,10 @@ from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import orders_of
 
-MOVES_PER_SECOND = 5e8
+OPS_TIMED_PER_SECOND = 5e8
 """Ops timed per second of effort: what one core manages, so that an effort of 1 is about a second."""
 
-SWAP = 1500
+LEAST_OPS_PER_SWAP = 1500
 """Ops that a swap costs at least, however few it times."""
 
 DISPATCHES_PER_SECOND = 9e6
@@ -30,13 +30,13 @@ CLIMB_SHARE = 0.25
 
 CLIMBS = 3
 
-HOT = (0.8, 0.3)
+MAKESPAN_TEMPERATURES = (0.8, 0.3)
 """First temperatures, in mean op durations: the first forgets the start, the second polishes it. Workers and seeds take turns."""
 
-COOLING = 8.0
+MAKESPAN_COOLING = 8.0
 """First over last temperature."""
 
-CHUNK = 1e8
+OPS_PER_LOOK = 1e8
 """Ops timed between looks at the clock."""
 
 
@@ -70,10 +70,10 @@ class MakespanAnnealing(Attempt):
         capacity = (
             self.scales.memory.floor(goal.capacity) if np.isfinite(goal.capacity) else int(np.abs(net.change).sum()) + 1
         )
-        steps = max(1, int(effort * (1 - CLIMB_SHARE) * MOVES_PER_SECOND / max(len(table), SWAP)))
-        chunks = max(1, round(steps * max(len(table), SWAP) / CHUNK))
-        hot = HOT[(seed + self.worker) % len(HOT)] * float(np.mean(net.duration))
-        cold = hot / COOLING
+        steps = max(1, int(effort * (1 - CLIMB_SHARE) * OPS_TIMED_PER_SECOND / max(len(table), LEAST_OPS_PER_SWAP)))
+        chunks = max(1, round(steps * max(len(table), LEAST_OPS_PER_SWAP) / OPS_PER_LOOK))
+        hot = MAKESPAN_TEMPERATURES[(seed + self.worker) % len(MAKESPAN_TEMPERATURES)] * float(np.mean(net.duration))
+        cold = hot / MAKESPAN_COOLING
         for chunk in range(chunks):
             if goal.over:
                 return

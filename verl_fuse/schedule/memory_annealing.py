@@ -7,25 +7,23 @@ import numpy as np
 
 from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.descent import Attempt, Goal
-from verl_fuse.schedule.solution import TOLERANCE, from_orders
+from verl_fuse.schedule.makespan_annealing import LEAST_OPS_PER_SWAP
+from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, from_orders
 from verl_fuse.schedule.table import OpTable
 
-MOVES_PER_SECOND = 8e8
+SWAPPED_OPS_PER_SECOND = 8e8
 """Swaps times ops per second of effort: what one core manages."""
 
-SWAP = 1500
-"""Ops that a swap costs at least."""
-
-SHARE = 0.5
+MEMORY_EFFORT_SHARE = 0.5
 """Effort against that of the annealing of the makespan."""
 
-HOT = (300.0, 3000.0)
+MEMORY_TEMPERATURES = (300.0, 3000.0)
 """First temperatures, in squared mean activations."""
 
-COOLING = 300.0
+MEMORY_COOLING = 300.0
 """First over last temperature."""
 
-CHUNK = 0.25
+EFFORT_PER_LOOK = 0.25
 """Effort between looks at the clock."""
 
 
@@ -39,7 +37,7 @@ class MemoryAnnealing(Attempt):
         from verl_fuse.schedule import memory_kernel, swap_kernel  # numba takes a second to import
 
         begin = goal.incumbent
-        if begin.makespan > goal.makespan * (1 + TOLERANCE) or not np.isfinite(goal.capacity):
+        if begin.makespan > goal.makespan * (1 + MAKESPAN_TOLERANCE) or not np.isfinite(goal.capacity):
             return
         random = np.random.default_rng([seed, self.worker, 3])
         net = swap_kernel.graph_of(self.table, self.scales)
@@ -47,11 +45,11 @@ class MemoryAnnealing(Attempt):
         best_ahead = order.ahead.copy()
         deadline, capacity = self.scales.time.ticks(goal.makespan), self.scales.memory.floor(goal.capacity)
         unit = float(np.abs(net.change).mean()) ** 2
-        hot = float(random.choice(HOT)) * unit
-        cooling = 1 / COOLING
+        hot = float(random.choice(MEMORY_TEMPERATURES)) * unit
+        cooling = 1 / MEMORY_COOLING
         energy = best = memory_kernel.energy_of(order, capacity)
-        chunks = max(1, round(SHARE * effort / CHUNK))
-        swaps = max(1, int(CHUNK * MOVES_PER_SECOND / max(len(self.table), SWAP)))
+        chunks = max(1, round(MEMORY_EFFORT_SHARE * effort / EFFORT_PER_LOOK))
+        swaps = max(1, int(EFFORT_PER_LOOK * SWAPPED_OPS_PER_SECOND / max(len(self.table), LEAST_OPS_PER_SWAP)))
         peak = begin.peak
         for chunk in range(chunks):
             if goal.over:

@@ -19,16 +19,16 @@ from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.constraint_model import activation_ticks, scales
 from verl_fuse.schedule.period import Period
-from verl_fuse.schedule.solution import TOLERANCE, Solution, from_orders
+from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Solution, from_orders
 from verl_fuse.schedule.timing import earliest_ticks, orders_of
 
 CUTS = (0.5, 0.4, 0.6, 0.3, 0.7)
 """Where to cut, as shares of the makespan."""
 
-FREE = (60, 150, 300, 600)
+FREE_OPS = (60, 150, 300, 600)
 """Ops around the cut that are placed anew, beside the turn."""
 
-SECONDS = 2.0
+CUT_SECONDS = 2.0
 """Deterministic time for one cut."""
 
 Fifo = tuple[int, int, int]
@@ -40,9 +40,9 @@ def stretch(period: Period, solution: Solution, capacity: float, seed: int, dead
 
     A longer one than promised, which too few turns for the micro-batches in flight can lead to, is only returned when no other is found.
     """
-    promised = (solution.makespan + period.turns * period.length) * (1 + TOLERANCE)
+    promised = (solution.makespan + period.turns * period.length) * (1 + MAKESPAN_TOLERANCE)
     best = None
-    for free, share in itertools.product(FREE, CUTS):
+    for free, share in itertools.product(FREE_OPS, CUTS):
         if time.monotonic() >= deadline:
             break
         found = _Cut(period, solution, share, free).solve(capacity, seed, deadline)
@@ -106,7 +106,7 @@ class _Cut:
         solver = cp_model.CpSolver()
         settings = solver.parameters
         settings.num_workers, settings.random_seed = 1, seed
-        settings.max_deterministic_time = SECONDS
+        settings.max_deterministic_time = CUT_SECONDS
         settings.max_time_in_seconds = max(0.01, deadline - time.monotonic())
         settings.catch_sigint_signal = False
         settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from verl_fuse.schedule.constraint_model import Scales, activation_ticks
 from verl_fuse.schedule.table import OpTable, Orders
-
-Ints = NDArray[np.int64]
+from verl_fuse.spec.arrays import Ints
 
 
 class OpGraph(NamedTuple):

@@ -6,8 +6,8 @@ from functools import lru_cache
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import mean_batch, replica_count, replica_layout
-from verl_fuse.simulate.rollout import Ints
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost
+from verl_fuse.spec.arrays import Ints
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan, Plan

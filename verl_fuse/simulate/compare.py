@@ -13,10 +13,10 @@ import numpy as np
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.methods import require_method
-from verl_fuse.simulate.options import STRATEGIES, SimulationOptions, features_of
-from verl_fuse.simulate.rollout import Floats
+from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions, features_of
 from verl_fuse.simulate.step import StepResult, simulate_step
 from verl_fuse.simulate.stock import stock_plan
+from verl_fuse.spec.arrays import Floats
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.workload import Workload
 
@@ -80,7 +80,7 @@ def simulate_each(
         plan.check(workload, cost.cluster)
     elif "realloc" in (strategies or ()):
         raise FuseError("strategy='realloc' needs --plan: the placement that weights are moved to")
-    possible = [name for name in STRATEGIES if plan is not None or name != "realloc"]
+    possible = [name for name in SIMULATED_STRATEGIES if plan is not None or name != "realloc"]
     wanted = list(dict.fromkeys(["stock", *(strategies or possible)]))
     features = {name: features_of(name) for name in wanted}
     require_method(options.schedule)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import vectorize
 
-from verl_fuse.simulate.rollout import Floats, Ints
+from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.workload import Workload
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from verl_fuse.simulate.draw import Draw
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
+from verl_fuse.simulate.rollout import Requests, Rollout
 from verl_fuse.simulate.tail import InferenceWork
 from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.arrays import Floats, Ints
 
 BALANCES = (None, 0.0, 0.5, 1.0)
 

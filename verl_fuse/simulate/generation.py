@@ -17,15 +17,16 @@ from verl_fuse.simulate.draw import Draw, draw
 from verl_fuse.simulate.elastic import Assignment, best_assignment, run_elastic, shared_prefixes
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
-from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout, round_robin
+from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
 from verl_fuse.simulate.tail import FusionResult, InferenceWork, fuse, trigger_time
 from verl_fuse.simulate.tail import stock as without_migration
 from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.workload import Call, Workload
 
-DRAWS = 2
+THRESHOLD_BATCHES = 2
 """Batches on which the threshold is chosen; it then holds for other batches, as at run time."""
 
 
@@ -95,7 +96,7 @@ def chosen_threshold(
     generate_plan = plan.call("actor_generate")
     replicas = plan.replicas or replica_count(generate_plan.layout)
     timing = replica_timing(workload, generate_plan, cost, options)
-    dealt = [_dealt(draw(workload, rng, options.predictability), replicas, elastic) for _ in range(DRAWS)]
+    dealt = [_dealt(draw(workload, rng, options.predictability), replicas, elastic) for _ in range(THRESHOLD_BATCHES)]
     begun = [Rollout.begin(requests, timing, queues) for requests, queues in dealt]
     moving = migration(workload, plan, cost, options)
     most = max(options.micro_group, workload.sequences // replicas)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import bounded
 
-STRATEGIES: dict[str, frozenset[str]] = {
+SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "stock": frozenset(),
     "observe": frozenset({"observe"}),
     "streaming": frozenset({"streaming"}),
@@ -67,6 +67,6 @@ class SimulationOptions:
 
 def features_of(strategy: str) -> frozenset[str]:
     """The features of a strategy; a FuseError lists the strategies."""
-    if strategy not in STRATEGIES:
-        raise FuseError(f"strategy={strategy!r}; allowed: {', '.join(STRATEGIES)}")
-    return STRATEGIES[strategy]
+    if strategy not in SIMULATED_STRATEGIES:
+        raise FuseError(f"strategy={strategy!r}; allowed: {', '.join(SIMULATED_STRATEGIES)}")
+    return SIMULATED_STRATEGIES[strategy]

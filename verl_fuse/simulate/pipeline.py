@@ -20,9 +20,9 @@ from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.workload import Call, Workload
 
-SECONDS = 20.0
+SOLVE_SECONDS = 20.0
 """Budget of a schedule search; methods without search need none of it."""
-SOLVED = 3
+SOLVED_PAIRS = 3
 """Pairs of layouts whose schedule is solved, those with the least bound first."""
 
 
@@ -62,7 +62,7 @@ def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: Sim
         for serial_seconds in [actor_seconds + critic_seconds]
     ]
     best = FusedTraining(plan, 1.0, serial, serial, "no two train layouts share pipeline ranks")
-    for bound, both, actor, critic in sorted(pairs, key=lambda pair: pair[:2])[:SOLVED]:
+    for bound, both, actor, critic in sorted(pairs, key=lambda pair: pair[:2])[:SOLVED_PAIRS]:
         if bound >= best.seconds:
             break
         problem = fused_problem(workload, actor, critic, cost, options)
@@ -70,7 +70,7 @@ def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: Sim
         if room < problem.least_memory_limit:
             continue
         problem = replace(problem, memory_limit=room)
-        makespans = [solve(problem, method, Budget(SECONDS)).makespan for method in ("serial", options.schedule)]
+        makespans = [solve(problem, method, Budget(SOLVE_SECONDS)).makespan for method in ("serial", options.schedule)]
         ratio = min(1.0, makespans[1] / makespans[0])
         fixed = _updates(workload, (actor, critic), cost)
         seconds = fixed + ratio * (both - fixed)

@@ -14,19 +14,20 @@ from itertools import combinations
 
 import numpy as np
 
+from verl_fuse.cost.floors import TRAIN_STAGES
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.draw import Draw
 from verl_fuse.simulate.elastic import best_assignment, run_elastic
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
+from verl_fuse.simulate.rollout import Requests, Rollout
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost, fuse, stock, trigger_time
 from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.tracks import number, role
 
 INFERENCE_STAGES = ("reward", "old_log_prob", "ref", "values")
-TRAIN_STAGES = ("update_critic", "update_actor")
 FUSED_STAGE = "fused_update"
 
 

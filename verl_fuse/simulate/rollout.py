@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.kernel import advance_all
 from verl_fuse.simulate.timing import ReplicaTiming
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from verl_fuse.spec.arrays import Floats, Ints
 
 FOREVER = float("inf")
 

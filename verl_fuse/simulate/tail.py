@@ -15,7 +15,8 @@ import numpy as np
 from numba import njit
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
+from verl_fuse.simulate.rollout import Requests, Rollout
+from verl_fuse.spec.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from verl_fuse.simulate.timing import ReplicaTiming
 
 FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55)
 """Thresholds tried first, as shares of the batch."""
-ROUNDS = 2
+REFINEMENTS = 2
 """Refinements around the best threshold found so far."""
 
 
@@ -94,7 +94,7 @@ def search(scan: ThresholdScan, least_gain: float = 0.01) -> Threshold:
     replicas = scan.replicas
     found: dict[tuple[int, int], float] = {}
     thresholds = {round(fraction * scan.samples) for fraction in FRACTIONS} - {0}
-    for _ in range(1 + ROUNDS):
+    for _ in range(1 + REFINEMENTS):
         if replicas == 1:
             break
         scan.prepare(thresholds)

@@ -12,17 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.arrays import Floats
 
-Floats = NDArray[np.float64]
 Decode = Callable[[Floats, Floats], Floats]
 """(sequences, context tokens of all of them together) -> seconds of one decode step of one replica; vectorised."""
 Prefill = Callable[[float, float], float]
 """(sequences, tokens of each) -> seconds of prefilling them together."""
 
-COLUMNS = 257
+CONTEXT_POINTS = 257
 PREFILL_POINTS = 49
 
 
@@ -65,7 +64,7 @@ class ReplicaTiming:
             raise FuseError(
                 f"kv_capacity={kv_capacity} tokens cannot hold one sequence of {longest}; shorten the sequences or give the replica more memory"
             )
-        columns = min(COLUMNS, longest + 1)
+        columns = min(CONTEXT_POINTS, longest + 1)
         context = np.linspace(0.0, float(longest), columns)
         sequences = np.arange(1, max_batch + 1, dtype=np.float64)
         table = np.empty((max_batch + 1, columns))

@@ -23,7 +23,7 @@ _FORMS = (
     "lognormal:median=400,sigma=1.0,max=2048",
     "bimodal:short=200,long=1600,share=0.1,sigma=0.3,max=2048",
 )
-LONGEST = 2**22
+LONGEST_LENGTH = 2**22
 _NORMAL = math.sqrt(2.0)
 
 
@@ -90,8 +90,8 @@ class LengthDistribution:
             raise FuseError("lengths: no values; needs at least one")
         # Before they are an array: a whole number of a file need not fit into 64 bits.
         least, most = min(found), max(found)
-        if least < 1 or most > LONGEST:
-            raise FuseError(f"lengths: value {least if least < 1 else most}; needs 1 to {LONGEST}")
+        if least < 1 or most > LONGEST_LENGTH:
+            raise FuseError(f"lengths: value {least if least < 1 else most}; needs 1 to {LONGEST_LENGTH}")
         array = np.asarray(found, dtype=np.int64)
         values, counts = np.unique(array, return_counts=True)
         digest = hashlib.sha256(np.stack([values, counts]).tobytes()).hexdigest()[:8]
@@ -101,14 +101,14 @@ class LengthDistribution:
 
 def _fixed(text: str, rest: str) -> LengthDistribution:
     # Numbers of thousands of digits are not even read.
-    if not re.fullmatch(r"\d{1,9}", rest) or not 1 <= int(rest) <= LONGEST:
-        raise FuseError(f"lengths {text!r}: needs a whole number from 1 to {LONGEST}, such as {_FORMS[0]}")
+    if not re.fullmatch(r"\d{1,9}", rest) or not 1 <= int(rest) <= LONGEST_LENGTH:
+        raise FuseError(f"lengths {text!r}: needs a whole number from 1 to {LONGEST_LENGTH}, such as {_FORMS[0]}")
     return LengthDistribution(f"fixed:{int(rest)}", (int(rest),), (1.0,))
 
 
 def _uniform(text: str, rest: str) -> LengthDistribution:
     match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", rest)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= LONGEST:
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= LONGEST_LENGTH:
         raise FuseError(f"lengths {text!r}: needs a range of whole numbers >= 1, such as {_FORMS[1]}")
     values = tuple(range(int(match[1]), int(match[2]) + 1))
     return LengthDistribution(f"uniform:{values[0]}-{values[-1]}", values, (1.0 / len(values),) * len(values))
@@ -145,6 +145,6 @@ def _parameters(text: str, rest: str, names: tuple[str, ...]) -> dict[str, float
 
 
 def _whole(text: str, key: str, value: float) -> int:
-    if value != int(value) or not 1 <= value <= LONGEST:
-        raise FuseError(f"lengths {text!r}: {key}={value:g}; needs a whole number from 1 to {LONGEST}")
+    if value != int(value) or not 1 <= value <= LONGEST_LENGTH:
+        raise FuseError(f"lengths {text!r}: {key}={value:g}; needs a whole number from 1 to {LONGEST_LENGTH}")
     return int(value)

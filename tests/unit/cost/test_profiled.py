@@ -8,7 +8,7 @@ from tables import TINY, table
 
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import GRAPHS
-from verl_fuse.cost.floors import BARE
+from verl_fuse.cost.floors import NO_FLOORS
 from verl_fuse.cost.model import Batch
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
@@ -17,7 +17,7 @@ from verl_fuse.spec.cluster import Cluster, Device, Mesh, cluster_named
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model_names import model_named
 
-TABLE = dataclasses.replace(table(), engine=BARE)
+TABLE = dataclasses.replace(table(), engine=NO_FLOORS)
 CLUSTER = Cluster(1, 2, TABLE.device, 1e10, 1e10, 1e10)
 COST = ProfiledCost.of(TABLE, CLUSTER)
 
@@ -42,7 +42,9 @@ def test_decoding_reads_the_decode_grid():
 
 
 def test_floors_come_on_top():
-    engine = dataclasses.replace(BARE, decode_step=1.0, request=2.0, microbatch=3.0, call=4.0, update=5.0, sequence=6.0)
+    engine = dataclasses.replace(
+        NO_FLOORS, decode_step=1.0, request=2.0, microbatch=3.0, call=4.0, update=5.0, sequence=6.0
+    )
     floored, layout, mesh, batch = dataclasses.replace(COST, engine=engine), Layout(), Mesh(0, 1), Batch.equal(4, 64)
     assert floored.decode(TINY, layout, 4.0, 64.0) - COST.decode(TINY, layout, 4.0, 64.0) == pytest.approx(1 + 4 * 6)
     assert floored.prefill(TINY, layout, batch) - COST.prefill(TINY, layout, batch) == pytest.approx(1 + 4 * 2)

@@ -7,7 +7,7 @@ from rollouts import generated, timeline
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Span
-from verl_fuse_interstage.learned import KEPT, STEPS, InterstageHistory
+from verl_fuse_interstage.learned import KEPT, REMEMBERED_STEPS, InterstageHistory
 
 LENGTHS = {"math": [(9, 20), (9, 50)], "code": [(5, 30)]}
 
@@ -36,18 +36,18 @@ def test_the_first_step_teaches_lengths_and_no_cost():
 
 def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
     learned = InterstageHistory()
-    for number in range(STEPS + 3):
+    for number in range(REMEMBERED_STEPS + 3):
         learned.learn(step(0.1, 5.0, 0.5), {"math": [(9, number)], **LENGTHS}, replicas=1, capacity=Capacity(4))
     learned.save(tmp_path, devices=1)
     found = KEPT.load(tmp_path, devices=1)
     assert (found.decode, found.inference, found.migration) == (learned.decode, learned.inference, 0.5)
     assert found.lengths.keys() == learned.lengths.keys()
     for source, steps in learned.lengths.items():
-        assert len(steps) == STEPS
+        assert len(steps) == REMEMBERED_STEPS
         for kept, known in zip(found.lengths[source], steps, strict=True):
             np.testing.assert_array_equal(kept, known)
     found.learn(step(0.1, 5.0), LENGTHS, replicas=1, capacity=Capacity(4))
-    assert len(found.lengths["math"]) == STEPS
+    assert len(found.lengths["math"]) == REMEMBERED_STEPS
     other = KEPT.load(tmp_path, devices=8)
     assert (other.decode, other.inference, other.migration) == (None, None, 0.0)
     assert other.lengths.keys() == learned.lengths.keys()

@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 from spaces import CLUSTER, GRPO, filled, random_choice, random_space
 
-from verl_fuse.plan.evaluate import STEPS, fits, peak_bytes, schedule
+from verl_fuse.plan.evaluate import EVALUATED_STEPS, fits, peak_bytes, schedule
 from verl_fuse.plan.space import CallOption, Space
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 
 
-def run(space: Space, choice, steps: int = STEPS) -> tuple[float, np.ndarray, np.ndarray]:
+def run(space: Space, choice, steps: int = EVALUATED_STEPS) -> tuple[float, np.ndarray, np.ndarray]:
     starts, ends = np.empty(2 * len(choice)), np.empty(2 * len(choice))
     return schedule(space.tables, np.array(choice, np.int64), steps, starts, ends), starts, ends
 

@@ -8,8 +8,9 @@ from workloads import grpo, ppo
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.heuristic import megatron_heuristic, predicted_seconds
-from verl_fuse.plan.planner import GIB, best_plan, full_space, move_seconds
+from verl_fuse.plan.planner import best_plan, full_space, move_seconds
 from verl_fuse.spec.cluster import cluster_named
+from verl_fuse.spec.units import GIB
 
 
 def test_the_plan_is_never_slower_than_the_heuristic_and_its_time_is_the_predicted_one():

@@ -4,7 +4,7 @@ import pytest
 from problems import PUBLISHED, published, random_problem, two_ranks
 
 from verl_fuse.schedule.bounds import makespan_bound
-from verl_fuse.schedule.period import WORTH, period_of
+from verl_fuse.schedule.period import MOST_OPS_SHARE, period_of
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
@@ -19,7 +19,7 @@ def test_the_bound_falls_by_the_turns_taken_out(instance, each, length):
     assert period is not None
     assert (period.microbatches, period.length) == (each, length)
     assert makespan_bound(period.short) + period.turns * length == PUBLISHED[instance]["lower_bound"]
-    assert len(period.short) <= WORTH * len(table)
+    assert len(period.short) <= MOST_OPS_SHARE * len(table)
 
 
 @pytest.mark.parametrize("instance", [2, 5, 8, 11])

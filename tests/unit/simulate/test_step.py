@@ -7,7 +7,7 @@ import pytest
 from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.options import STRATEGIES, SimulationOptions
+from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.spec.cluster import Mesh
@@ -24,7 +24,7 @@ def run(workload, strategy: str, options: SimulationOptions = NO_POLL, plan: Pla
     )
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SIMULATED_STRATEGIES)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_step_adds_up(name: str, strategy: str):
     result = run(WORKLOADS[name], strategy)

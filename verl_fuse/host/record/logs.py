@@ -13,8 +13,9 @@ from types import ModuleType
 
 import pluggy
 
+from verl_fuse.host.names import LOG_PREFIX
+
 VERL = "verl"
-MARK = "verl-fuse: "
 
 
 def join_verl_log(manager: pluggy.PluginManager) -> None:
@@ -41,7 +42,7 @@ class _Marked(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         marked = copy(record)
-        marked.msg = f"{MARK}{record.msg}"
+        marked.msg = f"{LOG_PREFIX}{record.msg}"
         self._handler.handle(marked)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from verl_fuse.spec.timeline import Span
 
+MODELS = ("actor", "critic")
 Counts = tuple[int, int]
 """Micro-batches per call, of actor and critic; 0 for a model that has none left."""
 

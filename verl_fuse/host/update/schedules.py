@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.update.report import Counts, RankReport
+from verl_fuse.host.update.report import MODELS, Counts, RankReport
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 REMEMBERED = 3
 DRIFT = 0.10
-MODELS = ("actor", "critic")
 # Share of what the device has left that activations may take: allocators fragment.
 HEADROOM = 0.9
 

@@ -23,7 +23,7 @@ from verl.utils.fsdp_utils import fsdp_version, get_fsdp_full_state_dict
 from verl_fuse.errors import FuseError
 
 # An object in the store is one piece of shared memory.
-BUCKET_BYTES = 256 << 20
+OBJECT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def in_buckets(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
     bucket: list[Shard] = []
     size = 0
     for shard in shards:
-        if bucket and size + shard.data.nbytes > BUCKET_BYTES:
+        if bucket and size + shard.data.nbytes > OBJECT_BYTES:
             yield bucket
             bucket, size = [], 0
         bucket.append(shard)

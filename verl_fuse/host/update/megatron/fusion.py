@@ -25,7 +25,7 @@ from verl_fuse.host.update.joint import JointCalls
 from verl_fuse.host.update.megatron.messages import Padding
 from verl_fuse.host.update.megatron.stage import ForwardBackwardCall, MegatronStage
 from verl_fuse.host.update.megatron.view import View
-from verl_fuse.host.update.report import ModelCost, RankReport
+from verl_fuse.host.update.report import MODELS, ModelCost, RankReport
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.links import Link, open_links
 from verl_fuse.runtime.lower import lower_schedule
@@ -38,7 +38,6 @@ from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 from verl_fuse.spec.timeline import Span
 
-MODELS = ("actor", "critic")
 """In the order of a problem's pipelines."""
 
 Schedules = Mapping[tuple[int, int], Schedule]

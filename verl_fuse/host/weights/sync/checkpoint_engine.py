@@ -29,7 +29,7 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.on_import import on_import
-from verl_fuse.host.weights.sync.hybrid import DTYPES, UNNUMBERED
+from verl_fuse.host.weights.sync.hybrid import TORCH_DTYPES, UNNUMBERED
 from verl_fuse.host.weights.sync.trained import own_shards, trained
 from verl_fuse.reshard.loadable import LoadableSharding
 from verl_fuse.reshard.parameters import parameters_of
@@ -132,8 +132,8 @@ class FuseCheckpointEngine(CheckpointEngine):
 
     def _send(self, engine: Any, tp: int, dtype: str, version: int) -> dict[str, Any]:
         found = trained(engine)
-        if dtype not in DTYPES:
-            raise FuseError(f"weight sync: rollout.dtype={dtype!r}; needs {', '.join(DTYPES)}")
+        if dtype not in TORCH_DTYPES:
+            raise FuseError(f"weight sync: rollout.dtype={dtype!r}; needs {', '.join(TORCH_DTYPES)}")
         assert self._watch is not None, "not joined"
         if self._watch.rank == 0:
             model_type = engine.model_config.hf_config.model_type
@@ -171,7 +171,7 @@ class FuseCheckpointEngine(CheckpointEngine):
             PlacedSharding(sharding_from(sharding), tuple(ranks)),
             PlacedSharding.at(LoadableSharding(VllmSharding(tp, (size - self._trainers) // tp)), self._trainers),
             self._nodes,
-            DTYPES[said["dtype"]],
+            TORCH_DTYPES[said["dtype"]],
             said["bucket_bytes"],
             said["checksums"],
         )

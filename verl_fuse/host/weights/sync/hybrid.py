@@ -30,7 +30,7 @@ from verl_fuse.runtime.reshard.stream import ParameterStream, StreamRoute
 from verl_fuse.runtime.watch import Watch
 
 # Types of a rollout's elements.
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # The version of a sync that verl gives no step.
 UNNUMBERED = -1
 
@@ -68,7 +68,9 @@ def exporting(worker: Any, version: int, options: TransferOptions) -> Iterator[N
         bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
         node = ray.util.get_node_ip_address()
         store: Any = PrefixStore(f"verl_fuse/sync {opened}", dist.distributed_c10d._get_default_store())
-        stream = open_stream(engine, engines, DTYPES[rollout.dtype], bucket, store=store, node=node, options=options)
+        stream = open_stream(
+            engine, engines, TORCH_DTYPES[rollout.dtype], bucket, store=store, node=node, options=options
+        )
         worker._verl_fuse_stream = (opened + 1, mesh, stream)
     arriving = stream.run(own_shards(engine), version)
     engine.get_per_tensor_param = lambda **_: (arriving, None)
