@@ -29,10 +29,10 @@ from verl_fuse.simulate.elastic import Elastic as Run
 from verl_fuse.simulate.elastic import cut_and_migrate, infer_on_freed, shared_prefixes
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
-from verl_fuse.simulate.tail import InferenceWork, MigrationCost, fuse, least_survivors, trigger_time
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost, least_survivors, migrated, trigger_time
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.prompts import Prompt
@@ -151,7 +151,7 @@ def floor(setup: Setup, lengths: Draw) -> Spent:
     """The longest response alone on a replica, and nothing else."""
     longest = int(lengths.response.argmax())
     alone = Requests.of(lengths.prompt[[longest]], lengths.response[[longest]])
-    seconds = Rollout.begin(alone, setup.timing, [np.zeros(1, np.int64)]).advance().seconds
+    seconds = RolloutState.begin(alone, setup.timing, [np.zeros(1, np.int64)]).advance().seconds
     return Spent(seconds, seconds)
 
 
@@ -163,7 +163,7 @@ def global_migration(setup: Setup, lengths: Draw, inference: bool) -> Spent:
     survivors = least_survivors(paused)
     if survivors >= setup.replicas:
         return static(setup, lengths)
-    found = fuse(paused, trigger, survivors, InferenceWork(0.0), MigrationCost(LATENCY))
+    found = migrated(paused, trigger, survivors, InferenceWork(0.0), MigrationCost(LATENCY))
     ends = np.full(setup.replicas, found.release)
     ends[found.survivors] = found.generation_end
     run = Run(found.rollout, ends, found.moved)
@@ -217,9 +217,9 @@ def _decode_cost(timing: ReplicaTiming, lengths: Draw, replicas: int) -> DecodeC
     return DecodeCost(one - sequence, sequence)
 
 
-def _begin(setup: Setup, lengths: Draw, queues: list[np.ndarray]) -> Rollout:
+def _begin(setup: Setup, lengths: Draw, queues: list[np.ndarray]) -> RolloutState:
     cached = shared_prefixes(lengths.prompt, lengths.group, queues)
-    return Rollout.begin(Requests.of(lengths.prompt, lengths.response, cached), setup.timing, queues)
+    return RolloutState.begin(Requests.of(lengths.prompt, lengths.response, cached), setup.timing, queues)
 
 
 def run(setup: Setup, steps: int, drift: float, seed: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A child process in a process group of its own, with signals passed on and nothing left behind.
 
-Ray and vLLM start processes in sessions of their own. All inherit the variable MARK, so whatever of the run is still alive after
+Ray and vLLM start processes in sessions of their own. All inherit RUN_ID_VARIABLE, so whatever of the run is still alive after
 its driver has ended is found by it, through /proc.
 
 Invariants (tests/unit/recipes/test_child.py):

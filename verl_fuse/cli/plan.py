@@ -99,7 +99,7 @@ def plan(
     if left <= 0:
         note = f"kernels were compiled for longer than --time-limit {time_limit:g}; the next plan on this machine finds them"
         print(f"verl-fuse: {note}", file=sys.stderr)
-    if made.found.stopped:
+    if made.search.stopped:
         print("verl-fuse: interrupted; this is the best plan so far", file=sys.stderr)
     if out is not None:
         made.plan.write(out)
@@ -124,7 +124,7 @@ def all_overrides(workload: Workload, made: PlanResult) -> dict[str, Any]:
 
 def as_data(made: PlanResult, overrides: dict[str, Any], out: Path | None) -> dict[str, Any]:
     """The keys of `--json`. `plan` is what `--out` writes; seconds and USD are per step; `bound_seconds` is null where nothing is proven."""
-    found, cluster = made.found, made.found.space.cluster
+    found, cluster = made.search, made.search.space.cluster
     return {
         "strategy": made.plan.strategy or "ideal",
         "device": cluster.device.name,
@@ -145,8 +145,8 @@ def as_data(made: PlanResult, overrides: dict[str, Any], out: Path | None) -> di
 
 def _peaks(made: PlanResult) -> list[float]:
     """Bytes per device of each call."""
-    space = made.found.space
-    return [space.ways[space.way[option]].peak for option in made.found.choice]
+    space = made.search.space
+    return [space.configs[space.config[option]].peak for option in made.search.choice]
 
 
 def show(made: PlanResult) -> None:
@@ -154,7 +154,7 @@ def show(made: PlanResult) -> None:
     table = Table("call", "devices", "layout", title_justify="left")
     for column in ("micro-batches", "offload", "seconds", "GiB per device"):
         table.add_column(column, justify="left" if column == "offload" else "right")
-    found = made.found
+    found = made.search
     for call, peak in zip(made.plan.calls, _peaks(made), strict=True):
         table.add_row(
             call.call,

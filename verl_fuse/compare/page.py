@@ -8,7 +8,7 @@ Invariants (tests/unit/compare/test_compare_page.py):
 from collections.abc import Iterable, Mapping, Sequence
 
 from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
-from verl_fuse.compare.verdict import compared, shown, shown_difference, verdict
+from verl_fuse.compare.verdict import compared, difference_text, interval_text, verdict
 from verl_fuse.timeline.html import STAGE_WORK, fill, percent, seconds, style, text, work_of
 
 # Of a curve's drawing, in its own units: whole, and what is left for the numbers at its axes.
@@ -38,7 +38,7 @@ def page(found: Comparison, remarks: Iterable[str]) -> str:
             "bars": _bar("base", found, longest) + _bar("fused", found, longest),
             "stages": "".join(
                 f"<tr><th>{text(stage.name)}</th><td>{stage.base:.3f} s</td><td>{stage.fused:.3f} s</td>"
-                f"<td>{shown(stage.difference, 3, '+')} s</td></tr>"
+                f"<td>{interval_text(stage.difference, 3, '+')} s</td></tr>"
                 for stage in (*found.stages, found.whole)
             ),
             "runs": _runs(found.base, found.fused),
@@ -53,9 +53,9 @@ def _sentence(words: str) -> str:
 
 def _cards(found: Comparison) -> str:
     cards = [
-        ("Speed-up", shown(found.speedup), "base seconds over fused seconds"),
-        ("Fused step", shown(found.fused.seconds), "seconds"),
-        ("Base step", shown(found.base.seconds), "seconds"),
+        ("Speed-up", interval_text(found.speedup), "base seconds over fused seconds"),
+        ("Fused step", interval_text(found.fused.seconds), "seconds"),
+        ("Base step", interval_text(found.base.seconds), "seconds"),
         ("Fallbacks", _count(found.fused.fallbacks), "times a policy failed and the step went on as stock"),
     ]
     return "".join(
@@ -89,7 +89,7 @@ def _runs(base: ComparedRun, fused: ComparedRun) -> str:
 def _section(curve: Curve) -> str:
     return (
         f"<section><h2>{text(curve.name)}</h2>"
-        f'<span class="hint">{text(curve.metric)}; fused − base {shown_difference(curve.difference)}; grey: base, blue: fused</span>'
+        f'<span class="hint">{text(curve.metric)}; fused − base {difference_text(curve.difference)}; grey: base, blue: fused</span>'
         f"{_drawing(curve)}</section>"
     )
 

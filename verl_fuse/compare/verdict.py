@@ -17,7 +17,7 @@ WIDE_INTERVAL = 0.05
 
 def verdict(found: Comparison) -> str:
     """One sentence on step time and rewards."""
-    value, _, bounds = shown(found.ratio).partition(" ")
+    value, _, bounds = interval_text(found.ratio).partition(" ")
     taken = f"fused steps take {value} of {_baseline(found)} {bounds}".rstrip()
     if found.ratio.low is None:
         return f"one step says nothing of noise: {taken} in step {found.steps[0]}, the only one that can be compared"
@@ -30,7 +30,7 @@ def verdict(found: Comparison) -> str:
         return f"{time}; no rewards to compare"
     if difference.holds(0.0):
         return f"{time}; rewards within noise"
-    return f"{time}; rewards differ by {shown_difference(difference)}"
+    return f"{time}; rewards differ by {difference_text(difference)}"
 
 
 def at_least(found: Comparison, wanted: float) -> tuple[bool, str]:
@@ -74,7 +74,7 @@ def compared(found: Comparison) -> str:
     return f"times of {which}; {of_each} left out (--warm-up {left_out})"
 
 
-def shown(interval: Interval, digits: int = 2, form: str = "") -> str:
+def interval_text(interval: Interval, digits: int = 2, form: str = "") -> str:
     """Value and bounds, as "0.74 [0.70, 0.79]"."""
     value, *bounds = (
         f"{number:{form}.{digits}f}" for number in (interval.value, interval.low, interval.high) if number is not None
@@ -82,11 +82,11 @@ def shown(interval: Interval, digits: int = 2, form: str = "") -> str:
     return f"{value} [{', '.join(bounds)}]" if bounds else value
 
 
-def shown_difference(interval: Interval) -> str:
-    """As `shown`, with signs, and as many digits as tell the bounds apart: "+0.013 [-0.003, +0.028]"."""
+def difference_text(interval: Interval) -> str:
+    """As `interval_text`, with signs, and as many digits as tell the bounds apart: "+0.013 [-0.003, +0.028]"."""
     spread = interval.high - interval.low if interval.low is not None and interval.high is not None else 0.0
     size = spread or abs(interval.value)
-    return shown(interval, 3 if size == 0 else min(max(0, 1 - math.floor(math.log10(size))), 12), "+")
+    return interval_text(interval, 3 if size == 0 else min(max(0, 1 - math.floor(math.log10(size))), 12), "+")
 
 
 def _baseline(found: Comparison) -> str:

@@ -43,7 +43,7 @@ _BLOCK = (
 
 @dataclass(frozen=True)
 class ProfiledCost(AnalyticCost):
-    """The cost model of `cluster` by a profile of its device. Make it with `Profiled.of`."""
+    """The cost model of `cluster` by a profile of its device. Make it with `ProfiledCost.of`."""
 
     table: ProfileTable | None = None
 

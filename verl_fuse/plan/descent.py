@@ -5,14 +5,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from verl_fuse.plan.evaluate import EVALUATED_STEPS, fits, peak_bytes, schedule, unfilled
-from verl_fuse.plan.tables import Tables
+from verl_fuse.plan.tables import PlanTables
 
 # A plan over its memory limit costs at least this many seconds, so that a search first makes it fit.
 OVERFULL = 1e9
 
 
 @njit(cache=True)
-def cost(t: Tables, choice: NDArray[np.int64]) -> float:
+def cost(t: PlanTables, choice: NDArray[np.int64]) -> float:
     """Seconds per step; OVERFULL * (1 + share of the limit it needs) for a plan that does not fit; infinite if a move is not filled in."""
     if unfilled(t, choice) >= 0:
         return np.inf
@@ -20,7 +20,7 @@ def cost(t: Tables, choice: NDArray[np.int64]) -> float:
 
 
 @njit(cache=True)
-def optimistic_cost(t: Tables, choice: NDArray[np.int64]) -> float:
+def optimistic_cost(t: PlanTables, choice: NDArray[np.int64]) -> float:
     """The cost if moves that are not filled in were free."""
     if fits(t, choice):
         return schedule(t, choice, EVALUATED_STEPS, np.empty(2 * choice.size), np.empty(2 * choice.size))
@@ -31,8 +31,8 @@ def optimistic_cost(t: Tables, choice: NDArray[np.int64]) -> float:
 
 
 @njit(cache=True)
-def optimistic_costs(t: Tables, choice: NDArray[np.int64], call: int) -> NDArray[np.float64]:
-    """The hope of the plan with each option of `call`."""
+def optimistic_costs(t: PlanTables, choice: NDArray[np.int64], call: int) -> NDArray[np.float64]:
+    """The optimistic cost of the plan with each option of `call`."""
     found = np.empty(t.begin[call + 1] - t.begin[call])
     trial = choice.copy()
     for i in range(found.size):
@@ -41,6 +41,6 @@ def optimistic_costs(t: Tables, choice: NDArray[np.int64], call: int) -> NDArray
     return found
 
 
-def bytes_needed(t: Tables, found: float) -> float:
+def bytes_needed(t: PlanTables, found: float) -> float:
     """Bytes per device of a plan that costs `found` because it does not fit."""
     return (found / OVERFULL - 1.0) * t.limit

@@ -18,13 +18,13 @@ import numpy as np
 
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
+from verl_fuse.plan.call_configs import configs_in_layouts
 from verl_fuse.plan.descent import bytes_needed
 from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.layouts import legal_layouts
-from verl_fuse.plan.options import options_in_layouts
 from verl_fuse.plan.planner import move_seconds
 from verl_fuse.plan.search import SearchResult, search
-from verl_fuse.plan.space import CallOption, Space
+from verl_fuse.plan.space import CallConfig, PlanSpace
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import Strategy
@@ -41,7 +41,7 @@ DEMANDS = {
 
 
 @dataclass(frozen=True)
-class Pools:
+class DevicePools:
     """Devices of actor, critic and reference, and of the reward model; None: the same."""
 
     main: Mesh
@@ -62,7 +62,7 @@ def best_executable(
     """
     cost = dataclasses.replace(cost, sharding="full" if strategy == "fsdp" else "optimizer")
     found: list[SearchResult] = []
-    space: Space | None = None
+    space: PlanSpace | None = None
     until = time.monotonic() + time_limit
     stopped = whole = False
     report(f"{strategy}: costs of layouts on {cost.cluster.devices} devices")
@@ -107,7 +107,7 @@ def best_executable(
 
 def spaces(
     workload: Workload, cost: AnalyticCost, strategy: Strategy, features: Collection[str] = ()
-) -> Iterator[Space]:
+) -> Iterator[PlanSpace]:
     """One space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload and rollout layout."""
     rollout = dataclasses.replace(cost, sharding="optimizer")
     generation = GenerationEstimates(workload, rollout)
@@ -115,51 +115,53 @@ def spaces(
     unlimited = math.inf
     fused = "pipeline" in features
     for pools in _pools(workload, cost.cluster, "interstage" not in features):
-        free: list[tuple[CallOption, ...]] = []
+        free: list[tuple[CallConfig, ...]] = []
         for call in workload.calls:
             if call.kind == "generate" or call.role == "reward":
                 mesh = pools.reward if call.role == "reward" and pools.reward else pools.main
                 layouts = _replicas(workload, call, mesh, cost.cluster)
-                free.append(options_in_layouts(call, workload, rollout, layouts, unlimited, generation))
+                free.append(configs_in_layouts(call, workload, rollout, layouts, unlimited, generation))
             else:
                 free.append(())
         for chosen in _trainer_layouts(workload, strategy, pools.main, cost.cluster):
             if fused and any(chosen[role].pp < 2 or chosen[role].ep > 1 for role in ("actor", "critic")):
                 continue
             tied = [
-                of_call or options_in_layouts(call, workload, cost, (chosen[call.role],), unlimited, generation)
+                of_call or configs_in_layouts(call, workload, cost, (chosen[call.role],), unlimited, generation)
                 for call, of_call in zip(workload.calls, free, strict=True)
             ]
             if fused:
                 tied = [
-                    tuple(way for way in of_call if call.kind != "train" or not way.offload)
+                    tuple(config for config in of_call if call.kind != "train" or not config.offload)
                     for call, of_call in zip(workload.calls, tied, strict=True)
                 ]
             if all(tied):
                 yield _space(workload.calls, cost.cluster, tied, pools)
 
 
-def _space(calls: Sequence[Call], cluster: Cluster, ways: Sequence[Sequence[CallOption]], pools: Pools) -> Space:
+def _space(
+    calls: Sequence[Call], cluster: Cluster, configs: Sequence[Sequence[CallConfig]], pools: DevicePools
+) -> PlanSpace:
     meshes = [pools.main, *([pools.reward] if pools.reward else [])]
-    space = Space.build(calls, cluster, ways, meshes, cluster.device.memory, shares=False)
+    space = PlanSpace.build(calls, cluster, configs, meshes, cluster.device.memory, shares=False)
     begin = space.tables.begin
-    own = np.zeros(space.way.size, bool)
+    own = np.zeros(space.config.size, bool)
     for c, call in enumerate(calls):
         own[begin[c] : begin[c + 1]] = call.role == "reward" and pools.reward is not None
     return space.keep((space.mesh == 1) == own)
 
 
-def _pools(workload: Workload, cluster: Cluster, shared: bool) -> Iterator[Pools]:
+def _pools(workload: Workload, cluster: Cluster, shared: bool) -> Iterator[DevicePools]:
     """One pool for all, unless the reward model shares with none, or whole nodes (of a single node: devices) for the reward model."""
     if shared or workload.reward is None:
-        yield Pools(Mesh(0, cluster.devices), None)
+        yield DevicePools(Mesh(0, cluster.devices), None)
     if workload.reward is None:
         return
     unit = cluster.devices_per_node if cluster.nodes > 1 else 1
     count = cluster.devices // unit
     for taken in (2**i for i in range(count.bit_length()) if 2**i < count):
         main = Mesh(0, cluster.devices - taken * unit)
-        yield Pools(main, Mesh(main.end, taken * unit))
+        yield DevicePools(main, Mesh(main.end, taken * unit))
 
 
 def _replicas(workload: Workload, call: Call, mesh: Mesh, cluster: Cluster) -> list[Layout]:

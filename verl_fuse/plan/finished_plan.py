@@ -39,7 +39,7 @@ class PlanResult:
     """A plan, the search behind it, and the devices and money it takes."""
 
     plan: Plan
-    found: SearchResult
+    search: SearchResult
     nodes: int
     cost_per_step: float
 
@@ -65,14 +65,14 @@ def make_plan(
             if not made:
                 raise
             break
-        if made[-1].found.stopped:
+        if made[-1].search.stopped:
             break
     whole = made[0]
 
     def score(m: PlanResult) -> float:
         # Per device-second where devices have no price.
-        money = (m.nodes * m.found.seconds) / (whole.nodes * whole.found.seconds)
-        return request.weight * m.found.seconds / whole.found.seconds + (1.0 - request.weight) * money
+        money = (m.nodes * m.search.seconds) / (whole.nodes * whole.search.seconds)
+        return request.weight * m.search.seconds / whole.search.seconds + (1.0 - request.weight) * money
 
     return min(made, key=score)
 
@@ -137,7 +137,7 @@ def _made(
     overrides = {}
     if strategy is not None:
         rows = zip(workload.calls, calls, found.choice, strict=True)
-        chosen = {c.name: (c, plan.mesh, found.space.ways[found.space.way[o]]) for c, plan, o in rows}
+        chosen = {c.name: (c, plan.mesh, found.space.configs[found.space.config[o]]) for c, plan, o in rows}
         overrides = placement_overrides(workload, cluster, strategy, chosen)
     plan = Plan(
         calls,

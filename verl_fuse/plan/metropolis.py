@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from verl_fuse.plan.branch import Candidates
 from verl_fuse.plan.descent import OVERFULL, cost, optimistic_cost
 from verl_fuse.plan.evaluate import unfilled
-from verl_fuse.plan.space import Move, Space
-from verl_fuse.plan.tables import Tables
+from verl_fuse.plan.space import MoveSeconds, PlanSpace
+from verl_fuse.plan.tables import PlanTables
 
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 1e-1, 1e-5
 PROPOSALS_PER_LOOK = 20_000
 
 
 def metropolis(
-    space: Space,
-    move: Move,
+    space: PlanSpace,
+    move: MoveSeconds,
     candidates: Candidates,
     begin: NDArray[np.int64],
     time_limit: float,
@@ -67,7 +67,7 @@ def _seed(seed: int) -> None:
 
 @njit(cache=True)
 def _walk(
-    t: Tables,
+    t: PlanTables,
     k: Candidates,
     choice: NDArray[np.int64],
     best: NDArray[np.int64],

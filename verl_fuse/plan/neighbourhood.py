@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from verl_fuse.plan import branch
 from verl_fuse.plan.bound import Relaxation
 from verl_fuse.plan.branch import Candidates
-from verl_fuse.plan.space import Move, Space
+from verl_fuse.plan.space import MoveSeconds, PlanSpace
 
 FREED_CALLS = 3
 # Plans this close are as good.
@@ -21,8 +21,8 @@ NODES = 20_000
 
 
 def improve(
-    space: Space,
-    move: Move,
+    space: PlanSpace,
+    move: MoveSeconds,
     relaxation: Relaxation,
     candidates: Candidates,
     plan: NDArray[np.int64],

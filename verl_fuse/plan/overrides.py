@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from verl_fuse.plan.generation import MOST_RUNNING
-from verl_fuse.plan.space import CallOption
+from verl_fuse.plan.space import CallConfig
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
@@ -26,8 +26,8 @@ REWARD_BLOCK = "reward.reward_model"
 # What a rollout engine may take of a device's memory at most.
 FULLEST = 0.95
 
-Chosen = Mapping[str, tuple[Call, Mesh, CallOption]]
-"""Call name -> call, mesh and way."""
+Chosen = Mapping[str, tuple[Call, Mesh, CallConfig]]
+"""Call name -> call, mesh and configuration."""
 
 
 def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, chosen: Chosen) -> dict[str, Setting]:
@@ -62,11 +62,11 @@ def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, cho
         for key in ("critic.ppo_max", "critic.forward_max", "++critic.ppo_infer_max"):
             found[f"{key}_token_len_per_gpu"] = tokens
     if "reward_infer" in chosen:
-        _, mesh, way = chosen["reward_infer"]
+        _, mesh, config = chosen["reward_infer"]
         apart = mesh != main
         found |= {f"{REWARD_BLOCK}.enable": True, f"{REWARD_BLOCK}.enable_resource_pool": apart}
         found |= _pool(REWARD_BLOCK, mesh, cluster) if apart else {}
-        found[f"{REWARD_BLOCK}.rollout.tensor_model_parallel_size"] = way.layout.tp
+        found[f"{REWARD_BLOCK}.rollout.tensor_model_parallel_size"] = config.layout.tp
     return found
 
 
@@ -132,54 +132,54 @@ def _pool(where: str, mesh: Mesh, cluster: Cluster) -> dict[str, Setting]:
 
 
 def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, Setting]:
-    _, mesh, way = chosen["actor_generate"]
+    _, mesh, config = chosen["actor_generate"]
     memory = cluster.device.memory
     resident = sum(other.resident for _, where, other in chosen.values() if where.overlaps(mesh))
-    needed = way.active + way.copy
+    needed = config.active + config.copy
     # A larger KV cache than needed keeps more prefixes; half of what is free stays free, for fragmentation.
     share = (needed + max(0.0, memory - resident - needed) / 2) / memory
     return {
-        f"{ROLLOUT_BLOCK}.tensor_model_parallel_size": way.layout.tp,
+        f"{ROLLOUT_BLOCK}.tensor_model_parallel_size": config.layout.tp,
         f"{ROLLOUT_BLOCK}.gpu_memory_utilization": min(FULLEST, math.ceil(100 * share) / 100),
-        f"{ROLLOUT_BLOCK}.max_num_seqs": min(MOST_RUNNING, -(-workload.sequences // way.layout.dp)),
+        f"{ROLLOUT_BLOCK}.max_num_seqs": min(MOST_RUNNING, -(-workload.sequences // config.layout.dp)),
     }
 
 
-def _tokens(workload: Workload, way: CallOption, updates: int) -> int:
+def _tokens(workload: Workload, config: CallConfig, updates: int) -> int:
     """Tokens per device of one micro-batch; at least one whole sequence."""
-    layout = way.layout
+    layout = config.layout
     mean = workload.prompt.mean + workload.response.mean
-    each = workload.sequences * mean / (updates * layout.dp * way.microbatches)
+    each = workload.sequences * mean / (updates * layout.dp * config.microbatches)
     longest = workload.prompt.maximum + workload.response.maximum
     return math.ceil(max(each, longest) / layout.cp)
 
 
-def _fsdp(role: str, block: str, way: CallOption, trains: bool) -> dict[str, Setting]:
+def _fsdp(role: str, block: str, config: CallConfig, trains: bool) -> dict[str, Setting]:
     found: dict[str, Setting] = {
-        f"{role}.ulysses_sequence_parallel_size": way.layout.cp,
-        f"{role}.{block}.ulysses_sequence_parallel_size": way.layout.cp,
+        f"{role}.ulysses_sequence_parallel_size": config.layout.cp,
+        f"{role}.{block}.ulysses_sequence_parallel_size": config.layout.cp,
         f"{role}.{block}.fsdp_size": -1,
-        f"{role}.{block}.param_offload": way.offload,
+        f"{role}.{block}.param_offload": config.offload,
     }
     if trains:
-        found[f"{role}.{block}.optimizer_offload"] = way.offload
+        found[f"{role}.{block}.optimizer_offload"] = config.offload
     return found
 
 
-def _megatron(role: str, block: str, way: CallOption, trains: bool) -> dict[str, Setting]:
-    layout: Layout = way.layout
+def _megatron(role: str, block: str, config: CallConfig, trains: bool) -> dict[str, Setting]:
+    layout: Layout = config.layout
     found: dict[str, Setting] = {
         f"{role}.megatron.tensor_model_parallel_size": layout.tp,
         f"{role}.megatron.pipeline_model_parallel_size": layout.pp,
         f"{role}.megatron.context_parallel_size": layout.cp,
         f"{role}.megatron.expert_model_parallel_size": layout.ep,
-        f"{role}.megatron.param_offload": way.offload,
+        f"{role}.megatron.param_offload": config.offload,
     }
     if trains:
         found |= {
             f"{role}.megatron.sequence_parallel": layout.tp > 1,
             f"{role}.megatron.use_distributed_optimizer": True,
-            f"{role}.megatron.optimizer_offload": way.offload,
+            f"{role}.megatron.optimizer_offload": config.offload,
             # What the cost model assumes of training.
             f"{role}.megatron.override_transformer_config.recompute_granularity": "full",
             f"{role}.megatron.override_transformer_config.recompute_method": "uniform",

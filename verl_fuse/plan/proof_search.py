@@ -22,7 +22,7 @@ from verl_fuse.plan.bound import relax
 from verl_fuse.plan.descent import OVERFULL
 from verl_fuse.plan.metropolis import metropolis
 from verl_fuse.plan.neighbourhood import NODES, PLAN_TOLERANCE, improve
-from verl_fuse.plan.space import Move, Space
+from verl_fuse.plan.space import MoveSeconds, PlanSpace
 from verl_fuse.plan.support import supported
 
 # Plans that take less than this much more than what is proven are looked for next: a low ceiling leaves few options.
@@ -38,7 +38,7 @@ NEARBY = 1.03
 class ProofSearch:
     """From a plan that fits to the best one of a space: the plan, its exact seconds, the bound proven, and the nodes of the proof."""
 
-    def __init__(self, space: Space, move: Move, best: NDArray[np.int64], seconds: float):
+    def __init__(self, space: PlanSpace, move: MoveSeconds, best: NDArray[np.int64], seconds: float):
         self.space, self.move, self.best, self.seconds = space, move, best, seconds
         self.relaxation, self.nodes = relax(space.tables), 0
         self.alone = branch.bounds_alone(space.tables, self.relaxation)
@@ -115,7 +115,9 @@ class ProofSearch:
         return supported(t, relaxation, found, below, until)
 
 
-def descend(space: Space, move: Move, plan: NDArray[np.int64], cost: float) -> tuple[NDArray[np.int64], float]:
+def descend(
+    space: PlanSpace, move: MoveSeconds, plan: NDArray[np.int64], cost: float
+) -> tuple[NDArray[np.int64], float]:
     """Try every option of one call after another until none helps; moves are filled in for what could help."""
     t, plan = space.tables, plan.copy()
     since = call = 0

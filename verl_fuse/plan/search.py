@@ -24,8 +24,8 @@ from verl_fuse.plan.dominance import undominated
 from verl_fuse.plan.meshes import legal_meshes
 from verl_fuse.plan.metropolis import metropolis
 from verl_fuse.plan.proof_search import ProofSearch, descend
-from verl_fuse.plan.space import CallOption, Move, Space
-from verl_fuse.plan.tables import Tables
+from verl_fuse.plan.space import CallConfig, MoveSeconds, PlanSpace
+from verl_fuse.plan.tables import PlanTables
 from verl_fuse.spec.cluster import Cluster, Device
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Call
@@ -45,7 +45,7 @@ class SearchResult:
     """A plan as option of each call, its seconds per step, and what no plan of the space can beat. `space` is what is left of the space
     after dropping what cannot be part of a better plan; `options` is how many there were."""
 
-    space: Space
+    space: PlanSpace
     choice: tuple[int, ...]
     seconds: float
     bound: float
@@ -65,13 +65,13 @@ class SearchResult:
         return max(0.0, 1.0 - self.bound / self.seconds)
 
 
-def search(whole: Space, move: Move, time_limit: float) -> SearchResult:
+def search(whole: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchResult:
     """The best plan found within `time_limit` seconds, compilation not counted; not `feasible` if none was found that fits into memory."""
     compile_kernels()
     return _search(whole, move, time_limit)
 
 
-def _search(whole: Space, move: Move, time_limit: float) -> SearchResult:
+def _search(whole: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchResult:
     begun = time.monotonic()
     space = whole.keep(undominated(whole.tables))
     alone = branch.bounds_alone(space.tables, relax(space.tables))
@@ -116,11 +116,11 @@ def compile_kernels() -> None:
         Call("score", "reward", "infer", ("generate",)),
         Call("train", "actor", "train", ("score",)),
     )
-    cluster, way = (
+    cluster, config = (
         Cluster(1, 2, Device("toy", 1.0, 1.0, 1.0), 1.0, 1.0, 1.0),
-        CallOption(Layout(), 1, False, 1.0, 0.1, 0.1),
+        CallConfig(Layout(), 1, False, 1.0, 0.1, 0.1),
     )
-    toy = Space.build(calls, cluster, [[way]] * len(calls), legal_meshes(cluster), 1.0)
+    toy = PlanSpace.build(calls, cluster, [[config]] * len(calls), legal_meshes(cluster), 1.0)
 
     def move(*_: object) -> float:
         return 1.0
@@ -131,7 +131,7 @@ def compile_kernels() -> None:
     metropolis(found.space, move, branch.every_option(found.space.tables), hunt.best, 1e-3)
 
 
-def _plans(t: Tables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+def _plans(t: PlanTables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     """Plans to begin with: the ends of a beam, and the plan in which every call needs the least memory while it runs, and then beside others."""
     relaxation = relax(t)
     calls = range(t.begin.size - 1)
@@ -143,15 +143,15 @@ def _plans(t: Tables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     return [*plans, np.array(lean, np.int64)]
 
 
-def _exact(space: Space, move: Move, plan: NDArray[np.int64]) -> float:
+def _exact(space: PlanSpace, move: MoveSeconds, plan: NDArray[np.int64]) -> float:
     """The cost of one plan, without room for the moves of others."""
-    alone = space.keep(np.isin(np.arange(space.way.size), plan)).with_room_for_moves()
+    alone = space.keep(np.isin(np.arange(space.config.size), plan)).with_room_for_moves()
     choice = np.arange(plan.size)
     alone.fill(move, choice)
     return float(descent.cost(alone.tables, choice))
 
 
-def _affordable(space: Space, alone: NDArray[np.float64], cost: float) -> float:
+def _affordable(space: PlanSpace, alone: NDArray[np.float64], cost: float) -> float:
     """The largest bound up to `cost` below which the options leave room for their moves."""
     t = space.tables
     least = max(float(alone[t.begin[c] : t.begin[c + 1]].min()) for c in range(len(space.calls)))

@@ -93,10 +93,10 @@ class PlacedSharding:
         return self.sharding.tensors(weights, self.ranks.index(rank)) if rank in self.ranks else ()
 
     def __str__(self) -> str:
-        return f"{self.sharding} on {shown(self.ranks)}"
+        return f"{self.sharding} on {ranks_text(self.ranks)}"
 
 
-def shown(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Ranks as text: 0-3 where consecutive, else 0,2,5."""
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"

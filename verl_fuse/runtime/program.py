@@ -1,7 +1,7 @@
 """What every rank does, in order: forwards and backwards, and the receives and sends between them.
 
 Invariants (tests/unit/runtime/test_program.py):
-- `Program.from_text(program.problem, program.to_text()) == program`;
+- `PipelineProgram.from_text(program.problem, program.to_text()) == program`;
 - the text form has one line per rank; `0F3` runs a forward, `0F3<1` receives its input from rank 1, `0F3>2` sends its result to rank 2;
 - programs that differ in any instruction or in their problem have different digests.
 """

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.bounds import makespan_bound, memory_bound
 from verl_fuse.schedule.table import OpTable, Orders
-from verl_fuse.schedule.timing import earliest_starts, makespan, rank_peaks, tidy
+from verl_fuse.schedule.timing import earliest_starts, makespan, rank_peaks, rounded
 from verl_fuse.spec.schedule import Schedule
 
 MAKESPAN_TOLERANCE = 1e-9
@@ -40,7 +40,7 @@ class Solution:
     @property
     def key(self) -> tuple[float, float, float]:
         """Smaller is better."""
-        return (self.makespan, self.peak, tidy(sum(self.peaks)))
+        return (self.makespan, self.peak, rounded(sum(self.peaks)))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from verl_fuse.simulate.draw import Draw
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.simulate.rollout import Requests, Rollout
+from verl_fuse.simulate.rollout import Requests, RolloutState
 from verl_fuse.simulate.tail import InferenceWork
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
@@ -27,7 +27,7 @@ BALANCES = (None, 0.0, 0.5, 1.0)
 class Elastic:
     """`ends`: when each actor gave its devices back. `moved` requests changed their actor."""
 
-    rollout: Rollout
+    rollout: RolloutState
     ends: Floats
     moved: int
 
@@ -75,7 +75,7 @@ def shared_prefixes(prompt: Ints, group: Ints, queues: list[Ints]) -> Ints:
     return cached
 
 
-def cut_and_migrate(rollout: Rollout, fraction: float, latency: float) -> Elastic:
+def cut_and_migrate(rollout: RolloutState, fraction: float, latency: float) -> Elastic:
     """Run to the end; an actor that has finished `fraction` of its requests hands the rest to running actors with free slots."""
     replicas = rollout.replicas
     sizes = np.diff(rollout.offsets)
@@ -111,7 +111,9 @@ def cut_and_migrate(rollout: Rollout, fraction: float, latency: float) -> Elasti
     return Elastic(done, ends, moved)
 
 
-def _hand_over(state: Rollout, source: int, running: NDArray[np.bool_], latency: float) -> tuple[Rollout, int] | None:
+def _hand_over(
+    state: RolloutState, source: int, running: NDArray[np.bool_], latency: float
+) -> tuple[RolloutState, int] | None:
     """The unfinished requests of `source` on the other running actors; None where those have too few free slots."""
     home, left = state.replica_of, np.isnan(state.finish)
     load = np.bincount(home[left], minlength=state.replicas)
@@ -143,7 +145,7 @@ def infer_on_freed(run: Elastic, replicas: int, inference: InferenceWork) -> tup
     """Inference on the devices of actors that are done, and of those of `replicas` that never ran, while others still generate; then on all.
 
     When it ends, and replica-seconds in which devices loaded models or computed before generation ended. For devices that replicas do not share
-    (`Inference.dedicated`), without headroom.
+    (`InferenceWork.dedicated`), without headroom.
     """
     end = run.seconds
     given_up = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))])
@@ -170,7 +172,7 @@ def run_elastic(lengths: Draw, timing: ReplicaTiming, assignment: Assignment, op
     queues = queues_of(assignment, lengths.predicted, lengths.group)
     cached = shared_prefixes(lengths.prompt, lengths.group, queues)
     requests = Requests.of(lengths.prompt, lengths.response, cached)
-    rollout = Rollout.begin(requests, timing, queues)
+    rollout = RolloutState.begin(requests, timing, queues)
     return cut_and_migrate(rollout, assignment.fraction, options.migration_latency)
 
 

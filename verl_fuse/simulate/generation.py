@@ -17,9 +17,9 @@ from verl_fuse.simulate.draw import Draw, draw
 from verl_fuse.simulate.elastic import Assignment, best_assignment, run_elastic, shared_prefixes
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
-from verl_fuse.simulate.tail import FusionResult, InferenceWork, fuse, trigger_time
-from verl_fuse.simulate.tail import stock as without_migration
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
+from verl_fuse.simulate.tail import FusionResult, InferenceWork, migrated, trigger_time
+from verl_fuse.simulate.tail import unmigrated as without_migration
 from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
@@ -39,7 +39,7 @@ class GenerationResult:
     """
 
     fused: FusionResult
-    paused: Rollout | None
+    paused: RolloutState | None
     end: float
     inference_end: float | None
     replicas: int
@@ -65,12 +65,12 @@ def generate(
     if "interstage" in features and replicas > 1:
         chosen, inference = chosen_threshold(workload, plan, cost, elastic, calls, options)
         requests, queues = _dealt(lengths, replicas, elastic)
-        begun = Rollout.begin(requests, timing, queues)
+        begun = RolloutState.begin(requests, timing, queues)
         through = begun.advance()
         if chosen.threshold:
             time = trigger_time(through, chosen.threshold)
             paused = begun.advance(time)
-            fused = fuse(paused, time, chosen.survivors, inference, migration(workload, plan, cost, options))
+            fused = migrated(paused, time, chosen.survivors, inference, migration(workload, plan, cost, options))
             end = _seen(fused.generation_end, poll)
             inferred = max(fused.seconds, end) if calls else None
             until = inferred or end
@@ -81,7 +81,7 @@ def generate(
         return _elastic(workload, lengths, timing, replicas, poll, options)
     else:
         requests, queues = _dealt(lengths, replicas, elastic)
-        through = Rollout.begin(requests, timing, queues).advance()
+        through = RolloutState.begin(requests, timing, queues).advance()
     end = _seen(through.seconds, poll)
     held = float(through.clocks.sum()) if elastic else replicas * end
     return GenerationResult(without_migration(through, InferenceWork(0.0)), None, end, None, replicas, held)
@@ -97,7 +97,7 @@ def chosen_threshold(
     replicas = plan.replicas or replica_count(generate_plan.layout)
     timing = replica_timing(workload, generate_plan, cost, options)
     dealt = [_dealt(draw(workload, rng, options.predictability), replicas, elastic) for _ in range(THRESHOLD_BATCHES)]
-    begun = [Rollout.begin(requests, timing, queues) for requests, queues in dealt]
+    begun = [RolloutState.begin(requests, timing, queues) for requests, queues in dealt]
     moving = migration(workload, plan, cost, options)
     most = max(options.micro_group, workload.sequences // replicas)
     found = []

@@ -19,8 +19,8 @@ from verl_fuse.errors import FuseError
 from verl_fuse.simulate.draw import Draw
 from verl_fuse.simulate.elastic import best_assignment, run_elastic
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.simulate.rollout import Requests, Rollout
-from verl_fuse.simulate.tail import InferenceWork, MigrationCost, fuse, stock, trigger_time
+from verl_fuse.simulate.rollout import Requests, RolloutState
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost, migrated, trigger_time, unmigrated
 from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
@@ -190,14 +190,14 @@ def replay(steps: Sequence[ReplayedStep], options: SimulationOptions) -> Replay:
     return Replay(len(steps), seconds, stages, float(np.median(errors)), threshold, savings)
 
 
-def _begin(step: ReplayedStep, timing: ReplicaTiming) -> Rollout:
+def _begin(step: ReplayedStep, timing: ReplicaTiming) -> RolloutState:
     queues = [np.flatnonzero(step.replica == replica) for replica in range(step.replicas)]
-    rollout = Rollout.begin(Requests.of(step.prompt, step.response), timing, queues)
+    rollout = RolloutState.begin(Requests.of(step.prompt, step.response), timing, queues)
     rollout.arrival[:] = step.start
     return rollout
 
 
-def _inference(steps: Sequence[ReplayedStep], through: Sequence[Rollout], dedicated: bool) -> InferenceWork:
+def _inference(steps: Sequence[ReplayedStep], through: Sequence[RolloutState], dedicated: bool) -> InferenceWork:
     seconds = sum(step.total(INFERENCE_STAGES) for step in steps)
     tokens = sum(int(rollout.requests.tokens.sum()) for rollout in through)
     return InferenceWork(steps[0].replicas * seconds / tokens, dedicated=dedicated)
@@ -211,8 +211,8 @@ def _observe(steps: Sequence[ReplayedStep], poll: float) -> Saving:
 
 
 def _interstage(
-    begun: Sequence[Rollout],
-    through: Sequence[Rollout],
+    begun: Sequence[RolloutState],
+    through: Sequence[RolloutState],
     inference: InferenceWork,
     moving: MigrationCost,
     threshold: Threshold,
@@ -223,8 +223,8 @@ def _interstage(
     saved = []
     for rollout, end in zip(begun, through, strict=True):
         time = trigger_time(end, threshold.threshold)
-        fused = fuse(rollout.advance(time), time, threshold.survivors, inference, moving)
-        saved.append(stock(end, inference).seconds - fused.seconds)
+        fused = migrated(rollout.advance(time), time, threshold.survivors, inference, moving)
+        saved.append(unmigrated(end, inference).seconds - fused.seconds)
     share = threshold.threshold / len(begun[0].requests)
     note = f"R_t = {share:.0%} of the batch, {threshold.survivors} of {begun[0].replicas} replicas kept"
     return Saving("interstage", max(0.0, float(np.mean(saved))), 0.0, note)

@@ -18,7 +18,7 @@ from verl_fuse.simulate.calls import infer_seconds, train_seconds
 from verl_fuse.simulate.draw import draw
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import mean_batch, replica_count, replica_timing
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
@@ -115,7 +115,7 @@ def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: S
         if needs[-1] <= cost.cluster.device.memory:
             timing = replica_timing(workload, plan, cost, options)
             queues = round_robin(workload.sequences, replica_count(layout))
-            found.append((Rollout.begin(requests, timing, queues).advance().seconds, plan))
+            found.append((RolloutState.begin(requests, timing, queues).advance().seconds, plan))
     if not found:
         raise _nowhere(workload.actor, call, cost, min(needs, default=float("inf")))
     return min(found, key=lambda pair: pair[0])[1]

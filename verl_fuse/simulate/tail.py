@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.rollout import Requests, Rollout
+from verl_fuse.simulate.rollout import Requests, RolloutState
 from verl_fuse.spec.arrays import Floats, Ints
 
 
@@ -63,7 +63,7 @@ class MigrationCost:
 class FusionResult:
     """What came of it; seconds from the start of the rollout. `survivors` are the replicas that kept generating."""
 
-    rollout: Rollout
+    rollout: RolloutState
     trigger: float
     release: float
     generation_end: float
@@ -77,13 +77,13 @@ class FusionResult:
         return max(self.generation_end, self.inference_end)
 
 
-def trigger_time(through: Rollout, threshold: int) -> float:
+def trigger_time(through: RolloutState, threshold: int) -> float:
     """When only `threshold` requests are unfinished, from a rollout that ran through."""
     count = len(through.requests)
     return float(np.partition(through.finish, count - threshold - 1)[count - threshold - 1])
 
 
-def least_survivors(paused: Rollout) -> int:
+def least_survivors(paused: RolloutState) -> int:
     """Fewest replicas whose batch slots and memory hold all unfinished requests (section 4.2)."""
     left = np.isnan(paused.finish)
     context = int((paused.requests.prompt[left] + paused.done[left]).sum() + left.sum())
@@ -91,7 +91,7 @@ def least_survivors(paused: Rollout) -> int:
     return max(1, -(-int(left.sum()) // timing.max_batch), -(-context // timing.kv_capacity))
 
 
-def stock(through: Rollout, inference: InferenceWork) -> FusionResult:
+def unmigrated(through: RolloutState, inference: InferenceWork) -> FusionResult:
     """No migration: inference after generation, on all replicas."""
     end, work = through.seconds, float(inference.work(through.requests).sum())
     inferred = end + work / through.replicas if work else end
@@ -99,8 +99,8 @@ def stock(through: Rollout, inference: InferenceWork) -> FusionResult:
     return FusionResult(through, end, end, end, inferred, every, 0, 0)
 
 
-def fuse(
-    paused: Rollout, trigger: float, survivors: int, inference: InferenceWork, migration: MigrationCost
+def migrated(
+    paused: RolloutState, trigger: float, survivors: int, inference: InferenceWork, migration: MigrationCost
 ) -> FusionResult:
     """Go on from the rollout paused at `trigger` with the `survivors` replicas that have most left to do."""
     if not 1 <= survivors < paused.replicas:
@@ -194,7 +194,9 @@ def _requeue(queues, offsets, heads, finish, counts, stays):
     return result, ends, running, moved[:total], target[:total], was_running[:total]
 
 
-def _migrated(paused: Rollout, survivors: int, trigger: float, migration: MigrationCost) -> tuple[Rollout, Ints, Ints]:
+def _migrated(
+    paused: RolloutState, survivors: int, trigger: float, migration: MigrationCost
+) -> tuple[RolloutState, Ints, Ints]:
     """The paused rollout with every unfinished request on a survivor; finished ones stand in no queue. Also the survivors, and what moved."""
     context = paused.requests.prompt + paused.done
     counts, tokens = _remaining(paused.queues, paused.offsets, paused.finish, context)

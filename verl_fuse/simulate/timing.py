@@ -16,9 +16,9 @@ import numpy as np
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.arrays import Floats
 
-Decode = Callable[[Floats, Floats], Floats]
+DecodeSeconds = Callable[[Floats, Floats], Floats]
 """(sequences, context tokens of all of them together) -> seconds of one decode step of one replica; vectorised."""
-Prefill = Callable[[float, float], float]
+PrefillSeconds = Callable[[float, float], float]
 """(sequences, tokens of each) -> seconds of prefilling them together."""
 
 CONTEXT_POINTS = 257
@@ -48,8 +48,8 @@ class ReplicaTiming:
     @classmethod
     def build(
         cls,
-        decode: Decode,
-        prefill: Prefill,
+        decode: DecodeSeconds,
+        prefill: PrefillSeconds,
         *,
         max_batch: int,
         kv_capacity: int,
@@ -104,13 +104,13 @@ _SHORT, _MANY = 16.0, 512.0
 """Tokens of a sequence whose attention is as good as free; sequences of which half fill a pipeline as deep as any model has layers."""
 
 
-def _linear_seconds(prefill: Prefill, tokens: float, request: float, square: float) -> float:
+def _linear_seconds(prefill: PrefillSeconds, tokens: float, request: float, square: float) -> float:
     """Seconds of prefilling `tokens` tokens in short sequences, without what requests and attention cost."""
     each = min(tokens, _SHORT)
     return prefill(tokens / each, each) - request * tokens / each - square * tokens * each
 
 
-def _beyond_tokens(prefill: Prefill, longest: int) -> tuple[float, float]:
+def _beyond_tokens(prefill: PrefillSeconds, longest: int) -> tuple[float, float]:
     """Seconds per request and per squared token: what as many tokens cost in short, in twice as long, and in the longest sequences."""
     short, double = prefill(_MANY, _SHORT), prefill(_MANY / 2, 2 * _SHORT)
     fewer = (short - double) / (_MANY / 2)

@@ -3,7 +3,7 @@
 Invariants (tests/unit/spec/test_problem.py):
 - every number is finite; costs are positive, activations, limits and the transfer delay are not negative;
 - a pipeline visits a rank at most once, and only ranks the problem has;
-- `Problem.from_json(problem.to_json()) == problem`, and equal problems have equal digests.
+- `ScheduleProblem.from_json(problem.to_json()) == problem`, and equal problems have equal digests.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ TRACK_ROLES = ("step", "lane", "replica", "slice", "rank", "plan", "other")
 
 
 def role(track: str) -> str:
-    """The first word of the track's name if it is one of ROLES, else "other"."""
+    """The first word of the track's name if it is one of TRACK_ROLES, else "other"."""
     word = track.partition(" ")[0]
     return word if word in TRACK_ROLES else "other"
 

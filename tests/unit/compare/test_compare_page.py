@@ -9,7 +9,7 @@ from made_runs import made
 from verl_fuse.compare.comparison import compare
 from verl_fuse.compare.page import page
 from verl_fuse.compare.run import RunMetrics
-from verl_fuse.compare.verdict import shown, shown_difference, verdict
+from verl_fuse.compare.verdict import difference_text, interval_text, verdict
 
 EVIL = "</style><script>alert(1)</script>\"'&{{title}}"
 
@@ -22,11 +22,11 @@ def test_every_figure_is_in_the_page():
     assert "times of 11 steps compared, 2 to 12; the first step of each run left out (--warm-up 1)" in text
     for stage in (*found.stages, found.whole):
         assert f"<th>{stage.name}</th>" in text
-        assert shown(stage.difference, 3, "+") in text
+        assert interval_text(stage.difference, 3, "+") in text
         assert f"<td>{stage.base:.3f} s</td><td>{stage.fused:.3f} s</td>" in text
     for curve in found.curves:
         assert curve.metric in text
-        assert shown_difference(curve.difference) in text
+        assert difference_text(curve.difference) in text
         assert text.count(f"base, step 12: {curve.base[12]:.4g}") >= 1
     assert text.count("<circle") == sum(len(curve.base) + len(curve.fused) for curve in found.curves)
 

@@ -65,7 +65,7 @@ def test_a_batch_that_no_layout_divides_is_refused():
 def test_a_pipeline_has_stages_and_no_expert_parallelism():
     def trained(features):
         found = spaces(ppo("qwen3-30b-a3b"), AnalyticCost(cluster_named("h200", 1)), "megatron", features)
-        return {space.ways[space.way[space.tables.begin[-2]]].layout for space in found}
+        return {space.configs[space.config[space.tables.begin[-2]]].layout for space in found}
 
     plain, fused = trained(()), trained(("pipeline",))
     assert fused == {layout for layout in plain if layout.pp > 1 and layout.ep == 1}

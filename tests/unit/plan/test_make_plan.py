@@ -144,10 +144,10 @@ def test_ctrl_c_keeps_the_best_plan_so_far_and_claims_no_bound():
     made = make_plan(ppo(), cost, request, report)
     assert len(texts) == 4
     assert texts[3].startswith("megatron: placement 3, ")
-    assert made.found.stopped
-    assert (made.found.bound, whole.found.stopped) == (0.0, False)
-    assert made.found.seconds >= whole.found.seconds
-    assert f"{made.found.seconds:.2f} s per step so far" in texts[3]
+    assert made.search.stopped
+    assert (made.search.bound, whole.search.stopped) == (0.0, False)
+    assert made.search.seconds >= whole.search.seconds
+    assert f"{made.search.seconds:.2f} s per step so far" in texts[3]
 
 
 def test_ctrl_c_in_the_second_engine_keeps_the_plan_of_the_first():
@@ -156,14 +156,14 @@ def test_ctrl_c_in_the_second_engine_keeps_the_plan_of_the_first():
     report, texts = interrupted_at(10**9)
     make_plan(ppo(), cost, PlanRequest(("fsdp",)), report)
     made = make_plan(ppo(), cost, PlanRequest(), interrupted_at(len(texts) + 1)[0])
-    assert (made.plan.strategy, made.found.stopped) == ("fsdp", True)
-    assert made.found.seconds == fsdp.found.seconds
+    assert (made.plan.strategy, made.search.stopped) == ("fsdp", True)
+    assert made.search.seconds == fsdp.search.seconds
 
 
 def test_the_time_limit_is_for_all_engines_and_placements():
     begun = time.monotonic()
     made = make_plan(ppo(reward="qwen2.5-7b"), AnalyticCost(cluster_named("h100", 64)), PlanRequest(time_limit=1.0))
-    assert made.found.feasible
+    assert made.search.feasible
     # A placement is costed and searched to its end, on a busy machine too.
     assert time.monotonic() - begun < 20
 
@@ -204,7 +204,7 @@ def test_money_takes_fewer_nodes_than_time():
     assert fast.nodes == 8
     assert cheap.nodes < 8
     assert cheap.cost_per_step < fast.cost_per_step
-    assert cheap.found.seconds > fast.found.seconds
+    assert cheap.search.seconds > fast.search.seconds
     with pytest.raises(FuseError, match="weight=2: needs 0"):
         make_plan(grpo(), cost, dataclasses.replace(request, weight=2))
 

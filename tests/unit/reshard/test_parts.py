@@ -10,7 +10,7 @@ from ortools.linear_solver import pywraplp
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard import fsdp
-from verl_fuse.reshard.balance import shared_out
+from verl_fuse.reshard.balance import balanced_cuts
 from verl_fuse.reshard.megatron import MegatronSharding
 from verl_fuse.reshard.order import order_of
 from verl_fuse.reshard.parameters import parameters_of
@@ -75,7 +75,7 @@ def test_tasks_are_shared_out_as_evenly_as_a_linear_program_does(seed: int):
     amounts = draw.integers(0, 100_000, tasks)
     first = np.append(0, np.cumsum([len(s) for s in sets]))
     candidates = np.concatenate(sets)
-    cuts = shared_out(amounts, first, candidates, ranks)
+    cuts = balanced_cuts(amounts, first, candidates, ranks)
     load = np.zeros(ranks)
     for task in range(tasks):
         part = np.diff(np.append(cuts[first[task] : first[task + 1]], amounts[task]))

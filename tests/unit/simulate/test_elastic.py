@@ -16,7 +16,7 @@ from verl_fuse.simulate.elastic import (
     shared_prefixes,
 )
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.simulate.rollout import Requests, Rollout
+from verl_fuse.simulate.rollout import Requests, RolloutState
 from verl_fuse.simulate.tail import InferenceWork
 
 
@@ -80,7 +80,9 @@ def test_a_cut_gives_devices_back_earlier():
 
 def test_the_rest_is_spread_over_the_actors_that_still_run():
     requests = Requests.of(np.full(12, 10), np.array([5, 5, 5, 5, 100, 100, *[900] * 6]))
-    rollout = Rollout.begin(requests, roofline_timing(max_batch=8), [np.arange(6), np.arange(6, 9), np.arange(9, 12)])
+    rollout = RolloutState.begin(
+        requests, roofline_timing(max_batch=8), [np.arange(6), np.arange(6, 9), np.arange(9, 12)]
+    )
     run = cut_and_migrate(rollout, 0.6, 0.0)
     assert run.moved == 2
     assert sorted(run.rollout.replica_of[[4, 5]].tolist()) == [1, 2]
@@ -88,7 +90,7 @@ def test_the_rest_is_spread_over_the_actors_that_still_run():
 
 def test_no_free_slots_no_move():
     requests = Requests.of(np.full(8, 10), np.array([10, 10, 10, 900, 900, 900, 900, 900]))
-    rollout = Rollout.begin(requests, roofline_timing(max_batch=4), [np.arange(4), np.arange(4, 8)])
+    rollout = RolloutState.begin(requests, roofline_timing(max_batch=4), [np.arange(4), np.arange(4, 8)])
     assert cut_and_migrate(rollout, 0.75, 0.0).moved == 0
 
 

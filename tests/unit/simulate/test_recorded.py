@@ -7,7 +7,7 @@ from setups import NO_POLL, h100, ppo
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.recorded import DecodeFit, ReplayedStep, fit_decode, read_recorded, replay
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.spec.timeline import Span, Timeline
@@ -22,7 +22,7 @@ def step(seed: int = 0, fit: DecodeFit = DecodeFit(0.1, 2e-3, 1e-4), stages: dic
         np.arange(256) % 4, np.full(256, 50), response, np.zeros(256), np.ones(256),
     )  # fmt: skip
     queues = round_robin(256, 4)
-    done = Rollout.begin(Requests.of(blank.prompt, response), fit.timing(blank), queues).advance()
+    done = RolloutState.begin(Requests.of(blank.prompt, response), fit.timing(blank), queues).advance()
     return ReplayedStep(1, 20.0, blank.stages, blank.replica, blank.prompt, response, np.zeros(256), done.finish)
 
 

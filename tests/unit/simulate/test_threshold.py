@@ -9,7 +9,7 @@ import pytest
 from timings import roofline_timing
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost
 from verl_fuse.simulate.threshold import ThresholdScan, best_threshold
 
@@ -47,7 +47,7 @@ def test_within_three_per_cent_of_an_exhaustive_scan(name: str):
     draws = [draw(name, seed) for seed in range(2)]
     timing = roofline_timing(max_batch=64)
     chosen = best_threshold(draws, REPLICAS, timing, INFERENCE, MIGRATION)
-    begun = [Rollout.begin(requests, timing, round_robin(SAMPLES, REPLICAS)) for requests in draws]
+    begun = [RolloutState.begin(requests, timing, round_robin(SAMPLES, REPLICAS)) for requests in draws]
     scan = ThresholdScan(begun, INFERENCE, MIGRATION)
     thresholds = range(1, SAMPLES, 2)
     scan.prepare(thresholds)

@@ -34,7 +34,7 @@ def join_verl_log(manager: pluggy.PluginManager) -> None:
 
 
 class _Marked(logging.Handler):
-    """Hands records to another handler, with MARK before their text."""
+    """Hands records to another handler, with LOG_PREFIX before their text."""
 
     def __init__(self, handler: logging.Handler):
         super().__init__(handler.level)

@@ -113,7 +113,7 @@ def _first_holder(tensor: DTensor) -> bool:
 
 
 def in_buckets(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
-    """Neighbours together, BUCKET_BYTES or one shard at most."""
+    """Neighbours together, OBJECT_BYTES or one shard at most."""
     bucket: list[Shard] = []
     size = 0
     for shard in shards:
