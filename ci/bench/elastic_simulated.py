@@ -24,8 +24,8 @@ import numpy as np
 
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.simulate.calls import freed_inference
-from verl_fuse.simulate.draw import Draw
-from verl_fuse.simulate.elastic import Elastic as Run
+from verl_fuse.simulate.draw import DrawnLengths
+from verl_fuse.simulate.elastic import ElasticResult as Run
 from verl_fuse.simulate.elastic import cut_and_migrate, infer_on_freed, shared_prefixes
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
@@ -86,7 +86,7 @@ class Setup:
     rest: float
     inference: InferenceWork
 
-    def then_inferred(self, lengths: Draw, seconds: float, held: float) -> Spent:
+    def then_inferred(self, lengths: DrawnLengths, seconds: float, held: float) -> Spent:
         """With inference on all replicas once generation is over."""
         work = float(self.inference.work(Requests.of(lengths.prompt, lengths.response)).sum())
         return Spent(seconds + work / self.replicas, held + work)
@@ -122,7 +122,7 @@ class DataSet:
         self._prompt = workload.prompt.sample(self._rng, DATA_SET)
         self._order = np.empty(0, np.int64)
 
-    def batch(self, scale: float) -> tuple[np.ndarray, Draw]:
+    def batch(self, scale: float) -> tuple[np.ndarray, DrawnLengths]:
         """Numbers of the step's prompts, and the lengths of their samples; nothing is predicted."""
         count, n = self._workload.prompts, self._workload.samples
         while len(self._order) < count:
@@ -132,7 +132,7 @@ class DataSet:
         score = PREDICTABILITY * self._usual[chosen][:, None] + np.sqrt(1 - PREDICTABILITY**2) * own
         response = np.clip(_quantiles(self._workload, score.ravel()) * scale, 1, self._workload.response.maximum)
         group = np.repeat(np.arange(count), n)
-        return chosen, Draw(group, self._prompt[chosen][group], response.astype(np.int64), np.ones_like(group))
+        return chosen, DrawnLengths(group, self._prompt[chosen][group], response.astype(np.int64), np.ones_like(group))
 
 
 def _quantiles(workload: Workload, score: np.ndarray) -> np.ndarray:
@@ -141,13 +141,13 @@ def _quantiles(workload: Workload, score: np.ndarray) -> np.ndarray:
     return np.asarray(lengths.values)[np.searchsorted(cumulative, [normal.cdf(z) for z in score], side="right")]
 
 
-def static(setup: Setup, lengths: Draw) -> Spent:
+def static(setup: Setup, lengths: DrawnLengths) -> Spent:
     """Samples dealt out one by one, all replicas held to the end."""
     through = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas)).advance()
     return setup.then_inferred(lengths, through.seconds, setup.replicas * through.seconds)
 
 
-def floor(setup: Setup, lengths: Draw) -> Spent:
+def floor(setup: Setup, lengths: DrawnLengths) -> Spent:
     """The longest response alone on a replica, and nothing else."""
     longest = int(lengths.response.argmax())
     alone = Requests.of(lengths.prompt[[longest]], lengths.response[[longest]])
@@ -155,7 +155,7 @@ def floor(setup: Setup, lengths: Draw) -> Spent:
     return Spent(seconds, seconds)
 
 
-def global_migration(setup: Setup, lengths: Draw, inference: bool) -> Spent:
+def global_migration(setup: Setup, lengths: DrawnLengths, inference: bool) -> Spent:
     """RLHFuse: the last fifth moves to the fewest replicas with room; the others are given back, or run inference."""
     begun = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas))
     trigger = trigger_time(begun.advance(), int(TAIL * len(lengths.group)))
@@ -182,7 +182,7 @@ class Elastic:
         self.decisions: list[float] = []
         self.counts: list[int] = []
 
-    def step(self, chosen: np.ndarray, lengths: Draw) -> Spent:
+    def step(self, chosen: np.ndarray, lengths: DrawnLengths) -> Spent:
         setup, n = self._setup, self._setup.workload.samples
         prompts = [Prompt(str(i), str(number), "gsm8k", n) for i, number in enumerate(chosen.tolist())]
         begun = time.process_time()
@@ -208,7 +208,7 @@ class Elastic:
         return setup.then_inferred(lengths, run.seconds, float(run.ends.sum()))
 
 
-def _decode_cost(timing: ReplicaTiming, lengths: Draw, replicas: int) -> DecodeCost:
+def _decode_cost(timing: ReplicaTiming, lengths: DrawnLengths, replicas: int) -> DecodeCost:
     """What a fit over the step's requests finds: the line through a small and a full batch at the mean context."""
     context = float((lengths.prompt + lengths.response / 2).mean())
     full = max(2, min(timing.max_batch, len(lengths.group) // replicas))
@@ -217,7 +217,7 @@ def _decode_cost(timing: ReplicaTiming, lengths: Draw, replicas: int) -> DecodeC
     return DecodeCost(one - sequence, sequence)
 
 
-def _begin(setup: Setup, lengths: Draw, queues: list[np.ndarray]) -> RolloutState:
+def _begin(setup: Setup, lengths: DrawnLengths, queues: list[np.ndarray]) -> RolloutState:
     cached = shared_prefixes(lengths.prompt, lengths.group, queues)
     return RolloutState.begin(Requests.of(lengths.prompt, lengths.response, cached), setup.timing, queues)
 

@@ -126,7 +126,7 @@ def streaming_factor(
 
 
 @lru_cache(maxsize=256)
-def migration(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> MigrationCost:
+def migration_cost(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> MigrationCost:
     """How the tail moves. Transfer goes over the network between nodes, or inside a node where the replicas all are in one."""
     layout = replica_layout(plan.call("actor_generate").layout)
     if options.migration == "prefill":

@@ -18,7 +18,7 @@ from verl_fuse.spec.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class DrawnLengths:
     """Per sample, in verl's order (the samples of a prompt together): its prompt's number, lengths in tokens, and the predicted response."""
 
     group: Ints
@@ -27,14 +27,14 @@ class Draw:
     predicted: Ints
 
 
-def draw(workload: Workload, rng: np.random.Generator, predictability: float) -> Draw:
+def draw(workload: Workload, rng: np.random.Generator, predictability: float) -> DrawnLengths:
     """One step. A prompt has a usual length; a response's length correlates with it by `predictability` (Gaussian copula)."""
     group = np.repeat(np.arange(workload.prompts), workload.samples)
     prompt = workload.prompt.sample(rng, workload.prompts)[group]
     usual = rng.standard_normal(workload.prompts)[group]
     own = rng.standard_normal(workload.sequences)
     score = predictability * usual + math.sqrt(1 - predictability**2) * own
-    return Draw(group, prompt, _at(workload.response, score), _at(workload.response, predictability * usual))
+    return DrawnLengths(group, prompt, _at(workload.response, score), _at(workload.response, predictability * usual))
 
 
 def _at(lengths: LengthDistribution, score: Floats) -> Ints:

@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 
 from verl_fuse.cost.model import CostModel
-from verl_fuse.simulate.calls import freed_inference, migration
-from verl_fuse.simulate.draw import Draw, draw
-from verl_fuse.simulate.elastic import Assignment, best_assignment, run_elastic, shared_prefixes
+from verl_fuse.simulate.calls import freed_inference, migration_cost
+from verl_fuse.simulate.draw import DrawnLengths, draw
+from verl_fuse.simulate.elastic import ReplicaAssignment, best_assignment, run_elastic, shared_prefixes
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
 from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
@@ -52,7 +52,7 @@ def generate(
     plan: Plan,
     cost: CostModel,
     features: frozenset[str],
-    lengths: Draw,
+    lengths: DrawnLengths,
     calls: tuple[Call, ...],
     options: SimulationOptions,
 ) -> GenerationResult:
@@ -70,7 +70,7 @@ def generate(
         if chosen.threshold:
             time = trigger_time(through, chosen.threshold)
             paused = begun.advance(time)
-            fused = migrated(paused, time, chosen.survivors, inference, migration(workload, plan, cost, options))
+            fused = migrated(paused, time, chosen.survivors, inference, migration_cost(workload, plan, cost, options))
             end = _seen(fused.generation_end, poll)
             inferred = max(fused.seconds, end) if calls else None
             until = inferred or end
@@ -98,7 +98,7 @@ def chosen_threshold(
     timing = replica_timing(workload, generate_plan, cost, options)
     dealt = [_dealt(draw(workload, rng, options.predictability), replicas, elastic) for _ in range(THRESHOLD_BATCHES)]
     begun = [RolloutState.begin(requests, timing, queues) for requests, queues in dealt]
-    moving = migration(workload, plan, cost, options)
+    moving = migration_cost(workload, plan, cost, options)
     most = max(options.micro_group, workload.sequences // replicas)
     found = []
     for power in range((most // options.micro_group).bit_length()):
@@ -108,13 +108,15 @@ def chosen_threshold(
 
 
 @lru_cache(maxsize=256)
-def chosen_assignment(workload: Workload, timing: ReplicaTiming, most: int, options: SimulationOptions) -> Assignment:
+def chosen_assignment(
+    workload: Workload, timing: ReplicaTiming, most: int, options: SimulationOptions
+) -> ReplicaAssignment:
     """How many of `most` replicas to run for this workload, and who serves what, chosen on a draw of its own."""
     lengths = draw(workload, np.random.default_rng(20260227), options.predictability)
     return best_assignment(lengths, timing, most, options)
 
 
-def _dealt(lengths: Draw, replicas: int, by_prompt: bool) -> tuple[Requests, list[Ints]]:
+def _dealt(lengths: DrawnLengths, replicas: int, by_prompt: bool) -> tuple[Requests, list[Ints]]:
     """Requests and their queues: one by one as verl deals them, or the samples of a prompt together."""
     queues = round_robin(len(lengths.group), replicas)
     if by_prompt:
@@ -124,7 +126,7 @@ def _dealt(lengths: Draw, replicas: int, by_prompt: bool) -> tuple[Requests, lis
 
 def _elastic(
     workload: Workload,
-    lengths: Draw,
+    lengths: DrawnLengths,
     timing: ReplicaTiming,
     replicas: int,
     poll: float,

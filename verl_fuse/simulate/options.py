@@ -47,7 +47,7 @@ class SimulationOptions:
     dedicated: bool | None = None
     # Correlation of a response's length with its prompt's usual length; assumed (RLHFless: 70 % of prompts move by < 50 tokens).
     predictability: float = field(default=0.8, metadata=bounded(0.0, 1.0))
-    # Elastic actors: share of an actor's requests after which the rest moves on; weight of time against cost.
+    # Elastic replicas: share of a replica's requests after which the rest moves on; weight of time against cost.
     cut_fraction: float = field(default=0.8, metadata=bounded(0.5, 1.0))
     time_weight: float = field(default=0.5, metadata=bounded(0.0, 1.0))
     # Method of the fused pipeline schedule (verl_fuse/schedule/methods.py).

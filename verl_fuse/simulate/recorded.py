@@ -16,7 +16,7 @@ import numpy as np
 
 from verl_fuse.cost.floors import TRAIN_STAGES
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.draw import Draw
+from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.elastic import best_assignment, run_elastic
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.rollout import Requests, RolloutState
@@ -251,7 +251,7 @@ def _elastic(
     faster, held = [], []
     for step, timing in zip(steps, timings, strict=True):
         group = np.arange(len(step.replica))
-        lengths = Draw(group, step.prompt, step.response, step.response)
+        lengths = DrawnLengths(group, step.prompt, step.response, step.response)
         run = run_elastic(lengths, timing, best_assignment(lengths, timing, step.replicas, options), options)
         base = _begin(step, timing).advance().seconds
         faster.append(base - run.seconds)

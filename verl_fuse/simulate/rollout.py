@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.kernel import advance_all
+from verl_fuse.simulate.replica_kernel import advance_all
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.simulate.calls import call_batch, infer_seconds, is_dedicated, streaming_factor, train_seconds
-from verl_fuse.simulate.draw import Draw, draw
+from verl_fuse.simulate.draw import DrawnLengths, draw
 from verl_fuse.simulate.generation import GenerationResult, generate
 from verl_fuse.simulate.options import SimulationOptions, features_of
 from verl_fuse.simulate.pipeline import FusedTraining, fused_training
@@ -54,7 +54,7 @@ class StepResult:
     generation: GenerationResult
     placed: tuple[ScheduledTask, ...]
     plan: Plan
-    lengths: Draw
+    lengths: DrawnLengths
     notes: tuple[str, ...] = ()
 
     @property
@@ -122,7 +122,7 @@ def simulate_step(
 
 
 def _notes(
-    features: frozenset[str], generation: GenerationResult, fused: FusedTraining | None, lengths: Draw
+    features: frozenset[str], generation: GenerationResult, fused: FusedTraining | None, lengths: DrawnLengths
 ) -> tuple[str, ...]:
     notes = []
     if "interstage" in features:
@@ -142,7 +142,7 @@ def step_tasks(
     plan: Plan,
     cost: CostModel,
     features: frozenset[str],
-    lengths: Draw,
+    lengths: DrawnLengths,
     options: SimulationOptions,
     fused: FusedTraining | None = None,
 ) -> tuple[list[Task], GenerationResult]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from verl_fuse.simulate.draw import Draw
+from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.generation import GenerationResult
 from verl_fuse.simulate.tasks import ScheduledTask
 from verl_fuse.spec.plan import Plan
@@ -17,7 +17,12 @@ from verl_fuse.spec.timeline import Span, Timeline
 
 
 def timeline_of(
-    run: str, placed: Sequence[ScheduledTask], generation: GenerationResult, plan: Plan, lengths: Draw, step: int = 1
+    run: str,
+    placed: Sequence[ScheduledTask],
+    generation: GenerationResult,
+    plan: Plan,
+    lengths: DrawnLengths,
+    step: int = 1,
 ) -> Timeline:
     """Times count from the start of the step."""
     spans = [span for p in placed for span in _task_spans(p)]
@@ -39,7 +44,7 @@ def _task_spans(placed: ScheduledTask) -> Iterator[Span]:
         yield Span(task.stage, f"rank {device}", task.category, start, end)
 
 
-def _requests(generation: GenerationResult, lengths: Draw, begin: float) -> Iterator[Span]:
+def _requests(generation: GenerationResult, lengths: DrawnLengths, begin: float) -> Iterator[Span]:
     rollout, paused = generation.fused.rollout, generation.paused
     home = rollout.replica_of if paused is None else paused.replica_of
     last = rollout.replica_of

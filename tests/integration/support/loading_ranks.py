@@ -120,7 +120,7 @@ def compared(
         # In two parts, as verl's buckets come.
         arriving = iter(stream.run(own_shards(engine), 5))
         model.load_weights([next(arriving) for _ in range(4)])
-        unfinished = stream.stamp.version
+        unfinished = stream.held_version.version
         model.load_weights(arriving)
         ours = {name: parameter.clone() for name, parameter in model.named_parameters()}
         _forget(model)
@@ -131,7 +131,7 @@ def compared(
         "tensors": len(ours),
         "different": [name for name in theirs if not torch.equal(ours[name], theirs[name])],
         "finite": all(bool(parameter.isfinite().all()) for parameter in ours.values()),
-        "versions": (unfinished, stream.stamp.version),
+        "versions": (unfinished, stream.held_version.version),
         "received": sum(report.received_bytes for report in stream.reports),
         "extra": max(report.extra_bytes for report in stream.reports),
     }

@@ -67,18 +67,18 @@ def test_memory_is_not_read_and_written_at_once():
 
 
 def test_weights_have_no_version_while_they_are_written_and_after_a_fault():
-    stamp = WeightVersion("critic", 3)
-    stamp.require(3)
+    held_version = WeightVersion("critic", 3)
+    held_version.require(3)
     with pytest.raises(FuseError, match="weights 'critic': version 4 is needed, they are of version 3"):
-        stamp.require(4)
-    with stamp.writing(4), pytest.raises(FuseError, match="they are incomplete"):
-        stamp.require(3)
-    stamp.require(4)
-    with pytest.raises(ValueError, match="lost"), stamp.writing(5):
+        held_version.require(4)
+    with held_version.writing(4), pytest.raises(FuseError, match="they are incomplete"):
+        held_version.require(3)
+    held_version.require(4)
+    with pytest.raises(ValueError, match="lost"), held_version.writing(5):
         raise ValueError("lost")
     for version in (4, 5):
         with pytest.raises(FuseError, match="they are incomplete: a transfer was not finished"):
-            stamp.require(version)
+            held_version.require(version)
 
 
 @pytest.mark.parametrize("size", [1, 1000, WORDS + 3])

@@ -51,7 +51,7 @@ def streamed(world: World, name: str, way: StreamRoute) -> tuple[int, int, int]:
         whole = content(way.weights, version)
         seen = []
         for parameter, found in stream.run(tensors_of(way.source, way.weights, rank, whole), version):
-            assert stream.stamp.version is None, "not before all of it has been taken"
+            assert stream.held_version.version is None, "not before all of it has been taken"
             expected = torch.full(mine[parameter].shape, torch.nan, dtype=way.dtype)
             for piece in mine[parameter].pieces:
                 at = (piece.rows, piece.columns), (piece.stride, 1), piece.offset
@@ -60,7 +60,7 @@ def streamed(world: World, name: str, way: StreamRoute) -> tuple[int, int, int]:
             assert torch.equal(found.nan_to_num(-1.0), expected.nan_to_num(-1.0)), parameter
             seen.append(parameter)
         assert seen == list(mine), "all it loads, in the order of the model"
-        stream.stamp.require(version)
+        stream.held_version.require(version)
     received = sum(report.received_bytes for report in stream.reports)
     return received, max(report.extra_bytes for report in stream.reports), len(stream.reports)
 
@@ -93,7 +93,7 @@ def abandoned(world: World, way: StreamRoute) -> str:
             break
     loading.close()
     try:
-        stream.stamp.require(1)
+        stream.held_version.require(1)
     except FuseError as error:
         return str(error)
     return ""
@@ -120,7 +120,7 @@ def test_ranks_of_different_versions_stop_before_anything_is_loaded(ranks: Ranks
 
 
 def killed(world: World, way: StreamRoute, victim: int) -> list:
-    """The victim ends in the middle; what the others had loaded, their error and their stamp."""
+    """The victim ends in the middle; what the others had loaded, their error and the version they hold."""
     port, watch, rank = opened(world, "killed", timeout=20.0)
     stream = ParameterStream("copy", way, rank, port, watch)
     loaded, error = 0, ""
@@ -131,7 +131,7 @@ def killed(world: World, way: StreamRoute, victim: int) -> list:
                 os.kill(os.getpid(), signal.SIGKILL)
     except FuseError as stopped:
         error = str(stopped)
-    return [loaded, error, stream.stamp.version]
+    return [loaded, error, stream.held_version.version]
 
 
 @pytest.mark.parametrize("victim", [1, 3])

@@ -101,14 +101,14 @@ def run_twice(world: World, program: TransferProgram) -> tuple[int, int, int, in
     """(sent, received, extra bytes) of the second run, and the version that was agreed on."""
     weights = program.weights
     mover = transfer(program, world.opened)  # pyright: ignore[reportAttributeAccessIssue]
-    target, stamp = tensors_of(program.target, weights, world.rank, None), WeightVersion("copy")
+    target, held_version = tensors_of(program.target, weights, world.rank, None), WeightVersion("copy")
     for version in (7, 8):
         source = tensors_of(program.source, weights, world.rank, content(weights, version))
         holds = world.rank in program.source.ranks
-        report = mover.run(source, target, version if holds else None, stamp)
+        report = mover.run(source, target, version if holds else None, held_version)
         expected = tensors_of(program.target, weights, world.rank, content(weights, version))
         assert different(target, expected) == []
-        stamp.require(version)
+        held_version.require(version)
     return report.sent_bytes, report.received_bytes, report.extra_bytes, report.version
 
 

@@ -5,7 +5,7 @@ import pytest
 from timings import linear_timing, roofline_decode, roofline_timing
 from token_by_token import simulate
 
-from verl_fuse.simulate.kernel import prefill_seconds
+from verl_fuse.simulate.replica_kernel import prefill_seconds
 from verl_fuse.simulate.rollout import Requests, RolloutState
 from verl_fuse.simulate.timing import ReplicaTiming
 

@@ -4,7 +4,7 @@ Invariants (tests/unit/runtime/test_stream.py):
 - what a rank is given of a parameter is bitwise the source's, converted to the type on the way; what it has no part in is NaN;
 - besides the source's tensors a rank needs one bucket, or half a bucket and the largest parameter if that is more;
 - a rank whose receiver leaves early stops all ranks, by name;
-- all ranks stream the same version; the stamp has it only when the last parameter has been taken.
+- all ranks stream the same version; `held_version` has it only when the last parameter has been taken.
 """
 
 import math
@@ -46,7 +46,7 @@ class ParameterStream:
     ) -> None:
         self._route, self._rank, self._port, self._watch = route, rank, port, watch
         self._device = torch.device(device)
-        self.stamp = WeightVersion(name)
+        self.held_version = WeightVersion(name)
         self.reports: list[TransferReport] = []
         item = route.dtype.itemsize
         half = max(route.bucket_bytes // 2, MESSAGES_PER_BUCKET * item)
@@ -65,7 +65,7 @@ class ParameterStream:
         """
         self.reports.clear()
         source, target = self._route.source, self._route.target
-        with self.stamp.writing(version):
+        with self.held_version.writing(version):
             for chunk, transfer in self._parts:
                 own = {tensor.name: tensors[tensor.name] for tensor in source.tensors(chunk, self._rank)}
                 room = {tensor.name: self._room(tensor) for tensor in target.tensors(chunk, self._rank)}

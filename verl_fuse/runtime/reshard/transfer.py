@@ -5,7 +5,7 @@ Invariants (tests/unit/runtime/test_transfer_executor.py, test_transfer_faults.p
 - besides both layouts' tensors a rank needs at most one bucket: two messages leaving, two arriving;
 - ranks that disagree about program, version or types stop before the first write;
 - no wait without progress is longer than the watch's timeout; every rank's error names the same culprit;
-- the target's stamp has a version only when all ranks have received everything.
+- `held_version` has a version only when all ranks have received everything.
 """
 
 import json
@@ -70,11 +70,11 @@ class Transfer:
         self._sizes = tuple(buffer_bytes(program, found, checksums) for found in (self._sends, self._receives))
 
     def run(
-        self, source: Tensors, target: Tensors, version: int | None, stamp: WeightVersion | None = None
+        self, source: Tensors, target: Tensors, version: int | None, held_version: WeightVersion | None = None
     ) -> TransferReport:
         """Bring the target tensors to `version` of the source's. Ranks without source tensors may give None: they take what the others agree on.
 
-        `stamp` is that of the target tensors. After an error neither port nor watch is of further use; source tensors are intact.
+        `held_version` is that of the target tensors. After an error neither port nor watch is of further use; source tensors are intact.
         """
         weights, rank, program = self._program.weights, self._rank, self._program
         with self._watch.program():
@@ -83,7 +83,7 @@ class Transfer:
             check_apart(old, new)
             agreed = self._agree(version, old, new)
             begun = time.monotonic()
-            with stamp.writing(agreed) if stamp else nullcontext():
+            with held_version.writing(agreed) if held_version else nullcontext():
                 loop = TransferLoop(
                     program,
                     self._port,

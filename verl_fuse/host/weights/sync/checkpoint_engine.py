@@ -8,7 +8,7 @@ a sum to every message. verl opens and closes the transfer around every sync, so
 Invariants (tests/integration/test_checkpoint_engine.py):
 - a worker is given what vLLM loads of whole parameters, bitwise, in the rollout's type; what it does not load is NaN;
 - bytes received are those that workers load; nothing is gathered;
-- all ranks agree on the step the weights are of; a worker's stamp has it only when it has taken everything;
+- all ranks agree on the step the weights are of; a worker's copy is of that version only when it has taken everything;
 - a rank that dies, leaves early or never joins ends the sync on all ranks within the timeout, by name.
 """
 
@@ -128,7 +128,7 @@ class FuseCheckpointEngine(CheckpointEngine):
         finally:
             # If not everything was taken, the others learn it now.
             arriving.close()
-        stream.stamp.require(version)
+        stream.held_version.require(version)
 
     def _send(self, engine: Any, tp: int, dtype: str, version: int) -> dict[str, Any]:
         found = trained(engine)

@@ -81,7 +81,7 @@ def exporting(worker: Any, version: int, options: TransferOptions) -> Iterator[N
             del engine.get_per_tensor_param
             # If vLLM did not take everything, the other ranks learn it now.
             arriving.close()
-        stream.stamp.require(version)
+        stream.held_version.require(version)
         seen["received_bytes"] = sum(report.received_bytes for report in stream.reports)
 
 
