@@ -300,7 +300,7 @@ def test_what_is_taken_of_upstream_objects_is_under_contract(file: str, tree: So
 def test_wrapped_worker_methods_are_under_contract_with_their_dispatch(contracts):
     worker = importlib.import_module("verl_fuse.host.worker")
     classes = {"actor": "ActorRolloutRefWorker", "critic": "TrainingWorker"}
-    for role, methods in worker.METHODS.items():
+    for role, methods in worker.RECORDED_METHODS.items():
         for method in methods:
             target = f"verl.workers.engine_workers:{classes[role]}.{method}"
             kinds = {type(contract) for contract in contracts if getattr(contract, "target", None) == target}

@@ -56,7 +56,7 @@ def profile(
     runs = [read_run(path) for path in from_run or []]
     check_writable(out)
     measuring = _measuring(threads)
-    bench = measuring.Bench.on(device, precision)
+    bench = measuring.BenchSettings.on(device, precision)
     measured: list[MeasuredModel] = []
     with ProgressNotes("measuring") as report:
         for each in models:

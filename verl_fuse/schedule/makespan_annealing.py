@@ -64,26 +64,28 @@ class MakespanAnnealing(Attempt):
             return
         goal.offer(begin)
         table, target = self.table, self.scales.time.ticks(goal.makespan)
-        net = swap_kernel.graph_of(table, self.scales)
-        order = swap_kernel.order_of(net, begin.orders)
-        best_ahead, best = order.ahead.copy(), int(np.iinfo(np.int64).max)
+        graph = swap_kernel.graph_of(table, self.scales)
+        order = swap_kernel.order_of(graph, begin.orders)
+        best_previous, best = order.previous.copy(), int(np.iinfo(np.int64).max)
         capacity = (
-            self.scales.memory.floor(goal.capacity) if np.isfinite(goal.capacity) else int(np.abs(net.change).sum()) + 1
+            self.scales.memory.floor(goal.capacity)
+            if np.isfinite(goal.capacity)
+            else int(np.abs(graph.change).sum()) + 1
         )
         steps = max(1, int(effort * (1 - CLIMB_SHARE) * OPS_TIMED_PER_SECOND / max(len(table), LEAST_OPS_PER_SWAP)))
         chunks = max(1, round(steps * max(len(table), LEAST_OPS_PER_SWAP) / OPS_PER_LOOK))
-        hot = MAKESPAN_TEMPERATURES[(seed + self.worker) % len(MAKESPAN_TEMPERATURES)] * float(np.mean(net.duration))
+        hot = MAKESPAN_TEMPERATURES[(seed + self.worker) % len(MAKESPAN_TEMPERATURES)] * float(np.mean(graph.duration))
         cold = hot / MAKESPAN_COOLING
         for chunk in range(chunks):
             if goal.over:
                 return
             temperatures = hot * (cold / hot) ** (chunk / chunks), hot * (cold / hot) ** ((chunk + 1) / chunks)
             found = makespan_kernel.anneal_makespan(
-                net, order, int(random.integers(2**31)), max(1, steps // chunks), *temperatures, target, capacity, best, best_ahead
+                graph, order, int(random.integers(2**31)), max(1, steps // chunks), *temperatures, target, capacity, best, best_previous
             )  # fmt: skip
             if found < best:
                 best = found
-                solution = from_orders(table, swap_kernel.orders_from(table, best_ahead))
+                solution = from_orders(table, swap_kernel.orders_from(table, best_previous))
                 if solution is not None:
                     goal.offer(solution)
 

@@ -40,11 +40,11 @@ class MemoryAnnealing(Attempt):
         if begin.makespan > goal.makespan * (1 + MAKESPAN_TOLERANCE) or not np.isfinite(goal.capacity):
             return
         random = np.random.default_rng([seed, self.worker, 3])
-        net = swap_kernel.graph_of(self.table, self.scales)
-        order = swap_kernel.order_of(net, begin.orders)
-        best_ahead = order.ahead.copy()
+        graph = swap_kernel.graph_of(self.table, self.scales)
+        order = swap_kernel.order_of(graph, begin.orders)
+        best_previous = order.previous.copy()
         deadline, capacity = self.scales.time.ticks(goal.makespan), self.scales.memory.floor(goal.capacity)
-        unit = float(np.abs(net.change).mean()) ** 2
+        unit = float(np.abs(graph.change).mean()) ** 2
         hot = float(random.choice(MEMORY_TEMPERATURES)) * unit
         cooling = 1 / MEMORY_COOLING
         energy = best = memory_kernel.energy_of(order, capacity)
@@ -56,11 +56,11 @@ class MemoryAnnealing(Attempt):
                 return
             temperatures = hot * cooling ** (chunk / chunks), hot * cooling ** ((chunk + 1) / chunks)
             energy, found = memory_kernel.anneal_memory(
-                net, order, int(random.integers(2**31)), swaps, *temperatures, deadline, capacity, energy, best, best_ahead
+                graph, order, int(random.integers(2**31)), swaps, *temperatures, deadline, capacity, energy, best, best_previous
             )  # fmt: skip
             if found < best:
                 best = found
-                solution = from_orders(self.table, swap_kernel.orders_from(self.table, best_ahead))
+                solution = from_orders(self.table, swap_kernel.orders_from(self.table, best_previous))
                 if solution is not None and solution.peak < peak:
                     peak = solution.peak
                     goal.offer(solution)

@@ -22,40 +22,40 @@ def energy_of(order, capacity):
 
 
 @njit(cache=True, nogil=True)
-def anneal_memory(net, order, seed, steps, hot, cold, deadline, capacity, energy, best, best_ahead):
+def anneal_memory(graph, order, seed, steps, hot, cold, deadline, capacity, energy, best, best_previous):
     """Try `steps` swaps while the temperature falls from `hot` to `cold` square ticks; stops when nothing is above `capacity`.
 
-    `energy` is that of `order`. Returns the energies reached and of the best orders, which are left in `best_ahead`.
+    `energy` is that of `order`. Returns the energies reached and of the best orders, which are left in `best_previous`.
     """
     np.random.seed(seed)
-    count, ahead, held, source, change, fifo = (
-        len(net.source),
-        order.ahead,
+    count, previous, held, source, change, fifo = (
+        len(graph.source),
+        order.previous,
         order.held,
-        net.source,
-        net.change,
-        net.fifo,
+        graph.source,
+        graph.change,
+        graph.fifo,
     )
     for step in range(steps):
         if best <= 0.0:
             break
         right = np.random.randint(count)
-        left = ahead[right]
+        left = previous[right]
         if left < 0 or fifo[left] == fifo[right] or source[right] == left:
             continue
         more = _excess(held[left] - change[left] + change[right], capacity) - _excess(held[left], capacity)
         if more > 0.0 and np.random.random() >= np.exp(-more / (hot * (cold / hot) ** (step / steps))):
             continue
-        retimed = swap(net, order, left, right)
+        retimed = swap(graph, order, left, right)
         if retimed < 0:
             continue
-        if end_of(net, order) > deadline:
-            undo(net, order, left, right, retimed)
+        if end_of(graph, order) > deadline:
+            undo(graph, order, left, right, retimed)
             continue
         energy += more
         if energy < best:
             best = energy
-            best_ahead[:] = order.ahead
+            best_previous[:] = order.previous
     return energy, best
 
 

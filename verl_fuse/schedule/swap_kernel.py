@@ -16,7 +16,8 @@ from verl_fuse.spec.arrays import Ints
 
 
 class OpGraph(NamedTuple):
-    """What no order changes, by op: its input and its consumer (-1: none), ticks of time, `change` of memory on its `rank`; ops of one `fifo` (pipeline, stage and kind) stay in order."""
+    """What no order changes, by op: its input and its consumer (-1: none), ticks of time, `change` of memory on its `rank`; ops of one `fifo`
+    (pipeline, stage and kind) stay in order."""
 
     source: Ints
     sink: Ints
@@ -29,21 +30,21 @@ class OpGraph(NamedTuple):
 
 class TimedOrders(NamedTuple):
     """Running orders with their times: each op's neighbours on its rank (-1: none), the last op of each rank, memory `held` after each op, start times,
-    a topological order `line` of all ops and its inverse `place`. The rest is for `undo`: the stretch `old` of the line and its `span` (first place, length),
-    the ops `moved` in time and their `past` starts; `marked` is scratch."""
+    a topological order of all ops and the `position` of each op in it. The rest is for `undo`: the stretch `old_topological` of that order and its
+    `window` (first position, length), the ops `moved` in time and their `old_start`; `dependent` is scratch."""
 
-    ahead: Ints
-    behind: Ints
+    previous: Ints
+    following: Ints
     last: Ints
     held: Ints
     start: Ints
-    line: Ints
-    place: Ints
-    old: Ints
-    span: Ints
+    topological: Ints
+    position: Ints
+    old_topological: Ints
+    window: Ints
     moved: Ints
-    past: Ints
-    marked: NDArray[np.bool_]
+    old_start: Ints
+    dependent: NDArray[np.bool_]
 
 
 def graph_of(table: OpTable, scales: Scales) -> OpGraph:
@@ -63,29 +64,44 @@ def graph_of(table: OpTable, scales: Scales) -> OpGraph:
     )
 
 
-def order_of(net: OpGraph, orders: Orders) -> TimedOrders:
+def order_of(graph: OpGraph, orders: Orders) -> TimedOrders:
     """The earliest-start schedule of orders that do not deadlock."""
-    count = len(net.source)
-    ahead, behind = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    count = len(graph.source)
+    previous, following = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
     held = np.zeros(count, dtype=np.int64)
     for order in orders:
         ids = np.asarray(order, dtype=np.int64)
-        ahead[ids[1:]], behind[ids[:-1]] = ids[:-1], ids[1:]
-        held[ids] = np.cumsum(net.change[ids])
+        previous[ids[1:]], following[ids[:-1]] = ids[:-1], ids[1:]
+        held[ids] = np.cumsum(graph.change[ids])
     last = np.array([order[-1] if order else -1 for order in orders], dtype=np.int64)
-    start, line, place, old, moved, past = (np.zeros(count, dtype=np.int64) for _ in range(6))
-    span, marked = np.zeros(2, dtype=np.int64), np.zeros(count, dtype=np.bool_)
-    found = TimedOrders(ahead, behind, last, held, start, line, place, old, span, moved, past, marked)
-    time_all(net, found)
+    start, topological, position, old_topological, moved, old_start = (
+        np.zeros(count, dtype=np.int64) for _ in range(6)
+    )
+    window, dependent = np.zeros(2, dtype=np.int64), np.zeros(count, dtype=np.bool_)
+    found = TimedOrders(
+        previous,
+        following,
+        last,
+        held,
+        start,
+        topological,
+        position,
+        old_topological,
+        window,
+        moved,
+        old_start,
+        dependent,
+    )
+    time_all(graph, found)
     return found
 
 
-def orders_from(table: OpTable, ahead: Ints) -> list[list[int]]:
-    """Running orders from each op's neighbour ahead."""
-    follower = {int(left): op for op, left in enumerate(ahead.tolist()) if left >= 0}
+def orders_from(table: OpTable, previous: Ints) -> list[list[int]]:
+    """Running orders from each op's previous neighbour."""
+    follower = {int(left): op for op, left in enumerate(previous.tolist()) if left >= 0}
     orders = []
     for ids in table.on_rank:
-        order = [op for op in ids.tolist() if ahead[op] < 0]
+        order = [op for op in ids.tolist() if previous[op] < 0]
         while order and order[-1] in follower:
             order.append(follower[order[-1]])
         orders.append(order)
@@ -93,33 +109,33 @@ def orders_from(table: OpTable, ahead: Ints) -> list[list[int]]:
 
 
 @njit(cache=True, nogil=True)
-def time_all(net, order):
-    """Fill `start`, `line` and `place`; returns the number of ops reached (fewer than all: a cycle)."""
-    count = len(net.source)
+def time_all(graph, order):
+    """Fill `start`, `topological` and `position`; returns the number of ops reached (fewer than all: a cycle)."""
+    count = len(graph.source)
     waits = np.zeros(count, np.int64)
     first, last = 0, 0
     for op in range(count):
-        waits[op] = (order.ahead[op] >= 0) + (net.source[op] >= 0)
+        waits[op] = (order.previous[op] >= 0) + (graph.source[op] >= 0)
         if waits[op] == 0:
-            order.line[last] = op
+            order.topological[last] = op
             last += 1
     while first < last:
-        op = order.line[first]
-        order.place[op] = first
+        op = order.topological[first]
+        order.position[op] = first
         first += 1
-        order.start[op] = _earliest(op, order.ahead, order.start, net.source, net.delay, net.duration)
-        for other in (order.behind[op], net.sink[op]):
+        order.start[op] = _earliest(op, order.previous, order.start, graph.source, graph.delay, graph.duration)
+        for other in (order.following[op], graph.sink[op]):
             if other >= 0:
                 waits[other] -= 1
                 if waits[other] == 0:
-                    order.line[last] = other
+                    order.topological[last] = other
                     last += 1
     return last
 
 
 @njit(cache=True, nogil=True)
-def end_of(net, order):
-    end, start, duration = 0, order.start, net.duration
+def end_of(graph, order):
+    end, start, duration = 0, order.start, graph.duration
     for op in order.last:
         if op >= 0:
             end = max(end, start[op] + duration[op])
@@ -127,32 +143,32 @@ def end_of(net, order):
 
 
 @njit(cache=True, nogil=True)
-def swap(net, order, left, right):
+def swap(graph, order, left, right):
     """Run `right`, which follows `left` on its rank, before it; returns how many ops were re-timed, or -1 (nothing done) when that closes a cycle."""
-    if not _reorder(net, order, left, right):
+    if not _reorder(graph, order, left, right):
         return -1
-    _exchange(net, order, left, right)
-    return _retime(net, order, left, right)
+    _exchange(graph, order, left, right)
+    return _retime(graph, order, left, right)
 
 
 @njit(cache=True, nogil=True)
-def undo(net, order, left, right, retimed):
+def undo(graph, order, left, right, retimed):
     """Take back the last swap, which re-timed `retimed` ops."""
     for at in range(retimed):
-        order.start[order.moved[at]] = order.past[at]
-    _exchange(net, order, right, left)
-    first, length = order.span
+        order.start[order.moved[at]] = order.old_start[at]
+    _exchange(graph, order, right, left)
+    first, length = order.window
     for at in range(length):
-        op = order.old[at]
-        order.line[first + at] = op
-        order.place[op] = first + at
+        op = order.old_topological[at]
+        order.topological[first + at] = op
+        order.position[op] = first + at
 
 
 @njit(cache=True, nogil=True)
-def _earliest(op, ahead, start, source, delay, duration):
+def _earliest(op, previous, start, source, delay, duration):
     """Takes arrays: handing over a tuple of them for every op would cost more than the rest."""
     earliest = 0
-    other = ahead[op]
+    other = previous[op]
     if other >= 0:
         earliest = start[other] + duration[other]
     other = source[op]
@@ -162,71 +178,86 @@ def _earliest(op, ahead, start, source, delay, duration):
 
 
 @njit(cache=True, nogil=True)
-def _exchange(net, order, left, right):
+def _exchange(graph, order, left, right):
     """Exchange two neighbours of a rank, and the memory held after them."""
-    ahead, behind, held = order.ahead, order.behind, order.held
-    outer_left, outer_right = ahead[left], behind[right]
-    held[left], held[right] = held[right], held[left] - net.change[left] + net.change[right]
-    ahead[right], behind[right] = outer_left, left
-    ahead[left], behind[left] = right, outer_right
+    previous, following, held = order.previous, order.following, order.held
+    outer_left, outer_right = previous[left], following[right]
+    held[left], held[right] = held[right], held[left] - graph.change[left] + graph.change[right]
+    previous[right], following[right] = outer_left, left
+    previous[left], following[left] = right, outer_right
     if outer_left >= 0:
-        behind[outer_left] = right
+        following[outer_left] = right
     if outer_right >= 0:
-        ahead[outer_right] = left
+        previous[outer_right] = left
     else:
-        order.last[net.rank[left]] = left
+        order.last[graph.rank[left]] = left
 
 
 @njit(cache=True, nogil=True)
-def _reorder(net, order, left, right):
-    """Move `left` and what depends on it behind `right` in the line; False (nothing moved) on a cycle."""
-    line, place, marked, old, ahead, sources = order.line, order.place, order.marked, order.old, order.ahead, net.source
-    first, last = place[left], place[right]
-    order.span[0], order.span[1] = first, last + 1 - first
+def _reorder(graph, order, left, right):
+    """Move `left` and what depends on it behind `right` in the topological order; False (nothing moved) on a cycle."""
+    topological, position, dependent, old_topological, previous, sources = (
+        order.topological,
+        order.position,
+        order.dependent,
+        order.old_topological,
+        order.previous,
+        graph.source,
+    )
+    first, last = position[left], position[right]
+    order.window[0], order.window[1] = first, last + 1 - first
     kept = 0
     for at in range(first, last + 1):
-        op = line[at]
-        old[at - first] = op
-        source, before = sources[op], ahead[op]
-        marked[op] = op == left or (source >= 0 and marked[source]) or (op != right and before >= 0 and marked[before])
-        kept += not marked[op]
-    cyclic = marked[right]
+        op = topological[at]
+        old_topological[at - first] = op
+        source, before = sources[op], previous[op]
+        dependent[op] = (
+            op == left or (source >= 0 and dependent[source]) or (op != right and before >= 0 and dependent[before])
+        )
+        kept += not dependent[op]
+    cyclic = dependent[right]
     free, moved = first, first + kept
     for at in range(last + 1 - first):
-        op = old[at]
+        op = old_topological[at]
         if not cyclic:
-            if marked[op]:
-                line[moved], place[op] = op, moved
+            if dependent[op]:
+                topological[moved], position[op] = op, moved
                 moved += 1
             else:
-                line[free], place[op] = op, free
+                topological[free], position[op] = op, free
                 free += 1
     for at in range(last + 1 - first):
-        marked[old[at]] = False
+        dependent[old_topological[at]] = False
     return not cyclic
 
 
 @njit(cache=True, nogil=True)
-def _retime(net, order, left, right):
+def _retime(graph, order, left, right):
     """Bring `start` up to date after the exchange, keeping old values; returns how many changed."""
-    line, place, start, ahead, behind = order.line, order.place, order.start, order.ahead, order.behind
-    source, sink, delay, duration = net.source, net.sink, net.delay, net.duration
-    moved, past = order.moved, order.past
+    topological, position, start, previous, following = (
+        order.topological,
+        order.position,
+        order.start,
+        order.previous,
+        order.following,
+    )
+    source, sink, delay, duration = graph.source, graph.sink, graph.delay, graph.duration
+    moved, old_start = order.moved, order.old_start
     count = 0
-    reach = place[left]
-    if behind[left] >= 0:
-        reach = max(reach, place[behind[left]])
-    at = place[right]
+    reach = position[left]
+    if following[left] >= 0:
+        reach = max(reach, position[following[left]])
+    at = position[right]
     while at <= reach:
-        op = line[at]
-        earliest = _earliest(op, ahead, start, source, delay, duration)
+        op = topological[at]
+        earliest = _earliest(op, previous, start, source, delay, duration)
         if earliest != start[op]:
-            moved[count], past[count] = op, start[op]
+            moved[count], old_start[count] = op, start[op]
             count += 1
             start[op] = earliest
-            if behind[op] >= 0:
-                reach = max(reach, place[behind[op]])
+            if following[op] >= 0:
+                reach = max(reach, position[following[op]])
             if sink[op] >= 0:
-                reach = max(reach, place[sink[op]])
+                reach = max(reach, position[sink[op]])
         at += 1
     return count

@@ -179,7 +179,7 @@ def test_an_interrupted_command_prints_its_plan(workload_file, tmp_path, monkeyp
     def stopped(workload, cost, request, report):
         return make_plan(workload, cost, request, interrupted_at(3)[0])
 
-    monkeypatch.setattr("verl_fuse.cli.plan.make", stopped)
+    monkeypatch.setattr("verl_fuse.cli.plan.make_plan", stopped)
     out = tmp_path / "plan.json"
     with pytest.raises(SystemExit) as end:
         main(["plan", str(workload_file), "h100x2", "--strategy", "megatron", "--out", str(out)])
@@ -218,7 +218,7 @@ def test_the_command_prints_a_table_and_writes_the_plan(workload_file, tmp_path)
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_planning(workload_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("verl_fuse.cli.plan.make", lambda *_: pytest.fail("planned first"))
+    monkeypatch.setattr("verl_fuse.cli.plan.make_plan", lambda *_: pytest.fail("planned first"))
     result = CliRunner().invoke(app, ["plan", str(workload_file), "h100", "--out", str(tmp_path / "nodir" / "x.json")])
     assert "nodir/x.json: cannot be written" in str(result.exception)
 

@@ -58,7 +58,7 @@ def fail() -> None:
 
 
 def hold(world: World, program: TransferProgram, version: int) -> tuple:
-    """Source and target tensors and the version that the target holds; it holds version 1."""
+    """Source and target tensors and the version that the target holds, which is 1."""
     weights, rank = program.weights, world.rank
     source = tensors_of(program.source, weights, rank, content(weights, version))
     target = tensors_of(program.target, weights, rank, content(weights, 1))

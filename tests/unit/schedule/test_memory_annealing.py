@@ -46,21 +46,21 @@ def test_random_problems(seed):
 
 def test_deadline_and_energy_hold_after_many_swaps():
     table = OpTable(published(PUBLISHED[2]))
-    net, start = swap_kernel.graph_of(table, scales(table)), fast_and_fat(table)
-    order = swap_kernel.order_of(net, start.orders)
+    graph, start = swap_kernel.graph_of(table, scales(table)), fast_and_fat(table)
+    order = swap_kernel.order_of(graph, start.orders)
     deadline, capacity = int(start.makespan), scales(table).memory.floor(10.0)
-    energy, best_ahead = memory_kernel.energy_of(order, capacity), order.ahead.copy()
+    energy, best_previous = memory_kernel.energy_of(order, capacity), order.previous.copy()
     for seed in range(5):
         now, best = memory_kernel.anneal_memory(
-            net, order, seed, 5000, 1e5, 1e3, deadline, capacity, energy, energy, best_ahead
+            graph, order, seed, 5000, 1e5, 1e3, deadline, capacity, energy, energy, best_previous
         )
-        assert swap_kernel.end_of(net, order) <= deadline
+        assert swap_kernel.end_of(graph, order) <= deadline
         assert now == memory_kernel.energy_of(order, capacity)
         assert best == memory_kernel.energy_of(
-            swap_kernel.order_of(net, swap_kernel.orders_from(table, best_ahead)), capacity
+            swap_kernel.order_of(graph, swap_kernel.orders_from(table, best_previous)), capacity
         )
         energy = min(now, best)
-        order = swap_kernel.order_of(net, swap_kernel.orders_from(table, best_ahead)) if best < now else order
+        order = swap_kernel.order_of(graph, swap_kernel.orders_from(table, best_previous)) if best < now else order
 
 
 def test_a_slow_incumbent_is_left_alone():
