@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event
-from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.schedule import Schedule
 from verl_fuse.spec.step import LaneView, Migration, Refusal, ReplicaView, RequestView, RolloutView, Stage
@@ -58,7 +58,7 @@ class Trainer(Protocol):
     def use_standalone(self, most: int, launch_timeout: float) -> None:
         """After `use_routing`: `fuse_scale` may ask for up to `most` replicas more, each created within `launch_timeout` seconds."""
 
-    def use_fused_update(self, solve: Callable[[Problem], Schedule | None], timeout: float) -> None:
+    def use_fused_update(self, solve: Callable[[ScheduleProblem], Schedule | None], timeout: float) -> None:
         """Critic and actor are updated in one call, in the order of the schedule that `solve` finds (None: no order is faster than
         one model after the other). `timeout`: seconds a rank may wait within an update."""
 

@@ -18,7 +18,7 @@ import pluggy
 from verl_fuse import __version__, hookspecs
 from verl_fuse.errors import FuseError
 
-GROUP = "verl_fuse"
+PLUGIN_GROUP = "verl_fuse"
 
 # Plugin name (the config block `fuse.<name>`) -> class.
 BUILTIN = {
@@ -55,8 +55,8 @@ class Source:
 
 def discover() -> tuple[Source, ...]:
     """List built-in and installed plugins, built-ins first, without importing any; two of one name are refused."""
-    builtin = (Source(name, "verl-fuse", EntryPoint(name, module, GROUP)) for name, module in BUILTIN.items())
-    installed = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
+    builtin = (Source(name, "verl-fuse", EntryPoint(name, module, PLUGIN_GROUP)) for name, module in BUILTIN.items())
+    installed = sorted(entry_points(group=PLUGIN_GROUP), key=lambda entry: (entry.name, entry.value))
     found: dict[str, Source] = {}
     for source in (*builtin, *(Source(entry.name, _distribution(entry), entry) for entry in installed)):
         if not _NAME.fullmatch(source.name):
@@ -77,7 +77,7 @@ def load(disabled: Collection[str] = ()) -> pluggy.PluginManager:
         raise FuseError(
             f"cannot disable unknown plugin {', '.join(unknown)}; installed: {', '.join(s.name for s in sources)}"
         )
-    manager = pluggy.PluginManager(GROUP)
+    manager = pluggy.PluginManager(PLUGIN_GROUP)
     manager.add_hookspecs(hookspecs)
     for source in sources:
         if source.name not in disabled:

@@ -22,23 +22,23 @@ from typing import Any
 
 import numpy as np
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.simulate.calls import freed_inference
-from verl_fuse.simulate.draw import Draw
-from verl_fuse.simulate.elastic import Elastic as Run
+from verl_fuse.simulate.draw import DrawnLengths
+from verl_fuse.simulate.elastic import ElasticResult as Run
 from verl_fuse.simulate.elastic import cut_and_migrate, infer_on_freed, shared_prefixes
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
-from verl_fuse.simulate.tail import Inference, Migration, fuse, least_survivors, trigger_time
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost, least_survivors, migrated, trigger_time
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.decode import DecodeCost
-from verl_fuse_elastic.assignment import TOKENS, Line, assign
+from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
 from verl_fuse_elastic.prediction import LengthPredictor
 from verl_fuse_elastic.scaling import Terms, choose, forecasts
 
@@ -84,9 +84,9 @@ class Setup:
     timing: ReplicaTiming
     replicas: int
     rest: float
-    inference: Inference
+    inference: InferenceWork
 
-    def then_inferred(self, lengths: Draw, seconds: float, held: float) -> Spent:
+    def then_inferred(self, lengths: DrawnLengths, seconds: float, held: float) -> Spent:
         """With inference on all replicas once generation is over."""
         work = float(self.inference.work(Requests.of(lengths.prompt, lengths.response)).sum())
         return Spent(seconds + work / self.replicas, held + work)
@@ -99,10 +99,10 @@ class Setup:
 
 def make_setup(name: str, response: str | None) -> Setup:
     data, assumed = dict(GAINS["setup"][name]), GAINS["assumed"]
-    cost = Analytic(cluster_named(data.pop("device"), nodes=data.pop("nodes")))
+    cost = AnalyticCost(cluster_named(data.pop("device"), nodes=data.pop("nodes")))
     lengths = {"prompt": assumed["prompt"], "response": response or assumed["response"]}
     workload = Workload.from_dict({"algorithm": "grpo", **data, "reference": data["actor"], **lengths})
-    options = Options(stock_poll=POLL, fuse_poll=POLL)
+    options = SimulationOptions(stock_poll=POLL, fuse_poll=POLL)
     plan = stock_plan(workload, cost, options)
     call = plan.call("actor_generate")
     step = simulate_step(workload, plan, cost, "stock", np.random.default_rng(0), options)
@@ -122,7 +122,7 @@ class DataSet:
         self._prompt = workload.prompt.sample(self._rng, DATA_SET)
         self._order = np.empty(0, np.int64)
 
-    def batch(self, scale: float) -> tuple[np.ndarray, Draw]:
+    def batch(self, scale: float) -> tuple[np.ndarray, DrawnLengths]:
         """Numbers of the step's prompts, and the lengths of their samples; nothing is predicted."""
         count, n = self._workload.prompts, self._workload.samples
         while len(self._order) < count:
@@ -132,7 +132,7 @@ class DataSet:
         score = PREDICTABILITY * self._usual[chosen][:, None] + np.sqrt(1 - PREDICTABILITY**2) * own
         response = np.clip(_quantiles(self._workload, score.ravel()) * scale, 1, self._workload.response.maximum)
         group = np.repeat(np.arange(count), n)
-        return chosen, Draw(group, self._prompt[chosen][group], response.astype(np.int64), np.ones_like(group))
+        return chosen, DrawnLengths(group, self._prompt[chosen][group], response.astype(np.int64), np.ones_like(group))
 
 
 def _quantiles(workload: Workload, score: np.ndarray) -> np.ndarray:
@@ -141,21 +141,21 @@ def _quantiles(workload: Workload, score: np.ndarray) -> np.ndarray:
     return np.asarray(lengths.values)[np.searchsorted(cumulative, [normal.cdf(z) for z in score], side="right")]
 
 
-def static(setup: Setup, lengths: Draw) -> Spent:
+def static(setup: Setup, lengths: DrawnLengths) -> Spent:
     """Samples dealt out one by one, all replicas held to the end."""
     through = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas)).advance()
     return setup.then_inferred(lengths, through.seconds, setup.replicas * through.seconds)
 
 
-def floor(setup: Setup, lengths: Draw) -> Spent:
+def floor(setup: Setup, lengths: DrawnLengths) -> Spent:
     """The longest response alone on a replica, and nothing else."""
     longest = int(lengths.response.argmax())
     alone = Requests.of(lengths.prompt[[longest]], lengths.response[[longest]])
-    seconds = Rollout.begin(alone, setup.timing, [np.zeros(1, np.int64)]).advance().seconds
+    seconds = RolloutState.begin(alone, setup.timing, [np.zeros(1, np.int64)]).advance().seconds
     return Spent(seconds, seconds)
 
 
-def global_migration(setup: Setup, lengths: Draw, inference: bool) -> Spent:
+def global_migration(setup: Setup, lengths: DrawnLengths, inference: bool) -> Spent:
     """RLHFuse: the last fifth moves to the fewest replicas with room; the others are given back, or run inference."""
     begun = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas))
     trigger = trigger_time(begun.advance(), int(TAIL * len(lengths.group)))
@@ -163,7 +163,7 @@ def global_migration(setup: Setup, lengths: Draw, inference: bool) -> Spent:
     survivors = least_survivors(paused)
     if survivors >= setup.replicas:
         return static(setup, lengths)
-    found = fuse(paused, trigger, survivors, Inference(0.0), Migration(LATENCY))
+    found = migrated(paused, trigger, survivors, InferenceWork(0.0), MigrationCost(LATENCY))
     ends = np.full(setup.replicas, found.release)
     ends[found.survivors] = found.generation_end
     run = Run(found.rollout, ends, found.moved)
@@ -178,11 +178,11 @@ class Elastic:
     def __init__(self, setup: Setup, arm: Arm):
         self._setup, self._arm, self._predictor = setup, arm, LengthPredictor()
         self._terms = Terms(arm.weight, 1, setup.replicas, 0.0, 0.05)
-        self._running, self._decode = setup.replicas, TOKENS
+        self._running, self._decode = setup.replicas, TOKENS_ALONE
         self.decisions: list[float] = []
         self.counts: list[int] = []
 
-    def step(self, chosen: np.ndarray, lengths: Draw) -> Spent:
+    def step(self, chosen: np.ndarray, lengths: DrawnLengths) -> Spent:
         setup, n = self._setup, self._setup.workload.samples
         prompts = [Prompt(str(i), str(number), "gsm8k", n) for i, number in enumerate(chosen.tolist())]
         begun = time.process_time()
@@ -208,7 +208,7 @@ class Elastic:
         return setup.then_inferred(lengths, run.seconds, float(run.ends.sum()))
 
 
-def _decode_cost(timing: ReplicaTiming, lengths: Draw, replicas: int) -> DecodeCost:
+def _decode_cost(timing: ReplicaTiming, lengths: DrawnLengths, replicas: int) -> DecodeCost:
     """What a fit over the step's requests finds: the line through a small and a full batch at the mean context."""
     context = float((lengths.prompt + lengths.response / 2).mean())
     full = max(2, min(timing.max_batch, len(lengths.group) // replicas))
@@ -217,9 +217,9 @@ def _decode_cost(timing: ReplicaTiming, lengths: Draw, replicas: int) -> DecodeC
     return DecodeCost(one - sequence, sequence)
 
 
-def _begin(setup: Setup, lengths: Draw, queues: list[np.ndarray]) -> Rollout:
+def _begin(setup: Setup, lengths: DrawnLengths, queues: list[np.ndarray]) -> RolloutState:
     cached = shared_prefixes(lengths.prompt, lengths.group, queues)
-    return Rollout.begin(Requests.of(lengths.prompt, lengths.response, cached), setup.timing, queues)
+    return RolloutState.begin(Requests.of(lengths.prompt, lengths.response, cached), setup.timing, queues)
 
 
 def run(setup: Setup, steps: int, drift: float, seed: int) -> dict[str, Any]:

@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "integration" / "su
 from ranks import CPU, Ranks, World
 from small_gpt import MESSAGE, forward_backward, open_view, replica, step, tokens
 
-from verl_fuse.host.update.megatron.lane import Call, MegatronLane
+from verl_fuse.host.update.megatron.stage import ForwardBackwardCall, MegatronStage
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.lower import lower
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule, parse_text
 
 RANKS = 4
@@ -39,7 +39,7 @@ LEARNING_RATE = 0.1
 CASES = {"4,4,8": (4, 1, 8), "4,4,4": (4, 1, 4), "4,2x2,8": (2, 2, 8)}
 
 
-def problem(stages: int, copies: int, microbatches: int) -> Problem:
+def problem(stages: int, copies: int, microbatches: int) -> ScheduleProblem:
     """The critic's copies lie side by side, their stages in reverse order; activations count in layers."""
     times = RANKS / stages
     critics = [
@@ -53,7 +53,7 @@ def problem(stages: int, copies: int, microbatches: int) -> Problem:
         )
         for k in range(copies)
     ]
-    return Problem(RANKS, (Pipeline("actor", range(RANKS), microbatches, FORWARD, BACKWARD, 1), *critics))
+    return ScheduleProblem(RANKS, (Pipeline("actor", range(RANKS), microbatches, FORWARD, BACKWARD, 1), *critics))
 
 
 class Slow(torch.autograd.Function):
@@ -93,10 +93,10 @@ class Trained:
         count = self._pipeline.microbatches
         return [tokens(self._index, mini_batch * count + m) for m in range(count)]
 
-    def lane(self, mini_batch: int) -> MegatronLane:
+    def pipeline_stage(self, mini_batch: int) -> MegatronStage:
         data = self.data(mini_batch)
-        call = Call(self.step, iter(data), [self.model], len(data))
-        return MegatronLane(self.view, call, [MESSAGE] * len(data), CPU)
+        call = ForwardBackwardCall(self.step, iter(data), [self.model], len(data))
+        return MegatronStage(self.view, call, [MESSAGE] * len(data), CPU)
 
     def update(self, losses: list[Any]) -> None:
         """One SGD step on the gradients that are there."""
@@ -113,7 +113,7 @@ class Trained:
         return hashlib.sha256(repr(self.losses).encode() + weights).hexdigest()
 
 
-def train(world: World, whole: Problem, orders: str | None) -> tuple[float, list[str]]:
+def train(world: World, whole: ScheduleProblem, orders: str | None) -> tuple[float, list[str]]:
     """All mini-batches of both models, fused in the given orders or, without, with Megatron's 1F1B; seconds, and a digest per model."""
     views = {p.model: open_view(p.model, p.model == "critic", 1, p.stages) for p in whole.pipelines}
     links = world.links([p.ranks for p in whole.pipelines])
@@ -123,10 +123,10 @@ def train(world: World, whole: Problem, orders: str | None) -> tuple[float, list
     begun = time.monotonic()
     if executor:
         for mini_batch in range(MINI_BATCHES):
-            lanes = {i: stage.lane(mini_batch) for i, stage in trained.items()}
-            executor.run(lanes)
+            stages = {i: stage.pipeline_stage(mini_batch) for i, stage in trained.items()}
+            executor.run(stages)
             for i, stage in trained.items():
-                stage.update(lanes[i].results)
+                stage.update(stages[i].results)
         dist.barrier()
     else:
         for stage in reversed(trained.values()):  # the critic first

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import time
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.plan.planner import best_plan, full_space, move_seconds
 from verl_fuse.plan.search import compile_kernels
 from verl_fuse.spec.cluster import cluster_named
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model_names import model_named
 from verl_fuse.spec.workload import Workload
 
@@ -38,7 +38,7 @@ def workload(model: str, prompts: int) -> Workload:
     """PPO whose four models are of one size."""
     actor = model_named(model)
     value = actor.as_value_model()
-    lengths = Lengths.parse("fixed:512"), Lengths.parse("lognormal:median=400,sigma=1.0,max=1024")
+    lengths = LengthDistribution.parse("fixed:512"), LengthDistribution.parse("lognormal:median=400,sigma=1.0,max=1024")
     return Workload("ppo", prompts, 1, *lengths, actor, value, actor, value, minibatches=4)
 
 
@@ -66,7 +66,7 @@ def row(name: str) -> dict:
 
 def search(model: str, nodes: int, prompts: int, limit: float):
     """The search, and the seconds it took to cost the options; the limit holds for both."""
-    step, cost = workload(model, prompts), Analytic(cluster_named("h100", nodes))
+    step, cost = workload(model, prompts), AnalyticCost(cluster_named("h100", nodes))
     begun = time.perf_counter()
     space = full_space(step, cost)
     costing = time.perf_counter() - begun

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import EAGER
 from verl_fuse.plan.branch import every_option
 from verl_fuse.plan.heuristic import megatron_heuristic, predicted_seconds
@@ -32,7 +32,7 @@ FEW = ("both 32 gen128", "critic 32 gen896", "both 64 gen384")
 def row(setting: Setting, seconds: float, seed: int) -> dict:
     """Both searches on one setting, and the Megatron heuristic; wall and processor seconds."""
     begun, used = time.monotonic(), time.process_time()
-    workload, cost = setting.workload, Analytic(setting.cluster, EAGER)
+    workload, cost = setting.workload, AnalyticCost(setting.cluster, EAGER)
     space, move = full_space(workload, cost), move_seconds(workload, cost)
     found = best_plan(space, move, max(0.1, seconds / 10 - (time.monotonic() - begun)))
     wall, processor = time.monotonic() - begun, time.process_time() - used
@@ -65,7 +65,7 @@ def main() -> None:
     wanted = [args.only] if args.only else [s.name for s in settings()] if args.all else FEW
     compile_kernels()
     # Compiles what costs options.
-    full_space(settings()[0].workload, Analytic(settings()[0].cluster, EAGER))
+    full_space(settings()[0].workload, AnalyticCost(settings()[0].cluster, EAGER))
     rows = []
     for setting in settings():
         if setting.name in wanted:

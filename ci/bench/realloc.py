@@ -28,18 +28,18 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "unit" / "runtime")
 from ranks import Ranks, World
 from transfers import opened, tensors_of
 
-from verl_fuse.reshard.fsdp import Fsdp
-from verl_fuse.reshard.megatron import Megatron
-from verl_fuse.reshard.parameters import weights_of
-from verl_fuse.reshard.program import Program, lower_bound, plan_transfer
+from verl_fuse.reshard.fsdp import FsdpSharding
+from verl_fuse.reshard.megatron import MegatronSharding
+from verl_fuse.reshard.parameters import parameters_of
+from verl_fuse.reshard.program import TransferProgram, lower_bound, plan_transfer
 from verl_fuse.reshard.rectangles import Rectangle
-from verl_fuse.reshard.sharding import LocalTensor, Placed
+from verl_fuse.reshard.sharding import LocalTensor, PlacedSharding
 from verl_fuse.reshard.text import sharding_from
-from verl_fuse.runtime.reshard.holding import Holding
+from verl_fuse.runtime.reshard.holding import HeldTensors
 from verl_fuse.runtime.reshard.transfer import Transfer
 from verl_fuse.spec.model_names import model_named
 
-WEIGHTS = weights_of(dataclasses.replace(model_named("qwen2-0.5b"), layers=6), "qwen2")
+WEIGHTS = parameters_of(dataclasses.replace(model_named("qwen2-0.5b"), layers=6), "qwen2")
 DTYPE = torch.bfloat16
 BUCKET_BYTES = 64 << 20
 REPEATS = 3
@@ -73,7 +73,7 @@ PLANNED = (
 class Setup:
     """What one process keeps of a case."""
 
-    program: Program
+    program: TransferProgram
     transfer: Transfer
     source: dict[str, torch.Tensor]
     ours: dict[str, torch.Tensor]
@@ -81,7 +81,7 @@ class Setup:
     gathered: Any
 
 
-def prepare(world: World, program: Program, name: str) -> bool:
+def prepare(world: World, program: TransferProgram, name: str) -> bool:
     port, watch, rank = opened(world, name, 300.0)
     whole = {p.name: torch.empty(p.rows, p.columns, dtype=DTYPE) for p in WEIGHTS.parameters}
     generator = torch.Generator().manual_seed(0)
@@ -90,10 +90,10 @@ def prepare(world: World, program: Program, name: str) -> bool:
     source = tensors_of(program.source, WEIGHTS, rank, whole, DTYPE)
     ours, theirs = (tensors_of(program.target, WEIGHTS, rank, None, DTYPE) for _ in range(2))
     sharding = program.source.sharding
-    if isinstance(sharding, Fsdp):
+    if isinstance(sharding, FsdpSharding):
         gathered: Any = FromFsdp(sharding)
     else:
-        assert isinstance(sharding, Megatron), "verl trains with FSDP or Megatron"
+        assert isinstance(sharding, MegatronSharding), "verl trains with FSDP or Megatron"
         gathered = FromMegatron(world, sharding)
     transfer = Transfer(program, rank, port, watch, dtype=DTYPE)
     world.setup = Setup(program, transfer, source, ours, theirs, gathered)  # pyright: ignore[reportAttributeAccessIssue]
@@ -103,7 +103,7 @@ def prepare(world: World, program: Program, name: str) -> bool:
 class FromFsdp:
     """Every parameter in full, one after the other."""
 
-    def __init__(self, sharding: Fsdp) -> None:
+    def __init__(self, sharding: FsdpSharding) -> None:
         ranks = torch.arange(sharding.devices).view(sharding.replicas, sharding.shards)
         self._mesh = DeviceMesh("cpu", ranks)
 
@@ -122,7 +122,7 @@ class FromFsdp:
 class FromMegatron:
     """Every tensor broadcast over stages and gathered over tensor ranks."""
 
-    def __init__(self, world: World, sharding: Megatron) -> None:
+    def __init__(self, world: World, sharding: MegatronSharding) -> None:
         self._sharding, layout = sharding, sharding.layout
         copies, self._rank = layout.dp * layout.cp, world.rank
         self._tp: Any = None
@@ -179,7 +179,7 @@ class FromMegatron:
 def gather_and_load(setup: Setup, rank: int) -> int:
     """Bytes this rank received."""
     placed, received = setup.program.target, 0
-    target = Holding(WEIGHTS, placed.tensors(WEIGHTS, rank), f"rank {rank}", setup.theirs)
+    target = HeldTensors(WEIGHTS, placed.tensors(WEIGHTS, rank), f"rank {rank}", setup.theirs)
     for name, full, size in setup.gathered(setup.source):
         received += size
         index = WEIGHTS.index[name]
@@ -191,7 +191,7 @@ def gather_and_load(setup: Setup, rank: int) -> int:
 
 
 def held_views(
-    target: Holding, index: int, locals_: tuple[LocalTensor, ...], name: str
+    target: HeldTensors, index: int, locals_: tuple[LocalTensor, ...], name: str
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Parts of a parameter that a rank loads: (row, column, where it goes)."""
     for piece in (piece for local in locals_ for piece in local.pieces if piece.parameter == name and piece.rows):
@@ -229,7 +229,7 @@ def equal(world: World) -> bool:
 
 def case(ranks: Ranks, size: int, source: str, target: str) -> dict[str, Any]:
     begun = time.monotonic()
-    have, want = Placed.at(sharding_from(source)), Placed.at(sharding_from(target))
+    have, want = PlacedSharding.at(sharding_from(source)), PlacedSharding.at(sharding_from(target))
     program = plan_transfer(WEIGHTS, have, want, nodes=[0] * size, bucket_bytes=BUCKET_BYTES)
     planning = time.monotonic() - begun
     ranks.call(prepare, program, f"{size} {source} {target}")
@@ -258,10 +258,10 @@ def case(ranks: Ranks, size: int, source: str, target: str) -> dict[str, Any]:
 
 def planning() -> list[dict[str, Any]]:
     """Seconds to plan, and those of the processor where others use it as well; what is compiled is compiled before."""
-    weights, found = weights_of(model_named("llama-2-70b"), "llama"), []
+    weights, found = parameters_of(model_named("llama-2-70b"), "llama"), []
     for source, target in (("fsdp 2", "vllm tp2"), *PLANNED):
         begun, used = time.monotonic(), time.process_time()
-        have, want = Placed.at(sharding_from(source)), Placed.at(sharding_from(target))
+        have, want = PlacedSharding.at(sharding_from(source)), PlacedSharding.at(sharding_from(target))
         program = plan_transfer(weights, have, want, nodes=[rank // 8 for rank in range(1024)])
         row: dict[str, Any] = {
             "case": f"{source} -> {target}",

@@ -19,19 +19,19 @@ from problems import PUBLISHED, published, random_problem
 
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 
 TINY_SECONDS = 10.0
 
 
-def large() -> Problem:
+def large() -> ScheduleProblem:
     actor = Pipeline("actor", range(32), 128, 2, 4, 1.64)
     critic = Pipeline("critic", range(31, -1, -1), 128, 1, 2, 1)
-    return Problem(32, (actor, critic))
+    return ScheduleProblem(32, (actor, critic))
 
 
-def measured(name: str, problem: Problem, args: argparse.Namespace, **compared: float | bool) -> dict:
+def measured(name: str, problem: ScheduleProblem, args: argparse.Namespace, **compared: float | bool) -> dict:
     begun = time.process_time()
     schedule: Schedule = solve(problem, args.method, Budget(args.seconds, args.seed, args.workers))
     if wrong := faults(schedule):

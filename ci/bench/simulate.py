@@ -14,13 +14,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from verl_fuse.cost.analytic import Analytic
-from verl_fuse.simulate.options import Options
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_timing
 from verl_fuse.simulate.rollout import Requests
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
-from verl_fuse.simulate.tail import Inference, Migration
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost
 from verl_fuse.simulate.threshold import best_threshold
 from verl_fuse.spec.cluster import Mesh, cluster_named
 from verl_fuse.spec.layout import Layout
@@ -57,7 +57,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def thousand_steps(steps: int) -> dict[str, float]:
     """32 replicas of 4 devices."""
-    step, cost, options = workload("llama-13b"), Analytic(cluster_named("h100", nodes=16)), Options()
+    step, cost, options = workload("llama-13b"), AnalyticCost(cluster_named("h100", nodes=16)), SimulationOptions()
     plan = stock_plan(step, cost, options)
     rollout = CallPlan("actor_generate", Mesh(0, 128), Layout(tp=4, dp=32))
     plan = type(plan)((rollout, *plan.calls[1:]))
@@ -74,12 +74,14 @@ def thousand_steps(steps: int) -> dict[str, float]:
 
 def threshold_decision() -> float:
     """Two draws of 4096 samples on 64 replicas; the best of five, in milliseconds."""
-    cost, step = Analytic(cluster_named("h100", nodes=32)), workload("llama-13b", 4096, 2048)
-    timing = replica_timing(step, CallPlan("actor_generate", Mesh(0, 256), Layout(tp=4, dp=64)), cost, Options())
+    cost, step = AnalyticCost(cluster_named("h100", nodes=32)), workload("llama-13b", 4096, 2048)
+    timing = replica_timing(
+        step, CallPlan("actor_generate", Mesh(0, 256), Layout(tp=4, dp=64)), cost, SimulationOptions()
+    )
     rng = np.random.default_rng(0)
     draws = [Requests.of(step.prompt.sample(rng, 4096), step.response.sample(rng, 4096)) for _ in range(2)]
-    inference = Inference(per_token=2e-4, load_seconds=0.3, last_seconds=0.05)
-    times = [seconds(lambda: best_threshold(draws, 64, timing, inference, Migration(0.1))) for _ in range(6)]
+    inference = InferenceWork(per_token=2e-4, load_seconds=0.3, last_seconds=0.05)
+    times = [seconds(lambda: best_threshold(draws, 64, timing, inference, MigrationCost(0.1))) for _ in range(6)]
     print(f"threshold: {min(times) * 1e3:.1f} ms, slowest {max(times[1:]) * 1e3:.1f} ms", flush=True)
     return round(min(times) * 1e3, 1)
 
@@ -88,7 +90,11 @@ def scaling() -> list[dict]:
     """Seconds to place, to compile the tables and to simulate one step."""
     rows = []
     for devices, actor in SCALING:
-        step, cost, options = workload(actor), Analytic(cluster_named("h100", nodes=devices // 8)), Options()
+        step, cost, options = (
+            workload(actor),
+            AnalyticCost(cluster_named("h100", nodes=devices // 8)),
+            SimulationOptions(),
+        )
         placing = seconds(lambda: stock_plan(step, cost, options))  # noqa: B023
         plan, rng = stock_plan(step, cost, options), np.random.default_rng(0)
         first = seconds(lambda: simulate_step(step, plan, cost, "all", rng, options))  # noqa: B023

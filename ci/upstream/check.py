@@ -17,7 +17,7 @@ from ci.upstream.fetch import fetch
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.judge import Level
-from verl_fuse.host.start.compat.seams import PACKAGES, Verdict, host_seams, judge_all, plugin_seams
+from verl_fuse.host.start.compat.seams import PACKAGES, SeamVerdict, host_seams, judge_all, plugin_seams
 from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse.spec.files import write_atomically
 
@@ -28,7 +28,7 @@ class Checked:
 
     tree: SourceTree
     version: str
-    verdicts: list[Verdict]
+    verdicts: list[SeamVerdict]
 
     @property
     def level(self) -> Level:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from packaging.version import InvalidVersion
 
 from verl_fuse.host.start.compat.judge import Level, code
-from verl_fuse.host.start.compat.seams import Verdict
+from verl_fuse.host.start.compat.seams import SeamVerdict
 from verl_fuse.host.start.compat.source import NotFound, SourceTree
 from verl_fuse.host.start.contracts import READ_AT
 from verl_fuse.host.upstream.versions import installed as installed_version
@@ -50,7 +50,7 @@ class Report:
     versions: dict[str, str | None]
 
 
-def build(tree: SourceTree, version: str, verdicts: list[Verdict], here: SourceTree) -> Report:
+def build(tree: SourceTree, version: str, verdicts: list[SeamVerdict], here: SourceTree) -> Report:
     """The report on `verdicts` over `tree`; `here` are the installed packages, where the code that was read may be found."""
     rows = tuple(_row(verdict, tree, here) for verdict in verdicts if verdict.problems)
     absent = sorted({package(verdict.seam.contract) for verdict in verdicts if verdict.absent})
@@ -97,7 +97,7 @@ def as_json(report: Report) -> str:
     return json.dumps(dataclasses.asdict(report), indent=1) + "\n"
 
 
-def _row(verdict: Verdict, tree: SourceTree, here: SourceTree) -> Row:
+def _row(verdict: SeamVerdict, tree: SourceTree, here: SourceTree) -> Row:
     contract = verdict.seam.contract
     changed = any(problem.code for problem in verdict.problems)
     diff = _diff(contract, tree, here) if changed else ""

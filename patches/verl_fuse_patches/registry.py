@@ -49,7 +49,7 @@ NAMES = (
     "weight_sender_deadline",
 )
 
-State = Literal["applied", "pending", "off", "not needed", "refused"]
+PatchState = Literal["applied", "pending", "off", "not needed", "refused"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class PatchStatus:
 
     name: str
     target: str
-    state: State
+    state: PatchState
     detail: str = ""
 
 

@@ -18,7 +18,7 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 from verl_fuse.errors import FuseError
 
-Weights = Iterator[tuple[str, torch.Tensor]]
+NamedTensors = Iterator[tuple[str, torch.Tensor]]
 Bucket = list[tuple[str, torch.Tensor]]
 
 
@@ -140,7 +140,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         return self._timeout.total_seconds()
 
 
-def _buckets(weights: Weights, size: int) -> Iterator[Bucket]:
+def _buckets(weights: NamedTensors, size: int) -> Iterator[Bucket]:
     """Group tensors until the next one would exceed `size` bytes."""
     bucket: Bucket = []
     used = 0

@@ -1,15 +1,12 @@
 """What the cpu platform rests on in verl and vLLM, beside its runtime patches."""
 
+from verl_fuse.host.upstream.targets import ACTOR_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function
 
 PLATFORM = "verl.plugin.platform.platform_base:PlatformBase"
-FSDP = "verl.workers.engine.fsdp.transformer_impl"
-PPO = "verl/trainer/config/ppo_trainer.yaml"
-ROLLOUT = "verl/trainer/config/rollout/rollout.yaml"
-ACTOR = "verl/trainer/config/actor/actor.yaml"
-DP_ACTOR = "verl/trainer/config/actor/dp_actor.yaml"
-CRITIC = "verl/trainer/config/critic/critic.yaml"
-MODEL = "verl/trainer/config/model/hf_model.yaml"
+FSDP_IMPLEMENTATION = "verl.workers.engine.fsdp.transformer_impl"
+DP_ACTOR_YAML = "verl/trainer/config/actor/dp_actor.yaml"
+CRITIC_YAML = "verl/trainer/config/critic/critic.yaml"
 
 CONTRACTS: tuple[Contract, ...] = (
     # The platform: chosen by VERL_PLATFORM, all abstract methods implemented (platform.py, environment.py).
@@ -72,11 +69,11 @@ CONTRACTS: tuple[Contract, ...] = (
         "verl.workers.engine.base:EngineRegistry.get_engine_cls", "class (cls, model_type, backend)", "98c5882b8685ffaf"
     ),
     Decorator(
-        f"{FSDP}:FSDPEngineWithLMHead",
+        f"{FSDP_IMPLEMENTATION}:FSDPEngineWithLMHead",
         "EngineRegistry.register(model_type='language_model', backend=['fsdp', 'fsdp2'], device=['cuda', 'npu'])",
     ),
     Decorator(
-        f"{FSDP}:FSDPEngineWithValueHead",
+        f"{FSDP_IMPLEMENTATION}:FSDPEngineWithValueHead",
         "EngineRegistry.register(model_type='value_model', backend=['fsdp', 'fsdp2'], device=['cuda', 'npu'])",
     ),
     # Names of the buffers in /dev/shm (leftovers.py).
@@ -88,32 +85,32 @@ CONTRACTS: tuple[Contract, ...] = (
     # Which roles a run has, and what they are configured by (refusals.py).
     Function("verl.trainer.ppo.utils:need_critic", "(config)", "182ae235222ddac9"),
     Function("verl.trainer.ppo.utils:need_reference_policy", "(config)", "f9aaac597cf7590a"),
-    ConfigGroup(PPO, "model@actor_rollout_ref.model: hf_model"),
-    ConfigGroup(PPO, "model@critic.model: hf_model"),
+    ConfigGroup(PPO_YAML, "model@actor_rollout_ref.model: hf_model"),
+    ConfigGroup(PPO_YAML, "model@critic.model: hf_model"),
     ConfigGroup("verl/trainer/config/ref/dp_ref.yaml", "../engine@fsdp_config: fsdp"),
     Attribute("verl.workers.config:FSDPEngineConfig.mixed_precision", "None"),
-    ConfigKey(PPO, "algorithm.adv_estimator", "gae"),
-    ConfigKey(PPO, "algorithm.use_kl_in_reward", False),
-    ConfigKey(CRITIC, "enable", None),
+    ConfigKey(PPO_YAML, "algorithm.adv_estimator", "gae"),
+    ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", False),
+    ConfigKey(CRITIC_YAML, "enable", None),
     ConfigKey("verl/trainer/config/ref/ref.yaml", "strategy", "${actor_rollout_ref.actor.strategy}"),
-    ConfigKey(PPO, "trainer.device", str),
-    ConfigKey(PPO, "trainer.nnodes", int),
-    ConfigKey(PPO, "trainer.n_gpus_per_node", int),
-    ConfigKey(PPO, "actor_rollout_ref.hybrid_engine", True),
-    ConfigKey(PPO, "ray_kwargs.ray_init", dict),
-    ConfigKey(ROLLOUT, "nnodes", int),
-    ConfigKey(ROLLOUT, "n_gpus_per_node", object),
+    ConfigKey(PPO_YAML, "trainer.device", str),
+    ConfigKey(PPO_YAML, "trainer.nnodes", int),
+    ConfigKey(PPO_YAML, "trainer.n_gpus_per_node", int),
+    ConfigKey(PPO_YAML, "actor_rollout_ref.hybrid_engine", True),
+    ConfigKey(PPO_YAML, "ray_kwargs.ray_init", dict),
+    ConfigKey(ROLLOUT_YAML, "nnodes", int),
+    ConfigKey(ROLLOUT_YAML, "n_gpus_per_node", object),
     Attribute("verl.workers.config:RolloutConfig.enable_sleep_mode", "True"),
-    ConfigKey(ROLLOUT, "free_cache_engine", True),
-    ConfigKey(ROLLOUT, "checkpoint_engine.update_weights_bucket_megabytes", int),
-    ConfigKey(ROLLOUT, "checkpoint_engine.custom_backend_module", object),
-    ConfigKey(ROLLOUT, "engine_kwargs.vllm", dict),
-    ConfigKey(DP_ACTOR, "strategy", str),
-    ConfigKey(CRITIC, "strategy", object),
-    ConfigKey(ACTOR, "use_kl_loss", bool),
-    ConfigKey(MODEL, "override_config", dict),
-    ConfigKey(MODEL, "path", object),
-    ConfigKey(MODEL, "tokenizer_path", object),
+    ConfigKey(ROLLOUT_YAML, "free_cache_engine", True),
+    ConfigKey(ROLLOUT_YAML, "checkpoint_engine.update_weights_bucket_megabytes", int),
+    ConfigKey(ROLLOUT_YAML, "checkpoint_engine.custom_backend_module", object),
+    ConfigKey(ROLLOUT_YAML, "engine_kwargs.vllm", dict),
+    ConfigKey(DP_ACTOR_YAML, "strategy", str),
+    ConfigKey(CRITIC_YAML, "strategy", object),
+    ConfigKey(ACTOR_YAML, "use_kl_loss", bool),
+    ConfigKey(MODEL_YAML, "override_config", dict),
+    ConfigKey(MODEL_YAML, "path", object),
+    ConfigKey(MODEL_YAML, "tokenizer_path", object),
     # vLLM's CPU backend (environment.py, refusals.py).
     Attribute("vllm.envs:VLLM_CPU_KVCACHE_SPACE", "0"),
     Attribute("vllm.envs:VLLM_CPU_OMP_THREADS_BIND", "'auto'"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.timeline.decode import DecodeCost
-from verl_fuse_elastic.assignment import TOKENS, UNKNOWN
+from verl_fuse_elastic.assignment import TOKENS_ALONE, UNKNOWN_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Load:
     longest: float = 0.0
 
     def plus(self, prompt: Prompt, limit: float) -> "Load":
-        prediction: Prediction = prompt.prediction or UNKNOWN
+        prediction: Prediction = prompt.prediction or UNKNOWN_LENGTH
         tokens = self.tokens + prompt.samples * max(prediction.tokens, 1.0)
         return Load(tokens, max(self.longest, min(limit, prediction.upper)))
 
@@ -37,7 +37,7 @@ def add(
     prompts: Sequence[Prompt],
     running: Mapping[int, Sequence[Prompt]],
     slots: int,
-    cost: DecodeCost = TOKENS,
+    cost: DecodeCost = TOKENS_ALONE,
     limit: float = math.inf,
 ) -> Mapping[str, int]:
     """Replica rank of each prompt uid, beside what is `running` on each rank. `slots`: sequences a replica runs at

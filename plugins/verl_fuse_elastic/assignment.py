@@ -20,16 +20,20 @@ from verl_fuse.spec.step import ReplicaView
 from verl_fuse.timeline.decode import DecodeCost
 
 # By predicted tokens alone: what is balanced before any decode step was measured.
-TOKENS = DecodeCost(0.0, 1.0)
-TOLERANCE = 0.005
+TOKENS_ALONE = DecodeCost(0.0, 1.0)
+CUT_TOLERANCE = 0.005
 # Samples a replica gets at most, in even shares: predictions err, and what a decode step costs was measured for even shares, not for crowds.
 CROWD = 2.0
 # Prompts without a prediction count as equally long.
-UNKNOWN = Prediction(1.0, 1.0)
+UNKNOWN_LENGTH = Prediction(1.0, 1.0)
 
 
 def assign(
-    prompts: Sequence[Prompt], ranks: Sequence[int], slots: int, cost: DecodeCost = TOKENS, limit: float = math.inf
+    prompts: Sequence[Prompt],
+    ranks: Sequence[int],
+    slots: int,
+    cost: DecodeCost = TOKENS_ALONE,
+    limit: float = math.inf,
 ) -> Mapping[str, int]:
     """Replica rank of each prompt uid. `slots`: sequences a replica runs at once; `limit`: tokens a response may have."""
     line = Line(prompts, slots, cost, limit)
@@ -52,7 +56,7 @@ class Line:
 
     def __init__(self, prompts: Sequence[Prompt], slots: int, cost: DecodeCost, limit: float = math.inf):
         def length(prompt: Prompt) -> tuple[float, float]:
-            prediction = prompt.prediction or UNKNOWN
+            prediction = prompt.prediction or UNKNOWN_LENGTH
             return prediction.tokens, prediction.upper
 
         self.prompts = sorted(prompts, key=length, reverse=True)
@@ -89,7 +93,7 @@ class Line:
         at_once = self._filled(low, count, crowd)
         if at_once is not None:
             best, high = at_once, low
-        while high - low > TOLERANCE * high:
+        while high - low > CUT_TOLERANCE * high:
             middle = (low + high) / 2
             cuts = self._filled(middle, count, crowd)
             if cuts is not None:

@@ -22,7 +22,7 @@ from verl_fuse_elastic.prediction import LengthPredictor, calibration
 
 
 @dataclass
-class Learned:
+class ElasticHistory:
     """`decode` is None before it was measured; `launch_seconds` are those for which the last standalone replica held
     devices while it was created."""
 
@@ -48,8 +48,8 @@ class Learned:
         KEPT.save(folder, self.predictor.to_dict(), costs, devices)
 
 
-def _parsed(lengths: Any, costs: Mapping[str, Any] | None) -> Learned:
-    found = Learned(LengthPredictor.from_dict(lengths))
+def _parsed(lengths: Any, costs: Mapping[str, Any] | None) -> ElasticHistory:
+    found = ElasticHistory(LengthPredictor.from_dict(lengths))
     if costs is not None:
         if costs["decode"] is not None:
             found.decode = DecodeCost(seconds(costs["decode"]["step"]), seconds(costs["decode"]["sequence"]))

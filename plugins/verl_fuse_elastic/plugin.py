@@ -12,10 +12,10 @@ from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import Migration, Refusal, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse_elastic.added import add
-from verl_fuse_elastic.assignment import TOKENS, assign, fewest_slots
+from verl_fuse_elastic.assignment import TOKENS_ALONE, assign, fewest_slots
 from verl_fuse_elastic.config import ElasticConfig
 from verl_fuse_elastic.contracts import CONTRACTS
-from verl_fuse_elastic.learned import KEPT, Learned
+from verl_fuse_elastic.learned import KEPT, ElasticHistory
 from verl_fuse_elastic.ledger import cost_metrics, ledger
 from verl_fuse_elastic.prefixes import prefill_metrics
 from verl_fuse_elastic.refusals import refusals
@@ -90,7 +90,7 @@ class _Run:
             if (wanted := getattr(block, key) or 0) > len(views) + block.standalone:
                 more = f", and fuse.elastic.standalone={block.standalone}" if block.standalone else ""
                 raise FuseError(f"fuse.elastic.{key}={wanted}: this run has {len(views)} rollout replicas{more}")
-        self.learned = Learned()
+        self.learned = ElasticHistory()
         self._price, self._replicas, self._devices = block.price, len(views), trainer.devices_each
         self._capacity = min((view.capacity for view in views), key=lambda capacity: capacity.tokens)
         self._limit: float = trainer.config.actor_rollout_ref.rollout.response_length
@@ -102,7 +102,7 @@ class _Run:
     def assign(
         self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], running: Mapping[int, Sequence[Prompt]]
     ) -> Mapping[str, int]:
-        terms = fewest_slots(replicas), self.learned.decode or TOKENS, self._limit
+        terms = fewest_slots(replicas), self.learned.decode or TOKENS_ALONE, self._limit
         if any(running.values()):
             return add(prompts, running, *terms)
         return assign(prompts, [replica.rank for replica in replicas], *terms)
@@ -110,7 +110,7 @@ class _Run:
     def observe(self, event: Event) -> None:
         match event:
             case SetUp(resumed_from=folder):
-                self.learned = KEPT.load(folder, self._devices) or Learned()
+                self.learned = KEPT.load(folder, self._devices) or ElasticHistory()
             case StepBegun():
                 self.scaler.begin_step()
                 self.release.begin_step()

@@ -15,7 +15,7 @@ from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import ReplicaView
 from verl_fuse_elastic.assignment import Line, fewest_slots
 from verl_fuse_elastic.config import ElasticConfig
-from verl_fuse_elastic.learned import Learned
+from verl_fuse_elastic.learned import ElasticHistory
 from verl_fuse_elastic.ledger import Ledger
 from verl_fuse_elastic.scaling import Forecast, Terms, choose, forecast, forecasts
 
@@ -35,7 +35,9 @@ class Scaler:
         """Nothing is foretold for this step yet."""
         self._foretell = self._forecast = None
 
-    def decide(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int, learned: Learned) -> int:
+    def decide(
+        self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int, learned: ElasticHistory
+    ) -> int:
         """How many replicas generate these prompts, of `replicas` and those missing up to `most`."""
         begun = time.perf_counter()
         block, resident = self._block, sum(not replica.standalone for replica in replicas)

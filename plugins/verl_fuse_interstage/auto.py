@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from verl_fuse.simulate.rollout import Requests
-from verl_fuse.simulate.tail import Inference, Migration
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost
 from verl_fuse.simulate.threshold import Threshold, best_threshold
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost
-from verl_fuse_interstage.learned import Learned
+from verl_fuse_interstage.learned import InterstageHistory
 from verl_fuse_interstage.measured import InferenceCost
 
 DECAY = 0.7
-DRAWS = 2
+DRAWN_BATCHES = 2
 
 
 class AutoThreshold:
@@ -30,14 +30,14 @@ class AutoThreshold:
 
     def __init__(self, replicas: int, capacity: Capacity, longest: int):
         self._replicas, self._capacity, self._longest = replicas, capacity, longest
-        self.learned = Learned()
+        self.learned = InterstageHistory()
         self._rng = np.random.default_rng(0)
         self.decision_seconds = 0.0
 
     def warm_up(self) -> None:
         """Compile what a choice runs, so that the first one does not wait for it."""
         timing = self._timing(DecodeCost(1.0, 0.0), InferenceCost(1.0, 0.0))
-        best_threshold([Requests.of(np.ones(8, np.int64), np.arange(1, 9))], 2, timing, Inference(1.0))
+        best_threshold([Requests.of(np.ones(8, np.int64), np.arange(1, 9))], 2, timing, InferenceWork(1.0))
 
     def learn(self, timeline: Timeline, lengths: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Take in a finished step: its timeline, and (prompt, response) tokens of its samples by data set."""
@@ -49,10 +49,10 @@ class AutoThreshold:
         known = self.learned
         if known.decode is None or known.inference is None or not known.lengths:
             return None
-        draws = [self._draw(samples) for _ in range(DRAWS)]
-        inference = Inference(known.inference.per_token, last_seconds=known.inference.group)
+        draws = [self._draw(samples) for _ in range(DRAWN_BATCHES)]
+        inference = InferenceWork(known.inference.per_token, last_seconds=known.inference.group)
         timing = self._timing(known.decode, known.inference)
-        chosen = best_threshold(draws, self._replicas, timing, inference, Migration(known.migration))
+        chosen = best_threshold(draws, self._replicas, timing, inference, MigrationCost(known.migration))
         self.decision_seconds = time.perf_counter() - begun
         return chosen
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verl_fuse.spec.block import ALWAYS, bounded
+from verl_fuse.spec.block import COUNTS_ALWAYS, bounded
 
 
 @dataclass(frozen=True)
@@ -16,5 +16,5 @@ class InterstageConfig:
     micro_group: int = field(default=8, metadata=bounded(minimum=1))
     start_unfinished_fraction: float = field(default=1.0, metadata=bounded(minimum=0.0, maximum=1.0))
     migration_threshold: Literal["auto"] | int | float | None = field(default=None, metadata=bounded(minimum=0))
-    kv_transfer_params: Mapping[str, Any] | None = field(default=None, metadata=ALWAYS)
+    kv_transfer_params: Mapping[str, Any] | None = field(default=None, metadata=COUNTS_ALWAYS)
     max_queued: int = field(default=2, metadata=bounded(minimum=1))

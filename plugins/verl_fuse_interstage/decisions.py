@@ -14,7 +14,7 @@ from verl_fuse.spec.events import CheckpointSaved, Event, SetUp, StepEnded, Subm
 from verl_fuse.spec.step import ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse_interstage.auto import AutoThreshold
-from verl_fuse_interstage.learned import KEPT, Learned
+from verl_fuse_interstage.learned import KEPT, InterstageHistory
 from verl_fuse_interstage.measured import stage_seconds
 from verl_fuse_interstage.migration import Trigger
 
@@ -36,7 +36,7 @@ class Decisions:
         """Learn from what happens."""
         match event:
             case SetUp(resumed_from=folder):
-                self._auto.learned = KEPT.load(folder, self._devices) or Learned()
+                self._auto.learned = KEPT.load(folder, self._devices) or InterstageHistory()
             case Submitted(prompts=prompts):
                 self._prompts = prompts
             case CheckpointSaved(folder=folder):

@@ -21,12 +21,12 @@ from verl_fuse.timeline.decode import DecodeCost, decode_cost
 from verl_fuse.timeline.warm import WarmTracks
 from verl_fuse_interstage.measured import InferenceCost, inference_cost, migration_seconds
 
-STEPS = 12
+REMEMBERED_STEPS = 12
 
 
 @dataclass
-class Learned:
-    """`lengths`: (prompt, response) tokens of each sample, by data set and step, the newest first, STEPS at most; a
+class InterstageHistory:
+    """`lengths`: (prompt, response) tokens of each sample, by data set and step, the newest first, REMEMBERED_STEPS at most; a
     cost is None before it was measured."""
 
     lengths: dict[str, deque[np.ndarray]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Learned:
         if not any(lengths.values()):
             return
         for source, rows in lengths.items():
-            self.lengths.setdefault(source, deque(maxlen=STEPS)).appendleft(np.asarray(rows, np.int64))
+            self.lengths.setdefault(source, deque(maxlen=REMEMBERED_STEPS)).appendleft(np.asarray(rows, np.int64))
         tokens = int(sum(np.sum(rows) for rows in lengths.values()))
         self.decode = decode_cost(warm, capacity) or self.decode
         self.inference = inference_cost(warm, replicas, tokens) or self.inference
@@ -61,10 +61,10 @@ class Learned:
         KEPT.save(folder, lengths, costs, devices)
 
 
-def _parsed(lengths: Mapping[str, Any], costs: Mapping[str, Any] | None) -> Learned:
-    found = Learned()
+def _parsed(lengths: Mapping[str, Any], costs: Mapping[str, Any] | None) -> InterstageHistory:
+    found = InterstageHistory()
     for source, steps in lengths.items():
-        found.lengths[str(source)] = deque(map(_rows, steps), maxlen=STEPS)
+        found.lengths[str(source)] = deque(map(_rows, steps), maxlen=REMEMBERED_STEPS)
     if costs is not None:
         if costs["decode"] is not None:
             found.decode = DecodeCost(seconds(costs["decode"]["step"]), seconds(costs["decode"]["sequence"]))

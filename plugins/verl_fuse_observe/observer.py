@@ -12,7 +12,7 @@ from verl_fuse.spec.events import Event, Polled, SetUp, StageBegun, StepBegun, S
 from verl_fuse.timeline.files import INDEX_PAGE, prepare, record_step
 from verl_fuse.timeline.idle import idle_table
 from verl_fuse_observe.config import ObserveConfig
-from verl_fuse_observe.progress import Progress
+from verl_fuse_observe.progress import StepProgress
 from verl_fuse_observe.writer import StepWriter
 
 
@@ -21,7 +21,7 @@ class Observer:
 
     def __init__(self, config: ObserveConfig, run: SetUp):
         self._config, self._run_dir = config, run.run_dir
-        self._progress = Progress(run.total_steps, run.expected, run.groups, config.progress_interval)
+        self._progress = StepProgress(run.total_steps, run.expected, run.groups, config.progress_interval)
         record = partial(
             record_step, self._run_dir, html=config.html, perfetto=config.perfetto, keep_steps=config.keep_steps
         )

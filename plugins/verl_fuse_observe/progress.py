@@ -14,7 +14,7 @@ from verl_fuse.spec.step import RolloutView
 _RECENT_STEPS = 10
 
 
-class Progress:
+class StepProgress:
     """Turns events into lines; a method returns None where no line is due."""
 
     def __init__(self, total_steps: int, expected: int, groups: int, interval: float):

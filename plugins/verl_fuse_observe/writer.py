@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from verl_fuse.spec.timeline import Timeline
-from verl_fuse.timeline.files import FOLDER
+from verl_fuse.timeline.files import TIMELINE_FOLDER
 
 
 class StepWriter:
@@ -40,7 +40,7 @@ class StepWriter:
         try:
             self._record(timeline)
         except OSError as error:
-            folder = self._run_dir / FOLDER
+            folder = self._run_dir / TIMELINE_FOLDER
             print(f"verl-fuse: timeline of step {timeline.step} not written to {folder}: {error}", flush=True)
             return False
         return True

@@ -3,11 +3,8 @@
 Asked for by runs that train fused; every fingerprint was taken, and the code behind it read, at verl 0.9.1 and megatron-core 0.16.1.
 """
 
+from verl_fuse.host.upstream.targets import MEGATRON_YAML, MODEL_YAML, PPO_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
-
-PPO = "verl/trainer/config/ppo_trainer.yaml"
-MEGATRON = "verl/trainer/config/engine/megatron.yaml"
-MODEL = "verl/trainer/config/model/hf_model.yaml"
 
 CONTRACTS: tuple[Contract, ...] = (
     # Engines: found by vendor, one class per kind of model, all of a model's parallel state in one place (engine.py, fusion.py).
@@ -181,18 +178,18 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("megatron.core.transformer.transformer_config:TransformerConfig.hidden_size"),
     Attribute("megatron.core.transformer.transformer_config:TransformerConfig.fine_grained_activation_offloading"),
     # Configuration under which a fused update is refused (refusals.py).
-    ConfigKey(MEGATRON, "tensor_model_parallel_size", 1),
-    ConfigKey(MEGATRON, "pipeline_model_parallel_size", 1),
-    ConfigKey(MEGATRON, "context_parallel_size", 1),
-    ConfigKey(MEGATRON, "expert_model_parallel_size", 1),
-    ConfigKey(MEGATRON, "dynamic_context_parallel", False),
-    ConfigKey(MEGATRON, "use_megatron_fsdp", False),
-    ConfigKey(MEGATRON, "param_offload", False),
-    ConfigKey(MEGATRON, "optimizer_offload", False),
-    ConfigKey(MEGATRON, "qat.enable", False),
-    ConfigKey(MEGATRON, "router_replay.mode", "disabled"),
-    ConfigKey(MODEL, "lora_rank", 0),
-    ConfigKey(MODEL, "lora.rank", 0),
-    ConfigKey(MODEL, "mtp.enable", False),
-    ConfigKey(PPO, "global_profiler.steps", None),
+    ConfigKey(MEGATRON_YAML, "tensor_model_parallel_size", 1),
+    ConfigKey(MEGATRON_YAML, "pipeline_model_parallel_size", 1),
+    ConfigKey(MEGATRON_YAML, "context_parallel_size", 1),
+    ConfigKey(MEGATRON_YAML, "expert_model_parallel_size", 1),
+    ConfigKey(MEGATRON_YAML, "dynamic_context_parallel", False),
+    ConfigKey(MEGATRON_YAML, "use_megatron_fsdp", False),
+    ConfigKey(MEGATRON_YAML, "param_offload", False),
+    ConfigKey(MEGATRON_YAML, "optimizer_offload", False),
+    ConfigKey(MEGATRON_YAML, "qat.enable", False),
+    ConfigKey(MEGATRON_YAML, "router_replay.mode", "disabled"),
+    ConfigKey(MODEL_YAML, "lora_rank", 0),
+    ConfigKey(MODEL_YAML, "lora.rank", 0),
+    ConfigKey(MODEL_YAML, "mtp.enable", False),
+    ConfigKey(PPO_YAML, "global_profiler.steps", None),
 )

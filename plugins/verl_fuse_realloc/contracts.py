@@ -5,51 +5,53 @@ builds an FSDP2 engine, which has to be done again, and what of it is kept. Ever
 vLLM 0.24.0 and 0.28.0, torch 2.11.0 and 2.13.0, megatron-core 0.16.1 and mbridge 0.15.1.
 """
 
+from verl_fuse.host.upstream.targets import (
+    ENGINE_WORKERS,
+    FSDP_ENGINE,
+    FSDP_YAML,
+    MEGATRON_YAML,
+    MODEL_YAML,
+    PPO_YAML,
+    ROLLOUT_YAML,
+)
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
 
-PPO = "verl/trainer/config/ppo_trainer.yaml"
-ROLLOUT = "verl/trainer/config/rollout/rollout.yaml"
-MODEL = "verl/trainer/config/model/hf_model.yaml"
-EW = "verl.workers.engine_workers"
-ENGINE = "verl/trainer/config/engine/fsdp.yaml"
-FSDP = "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"
-MEGATRON_ENGINE = "verl/trainer/config/engine/megatron.yaml"
-MCORE = "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead"
-VLLM = "verl.workers.rollout.vllm_rollout"
+MEGATRON_LM_ENGINE = "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead"
+VLLM_ROLLOUT = "verl.workers.rollout.vllm_rollout"
 COMPOSABLE = "torch.distributed._composable.contract"
 FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
-STATE = f"{FULLY_SHARD}._fsdp_state:FSDPState"
-GROUP = f"{FULLY_SHARD}._fsdp_param_group:FSDPParamGroup"
+FSDP_STATE = f"{FULLY_SHARD}._fsdp_state:FSDPState"
+FSDP_PARAM_GROUP = f"{FULLY_SHARD}._fsdp_param_group:FSDPParamGroup"
 
-SYNC: tuple[Contract, ...] = (
+SYNC_CONTRACTS: tuple[Contract, ...] = (
     # The seam: what the engine exports is what the worker hands to its rollout (hybrid.py).
     Function(
-        f"{FSDP}.get_per_tensor_param",
+        f"{FSDP_ENGINE}.get_per_tensor_param",
         "(self, layered_summon=False, base_sync_done=False, **kwargs)",
         "87832a9f5f13e4b9",
     ),
-    Attribute(f"{FSDP}.model_config"),
+    Attribute(f"{FSDP_ENGINE}.model_config"),
     Attribute("verl.workers.config:HFModelConfig.hf_config"),
-    Attribute(f"{EW}:ActorRolloutRefWorker.config"),
+    Attribute(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.config"),
     Function("verl.single_controller.base.worker:Worker.world_size", "property (self)"),
     # Whole parameters go to the vLLM worker of the same rank, whose weight loaders cut out its part.
     Function(
-        f"{VLLM}.vllm_rollout:ServerAdapter.update_weights",
+        f"{VLLM_ROLLOUT}.vllm_rollout:ServerAdapter.update_weights",
         "async (self, weights, global_steps=None, wire_format='named_tensors', **kwargs)",
         "6bfc73fa324fa9bd",
     ),
     Function(
-        f"{VLLM}.vllm_rollout:ServerAdapter.__init__",
+        f"{VLLM_ROLLOUT}.vllm_rollout:ServerAdapter.__init__",
         "(self, config, model_config, device_mesh, replica_rank=-1)",
         "21f75ca73fa0e504",
     ),
     Function(
-        f"{VLLM}.bucketed_weight_transfer:BucketedWeightSender.async_send_weights",
+        f"{VLLM_ROLLOUT}.bucketed_weight_transfer:BucketedWeightSender.async_send_weights",
         "async (self, weights)",
         "b42077c49bd2153e",
     ),
     Function(
-        f"{VLLM}.utils:vLLMColocateWorkerExtension._update_weights",
+        f"{VLLM_ROLLOUT}.utils:vLLMColocateWorkerExtension._update_weights",
         "(self, weights, peft_config, base_sync_done)",
         "14aa30382bd76b35",
     ),
@@ -75,26 +77,28 @@ SYNC: tuple[Contract, ...] = (
         "f61a9646cb70d2c9",
     ),
     # Configuration that is required, or refused (refusals.py).
-    ConfigKey(ROLLOUT, "dtype", "bfloat16"),
-    ConfigKey(ROLLOUT, "tensor_model_parallel_size", int),
-    ConfigKey(ROLLOUT, "checkpoint_engine.update_weights_bucket_megabytes", 2048),
-    ConfigKey(ROLLOUT, "quantization", None),
-    ConfigKey(ROLLOUT, "data_parallel_size", 1),
-    ConfigKey(ROLLOUT, "expert_parallel_size", 1),
-    ConfigKey(ROLLOUT, "pipeline_model_parallel_size", 1),
-    ConfigKey(ROLLOUT, "disaggregation.enabled", bool),
-    ConfigKey(ENGINE, "qat.enable", bool),
-    ConfigKey(MODEL, "lora_rank", int),
-    ConfigKey(MODEL, "lora.rank", int),
-    ConfigKey(MODEL, "mtp.enable", bool),
-    ConfigKey(PPO, "actor_rollout_ref.hybrid_engine", bool),
+    ConfigKey(ROLLOUT_YAML, "dtype", "bfloat16"),
+    ConfigKey(ROLLOUT_YAML, "tensor_model_parallel_size", int),
+    ConfigKey(ROLLOUT_YAML, "checkpoint_engine.update_weights_bucket_megabytes", 2048),
+    ConfigKey(ROLLOUT_YAML, "quantization", None),
+    ConfigKey(ROLLOUT_YAML, "data_parallel_size", 1),
+    ConfigKey(ROLLOUT_YAML, "expert_parallel_size", 1),
+    ConfigKey(ROLLOUT_YAML, "pipeline_model_parallel_size", 1),
+    ConfigKey(ROLLOUT_YAML, "disaggregation.enabled", bool),
+    ConfigKey(FSDP_YAML, "qat.enable", bool),
+    ConfigKey(MODEL_YAML, "lora_rank", int),
+    ConfigKey(MODEL_YAML, "lora.rank", int),
+    ConfigKey(MODEL_YAML, "mtp.enable", bool),
+    ConfigKey(PPO_YAML, "actor_rollout_ref.hybrid_engine", bool),
 )
-MEGATRON: tuple[Contract, ...] = (
+MEGATRON_SYNC_CONTRACTS: tuple[Contract, ...] = (
     # The seam, and what the engine holds: the parts of a pipeline on this rank, wrapped (weight_sync/megatron.py).
-    Function(f"{MCORE}.get_per_tensor_param", "(self, base_sync_done=False, **kwargs)", "3e23c0477ca95e4c"),
-    Function(f"{MCORE}._build_megatron_module", "(self)", "2d5533165fc11f9a"),
-    Attribute(f"{MCORE}.module"),
-    Attribute(f"{MCORE}.model_config"),
+    Function(
+        f"{MEGATRON_LM_ENGINE}.get_per_tensor_param", "(self, base_sync_done=False, **kwargs)", "3e23c0477ca95e4c"
+    ),
+    Function(f"{MEGATRON_LM_ENGINE}._build_megatron_module", "(self)", "2d5533165fc11f9a"),
+    Attribute(f"{MEGATRON_LM_ENGINE}.module"),
+    Attribute(f"{MEGATRON_LM_ENGINE}.model_config"),
     Function("verl.utils.megatron_utils:unwrap_model", "(model, module_instances=...)", "eaa2391a20e614e8"),
     # The model's own groups, padded vocabulary and blocks per stage.
     Class("megatron.core.models.gpt:GPTModel", ("LanguageModule",)),
@@ -125,16 +129,16 @@ MEGATRON: tuple[Contract, ...] = (
         "52436420480f88e0",
     ),
     # Configuration that is refused (refusals.py).
-    ConfigKey(MEGATRON_ENGINE, "virtual_pipeline_model_parallel_size", None),
-    ConfigKey(MEGATRON_ENGINE, "expert_model_parallel_size", int),
-    ConfigKey(MEGATRON_ENGINE, "context_parallel_size", int),
-    ConfigKey(MEGATRON_ENGINE, "dynamic_context_parallel", bool),
-    ConfigKey(MEGATRON_ENGINE, "use_megatron_fsdp", bool),
-    ConfigKey(MEGATRON_ENGINE, "param_offload", bool),
-    ConfigKey(MEGATRON_ENGINE, "qat.enable", bool),
-    ConfigKey(MEGATRON_ENGINE, "override_transformer_config", dict),
+    ConfigKey(MEGATRON_YAML, "virtual_pipeline_model_parallel_size", None),
+    ConfigKey(MEGATRON_YAML, "expert_model_parallel_size", int),
+    ConfigKey(MEGATRON_YAML, "context_parallel_size", int),
+    ConfigKey(MEGATRON_YAML, "dynamic_context_parallel", bool),
+    ConfigKey(MEGATRON_YAML, "use_megatron_fsdp", bool),
+    ConfigKey(MEGATRON_YAML, "param_offload", bool),
+    ConfigKey(MEGATRON_YAML, "qat.enable", bool),
+    ConfigKey(MEGATRON_YAML, "override_transformer_config", dict),
 )
-LAYOUTS: tuple[Contract, ...] = (
+LAYOUT_CONTRACTS: tuple[Contract, ...] = (
     # What verl does to a module to train it in shards, done again over another mesh (layouts/change.py); what it keeps of the mesh.
     Function("verl.utils.fsdp_utils:apply_fsdp2", "(model, fsdp_kwargs, config)", "e93a5faa3a7eb130"),
     Function(
@@ -144,35 +148,35 @@ LAYOUTS: tuple[Contract, ...] = (
     ),
     Function("verl.utils.fsdp_utils:maybe_patch_fsdp_module", "(model)", "22e7b8d376e48860"),
     Function("verl.workers.engine.fsdp.utils:create_device_mesh", "(world_size, fsdp_size)", "59d012ca6742cd32"),
-    Function(f"{FSDP}._init_device_mesh", "(self)", "277b73c4f53c1c8e"),
-    Function(f"{FSDP}._build_fsdp_module", "(self, module)", "5ffee7368a4f90a5"),
-    Function(f"{FSDP}._build_optimizer", "(self, module)", "c006302d012d5f4e"),
+    Function(f"{FSDP_ENGINE}._init_device_mesh", "(self)", "277b73c4f53c1c8e"),
+    Function(f"{FSDP_ENGINE}._build_fsdp_module", "(self, module)", "5ffee7368a4f90a5"),
+    Function(f"{FSDP_ENGINE}._build_optimizer", "(self, module)", "c006302d012d5f4e"),
     Function(
         "verl.workers.engine.fsdp.transformer_impl:EngineEvalModeCtx.__exit__",
         "(self, exc_type, exc_value, traceback)",
         "28bedbdfdb1b5cd3",
     ),
-    Attribute(f"{FSDP}.device_mesh"),
-    Attribute(f"{FSDP}.engine_config"),
-    Attribute(f"{FSDP}.optimizer"),
+    Attribute(f"{FSDP_ENGINE}.device_mesh"),
+    Attribute(f"{FSDP_ENGINE}.engine_config"),
+    Attribute(f"{FSDP_ENGINE}.optimizer"),
     Attribute("verl.workers.config:FSDPEngineConfig.fsdp_size", "-1"),
     Attribute("verl.workers.config:FSDPEngineConfig.reshard_after_forward"),
     # What `fully_shard` of torch leaves on a module, all of which is taken off again (layouts/unwrap.py).
     Function(
-        f"{STATE}.init",
+        f"{FSDP_STATE}.init",
         "(self, modules, device, mp_policy, auto_reshard_after_forward)",
         ("3115dc152e5ec1fc", "a28d1f7e41d4bddd"),
     ),
-    Attribute(f"{STATE}._fsdp_param_group"),
-    Attribute(f"{STATE}._modules", "modules"),
-    Attribute(f"{STATE}._mp_policy", "mp_policy"),
-    Attribute(f"{STATE}._pre_forward_hook_handle"),
-    Attribute(f"{STATE}._post_forward_hook_handle"),
-    Function(f"{GROUP}._register_state_dict_hooks", "(self)", "d0daab268dfb404b"),
-    Attribute(f"{GROUP}._module_to_pre_save_state_dict_hook_handle"),
-    Attribute(f"{GROUP}._module_to_pre_load_state_dict_hook_handle"),
-    Attribute(f"{GROUP}.fsdp_params"),
-    Attribute(f"{GROUP}.offload_policy", "offload_policy"),
+    Attribute(f"{FSDP_STATE}._fsdp_param_group"),
+    Attribute(f"{FSDP_STATE}._modules", "modules"),
+    Attribute(f"{FSDP_STATE}._mp_policy", "mp_policy"),
+    Attribute(f"{FSDP_STATE}._pre_forward_hook_handle"),
+    Attribute(f"{FSDP_STATE}._post_forward_hook_handle"),
+    Function(f"{FSDP_PARAM_GROUP}._register_state_dict_hooks", "(self)", "d0daab268dfb404b"),
+    Attribute(f"{FSDP_PARAM_GROUP}._module_to_pre_save_state_dict_hook_handle"),
+    Attribute(f"{FSDP_PARAM_GROUP}._module_to_pre_load_state_dict_hook_handle"),
+    Attribute(f"{FSDP_PARAM_GROUP}.fsdp_params"),
+    Attribute(f"{FSDP_PARAM_GROUP}.offload_policy", "offload_policy"),
     Attribute(f"{FULLY_SHARD}._fsdp_param:FSDPParam._post_load_hook_handle"),
     Function(
         f"{FULLY_SHARD}._fsdp_init:_apply_to_module",
@@ -187,20 +191,20 @@ LAYOUTS: tuple[Contract, ...] = (
     Function("torch.distributed._composable_state:_insert_module_state", "(module, state)", "172b64f08b9ede3f"),
     # A checkpoint is loaded in the layout it was written in (layouts/worker.py).
     Function(
-        f"{EW}:ActorRolloutRefWorker.load_checkpoint",
+        f"{ENGINE_WORKERS}:ActorRolloutRefWorker.load_checkpoint",
         "(self, local_path, hdfs_path=None, del_local_after_load=False)",
         "fec9c0c0d5c4ce76",
     ),
-    Decorator(f"{EW}:ActorRolloutRefWorker.load_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
+    Decorator(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.load_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
     Function(
-        f"{EW}:TrainingWorker.load_checkpoint",
+        f"{ENGINE_WORKERS}:TrainingWorker.load_checkpoint",
         "(self, local_path, hdfs_path=None, del_local_after_load=False)",
         "062bbcfe99b39880",
     ),
-    Decorator(f"{EW}:TrainingWorker.load_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
+    Decorator(f"{ENGINE_WORKERS}:TrainingWorker.load_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
     # Configuration that is required, changed, or refused (schedule.py).
-    ConfigKey(ENGINE, "fsdp_size", -1),
-    ConfigKey(ENGINE, "ulysses_sequence_parallel_size", 1),
-    ConfigKey(ENGINE, "offload_policy", False),
-    ConfigKey(MODEL, "enable_activation_offload", False),
+    ConfigKey(FSDP_YAML, "fsdp_size", -1),
+    ConfigKey(FSDP_YAML, "ulysses_sequence_parallel_size", 1),
+    ConfigKey(FSDP_YAML, "offload_policy", False),
+    ConfigKey(MODEL_YAML, "enable_activation_offload", False),
 )

@@ -4,14 +4,14 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from verl_fuse.hookspecs import Trainer, hookimpl
-from verl_fuse.runtime.reshard.options import Options
+from verl_fuse.runtime.reshard.options import TransferOptions
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import Refusal
 from verl_fuse_realloc import contracts
 from verl_fuse_realloc.config import ReallocConfig
 from verl_fuse_realloc.refusals import refusals, syncs
-from verl_fuse_realloc.schedule import Schedule, scheduled
+from verl_fuse_realloc.schedule import LayoutSchedule, scheduled
 
 
 class ReallocPlugin:
@@ -30,10 +30,13 @@ class ReallocPlugin:
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
         if config is None:
-            return (*contracts.SYNC, *contracts.MEGATRON, *contracts.LAYOUTS)
+            return (*contracts.SYNC_CONTRACTS, *contracts.MEGATRON_SYNC_CONTRACTS, *contracts.LAYOUT_CONTRACTS)
         get = getter(config)
-        megatron = contracts.MEGATRON if get("actor_rollout_ref.actor.strategy") == "megatron" else ()
-        return (*((*contracts.SYNC, *megatron) if syncs(get) else ()), *(contracts.LAYOUTS if scheduled(get) else ()))
+        megatron = contracts.MEGATRON_SYNC_CONTRACTS if get("actor_rollout_ref.actor.strategy") == "megatron" else ()
+        return (
+            *((*contracts.SYNC_CONTRACTS, *megatron) if syncs(get) else ()),
+            *(contracts.LAYOUT_CONTRACTS if scheduled(get) else ()),
+        )
 
     @hookimpl(wrapper=True)
     def fuse_worker_class(
@@ -43,7 +46,7 @@ class ReallocPlugin:
         found = yield
         get, default = getter(config), ReallocConfig()
         timeout, checksums = get("fuse.realloc.timeout"), get("fuse.realloc.checksums")
-        options = Options(
+        options = TransferOptions(
             default.timeout if timeout is None else float(timeout),
             default.checksums if checksums is None else checksums,
         )
@@ -60,4 +63,4 @@ class ReallocPlugin:
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
         if trainer.block("realloc").schedule:
-            trainer.use_layouts(Schedule.read(getter(trainer.config)).wanted)
+            trainer.use_layouts(LayoutSchedule.read(getter(trainer.config)).wanted)

@@ -20,13 +20,13 @@ FSDP_SIZE = {"actor": "actor_rollout_ref.actor.fsdp_config.fsdp_size", "critic":
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LayoutSchedule:
     """(first step, `fsdp_size` by model), in order of steps; the first entry is the configuration's, for models that later ones name."""
 
     entries: tuple[tuple[int, Mapping[str, int]], ...]
 
     @classmethod
-    def read(cls, get: Get) -> "Schedule":
+    def read(cls, get: Get) -> "LayoutSchedule":
         """From a configuration that `refusals` has nothing against."""
         later = sorted((step, sizes_of(value)) for step, value in scheduled(get).items())
         named = {model for _, sizes in later for model in sizes}

@@ -156,7 +156,7 @@ HOLDS = {
         "engine_config": "verl.workers.config:McoreEngineConfig",
         "model_config": "megatron.core.transformer.transformer_config:TransformerConfig",
     },
-    "megatron/lane.py": {"self._config": "megatron.core.transformer.transformer_config:TransformerConfig"},
+    "megatron/stage.py": {"self._config": "megatron.core.transformer.transformer_config:TransformerConfig"},
     "update/fused.py": {
         "batch": META,
         "trainer": "verl.trainer.ppo.v1.trainer_base:PPOTrainer",
@@ -309,7 +309,7 @@ def test_what_is_taken_of_upstream_objects_is_under_contract(file: str, tree: So
 def test_wrapped_worker_methods_are_under_contract_with_their_dispatch(contracts):
     worker = importlib.import_module("verl_fuse.host.worker")
     classes = {"actor": "ActorRolloutRefWorker", "critic": "TrainingWorker"}
-    for role, methods in worker.METHODS.items():
+    for role, methods in worker.RECORDED_METHODS.items():
         for method in methods:
             target = f"verl.workers.engine_workers:{classes[role]}.{method}"
             kinds = {type(contract) for contract in contracts if getattr(contract, "target", None) == target}

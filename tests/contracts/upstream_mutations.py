@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from verl_fuse.host.start.compat.judge import Level
 from verl_fuse.host.start.compat.signature import read_signature
-from verl_fuse.host.start.compat.source import Found, SourceTree
+from verl_fuse.host.start.compat.source import Definition, SourceTree
 from verl_fuse.spec.contract import (
     Attribute,
     Class,
@@ -103,7 +103,7 @@ def _spread(items: list[T]) -> list[T]:
     return [item for start in range(7) for item in items[start::7]]
 
 
-def _function(tree: SourceTree, target: str) -> tuple[Found, Path, list[str]]:
+def _function(tree: SourceTree, target: str) -> tuple[Definition, Path, list[str]]:
     found = tree.find(target)
     path = tree.path(found.module)
     return found, path, path.read_text().splitlines(keepends=True)
@@ -373,7 +373,7 @@ _RELEVANT: list[tuple[str, type, Level, Callable[..., tuple[Path, str] | None]]]
 ]
 
 
-def _commented(tree: SourceTree, found: Found) -> tuple[Path, str] | None:
+def _commented(tree: SourceTree, found: Definition) -> tuple[Path, str] | None:
     path = tree.path(found.module)
     lines = path.read_text().splitlines(keepends=True)
     last: Any = found.node.body[-1]  # type: ignore[attr-defined]
@@ -381,7 +381,7 @@ def _commented(tree: SourceTree, found: Found) -> tuple[Path, str] | None:
     return path, "".join(lines)
 
 
-def _documented(tree: SourceTree, found: Found) -> tuple[Path, str] | None:
+def _documented(tree: SourceTree, found: Definition) -> tuple[Path, str] | None:
     """Another docstring, or a first one."""
     path = tree.path(found.module)
     lines = path.read_text().splitlines(keepends=True)
@@ -397,7 +397,7 @@ def _documented(tree: SourceTree, found: Found) -> tuple[Path, str] | None:
     return path, "".join(lines)
 
 
-def _annotated(tree: SourceTree, found: Found) -> tuple[Path, str] | None:
+def _annotated(tree: SourceTree, found: Definition) -> tuple[Path, str] | None:
     path = tree.path(found.module)
     lines = path.read_text().splitlines(keepends=True)
     index = found.node.lineno - 1
@@ -407,7 +407,7 @@ def _annotated(tree: SourceTree, found: Found) -> tuple[Path, str] | None:
     return path, "".join(lines)
 
 
-_IRRELEVANT_TO_FUNCTIONS: list[tuple[str, Callable[[SourceTree, Found], tuple[Path, str] | None]]] = [
+_IRRELEVANT_TO_FUNCTIONS: list[tuple[str, Callable[[SourceTree, Definition], tuple[Path, str] | None]]] = [
     ("a comment", _commented),
     ("another docstring", _documented),
     ("an annotation", _annotated),

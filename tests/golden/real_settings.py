@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from verl_fuse.spec.cluster import Cluster, cluster_named
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.model_names import model_named
 from verl_fuse.spec.workload import Workload
@@ -52,8 +52,8 @@ class Setting:
             algorithm="ppo",
             prompts=BATCH[self.generated],
             samples=1,
-            prompt=Lengths.parse(f"fixed:{PROMPT}"),
-            response=Lengths.parse(f"fixed:{self.generated}"),
+            prompt=LengthDistribution.parse(f"fixed:{PROMPT}"),
+            response=LengthDistribution.parse(f"fixed:{self.generated}"),
             actor=actor,
             critic=critic,
             reference=actor,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_fuse.cost.floors import INFERENCE, TRAINING, fit_floors, generation_seconds, stage_seconds
-from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.floors import FORWARD_STAGES, TRAIN_STAGES, fit_floors, generation_seconds, stage_seconds
+from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.spec.cluster import Cluster, Mesh
@@ -34,7 +34,7 @@ def recorded_step(data: dict) -> RecordedStep:
     )
 
 
-def predict(run: RecordedRun, step: RecordedStep, stage: str, cost: Profiled) -> float:
+def predict(run: RecordedRun, step: RecordedStep, stage: str, cost: ProfiledCost) -> float:
     if stage == "gen":
         return generation_seconds(step, TINY, cost)
     if stage == "update_weights":
@@ -44,11 +44,15 @@ def predict(run: RecordedRun, step: RecordedStep, stage: str, cost: Profiled) ->
 
 def test_held_out_stage_times():
     runs = recorded_runs()
-    bare = Profiled.of(TABLE, Cluster(1, 2, TABLE.device, *(TABLE.device.bandwidth,) * 3))
+    bare = ProfiledCost.of(TABLE, Cluster(1, 2, TABLE.device, *(TABLE.device.bandwidth,) * 3))
     cost = dataclasses.replace(bare, engine=fit_floors([runs["ppo-small"], runs["grpo-large"]], TINY, bare))
     errors = []
     for run in (runs["ppo-cpu"], runs["grpo-cpu"]):
-        for stage in ("gen", "update_weights", *(name for name in (*INFERENCE, *TRAINING) if name in run.micro_batch)):
+        for stage in (
+            "gen",
+            "update_weights",
+            *(name for name in (*FORWARD_STAGES, *TRAIN_STAGES) if name in run.micro_batch),
+        ):
             predicted = [predict(run, step, stage, cost) for step in run.steps]
             errors.append(abs(np.mean(predicted) / np.mean([step.stages[stage] for step in run.steps]) - 1))
     assert len(errors) == 12

@@ -13,13 +13,13 @@ import pytest
 from test_cpu_runs import TABLE, TINY, recorded_runs
 
 from verl_fuse.cost.floors import fit_floors
-from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse.spec.workload import Workload
 
@@ -30,7 +30,7 @@ STAGES = {
     "critic_train": "update_critic",
 }
 STREAMING = json.loads(Path(__file__).with_name("cpu_streaming.json").read_text())
-OPTIONS = Options(padded=True, recompute=False, max_num_seqs=64, max_num_batched_tokens=1024)
+OPTIONS = SimulationOptions(padded=True, recompute=False, max_num_seqs=64, max_num_batched_tokens=1024)
 SEEDS = 32
 
 
@@ -40,8 +40,8 @@ def runs() -> dict[str, RecordedRun]:
 
 
 @pytest.fixture(scope="module")
-def cost(runs) -> Profiled:
-    bare = Profiled.of(TABLE, Cluster(1, 2, TABLE.device, *(TABLE.device.bandwidth,) * 3))
+def cost(runs) -> ProfiledCost:
+    bare = ProfiledCost.of(TABLE, Cluster(1, 2, TABLE.device, *(TABLE.device.bandwidth,) * 3))
     return dataclasses.replace(bare, engine=fit_floors([runs["ppo-small"], runs["grpo-large"]], TINY, bare))
 
 
@@ -52,8 +52,8 @@ def workload_of(run: RecordedRun) -> tuple[Workload, Plan]:
         "ppo" if has_critic else "grpo",
         prompts=len(run.steps[0].responses) // 4,
         samples=4,
-        prompt=Lengths.of([length for step in run.steps for length in step.prompts]),
-        response=Lengths.of([length for step in run.steps for length in step.responses]),
+        prompt=LengthDistribution.of([length for step in run.steps for length in step.prompts]),
+        response=LengthDistribution.of([length for step in run.steps for length in step.responses]),
         actor=TINY,
         critic=TINY.as_value_model() if has_critic else None,
         reference=TINY,
@@ -67,7 +67,7 @@ def workload_of(run: RecordedRun) -> tuple[Workload, Plan]:
     return workload, Plan(tuple(calls))
 
 
-def stage_means(run: RecordedRun, cost: Profiled, strategy: str, seeds: int = SEEDS) -> dict[str, float]:
+def stage_means(run: RecordedRun, cost: ProfiledCost, strategy: str, seeds: int = SEEDS) -> dict[str, float]:
     workload, plan = workload_of(run)
     results = [
         simulate_step(workload, plan, cost, strategy, np.random.default_rng(seed), OPTIONS).stages

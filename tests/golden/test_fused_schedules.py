@@ -10,19 +10,19 @@ import pytest
 from verl_fuse.schedule.bounds import makespan_bound
 from verl_fuse.schedule.descent import Goal
 from verl_fuse.schedule.greedy import candidates
-from verl_fuse.schedule.limited import Limited
+from verl_fuse.schedule.in_flight import InFlightSearch
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.period import period_of
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.schedule.stretch import stretch
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 ROWS = json.loads(Path(__file__).with_name("fused_schedule_instances.json").read_text())["instances"]
 FOREVER = float("inf")
 
 
-def problem(row: dict[str, Any]) -> Problem:
+def problem(row: dict[str, Any]) -> ScheduleProblem:
     big = Pipeline("actor", range(row["n0"]), row["m0"], row["f0"], 2 * row["f0"], row["mem0"])
     copies = [
         Pipeline(
@@ -35,7 +35,7 @@ def problem(row: dict[str, Any]) -> Problem:
         )
         for k in range(row["n0"] // row["n1"])
     ]
-    return Problem(row["n0"], (big, *copies))
+    return ScheduleProblem(row["n0"], (big, *copies))
 
 
 @pytest.mark.parametrize("row", [ROWS[2], ROWS[5], ROWS[11]], ids=lambda row: f"instance{row['id']}")
@@ -58,7 +58,7 @@ def test_long_ones_by_stretching(row):
         FOREVER,
         lambda solution: None,
     )
-    attempt = Limited(period.short, 0)
+    attempt = InFlightSearch(period.short, 0)
     for seed in range(12):
         if not goal.over:
             attempt.run(goal, 3.0, seed)

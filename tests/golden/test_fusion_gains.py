@@ -9,20 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from verl_fuse.cost.analytic import Analytic
-from verl_fuse.simulate.compare import Row, compare
-from verl_fuse.simulate.options import Options
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.simulate.compare import StrategyResult, compare
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.workload import Workload
 
 GAINS = json.loads(Path(__file__).with_name("fusion_gains.json").read_text())
 # The published engines see at once when generation has ended.
-OPTIONS = Options(stock_poll=0.0, fuse_poll=0.0)
+OPTIONS = SimulationOptions(stock_poll=0.0, fuse_poll=0.0)
 SEEDS = 4
 
 
-def rows(data: dict, cluster: tuple[str, int], strategies: list[str], options: Options) -> dict[str, Row]:
-    cost = Analytic(cluster_named(cluster[0], nodes=cluster[1]))
+def rows(
+    data: dict, cluster: tuple[str, int], strategies: list[str], options: SimulationOptions
+) -> dict[str, StrategyResult]:
+    cost = AnalyticCost(cluster_named(cluster[0], nodes=cluster[1]))
     found = compare(Workload.from_dict(data), cost, strategies, SEEDS, None, options)
     return {row.strategy: row for row in found}
 
@@ -70,7 +72,7 @@ def test_rlhfless(name: str, weight: float):
     data = {
         "algorithm": "grpo", **setup, "reference": setup["actor"], "prompt": assumed["prompt"], "response": assumed["response"],
     }  # fmt: skip
-    options = Options(stock_poll=0.0, fuse_poll=0.0, time_weight=weight)
+    options = SimulationOptions(stock_poll=0.0, fuse_poll=0.0, time_weight=weight)
     elastic = rows(data, cluster, ["elastic"], options)["elastic"]
     speed, cost = elastic.speedup.mean, elastic.cost_ratio.mean - 1
     print(f"\n| {name} | {weight} | {speed:.3f} | {published['speed']} | {cost:+.1%} | {published['cost']:+.1%} |")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.model import Batch
 from verl_fuse.spec.cluster import Mesh, cluster_named
 from verl_fuse.spec.layout import Layout
@@ -34,7 +34,7 @@ def plain_mlp(name: str, layers: int, hidden: int, heads: int, vocabulary: int) 
 
 def fsdp_error(row: list) -> float:
     device, size, length, devices, micro, accumulated, checkpointing, published = row
-    cost = Analytic(cluster_named(device, nodes=devices // 8), sharding="full")
+    cost = AnalyticCost(cluster_named(device, nodes=devices // 8), sharding="full")
     batch = Batch.equal(micro * accumulated * devices, length)
     model = plain_mlp(size, *MPT[size], 50368)
     seconds = cost.train(model, Layout(dp=devices), Mesh(0, devices), batch, 1, accumulated, recompute=checkpointing)
@@ -43,7 +43,7 @@ def fsdp_error(row: list) -> float:
 
 def decode_error(row: list) -> float:
     _, name, tp, count, prompt, output, published = row
-    cost, model, layout = Analytic(cluster_named("A100-80G")), model_named(name), Layout(tp=tp)
+    cost, model, layout = AnalyticCost(cluster_named("A100-80G")), model_named(name), Layout(tp=tp)
     steps = np.arange(1, output)
     seconds = cost.prefill(model, layout, Batch.equal(count, prompt))
     seconds += float(cost.decode(model, layout, count + 0 * steps, count * (prompt + steps)).sum())
@@ -65,7 +65,7 @@ def test_megatron_training():
     """All held out: tensor and pipeline parallelism at 22B to 1T."""
     found = []
     for name, layers, hidden, heads, pp, count, micro, published in TRAINING["megatron"]["rows"]:
-        cost = Analytic(cluster_named("A100-80G", nodes=pp))
+        cost = AnalyticCost(cluster_named("A100-80G", nodes=pp))
         model, batch = plain_mlp(name, layers, hidden, heads, 51200), Batch.equal(count, 2048)
         seconds = cost.train(model, Layout(tp=8, pp=pp), Mesh(0, 8 * pp), batch, 1, count // micro, recompute=False)
         flops = 6 * batch.tokens * model.parameters + 12 * layers * hidden * batch.squares

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from real_settings import PROMPT, PUBLISHED, SIZES, Setting, settings
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import EAGER
 from verl_fuse.cost.model import Batch
 from verl_fuse.spec.cluster import Mesh
@@ -19,7 +19,7 @@ HELD_OUT = [setting for setting in settings() if setting not in CALIBRATION]
 
 def heuristic_seconds(setting: Setting) -> float:
     """A step of the heuristic: all calls one after the other on all devices with tp 8, pp over nodes, and ReaL's micro-batch numbers."""
-    cost, workload = Analytic(setting.cluster, EAGER), setting.workload
+    cost, workload = AnalyticCost(setting.cluster, EAGER), setting.workload
     pp = setting.devices // 8
     layout, mesh = Layout(tp=8, pp=pp), Mesh(0, setting.devices)
     count, length = workload.sequences, PROMPT + setting.generated

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from separate_ranks import CONFIG, RANKS, TRAINERS, fsdp_engine, synced
 from small_engines import Ranks, cpu_server
 
-from verl_fuse.reshard.loadable import Loadable
-from verl_fuse.reshard.parameters import weights_of
-from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.reshard.loadable import LoadableSharding
+from verl_fuse.reshard.parameters import parameters_of
+from verl_fuse.reshard.vllm import VllmSharding
 from verl_fuse.spec.model import Model
 
 pytest.importorskip("verl")
@@ -49,8 +49,8 @@ def loads(tp: int, make: Callable[..., Any]) -> None:
     import torch
 
     model = Model("m", 2, 32, 4, 2, 8, 64, CONFIG["vocab_size"])
-    weights = weights_of(model, "qwen2")
-    loadable = Loadable(Vllm(tp, (RANKS - TRAINERS) // tp))
+    weights = parameters_of(model, "qwen2")
+    loadable = LoadableSharding(VllmSharding(tp, (RANKS - TRAINERS) // tp))
     with Ranks(RANKS) as ranks:
         found = ranks.call(synced, tp, make)
     for worker, rank in enumerate(found[TRAINERS:]):

@@ -18,13 +18,13 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from ranks import CONTEXT, Ranks, World
 from small_gpt import HIDDEN, LENGTH, SAMPLES, gpt, losses, open_view, tokens, whole_name
 
-from verl_fuse.runtime.autograd import AutogradLane
+from verl_fuse.runtime.autograd import AutogradStage
 from verl_fuse.runtime.executor import Executor
-from verl_fuse.runtime.lane import TensorSpec
 from verl_fuse.runtime.lower import lower_schedule
+from verl_fuse.runtime.stage import TensorSpec
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 
 pytestmark = pytest.mark.integration
@@ -180,7 +180,7 @@ def test_groups_keep_their_order_on_torch_without_a_choice(ranks: Ranks):
     assert ranks.call(old_torch) == [[2, 0], [1, 1], [3, 2], [0, 3]]
 
 
-class GptLane(AutogradLane):
+class GptStage(AutogradStage):
     """A stage of a small GPT; its gradients are added up over its replicas at the end. Everything runs in its view."""
 
     def __init__(self, view: Any, model: torch.nn.Module, pipeline: int, count: int) -> None:
@@ -220,12 +220,12 @@ def train(world: World, schedules: dict[str, Schedule]) -> tuple[list[str], list
     gradients: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
     for name, schedule in schedules.items():
         models = {i: gpt(views[problem.pipelines[i].model], seed=i > 0) for i in links}
-        lanes = {
-            i: GptLane(views[p.model], models[i], i, p.microbatches)
+        stages = {
+            i: GptStage(views[p.model], models[i], i, p.microbatches)
             for i, p in enumerate(problem.pipelines)
             if i in links
         }
-        Executor(lower_schedule(schedule), world.rank, links, world.watch()).run(lanes)
+        Executor(lower_schedule(schedule), world.rank, links, world.watch()).run(stages)
         gradients[name] = {(i, n): w.grad for i, model in models.items() for n, w in model.named_parameters()}
     whole = {model: whole_gradients(problem, model) for model in views}
     one, other = gradients.values()
@@ -238,7 +238,7 @@ def train(world: World, schedules: dict[str, Schedule]) -> tuple[list[str], list
     return differing, distances
 
 
-def whole_gradients(problem: Problem, model: str) -> dict[str, torch.Tensor]:
+def whole_gradients(problem: ScheduleProblem, model: str) -> dict[str, torch.Tensor]:
     """Without pipelines: the whole model in this process, all micro-batches of all copies."""
     view = open_view("whole", False, 1, 1)
     whole = gpt(view, seed=model == "critic")
@@ -251,7 +251,7 @@ def whole_gradients(problem: Problem, model: str) -> dict[str, torch.Tensor]:
 
 def test_a_fused_program_of_megatron_models_is_bitwise_the_serial_one(ranks: Ranks):
     critics = (Pipeline("critic", (1, 0), 4, 2, 4, 2), Pipeline("critic", (3, 2), 4, 2, 4, 2))
-    problem = Problem(4, (Pipeline("actor", range(4), 8, 1, 2, 1), *critics))
+    problem = ScheduleProblem(4, (Pipeline("actor", range(4), 8, 1, 2, 1), *critics))
     schedules = {method: solve(problem, method, Budget(1.0)) for method in ("serial", "greedy")}
     assert schedules["greedy"].makespan < schedules["serial"].makespan
     found = ranks.call(train, schedules)

@@ -16,12 +16,12 @@ from loading_ranks import PRELOAD, RANKS
 from megatron_syncs import SYNCS, loaded, refused, write
 from small_engines import Ranks, cpu_server
 
-from verl_fuse.reshard.loadable import Loadable
-from verl_fuse.reshard.parameters import weights_of
+from verl_fuse.reshard.loadable import LoadableSharding
+from verl_fuse.reshard.parameters import parameters_of
 from verl_fuse.reshard.program import lower_bound, plan_transfer
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.reshard.text import sharding_from
-from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.reshard.vllm import VllmSharding
 from verl_fuse.spec.model import Model
 
 # How the engines of the cases are laid out.
@@ -48,11 +48,11 @@ def test_vllm_has_what_it_would_have_from_the_whole_checkpoint(name: str, tmp_pa
     assert {tuple(rank["different"]) for rank in found} == {()}
     assert all(rank["finite"] and rank["tensors"] > 10 for rank in found)
     assert {rank["versions"] for rank in found} == {(None, 5)}, "a version only when all of it is loaded"
-    source = Placed.at(sharding_from(LAYOUTS[name]))
-    target = Placed.at(Loadable(Vllm(sync.tp, RANKS // sync.tp)))
+    source = PlacedSharding.at(sharding_from(LAYOUTS[name]))
+    target = PlacedSharding.at(LoadableSharding(VllmSharding(sync.tp, RANKS // sync.tp)))
     options = sync.options
     sizes = (options["num_key_value_heads"], 8, 64, options["vocab_size"], options["tie_word_embeddings"])
-    weights = weights_of(Model("m", 2, 32, 4, *sizes), sync.family.lower())
+    weights = parameters_of(Model("m", 2, 32, 4, *sizes), sync.family.lower())
     program = plan_transfer(weights, source, target, nodes=[0] * RANKS, item_bytes=2)
     assert sum(rank["received"] for rank in found) == lower_bound(program)[0], "nothing is gathered"
 

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.plan.executable import STRATEGIES
-from verl_fuse.plan.make import Request, make
+from verl_fuse.plan.finished_plan import PlanRequest, make_plan
 from verl_fuse.plan.overrides import command_line, feature_overrides, workload_overrides
 from verl_fuse.spec.cluster import cluster_named
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model_names import model_named
 from verl_fuse.spec.workload import Workload
 
@@ -87,7 +87,11 @@ print("FOUND " + json.dumps(found))
 
 
 def workloads() -> dict[str, Workload]:
-    model, prompt, response = model_named("qwen2.5-7b"), Lengths.parse("fixed:512"), Lengths.parse("uniform:1-1024")
+    model, prompt, response = (
+        model_named("qwen2.5-7b"),
+        LengthDistribution.parse("fixed:512"),
+        LengthDistribution.parse("uniform:1-1024"),
+    )
     reward = model.as_value_model()
     return {
         "ppo": Workload("ppo", 256, 1, prompt, response, model, reward, model, minibatches=4),
@@ -110,7 +114,9 @@ def test_plans_compose_and_pass_verls_checks(tmp_path):
     plans, expected = {}, {}
     for name, strategy, *features in CASES:
         workload = workloads()[name]
-        plan = make(workload, Analytic(cluster_named("h100", 2)), Request((strategy,), tuple(features))).plan
+        plan = make_plan(
+            workload, AnalyticCost(cluster_named("h100", 2)), PlanRequest((strategy,), tuple(features))
+        ).plan
         case = " ".join((name, strategy, *features))
         file = tmp_path / f"{case}.json"
         plan.write(file)

@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from loading_ranks import CASES, PRELOAD, RANKS, loaded, refused
 from ranks import CONTEXT, Ranks
 
-from verl_fuse.reshard.fsdp import Fsdp
-from verl_fuse.reshard.loadable import Loadable
-from verl_fuse.reshard.parameters import weights_of
+from verl_fuse.reshard.fsdp import FsdpSharding
+from verl_fuse.reshard.loadable import LoadableSharding
+from verl_fuse.reshard.parameters import parameters_of
 from verl_fuse.reshard.program import lower_bound, plan_transfer
-from verl_fuse.reshard.sharding import Placed
-from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.reshard.sharding import PlacedSharding
+from verl_fuse.reshard.vllm import VllmSharding
 from verl_fuse.spec.model import Model
 
 pytestmark = pytest.mark.integration
@@ -49,13 +49,13 @@ def test_vllm_has_what_it_would_have_from_whole_parameters(ranks: Ranks, name: s
     assert all(rank["finite"] and rank["tensors"] > 10 for rank in found)
     assert {rank["versions"] for rank in found} == {(None, 5)}, "a version only when all of it is loaded"
     model = Model("m", 2, 32, 4, case.options["num_key_value_heads"], 8, 64, case.options["vocab_size"], case.tp == 2)
-    weights = weights_of(model, case.family.lower())
-    source = Fsdp(case.mesh[-1], RANKS // case.mesh[-1])
+    weights = parameters_of(model, case.family.lower())
+    source = FsdpSharding(case.mesh[-1], RANKS // case.mesh[-1])
     item = 2 if case.dtype == "bfloat16" else 4
     program = plan_transfer(
         weights,
-        Placed.at(source),
-        Placed.at(Loadable(Vllm(case.tp, RANKS // case.tp))),
+        PlacedSharding.at(source),
+        PlacedSharding.at(LoadableSharding(VllmSharding(case.tp, RANKS // case.tp))),
         nodes=[0] * RANKS,
         item_bytes=item,
     )

@@ -13,7 +13,7 @@ import typer
 from verl_fuse.cli.compare import AtLeast, Html, WarmUp, check_options, judge
 from verl_fuse.cli.output import Json, examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
-from verl_fuse.cli.run import Launch, execute, home_from, plan, say
+from verl_fuse.cli.run import PlannedRun, execute, home_from, plan, say
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
 
@@ -60,7 +60,7 @@ def ab(
     raise typer.Exit(judge(stock, fused, warm_up, as_json, html, wanted))
 
 
-def plan_both(recipe: Recipe, overrides: Sequence[str], home: Path) -> tuple[Launch, Launch]:
+def plan_both(recipe: Recipe, overrides: Sequence[str], home: Path) -> tuple[PlannedRun, PlannedRun]:
     """The stock run and the fused one, each in a folder of its own; overrides of `fuse` and of the trainer's mode go to the fused run alone.
 
     Both start from the beginning, whatever an earlier comparison left there. A FuseError has all that is wrong with either.
@@ -72,7 +72,7 @@ def plan_both(recipe: Recipe, overrides: Sequence[str], home: Path) -> tuple[Lau
 
     problems: list[str] = []
 
-    def planned(chosen: list[str], *, baseline: bool) -> Launch | None:
+    def planned(chosen: list[str], *, baseline: bool) -> PlannedRun | None:
         try:
             return plan(recipe, chosen, baseline=baseline, home=home)
         except FuseError as error:

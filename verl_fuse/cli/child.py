@@ -1,6 +1,6 @@
 """A child process in a process group of its own, with signals passed on and nothing left behind.
 
-Ray and vLLM start processes in sessions of their own. All inherit the variable MARK, so whatever of the run is still alive after
+Ray and vLLM start processes in sessions of their own. All inherit RUN_ID_VARIABLE, so whatever of the run is still alive after
 its driver has ended is found by it, through /proc.
 
 Invariants (tests/unit/recipes/test_child.py):
@@ -21,10 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-MARK = "VERL_FUSE_RUN_ID"
+RUN_ID_VARIABLE = "VERL_FUSE_RUN_ID"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds the processes of a run get to end by themselves, and after SIGTERM.
-GRACE = 10.0
+TERMINATE_SECONDS = 10.0
 # Seconds between two looks at the child.
 POLL = 0.2
 
@@ -59,7 +59,7 @@ def run(
     try:
         child = subprocess.Popen(
             command,
-            env={**environment, MARK: run_id},
+            env={**environment, RUN_ID_VARIABLE: run_id},
             process_group=0,
             stdout=output,
             stderr=output and subprocess.STDOUT,
@@ -99,7 +99,7 @@ def _ended(child: subprocess.Popen[bytes]) -> int | None:
 def end_processes(run_id: str, *, patient: bool = True) -> None:
     """Wait for the processes of the run, then end those that stay: SIGTERM, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL) if patient else (signal.SIGKILL,):
-        if _gone_within(run_id, GRACE if patient else 0.0):
+        if _gone_within(run_id, TERMINATE_SECONDS if patient else 0.0):
             return
         for pid in processes(run_id):
             print(f"verl-fuse: process {pid} outlived the run: {number.name}", file=sys.stderr, flush=True)
@@ -108,7 +108,7 @@ def end_processes(run_id: str, *, patient: bool = True) -> None:
 
 def processes(run_id: str) -> Iterator[int]:
     """Pids of this user's living processes that inherited the run's mark."""
-    mark = f"{MARK}={run_id}".encode()
+    mark = f"{RUN_ID_VARIABLE}={run_id}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0"):

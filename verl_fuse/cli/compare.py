@@ -16,7 +16,7 @@ from verl_fuse.cli.report import read_metrics
 from verl_fuse.compare.comparison import Comparison
 from verl_fuse.compare.comparison import compare as compared
 from verl_fuse.compare.page import page
-from verl_fuse.compare.run import Run
+from verl_fuse.compare.run import RunMetrics
 from verl_fuse.compare.verdict import at_least, notes, verdict
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import check_writable, save
@@ -25,7 +25,7 @@ from verl_fuse.timeline.files import located
 
 app = typer.Typer(add_completion=False)
 
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 # Keys in which two runs differ that are named in a note.
 NAMED = 6
 
@@ -88,18 +88,18 @@ def judge(base: Path, fused: Path, warm_up: int, as_json: bool, html: Path | Non
     return int(not met)
 
 
-def read_run(run_dir: Path) -> Run:
+def read_run(run_dir: Path) -> RunMetrics:
     """The metrics of a run folder; a FuseError says what is missing in one line."""
     run_dir, _ = located(run_dir)
     if not run_dir.is_dir():
         raise FuseError(f"{run_dir}: no such directory; needs the directory of a run (trainer.default_local_dir)")
-    path = run_dir / METRICS
+    path = run_dir / METRICS_FILE
     if not path.exists():
         raise FuseError(
-            f"{run_dir}: no {METRICS}; it is written by `verl-fuse run`, or by verl with trainer.logger=[console,file] and "
+            f"{run_dir}: no {METRICS_FILE}; it is written by `verl-fuse run`, or by verl with trainer.logger=[console,file] and "
             f"VERL_FILE_LOGGER_PATH={path}"
         )
-    return Run.of(str(run_dir), read_metrics(path), _samples_per_step(run_dir))
+    return RunMetrics.of(str(run_dir), read_metrics(path), _samples_per_step(run_dir))
 
 
 def as_dict(found: Comparison, remarks: list[str], wanted: float | None, met: bool) -> dict[str, Any]:

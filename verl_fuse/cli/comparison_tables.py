@@ -10,12 +10,12 @@ from rich.table import Table
 
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.tables import print_table
-from verl_fuse.compare.comparison import Comparison, Curve, Side
-from verl_fuse.compare.verdict import compared, shown, shown_difference, verdict
+from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
+from verl_fuse.compare.verdict import compared, difference_text, interval_text, verdict
 
 BARS = "▁▂▃▄▅▆▇█"
 # Columns of a curve; longer ones are averaged.
-LONGEST = 60
+SPARKLINE_WIDTH = 60
 
 
 def show(found: Comparison, remarks: Iterable[str], sentence: str | None, page: Path | None) -> None:
@@ -37,8 +37,8 @@ def show(found: Comparison, remarks: Iterable[str], sentence: str | None, page: 
 
 def _runs(found: Comparison) -> Table:
     table = Table("run", "base", "fused")
-    cells: dict[str, Callable[[Side], str]] = {
-        "seconds a step": lambda side: shown(side.seconds),
+    cells: dict[str, Callable[[ComparedRun], str]] = {
+        "seconds a step": lambda side: interval_text(side.seconds),
         "steps": lambda side: str(side.steps),
         "tokens trained": lambda side: _count(side.tokens),
         "samples trained": _samples,
@@ -55,7 +55,9 @@ def _stages(found: Comparison) -> Table:
     for column in ("base s", "fused s", "fused - base, s"):
         table.add_column(column, justify="right")
     for stage in (*found.stages, found.whole):
-        table.add_row(escape(stage.name), f"{stage.base:.3f}", f"{stage.fused:.3f}", shown(stage.difference, 3, "+"))
+        table.add_row(
+            escape(stage.name), f"{stage.base:.3f}", f"{stage.fused:.3f}", interval_text(stage.difference, 3, "+")
+        )
     return table
 
 
@@ -63,7 +65,7 @@ def _draw(curve: Curve) -> None:
     values = [*curve.base.values(), *curve.fused.values()]
     low, high = min(values), max(values)
     typer.echo(
-        f"{curve.name} ({curve.metric}), {low:.3g} to {high:.3g}; fused - base {shown_difference(curve.difference)}"
+        f"{curve.name} ({curve.metric}), {low:.3g} to {high:.3g}; fused - base {difference_text(curve.difference)}"
     )
     steps = sorted(curve.base.keys() | curve.fused.keys())
     for label, side in (("base ", curve.base), ("fused", curve.fused)):
@@ -72,7 +74,7 @@ def _draw(curve: Curve) -> None:
 
 def sparkline(points: Mapping[int, float], steps: list[int], low: float, high: float) -> str:
     """One character per step, or per few neighbouring steps; blank where there is no value."""
-    columns = np.array_split(np.array(steps), min(LONGEST, len(steps)))
+    columns = np.array_split(np.array(steps), min(SPARKLINE_WIDTH, len(steps)))
     line = ""
     for column in columns:
         values = [points[step] for step in column.tolist() if step in points]
@@ -88,7 +90,7 @@ def _count(value: float | None) -> str:
     return "not logged" if value is None else f"{value:,.0f}"
 
 
-def _samples(side: Side) -> str:
+def _samples(side: ComparedRun) -> str:
     if side.samples is None:
         return "not logged"
     return f"{side.samples:,.0f}" + (" asked for" if side.stock else "")

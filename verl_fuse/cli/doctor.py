@@ -12,11 +12,11 @@ from rich.text import Text
 from verl_fuse.cli import interrupt
 from verl_fuse.cli.findings import Finding, examine
 from verl_fuse.cli.output import Json, examples, print_json
-from verl_fuse.cli.progress import Progress
+from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.tables import print_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
+FINDING_STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
 
 
 @app.command(epilog=examples("verl-fuse doctor", "verl-fuse doctor --no-ray --json", "verl-fuse doctor --patches"))
@@ -35,7 +35,7 @@ def doctor(
     # What libraries print on import must not end up in the report.
     findings: list[Finding] = []
     interrupted = False
-    with contextlib.redirect_stdout(sys.stderr), Progress("examining this installation") as report:
+    with contextlib.redirect_stdout(sys.stderr), ProgressNotes("examining this installation") as report:
         try:
             findings.extend(examine(ray=ray, report=report))
         except KeyboardInterrupt:
@@ -52,7 +52,7 @@ def doctor(
 def _patches(as_json: bool) -> int:
     from verl_fuse.cli.patches import examine, table
 
-    with Progress("importing what the patches are for"):
+    with ProgressNotes("importing what the patches are for"):
         statuses = examine()
     if as_json:
         print_json({"patches": [dataclasses.asdict(status) for status in statuses]})
@@ -70,5 +70,5 @@ def table(findings: list[Finding]) -> Table:
         found = Text(finding.detail)
         if finding.fix:
             found.append(f"\nfix: {finding.fix}", style="bold")
-        report.add_row(Text(finding.state, style=STYLES[finding.state]), finding.check, found)
+        report.add_row(Text(finding.state, style=FINDING_STYLES[finding.state]), finding.check, found)
     return report

@@ -15,7 +15,7 @@ from verl_fuse.cli.composition import select
 from verl_fuse.cli.report import read_records
 
 # verl/utils/checkpoint/checkpoint_manager.py, find_latest_ckpt_path
-TRACKER, FOLDER = "latest_checkpointed_iteration.txt", "global_step_"
+CHECKPOINT_TRACKER, CHECKPOINT_PREFIX = "latest_checkpointed_iteration.txt", "global_step_"
 
 
 def move_away(file: Path) -> Path | None:
@@ -40,10 +40,10 @@ def put_back(kept: Path | None, file: Path) -> bool:
 def latest_checkpoint(run_dir: Path) -> int | None:
     """The step of the checkpoint that verl's resume_mode=auto goes on from; None if there is none."""
     try:
-        step = int((run_dir / TRACKER).read_text())
+        step = int((run_dir / CHECKPOINT_TRACKER).read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return step if (run_dir / f"{FOLDER}{step}").is_dir() else None
+    return step if (run_dir / f"{CHECKPOINT_PREFIX}{step}").is_dir() else None
 
 
 def resumed_step(config: DictConfig, run_dir: Path) -> int | None:
@@ -54,7 +54,7 @@ def resumed_step(config: DictConfig, run_dir: Path) -> int | None:
     if mode != "resume_path":
         return None
     folder = Path(str(select(config, "trainer.resume_from_path"))).absolute()
-    step = folder.name.removeprefix(FOLDER)
+    step = folder.name.removeprefix(CHECKPOINT_PREFIX)
     return int(step) if folder.parent == run_dir and step.isdigit() else None
 
 

@@ -22,7 +22,7 @@ from verl_fuse.host.start.compat.seams import host_seams, lines, plugin_seams
 from verl_fuse.host.start.compat.start import installed_verdicts
 from verl_fuse.host.upstream.versions import SUPPORTED, installed, problem
 
-State = Literal["ok", "warning", "fault"]
+FindingState = Literal["ok", "warning", "fault"]
 VERL_EXTRA = install("verl")
 REINSTALL = "reinstall verl-fuse in this environment: pip install --force-reinstall --no-deps verl-fuse"
 
@@ -32,7 +32,7 @@ class Finding:
     """One row of the report."""
 
     check: str
-    state: State
+    state: FindingState
     detail: str
     fix: str = ""
 
@@ -48,7 +48,7 @@ def versions() -> Iterator[Finding]:
     yield Finding("verl-fuse", "ok", f"{__version__}, hook API {HOOK_API}")
     for name, allowed in SUPPORTED.items():
         found = installed(name)
-        state: State = "ok" if problem(name, found) is None else "fault"
+        state: FindingState = "ok" if problem(name, found) is None else "fault"
         yield Finding(
             name, state, f"{found or 'not installed'} (supported: {allowed})", "" if state == "ok" else VERL_EXTRA
         )
@@ -218,14 +218,14 @@ def accelerator() -> Iterator[Finding]:
 
 
 Check = Callable[[], Iterator[Finding]]
-ALWAYS: tuple[Check, ...] = (versions, plugins_load, contracts)
+NEED_NOTHING: tuple[Check, ...] = (versions, plugins_load, contracts)
 NEED_VERL: tuple[Check, ...] = (driver, hydra_group, patches, accelerator)
 
 
 def examine(*, ray: bool, report: Callable[[str], None] = lambda text: None) -> Iterator[Finding]:
     """Run all checks, cheapest first; those that need verl or Ray are left out, with a row that says so, where these are missing. `report` is told
     what is being checked."""
-    for check in ALWAYS:
+    for check in NEED_NOTHING:
         report(f"checking {check.__name__}")
         yield from check()
     if not verl_is_usable():

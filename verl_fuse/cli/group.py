@@ -14,7 +14,7 @@ from verl_fuse.cli.output import examples
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import nearest
 
-HELP = {"help_option_names": ["-h", "--help"]}
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 # A group without markup is laid out by click, which fills paragraphs up unless they begin with this mark.
 EXAMPLES = "\b\n" + examples(
     "verl-fuse doctor                           is this installation sound?",
@@ -73,7 +73,7 @@ def build(subcommands: Mapping[str, tuple[str, str]]) -> typer.Typer:
         add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        context_settings=HELP,
+        context_settings=HELP_OPTIONS,
     )
     app.callback(epilog=EXAMPLES)(_root)
     return app

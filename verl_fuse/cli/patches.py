@@ -11,7 +11,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse_patches import registry
 from verl_fuse_patches.registry import PatchStatus
 
-STYLES = {"applied": "green", "refused": "bold red", "pending": "yellow"}
+PATCH_STYLES = {"applied": "green", "refused": "bold red", "pending": "yellow"}
 # A fresh process as verl would find it: its entry points install the patches if this platform asks for them.
 _PROGRAM = "import dataclasses, json, verl; from verl_fuse_patches.registry import settle; print(json.dumps([dataclasses.asdict(s) for s in settle()]))"
 
@@ -34,6 +34,6 @@ def table(statuses: list[PatchStatus]) -> Table:
         patch = registry.load(status.name)
         note = status.detail or f"until {patch.remove_when} ({patch.upstream})"
         report.add_row(
-            Text(status.state, style=STYLES.get(status.state, "")), patch.name, Text(f"{patch.target}\n{note}")
+            Text(status.state, style=PATCH_STYLES.get(status.state, "")), patch.name, Text(f"{patch.target}\n{note}")
         )
     return report

@@ -10,20 +10,19 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from verl_fuse.cli.cluster_argument import HELP, price_of, read_cluster
+from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of, read_cluster
 from verl_fuse.cli.output import Json, begun, examples, finite, print_json
-from verl_fuse.cli.progress import Progress
+from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.tables import print_table
-from verl_fuse.cost.analytic import Analytic
-from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
-from verl_fuse.plan.executable import STRATEGIES, Strategy
-from verl_fuse.plan.make import Made, Request, checked, make
+from verl_fuse.plan.finished_plan import PlanRequest, PlanResult, checked, make_plan
 from verl_fuse.plan.overrides import command_line, feature_overrides, path_overrides, workload_overrides
 from verl_fuse.plan.search import compile_kernels
 from verl_fuse.spec.files import check_writable
-from verl_fuse.spec.plan import FEATURES
+from verl_fuse.spec.plan import FEATURES, STRATEGIES, Strategy
 from verl_fuse.spec.units import GIB
 from verl_fuse.spec.workload import Workload
 
@@ -40,7 +39,7 @@ COMPILING = "preparing compiled kernels; the first time on a machine they are co
 def plan(
     context: typer.Context,
     workload_file: Annotated[Path, typer.Argument(metavar="WORKLOAD.yaml", help="The step to plan for.")],
-    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=HELP)],
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=CLUSTER_HELP)],
     strategy: Annotated[
         str | None, typer.Option(help="verl's training engine: " + " or ".join(STRATEGIES) + "; default: the faster.")
     ] = None,
@@ -89,18 +88,18 @@ def plan(
     strategies: tuple[Strategy, ...] = () if ideal else tuple(s for s in STRATEGIES if strategy in (None, s))
     workload = Workload.read(workload_file)
     machines = read_cluster(cluster)
-    cost = Profiled.of(ProfileTable.read(profile), machines) if profile else Analytic(machines)
+    cost = ProfiledCost.of(ProfileTable.read(profile), machines) if profile else AnalyticCost(machines)
     if out is not None:
         check_writable(out)
-    request = checked(workload, cost, Request(strategies, tuple(feature or ()), weight, time_limit))
-    with Progress(COMPILING) as report:
+    request = checked(workload, cost, PlanRequest(strategies, tuple(feature or ()), weight, time_limit))
+    with ProgressNotes(COMPILING) as report:
         compile_kernels()
         left = time_limit - (time.monotonic() - since)
-        made = make(workload, cost, dataclasses.replace(request, time_limit=max(left, 0.0)), report)
+        made = make_plan(workload, cost, dataclasses.replace(request, time_limit=max(left, 0.0)), report)
     if left <= 0:
         note = f"kernels were compiled for longer than --time-limit {time_limit:g}; the next plan on this machine finds them"
         print(f"verl-fuse: {note}", file=sys.stderr)
-    if made.found.stopped:
+    if made.search.stopped:
         print("verl-fuse: interrupted; this is the best plan so far", file=sys.stderr)
     if out is not None:
         made.plan.write(out)
@@ -115,7 +114,7 @@ def plan(
             typer.echo(f"plan: {out}")
 
 
-def all_overrides(workload: Workload, made: Made) -> dict[str, Any]:
+def all_overrides(workload: Workload, made: PlanResult) -> dict[str, Any]:
     """verl's keys for what is trained, where, and with which features; none for an ideal plan, which verl cannot run."""
     if made.plan.strategy is None:
         return {}
@@ -123,9 +122,9 @@ def all_overrides(workload: Workload, made: Made) -> dict[str, Any]:
     return {**trained, **made.plan.overrides, **feature_overrides(made.plan)}
 
 
-def as_data(made: Made, overrides: dict[str, Any], out: Path | None) -> dict[str, Any]:
+def as_data(made: PlanResult, overrides: dict[str, Any], out: Path | None) -> dict[str, Any]:
     """The keys of `--json`. `plan` is what `--out` writes; seconds and USD are per step; `bound_seconds` is null where nothing is proven."""
-    found, cluster = made.found, made.found.space.cluster
+    found, cluster = made.search, made.search.space.cluster
     return {
         "strategy": made.plan.strategy or "ideal",
         "device": cluster.device.name,
@@ -144,18 +143,18 @@ def as_data(made: Made, overrides: dict[str, Any], out: Path | None) -> dict[str
     }
 
 
-def _peaks(made: Made) -> list[float]:
+def _peaks(made: PlanResult) -> list[float]:
     """Bytes per device of each call."""
-    space = made.found.space
-    return [space.ways[space.way[option]].peak for option in made.found.choice]
+    space = made.search.space
+    return [space.configs[space.config[option]].peak for option in made.search.choice]
 
 
-def show(made: Made) -> None:
+def show(made: PlanResult) -> None:
     """The table, and the sentence under it."""
     table = Table("call", "devices", "layout", title_justify="left")
     for column in ("micro-batches", "offload", "seconds", "GiB per device"):
         table.add_column(column, justify="left" if column == "offload" else "right")
-    found = made.found
+    found = made.search
     for call, peak in zip(made.plan.calls, _peaks(made), strict=True):
         table.add_row(
             call.call,

@@ -10,10 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from verl_fuse.cli.output import Json, examples, print_json
-from verl_fuse.cli.progress import Progress
+from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.tables import print_table
 from verl_fuse.cost.floors import fit_floors
-from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, run_of
 from verl_fuse.cost.table import PARTS, MeasuredModel, ProfileTable
 from verl_fuse.errors import FuseError
@@ -56,9 +56,9 @@ def profile(
     runs = [read_run(path) for path in from_run or []]
     check_writable(out)
     measuring = _measuring(threads)
-    bench = measuring.Bench.on(device, precision)
+    bench = measuring.BenchSettings.on(device, precision)
     measured: list[MeasuredModel] = []
-    with Progress("measuring") as report:
+    with ProgressNotes("measuring") as report:
         for each in models:
             for degree in degrees:
                 report(f"measuring {each.name}, tp {degree} ({len(measured) + 1} of {len(models) * len(degrees)})")
@@ -81,7 +81,7 @@ def with_floors(table: ProfileTable, runs: list[RecordedRun]) -> ProfileTable:
     ranks = max(run.ranks for run in runs)
     # The links of the node are in the floors.
     cluster = Cluster(1, ranks, table.device, *(table.device.bandwidth,) * 3)
-    engine = fit_floors(runs, table.models[0].model, Profiled.of(table, cluster))
+    engine = fit_floors(runs, table.models[0].model, ProfiledCost.of(table, cluster))
     return ProfileTable(
         table.device, table.precision, table.threads, table.models, engine, tuple(run.name for run in runs)
     )

@@ -19,7 +19,7 @@ ON_TERMINAL, IN_LOG = 1.0, 10.0
 AGAIN = 10.0
 
 
-class Progress:
+class ProgressNotes:
     """Inside its block, call it with a text whenever the work changes."""
 
     def __init__(self, text: str) -> None:
@@ -31,7 +31,7 @@ class Progress:
     def __call__(self, text: str) -> None:
         self.text = text
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressNotes":
         self._thread.start()
         return self
 

@@ -14,11 +14,11 @@ from verl_fuse.compare.run import BESIDE, TIMING
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import read_text
 
-STEP = "step"
+STEP_STAGE = "step"
 # Of the plugin interstage, of every step of a run whose finished samples are streamed.
-HIDDEN = "fuse/overlap_seconds"
+OVERLAP_METRIC = "fuse/overlap_seconds"
 # Characters of a line that cannot be read that are shown.
-SHOWN = 40
+MOST_CHARACTERS_SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield int(record["step"]), dict(record["data"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise FuseError(
-                f'{path}, line {number}: not a metrics record, {{"step": 1, "data": {{...}}}}: {line[:SHOWN]!r}'
+                f'{path}, line {number}: not a metrics record, {{"step": 1, "data": {{...}}}}: {line[:MOST_CHARACTERS_SHOWN]!r}'
             ) from error
 
 
@@ -83,7 +83,7 @@ def validation_changes(records: list[tuple[int, Mapping[str, float]]]) -> list[C
 def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, list[StageTime]]:
     """(steps counted, mean seconds per stage, then what no stage accounts for, the step itself, and what is timed outside of it). The first step
     is left out where there are others: it warms everything up."""
-    steps = [values for _, values in records if f"{TIMING}{STEP}" in values]
+    steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
     counted = steps[1:] or steps
     sums: dict[str, float] = {}
     for values in counted:
@@ -93,18 +93,18 @@ def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, li
                 sums[key] = sums.get(key, 0.0) + value
     # Stages that not every step has (validation, checkpoints) count as zero in the others.
     means = {key.removeprefix(TIMING): total / len(counted) for key, total in sums.items()}
-    step = means.pop(STEP, None)
+    step = means.pop(STEP_STAGE, None)
     outside = {name: means.pop(name) for name in BESIDE if name in means}
     if step is not None:
-        means |= {"other": max(0.0, step - sum(means.values())), STEP: step}
+        means |= {"other": max(0.0, step - sum(means.values())), STEP_STAGE: step}
     return len(counted), [StageTime(name, seconds) for name, seconds in (means | outside).items()]
 
 
 def hidden_seconds(records: list[tuple[int, Mapping[str, float]]]) -> float:
     """Mean seconds a step of inference that ran while samples were still generated, over the steps `stage_times` counts."""
-    steps = [values for _, values in records if f"{TIMING}{STEP}" in values]
+    steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
     counted = steps[1:] or steps
-    return sum(values.get(HIDDEN, 0.0) for values in counted) / max(1, len(counted))
+    return sum(values.get(OVERLAP_METRIC, 0.0) for values in counted) / max(1, len(counted))
 
 
 def summary(records: list[tuple[int, Mapping[str, float]]]) -> Group:
@@ -141,7 +141,7 @@ def _table(title: str) -> Table:
 
 
 def _times(count: int, stages: list[StageTime]) -> Table:
-    whole = next((stage.seconds for stage in stages if stage.name == STEP), 0.0)
+    whole = next((stage.seconds for stage in stages if stage.name == STEP_STAGE), 0.0)
     times = _table(f"Step time, mean of {count} step{'s' * (count > 1)}")
     times.add_column("stage")
     for column in ("seconds", "share"):

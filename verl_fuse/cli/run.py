@@ -27,8 +27,8 @@ from verl_fuse.timeline.files import INDEX_PAGE
 
 app = typer.Typer(add_completion=False)
 
-HOME = "VERL_FUSE_HOME"
-METRICS = "VERL_FILE_LOGGER_PATH"
+HOME_VARIABLE = "VERL_FUSE_HOME"
+METRICS_PATH_VARIABLE = "VERL_FILE_LOGGER_PATH"
 # Everything the run prints.
 LOG = "run.log"
 # Lines of the log that are shown of a run that broke off.
@@ -40,7 +40,7 @@ TASKS = {"euclid": ("verl_fuse_cpu.task",), "euclid-4-layers": ("verl_fuse_cpu.t
 
 
 @dataclass(frozen=True)
-class Launch:
+class PlannedRun:
     """What will be run: the command that makes the task first (or None), the training command, and what they add to the environment.
 
     `resumed` is the step of `run_dir` that the run goes on after (None: from the start), `going_on` what a run must be given to go on where this one
@@ -59,7 +59,7 @@ class Launch:
 
     @property
     def metrics(self) -> Path:
-        return Path(self.environment[METRICS])
+        return Path(self.environment[METRICS_PATH_VARIABLE])
 
     @property
     def log(self) -> Path:
@@ -98,19 +98,23 @@ def say(line: str) -> None:
 
 def home_from(environment: Mapping[str, str]) -> Path:
     """Where runs and tasks are kept: $VERL_FUSE_HOME, or `runs` in the working directory."""
-    return Path(environment.get(HOME) or "runs").absolute()
+    return Path(environment.get(HOME_VARIABLE) or "runs").absolute()
 
 
-def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> Launch:
+def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> PlannedRun:
     """Everything about the run that can be known and refused before anything is started; a FuseError has all that is wrong."""
     name = f"{recipe.name}-baseline" if baseline else recipe.name
     chosen = [f"trainer.experiment_name={name}", *BASELINE, *overrides] if baseline else overrides
     # The recipes read it through oc.env.
-    os.environ[HOME] = str(home)
+    os.environ[HOME_VARIABLE] = str(home)
     config, problems = compose_what_fits(recipe, chosen)
     run_dir = Path(select_path(config, "trainer.default_local_dir")).absolute()
     # Unbuffered: a line is shown when it is printed, not when a buffer is full.
-    environment = {HOME: str(home), METRICS: str(run_dir / "metrics.jsonl"), "PYTHONUNBUFFERED": "1"}
+    environment = {
+        HOME_VARIABLE: str(home),
+        METRICS_PATH_VARIABLE: str(run_dir / "metrics.jsonl"),
+        "PYTHONUNBUFFERED": "1",
+    }
     if select(config, "trainer.device") == "cpu":
         from verl_fuse_cpu.environment import environment as cpu_environment
 
@@ -137,7 +141,7 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
     resumed = earlier.resumed_step(config, run_dir)
     auto = select(config, "trainer.resume_mode") == "auto"
     going_on = "the same command" if auto else "the same command with trainer.resume_mode=auto"
-    return Launch(
+    return PlannedRun(
         prepare,
         command,
         environment,
@@ -150,10 +154,10 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
     )
 
 
-def execute(launch: Launch, *, verbose: bool = False) -> int:
+def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
     """Make the task, check the data, train, print the summary; the exit code of what ended last."""
     # What the user has set wins, but the metrics must be where the summary looks for them.
-    environment = {**launch.environment, **os.environ, METRICS: launch.environment[METRICS]}
+    environment = {**launch.environment, **os.environ, METRICS_PATH_VARIABLE: launch.environment[METRICS_PATH_VARIABLE]}
     try:
         launch.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -208,7 +212,7 @@ def execute(launch: Launch, *, verbose: bool = False) -> int:
 
 
 @contextmanager
-def _output(launch: Launch, *, verbose: bool) -> Iterator[tuple[IO[bytes] | None, Callable[[], None]]]:
+def _output(launch: PlannedRun, *, verbose: bool) -> Iterator[tuple[IO[bytes] | None, Callable[[], None]]]:
     """Where what is run prints to, and what shows of it what matters; (None, nothing) to print to the screen itself."""
     if verbose:
         yield None, lambda: None
@@ -223,7 +227,7 @@ def _output(launch: Launch, *, verbose: bool) -> Iterator[tuple[IO[bytes] | None
             tail.close()
 
 
-def stopped(launch: Launch, by: signal.Signals, metrics: Path | None) -> str:
+def stopped(launch: PlannedRun, by: signal.Signals, metrics: Path | None) -> str:
     """How a run ended that was told to stop, and how to go on."""
     steps = [step for step, values in (read_metrics(metrics) if metrics else ()) if "timing_s/step" in values]
     done = f"after step {steps[-1]}" if steps else "before its first step was done"
@@ -235,7 +239,7 @@ def stopped(launch: Launch, by: signal.Signals, metrics: Path | None) -> str:
     return f"stopped by {by.name} {done}; {launch.going_on} goes on from the checkpoint of step {checkpoint}"
 
 
-def _why(launch: Launch, *, verbose: bool) -> str:
+def _why(launch: PlannedRun, *, verbose: bool) -> str:
     """The cause of a crash and what was printed last; with `verbose` it stands on the screen."""
     if verbose:
         return ""
@@ -249,10 +253,10 @@ def _written(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.exists() else None
 
 
-def as_shell(launch: Launch) -> Iterator[str]:
+def as_shell(launch: PlannedRun) -> Iterator[str]:
     """Lines to paste into a shell."""
     for name, value in launch.environment.items():
-        yield f"export {name}={shlex.quote(value if name == METRICS else os.environ.get(name, value))}"
+        yield f"export {name}={shlex.quote(value if name == METRICS_PATH_VARIABLE else os.environ.get(name, value))}"
     if launch.prepare is not None:
         yield shlex.join(launch.prepare)
     yield f"mkdir -p {shlex.quote(str(launch.run_dir))}"

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from verl_fuse.cli import interrupt
 from verl_fuse.cli.output import Json, begun, examples, finite, print_json
-from verl_fuse.cli.progress import Progress
+from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.schedule_from_model import from_model
 from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import FuseError
@@ -21,7 +21,7 @@ from verl_fuse.schedule.render.text import text_page
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.schedule.validate import validate
 from verl_fuse.spec.files import check_writable
-from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 from verl_fuse.spec.units import in_memory, in_time
 
@@ -52,7 +52,7 @@ TimeLimit = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random choice.")]
 Workers = Annotated[int, typer.Option(min=1, max=256, help="Solver threads.")]
-LEAST = 0.1
+LEAST_TIME_LIMIT = 0.1
 
 
 @app.command(name="solve", epilog=examples(SOLVE))
@@ -62,7 +62,7 @@ def solve_command(
     out: Annotated[
         Path | None, typer.Option(help="Where the schedule goes (JSON); without it only the summary is printed.")
     ] = None,
-    method: Annotated[str, typer.Option(help="One of: " + ", ".join(METHODS))] = METHODS[-1],
+    method: Annotated[str, typer.Option(help="One of: " + ", ".join(METHODS))] = "portfolio",
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
     workers: Workers = 2,
@@ -70,13 +70,13 @@ def solve_command(
         bool, typer.Option("--cache/--no-cache", help="Reuse a schedule proven optimal, or found with as much time.")
     ] = True,
     cache_folder: Annotated[
-        Path | None, typer.Option(help=f"Default: ${cache.ENVIRONMENT}, or the user's cache directory.")
+        Path | None, typer.Option(help=f"Default: ${cache.CACHE_VARIABLE}, or the user's cache directory.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Solve a problem; Ctrl-C returns the best schedule so far."""
     until = begun(context) + time_limit
-    problem = Problem.read(problem_file)
+    problem = ScheduleProblem.read(problem_file)
     if out is not None:
         check_writable(out)
     folder = cache_folder or cache.default_folder()
@@ -86,7 +86,7 @@ def solve_command(
     if cached is not None:
         schedule = cached
     else:
-        with Progress(f"{method}: {problem.ops} ops on {problem.ranks} ranks") as report:
+        with ProgressNotes(f"{method}: {problem.ops} ops on {problem.ranks} ranks") as report:
             schedule = solve(problem, method, Budget(_left(until), seed, workers, report))
     if out is not None:
         schedule.write(out)
@@ -135,8 +135,8 @@ def compare(
 ) -> None:
     """Run every method and print a table; methods share the time limit. Ctrl-C prints what was found so far."""
     until = begun(context) + time_limit
-    problem, found, interrupted = Problem.read(problem_file), [], False
-    with Progress(f"{problem.ops} ops on {problem.ranks} ranks") as report:
+    problem, found, interrupted = ScheduleProblem.read(problem_file), [], False
+    with ProgressNotes(f"{problem.ops} ops on {problem.ranks} ranks") as report:
         for left, method in zip(range(len(METHODS), 0, -1), METHODS, strict=True):
             report(method)
             budget = Budget(_left(until) / left, seed, workers, lambda text, method=method: report(f"{method}: {text}"))
@@ -154,7 +154,7 @@ def compare(
         raise typer.Exit(interrupt.CODE)
 
 
-def _comparison(problem: Problem, found: list[Schedule]) -> Table:
+def _comparison(problem: ScheduleProblem, found: list[Schedule]) -> Table:
     table = Table("method")
     for column in ("makespan", "bound", "bubbles", "peak memory", "memory bound", "seconds"):
         table.add_column(column, justify="right")
@@ -188,7 +188,7 @@ def as_data(schedule: Schedule) -> dict[str, Any]:
 
 def _left(until: float) -> float:
     """What is left of the time for the whole command; never nothing, so that every method returns a schedule."""
-    return max(LEAST, until - time.monotonic())
+    return max(LEAST_TIME_LIMIT, until - time.monotonic())
 
 
 def _settled(schedule: Schedule, time_limit: float) -> bool:

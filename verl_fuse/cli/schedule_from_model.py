@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from verl_fuse.cli.cluster_argument import HELP, read_cluster
+from verl_fuse.cli.cluster_argument import CLUSTER_HELP, read_cluster
 from verl_fuse.cli.output import Json, print_json
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
@@ -17,14 +17,14 @@ from verl_fuse.spec.length_files import lengths_from
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.model_names import model_from
 from verl_fuse.spec.plan import CallPlan
-from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.workload import Workload
 
 _MODEL = "Size name, or path of a config.json or its folder."
 
 
 def from_model(
-    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=HELP)],
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help=CLUSTER_HELP)],
     actor: Annotated[str, typer.Option(help=_MODEL)],
     critic: Annotated[str, typer.Option(help=_MODEL)],
     actor_layout: Annotated[str, typer.Option(help='Such as "tp8 pp4".')],
@@ -38,7 +38,7 @@ def from_model(
     as_json: Json = False,
 ) -> None:
     """Write the schedule problem of an actor and a critic; the critic's micro-batches are as large as the actor's."""
-    from verl_fuse.cost.analytic import Analytic  # numba takes a second to import
+    from verl_fuse.cost.analytic import AnalyticCost  # numba takes a second to import
 
     check_writable(out)
     workload = Workload(
@@ -50,7 +50,7 @@ def from_model(
         actor=model_from(actor),
         critic=model_from(critic).as_value_model(),
     )
-    cost = Analytic(read_cluster(cluster))
+    cost = AnalyticCost(read_cluster(cluster))
     layouts = Layout.parse(actor_layout), Layout.parse(critic_layout)
     first = _call("actor_train", workload.actor, layouts[0], microbatches, cost)
     count = max(1, microbatches * layouts[0].dp // layouts[1].dp)
@@ -63,9 +63,11 @@ def from_model(
         typer.echo(f"{problem.ops} ops on {problem.ranks} ranks: {out}")
 
 
-def problem_of(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, recompute: bool) -> Problem:
+def problem_of(
+    workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, recompute: bool
+) -> ScheduleProblem:
     """The problem, with what both models leave of a device's memory as its limit."""
-    from verl_fuse.simulate.options import Options
+    from verl_fuse.simulate.options import SimulationOptions
     from verl_fuse.simulate.pipeline import activation_room, fused_problem, unfusable
 
     if actor.layout.devices != critic.layout.devices:
@@ -75,7 +77,7 @@ def problem_of(workload: Workload, actor: CallPlan, critic: CallPlan, cost: Cost
     reason = unfusable(actor, critic)
     if reason:
         raise FuseError(reason)
-    options, device = Options(recompute=recompute), cost.cluster.device
+    options, device = SimulationOptions(recompute=recompute), cost.cluster.device
     problem = fused_problem(workload, actor, critic, cost, options)
     room, least = activation_room(workload, actor, critic, cost, options), problem.least_memory_limit
     if room < least:

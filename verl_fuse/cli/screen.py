@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-OURS = "verl-fuse: "
+from verl_fuse.host.names import LOG_PREFIX
+
 # Text of verl (trainer/main_ppo.py, trainer/ppo/v1/trainer_base.py) -> what begins once it is printed.
 PHASES = {
     "ray init kwargs": "Ray starts",
@@ -28,7 +29,7 @@ TOTAL = "Total training steps: "
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SOURCE = re.compile(r"^\((\S[^()]* pid=\d+[^()]*)\) ?")
-_LOGGED = re.compile(rf"^(WARNING|ERROR|CRITICAL):[^:]*:\d\d:\d\d,\d+:{OURS}(.*)$")
+_LOGGED = re.compile(rf"^(WARNING|ERROR|CRITICAL):[^:]*:\d\d:\d\d,\d+:{LOG_PREFIX}(.*)$")
 _STEP_DONE = re.compile(r"^step (\d+)/\d+ done")
 _STEP_UNDER_WAY = re.compile(r"^step \d+/\d+ at ")
 _VERL_STEP = re.compile(r"^step:(\d+) - .*\btiming_s/step:([0-9.eE+-]+)")
@@ -59,10 +60,10 @@ class Screen:
         return found
 
     def _chosen(self, text: str) -> str | None:
-        if text.startswith(OURS):
-            return self._own(text.removeprefix(OURS))
+        if text.startswith(LOG_PREFIX):
+            return self._own(text.removeprefix(LOG_PREFIX))
         if logged := _LOGGED.match(text):
-            return f"{OURS}{logged[1].lower()}: {logged[2]}"
+            return f"{LOG_PREFIX}{logged[1].lower()}: {logged[2]}"
         if step := _VERL_STEP.match(text):
             return self._stock_step(int(step[1]), float(step[2]))
         if TOTAL in text:
@@ -71,7 +72,7 @@ class Screen:
         for pattern, phase in self._phases.items():
             if pattern in text:
                 del self._phases[pattern]
-                return f"{OURS}{phase}"
+                return f"{LOG_PREFIX}{phase}"
         return None
 
     def _own(self, text: str) -> str | None:
@@ -81,7 +82,7 @@ class Screen:
             return None
         if done := _STEP_DONE.match(text):
             self._steps.add(int(done[1]))
-        return OURS + text
+        return LOG_PREFIX + text
 
     def _stock_step(self, step: int, seconds: float) -> str | None:
         if step in self._steps:
@@ -89,10 +90,10 @@ class Screen:
         self._steps.add(step)
         self._seconds.append(seconds)
         if self._total is None:
-            return f"{OURS}step {step} done in {seconds:.1f} s"
+            return f"{LOG_PREFIX}step {step} done in {seconds:.1f} s"
         left = statistics.median(self._seconds[-_RECENT_STEPS:]) * (self._total - step)
         eta = f"ETA {clock(left)}" if left > 0 else "last step"
-        return f"{OURS}step {step}/{self._total} done in {seconds:.1f} s, {eta}"
+        return f"{LOG_PREFIX}step {step}/{self._total} done in {seconds:.1f} s, {eta}"
 
 
 class Tail:
@@ -111,7 +112,9 @@ class Tail:
         for line in lines:
             shown = self._screen.shows(line.decode(errors="replace").rstrip("\r"))
             if shown is not None:
-                self._say(f"[{clock(time.monotonic() - self._begin):>6}] {shown}" if shown.startswith(OURS) else shown)
+                self._say(
+                    f"[{clock(time.monotonic() - self._begin):>6}] {shown}" if shown.startswith(LOG_PREFIX) else shown
+                )
 
     def close(self) -> None:
         self.read()

@@ -10,20 +10,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_fuse.cli import interrupt
-from verl_fuse.cli.cluster_argument import HELP, price_of, read_cluster
+from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of, read_cluster
 from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
-from verl_fuse.cli.progress import Progress
+from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.tables import print_table
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.model import CostModel
-from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.advice import Advice, advice_of_replay, advice_of_rows
-from verl_fuse.simulate.compare import Estimate, Row, simulate_each
-from verl_fuse.simulate.options import STRATEGIES, Options
+from verl_fuse.simulate.compare import Estimate, StrategyResult, simulate_each
+from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
 from verl_fuse.simulate.recorded import Replay, read_recorded, replay
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
@@ -41,22 +41,28 @@ EXAMPLES = examples(
 )
 # Intervals no longer become narrower long before.
 MOST_STEPS = 1000
-STEPS = 8
-OPTIONS = "Repeatable: " + ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(Options)) + "."
+SIMULATED_STEPS = 8
+OPTIONS = (
+    "Repeatable: " + ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(SimulationOptions)) + "."
+)
 
 
 @app.command(epilog=EXAMPLES)
 def simulate(
     workload_file: Annotated[Path | None, typer.Argument(metavar="WORKLOAD.yaml", help="The step.")] = None,
-    cluster: Annotated[str | None, typer.Argument(metavar="CLUSTER", help=HELP)] = None,
+    cluster: Annotated[str | None, typer.Argument(metavar="CLUSTER", help=CLUSTER_HELP)] = None,
     plan: Annotated[Path | None, typer.Option(help="A plan for the strategies realloc and all.")] = None,
     strategy: Annotated[
         list[str] | None,
-        typer.Option(help="One or more of " + ", ".join(STRATEGIES) + "; default: all, realloc only with --plan."),
+        typer.Option(
+            help="One or more of " + ", ".join(SIMULATED_STRATEGIES) + "; default: all, realloc only with --plan."
+        ),
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_STEPS, help=f"Steps to simulate, each with lengths of its own; default: {STEPS}."),
+        typer.Option(
+            min=1, max=MOST_STEPS, help=f"Steps to simulate, each with lengths of its own; default: {SIMULATED_STEPS}."
+        ),
     ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Folder for a timeline page of every strategy.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile written by `verl-fuse profile`.")] = None,
@@ -79,10 +85,10 @@ def simulate(
         raise FuseError("needs WORKLOAD.yaml and CLUSTER, or --from RUN_DIR")
     if timeline is not None:
         check_folder(timeline)
-    seeds = seeds or STEPS
+    seeds = seeds or SIMULATED_STEPS
     workload, machines = Workload.read(workload_file), read_cluster(cluster)
     given, rows, interrupted = Plan.read(plan) if plan else None, [], False
-    with Progress(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
+    with ProgressNotes(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
         each = simulate_each(workload, cost_model(machines, profile), strategy, seeds, given, options, report)
         try:
             for row in each:
@@ -103,7 +109,7 @@ def simulate(
         raise typer.Exit(interrupt.CODE)
 
 
-def read_options(settings: list[str]) -> Options:
+def read_options(settings: list[str]) -> SimulationOptions:
     """From KEY=VALUE pairs, values as YAML."""
     data = {}
     for setting in settings:
@@ -114,15 +120,15 @@ def read_options(settings: list[str]) -> Options:
             data[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise FuseError(f"--set {setting!r}: the value is not YAML") from error
-    return read_block(Options, data, "options")
+    return read_block(SimulationOptions, data, "options")
 
 
 def cost_model(cluster: Cluster, profile: Path | None) -> CostModel:
     """Analytic, or measured where a profile has numbers."""
-    return Analytic(cluster) if profile is None else Profiled.of(ProfileTable.read(profile), cluster)
+    return AnalyticCost(cluster) if profile is None else ProfiledCost.of(ProfileTable.read(profile), cluster)
 
 
-def show(rows: list[Row], workload: Workload, cluster: Cluster, seeds: int) -> None:
+def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds: int) -> None:
     """The table, and what the features decided."""
     title = (
         f"{workload.algorithm} of {workload.actor.name}, {workload.sequences} samples, on {cluster.devices} x {cluster.device.name}; "
@@ -163,7 +169,7 @@ def _interval(value: Estimate, digits: int) -> str:
 
 
 def as_data(
-    rows: list[Row], workload: Workload, cluster: Cluster, seeds: int, pages: list[Path | None]
+    rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds: int, pages: list[Path | None]
 ) -> dict[str, Any]:
     """The keys of `--json`: times in seconds, costs in USD, both per step."""
     strategies = [
@@ -200,7 +206,7 @@ def as_data(
     }
 
 
-def write_timelines(folder: Path, rows: list[Row]) -> list[Path | None]:
+def write_timelines(folder: Path, rows: list[StrategyResult]) -> list[Path | None]:
     """One run folder per strategy, as a recorded run has; returns their pages."""
     pages = []
     for row in rows:
@@ -213,7 +219,7 @@ def write_timelines(folder: Path, rows: list[Row]) -> list[Path | None]:
     return pages
 
 
-def show_replay(run: Path, options: Options, as_json: bool) -> None:
+def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
     """The savings table of a recorded run."""
     name, result, options = replayed(located(run)[0], options)
     if as_json:
@@ -231,7 +237,7 @@ def show_replay(run: Path, options: Options, as_json: bool) -> None:
     show_advice(advice_of_replay(result))
 
 
-def replayed(run_dir: Path, options: Options) -> tuple[str, Replay, Options]:
+def replayed(run_dir: Path, options: SimulationOptions) -> tuple[str, Replay, SimulationOptions]:
     """The name of a recorded run, its steps replayed, and the options with what the run's configuration says; the first step, which warms up, is
     left out where there are others."""
     numbers = recorded_steps(run_dir)
@@ -239,7 +245,7 @@ def replayed(run_dir: Path, options: Options) -> tuple[str, Replay, Options]:
     if options.dedicated is None and config is not None and select(config, "trainer.device") == "cpu":
         # All processes share the cores.
         options = dataclasses.replace(options, dedicated=False)
-    with Progress(f"reading {len(numbers)} recorded steps") as report:
+    with ProgressNotes(f"reading {len(numbers)} recorded steps") as report:
         timelines = list(readable_steps(run_dir, numbers[1:] or numbers))
         report(f"replaying {len(timelines)} recorded steps")
         return timelines[-1].run, replay([read_recorded(timeline) for timeline in timelines], options), options

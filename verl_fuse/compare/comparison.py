@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from verl_fuse.compare.intervals import Interval, difference, mean, ratio
-from verl_fuse.compare.run import OTHER, STEP, TIMING, Run
+from verl_fuse.compare.run import OTHER, STEP_METRIC, TIMING, RunMetrics
 from verl_fuse.errors import FuseError
 
 # Metrics drawn over each other: what they are, and verl's names, of which the first that both runs logged counts.
@@ -20,11 +20,11 @@ CURVES: dict[str, tuple[str, ...]] = {
     "response tokens": ("response_length/mean",),
 }
 # The curve that the verdict speaks of.
-REWARD = "reward"
+REWARD_CURVE = "reward"
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedRun:
     """One of the two runs: steps with a time, seconds per compared step, what was trained on, and how often verl-fuse fell back to stock behaviour
     (None: not logged)."""
 
@@ -39,7 +39,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageDifference:
     """Mean seconds of a stage in the compared steps, and by how much the second run's are more."""
 
     name: str
@@ -63,13 +63,13 @@ class Curve:
 class Comparison:
     """`ratio` is the second run's seconds per step over the baseline's; `steps` are those whose times are compared; `stages` add up to `whole`."""
 
-    base: Side
-    fused: Side
+    base: ComparedRun
+    fused: ComparedRun
     warm_up: int
     steps: tuple[int, ...]
     ratio: Interval
-    stages: tuple[Stage, ...]
-    whole: Stage
+    stages: tuple[StageDifference, ...]
+    whole: StageDifference
     curves: tuple[Curve, ...]
 
     @property
@@ -84,7 +84,7 @@ class Comparison:
         return next((curve for curve in self.curves if curve.name == name), None)
 
 
-def compare(base: Run, fused: Run, warm_up: int = 1) -> Comparison:
+def compare(base: RunMetrics, fused: RunMetrics, warm_up: int = 1) -> Comparison:
     """Everything that can be said of two runs; a FuseError if they have no step in common after warm-up."""
     steps = common_steps(base, fused, warm_up)
     seconds = [[run.seconds(step) for step in steps] for run in (base, fused)]
@@ -95,12 +95,12 @@ def compare(base: Run, fused: Run, warm_up: int = 1) -> Comparison:
         steps=tuple(steps),
         ratio=ratio(*seconds),
         stages=tuple(_stages(base, fused, steps)),
-        whole=_stage(STEP.removeprefix(TIMING), *seconds),
+        whole=_stage(STEP_METRIC.removeprefix(TIMING), *seconds),
         curves=tuple(_curves(base, fused)),
     )
 
 
-def common_steps(base: Run, fused: Run, warm_up: int) -> list[int]:
+def common_steps(base: RunMetrics, fused: RunMetrics, warm_up: int) -> list[int]:
     """Steps whose times are compared."""
     for run in (base, fused):
         if len(run.timed) <= warm_up:
@@ -118,8 +118,8 @@ def common_steps(base: Run, fused: Run, warm_up: int) -> list[int]:
     return found
 
 
-def _side(run: Run, steps: Sequence[int]) -> Side:
-    return Side(
+def _side(run: RunMetrics, steps: Sequence[int]) -> ComparedRun:
+    return ComparedRun(
         name=run.name,
         stock=run.stock,
         steps=len(run.timed),
@@ -131,7 +131,7 @@ def _side(run: Run, steps: Sequence[int]) -> Side:
     )
 
 
-def _stages(base: Run, fused: Run, steps: Sequence[int]) -> Iterator[Stage]:
+def _stages(base: RunMetrics, fused: RunMetrics, steps: Sequence[int]) -> Iterator[StageDifference]:
     """In the order of the baseline, then all else; a stage that a step does not have took it 0 s."""
     rows = [[run.stages(step) for step in steps] for run in (base, fused)]
     names = dict.fromkeys(name for side in rows for row in side for name in row if name != OTHER)
@@ -140,11 +140,11 @@ def _stages(base: Run, fused: Run, steps: Sequence[int]) -> Iterator[Stage]:
         yield _stage(name, one, other)
 
 
-def _stage(name: str, base: Sequence[float], fused: Sequence[float]) -> Stage:
-    return Stage(name, mean(base).value, mean(fused).value, difference(base, fused))
+def _stage(name: str, base: Sequence[float], fused: Sequence[float]) -> StageDifference:
+    return StageDifference(name, mean(base).value, mean(fused).value, difference(base, fused))
 
 
-def _curves(base: Run, fused: Run) -> Iterator[Curve]:
+def _curves(base: RunMetrics, fused: RunMetrics) -> Iterator[Curve]:
     for name, metrics in CURVES.items():
         yield from (_curve(base, fused, name, metric) for metric in _first_common(base, fused, metrics))
     logged = {key for run in (base, fused) for values in run.steps.values() for key in values}
@@ -156,11 +156,11 @@ def _curves(base: Run, fused: Run) -> Iterator[Curve]:
             yield _curve(base, fused, metric.partition("/")[2], metric)
 
 
-def _first_common(base: Run, fused: Run, metrics: Sequence[str]) -> list[str]:
+def _first_common(base: RunMetrics, fused: RunMetrics, metrics: Sequence[str]) -> list[str]:
     return [metric for metric in metrics if base.metric(metric).keys() & fused.metric(metric).keys()][:1]
 
 
-def _curve(base: Run, fused: Run, name: str, metric: str) -> Curve:
+def _curve(base: RunMetrics, fused: RunMetrics, name: str, metric: str) -> Curve:
     one, other = base.metric(metric), fused.metric(metric)
     both = sorted(one.keys() & other.keys())
     return Curve(name, metric, one, other, difference([one[s] for s in both], [other[s] for s in both]))

@@ -61,7 +61,7 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 
 @cache
-def student(degrees: int) -> float:
+def student_t(degrees: int) -> float:
     """Student's t that `LEVEL` of all values are within, either side of zero.
 
     With t = sqrt(degrees) tan(u), u is distributed as cos(u) ** (degrees - 1).
@@ -72,7 +72,7 @@ def student(degrees: int) -> float:
     return math.sqrt(degrees) * math.tan(np.interp(LEVEL, below / below[-1], angles))
 
 
-def alike(deviations: ArrayLike) -> float:
+def autocorrelation(deviations: ArrayLike) -> float:
     """Correlation of neighbouring steps, 0 to 0.9; the estimate from n steps is too low by about 1 / n (Kendall 1954), which is added."""
     series = np.asarray(deviations, np.float64)
     total = float((series**2).sum())
@@ -88,8 +88,8 @@ def _half_width(deviations: NDArray[np.float64]) -> float | None:
     if count < 2:
         return None
     error = math.sqrt(float((deviations**2).sum()) / (count - 1) / count)
-    correlation = alike(deviations)
-    return student(count - 1) * error * math.sqrt((1 + correlation) / (1 - correlation))
+    correlation = autocorrelation(deviations)
+    return student_t(count - 1) * error * math.sqrt((1 + correlation) / (1 - correlation))
 
 
 def _around(value: float, half: float | None) -> Interval:

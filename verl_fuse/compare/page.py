@@ -7,12 +7,12 @@ Invariants (tests/unit/compare/test_compare_page.py):
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from verl_fuse.compare.comparison import Comparison, Curve, Side
-from verl_fuse.compare.verdict import compared, shown, shown_difference, verdict
+from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
+from verl_fuse.compare.verdict import compared, difference_text, interval_text, verdict
 from verl_fuse.timeline.html import STAGE_WORK, fill, percent, seconds, style, text, work_of
 
 # Of a curve's drawing, in its own units: whole, and what is left for the numbers at its axes.
-WIDE, HIGH, LEFT, BOTTOM, TOP = 560, 180, 70, 20, 8
+CHART_WIDTH, CHART_HEIGHT, CHART_LEFT, CHART_BOTTOM, CHART_TOP = 560, 180, 70, 20, 8
 
 
 def page(found: Comparison, remarks: Iterable[str]) -> str:
@@ -38,7 +38,7 @@ def page(found: Comparison, remarks: Iterable[str]) -> str:
             "bars": _bar("base", found, longest) + _bar("fused", found, longest),
             "stages": "".join(
                 f"<tr><th>{text(stage.name)}</th><td>{stage.base:.3f} s</td><td>{stage.fused:.3f} s</td>"
-                f"<td>{shown(stage.difference, 3, '+')} s</td></tr>"
+                f"<td>{interval_text(stage.difference, 3, '+')} s</td></tr>"
                 for stage in (*found.stages, found.whole)
             ),
             "runs": _runs(found.base, found.fused),
@@ -53,9 +53,9 @@ def _sentence(words: str) -> str:
 
 def _cards(found: Comparison) -> str:
     cards = [
-        ("Speed-up", shown(found.speedup), "base seconds over fused seconds"),
-        ("Fused step", shown(found.fused.seconds), "seconds"),
-        ("Base step", shown(found.base.seconds), "seconds"),
+        ("Speed-up", interval_text(found.speedup), "base seconds over fused seconds"),
+        ("Fused step", interval_text(found.fused.seconds), "seconds"),
+        ("Base step", interval_text(found.base.seconds), "seconds"),
         ("Fallbacks", _count(found.fused.fallbacks), "times a policy failed and the step went on as stock"),
     ]
     return "".join(
@@ -75,7 +75,7 @@ def _bar(which: str, found: Comparison, longest: float) -> str:
     return f'<tr><th>{which}</th><td>{mean}</td><td class="wide" style="width:80%"><div class="stack">{parts}</div></td></tr>'
 
 
-def _runs(base: Side, fused: Side) -> str:
+def _runs(base: ComparedRun, fused: ComparedRun) -> str:
     rows = [
         ("steps", base.steps, fused.steps),
         ("tokens trained", _count(base.tokens), _count(fused.tokens)),
@@ -89,7 +89,7 @@ def _runs(base: Side, fused: Side) -> str:
 def _section(curve: Curve) -> str:
     return (
         f"<section><h2>{text(curve.name)}</h2>"
-        f'<span class="hint">{text(curve.metric)}; fused − base {shown_difference(curve.difference)}; grey: base, blue: fused</span>'
+        f'<span class="hint">{text(curve.metric)}; fused − base {difference_text(curve.difference)}; grey: base, blue: fused</span>'
         f"{_drawing(curve)}</section>"
     )
 
@@ -102,20 +102,22 @@ def _drawing(curve: Curve) -> str:
     def at(step: int, value: float) -> tuple[float, float]:
         across = (step - first) / (last - first) if last > first else 0.5
         up = (value - low) / (high - low) if high > low else 0.5
-        return LEFT + across * (WIDE - LEFT - 8), HIGH - BOTTOM - up * (HIGH - BOTTOM - TOP)
+        return CHART_LEFT + across * (CHART_WIDTH - CHART_LEFT - 8), CHART_HEIGHT - CHART_BOTTOM - up * (
+            CHART_HEIGHT - CHART_BOTTOM - CHART_TOP
+        )
 
     axes = "".join(
-        f'<line x1="{LEFT}" x2="{WIDE}" y1="{y:.1f}" y2="{y:.1f}"/><text x="{LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+        f'<line x1="{CHART_LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/><text x="{CHART_LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
         for value, y in ((value, at(first, value)[1]) for value in dict.fromkeys((low, high)))
     ) + "".join(
-        f'<text x="{at(step, low)[0]:.1f}" y="{HIGH - 4}" text-anchor="middle">{step}</text>'
+        f'<text x="{at(step, low)[0]:.1f}" y="{CHART_HEIGHT - 4}" text-anchor="middle">{step}</text>'
         for step in dict.fromkeys((first, last))
     )
     lines = "".join(
         _line(points, [at(step, value) for step, value in points.items()], name)
         for name, points in (("base", curve.base), ("fused", curve.fused))
     )
-    return f'<svg class="curve" viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{text(curve.name)} by step">{axes}{lines}</svg>'
+    return f'<svg class="curve" viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{text(curve.name)} by step">{axes}{lines}</svg>'
 
 
 def _line(points: Mapping[int, float], places: Sequence[tuple[float, float]], name: str) -> str:

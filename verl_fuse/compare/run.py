@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 TIMING = "timing_s/"
-STEP = "timing_s/step"
+STEP_METRIC = "timing_s/step"
 # Timed by verl beside the step, not within it (verl/trainer/ppo/v1/trainer_base.py).
 BESIDE = ("testing",)
 OTHER = "other"
 # What verl-fuse logs begins with this; stock verl logs nothing of the kind.
-OURS = "fuse/"
+METRIC_PREFIX = "fuse/"
 # No metric of a run is larger; the square of a larger number has no place in a float.
-LARGEST = 1e100
+LARGEST_METRIC = 1e100
 
 
 @dataclass(frozen=True)
-class Run:
+class RunMetrics:
     """A run's label, its metrics by step, in order, and the number of samples that a step asks for (None: not known)."""
 
     name: str
@@ -31,34 +31,34 @@ class Run:
     @classmethod
     def of(
         cls, name: str, records: Iterable[tuple[int, Mapping[str, float]]], samples_per_step: int | None = None
-    ) -> "Run":
+    ) -> "RunMetrics":
         """From (step, metrics) in the order written; of a metric that was written again for a step, the last value counts.
 
         A step may have several records: a run that goes on begins with a validation of the step it goes on after.
         """
         found: dict[int, dict[str, float]] = {}
         for step, values in records:
-            known = {key: value for key, value in values.items() if abs(value) <= LARGEST}
+            known = {key: value for key, value in values.items() if abs(value) <= LARGEST_METRIC}
             found[step] = found.get(step, {}) | known
         return cls(name, dict(sorted(found.items())), samples_per_step)
 
     @property
     def timed(self) -> list[int]:
         """Steps that took time: a record of a validation alone has none."""
-        return [step for step, values in self.steps.items() if values.get(STEP, 0.0) > 0]
+        return [step for step, values in self.steps.items() if values.get(STEP_METRIC, 0.0) > 0]
 
     @property
     def stock(self) -> bool:
         """Whether verl-fuse logged nothing."""
-        return not any(key.startswith(OURS) for values in self.steps.values() for key in values)
+        return not any(key.startswith(METRIC_PREFIX) for values in self.steps.values() for key in values)
 
     def seconds(self, step: int) -> float:
-        return self.steps[step][STEP]
+        return self.steps[step][STEP_METRIC]
 
     def stages(self, step: int) -> dict[str, float]:
         """Seconds of each stage that verl times within the step, and of all else ("other": weight sync, balancing)."""
         timed = {key.removeprefix(TIMING): value for key, value in self.steps[step].items() if key.startswith(TIMING)}
-        del timed[STEP.removeprefix(TIMING)]
+        del timed[STEP_METRIC.removeprefix(TIMING)]
         # "agent_loop/slowest/..." and the like are no stages but statistics of requests.
         found = {name: value for name, value in timed.items() if name not in BESIDE and "/" not in name}
         return {**found, OTHER: self.seconds(step) - sum(found.values())}

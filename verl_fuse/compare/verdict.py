@@ -8,20 +8,20 @@ Invariants (tests/unit/compare/test_verdict.py):
 import math
 from collections.abc import Iterator
 
-from verl_fuse.compare.comparison import REWARD, Comparison
+from verl_fuse.compare.comparison import REWARD_CURVE, Comparison
 from verl_fuse.compare.intervals import Interval
 
 # Half the width of an interval, as a share of the step, above which a note says how many steps would narrow it.
-WIDE = 0.05
+WIDE_INTERVAL = 0.05
 
 
 def verdict(found: Comparison) -> str:
     """One sentence on step time and rewards."""
-    value, _, bounds = shown(found.ratio).partition(" ")
+    value, _, bounds = interval_text(found.ratio).partition(" ")
     taken = f"fused steps take {value} of {_baseline(found)} {bounds}".rstrip()
     if found.ratio.low is None:
         return f"one step says nothing of noise: {taken} in step {found.steps[0]}, the only one that can be compared"
-    rewards = found.curve(REWARD)
+    rewards = found.curve(REWARD_CURVE)
     difference = None if rewards is None or rewards.difference.low is None else rewards.difference
     if difference is not None and found.ratio.holds(1.0) and difference.holds(0.0):
         return f"nothing differs beyond noise: {taken}; rewards within noise"
@@ -30,7 +30,7 @@ def verdict(found: Comparison) -> str:
         return f"{time}; no rewards to compare"
     if difference.holds(0.0):
         return f"{time}; rewards within noise"
-    return f"{time}; rewards differ by {shown_difference(difference)}"
+    return f"{time}; rewards differ by {difference_text(difference)}"
 
 
 def at_least(found: Comparison, wanted: float) -> tuple[bool, str]:
@@ -59,9 +59,9 @@ def notes(found: Comparison) -> Iterator[str]:
         yield f"{fused.samples_missing:g} samples were asked for and not trained on in {fused.name}."
     if (high := found.ratio.high) is not None and found.ratio.holds(1.0):
         half = math.log(high / found.ratio.value)
-        if half > WIDE:
-            needed = math.ceil(len(found.steps) * (half / WIDE) ** 2)
-            yield f"A difference below {math.expm1(half):.0%} would not be seen; about {needed} steps would show one of {WIDE:.0%}."
+        if half > WIDE_INTERVAL:
+            needed = math.ceil(len(found.steps) * (half / WIDE_INTERVAL) ** 2)
+            yield f"A difference below {math.expm1(half):.0%} would not be seen; about {needed} steps would show one of {WIDE_INTERVAL:.0%}."
 
 
 def compared(found: Comparison) -> str:
@@ -74,7 +74,7 @@ def compared(found: Comparison) -> str:
     return f"times of {which}; {of_each} left out (--warm-up {left_out})"
 
 
-def shown(interval: Interval, digits: int = 2, form: str = "") -> str:
+def interval_text(interval: Interval, digits: int = 2, form: str = "") -> str:
     """Value and bounds, as "0.74 [0.70, 0.79]"."""
     value, *bounds = (
         f"{number:{form}.{digits}f}" for number in (interval.value, interval.low, interval.high) if number is not None
@@ -82,11 +82,11 @@ def shown(interval: Interval, digits: int = 2, form: str = "") -> str:
     return f"{value} [{', '.join(bounds)}]" if bounds else value
 
 
-def shown_difference(interval: Interval) -> str:
-    """As `shown`, with signs, and as many digits as tell the bounds apart: "+0.013 [-0.003, +0.028]"."""
+def difference_text(interval: Interval) -> str:
+    """As `interval_text`, with signs, and as many digits as tell the bounds apart: "+0.013 [-0.003, +0.028]"."""
     spread = interval.high - interval.low if interval.low is not None and interval.high is not None else 0.0
     size = spread or abs(interval.value)
-    return shown(interval, 3 if size == 0 else min(max(0, 1 - math.floor(math.log10(size))), 12), "+")
+    return interval_text(interval, 3 if size == 0 else min(max(0, 1 - math.floor(math.log10(size))), 12), "+")
 
 
 def _baseline(found: Comparison) -> str:

@@ -12,9 +12,9 @@ from functools import cached_property
 import numpy as np
 
 from verl_fuse.cost import shard
-from verl_fuse.cost.calibration import GRAPHS, Efficiency, Engine, efficiency_of
-from verl_fuse.cost.collectives import Group, Network
-from verl_fuse.cost.memory import Request, Sharding, memory
+from verl_fuse.cost.calibration import GRAPHS, Efficiency, EngineFloors, efficiency_of
+from verl_fuse.cost.collectives import DeviceGroup, Network
+from verl_fuse.cost.memory import MemoryRequest, StateSharding, memory
 from verl_fuse.cost.model import Batch, Memory, Numbers, Placement
 from verl_fuse.cost.transfer import transfer_seconds
 from verl_fuse.spec.cluster import Cluster, Mesh
@@ -29,12 +29,12 @@ BACKWARD_ELEMENTWISE = 2.0
 
 
 @dataclass(frozen=True)
-class Analytic:
+class AnalyticCost:
     """The cost model of a cluster whose calls run on `engine`. `sharding` "full" is FSDP: weights are gathered for every micro-batch."""
 
     cluster: Cluster
-    engine: Engine = GRAPHS
-    sharding: Sharding = "optimizer"
+    engine: EngineFloors = GRAPHS
+    sharding: StateSharding = "optimizer"
 
     @cached_property
     def efficiency(self) -> Efficiency:
@@ -140,7 +140,7 @@ class Analytic:
         recompute: bool = True,
         offload: bool = False,
     ) -> Memory:
-        request = Request(kind, microbatch or Batch(0, 0, 0), microbatches, kv_tokens, recompute, offload)
+        request = MemoryRequest(kind, microbatch or Batch(0, 0, 0), microbatches, kv_tokens, recompute, offload)
         return memory(model, layout, request, self.sharding, self.cluster.device)
 
     def kv_capacity(self, model: Model, layout: Layout, free: float) -> int:
@@ -192,12 +192,12 @@ class Analytic:
     def embedding(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
         """Seconds of looking tokens up in a vocabulary that is shared out over tensor ranks."""
         size = shard.BYTES * tokens * model.hidden / layout.cp
-        return 2 * size / self._bandwidth + self.network.reduce(Group(layout.tp, 1), size)
+        return 2 * size / self._bandwidth + self.network.reduce(DeviceGroup(layout.tp, 1), size)
 
     @staticmethod
-    def _copies(layout: Layout) -> Group:
+    def _copies(layout: Layout) -> DeviceGroup:
         """The ranks that hold the same weights and see other tokens."""
-        return Group(layout.dp * layout.cp, layout.tp)
+        return DeviceGroup(layout.dp * layout.cp, layout.tp)
 
     @property
     def _bandwidth(self) -> float:
@@ -205,14 +205,14 @@ class Analytic:
 
     def _block_collectives(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
         network, local = self.network, tokens / layout.cp
-        seconds = 2 * network.reduce(Group(layout.tp, 1), shard.BYTES * local * model.hidden)
+        seconds = 2 * network.reduce(DeviceGroup(layout.tp, 1), shard.BYTES * local * model.hidden)
         if layout.cp > 1:
             # Keys and values of the whole sequence pass every rank.
             size = shard.BYTES * tokens * 2 * model.kv_heads * model.head_dim / layout.tp
-            seconds = seconds + network.gather(Group(layout.cp, layout.tp), size)
+            seconds = seconds + network.gather(DeviceGroup(layout.cp, layout.tp), size)
         if layout.ep > 1:
             size = shard.BYTES * local * model.experts_per_token * model.hidden
-            seconds = seconds + 2 * network.exchange(Group(layout.ep, layout.tp), size)
+            seconds = seconds + 2 * network.exchange(DeviceGroup(layout.ep, layout.tp), size)
         return seconds
 
     def _with_gathering(self, seconds: float, model: Model, layout: Layout, backward: bool) -> float:

@@ -19,7 +19,7 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineFloors:
     """What the software adds, in seconds.
 
     The least one block takes in a forward (`block`) and in a decode step (`decode_block`); one collective between tensor ranks; one decode step,
@@ -54,13 +54,13 @@ CPU = Efficiency(matmul=0.60, attention=0.30, bandwidth=0.60, network=0.50)
 
 # CUDA graphs in decoding, fused kernels in training: vLLM or SGLang with FSDP or Megatron. decode_step: calibrated on lmdeploy (as above), the
 # rest assumed: a launch takes some 5 microseconds, and a block some 40 of them.
-GRAPHS = Engine("graphs", block=2e-4, decode_block=3e-5, collective=2e-5, decode_step=2e-3, call=0.05)
+GRAPHS = EngineFloors("graphs", block=2e-4, decode_block=3e-5, collective=2e-5, decode_step=2e-3, call=0.05)
 # A kernel launch per operator everywhere, as ReaL's engine of early 2024 ran. decode_block + 2 collectives, and traffic: calibrated on the three
 # bars "actor 8" of ReaL's main figure. How the first splits cannot be told from them and is assumed; eager decoding of 7B models elsewhere takes
 # 0.26 ms (H100) to 1.2 ms (A100, gpt-fast's starting point) per block.
-EAGER = Engine("eager", block=8e-4, decode_block=8e-4, collective=2e-4, decode_step=1e-3, call=0.05, traffic=3.0)
+EAGER = EngineFloors("eager", block=8e-4, decode_block=8e-4, collective=2e-4, decode_step=1e-3, call=0.05, traffic=3.0)
 
-ENGINES = {engine.name: engine for engine in (GRAPHS, EAGER)}
+FLOORS_BY_ENGINE = {engine.name: engine for engine in (GRAPHS, EAGER)}
 
 # The A100 with less memory, and the Hoppers with other links or fewer processors, are taken to be as efficient as those measured.
 _EFFICIENCIES = {"A100-40G": A100, "A100-80G": A100, **dict.fromkeys(("H100", "H200", "H800", "H20"), HOPPER)}

@@ -12,7 +12,7 @@ from verl_fuse.spec.cluster import Cluster
 
 
 @dataclass(frozen=True)
-class Group:
+class DeviceGroup:
     """`size` ranks, neighbours `stride` devices apart."""
 
     size: int
@@ -27,7 +27,7 @@ class Network:
     efficiency: Efficiency
     latency: float
 
-    def bandwidth(self, group: Group) -> float:
+    def bandwidth(self, group: DeviceGroup) -> float:
         """Bytes per second of one rank."""
         cluster = self.cluster
         if group.size * group.stride <= cluster.devices_per_node:
@@ -35,19 +35,19 @@ class Network:
         adapters = max(1, cluster.devices_per_node // group.stride)
         return min(cluster.intra_bandwidth, adapters * cluster.inter_bandwidth) * self.efficiency.network
 
-    def gather(self, group: Group, size: Numbers) -> Numbers:
+    def gather(self, group: DeviceGroup, size: Numbers) -> Numbers:
         """All-gather or reduce-scatter of a buffer that is `size` bytes when whole."""
         if group.size == 1:
             return 0.0 * size
         return self.latency + size * (group.size - 1) / group.size / self.bandwidth(group)
 
-    def reduce(self, group: Group, size: Numbers) -> Numbers:
+    def reduce(self, group: DeviceGroup, size: Numbers) -> Numbers:
         """All-reduce: a reduce-scatter and an all-gather in one call."""
         if group.size == 1:
             return 0.0 * size
         return self.latency + 2 * size * (group.size - 1) / group.size / self.bandwidth(group)
 
-    def exchange(self, group: Group, size: Numbers) -> Numbers:
+    def exchange(self, group: DeviceGroup, size: Numbers) -> Numbers:
         """All-to-all of `size` bytes per rank. Nothing is shared: what goes to other nodes passes the rank's own adapter."""
         near = min(group.size, max(1, self.cluster.devices_per_node // group.stride))
         inside = (near - 1) / group.size / self.cluster.intra_bandwidth
@@ -56,4 +56,4 @@ class Network:
 
     def send(self, stride: int, size: Numbers) -> Numbers:
         """Point to point to the rank `stride` devices further on."""
-        return self.latency + size / self.bandwidth(Group(2, stride))
+        return self.latency + size / self.bandwidth(DeviceGroup(2, stride))

@@ -14,7 +14,7 @@ from verl_fuse.cost.model import Numbers
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class MeasuredGrid:
     """`seconds[i, j]` of `batches[i]` sequences of `lengths[j]` tokens; both ascend. Interpolation is linear in logarithms."""
 
     batches: np.ndarray

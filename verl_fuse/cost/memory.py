@@ -15,7 +15,7 @@ from verl_fuse.spec.layout import Layout, stage_layers
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.workload import CallKind
 
-Sharding = Literal["optimizer", "full"]
+StateSharding = Literal["optimizer", "full"]
 
 # Driver context, communication buffers and fragmentation of a GPU process; assumed.
 GPU_BUFFERS = 3 * 2**30
@@ -23,7 +23,7 @@ _NOTHING = Batch(0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Request:
+class MemoryRequest:
     """A call as its memory sees it: see `CostModel.memory`."""
 
     kind: CallKind
@@ -34,7 +34,7 @@ class Request:
     offload: bool = False
 
 
-def memory(model: Model, layout: Layout, request: Request, sharding: Sharding, device: Device) -> Memory:
+def memory(model: Model, layout: Layout, request: MemoryRequest, sharding: StateSharding, device: Device) -> Memory:
     """The fullest of the pipeline's stages."""
     stages = stage_layers(model.layers, layout.pp)
     # Of stages with as many blocks the first holds the most micro-batches; the last one holds the head.
@@ -44,7 +44,13 @@ def memory(model: Model, layout: Layout, request: Request, sharding: Sharding, d
 
 
 def _stage(
-    model: Model, layout: Layout, request: Request, sharding: Sharding, device: Device, stage: int, layers: int
+    model: Model,
+    layout: Layout,
+    request: MemoryRequest,
+    sharding: StateSharding,
+    device: Device,
+    stage: int,
+    layers: int,
 ) -> Memory:
     first, last = stage == 0, stage == layout.pp - 1
     elements = layers * block_parameters(model, layout)
@@ -77,7 +83,7 @@ def held_activations(model: Model, layout: Layout, tokens: float, recompute: boo
     return tuple(layers * each for layers in stage_layers(model.layers, layout.pp))
 
 
-def _activations(model: Model, layout: Layout, request: Request, stage: int) -> float:
+def _activations(model: Model, layout: Layout, request: MemoryRequest, stage: int) -> float:
     tokens = request.microbatch.tokens
     last = stage == layout.pp - 1 and request.kind != "generate"
     logits = tokens * model.head_width / (layout.tp * layout.cp) if last else 0.0

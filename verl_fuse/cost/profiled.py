@@ -12,18 +12,19 @@ from functools import lru_cache
 
 import numpy as np
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import GRAPHS
-from verl_fuse.cost.collectives import Group
-from verl_fuse.cost.grid import Grid
-from verl_fuse.cost.memory import Sharding
+from verl_fuse.cost.collectives import DeviceGroup
+from verl_fuse.cost.grid import MeasuredGrid
+from verl_fuse.cost.memory import StateSharding
 from verl_fuse.cost.model import Batch, Numbers
 from verl_fuse.cost.shard import BYTES
 from verl_fuse.cost.table import MeasuredModel, Part, Pass, ProfileTable
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.cluster import GIB, Cluster, Device
+from verl_fuse.spec.cluster import Cluster, Device
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
+from verl_fuse.spec.units import GIB
 
 # Of two accelerators whose memory differs by more than this factor, one is not the other: drivers and vendors count it a little differently.
 _SAME_MEMORY = 1.5
@@ -41,13 +42,13 @@ _BLOCK = (
 
 
 @dataclass(frozen=True)
-class Profiled(Analytic):
-    """The cost model of `cluster` by a profile of its device. Make it with `Profiled.of`."""
+class ProfiledCost(AnalyticCost):
+    """The cost model of `cluster` by a profile of its device. Make it with `ProfiledCost.of`."""
 
     table: ProfileTable | None = None
 
     @classmethod
-    def of(cls, table: ProfileTable, cluster: Cluster, sharding: Sharding = "optimizer") -> "Profiled":
+    def of(cls, table: ProfileTable, cluster: Cluster, sharding: StateSharding = "optimizer") -> "ProfiledCost":
         """The floors of the software are the profile's if it has them. A FuseError refuses a profile of another kind of device."""
         _check_device(table.device, cluster.device)
         return cls(cluster, table.engine or GRAPHS, sharding, table)
@@ -91,13 +92,13 @@ class Profiled(Analytic):
         if grid is None:
             return super().embedding(model, layout, tokens)
         size = BYTES * tokens * model.hidden / layout.cp
-        return _by_tokens(grid, tokens / layout.cp) + self.network.reduce(Group(layout.tp, 1), size)
+        return _by_tokens(grid, tokens / layout.cp) + self.network.reduce(DeviceGroup(layout.tp, 1), size)
 
     def optimizer(self, model: Model, layout: Layout, elements: float) -> float:
         found = self._measured(model, layout, _BLOCK)
         return super().optimizer(model, layout, elements) if found is None else elements / found.optimizer_rate
 
-    def _grid(self, model: Model, layout: Layout, part: Part, direction: Pass) -> Grid | None:
+    def _grid(self, model: Model, layout: Layout, part: Part, direction: Pass) -> MeasuredGrid | None:
         fields = _BLOCK if part == "block" else ("hidden", "vocabulary", *(("value_head",) if part == "head" else ()))
         found = self._measured(model, layout, fields)
         return None if found is None else _grid_of(found, part, direction)
@@ -124,11 +125,11 @@ def _check_device(measured: Device, planned: Device) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _grid_of(found: MeasuredModel, part: Part, direction: Pass) -> Grid:
+def _grid_of(found: MeasuredModel, part: Part, direction: Pass) -> MeasuredGrid:
     return next(m.grid for m in found.measurements if (m.part, m.direction) == (part, direction))
 
 
-def _by_tokens(grid: Grid, tokens: Numbers) -> Numbers:
+def _by_tokens(grid: MeasuredGrid, tokens: Numbers) -> Numbers:
     """Seconds of a part to which sequences do not matter: tokens come as sequences of the middle length."""
     length = grid.lengths[len(grid.lengths) // 2]
     return grid.at(np.maximum(tokens / length, 1e-9), np.minimum(length, np.maximum(tokens, 1e-9)))

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from verl_fuse.cost.calibration import Engine
-from verl_fuse.cost.grid import Grid
+from verl_fuse.cost.calibration import EngineFloors
+from verl_fuse.cost.grid import MeasuredGrid
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Device
@@ -62,8 +62,8 @@ class Measurement:
             raise FuseError(f"{where}: {wrong[0]!r} seconds; needs finite numbers > 0")
 
     @property
-    def grid(self) -> Grid:
-        return Grid(np.array(self.batches, float), np.array(self.lengths, float), np.array(self.seconds))
+    def grid(self) -> MeasuredGrid:
+        return MeasuredGrid(np.array(self.batches, float), np.array(self.lengths, float), np.array(self.seconds))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ProfileTable:
     precision: str
     threads: int
     models: tuple[MeasuredModel, ...]
-    engine: Engine | None = None
+    engine: EngineFloors | None = None
     sources: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -139,7 +139,7 @@ class _File:
     device: Device
     precision: str
     threads: int
-    engine: Engine | None = None
+    engine: EngineFloors | None = None
     sources: tuple[str, ...] = ()
 
 

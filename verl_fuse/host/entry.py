@@ -10,8 +10,7 @@ from types import ModuleType
 from verl_fuse.errors import FuseError
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.upstream.on_import import on_import
-
-V1_PACKAGE = "verl.trainer.ppo.v1"
+from verl_fuse.host.upstream.targets import V1_PACKAGE
 
 
 def register() -> None:

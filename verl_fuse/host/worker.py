@@ -28,7 +28,7 @@ CRITIC_METHODS: dict[str, tuple[str, Category]] = {
     "train_mini_batch": ("update_critic", "train"),
     "save_checkpoint": ("save_checkpoint", "other"),
 }
-METHODS = {"actor": ACTOR_METHODS, "critic": CRITIC_METHODS}
+RECORDED_METHODS = {"actor": ACTOR_METHODS, "critic": CRITIC_METHODS}
 
 
 def recording_worker_class(role: str, base: type) -> type:
@@ -51,7 +51,10 @@ def recording_worker_class(role: str, base: type) -> type:
     exports: dict[str, Any] = {"export_weights": export_weights}
     if role == "actor":
         exports["export_whole"] = export_whole
-    wrapped = {name: _recorded(getattr(base, name), span, category) for name, (span, category) in METHODS[role].items()}
+    wrapped = {
+        name: _recorded(getattr(base, name), span, category)
+        for name, (span, category) in RECORDED_METHODS[role].items()
+    }
     return type(
         f"Fuse{base.__name__}",
         (base,),

@@ -6,10 +6,10 @@ from numpy.typing import NDArray
 
 from verl_fuse.plan.bound import Relaxation, lower_bound
 from verl_fuse.plan.branch import Candidates, fits_so_far
-from verl_fuse.plan.tables import Tables
+from verl_fuse.plan.tables import PlanTables
 
 
-def build(t: Tables, r: Relaxation, k: Candidates, order: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+def build(t: PlanTables, r: Relaxation, k: Candidates, order: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     """Up to `width` complete plans that fit, least bound first; shape (plans, calls), possibly no plan."""
     beam = np.full((1, order.size), -1, np.int64)
     for c in order:
@@ -24,7 +24,7 @@ def build(t: Tables, r: Relaxation, k: Candidates, order: NDArray[np.int64], wid
 
 @njit(cache=True)
 def _extend(
-    t: Tables, r: Relaxation, beam: NDArray[np.int64], call: int, options: NDArray[np.int64]
+    t: PlanTables, r: Relaxation, beam: NDArray[np.int64], call: int, options: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Bounds of every partial plan with every option of `call`; infinite where it does not fit."""
     found = np.full((beam.shape[0], options.size), np.inf)

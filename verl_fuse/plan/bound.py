@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from verl_fuse.plan.evaluate import move_seconds
 from verl_fuse.plan.packing import three_calls
-from verl_fuse.plan.tables import Scalar, Tables
+from verl_fuse.plan.tables import PlanTables, Scalar
 
 
 class Relaxation(NamedTuple):
@@ -33,7 +33,7 @@ class Relaxation(NamedTuple):
     ordered: NDArray[np.bool_]  # n x n, transitive closure of `before`
 
 
-def relax(t: Tables) -> Relaxation:
+def relax(t: PlanTables) -> Relaxation:
     """Precompute the relaxation; a call without options makes every bound infinite."""
     n = t.before.shape[0]
     ordered = t.before.copy()
@@ -93,14 +93,14 @@ def _blocks(ordered: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 @njit(cache=True)
-def lower_bound(t: Tables, r: Relaxation, choice: NDArray[np.int64]) -> float:
+def lower_bound(t: PlanTables, r: Relaxation, choice: NDArray[np.int64]) -> float:
     """Seconds no completion of `choice` (option per call, -1: free) can beat."""
     return tightened_bound(t, r, choice, r.lowest, r.lowest_area, r.floor)
 
 
 @njit(cache=True)
 def tightened_bound(
-    t: Tables,
+    t: PlanTables,
     r: Relaxation,
     choice: NDArray[np.int64],
     lowest: NDArray[np.float64],
@@ -152,7 +152,9 @@ def tightened_bound(
 
 
 @njit(cache=True)
-def _with_moves(t: Tables, r: Relaxation, choice: NDArray[np.int64], least: NDArray[np.float64], total: float) -> float:
+def _with_moves(
+    t: PlanTables, r: Relaxation, choice: NDArray[np.int64], least: NDArray[np.float64], total: float
+) -> float:
     """Lengthen the path train call -> move -> call of the first block, which waits for nothing else."""
     longest = total
     for c in range(choice.size):
@@ -172,7 +174,7 @@ def _with_moves(t: Tables, r: Relaxation, choice: NDArray[np.int64], least: NDAr
 
 
 @njit(cache=True)
-def _busiest_device(t: Tables, choice: NDArray[np.int64]) -> Scalar:
+def _busiest_device(t: PlanTables, choice: NDArray[np.int64]) -> Scalar:
     """Seconds of all fixed calls and their moves on the busiest device."""
     busiest = 0.0
     for c in range(choice.size):
@@ -195,7 +197,7 @@ def _busiest_device(t: Tables, choice: NDArray[np.int64]) -> Scalar:
 
 
 @njit(cache=True, inline="always")
-def _move_at_least(t: Tables, train: Scalar, user: Scalar) -> Scalar:
+def _move_at_least(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
     """A move that is not filled in yet may be free."""
     seconds = move_seconds(t, train, user)
     return 0.0 if np.isnan(seconds) else seconds

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from verl_fuse.plan.bound import Relaxation, lower_bound, raise_floor, tightened_bound
 from verl_fuse.plan.evaluate import step_seconds, unfilled
-from verl_fuse.plan.tables import Scalar, Tables
+from verl_fuse.plan.tables import PlanTables, Scalar
 
 # Calls fixed until which the free ones are looked at again; deeper down that costs more than it saves.
 LOOK_AHEAD = 3
@@ -31,7 +31,7 @@ class Candidates(NamedTuple):
 
 
 @dataclass
-class State:
+class BranchState:
     """Where a search stands, so that it can go on after a look at the clock."""
 
     order: NDArray[np.int64]
@@ -51,7 +51,7 @@ class State:
 
 
 @njit(cache=True)
-def bounds_alone(t: Tables, r: Relaxation) -> NDArray[np.float64]:
+def bounds_alone(t: PlanTables, r: Relaxation) -> NDArray[np.float64]:
     """Per option: the bound of the plan in which only this option is fixed; infinite if it alone does not fit."""
     found = np.empty(t.seconds.size)
     choice = np.full(t.begin.size - 1, -1, np.int64)
@@ -63,7 +63,7 @@ def bounds_alone(t: Tables, r: Relaxation) -> NDArray[np.float64]:
     return found
 
 
-def candidates(t: Tables, alone: NDArray[np.float64], below: float, most: int | None = None) -> Candidates:
+def candidates(t: PlanTables, alone: NDArray[np.float64], below: float, most: int | None = None) -> Candidates:
     """The options whose bound is below `below`, at most `most` per call."""
     n = t.begin.size - 1
     most = most or int(np.max(np.diff(t.begin)))
@@ -78,20 +78,22 @@ def candidates(t: Tables, alone: NDArray[np.float64], below: float, most: int | 
     return Candidates(options, bounds, counts)
 
 
-def every_option(t: Tables) -> Candidates:
+def every_option(t: PlanTables) -> Candidates:
     """All of them, whatever their bound."""
     return candidates(t, np.zeros(t.seconds.size), np.inf)
 
 
-def start(r: Relaxation, best: NDArray[np.int64], seconds: float) -> State:
+def start(r: Relaxation, best: NDArray[np.int64], seconds: float) -> BranchState:
     """A search that has not begun, with a known plan."""
     n = best.size
     order = np.argsort(-r.lowest, kind="stable").astype(np.int64)
     lowest, area, floor = (np.tile(row, (n, 1)) for row in (r.lowest, r.lowest_area, r.floor))
-    return State(order, np.zeros(n, np.int64), np.full(n, -1, np.int64), lowest, area, floor, best.copy(), seconds)
+    return BranchState(
+        order, np.zeros(n, np.int64), np.full(n, -1, np.int64), lowest, area, floor, best.copy(), seconds
+    )
 
 
-def advance(t: Tables, r: Relaxation, k: Candidates, s: State, tolerance: float, nodes: int) -> bool:
+def advance(t: PlanTables, r: Relaxation, k: Candidates, s: BranchState, tolerance: float, nodes: int) -> bool:
     """Look at up to `nodes` further nodes, in place; True if it stopped because `s.choice` needs a move that is not filled in."""
     level, seconds, used, stopped = _advance(
         t, r, k, s.order, s.pointer, s.choice, s.lowest, s.area, s.floor, s.best, s.level, s.seconds, tolerance, nodes
@@ -100,7 +102,7 @@ def advance(t: Tables, r: Relaxation, k: Candidates, s: State, tolerance: float,
     return bool(stopped)
 
 
-def open_bound(k: Candidates, state: State) -> float:
+def open_bound(k: Candidates, state: BranchState) -> float:
     """The least bound of what is not yet looked at (infinite after the end): that of the current choice of the first call."""
     if state.finished:
         return np.inf
@@ -185,7 +187,7 @@ def _look_ahead(t, r, k, choice, lowest, area, floor):
 
 
 @njit(cache=True)
-def fits_so_far(t: Tables, choice: NDArray[np.int64]) -> bool:
+def fits_so_far(t: PlanTables, choice: NDArray[np.int64]) -> bool:
     """Whether the fixed calls of a partial plan fit; a completion needs no less."""
     for c in range(choice.size):
         if choice[c] >= 0 and _fixed_bytes(t, choice, t.first[choice[c]]) > t.limit:
@@ -194,7 +196,7 @@ def fits_so_far(t: Tables, choice: NDArray[np.int64]) -> bool:
 
 
 @njit(cache=True)
-def _fixed_bytes(t: Tables, choice: NDArray[np.int64], device: Scalar) -> Scalar:
+def _fixed_bytes(t: PlanTables, choice: NDArray[np.int64], device: Scalar) -> Scalar:
     resident = 0.0
     active = 0.0
     for c in range(choice.size):

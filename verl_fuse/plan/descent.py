@@ -4,26 +4,26 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from verl_fuse.plan.evaluate import STEPS, fits, peak_bytes, schedule, unfilled
-from verl_fuse.plan.tables import Tables
+from verl_fuse.plan.evaluate import EVALUATED_STEPS, fits, peak_bytes, schedule, unfilled
+from verl_fuse.plan.tables import PlanTables
 
 # A plan over its memory limit costs at least this many seconds, so that a search first makes it fit.
 OVERFULL = 1e9
 
 
 @njit(cache=True)
-def cost(t: Tables, choice: NDArray[np.int64]) -> float:
+def cost(t: PlanTables, choice: NDArray[np.int64]) -> float:
     """Seconds per step; OVERFULL * (1 + share of the limit it needs) for a plan that does not fit; infinite if a move is not filled in."""
     if unfilled(t, choice) >= 0:
         return np.inf
-    return hope(t, choice)
+    return optimistic_cost(t, choice)
 
 
 @njit(cache=True)
-def hope(t: Tables, choice: NDArray[np.int64]) -> float:
+def optimistic_cost(t: PlanTables, choice: NDArray[np.int64]) -> float:
     """The cost if moves that are not filled in were free."""
     if fits(t, choice):
-        return schedule(t, choice, STEPS, np.empty(2 * choice.size), np.empty(2 * choice.size))
+        return schedule(t, choice, EVALUATED_STEPS, np.empty(2 * choice.size), np.empty(2 * choice.size))
     peak = 0.0
     for c in range(choice.size):
         peak = max(peak, peak_bytes(t, choice, t.first[choice[c]]))
@@ -31,16 +31,16 @@ def hope(t: Tables, choice: NDArray[np.int64]) -> float:
 
 
 @njit(cache=True)
-def hopes(t: Tables, choice: NDArray[np.int64], call: int) -> NDArray[np.float64]:
-    """The hope of the plan with each option of `call`."""
+def optimistic_costs(t: PlanTables, choice: NDArray[np.int64], call: int) -> NDArray[np.float64]:
+    """The optimistic cost of the plan with each option of `call`."""
     found = np.empty(t.begin[call + 1] - t.begin[call])
     trial = choice.copy()
     for i in range(found.size):
         trial[call] = t.begin[call] + i
-        found[i] = hope(t, trial)
+        found[i] = optimistic_cost(t, trial)
     return found
 
 
-def bytes_needed(t: Tables, found: float) -> float:
+def bytes_needed(t: PlanTables, found: float) -> float:
     """Bytes per device of a plan that costs `found` because it does not fit."""
     return (found / OVERFULL - 1.0) * t.limit

@@ -10,10 +10,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from verl_fuse.plan.tables import Tables
+from verl_fuse.plan.tables import PlanTables
 
 
-def undominated(t: Tables) -> NDArray[np.bool_]:
+def undominated(t: PlanTables) -> NDArray[np.bool_]:
     """Per option: whether to keep it."""
     kept = np.ones(t.seconds.size, np.bool_)
     moving = {int(source) for source in t.source if source >= 0}
@@ -27,7 +27,7 @@ def undominated(t: Tables) -> NDArray[np.bool_]:
 
 
 @njit(cache=True)
-def _drop(t: Tables, order: NDArray[np.int64], kept: NDArray[np.bool_]) -> None:
+def _drop(t: PlanTables, order: NDArray[np.int64], kept: NDArray[np.bool_]) -> None:
     for i in range(order.size):
         o = order[i]
         for j in range(i):

@@ -16,13 +16,13 @@ from numba import njit
 from numpy.typing import NDArray
 
 from verl_fuse.plan.relation import relation
-from verl_fuse.plan.tables import Scalar, Tables
+from verl_fuse.plan.tables import PlanTables, Scalar
 
-STEPS = 2  # the second step of a plan repeats for ever (tested on random plans)
+EVALUATED_STEPS = 2  # the second step of a plan repeats for ever (tested on random plans)
 
 
 @njit(cache=True, inline="always")
-def move_seconds(t: Tables, train: Scalar, user: Scalar) -> Scalar:
+def move_seconds(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
     """Seconds to give option `user` the weights of the train option `train`; 0 if they share the placement, nan if not filled in yet."""
     if t.placement[train] == t.placement[user]:
         return 0.0
@@ -30,7 +30,7 @@ def move_seconds(t: Tables, train: Scalar, user: Scalar) -> Scalar:
 
 
 @njit(cache=True, inline="always")
-def move_index(t: Tables, train: Scalar, user: Scalar) -> Scalar:
+def move_index(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
     """Where that move is in `moves`."""
     between = relation(t.first[train], t.end[train], t.first[user], t.end[user], t.node)
     return t.base[t.shape[train], t.shape[user]] + between
@@ -38,7 +38,7 @@ def move_index(t: Tables, train: Scalar, user: Scalar) -> Scalar:
 
 @njit(cache=True)
 def schedule(
-    t: Tables, choice: NDArray[np.int64], steps: int, starts: NDArray[np.float64], ends: NDArray[np.float64]
+    t: PlanTables, choice: NDArray[np.int64], steps: int, starts: NDArray[np.float64], ends: NDArray[np.float64]
 ) -> Scalar:
     """Run `steps` steps of the plan `choice` (option of each call); returns the length of the last one in seconds.
 
@@ -120,7 +120,7 @@ def schedule(
 
 
 @njit(cache=True)
-def peak_bytes(t: Tables, choice: NDArray[np.int64], device: Scalar) -> Scalar:
+def peak_bytes(t: PlanTables, choice: NDArray[np.int64], device: Scalar) -> Scalar:
     """Bytes a device needs: everything resident on it, and the largest of the calls that run on it."""
     resident = 0.0
     active = 0.0
@@ -134,7 +134,7 @@ def peak_bytes(t: Tables, choice: NDArray[np.int64], device: Scalar) -> Scalar:
 
 
 @njit(cache=True)
-def fits(t: Tables, choice: NDArray[np.int64]) -> bool:
+def fits(t: PlanTables, choice: NDArray[np.int64]) -> bool:
     """Whether no device needs more than its limit. The fullest device is the first one of some mesh."""
     for c in range(choice.size):  # noqa: SIM110 - the compiler takes no generators
         if peak_bytes(t, choice, t.first[choice[c]]) > t.limit:
@@ -143,7 +143,7 @@ def fits(t: Tables, choice: NDArray[np.int64]) -> bool:
 
 
 @njit(cache=True)
-def unfilled(t: Tables, choice: NDArray[np.int64]) -> int:
+def unfilled(t: PlanTables, choice: NDArray[np.int64]) -> int:
     """The first call of a plan whose move is not filled in yet; -1 if there is none."""
     for c in range(choice.size):
         if t.source[c] >= 0 and np.isnan(move_seconds(t, choice[t.source[c]], choice[c])):
@@ -152,9 +152,9 @@ def unfilled(t: Tables, choice: NDArray[np.int64]) -> int:
 
 
 @njit(cache=True)
-def step_seconds(t: Tables, choice: NDArray[np.int64]) -> float:
+def step_seconds(t: PlanTables, choice: NDArray[np.int64]) -> float:
     """Seconds per step of a plan; infinite if it does not fit into memory or if a move is not filled in yet."""
     if not fits(t, choice) or unfilled(t, choice) >= 0:
         return np.inf
     n = choice.size
-    return schedule(t, choice, STEPS, np.empty(2 * n), np.empty(2 * n))
+    return schedule(t, choice, EVALUATED_STEPS, np.empty(2 * n), np.empty(2 * n))

@@ -13,27 +13,26 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
+from verl_fuse.plan.call_configs import configs_in_layouts
 from verl_fuse.plan.descent import bytes_needed
-from verl_fuse.plan.generation import Generation
+from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.layouts import legal_layouts
-from verl_fuse.plan.options import ways_of
-from verl_fuse.plan.planner import GIB, move_seconds
-from verl_fuse.plan.search import Found, search
-from verl_fuse.plan.space import Space, Way
+from verl_fuse.plan.planner import move_seconds
+from verl_fuse.plan.search import SearchResult, search
+from verl_fuse.plan.space import CallConfig, PlanSpace
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.plan import Strategy
+from verl_fuse.spec.units import GIB
 from verl_fuse.spec.workload import Call, Workload
 
-Strategy = Literal["fsdp", "megatron"]
 # Seconds a space gets when the time is over, and after which no more spaces are looked at.
-LEAST, GRACE = 0.05, 1.0
-STRATEGIES: tuple[Strategy, ...] = ("fsdp", "megatron")
+LEAST_SEARCH_SECONDS, OVERTIME_SECONDS = 0.05, 1.0
 # What a run with the feature demands of the placement.
 DEMANDS = {
     "interstage": "a reward model, if there is one, on devices of its own",
@@ -42,7 +41,7 @@ DEMANDS = {
 
 
 @dataclass(frozen=True)
-class Pools:
+class DevicePools:
     """Devices of actor, critic and reference, and of the reward model; None: the same."""
 
     main: Mesh
@@ -51,30 +50,32 @@ class Pools:
 
 def best_executable(
     workload: Workload,
-    cost: Analytic,
+    cost: AnalyticCost,
     strategy: Strategy,
     time_limit: float,
     features: Collection[str] = (),
     report: Callable[[str], None] = lambda text: None,
-) -> Found:
+) -> SearchResult:
     """The best plan over pools and trainer layouts that the features allow; a FuseError says how much memory would do if none fits.
 
     Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
     """
     cost = dataclasses.replace(cost, sharding="full" if strategy == "fsdp" else "optimizer")
-    found: list[Found] = []
-    space: Space | None = None
+    found: list[SearchResult] = []
+    space: PlanSpace | None = None
     until = time.monotonic() + time_limit
     stopped = whole = False
     report(f"{strategy}: costs of layouts on {cost.cluster.devices} devices")
     try:
         for space in spaces(workload, cost, strategy, features):
-            if stopped or (time.monotonic() > until + GRACE and any(f.feasible for f in found)):
+            if stopped or (time.monotonic() > until + OVERTIME_SECONDS and any(f.feasible for f in found)):
                 break
             best = min((f.seconds for f in found), default=None)
             report(f"{strategy}: placement {len(found) + 1}" + (f", {best:.2f} s per step so far" if best else ""))
             # Most spaces are searched within milliseconds.
-            found.append(search(space, move_seconds(workload, cost), max(LEAST, until - time.monotonic())))
+            found.append(
+                search(space, move_seconds(workload, cost), max(LEAST_SEARCH_SECONDS, until - time.monotonic()))
+            )
             stopped = found[-1].stopped
         else:
             whole = True
@@ -104,59 +105,63 @@ def best_executable(
     )
 
 
-def spaces(workload: Workload, cost: Analytic, strategy: Strategy, features: Collection[str] = ()) -> Iterator[Space]:
+def spaces(
+    workload: Workload, cost: AnalyticCost, strategy: Strategy, features: Collection[str] = ()
+) -> Iterator[PlanSpace]:
     """One space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload and rollout layout."""
     rollout = dataclasses.replace(cost, sharding="optimizer")
-    generation = Generation(workload, rollout)
+    generation = GenerationEstimates(workload, rollout)
     # Memory is not checked here, so that the search can say how much would do.
     unlimited = math.inf
     fused = "pipeline" in features
     for pools in _pools(workload, cost.cluster, "interstage" not in features):
-        free: list[tuple[Way, ...]] = []
+        free: list[tuple[CallConfig, ...]] = []
         for call in workload.calls:
             if call.kind == "generate" or call.role == "reward":
                 mesh = pools.reward if call.role == "reward" and pools.reward else pools.main
                 layouts = _replicas(workload, call, mesh, cost.cluster)
-                free.append(ways_of(call, workload, rollout, layouts, unlimited, generation))
+                free.append(configs_in_layouts(call, workload, rollout, layouts, unlimited, generation))
             else:
                 free.append(())
         for chosen in _trainer_layouts(workload, strategy, pools.main, cost.cluster):
             if fused and any(chosen[role].pp < 2 or chosen[role].ep > 1 for role in ("actor", "critic")):
                 continue
             tied = [
-                of_call or ways_of(call, workload, cost, (chosen[call.role],), unlimited, generation)
+                of_call or configs_in_layouts(call, workload, cost, (chosen[call.role],), unlimited, generation)
                 for call, of_call in zip(workload.calls, free, strict=True)
             ]
             if fused:
                 tied = [
-                    tuple(way for way in of_call if call.kind != "train" or not way.offload)
+                    tuple(config for config in of_call if call.kind != "train" or not config.offload)
                     for call, of_call in zip(workload.calls, tied, strict=True)
                 ]
             if all(tied):
                 yield _space(workload.calls, cost.cluster, tied, pools)
 
 
-def _space(calls: Sequence[Call], cluster: Cluster, ways: Sequence[Sequence[Way]], pools: Pools) -> Space:
+def _space(
+    calls: Sequence[Call], cluster: Cluster, configs: Sequence[Sequence[CallConfig]], pools: DevicePools
+) -> PlanSpace:
     meshes = [pools.main, *([pools.reward] if pools.reward else [])]
-    space = Space.build(calls, cluster, ways, meshes, cluster.device.memory, shares=False)
+    space = PlanSpace.build(calls, cluster, configs, meshes, cluster.device.memory, shares=False)
     begin = space.tables.begin
-    own = np.zeros(space.way.size, bool)
+    own = np.zeros(space.config.size, bool)
     for c, call in enumerate(calls):
         own[begin[c] : begin[c + 1]] = call.role == "reward" and pools.reward is not None
     return space.keep((space.mesh == 1) == own)
 
 
-def _pools(workload: Workload, cluster: Cluster, shared: bool) -> Iterator[Pools]:
+def _pools(workload: Workload, cluster: Cluster, shared: bool) -> Iterator[DevicePools]:
     """One pool for all, unless the reward model shares with none, or whole nodes (of a single node: devices) for the reward model."""
     if shared or workload.reward is None:
-        yield Pools(Mesh(0, cluster.devices), None)
+        yield DevicePools(Mesh(0, cluster.devices), None)
     if workload.reward is None:
         return
     unit = cluster.devices_per_node if cluster.nodes > 1 else 1
     count = cluster.devices // unit
     for taken in (2**i for i in range(count.bit_length()) if 2**i < count):
         main = Mesh(0, cluster.devices - taken * unit)
-        yield Pools(main, Mesh(main.end, taken * unit))
+        yield DevicePools(main, Mesh(main.end, taken * unit))
 
 
 def _replicas(workload: Workload, call: Call, mesh: Mesh, cluster: Cluster) -> list[Layout]:

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from verl_fuse.cost.model import Batch, CostModel
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Workload
@@ -17,7 +17,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationEstimates:
     """The generation call of a workload. Every layout is timed on the same drawn lengths, so that they compare fairly."""
 
     workload: Workload
@@ -46,7 +46,7 @@ class Generation:
     def seconds(self, layout: Layout, waves: int) -> float:
         """From the start to the last finished sample, with that KV capacity on every replica."""
         timing = replace(self._timing(layout), kv_capacity=self.kv_tokens(layout, waves))
-        return Rollout.begin(self.requests, timing, round_robin(len(self.requests), layout.dp)).advance().seconds
+        return RolloutState.begin(self.requests, timing, round_robin(len(self.requests), layout.dp)).advance().seconds
 
     def _timing(self, layout: Layout) -> ReplicaTiming:
         replica = replace(layout, dp=1) if layout.ep == 1 else layout

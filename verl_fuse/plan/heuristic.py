@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from verl_fuse.cost.model import CostModel
+from verl_fuse.plan.call_configs import compute, generate
 from verl_fuse.plan.evaluate import step_seconds
-from verl_fuse.plan.generation import Generation
-from verl_fuse.plan.options import compute, generate
+from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.planner import move_seconds
-from verl_fuse.plan.space import Space
+from verl_fuse.plan.space import PlanSpace
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan
@@ -26,19 +26,19 @@ def megatron_heuristic(workload: Workload, cost: CostModel) -> tuple[CallPlan, .
 
 def predicted_seconds(plan: Sequence[CallPlan], workload: Workload, cost: CostModel) -> float:
     """Seconds per step of any plan; infinite if it does not fit."""
-    generation = Generation(workload, cost)
-    ways = []
+    generation = GenerationEstimates(workload, cost)
+    configs = []
     for call, of_call in zip(workload.calls, plan, strict=True):
         layout, parts = of_call.layout, of_call.microbatches
         if call.kind == "generate":
-            ways.append((generate(workload, cost, layout, parts, generation),))
+            configs.append((generate(workload, cost, layout, parts, generation),))
         else:
-            ways.append((compute(call, workload, cost, layout, parts, of_call.offload),))
+            configs.append((compute(call, workload, cost, layout, parts, of_call.offload),))
     meshes = [of_call.mesh for of_call in plan]
-    space = Space.build(workload.calls, cost.cluster, ways, meshes, cost.cluster.device.memory)
+    space = PlanSpace.build(workload.calls, cost.cluster, configs, meshes, cost.cluster.device.memory)
     # A mesh may be listed twice: one option per call is enough.
-    options = [space.tables.begin[c] + np.argmax(space.mesh[space.way == c] == c) for c in range(len(meshes))]
-    chosen = space.keep(np.isin(np.arange(space.way.size), options)).with_room_for_moves()
+    options = [space.tables.begin[c] + np.argmax(space.mesh[space.config == c] == c) for c in range(len(meshes))]
+    chosen = space.keep(np.isin(np.arange(space.config.size), options)).with_room_for_moves()
     choice = np.arange(len(plan))
     chosen.fill(move_seconds(workload, cost), choice)
     return float(step_seconds(chosen.tables, choice))

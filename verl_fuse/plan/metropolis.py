@@ -11,22 +11,22 @@ from numba import njit
 from numpy.typing import NDArray
 
 from verl_fuse.plan.branch import Candidates
-from verl_fuse.plan.descent import OVERFULL, cost, hope
+from verl_fuse.plan.descent import OVERFULL, cost, optimistic_cost
 from verl_fuse.plan.evaluate import unfilled
-from verl_fuse.plan.space import Move, Space
-from verl_fuse.plan.tables import Tables
+from verl_fuse.plan.space import MoveSeconds, PlanSpace
+from verl_fuse.plan.tables import PlanTables
 
-HOT, COLD = 1e-1, 1e-5
-CHUNK = 20_000
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 1e-1, 1e-5
+PROPOSALS_PER_LOOK = 20_000
 
 
 def metropolis(
-    space: Space,
-    move: Move,
+    space: PlanSpace,
+    move: MoveSeconds,
     candidates: Candidates,
     begin: NDArray[np.int64],
     time_limit: float,
-    hot: float = HOT,
+    hot: float = FIRST_TEMPERATURE,
     seed: int = 0,
 ) -> tuple[NDArray[np.int64], float, int]:
     """Best plan of these options found, its cost (see descent.cost) and the number of proposals; `hot` is the first temperature over the first cost."""
@@ -41,9 +41,9 @@ def metropolis(
     started = time.monotonic()
     # Not at all if there is no time.
     while 0 <= (spent := (time.monotonic() - started) / time_limit) < 1:
-        temperature = (least if least < OVERFULL else OVERFULL) * hot * (COLD / hot) ** spent
+        temperature = (least if least < OVERFULL else OVERFULL) * hot * (LAST_TEMPERATURE / hot) ** spent
         current, least, used, call, kept, ceiling = _walk(
-            t, candidates, choice, best, current, least, temperature, CHUNK
+            t, candidates, choice, best, current, least, temperature, PROPOSALS_PER_LOOK
         )
         proposals += used
         if call >= 0:
@@ -67,7 +67,7 @@ def _seed(seed: int) -> None:
 
 @njit(cache=True)
 def _walk(
-    t: Tables,
+    t: PlanTables,
     k: Candidates,
     choice: NDArray[np.int64],
     best: NDArray[np.int64],
@@ -86,7 +86,7 @@ def _walk(
         kept = choice[c]
         choice[c] = k.options[c, np.random.randint(k.counts[c])]
         ceiling = current - temperature * np.log(1.0 - np.random.random())
-        found = hope(t, choice)
+        found = optimistic_cost(t, choice)
         if found > ceiling:
             choice[c] = kept
             continue

@@ -1,6 +1,6 @@
 """Choose three calls of a plan anew, exactly, while the others stay; again until no three of them can be improved.
 
-Invariant (tests/unit/plan/test_search.py): the plan never gets slower, and if time does not run out no choice of up to `FREE` calls improves it.
+Invariant (tests/unit/plan/test_search.py): the plan never gets slower, and if time does not run out no choice of up to `FREED_CALLS` calls improves it.
 """
 
 import time
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from verl_fuse.plan import branch
 from verl_fuse.plan.bound import Relaxation
 from verl_fuse.plan.branch import Candidates
-from verl_fuse.plan.space import Move, Space
+from verl_fuse.plan.space import MoveSeconds, PlanSpace
 
-FREE = 3
+FREED_CALLS = 3
 # Plans this close are as good.
-TOLERANCE = 1e-6
+PLAN_TOLERANCE = 1e-6
 NODES = 20_000
 
 
 def improve(
-    space: Space,
-    move: Move,
+    space: PlanSpace,
+    move: MoveSeconds,
     relaxation: Relaxation,
     candidates: Candidates,
     plan: NDArray[np.int64],
@@ -31,7 +31,7 @@ def improve(
 ) -> tuple[NDArray[np.int64], float]:
     """The improved plan and its exact seconds, no later than the time `until` of the monotonic clock; `plan` must fit."""
     calls = range(plan.size)
-    neighbourhoods = list(combinations(calls, min(FREE, plan.size)))
+    neighbourhoods = list(combinations(calls, min(FREED_CALLS, plan.size)))
     at = since = 0
     while since < len(neighbourhoods) and time.monotonic() < until:
         free = np.isin(calls, neighbourhoods[at])
@@ -39,7 +39,7 @@ def improve(
         state.order = np.concatenate([state.order[~free[state.order]], state.order[free[state.order]]])
         restricted = _restricted(candidates, plan, free)
         while not state.finished and time.monotonic() < until:
-            if branch.advance(space.tables, relaxation, restricted, state, TOLERANCE, NODES):
+            if branch.advance(space.tables, relaxation, restricted, state, PLAN_TOLERANCE, NODES):
                 space.fill(move, state.choice)
         since = 0 if state.seconds < seconds else since + 1
         plan, seconds = state.best, state.seconds

@@ -10,20 +10,24 @@ import math
 from collections.abc import Mapping, Sequence
 
 from verl_fuse.plan.generation import MOST_RUNNING
-from verl_fuse.plan.space import Way
+from verl_fuse.plan.space import CallConfig
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.plan import Plan, Setting
 from verl_fuse.spec.workload import Call, Workload
 
-ACTOR, REFERENCE, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
-REWARD = "reward.reward_model"
+ACTOR_BLOCK, REFERENCE_BLOCK, ROLLOUT_BLOCK = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.ref",
+    "actor_rollout_ref.rollout",
+)
+REWARD_BLOCK = "reward.reward_model"
 # What a rollout engine may take of a device's memory at most.
 FULLEST = 0.95
 
-Chosen = Mapping[str, tuple[Call, Mesh, Way]]
-"""Call name -> call, mesh and way."""
+Chosen = Mapping[str, tuple[Call, Mesh, CallConfig]]
+"""Call name -> call, mesh and configuration."""
 
 
 def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, chosen: Chosen) -> dict[str, Setting]:
@@ -33,20 +37,20 @@ def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, cho
     found.update(_rollout(workload, cluster, chosen))
     engine = _megatron if strategy == "megatron" else _fsdp
     train = chosen["actor_train"][2]
-    found.update(engine(ACTOR, "fsdp_config", train, True))
+    found.update(engine(ACTOR_BLOCK, "fsdp_config", train, True))
     tokens = _tokens(workload, train, workload.minibatches)
-    found |= {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": tokens}
+    found |= {f"{ACTOR_BLOCK}.use_dynamic_bsz": True, f"{ACTOR_BLOCK}.ppo_max_token_len_per_gpu": tokens}
     old = _tokens(workload, chosen["actor_infer"][2], 1) if "actor_infer" in chosen else tokens
     found |= {
-        f"{ROLLOUT}.log_prob_use_dynamic_bsz": True,
-        f"{ROLLOUT}.log_prob_max_token_len_per_gpu": old,
+        f"{ROLLOUT_BLOCK}.log_prob_use_dynamic_bsz": True,
+        f"{ROLLOUT_BLOCK}.log_prob_max_token_len_per_gpu": old,
     }
     # The reference has a block of its own even where no call uses it; verl builds it from the actor's layout.
     reference = chosen["reference_infer"][2] if "reference_infer" in chosen else train
-    found.update(engine(REFERENCE, "fsdp_config", reference, False))
+    found.update(engine(REFERENCE_BLOCK, "fsdp_config", reference, False))
     found |= {
-        f"{REFERENCE}.log_prob_use_dynamic_bsz": True,
-        f"{REFERENCE}.log_prob_max_token_len_per_gpu": _tokens(workload, reference, 1),
+        f"{REFERENCE_BLOCK}.log_prob_use_dynamic_bsz": True,
+        f"{REFERENCE_BLOCK}.log_prob_max_token_len_per_gpu": _tokens(workload, reference, 1),
     }
     if "critic_train" in chosen:
         critic = chosen["critic_train"][2]
@@ -58,11 +62,11 @@ def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, cho
         for key in ("critic.ppo_max", "critic.forward_max", "++critic.ppo_infer_max"):
             found[f"{key}_token_len_per_gpu"] = tokens
     if "reward_infer" in chosen:
-        _, mesh, way = chosen["reward_infer"]
+        _, mesh, config = chosen["reward_infer"]
         apart = mesh != main
-        found |= {f"{REWARD}.enable": True, f"{REWARD}.enable_resource_pool": apart}
-        found |= _pool(REWARD, mesh, cluster) if apart else {}
-        found[f"{REWARD}.rollout.tensor_model_parallel_size"] = way.layout.tp
+        found |= {f"{REWARD_BLOCK}.enable": True, f"{REWARD_BLOCK}.enable_resource_pool": apart}
+        found |= _pool(REWARD_BLOCK, mesh, cluster) if apart else {}
+        found[f"{REWARD_BLOCK}.rollout.tensor_model_parallel_size"] = config.layout.tp
     return found
 
 
@@ -73,14 +77,14 @@ def workload_overrides(workload: Workload) -> dict[str, Setting]:
         "data.train_batch_size": workload.prompts,
         "data.max_prompt_length": workload.prompt.maximum,
         "data.max_response_length": workload.response.maximum,
-        f"{ROLLOUT}.n": workload.samples,
-        f"{ACTOR}.ppo_mini_batch_size": workload.prompts_per_update,
-        f"{ACTOR}.ppo_epochs": workload.epochs,
+        f"{ROLLOUT_BLOCK}.n": workload.samples,
+        f"{ACTOR_BLOCK}.ppo_mini_batch_size": workload.prompts_per_update,
+        f"{ACTOR_BLOCK}.ppo_epochs": workload.epochs,
     }
     if workload.critic is not None:
         found |= {"critic.ppo_mini_batch_size": workload.prompts_per_update, "critic.ppo_epochs": workload.epochs}
     if workload.reference is not None:
-        key = "algorithm.use_kl_in_reward" if workload.algorithm == "ppo" else f"{ACTOR}.use_kl_loss"
+        key = "algorithm.use_kl_in_reward" if workload.algorithm == "ppo" else f"{ACTOR_BLOCK}.use_kl_loss"
         found[key] = True
     if not workload.old_log_prob:
         found["algorithm.rollout_correction.bypass_mode"] = True
@@ -97,7 +101,7 @@ def path_overrides(workload: Workload) -> dict[str, Setting]:
     if workload.critic is not None:
         found["critic.model.path"] = model(workload.critic)
     if workload.reward is not None:
-        found[f"{REWARD}.model_path"] = model(workload.reward)
+        found[f"{REWARD_BLOCK}.model_path"] = model(workload.reward)
     return {**found, "data.train_files": "/path/to/train.parquet", "data.val_files": "/path/to/validation.parquet"}
 
 
@@ -128,54 +132,54 @@ def _pool(where: str, mesh: Mesh, cluster: Cluster) -> dict[str, Setting]:
 
 
 def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, Setting]:
-    _, mesh, way = chosen["actor_generate"]
+    _, mesh, config = chosen["actor_generate"]
     memory = cluster.device.memory
     resident = sum(other.resident for _, where, other in chosen.values() if where.overlaps(mesh))
-    needed = way.active + way.copy
+    needed = config.active + config.copy
     # A larger KV cache than needed keeps more prefixes; half of what is free stays free, for fragmentation.
     share = (needed + max(0.0, memory - resident - needed) / 2) / memory
     return {
-        f"{ROLLOUT}.tensor_model_parallel_size": way.layout.tp,
-        f"{ROLLOUT}.gpu_memory_utilization": min(FULLEST, math.ceil(100 * share) / 100),
-        f"{ROLLOUT}.max_num_seqs": min(MOST_RUNNING, -(-workload.sequences // way.layout.dp)),
+        f"{ROLLOUT_BLOCK}.tensor_model_parallel_size": config.layout.tp,
+        f"{ROLLOUT_BLOCK}.gpu_memory_utilization": min(FULLEST, math.ceil(100 * share) / 100),
+        f"{ROLLOUT_BLOCK}.max_num_seqs": min(MOST_RUNNING, -(-workload.sequences // config.layout.dp)),
     }
 
 
-def _tokens(workload: Workload, way: Way, updates: int) -> int:
+def _tokens(workload: Workload, config: CallConfig, updates: int) -> int:
     """Tokens per device of one micro-batch; at least one whole sequence."""
-    layout = way.layout
+    layout = config.layout
     mean = workload.prompt.mean + workload.response.mean
-    each = workload.sequences * mean / (updates * layout.dp * way.microbatches)
+    each = workload.sequences * mean / (updates * layout.dp * config.microbatches)
     longest = workload.prompt.maximum + workload.response.maximum
     return math.ceil(max(each, longest) / layout.cp)
 
 
-def _fsdp(role: str, block: str, way: Way, trains: bool) -> dict[str, Setting]:
+def _fsdp(role: str, block: str, config: CallConfig, trains: bool) -> dict[str, Setting]:
     found: dict[str, Setting] = {
-        f"{role}.ulysses_sequence_parallel_size": way.layout.cp,
-        f"{role}.{block}.ulysses_sequence_parallel_size": way.layout.cp,
+        f"{role}.ulysses_sequence_parallel_size": config.layout.cp,
+        f"{role}.{block}.ulysses_sequence_parallel_size": config.layout.cp,
         f"{role}.{block}.fsdp_size": -1,
-        f"{role}.{block}.param_offload": way.offload,
+        f"{role}.{block}.param_offload": config.offload,
     }
     if trains:
-        found[f"{role}.{block}.optimizer_offload"] = way.offload
+        found[f"{role}.{block}.optimizer_offload"] = config.offload
     return found
 
 
-def _megatron(role: str, block: str, way: Way, trains: bool) -> dict[str, Setting]:
-    layout: Layout = way.layout
+def _megatron(role: str, block: str, config: CallConfig, trains: bool) -> dict[str, Setting]:
+    layout: Layout = config.layout
     found: dict[str, Setting] = {
         f"{role}.megatron.tensor_model_parallel_size": layout.tp,
         f"{role}.megatron.pipeline_model_parallel_size": layout.pp,
         f"{role}.megatron.context_parallel_size": layout.cp,
         f"{role}.megatron.expert_model_parallel_size": layout.ep,
-        f"{role}.megatron.param_offload": way.offload,
+        f"{role}.megatron.param_offload": config.offload,
     }
     if trains:
         found |= {
             f"{role}.megatron.sequence_parallel": layout.tp > 1,
             f"{role}.megatron.use_distributed_optimizer": True,
-            f"{role}.megatron.optimizer_offload": way.offload,
+            f"{role}.megatron.optimizer_offload": config.offload,
             # What the cost model assumes of training.
             f"{role}.megatron.override_transformer_config.recompute_granularity": "full",
             f"{role}.megatron.override_transformer_config.recompute_method": "uniform",

@@ -8,18 +8,17 @@ import numpy as np
 
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
+from verl_fuse.plan.call_configs import configs_on_sizes, least_bytes
 from verl_fuse.plan.descent import bytes_needed
 from verl_fuse.plan.meshes import legal_meshes
-from verl_fuse.plan.options import least_bytes, ways
-from verl_fuse.plan.search import Found, search
-from verl_fuse.plan.space import Move, Space, Way
+from verl_fuse.plan.search import SearchResult, search
+from verl_fuse.plan.space import CallConfig, MoveSeconds, PlanSpace
 from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.units import GIB
 from verl_fuse.spec.workload import Call, Workload
 
-GIB = 2**30
 
-
-def best_plan(space: Space, move: Move, time_limit: float) -> Found:
+def best_plan(space: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchResult:
     """Search a space; a FuseError says how much memory would do if no plan fits."""
     found = search(space, move, time_limit)
     if not found.feasible:
@@ -30,13 +29,13 @@ def best_plan(space: Space, move: Move, time_limit: float) -> Found:
     return found
 
 
-def full_space(workload: Workload, cost: CostModel, until: float = math.inf) -> Space:
+def full_space(workload: Workload, cost: CostModel, until: float = math.inf) -> PlanSpace:
     """Every legal option of every call that fits alone (`--ideal`); a FuseError names a call that fits nowhere, or says that the time was over before
     all options had their costs (`until` is a `time.monotonic` value)."""
     cluster, limit = cost.cluster, cost.cluster.device.memory
     meshes = legal_meshes(cluster)
     sizes = sorted({mesh.size for mesh in meshes})
-    found: list[tuple[Way, ...]] = []
+    found: list[tuple[CallConfig, ...]] = []
 
     def in_time() -> Iterator[int]:
         for size in sizes:
@@ -48,11 +47,11 @@ def full_space(workload: Workload, cost: CostModel, until: float = math.inf) -> 
             yield size
 
     for call in workload.calls:
-        found.append(ways(call, workload, cost, in_time(), limit))
+        found.append(configs_on_sizes(call, workload, cost, in_time(), limit))
     for call, of_call in zip(workload.calls, found, strict=True):
         if not of_call:
             raise FuseError(_nowhere(call, workload, cost, sizes))
-    return Space.build(workload.calls, cluster, found, meshes, limit)
+    return PlanSpace.build(workload.calls, cluster, found, meshes, limit)
 
 
 def _nowhere(call: Call, workload: Workload, cost: CostModel, sizes: Sequence[int]) -> str:
@@ -64,15 +63,15 @@ def _nowhere(call: Call, workload: Workload, cost: CostModel, sizes: Sequence[in
     return f"{where}: no legal layout divides the model and the {workload.sequences} sequences of a step in {workload.minibatches} mini-batches"
 
 
-def move_seconds(workload: Workload, cost: CostModel) -> Move:
+def move_seconds(workload: Workload, cost: CostModel) -> MoveSeconds:
     """What the cost model says; weights that wait in host memory are loaded first."""
 
-    def seconds(role: str, train: tuple[Mesh, Way], user: tuple[Mesh, Way]) -> float:
+    def seconds(role: str, train: tuple[Mesh, CallConfig], user: tuple[Mesh, CallConfig]) -> float:
         model = workload.model(role)  # type: ignore[arg-type]
-        (mesh, way), (user_mesh, user_way) = train, user
-        moved = cost.transfer(model, (mesh, way.layout), (user_mesh, user_way.layout))
-        if way.offload:
-            moved += cost.offload(cost.memory(model, "infer", way.layout).weights)
+        (mesh, config), (user_mesh, user_config) = train, user
+        moved = cost.transfer(model, (mesh, config.layout), (user_mesh, user_config.layout))
+        if config.offload:
+            moved += cost.offload(cost.memory(model, "infer", config.layout).weights)
         return moved
 
     return seconds

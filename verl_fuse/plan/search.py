@@ -21,31 +21,31 @@ from verl_fuse.plan.beam import build
 from verl_fuse.plan.bound import relax
 from verl_fuse.plan.descent import OVERFULL
 from verl_fuse.plan.dominance import undominated
-from verl_fuse.plan.hunt import Hunt, descend
 from verl_fuse.plan.meshes import legal_meshes
 from verl_fuse.plan.metropolis import metropolis
-from verl_fuse.plan.space import Move, Space, Way
-from verl_fuse.plan.tables import Tables
+from verl_fuse.plan.proof_search import ProofSearch, descend
+from verl_fuse.plan.space import CallConfig, MoveSeconds, PlanSpace
+from verl_fuse.plan.tables import PlanTables
 from verl_fuse.spec.cluster import Cluster, Device
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Call
 
-BEAM = 64
+BEAM_WIDTH = 64
 BEAM_OPTIONS = 400
 # Plans of the beam that are improved.
 STARTS = 4
 # Entries of the table of moves, 8 bytes each; beyond, options with larger bounds are left out (and bound the answer).
-ROOM = 30_000_000
+MOST_MOVE_ENTRIES = 30_000_000
 # Neighbourhoods and the proof get this share of the time; if it has not ended then, walks get their share, and the proof the rest.
 EARLY, WALK = 0.35, 0.35
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """A plan as option of each call, its seconds per step, and what no plan of the space can beat. `space` is what is left of the space
     after dropping what cannot be part of a better plan; `options` is how many there were."""
 
-    space: Space
+    space: PlanSpace
     choice: tuple[int, ...]
     seconds: float
     bound: float
@@ -65,13 +65,13 @@ class Found:
         return max(0.0, 1.0 - self.bound / self.seconds)
 
 
-def search(whole: Space, move: Move, time_limit: float) -> Found:
+def search(whole: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchResult:
     """The best plan found within `time_limit` seconds, compilation not counted; not `feasible` if none was found that fits into memory."""
     compile_kernels()
     return _search(whole, move, time_limit)
 
 
-def _search(whole: Space, move: Move, time_limit: float) -> Found:
+def _search(whole: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchResult:
     begun = time.monotonic()
     space = whole.keep(undominated(whole.tables))
     alone = branch.bounds_alone(space.tables, relax(space.tables))
@@ -81,7 +81,7 @@ def _search(whole: Space, move: Move, time_limit: float) -> Found:
     kept = (alone <= ceiling) | np.isin(np.arange(alone.size), [plan for _, plan in plans])
     space = space.keep(kept).with_room_for_moves()
     starts = [(np.cumsum(kept)[np.array(plan)] - 1, cost) for cost, plan in plans]
-    hunt = Hunt(space, move, *starts[0])
+    hunt = ProofSearch(space, move, *starts[0])
     stopped = False
     try:
         hunt.best, hunt.seconds = min((descend(space, move, *start) for start in starts), key=lambda end: end[1])
@@ -94,10 +94,10 @@ def _search(whole: Space, move: Move, time_limit: float) -> Found:
     bound = hunt.bound if ceiling >= hunt.seconds else min(hunt.bound, ceiling)
     elapsed = time.monotonic() - begun
     options = whole.tables.seconds.size
-    return Found(space, choice, hunt.seconds, min(bound, hunt.seconds), options, hunt.nodes, elapsed, stopped)
+    return SearchResult(space, choice, hunt.seconds, min(bound, hunt.seconds), options, hunt.nodes, elapsed, stopped)
 
 
-def _hunt(hunt: Hunt, begun: float, time_limit: float) -> None:
+def _hunt(hunt: ProofSearch, begun: float, time_limit: float) -> None:
     if hunt.seconds >= OVERFULL:
         hunt.fit(begun + EARLY * time_limit)
     if hunt.seconds < OVERFULL:
@@ -116,39 +116,42 @@ def compile_kernels() -> None:
         Call("score", "reward", "infer", ("generate",)),
         Call("train", "actor", "train", ("score",)),
     )
-    cluster, way = Cluster(1, 2, Device("toy", 1.0, 1.0, 1.0), 1.0, 1.0, 1.0), Way(Layout(), 1, False, 1.0, 0.1, 0.1)
-    toy = Space.build(calls, cluster, [[way]] * len(calls), legal_meshes(cluster), 1.0)
+    cluster, config = (
+        Cluster(1, 2, Device("toy", 1.0, 1.0, 1.0), 1.0, 1.0, 1.0),
+        CallConfig(Layout(), 1, False, 1.0, 0.1, 0.1),
+    )
+    toy = PlanSpace.build(calls, cluster, [[config]] * len(calls), legal_meshes(cluster), 1.0)
 
     def move(*_: object) -> float:
         return 1.0
 
     found = _search(toy, move, np.inf)
-    hunt = Hunt(found.space, move, np.array(found.choice, np.int64), found.seconds)
+    hunt = ProofSearch(found.space, move, np.array(found.choice, np.int64), found.seconds)
     hunt.candidates(np.inf, np.inf)
     metropolis(found.space, move, branch.every_option(found.space.tables), hunt.best, 1e-3)
 
 
-def _plans(t: Tables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+def _plans(t: PlanTables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     """Plans to begin with: the ends of a beam, and the plan in which every call needs the least memory while it runs, and then beside others."""
     relaxation = relax(t)
     calls = range(t.begin.size - 1)
     order = branch.start(relaxation, np.zeros(len(calls), np.int64), np.inf).order
-    plans = build(t, relaxation, branch.candidates(t, alone, np.inf, BEAM_OPTIONS), order, BEAM)
+    plans = build(t, relaxation, branch.candidates(t, alone, np.inf, BEAM_OPTIONS), order, BEAM_WIDTH)
     needs = t.resident + t.active + t.copy
     leanest = np.lexsort((t.resident, needs))
     lean = [next(o for o in leanest if t.begin[c] <= o < t.begin[c + 1]) for c in calls]
     return [*plans, np.array(lean, np.int64)]
 
 
-def _exact(space: Space, move: Move, plan: NDArray[np.int64]) -> float:
+def _exact(space: PlanSpace, move: MoveSeconds, plan: NDArray[np.int64]) -> float:
     """The cost of one plan, without room for the moves of others."""
-    alone = space.keep(np.isin(np.arange(space.way.size), plan)).with_room_for_moves()
+    alone = space.keep(np.isin(np.arange(space.config.size), plan)).with_room_for_moves()
     choice = np.arange(plan.size)
     alone.fill(move, choice)
     return float(descent.cost(alone.tables, choice))
 
 
-def _affordable(space: Space, alone: NDArray[np.float64], cost: float) -> float:
+def _affordable(space: PlanSpace, alone: NDArray[np.float64], cost: float) -> float:
     """The largest bound up to `cost` below which the options leave room for their moves."""
     t = space.tables
     least = max(float(alone[t.begin[c] : t.begin[c + 1]].min()) for c in range(len(space.calls)))
@@ -157,6 +160,6 @@ def _affordable(space: Space, alone: NDArray[np.float64], cost: float) -> float:
     finite = min(cost, float(np.max(alone, initial=0.0, where=np.isfinite(alone))))
     for share in np.linspace(1.0, 0.0, 21):
         ceiling = least + share * (finite - least)
-        if space.keep(alone <= ceiling).room <= ROOM:
+        if space.keep(alone <= ceiling).room <= MOST_MOVE_ENTRIES:
             return cost if share == 1.0 else ceiling
     return least

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from verl_fuse.plan.bound import Relaxation, lower_bound
 from verl_fuse.plan.branch import Candidates, fits_so_far
-from verl_fuse.plan.tables import Tables
+from verl_fuse.plan.tables import PlanTables
 
 # A second round drops what only dropped options supported; a third one hardly anything.
-ROUNDS = 2
+SUPPORT_ROUNDS = 2
 # Candidates between two looks at the clock.
 ROWS = 64
 
 
-def supported(t: Tables, r: Relaxation, k: Candidates, below: float, until: float = np.inf) -> Candidates:
+def supported(t: PlanTables, r: Relaxation, k: Candidates, below: float, until: float = np.inf) -> Candidates:
     """The candidates that have such a partner in every other call, in their order; after the time `until` the rest stays."""
-    for _ in range(ROUNDS):
+    for _ in range(SUPPORT_ROUNDS):
         options, bounds, counts = np.zeros_like(k.options), np.full_like(k.bounds, np.inf), np.zeros_like(k.counts)
         for c in range(counts.size):
             kept = np.ones(k.counts[c], np.bool_)
@@ -37,7 +37,7 @@ def supported(t: Tables, r: Relaxation, k: Candidates, below: float, until: floa
 
 @njit(cache=True)
 def _look_for_partners(
-    t: Tables, r: Relaxation, k: Candidates, below: float, call: int, begin: int, kept: NDArray[np.bool_]
+    t: PlanTables, r: Relaxation, k: Candidates, below: float, call: int, begin: int, kept: NDArray[np.bool_]
 ) -> None:
     """Whether to keep the candidates of `call` from `begin` on."""
     choice = np.full(k.counts.size, -1, np.int64)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 Scalar = Any
 
 
-class Tables(NamedTuple):
+class PlanTables(NamedTuple):
     """What the kernels read; n calls, k options over all calls. Device numbers are int64, seconds and bytes float64."""
 
     begin: NDArray[np.int64]  # n + 1

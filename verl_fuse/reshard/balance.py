@@ -13,7 +13,7 @@ from verl_fuse.reshard.streams import Ints
 SWEEPS = 40
 
 
-def shared_out(amounts: Ints, first: Ints, candidates: Ints, ranks: int) -> Ints:
+def balanced_cuts(amounts: Ints, first: Ints, candidates: Ints, ranks: int) -> Ints:
     """Where to cut each task: task t, of `amounts[t]` elements, has the candidates `candidates[first[t]:first[t + 1]]`; each does the elements from
     its entry of the result up to that of the next one."""
     order = np.argsort(np.diff(first), kind="stable")

@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.program import Message, Program, Span
+from verl_fuse.reshard.program import Message, StreamRange, TransferProgram
 from verl_fuse.reshard.rectangles import rectangles
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.sharding import PlacedSharding
 
 # What a rank has of each parameter, by name.
 Masks = dict[str, NDArray[np.bool_]]
 
 
-def check(program: Program) -> None:
+def check(program: TransferProgram) -> None:
     """Raise a FuseError naming the first message, rank and parameter at which something is lost, sent without being there, or sent twice."""
     ranks = range(len(program.nodes))
     held = _masks(program, program.source)
@@ -49,7 +49,7 @@ def _key(message: Message) -> tuple[int, int, int]:
     return message.round, message.sender, message.receiver
 
 
-def _masks(program: Program, placed: Placed) -> dict[int, Masks]:
+def _masks(program: TransferProgram, placed: PlacedSharding) -> dict[int, Masks]:
     """Elements of each parameter that lie in each rank's tensors; padding of the vocabulary included."""
     weights, sides = program.weights, (program.source.sharding, program.target.sharding)
     shapes = {p.name: (max(side.cells(weights, p).rows[-1] for side in sides), p.columns) for p in weights.parameters}
@@ -61,7 +61,9 @@ def _masks(program: Program, placed: Placed) -> dict[int, Masks]:
     return found
 
 
-def _take(program: Program, span: Span, text: str, sender: Masks, wanted: Masks, has: Masks, held: Masks) -> None:
+def _take(
+    program: TransferProgram, span: StreamRange, text: str, sender: Masks, wanted: Masks, has: Masks, held: Masks
+) -> None:
     for part in rectangles(program.streams, span):
         name = program.weights.parameters[part.parameter].name
         at = np.s_[part.row : part.row + part.rows, part.column : part.column + part.columns]

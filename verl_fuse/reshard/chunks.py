@@ -8,10 +8,10 @@ Invariants (tests/unit/reshard/test_loadable.py):
 import dataclasses
 from collections.abc import Iterator
 
-from verl_fuse.reshard.parameters import Parameter, Weights
+from verl_fuse.reshard.parameters import ModelParameters, Parameter
 
 
-def chunks(weights: Weights, limit: int) -> Iterator[Weights]:
+def chunks(weights: ModelParameters, limit: int) -> Iterator[ModelParameters]:
     """Cut the list of parameters; a longer parameter is a chunk of its own."""
     chosen: list[Parameter] = []
     elements = 0

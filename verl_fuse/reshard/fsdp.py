@@ -10,12 +10,12 @@ from functools import lru_cache
 
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.local import Entry, collected, row_block, shape_of
-from verl_fuse.reshard.parameters import Parameter, Weights
+from verl_fuse.reshard.parameters import ModelParameters, Parameter
 from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners, Piece, by_rows
 
 
 @dataclass(frozen=True)
-class Fsdp:
+class FsdpSharding:
     """`replicas` copies of the model, each cut into `shards`; ranks count shards first."""
 
     shards: int
@@ -29,19 +29,19 @@ class Fsdp:
     def devices(self) -> int:
         return self.shards * self.replicas
 
-    def check(self, weights: Weights) -> None:
+    def check(self, weights: ModelParameters) -> None:
         """Everything can be cut along its first dimension."""
 
-    def cells(self, weights: Weights, parameter: Parameter) -> Cells:
+    def cells(self, weights: ModelParameters, parameter: Parameter) -> Cells:
         if parameter.expert is not None:
             shard = parameter.expert // _share(weights.model.experts, self.shards)
             return _whole(parameter.rows, parameter.columns, self._owners(shard))
         return _cells(parameter.rows, parameter.columns, self.shards, self.replicas)
 
-    def tensors(self, weights: Weights, rank: int) -> tuple[LocalTensor, ...]:
+    def tensors(self, weights: ModelParameters, rank: int) -> tuple[LocalTensor, ...]:
         return collected(entry for p in weights.parameters for entry in self._entries(weights, p, rank % self.shards))
 
-    def _entries(self, weights: Weights, parameter: Parameter, shard: int) -> Iterator[Entry]:
+    def _entries(self, weights: ModelParameters, parameter: Parameter, shard: int) -> Iterator[Entry]:
         if parameter.expert is not None:
             yield from self._expert(weights, parameter, parameter.expert, shard)
             return
@@ -51,7 +51,7 @@ class Fsdp:
             shape = shape_of(parameter, last - first, parameter.columns)
             yield parameter.name, shape, row_block(parameter, first, last - first)
 
-    def _expert(self, weights: Weights, parameter: Parameter, expert: int, shard: int) -> Iterator[Entry]:
+    def _expert(self, weights: ModelParameters, parameter: Parameter, expert: int, shard: int) -> Iterator[Entry]:
         experts = weights.model.experts
         share = _share(experts, self.shards)
         if expert // share != shard:

@@ -11,28 +11,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from verl_fuse.reshard.local import shape_of
-from verl_fuse.reshard.parameters import Parameter, Weights
+from verl_fuse.reshard.parameters import ModelParameters, Parameter
 from verl_fuse.reshard.sharding import Cells, LocalTensor, Piece
-from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.reshard.vllm import VllmSharding
 
 
 @dataclass(frozen=True)
-class Loadable:
+class LoadableSharding:
     """The ranks of `engines`, before their weight loaders."""
 
-    engines: Vllm
+    engines: VllmSharding
 
     @property
     def devices(self) -> int:
         return self.engines.devices
 
-    def check(self, weights: Weights) -> None:
+    def check(self, weights: ModelParameters) -> None:
         self.engines.check(weights)
 
-    def cells(self, weights: Weights, parameter: Parameter) -> Cells:
+    def cells(self, weights: ModelParameters, parameter: Parameter) -> Cells:
         return self.engines.cells(weights, parameter)
 
-    def tensors(self, weights: Weights, rank: int) -> tuple[LocalTensor, ...]:
+    def tensors(self, weights: ModelParameters, rank: int) -> tuple[LocalTensor, ...]:
         return tuple(
             LocalTensor(p.name, shape_of(p, p.rows, p.columns), tuple(_pieces(p, self.cells(weights, p), rank)))
             for p in weights.parameters

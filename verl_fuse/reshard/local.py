@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from verl_fuse.reshard.parameters import Kind, Parameter
+from verl_fuse.reshard.parameters import Parameter, ParameterKind
 from verl_fuse.reshard.sharding import LocalTensor, Piece
 from verl_fuse.spec.model import Model
 
@@ -39,7 +39,7 @@ def column_block(parameter: Parameter, column: int, columns: int) -> Piece:
 class HeadRows:
     """Rows of a query, key or value projection on tensor rank `rank`; they begin at row `local` of its fused projection."""
 
-    kind: Kind
+    kind: ParameterKind
     row: int
     rows: int
     rank: int
@@ -56,7 +56,7 @@ def grouped_heads(heads: int, kv_heads: int, head_dim: int, tp: int) -> tuple[He
     found = []
     for group in range(kv_heads):
         begin = group * (queries + 2 * head_dim)
-        parts: tuple[tuple[Kind, int, int], ...] = (
+        parts: tuple[tuple[ParameterKind, int, int], ...] = (
             ("query", group * queries, queries),
             ("key", group * head_dim, head_dim),
             ("value", group * head_dim, head_dim),
@@ -88,7 +88,7 @@ def head_rows(model: Model, tp: int, fused: str) -> tuple[HeadRows, ...]:
     return order(model.heads, model.kv_heads, model.head_dim, tp)
 
 
-def head_owners(found: tuple[HeadRows, ...], kind: Kind) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+def head_owners(found: tuple[HeadRows, ...], kind: ParameterKind) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """(first row, rows, tensor ranks that have them) of one projection, in order of rows."""
     ranks: dict[tuple[int, int], list[int]] = {}
     for each in found:

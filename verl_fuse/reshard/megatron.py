@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.local import Entry, collected, column_block, head_owners, head_rows, row_block, shape_of
-from verl_fuse.reshard.parameters import Parameter, Weights
+from verl_fuse.reshard.parameters import ModelParameters, Parameter
 from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners, by_columns, by_rows, even_cuts
 from verl_fuse.spec.layout import Layout, stage_layers
 
@@ -36,7 +36,7 @@ _OUTSIDE = {
 
 
 @dataclass(frozen=True)
-class Megatron:
+class MegatronSharding:
     """`stages`: blocks per pipeline stage (empty: as even as can be); `vocabulary`: rows of the padded embedding (0: not padded);
     `transformer_engine`: whether norms are fused and experts grouped, as in that implementation's names."""
 
@@ -49,7 +49,7 @@ class Megatron:
     def devices(self) -> int:
         return self.layout.devices
 
-    def check(self, weights: Weights) -> None:
+    def check(self, weights: ModelParameters) -> None:
         model, layout = weights.model, self.layout
         layout.check(model)
         vocabulary = self._vocabulary(weights)
@@ -67,7 +67,7 @@ class Megatron:
                 f"layout {self} for {model.name}: stages={self.stages}; needs {layout.pp} numbers that add up to {model.layers} blocks"
             )
 
-    def cells(self, weights: Weights, parameter: Parameter) -> Cells:
+    def cells(self, weights: ModelParameters, parameter: Parameter) -> Cells:
         vocabulary = self._vocabulary(weights)
         homes = self._homes(weights, parameter)
         ep = -1 if parameter.expert is None else parameter.expert // (weights.model.experts // self.layout.ep)
@@ -77,7 +77,7 @@ class Megatron:
         rows = vocabulary if parameter.kind in ("embedding", "head") else parameter.rows
         return _cells(self.layout, homes, ep, Parameter("", rows, parameter.columns, parameter.kind), heads)
 
-    def tensors(self, weights: Weights, rank: int) -> tuple[LocalTensor, ...]:
+    def tensors(self, weights: ModelParameters, rank: int) -> tuple[LocalTensor, ...]:
         layout = self.layout
         place, stage = rank % (layout.tp * layout.dp * layout.cp), rank // (layout.tp * layout.dp * layout.cp)
         tp, ep = place % layout.tp, place // layout.tp % layout.ep
@@ -88,7 +88,7 @@ class Megatron:
             for entry in self._entries(weights, parameter, tp, ep, stage)
         )
 
-    def _entries(self, weights: Weights, parameter: Parameter, tp: int, ep: int, stage: int) -> Iterator[Entry]:
+    def _entries(self, weights: ModelParameters, parameter: Parameter, tp: int, ep: int, stage: int) -> Iterator[Entry]:
         degree, columns = self.layout.tp, parameter.columns
         name = self._name(weights, parameter, stage)
         if parameter.expert is not None and parameter.expert // (weights.model.experts // self.layout.ep) != ep:
@@ -111,7 +111,7 @@ class Megatron:
         else:
             yield name, shape_of(parameter, parameter.rows, columns), row_block(parameter, 0, parameter.rows)
 
-    def _name(self, weights: Weights, parameter: Parameter, stage: int) -> str:
+    def _name(self, weights: ModelParameters, parameter: Parameter, stage: int) -> str:
         if parameter.layer is None:
             tied_copy = parameter.kind == "embedding" and stage > 0
             return "output_layer.weight" if tied_copy else _OUTSIDE[parameter.name]
@@ -133,7 +133,7 @@ class Megatron:
         fused = self.transformer_engine and not (moe and name == "post_attention_layernorm.weight")
         return local + {**_NORMS, **_WHOLE, **(_FUSED_NORMS if fused else {})}[name]
 
-    def _homes(self, weights: Weights, parameter: Parameter) -> tuple[int, ...]:
+    def _homes(self, weights: ModelParameters, parameter: Parameter) -> tuple[int, ...]:
         """Stages that hold a parameter."""
         last = self.layout.pp - 1
         if parameter.layer is None:
@@ -142,13 +142,13 @@ class Megatron:
             return (0, last) if weights.model.tied_embeddings and last else (0,)
         return (_stage_of(self._blocks(weights), parameter.layer),)
 
-    def _blocks(self, weights: Weights) -> tuple[int, ...]:
+    def _blocks(self, weights: ModelParameters) -> tuple[int, ...]:
         return self.stages or stage_layers(weights.model.layers, self.layout.pp)
 
-    def _vocabulary(self, weights: Weights) -> int:
+    def _vocabulary(self, weights: ModelParameters) -> int:
         return self.vocabulary or weights.model.vocabulary
 
-    def _fused(self, weights: Weights) -> int:
+    def _fused(self, weights: ModelParameters) -> int:
         """Rows of the fused projection of all ranks."""
         model = weights.model
         return (model.heads + 2 * model.kv_heads) * model.head_dim

@@ -5,9 +5,9 @@ Invariant (tests/unit/reshard/test_parts.py): the same as numpy's stable argsort
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from verl_fuse.spec.arrays import Ints
+
 # Above this many numbers per key the counts themselves cost more than comparing.
 BINS_PER_KEY = 8
 

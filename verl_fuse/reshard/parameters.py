@@ -14,7 +14,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.model import Model
 
 # How a parameter is split: by rows of the vocabulary, by attention heads, by rows, by columns, or not at all.
-Kind = Literal["embedding", "head", "query", "key", "value", "column", "row", "whole"]
+ParameterKind = Literal["embedding", "head", "query", "key", "value", "column", "row", "whole"]
 
 # Model types whose parameters are known here, with their biases and norms inside attention.
 QKV_BIAS = ("qwen2", "qwen2_moe")
@@ -29,7 +29,7 @@ class Parameter:
     name: str
     rows: int
     columns: int
-    kind: Kind
+    kind: ParameterKind
     layer: int | None = None
     expert: int | None = None
 
@@ -39,7 +39,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Weights:
+class ModelParameters:
     """A model with the list of its parameters, in the order of a forward pass."""
 
     model: Model
@@ -55,7 +55,7 @@ class Weights:
         return sum(parameter.elements for parameter in self.parameters)
 
 
-def weights_of(model: Model, model_type: str, *, head_bias: bool = False) -> Weights:
+def parameters_of(model: Model, model_type: str, *, head_bias: bool = False) -> ModelParameters:
     """The parameters of a model; `model_type` is that of its `config.json`. A value model has the head `score`; `head_bias` if that has a bias."""
     if model_type not in TYPES:
         raise FuseError(f"model {model.name!r}: model_type={model_type!r}; parameters are known for {', '.join(TYPES)}")
@@ -71,18 +71,22 @@ def weights_of(model: Model, model_type: str, *, head_bias: bool = False) -> Wei
             parameters.append(Parameter("score.bias", 1, 1, "whole"))
     elif not model.tied_embeddings:
         parameters.append(Parameter("lm_head.weight", model.vocabulary, model.hidden, "head"))
-    return Weights(model, tuple(parameters))
+    return ModelParameters(model, tuple(parameters))
 
 
 def _block(model: Model, model_type: str, layer: int) -> Iterator[Parameter]:
     prefix, hidden = f"model.layers.{layer}.", model.hidden
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
 
-    def parameter(name: str, rows: int, columns: int, kind: Kind, expert: int | None = None) -> Parameter:
+    def parameter(name: str, rows: int, columns: int, kind: ParameterKind, expert: int | None = None) -> Parameter:
         return Parameter(prefix + name, rows, columns, kind, layer, expert)
 
     yield parameter("input_layernorm.weight", hidden, 1, "whole")
-    attention: tuple[tuple[str, int, Kind], ...] = (("q", queries, "query"), ("k", keys, "key"), ("v", keys, "value"))
+    attention: tuple[tuple[str, int, ParameterKind], ...] = (
+        ("q", queries, "query"),
+        ("k", keys, "key"),
+        ("v", keys, "value"),
+    )
     for letter, rows, kind in attention:
         yield parameter(f"self_attn.{letter}_proj.weight", rows, hidden, kind)
         if model_type in QKV_BIAS:

@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.parameters import Weights
+from verl_fuse.reshard.parameters import ModelParameters
 from verl_fuse.reshard.rounds import Hops, hops_of
 from verl_fuse.reshard.routes import Flows, flows_of
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.reshard.streams import Ints, Streams, streams_of
 
 BUCKET_BYTES = 256 << 20
@@ -26,7 +26,7 @@ MESSAGES_PER_BUCKET = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StreamRange:
     """The elements `low` to `high` of a stream."""
 
     stream: int
@@ -41,7 +41,7 @@ class Message:
     round: int
     sender: int
     receiver: int
-    spans: tuple[Span, ...]
+    spans: tuple[StreamRange, ...]
     relayed: bool
 
     @property
@@ -50,12 +50,12 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Program:
+class TransferProgram:
     """From `source` to `target`; `nodes[r]` is the node of rank r, `item_bytes` the bytes of an element on the way."""
 
-    weights: Weights
-    source: Placed
-    target: Placed
+    weights: ModelParameters
+    source: PlacedSharding
+    target: PlacedSharding
     nodes: tuple[int, ...]
     item_bytes: int
     bucket_bytes: int
@@ -71,12 +71,12 @@ class Program:
         """What a rank receives, in order."""
         return self._messages(np.flatnonzero(self.hops.receiver == rank))
 
-    def kept(self, rank: int) -> tuple[Span, ...]:
+    def kept(self, rank: int) -> tuple[StreamRange, ...]:
         """What a rank wants and holds already."""
         groups = self.streams.groups
         inside = np.array([rank in group for group in groups], np.bool_)
         found = np.flatnonzero(inside[self.streams.source] & inside[self.streams.target])
-        return tuple(Span(int(stream), 0, int(self.streams.size[stream])) for stream in found)
+        return tuple(StreamRange(int(stream), 0, int(self.streams.size[stream])) for stream in found)
 
     @property
     def message_elements(self) -> int:
@@ -141,7 +141,7 @@ class Program:
             )
         return tuple(found)
 
-    def _spans(self, flow: int, low: int, high: int) -> tuple[Span, ...]:
+    def _spans(self, flow: int, low: int, high: int) -> tuple[StreamRange, ...]:
         """The part `low` to `high` of a flow."""
         flows, ends = self.flows, self._ends
         first, last = int(flows.row_first[flow]), int(flows.row_first[flow + 1])
@@ -152,20 +152,20 @@ class Program:
             begin = end - int(flows.high[row] - flows.low[row])
             stop = min(high, end)
             at = int(flows.low[row])
-            spans.append(Span(int(flows.stream[row]), at + low - begin, at + stop - begin))
+            spans.append(StreamRange(int(flows.stream[row]), at + low - begin, at + stop - begin))
             low, row = stop, row + 1
         return tuple(spans)
 
 
 def plan_transfer(
-    weights: Weights,
-    source: Placed,
-    target: Placed,
+    weights: ModelParameters,
+    source: PlacedSharding,
+    target: PlacedSharding,
     *,
     nodes: Sequence[int],
     item_bytes: int = 2,
     bucket_bytes: int = BUCKET_BYTES,
-) -> Program:
+) -> TransferProgram:
     """The program from one layout to another. `nodes[r]` is the node of rank r, for all ranks of both; `bucket_bytes` bounds what a rank needs
     besides both layouts' tensors."""
     if item_bytes not in (1, 2, 4, 8):
@@ -180,10 +180,10 @@ def plan_transfer(
     streams = streams_of(weights, source, target, nodes)
     flows = flows_of(streams, np.array(nodes, np.int64))
     hops = hops_of(flows, limit, len(nodes))
-    return Program(weights, source, target, tuple(nodes), item_bytes, bucket_bytes, streams, flows, hops)
+    return TransferProgram(weights, source, target, tuple(nodes), item_bytes, bucket_bytes, streams, flows, hops)
 
 
-def lower_bound(program: Program) -> tuple[int, int]:
+def lower_bound(program: TransferProgram) -> tuple[int, int]:
     """(bytes that ranks want and do not hold, bytes for one copy to every node that wants and has none), from the layouts alone."""
     streams, nodes = program.streams, program.nodes
     wanted = crossing = 0

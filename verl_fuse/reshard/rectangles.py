@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_fuse.reshard.program import Span
+from verl_fuse.reshard.program import StreamRange
 from verl_fuse.reshard.streams import Streams
 
 
@@ -30,7 +30,7 @@ class Rectangle:
         return self.rows * self.columns
 
 
-def rectangles(streams: Streams, span: Span) -> Iterator[Rectangle]:
+def rectangles(streams: Streams, span: StreamRange) -> Iterator[Rectangle]:
     """The rectangles of a span, in order."""
     first, last = int(streams.first[span.stream]), int(streams.first[span.stream + 1])
     atom = first + int(np.searchsorted(streams.offset[first:last], span.low, "right")) - 1

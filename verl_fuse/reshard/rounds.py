@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from verl_fuse.reshard.order import Ints, order_of
+from verl_fuse.reshard.order import order_of
 from verl_fuse.reshard.routes import Flows
+from verl_fuse.spec.arrays import Ints
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_fuse.reshard.balance import shared_out
-from verl_fuse.reshard.order import Ints, order_of
+from verl_fuse.reshard.balance import balanced_cuts
+from verl_fuse.reshard.order import order_of
 from verl_fuse.reshard.route_kernel import chains, deliveries, keys, rows, same
 from verl_fuse.reshard.streams import Streams
+from verl_fuse.spec.arrays import Ints
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _line(
         chosen = np.flatnonzero(far[example] == side)
         members = _gathered(first[chosen], np.diff(first)[chosen], np.arange(len(candidates)))
         some = np.append(0, np.cumsum(np.diff(first)[chosen]))
-        cuts[members] = shared_out(totals[chosen], some, candidates[members], world)
+        cuts[members] = balanced_cuts(totals[chosen], some, candidates[members], world)
     return line, place, first, candidates, cuts
 
 

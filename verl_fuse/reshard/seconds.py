@@ -7,10 +7,10 @@ takes, and the slowest rank decides; each message costs a launch on top. `verl_f
 import numpy as np
 
 from verl_fuse.cost.collectives import Network
-from verl_fuse.reshard.program import Program
+from verl_fuse.reshard.program import TransferProgram
 
 
-def predicted_seconds(program: Program, network: Network) -> float:
+def predicted_seconds(program: TransferProgram, network: Network) -> float:
     """Seconds of a program on a cost model's network."""
     if not len(program.hops):
         return 0.0

@@ -4,7 +4,7 @@ Invariants (tests/unit/reshard/test_shardings.py), for every layout:
 - `cells` and `tensors` agree: a rank's pieces are exactly the cells it owns;
 - every element of a parameter has an owner, and the pieces of a rank's tensors do not overlap.
 
-Ranks here count from 0 within the layout; `Placed` says which ranks of the transfer they are.
+Ranks here count from 0 within the layout; `PlacedSharding` says which ranks of the transfer they are.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.parameters import Parameter, Weights
+from verl_fuse.reshard.parameters import ModelParameters, Parameter
 
 Owners = tuple[int, ...]
 
@@ -57,21 +57,21 @@ class Sharding(Protocol):
     @property
     def devices(self) -> int: ...
 
-    def check(self, weights: Weights) -> None:
+    def check(self, weights: ModelParameters) -> None:
         """Refuse, with a FuseError, a model that this layout cannot divide."""
         ...
 
-    def cells(self, weights: Weights, parameter: Parameter) -> Cells:
+    def cells(self, weights: ModelParameters, parameter: Parameter) -> Cells:
         """The owners of a parameter; the same object for parameters that are split alike among the same ranks."""
         ...
 
-    def tensors(self, weights: Weights, rank: int) -> tuple[LocalTensor, ...]:
+    def tensors(self, weights: ModelParameters, rank: int) -> tuple[LocalTensor, ...]:
         """What one rank holds."""
         ...
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedSharding:
     """A layout on ranks of the transfer: rank i of the layout is `ranks[i]`."""
 
     sharding: Sharding
@@ -84,19 +84,19 @@ class Placed:
             )
 
     @classmethod
-    def at(cls, sharding: Sharding, first: int = 0) -> "Placed":
+    def at(cls, sharding: Sharding, first: int = 0) -> "PlacedSharding":
         """On consecutive ranks."""
         return cls(sharding, tuple(range(first, first + sharding.devices)))
 
-    def tensors(self, weights: Weights, rank: int) -> tuple[LocalTensor, ...]:
+    def tensors(self, weights: ModelParameters, rank: int) -> tuple[LocalTensor, ...]:
         """What rank `rank` of the transfer holds; nothing if it has no part in this layout."""
         return self.sharding.tensors(weights, self.ranks.index(rank)) if rank in self.ranks else ()
 
     def __str__(self) -> str:
-        return f"{self.sharding} on {shown(self.ranks)}"
+        return f"{self.sharding} on {ranks_text(self.ranks)}"
 
 
-def shown(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Ranks as text: 0-3 where consecutive, else 0,2,5."""
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.order import Ints, order_of
-from verl_fuse.reshard.parameters import Parameter, Weights
-from verl_fuse.reshard.sharding import Cells, Placed
+from verl_fuse.reshard.order import order_of
+from verl_fuse.reshard.parameters import ModelParameters, Parameter
+from verl_fuse.reshard.sharding import Cells, PlacedSharding
+from verl_fuse.spec.arrays import Ints
 
 NOBODY = 0
 
@@ -42,7 +43,9 @@ class Streams:
         return len(self.size)
 
 
-def streams_of(weights: Weights, source: Placed, target: Placed, nodes: Sequence[int]) -> Streams:
+def streams_of(
+    weights: ModelParameters, source: PlacedSharding, target: PlacedSharding, nodes: Sequence[int]
+) -> Streams:
     """The streams between two layouts; `nodes[r]` is the node of rank r."""
     groups = _Groups(nodes)
     grids: dict[tuple[int, int], tuple[Ints, ...]] = {}
@@ -92,11 +95,11 @@ class _Groups:
         self._seen: dict[tuple[int, tuple[int, ...]], int] = {}
         self.sets: list[tuple[int, ...]] = [()]
 
-    def ids(self, placed: Placed, cells: Cells) -> Ints:
+    def ids(self, placed: PlacedSharding, cells: Cells) -> Ints:
         """Group of each cell."""
         return np.array([[self._id(placed, owners) for owners in line] for line in cells.owners], np.int64)
 
-    def _id(self, placed: Placed, owners: tuple[int, ...]) -> int:
+    def _id(self, placed: PlacedSharding, owners: tuple[int, ...]) -> int:
         key = id(placed), owners
         if key not in self._seen:
             if placed.ranks and max(placed.ranks) >= len(self._nodes):
@@ -134,7 +137,7 @@ def _spread(groups: Ints, cells: Cells, row_cuts: Ints, column_cuts: Ints) -> In
     return framed[np.ix_(rows, columns)]
 
 
-def _check_held(parameter: Parameter, grid: tuple[Ints, ...], source: Placed, target: Placed) -> None:
+def _check_held(parameter: Parameter, grid: tuple[Ints, ...], source: PlacedSharding, target: PlacedSharding) -> None:
     row, _, _, _, held, wanted = grid
     missing = (held == NOBODY) & (wanted != NOBODY) & (row < parameter.rows)
     if missing.any():

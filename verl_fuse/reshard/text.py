@@ -6,10 +6,10 @@ Invariant (tests/unit/reshard/test_shardings.py): `sharding_from(str(sharding)) 
 import re
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.fsdp import Fsdp
-from verl_fuse.reshard.megatron import Megatron
+from verl_fuse.reshard.fsdp import FsdpSharding
+from verl_fuse.reshard.megatron import MegatronSharding
 from verl_fuse.reshard.sharding import Sharding
-from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.reshard.vllm import VllmSharding
 from verl_fuse.spec.layout import Layout
 
 FORMS = "megatron tp2 pp2 dp2 [stages=3+5] [vocabulary=N] [local], fsdp SHARDS, fsdp REPLICASxSHARDS, replicated COPIES, vllm tp2 [dp2]"
@@ -24,25 +24,25 @@ def sharding_from(text: str) -> Sharding:
         if kind == "vllm":
             layout = Layout.parse(" ".join(parts))
             if layout == Layout(tp=layout.tp, dp=layout.dp):
-                return Vllm(layout.tp, layout.dp)
+                return VllmSharding(layout.tp, layout.dp)
         elif kind in ("fsdp", "replicated") and len(parts) == 1 and re.fullmatch(r"(\d+x)?\d+", parts[0]):
             *replicas, last = map(int, parts[0].split("x"))
             if kind == "fsdp":
-                return Fsdp(last, *replicas)
+                return FsdpSharding(last, *replicas)
             if not replicas:
-                return Fsdp(1, last)
+                return FsdpSharding(1, last)
     except FuseError as error:
         raise FuseError(f"layout {text!r}: {error}") from error
     raise FuseError(f"layout {text!r}; needs one of: {FORMS}")
 
 
-def _megatron(parts: list[str]) -> Megatron:
+def _megatron(parts: list[str]) -> MegatronSharding:
     degrees = [part for part in parts if "=" not in part and part != "local"]
     options = dict(part.split("=", 1) for part in parts if "=" in part)
     stages, vocabulary = options.pop("stages", ""), options.pop("vocabulary", "0")
     if options or not re.fullmatch(r"(\d+(\+\d+)*)?", stages) or not vocabulary.isdigit():
         raise FuseError(f"needs one of: {FORMS}")
-    return Megatron(
+    return MegatronSharding(
         Layout.parse(" ".join(degrees)),
         tuple(map(int, stages.split("+"))) if stages else (),
         int(vocabulary),

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.local import Entry, collected, column_block, head_owners, head_rows, row_block, shape_of
-from verl_fuse.reshard.parameters import Parameter, Weights
+from verl_fuse.reshard.parameters import ModelParameters, Parameter
 from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners, Piece, by_columns, by_rows, even_cuts
 from verl_fuse.spec.layout import Layout
 
@@ -18,7 +18,7 @@ VOCABULARY_MULTIPLE = 64
 
 
 @dataclass(frozen=True)
-class Vllm:
+class VllmSharding:
     """`replicas` engines of `tp` ranks each; ranks count tensor ranks first."""
 
     tp: int
@@ -32,7 +32,7 @@ class Vllm:
     def devices(self) -> int:
         return self.tp * self.replicas
 
-    def check(self, weights: Weights) -> None:
+    def check(self, weights: ModelParameters) -> None:
         Layout(tp=self.tp).check(weights.model)
         if _padded(weights) % self.tp or weights.model.shared_intermediate % self.tp:
             raise FuseError(
@@ -40,16 +40,16 @@ class Vllm:
                 f"and of shared_intermediate={weights.model.shared_intermediate}"
             )
 
-    def cells(self, weights: Weights, parameter: Parameter) -> Cells:
+    def cells(self, weights: ModelParameters, parameter: Parameter) -> Cells:
         heads = head_rows(weights.model, self.tp, "stacked") if parameter.kind in ("query", "key", "value") else ()
         padded = _padded(weights) if parameter.kind in ("embedding", "head") else parameter.rows
         return _cells(self, Parameter("", parameter.rows, parameter.columns, parameter.kind), padded, heads)
 
-    def tensors(self, weights: Weights, rank: int) -> tuple[LocalTensor, ...]:
+    def tensors(self, weights: ModelParameters, rank: int) -> tuple[LocalTensor, ...]:
         tp = rank % self.tp
         return collected(entry for p in weights.parameters for entry in self._entries(weights, p, tp))
 
-    def _entries(self, weights: Weights, parameter: Parameter, tp: int) -> Iterator[Entry]:
+    def _entries(self, weights: ModelParameters, parameter: Parameter, tp: int) -> Iterator[Entry]:
         columns, model = parameter.columns, weights.model
         prefix, _, last = parameter.name.rpartition(".")
         if parameter.kind in ("embedding", "head"):
@@ -77,7 +77,7 @@ class Vllm:
         else:
             yield parameter.name, shape_of(parameter, parameter.rows, columns), row_block(parameter, 0, parameter.rows)
 
-    def _expert(self, weights: Weights, parameter: Parameter, expert: int, tp: int) -> Entry:
+    def _expert(self, weights: ModelParameters, parameter: Parameter, expert: int, tp: int) -> Entry:
         experts = weights.model.experts
         prefix = parameter.name.partition(f"experts.{expert}.")[0] + "experts."
         if parameter.kind == "row":
@@ -94,12 +94,12 @@ class Vllm:
         return f"vllm tp{self.tp}" + (f" dp{self.replicas}" if self.replicas > 1 else "")
 
 
-def _padded(weights: Weights) -> int:
+def _padded(weights: ModelParameters) -> int:
     return -(-weights.model.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 @lru_cache(maxsize=4096)
-def _cells(layout: Vllm, parameter: Parameter, padded: int, heads: tuple) -> Cells:
+def _cells(layout: VllmSharding, parameter: Parameter, padded: int, heads: tuple) -> Cells:
     def owners(tensor_ranks: tuple[int, ...]) -> Owners:
         return tuple(tp + layout.tp * replica for replica in range(layout.replicas) for tp in tensor_ranks)
 

@@ -1,4 +1,4 @@
-"""A lane over a plain autograd function: one stage, one tensor in, one tensor out.
+"""A pipeline stage over a plain autograd function: one stage, one tensor in, one tensor out.
 
 Invariants (tests/unit/runtime/test_autograd.py):
 - gradients add up in the parameters' `.grad`, in the order of the backwards;
@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from verl_fuse.runtime.lane import TensorSpec
+from verl_fuse.runtime.stage import TensorSpec
 
-Stage = Callable[[int, torch.Tensor | None], torch.Tensor]
+StageFunction = Callable[[int, torch.Tensor | None], torch.Tensor]
 """(micro-batch, what the stage before sent) -> this stage's result, or on the last stage the loss, a scalar."""
 
 
-class AutogradLane:
-    """A lane without gradient synchronisation; `losses` holds the last stage's losses by micro-batch."""
+class AutogradStage:
+    """A stage without gradient synchronisation; `losses` holds the last stage's losses by micro-batch."""
 
     def __init__(
         self,
-        stage: Stage,
+        stage: StageFunction,
         parameters: Sequence[torch.Tensor],
         messages: Sequence[TensorSpec] | None,
         results: Sequence[TensorSpec] | None,

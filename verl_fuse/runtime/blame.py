@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RankState:
     """What a rank does since `since` (Unix seconds): it runs or waits for `what`, the latter from `peers`, in its program number `program`."""
 
     phase: Literal["runs", "waits"]
@@ -26,7 +26,7 @@ class State:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> "State":
+    def from_json(cls, text: str | bytes) -> "RankState":
         data: dict[str, Any] = json.loads(text)
         return cls(data["phase"], data["what"], data["since"], data["program"], tuple(data["peers"]))
 
@@ -51,7 +51,7 @@ class Verdict:
         return cls(tuple(data["culprits"]), data["text"])
 
 
-def blame(states: Mapping[int, State], silent: Collection[int], waiting: int, now: float) -> Verdict:
+def blame(states: Mapping[int, RankState], silent: Collection[int], waiting: int, now: float) -> Verdict:
     """The verdict of rank `waiting`, whose time is up."""
     me = states[waiting]
     late = {rank for rank, state in states.items() if state.program < me.program}
@@ -72,7 +72,7 @@ def blame(states: Mapping[int, State], silent: Collection[int], waiting: int, no
     return Verdict(tuple(culprits), f"{wait}: {faults}")
 
 
-def _reached(states: Mapping[int, State], waiting: int, late: Collection[int]) -> list[int]:
+def _reached(states: Mapping[int, RankState], waiting: int, late: Collection[int]) -> list[int]:
     """The ranks that `waiting` waits for, directly or through others, in order; not beyond those that are late."""
     found: set[int] = set()
     ahead = [waiting]

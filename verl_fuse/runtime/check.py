@@ -11,12 +11,12 @@ from collections import Counter
 
 from verl_fuse.errors import FuseError
 from verl_fuse.runtime.lower import lower
-from verl_fuse.runtime.program import Instruction, Program
-from verl_fuse.spec.problem import Problem
-from verl_fuse.spec.schedule import Kind
+from verl_fuse.runtime.program import Instruction, PipelineProgram
+from verl_fuse.spec.problem import ScheduleProblem
+from verl_fuse.spec.schedule import OpKind
 
 
-def check(program: Program) -> None:
+def check(program: PipelineProgram) -> None:
     """Raise a FuseError that prints the grid with the fault marked in brackets."""
     if len(program.rows) != program.problem.ranks:
         raise FuseError(f"program: {len(program.rows)} rows; its problem has {program.problem.ranks} ranks")
@@ -30,7 +30,7 @@ def check(program: Program) -> None:
             raise FuseError(f"program: rank {rank} holds activations of {peak:g}; memory_limit={limit:g}")
 
 
-def predicted_peaks(program: Program) -> tuple[float, ...]:
+def predicted_peaks(program: PipelineProgram) -> tuple[float, ...]:
     """Largest sum of activations each rank holds at a time, in the problem's memory unit."""
     peaks = []
     for rank, row in enumerate(program.rows):
@@ -45,9 +45,9 @@ def predicted_peaks(program: Program) -> tuple[float, ...]:
     return tuple(peaks)
 
 
-def _check_runs(program: Program, rank: int) -> None:
+def _check_runs(program: PipelineProgram, rank: int) -> None:
     """Each op of the rank once, in order per pipeline and kind, backwards after their forwards."""
-    problem, done = program.problem, Counter[tuple[int, Kind]]()
+    problem, done = program.problem, Counter[tuple[int, OpKind]]()
     for position, step in enumerate(program.rows[rank]):
         if not _exists(problem, rank, step):
             raise _fault(program, rank, position, "is not part of the problem")
@@ -66,20 +66,20 @@ def _check_runs(program: Program, rank: int) -> None:
                 raise _fault(program, rank, len(program.rows[rank]), f"of rank {rank}: {missing} is missing")
 
 
-def _exists(problem: Problem, rank: int, step: Instruction) -> bool:
+def _exists(problem: ScheduleProblem, rank: int, step: Instruction) -> bool:
     if step.pipeline >= len(problem.pipelines):
         return False
     pipeline = problem.pipelines[step.pipeline]
     return rank in pipeline.ranks and step.microbatch < pipeline.microbatches
 
 
-def _check_messages(program: Program, rank: int) -> None:
+def _check_messages(program: PipelineProgram, rank: int) -> None:
     """Receives and sends are those the runs need, at their places."""
     row = program.rows[rank]
-    runs: list[tuple[int, Kind, int]] = [
+    runs: list[tuple[int, OpKind, int]] = [
         (step.pipeline, step.kind, step.microbatch) for step in row if step.action == "run"
     ]
-    orders: list[list[tuple[int, Kind, int]]] = [runs if r == rank else [] for r in range(program.problem.ranks)]
+    orders: list[list[tuple[int, OpKind, int]]] = [runs if r == rank else [] for r in range(program.problem.ranks)]
     wanted = lower(program.problem, orders).rows[rank]
     for position, (step, due) in enumerate(zip(row, wanted, strict=False)):
         if step != due:
@@ -90,7 +90,7 @@ def _check_messages(program: Program, rank: int) -> None:
         raise _fault(program, rank, position, f"comes where {due} is due")
 
 
-def _check_progress(program: Program) -> None:
+def _check_progress(program: PipelineProgram) -> None:
     """Run the program under its blocking semantics; name the ring of ranks that wait for each other."""
     sent: set[tuple[int, str]] = set()
     position = [0] * program.problem.ranks
@@ -115,7 +115,7 @@ def _check_progress(program: Program) -> None:
         raise FuseError(f"program deadlocks: {_ring(program, stuck)}\n{program.grid(stuck)}")
 
 
-def _ring(program: Program, stuck: dict[int, int]) -> str:
+def _ring(program: PipelineProgram, stuck: dict[int, int]) -> str:
     """The ranks that wait for each other, starting anywhere on the ring; every stuck rank waits for a stuck one."""
     rank, path = min(stuck), []
     while rank not in path:
@@ -127,7 +127,7 @@ def _ring(program: Program, stuck: dict[int, int]) -> str:
     return ", ".join(f"rank {r} waits at {program.rows[r][stuck[r]].token}" for r in ring)
 
 
-def _fault(program: Program, rank: int, position: int, what: str) -> FuseError:
+def _fault(program: PipelineProgram, rank: int, position: int, what: str) -> FuseError:
     row = program.rows[rank]
     place = f"{row[position].token} on rank {rank}" if position < len(row) else "the end"
     return FuseError(f"program: {place} {what}\n{program.grid({rank: position})}")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from verl_fuse.runtime.lane import TensorSpec
 from verl_fuse.runtime.lost import LostPeer
+from verl_fuse.runtime.stage import TensorSpec
 
 
 class GlooInbox:

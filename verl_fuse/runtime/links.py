@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.schedule import Kind
+from verl_fuse.spec.schedule import OpKind
 
 # A receive posted at the start of a program may be matched much later; the executor has its own limit on how long it is blocked.
 MESSAGE_TIMEOUT = timedelta(days=1)
@@ -24,9 +24,9 @@ class Link:
 
     ranks: tuple[int, ...]
     stage: int
-    groups: Mapping[Kind, dist.ProcessGroup]
+    groups: Mapping[OpKind, dist.ProcessGroup]
 
-    def neighbours(self, kind: Kind) -> tuple[int | None, int | None]:
+    def neighbours(self, kind: OpKind) -> tuple[int | None, int | None]:
         """Global ranks that a forward or backward of this stage receives from and sends to; None at the ends of the pipeline."""
         before = self.ranks[self.stage - 1] if self.stage else None
         after = self.ranks[self.stage + 1] if self.stage + 1 < len(self.ranks) else None
@@ -51,7 +51,7 @@ def open_links(pipelines: Sequence[Sequence[int]], device: torch.device) -> dict
     _check_placement(pipelines)
     rank, links = dist.get_rank(), {}
     for index, ranks in enumerate(pipelines):
-        groups: dict[Kind, dist.ProcessGroup] = {}
+        groups: dict[OpKind, dist.ProcessGroup] = {}
         for kind in ("F", "B"):
             group: Any = dist.new_group(list(ranks), timeout=MESSAGE_TIMEOUT, group_desc=f"pipeline {index} {kind}")
             if rank in ranks:
@@ -71,7 +71,7 @@ def _check_placement(pipelines: Sequence[Sequence[int]]) -> None:
 
 def _connect(link: Link, device: torch.device) -> None:
     """One element along the pipeline, then one back."""
-    orders: dict[Kind, tuple[int, ...]] = {"F": link.ranks, "B": link.ranks[::-1]}
+    orders: dict[OpKind, tuple[int, ...]] = {"F": link.ranks, "B": link.ranks[::-1]}
     element = torch.zeros(1, device="cpu" if link.backend(device) == "gloo" else device)
     for kind, order in orders.items():
         place = order.index(dist.get_rank())

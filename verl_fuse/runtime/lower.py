@@ -8,20 +8,20 @@ Invariants (tests/unit/runtime/test_lower.py):
 from collections.abc import Iterator, Sequence
 
 from verl_fuse.errors import FuseError
-from verl_fuse.runtime.program import Instruction, Program
-from verl_fuse.spec.problem import Pipeline, Problem
-from verl_fuse.spec.schedule import Kind, Schedule
+from verl_fuse.runtime.program import Instruction, PipelineProgram
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
+from verl_fuse.spec.schedule import OpKind, Schedule
 
-Orders = Sequence[Sequence[tuple[int, Kind, int]]]
+OpOrders = Sequence[Sequence[tuple[int, OpKind, int]]]
 """(pipeline, kind, micro-batch) of each rank in running order, as `verl_fuse.spec.schedule.parse_text` returns them."""
 
 
-def lower_schedule(schedule: Schedule) -> Program:
+def lower_schedule(schedule: Schedule) -> PipelineProgram:
     """The program of a solved schedule."""
     return lower(schedule.problem, [[(op.pipeline, op.kind, op.microbatch) for op in row] for row in schedule.rows])
 
 
-def lower(problem: Problem, orders: Orders) -> Program:
+def lower(problem: ScheduleProblem, orders: OpOrders) -> PipelineProgram:
     """The program of running orders; a FuseError names an op whose pipeline or stage is not on its rank."""
     rows = []
     for rank, order in enumerate(orders):
@@ -31,10 +31,10 @@ def lower(problem: Problem, orders: Orders) -> Program:
                 raise FuseError(f"op {pipeline}{kind}{microbatch} on rank {rank}: the problem has no such stage there")
             row += _instructions(problem.pipelines[pipeline], pipeline, kind, microbatch, rank)
         rows.append(tuple(row))
-    return Program(problem, tuple(rows))
+    return PipelineProgram(problem, tuple(rows))
 
 
-def neighbours(pipeline: Pipeline, rank: int, kind: Kind) -> tuple[int | None, int | None]:
+def neighbours(pipeline: Pipeline, rank: int, kind: OpKind) -> tuple[int | None, int | None]:
     """The ranks an op on `rank` receives from and sends to; None at the ends of the pipeline."""
     stage = pipeline.ranks.index(rank)
     before = pipeline.ranks[stage - 1] if stage else None
@@ -42,7 +42,7 @@ def neighbours(pipeline: Pipeline, rank: int, kind: Kind) -> tuple[int | None, i
     return (before, after) if kind == "F" else (after, before)
 
 
-def _instructions(pipeline: Pipeline, index: int, kind: Kind, microbatch: int, rank: int) -> Iterator[Instruction]:
+def _instructions(pipeline: Pipeline, index: int, kind: OpKind, microbatch: int, rank: int) -> Iterator[Instruction]:
     source, target = neighbours(pipeline, rank, kind)
     if source is not None:
         yield Instruction("receive", index, kind, microbatch, source)

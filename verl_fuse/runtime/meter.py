@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/runtime/test_meter.py):
 - a storage that autograd keeps for a backward counts once, from its forward until autograd lets go of it;
-- weights do not count; what a lane keeps longer than its backward stays counted.
+- weights do not count; what a stage keeps longer than its backward stays counted.
 """
 
 from collections import Counter

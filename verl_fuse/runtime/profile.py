@@ -22,7 +22,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 
 
 @dataclass(frozen=True)
-class Bench:
+class BenchSettings:
     """Where and how to measure: at least `repeats` runs and `seconds` seconds of each case."""
 
     device: torch.device
@@ -31,7 +31,7 @@ class Bench:
     seconds: float = 0.05
 
     @classmethod
-    def on(cls, device: str, precision: str) -> "Bench":
+    def on(cls, device: str, precision: str) -> "BenchSettings":
         """`device` as torch names it; a FuseError if it is not there."""
         try:
             torch.empty(1, device=device)
@@ -61,7 +61,7 @@ class Bench:
         return torch.randn(*shape, device=self.device, dtype=self.dtype)
 
 
-def measure_device(bench: Bench) -> Device:
+def measure_device(bench: BenchSettings) -> Device:
     """Memory, reached matrix-product FLOP/s and reached copy bandwidth."""
     size = 1024 if bench.device.type == "cpu" else 8192
     left, right = bench.tensor(size, size), bench.tensor(size, size)
@@ -77,7 +77,7 @@ def measure_device(bench: Bench) -> Device:
 
 
 def measure_model(
-    bench: Bench, model: Model, tp: int, batches: tuple[int, ...], lengths: tuple[int, ...]
+    bench: BenchSettings, model: Model, tp: int, batches: tuple[int, ...], lengths: tuple[int, ...]
 ) -> MeasuredModel:
     """All parts and passes of one tensor rank's shard of the model."""
     modules = _Modules(bench, model, tp)
@@ -97,7 +97,7 @@ def measure_model(
 class _Modules:
     """One block, head and embedding on the device, and the time of each of their passes."""
 
-    def __init__(self, bench: Bench, model: Model, tp: int):
+    def __init__(self, bench: BenchSettings, model: Model, tp: int):
         self.bench, self.model = bench, model
         self.block = Block(model, tp).to(bench.device, bench.dtype)
         self.head = Head(model, tp).to(bench.device, bench.dtype)
@@ -150,7 +150,7 @@ class _Modules:
         return self.bench.time(back)
 
 
-def _optimizer_rate(bench: Bench, block: Block) -> float:
+def _optimizer_rate(bench: BenchSettings, block: Block) -> float:
     """Elements per second of an AdamW step."""
     for parameter in block.parameters():
         parameter.grad = torch.zeros_like(parameter)

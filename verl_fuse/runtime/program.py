@@ -1,7 +1,7 @@
 """What every rank does, in order: forwards and backwards, and the receives and sends between them.
 
 Invariants (tests/unit/runtime/test_program.py):
-- `Program.from_text(program.problem, program.to_text()) == program`;
+- `PipelineProgram.from_text(program.problem, program.to_text()) == program`;
 - the text form has one line per rank; `0F3` runs a forward, `0F3<1` receives its input from rank 1, `0F3>2` sends its result to rank 2;
 - programs that differ in any instruction or in their problem have different digests.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.problem import Problem
-from verl_fuse.spec.schedule import Kind
+from verl_fuse.spec.problem import ScheduleProblem
+from verl_fuse.spec.schedule import OpKind
 
 Action = Literal["run", "receive", "send"]
 
@@ -26,7 +26,7 @@ class Instruction(NamedTuple):
 
     action: Action
     pipeline: int
-    kind: Kind
+    kind: OpKind
     microbatch: int
     peer: int | None = None
 
@@ -42,10 +42,10 @@ class Instruction(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class PipelineProgram:
     """One row of instructions for each rank of `problem`; whether they can run is for `check` to say."""
 
-    problem: Problem
+    problem: ScheduleProblem
     rows: tuple[tuple[Instruction, ...], ...]
 
     def to_text(self) -> str:
@@ -53,7 +53,7 @@ class Program:
         return "".join(" ".join(step.token for step in row) + "\n" for row in self.rows)
 
     @classmethod
-    def from_text(cls, problem: Problem, text: str) -> "Program":
+    def from_text(cls, problem: ScheduleProblem, text: str) -> "PipelineProgram":
         """Parse the text form; a FuseError names the token that is none."""
         rows = enumerate(text.splitlines())
         return cls(problem, tuple(tuple(_parse(token, rank) for token in line.split()) for rank, line in rows))

@@ -6,7 +6,7 @@ from verl_fuse.spec.timeline import Span
 
 
 @dataclass(frozen=True)
-class Report:
+class ProgramReport:
     """Measurements of one rank.
 
     `spans`: one per forward and backward, with the seconds its input was waited for. `peak_bytes`: the most that autograd held for

@@ -1,4 +1,4 @@
-"""One rank's row of instructions, run once over its lanes and channels."""
+"""One rank's row of instructions, run once over its stages and channels."""
 
 import time
 from collections import Counter
@@ -8,46 +8,46 @@ import torch
 
 from verl_fuse.errors import FuseError
 from verl_fuse.runtime.clock import clock_for
-from verl_fuse.runtime.lane import Lane, TensorSpec
 from verl_fuse.runtime.links import Link
 from verl_fuse.runtime.meter import ActivationMeter
-from verl_fuse.runtime.program import Instruction, Program
+from verl_fuse.runtime.program import Instruction, PipelineProgram
+from verl_fuse.runtime.stage import PipelineStage, TensorSpec
 from verl_fuse.runtime.transport import Inbox, Outbox, open_inbox, open_outbox
 from verl_fuse.runtime.watch import Watch
-from verl_fuse.spec.schedule import Kind
+from verl_fuse.spec.schedule import OpKind
 from verl_fuse.spec.timeline import Span
 
 
-class Row:
+class RowExecution:
     """Channels, clock and meter of one run; receives are posted as soon as it is made."""
 
     def __init__(
         self,
-        program: Program,
+        program: PipelineProgram,
         rank: int,
         links: Mapping[int, Link],
-        lanes: Mapping[int, Lane],
+        stages: Mapping[int, PipelineStage],
         watch: Watch,
         depth: int,
     ) -> None:
-        self.meter = ActivationMeter(weight for lane in lanes.values() for weight in lane.weights())
+        self.meter = ActivationMeter(weight for stage in stages.values() for weight in stage.weights())
         self._program = program
         self._steps = program.rows[rank]
         self._links = links
-        self._lanes = lanes
+        self._stages = stages
         self._watch = watch
-        devices = {lane.device for lane in lanes.values()} or {torch.device("cpu")}
+        devices = {stage.device for stage in stages.values()} or {torch.device("cpu")}
         if len(devices) > 1:
-            raise FuseError(f"lanes on devices {', '.join(sorted(map(str, devices)))}; a rank has one")
+            raise FuseError(f"stages on devices {', '.join(sorted(map(str, devices)))}; a rank has one")
         self._device = devices.pop()
         self._clock = clock_for(self._device)
         self._left = Counter(step.pipeline for step in self._steps if (step.action, step.kind) == ("run", "B"))
         self._marks: list[tuple[Instruction, int, int, float]] = []
-        self._inboxes: dict[tuple[int, Kind], Inbox] = {}
-        self._outboxes: dict[tuple[int, Kind], Outbox] = {}
+        self._inboxes: dict[tuple[int, OpKind], Inbox] = {}
+        self._outboxes: dict[tuple[int, OpKind], Outbox] = {}
         for index, kind, source, target in channels(links):
             if source is not None:
-                specs = [spec_of(lanes[index], kind, "arrives", m) for m in range(self._microbatches(index))]
+                specs = [spec_of(stages[index], kind, "arrives", m) for m in range(self._microbatches(index))]
                 self._inboxes[index, kind] = open_inbox(links[index], kind, specs, depth, self._device)
             if target is not None:
                 self._outboxes[index, kind] = open_outbox(links[index], kind, self._device)
@@ -81,24 +81,24 @@ class Row:
         return self._watch.wait(step.op, [source], self._inboxes[step.pipeline, step.kind].take)
 
     def _op(self, step: Instruction, message: torch.Tensor | None, waited: float) -> torch.Tensor | None:
-        lane = self._lanes[step.pipeline]
+        stage = self._stages[step.pipeline]
         self._watch.runs(step.op)
         begin = self._clock.mark()
         if step.kind == "F":
             with self.meter.forward():
-                made = lane.forward(step.microbatch, message)
+                made = stage.forward(step.microbatch, message)
         else:
             self._left[step.pipeline] -= 1
             if self._left[step.pipeline] == 0:
-                lane.before_last_backward()
-            made = lane.backward(step.microbatch, message)
+                stage.before_last_backward()
+            made = stage.backward(step.microbatch, message)
         self._marks.append((step, begin, self._clock.mark(), waited))
         return self._checked(step, made)
 
     def _checked(self, step: Instruction, made: torch.Tensor | None) -> torch.Tensor | None:
         """The message as its receiver expects it; a wrong shape would not be noticed there, or hang."""
         sends = self._links[step.pipeline].neighbours(step.kind)[1] is not None
-        wanted = spec_of(self._lanes[step.pipeline], step.kind, "leaves", step.microbatch) if sends else None
+        wanted = spec_of(self._stages[step.pipeline], step.kind, "leaves", step.microbatch) if sends else None
         given = None if made is None else TensorSpec(tuple(made.shape), made.dtype)
         if given != wanted:
             raise FuseError(f"{step.op} made {given}; needs {wanted}")
@@ -123,14 +123,14 @@ class Row:
         )
 
 
-def channels(links: Mapping[int, Link]) -> Iterator[tuple[int, Kind, int | None, int | None]]:
+def channels(links: Mapping[int, Link]) -> Iterator[tuple[int, OpKind, int | None, int | None]]:
     """Pipeline and kind of a rank's ops, and the global ranks that their messages come from and go to."""
-    kinds: tuple[Kind, Kind] = ("F", "B")
+    kinds: tuple[OpKind, OpKind] = ("F", "B")
     for index, link in links.items():
         for kind in kinds:
             yield index, kind, *link.neighbours(kind)
 
 
-def spec_of(lane: Lane, kind: Kind, way: str, microbatch: int) -> TensorSpec:
+def spec_of(stage: PipelineStage, kind: OpKind, way: str, microbatch: int) -> TensorSpec:
     """The message that "arrives" for an op or "leaves" it: a backward's are gradients of what its forward sent and received."""
-    return lane.message(microbatch) if (kind == "F") == (way == "arrives") else lane.result(microbatch)
+    return stage.message(microbatch) if (kind == "F") == (way == "arrives") else stage.result(microbatch)

@@ -14,10 +14,10 @@ import torch
 
 from verl_fuse.errors import FuseError
 from verl_fuse.runtime.gloo import GlooInbox, GlooOutbox
-from verl_fuse.runtime.lane import TensorSpec
 from verl_fuse.runtime.links import Link
 from verl_fuse.runtime.nccl import NcclInbox, NcclOutbox
-from verl_fuse.spec.schedule import Kind
+from verl_fuse.runtime.stage import TensorSpec
+from verl_fuse.spec.schedule import OpKind
 
 Box = TypeVar("Box")
 
@@ -42,14 +42,14 @@ class Outbox(Protocol):
         ...
 
 
-def open_inbox(link: Link, kind: Kind, specs: Sequence[TensorSpec], depth: int, device: torch.device) -> Inbox:
+def open_inbox(link: Link, kind: OpKind, specs: Sequence[TensorSpec], depth: int, device: torch.device) -> Inbox:
     """The messages of one direction to this rank, which come with the given specs."""
     source, _ = link.neighbours(kind)
     assert source is not None, "the first stage of a direction receives nothing"
     return _box(link, device, GlooInbox, NcclInbox)(link.groups[kind], source, specs, depth, device)
 
 
-def open_outbox(link: Link, kind: Kind, device: torch.device) -> Outbox:
+def open_outbox(link: Link, kind: OpKind, device: torch.device) -> Outbox:
     """The messages of one direction from this rank."""
     _, target = link.neighbours(kind)
     assert target is not None, "the last stage of a direction sends nothing"

@@ -4,7 +4,7 @@ Every rank says in a store what it does. A rank that waits looks there for a ver
 to the rank that does not wait. The first verdict written stands for all.
 
 Invariants (tests/unit/runtime/test_watch.py, test_faults.py):
-- no wait lasts longer than the timeout, and a wait ends within POLL_SECONDS of a verdict;
+- no wait lasts longer than the timeout, and a wait ends within STORE_POLL_SECONDS of a verdict;
 - every rank's error carries the same verdict, which names ranks, ops and seconds;
 - a rank that cannot end by itself is ended by its guard, with the stacks of its threads on stderr;
 - keys of past programs are removed.
@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from verl_fuse.errors import FuseError
-from verl_fuse.runtime.blame import State, Verdict, blame
+from verl_fuse.runtime.blame import RankState, Verdict, blame
 from verl_fuse.runtime.guard import SILENCE_SECONDS, Guard
 from verl_fuse.runtime.lost import LostPeer
 from verl_fuse.runtime.store import Store
@@ -26,7 +26,7 @@ from verl_fuse.runtime.store import Store
 T = TypeVar("T")
 
 # How often a waiting rank looks for a verdict, and how often at most it looks for what it waits for in the store.
-POLL_SECONDS = 0.2
+STORE_POLL_SECONDS = 0.2
 LOOK_SECONDS = 0.001
 
 
@@ -95,20 +95,20 @@ class Watch:
 
     def runs(self, what: str) -> None:
         """Say that this rank works on `what`."""
-        self._say(State("runs", what, time.time(), self._program))
+        self._say(RankState("runs", what, time.time(), self._program))
 
     def wait(self, what: str, peers: Sequence[int], poll: Callable[[float], T | None]) -> T:
         """What `poll(seconds)` returns, as soon as that is not None; Stopped by a verdict, a lost peer, or after the timeout."""
         try:
             if (found := poll(0.0)) is not None:
                 return found
-            self._say(State("waits", what, time.time(), self._program, tuple(peers)))
+            self._say(RankState("waits", what, time.time(), self._program, tuple(peers)))
             begun, pulses = time.monotonic(), None
             while (left := begun + self.timeout - time.monotonic()) > 0:
-                if (found := poll(min(left, POLL_SECONDS))) is not None:
+                if (found := poll(min(left, STORE_POLL_SECONDS))) is not None:
                     return found
                 self._look()
-                if pulses is None and left < SILENCE_SECONDS + POLL_SECONDS:
+                if pulses is None and left < SILENCE_SECONDS + STORE_POLL_SECONDS:
                     pulses = self._pulses()
         except LostPeer as lost:
             raise self._lost(lost) from lost
@@ -143,15 +143,15 @@ class Watch:
             time.sleep(max(LOOK_SECONDS, waited / 10))
         return True
 
-    def _say(self, state: State) -> None:
+    def _say(self, state: RankState) -> None:
         self._doing = state
         self._ask(self._store.set, f"{self._prefix}/state/{self.rank}", state.to_json())
 
-    def _states(self) -> dict[int, State]:
+    def _states(self) -> dict[int, RankState]:
         """A rank that has not even opened its watch is in program -1."""
         texts = {rank: self._value(f"{self._prefix}/state/{rank}") for rank in self.ranks}
-        absent = State("runs", "what comes before its watch is opened", self._opened, -1)
-        return {rank: absent if text is None else State.from_json(text) for rank, text in texts.items()}
+        absent = RankState("runs", "what comes before its watch is opened", self._opened, -1)
+        return {rank: absent if text is None else RankState.from_json(text) for rank, text in texts.items()}
 
     def _pulses(self) -> dict[int, bytes | None]:
         return {rank: self._value(f"{self._prefix}/pulse/{rank}") for rank in self.ranks if rank != self.rank}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.schedule.timing import tidy
+from verl_fuse.schedule.timing import rounded
 
 Limits = Mapping[tuple[int, int], int]
 """Micro-batches that each (pipeline, stage) may have in flight."""
@@ -81,7 +81,7 @@ def makespan_bound(table: OpTable, limits: Limits | None = None) -> float:
     Source: Carlier, "The one-machine sequencing problem" (1982). It dominates the four published bounds of the fused problem.
     """
     head, tail = heads(table, limits), tails(table, limits)
-    return tidy(max(_preemptive(head[ids], table.duration[ids], tail[ids]) for ids in table.on_rank if len(ids)))
+    return rounded(max(_preemptive(head[ids], table.duration[ids], tail[ids]) for ids in table.on_rank if len(ids)))
 
 
 def _preemptive(head: NDArray[np.float64], duration: NDArray[np.float64], tail: NDArray[np.float64]) -> float:
@@ -142,4 +142,4 @@ def _overlap(begin: NDArray[np.float64], end: NDArray[np.float64], amount: NDArr
     times = np.concatenate([begin[kept], end[kept]])
     change = np.concatenate([amount[kept], -amount[kept]])
     held = np.cumsum(change[np.lexsort((change, times))])
-    return tidy(float(held.max(initial=0.0)))
+    return rounded(float(held.max(initial=0.0)))

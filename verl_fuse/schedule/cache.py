@@ -12,20 +12,20 @@ from pathlib import Path
 
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.validate import validate
-from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 
-ENVIRONMENT = "VERL_FUSE_CACHE"
+CACHE_VARIABLE = "VERL_FUSE_CACHE"
 
 
 def default_folder() -> Path:
     """`$VERL_FUSE_CACHE`, else `verl-fuse` in the user's cache directory."""
-    if folder := os.environ.get(ENVIRONMENT):
+    if folder := os.environ.get(CACHE_VARIABLE):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-fuse"
 
 
-def load(folder: Path, problem: Problem, method: str) -> Schedule | None:
+def load(folder: Path, problem: ScheduleProblem, method: str) -> Schedule | None:
     """The cached schedule, or None."""
     path = _path(folder, problem, method)
     try:
@@ -53,5 +53,5 @@ def store(folder: Path, schedule: Schedule) -> None:
         warnings.warn(f"schedule not cached: {error}", stacklevel=2)
 
 
-def _path(folder: Path, problem: Problem, method: str) -> Path:
+def _path(folder: Path, problem: ScheduleProblem, method: str) -> Path:
     return folder / f"schedule-{problem.digest[:32]}-{method}.json"

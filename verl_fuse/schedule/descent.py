@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from verl_fuse.schedule.bounds import makespan_bound, memory_bound
+from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.greedy import candidates
-from verl_fuse.schedule.model import scales
 from verl_fuse.schedule.serial import serial
-from verl_fuse.schedule.solution import TOLERANCE, Bounds, Budget, Solution
+from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Bounds, Budget, Solution
 from verl_fuse.schedule.table import OpTable
 
 MAKESPAN_SHARE = 0.6
 """Part of the time that the makespan may take before memory has its turn; what memory leaves is the makespan's again."""
 
-LEAN = 1.4
+LEAN_CAPACITY = 1.4
 """Capacity of the lean rounds, as a multiple of what serial 1F1B holds."""
 
 CAPACITIES = 3
@@ -33,14 +33,14 @@ CAPACITIES = 3
 FIRST_EFFORT = 0.5
 """About seconds of one core for each attempt."""
 
-MORE = 3.0
+EFFORT_GROWTH = 3.0
 """How much the effort grows when a lean round and one without limits were fruitless."""
 
 FIRST_MEMORY_EFFORT = 5.0
 """The same for memory, where little effort reaches nothing; doubled with each fruitless sweep."""
 
 
-CLOSING = 4e-4
+CLOSING_SECONDS_PER_OP = 4e-4
 """Seconds per op to end a walk in: a model being built is not interrupted, and the result is checked."""
 
 CLOSING_SHARE = 0.05
@@ -64,7 +64,7 @@ class Goal:
     ) -> None:
         self.makespan, self.capacity, self.incumbent, self.deadline = makespan, capacity, incumbent, deadline
         self.refuted_below: float | None = None
-        fitting = [s for s in (incumbent, near) if s is not None and s.peak <= capacity * (1 + TOLERANCE)]
+        fitting = [s for s in (incumbent, near) if s is not None and s.peak <= capacity * (1 + MAKESPAN_TOLERANCE)]
         self.closest = min(fitting, key=lambda s: s.key, default=None)
         self._accept, self._lock, self._event = accept, threading.Lock(), threading.Event()
 
@@ -75,20 +75,23 @@ class Goal:
 
     @property
     def reached(self) -> bool:
-        return self.incumbent.peak <= self.capacity * (1 + TOLERANCE) and self.incumbent.makespan <= self.makespan * (
-            1 + TOLERANCE
-        )
+        return self.incumbent.peak <= self.capacity * (
+            1 + MAKESPAN_TOLERANCE
+        ) and self.incumbent.makespan <= self.makespan * (1 + MAKESPAN_TOLERANCE)
 
     def offer(self, solution: Solution) -> None:
         """Hand in a solution; the better one is kept. One that is fast enough but over the capacity still counts when it holds less than the best."""
-        if solution.peak > self.capacity * (1 + TOLERANCE):
+        if solution.peak > self.capacity * (1 + MAKESPAN_TOLERANCE):
             with self._lock:
-                if solution.makespan <= self.makespan * (1 + TOLERANCE) and solution.peak < self.incumbent.peak:
+                if (
+                    solution.makespan <= self.makespan * (1 + MAKESPAN_TOLERANCE)
+                    and solution.peak < self.incumbent.peak
+                ):
                     self.incumbent = solution
                     self._accept(solution)
             return
         with self._lock:
-            reached = solution.makespan <= self.makespan * (1 + TOLERANCE)
+            reached = solution.makespan <= self.makespan * (1 + MAKESPAN_TOLERANCE)
             if self.closest is None or solution.makespan <= self.closest.makespan:
                 self.closest = solution
             if solution.key < self.incumbent.key or (reached and not self.reached):
@@ -101,7 +104,7 @@ class Goal:
         """Hand in a proof: within the capacity no schedule is shorter than `makespan`."""
         with self._lock:
             self.refuted_below = max(makespan, self.refuted_below or 0.0)
-            if makespan > self.makespan * (1 + TOLERANCE):
+            if makespan > self.makespan * (1 + MAKESPAN_TOLERANCE):
                 self._event.set()
 
     def stop(self) -> None:
@@ -146,7 +149,7 @@ def descend(
     table: OpTable, budget: Budget, attempts: Sequence[Attempt], begin: Callable[[], Solution | None] = lambda: None
 ) -> tuple[Solution, Bounds]:
     """Best solution within the budget, with the bounds proven on the way; `begin` may hand in a solution to walk on from."""
-    budget = budget.part(budget.left - min(CLOSING * len(table), CLOSING_SHARE * budget.seconds))
+    budget = budget.part(budget.left - min(CLOSING_SECONDS_PER_OP * len(table), CLOSING_SHARE * budget.seconds))
     walk = _Walk(table, budget, attempts)
     try:
         walk.take(begin())
@@ -205,9 +208,9 @@ class _Walk:
         Every other round aims at little memory too: annealing often reaches the bound all the same, and memory then starts lower.
         """
         deadline = self.budget.begun + share * self.budget.seconds
-        lean = min(self.limit, LEAN * serial(self.table, self.budget).peak)
+        lean = min(self.limit, LEAN_CAPACITY * serial(self.table, self.budget).peak)
         while (
-            self.best.makespan > self.makespan_bound * (1 + TOLERANCE)
+            self.best.makespan > self.makespan_bound * (1 + MAKESPAN_TOLERANCE)
             and min(deadline - time.monotonic(), self.budget.left) > 0
         ):
             aims_low = self.rounds % 2 == 0
@@ -216,7 +219,7 @@ class _Walk:
             if goal.refuted_below is not None and capacity == self.limit:
                 self.makespan_bound = min(max(self.makespan_bound, goal.refuted_below), self.best.makespan)
             elif not aims_low:
-                self.effort = min(self.effort * MORE, self.budget.seconds)
+                self.effort = min(self.effort * EFFORT_GROWTH, self.budget.seconds)
 
     def slim(self) -> None:
         """Memory at the makespan reached: right to the bound where serial 1F1B does not hold more, else half-way to that as long as it succeeds, and half-way back."""
@@ -249,4 +252,4 @@ class _Walk:
     @property
     def _fat(self) -> bool:
         """Whether time is left to look for less memory."""
-        return self.best.peak > self.memory_bound * (1 + TOLERANCE) and self.budget.left > 0
+        return self.best.peak > self.memory_bound * (1 + MAKESPAN_TOLERANCE) and self.budget.left > 0

@@ -7,19 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from verl_fuse.spec.arrays import Ints
 
 
-class Shop(NamedTuple):
-    """What no priority changes. A lane is one stage of one pipeline; -1 is none; times and memory are in ticks.
+class DispatchTables(NamedTuple):
+    """What no priority changes. A stage is that of one pipeline; -1 is none; times and memory are in ticks.
 
-    `lanes[rank]` lists the rank's lanes, `rank`, `upstream`, `downstream`, `microbatches` and `activation` belong to a lane, `first[lane, kind]` is
+    `stages[rank]` lists the rank's stages, `rank`, `upstream`, `downstream`, `microbatches` and `activation` belong to a stage, `first[stage, kind]` is
     its first op; `source`, `delay`, `duration` and `urgency` (longest path to the end) belong to an op.
     """
 
-    lanes: Ints
+    stages: Ints
     rank: Ints
     upstream: Ints
     downstream: Ints
@@ -37,11 +36,11 @@ class Shop(NamedTuple):
 def dispatch(shop, limits, bias, start):
     """Fill `start` for every op; returns the makespan, or -1 when every rank is stuck for memory.
 
-    `limits[lane]` bounds the micro-batches in flight, `bias[lane, kind]` is added to the urgency of the lane's ops. One function on purpose: handing a
+    `limits[stage]` bounds the micro-batches in flight, `bias[stage, kind]` is added to the urgency of the stage's ops. One function on purpose: handing a
     tuple of arrays to another for every op would cost more than the rest.
     """
     (
-        lanes,
+        stages,
         rank_of,
         upstream,
         downstream,
@@ -54,30 +53,30 @@ def dispatch(shop, limits, bias, start):
         urgency,
         capacity,
     ) = shop
-    ranks, width = lanes.shape
+    ranks, width = stages.shape
     start[:] = -1
     done = np.zeros((len(rank_of), 2), np.int64)
     free, held = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     ready = np.zeros((width, 2), np.int64)
-    # What each rank would run next: (start, op, lane, kind), op -1 when nothing can run; `stale` lists the ranks whose choice may have changed.
+    # What each rank would run next: (start, op, stage, kind), op -1 when nothing can run; `stale` lists the ranks whose choice may have changed.
     next_start, next_op = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
-    next_lane, next_kind = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    next_stage, next_kind = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     stale, fresh = np.arange(ranks), ranks
     end, left = 0, len(source)
     while True:
         for rank in stale[:fresh]:
             soonest = np.int64(1) << 60
             for at in range(width):
-                lane = lanes[rank, at]
+                stage = stages[rank, at]
                 for kind in range(2):
                     ready[at, kind] = -1
-                    if lane < 0 or done[lane, kind] == microbatches[lane]:
+                    if stage < 0 or done[stage, kind] == microbatches[stage]:
                         continue
-                    op = first[lane, kind] + done[lane, kind]
+                    op = first[stage, kind] + done[stage, kind]
                     if source[op] >= 0 and start[source[op]] < 0:
                         continue
                     if kind == 0 and (
-                        done[lane, 0] - done[lane, 1] >= limits[lane] or held[rank] + activation[lane] > capacity
+                        done[stage, 0] - done[stage, 1] >= limits[stage] or held[rank] + activation[stage] > capacity
                     ):
                         continue
                     ready[at, kind] = free[rank]
@@ -87,12 +86,12 @@ def dispatch(shop, limits, bias, start):
             next_op[rank] = -1
             best = np.int64(0)
             for at in range(width):
-                lane = lanes[rank, at]
+                stage = stages[rank, at]
                 for kind in range(2):
                     if ready[at, kind] < 0 or ready[at, kind] >= soonest:
                         continue
-                    op = first[lane, kind] + done[lane, kind]
-                    value = urgency[op] + bias[lane, kind]
+                    op = first[stage, kind] + done[stage, kind]
+                    value = urgency[op] + bias[stage, kind]
                     if (
                         next_op[rank] < 0
                         or value > best
@@ -100,7 +99,7 @@ def dispatch(shop, limits, bias, start):
                     ):
                         best = value
                         next_start[rank], next_op[rank] = ready[at, kind], op
-                        next_lane[rank], next_kind[rank] = lane, kind
+                        next_stage[rank], next_kind[rank] = stage, kind
         rank = -1
         for other in range(ranks):
             if next_op[other] >= 0 and (
@@ -109,14 +108,14 @@ def dispatch(shop, limits, bias, start):
                 rank = other
         if rank < 0:
             return end if left == 0 else -1
-        op, lane, kind = next_op[rank], next_lane[rank], next_kind[rank]
+        op, stage, kind = next_op[rank], next_stage[rank], next_kind[rank]
         start[op] = next_start[rank]
         free[rank] = start[op] + duration[op]
         end = max(end, free[rank])
         left -= 1
-        done[lane, kind] += 1
-        held[rank] += activation[lane] if kind == 0 else -activation[lane]
-        neighbour = downstream[lane] if kind == 0 else upstream[lane]
+        done[stage, kind] += 1
+        held[rank] += activation[stage] if kind == 0 else -activation[stage]
+        neighbour = downstream[stage] if kind == 0 else upstream[stage]
         stale[0], fresh = rank, 1
         if neighbour >= 0:
             stale[1], fresh = rank_of[neighbour], 2

@@ -10,22 +10,22 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from verl_fuse.errors import FuseError
+from verl_fuse.schedule.constraint_model import build, scales
 from verl_fuse.schedule.descent import Attempt, Goal, descend
-from verl_fuse.schedule.model import build, scales
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import orders_of
 
-MAX_OPS = 6000
+EXACT_MAX_OPS = 6000
 """Above this the model is too large to pay off."""
 
 
 def exact(table: OpTable, budget: Budget) -> tuple[Solution, Bounds]:
     """The constraint solver alone."""
-    return descend(table, budget, [Exact(table)])
+    return descend(table, budget, [ExactSearch(table)])
 
 
-class Exact(Attempt):
+class ExactSearch(Attempt):
     """Tries to reach or refute a goal with one CP-SAT thread, which the seed makes reproducible."""
 
     def __init__(self, table: OpTable) -> None:
@@ -38,7 +38,7 @@ class Exact(Attempt):
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         """Odd seeds ask whether the goal can be reached; even ones minimise the makespan from the incumbent."""
-        if len(self.table) > MAX_OPS:
+        if len(self.table) > EXACT_MAX_OPS:
             return
         clock, memory = self.scales.time, self.scales.memory
         wanted, known = clock.ticks(goal.makespan), clock.ticks(goal.incumbent.makespan)

@@ -8,7 +8,7 @@ the micro-batches in flight per pipeline and stage; several limits are tried, as
 
 from verl_fuse.schedule.back_to_back import back_to_back
 from verl_fuse.schedule.bounds import tails
-from verl_fuse.schedule.solution import TOLERANCE, Budget, Solution, from_orders
+from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 
 EXTRA_IN_FLIGHT = (None, 4, 2, 1, 0)
@@ -29,7 +29,7 @@ def candidates(table: OpTable, capacity: float) -> list[Solution]:
         solution = from_orders(table, orders) if orders is not None else None
         if solution is not None:
             found.append(solution)
-    return sorted((s for s in found if s.peak <= capacity * (1 + TOLERANCE)), key=lambda s: s.key)
+    return sorted((s for s in found if s.peak <= capacity * (1 + MAKESPAN_TOLERANCE)), key=lambda s: s.key)
 
 
 def in_flight(table: OpTable, extra: int | None, capacity: float) -> list[list[int]]:
@@ -43,12 +43,12 @@ def in_flight(table: OpTable, extra: int | None, capacity: float) -> list[list[i
     limits = [[min(p.microbatches, p.stages - s + extra) for s in range(p.stages)] for p in pipelines]
     for rank in range(table.problem.ranks):
         here = [(i, p.ranks.index(rank)) for i, p in enumerate(pipelines) if rank in p.ranks]
-        wanted = {lane: limits[lane[0]][lane[1]] for lane in here}
+        wanted = {stage: limits[stage[0]][stage[1]] for stage in here}
         while sum(limits[i][s] * pipelines[i].activation[s] for i, s in here) > capacity:
             shrinkable = [(i, s) for i, s in here if limits[i][s] > 1]
             if not shrinkable:
                 break
-            i, s = max(shrinkable, key=lambda lane: limits[lane[0]][lane[1]] / wanted[lane])
+            i, s = max(shrinkable, key=lambda stage: limits[stage[0]][stage[1]] / wanted[stage])
             limits[i][s] -= 1
     return limits
 
@@ -62,10 +62,10 @@ def list_schedule(table: OpTable, limits: list[list[int]], capacity: float) -> l
         table.activation.tolist(),
         table.before.tolist(),
     )
-    lanes: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
+    stages: list[list[tuple[int, int]]] = [[] for _ in range(problem.ranks)]
     for i, p in enumerate(problem.pipelines):
         for s, rank in enumerate(p.ranks):
-            lanes[rank].append((i, s))
+            stages[rank].append((i, s))
     done = {(i, s, kind): 0 for i, p in enumerate(problem.pipelines) for s in range(p.stages) for kind in (0, 1)}
     ends: dict[int, float] = {}
     free, held = [0.0] * problem.ranks, [0.0] * problem.ranks
@@ -74,7 +74,7 @@ def list_schedule(table: OpTable, limits: list[list[int]], capacity: float) -> l
     def choose(rank: int) -> tuple[float, int, int, int, int] | None:
         """(start, op, pipeline, stage, kind) the rank would run next."""
         runnable = []
-        for i, s in lanes[rank]:
+        for i, s in stages[rank]:
             for kind in (1, 0):
                 m = done[i, s, kind]
                 if m == problem.pipelines[i].microbatches:
@@ -83,7 +83,8 @@ def list_schedule(table: OpTable, limits: list[list[int]], capacity: float) -> l
                 if before[op] >= 0 and before[op] not in ends:
                     continue
                 if kind == 0 and (
-                    m - done[i, s, 1] >= limits[i][s] or held[rank] + activation[op] > capacity * (1 + TOLERANCE)
+                    m - done[i, s, 1] >= limits[i][s]
+                    or held[rank] + activation[op] > capacity * (1 + MAKESPAN_TOLERANCE)
                 ):
                     continue
                 start = max(free[rank], ends[before[op]] + delay[op]) if before[op] >= 0 else free[rank]

@@ -1,7 +1,7 @@
 """The list of methods; a name added here inherits every invariant test and every command.
 
-A method is a function in a module of the same name (`back-to-back` is `back_to_back.back_to_back`), imported on first use: the constraint solver
-and the compiler take longer to import than a bad problem takes to refuse.
+A method is a function of the same name (`back-to-back` is `back_to_back`) in a module imported on first use: the constraint solver and the
+compiler take longer to import than a bad problem takes to refuse.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,20 @@ from verl_fuse.errors import FuseError
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, finish, trivial_bounds
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.validate import validate
-from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 
 Method = Callable[[OpTable, Budget], Solution | tuple[Solution, Bounds]]
 
-METHODS = ("serial", "back-to-back", "greedy", "annealed", "exact", "portfolio")
-"""From the quickest to the best."""
+METHODS = {
+    "serial": "serial",
+    "back-to-back": "back_to_back",
+    "greedy": "greedy",
+    "annealed": "makespan_annealing",
+    "exact": "exact",
+    "portfolio": "portfolio",
+}
+"""Modules by method, from the quickest to the best."""
 
 
 def require_method(method: str) -> None:
@@ -26,11 +33,10 @@ def require_method(method: str) -> None:
         raise FuseError(f"method={method!r}; allowed: {', '.join(METHODS)}")
 
 
-def solve(problem: Problem, method: str, budget: Budget) -> Schedule:
+def solve(problem: ScheduleProblem, method: str, budget: Budget) -> Schedule:
     """Run one method and check its result; a FuseError names the methods when `method` is not one."""
     require_method(method)
-    name = method.replace("-", "_")
-    run: Method = getattr(import_module(f"verl_fuse.schedule.{name}"), name)
+    run: Method = getattr(import_module(f"verl_fuse.schedule.{METHODS[method]}"), method.replace("-", "_"))
     table = OpTable(problem)
     result = run(table, budget)
     solution, bounds = result if isinstance(result, tuple) else (result, trivial_bounds(table, result.makespan))

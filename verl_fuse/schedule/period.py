@@ -7,14 +7,14 @@ problem keeps differs from the problem in its micro-batches alone.
 from dataclasses import dataclass, replace
 
 from verl_fuse.schedule.bounds import makespan_bound
-from verl_fuse.schedule.solution import TOLERANCE
+from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
-ROOM = 1.25
+MICROBATCH_MARGIN = 1.25
 """Micro-batches of the shorter problem against the fewest that leave its bound in step: with the fewest, ramp-up and ramp-down overlap."""
 
-WORTH = 0.8
+MOST_OPS_SHARE = 0.8
 """A shorter problem has at most this share of the ops."""
 
 
@@ -48,7 +48,7 @@ def period_of(table: OpTable) -> Period | None:
     def without(turns: int) -> Period | None:
         """With the turns taken out, if the bound falls with them."""
         short = OpTable(_shorter(table.problem, each, turns))
-        in_step = abs(makespan_bound(short) + turns * length - bound) <= TOLERANCE * bound
+        in_step = abs(makespan_bound(short) + turns * length - bound) <= MAKESPAN_TOLERANCE * bound
         return Period(table, short, each, turns, length) if in_step else None
 
     # A pipeline takes as many micro-batches as stages to warm up.
@@ -62,12 +62,12 @@ def period_of(table: OpTable) -> Period | None:
     while fits - fails > 1:
         middle = (fits + fails) // 2
         fits, fails = (fits, middle) if without(fewest - middle) is None else (middle, fails)
-    turns = fewest - round(fits * ROOM)
+    turns = fewest - round(fits * MICROBATCH_MARGIN)
     found = without(turns) if turns > 0 else None
-    return found if found is not None and len(found.short) <= WORTH * len(table) else None
+    return found if found is not None and len(found.short) <= MOST_OPS_SHARE * len(table) else None
 
 
-def _shorter(problem: Problem, each: tuple[int, ...], turns: int) -> Problem:
+def _shorter(problem: ScheduleProblem, each: tuple[int, ...], turns: int) -> ScheduleProblem:
     pipelines = tuple(
         Pipeline(p.model, p.ranks, p.microbatches - n * turns, p.forward, p.backward, p.activation)
         for p, n in zip(problem.pipelines, each, strict=True)

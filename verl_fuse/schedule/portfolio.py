@@ -9,16 +9,16 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from verl_fuse.schedule.annealed import Anneal
 from verl_fuse.schedule.descent import Attempt, descend
-from verl_fuse.schedule.exact import Exact
-from verl_fuse.schedule.limited import Limited
+from verl_fuse.schedule.exact import ExactSearch
+from verl_fuse.schedule.in_flight import InFlightSearch
+from verl_fuse.schedule.makespan_annealing import MakespanAnnealing
+from verl_fuse.schedule.memory_annealing import MemoryAnnealing
 from verl_fuse.schedule.period import Period, period_of
-from verl_fuse.schedule.slim import Slim
 from verl_fuse.schedule.solution import Bounds, Budget, Solution
 from verl_fuse.schedule.stretch import stretch
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.schedule.windows import Windows
+from verl_fuse.schedule.windows import WindowSearch
 
 SMALL = 800
 """Up to this many ops the whole problem is not too much for the constraint solver, which then has the first turn: it often ends the round alone."""
@@ -41,11 +41,11 @@ def portfolio(table: OpTable, budget: Budget) -> tuple[Solution, Bounds]:
 
 def attempts(table: OpTable, workers: int) -> list[Attempt]:
     """All attempts, in an order that depends on size, on as many threads as there are workers."""
-    whole: list[Attempt] = [Exact(table)] if len(table) <= SMALL else []
+    whole: list[Attempt] = [ExactSearch(table)] if len(table) <= SMALL else []
     threads = range(max(2, workers))
-    annealing = [Anneal(table, worker) for worker in threads]
-    polishing = [Windows(table, worker) for worker in threads]
-    return [*whole, Limited(table, 0), Slim(table, 0), *annealing, *polishing]
+    annealing = [MakespanAnnealing(table, worker) for worker in threads]
+    polishing = [WindowSearch(table, worker) for worker in threads]
+    return [*whole, InFlightSearch(table, 0), MemoryAnnealing(table, 0), *annealing, *polishing]
 
 
 def _stretched(period: Period, budget: Budget) -> Solution | None:

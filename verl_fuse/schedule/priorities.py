@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_fuse.schedule.bounds import tails
+from verl_fuse.schedule.constraint_model import Scales, activation_ticks
 from verl_fuse.schedule.greedy import in_flight
-from verl_fuse.schedule.model import Scales, activation_ticks
 from verl_fuse.schedule.table import OpTable
 
 EXTRAS = (None, 0, 1, 2, 3, 4)
@@ -20,30 +20,30 @@ EXTRAS = (None, 0, 1, 2, 3, 4)
 
 
 class PrioritySearch:
-    """Hill climbing on one bias per pipeline and kind, noise per lane, and the in-flight limits."""
+    """Hill climbing on one bias per pipeline and kind, noise per stage, and the in-flight limits."""
 
     def __init__(self, table: OpTable, scales: Scales, capacity: float) -> None:
-        from verl_fuse.schedule.dispatch import Shop  # numba takes a second to import
+        from verl_fuse.schedule.dispatch import DispatchTables  # numba takes a second to import
 
         problem, ticks = table.problem, scales.time.ticks
         self.table, self.capacity = table, capacity
-        lanes = [(i, s) for i, p in enumerate(problem.pipelines) for s in range(p.stages)]
-        index = {lane: at for at, lane in enumerate(lanes)}
-        self.pipeline = np.array([i for i, _ in lanes], dtype=np.int64)
-        rank = np.array([problem.pipelines[i].ranks[s] for i, s in lanes], dtype=np.int64)
-        microbatches = np.array([problem.pipelines[i].microbatches for i, _ in lanes], dtype=np.int64)
-        first = np.array([[table.id(i, s, kind, 0) for kind in (0, 1)] for i, s in lanes], dtype=np.int64)
+        stages = [(i, s) for i, p in enumerate(problem.pipelines) for s in range(p.stages)]
+        index = {stage: at for at, stage in enumerate(stages)}
+        self.pipeline = np.array([i for i, _ in stages], dtype=np.int64)
+        rank = np.array([problem.pipelines[i].ranks[s] for i, s in stages], dtype=np.int64)
+        microbatches = np.array([problem.pipelines[i].microbatches for i, _ in stages], dtype=np.int64)
+        first = np.array([[table.id(i, s, kind, 0) for kind in (0, 1)] for i, s in stages], dtype=np.int64)
         activation = np.array([activation_ticks(table, scales, int(op)) for op in first[:, 0]], dtype=np.int64)
         on_rank = np.full((problem.ranks, int(np.bincount(rank).max())), -1, dtype=np.int64)
         for r in range(problem.ranks):
             here = np.flatnonzero(rank == r)
             on_rank[r, : len(here)] = here
         duration = np.array([max(1, ticks(d)) for d in table.duration.tolist()], dtype=np.int64)
-        self.shop = Shop(
-            lanes=on_rank,
+        self.shop = DispatchTables(
+            stages=on_rank,
             rank=rank,
-            upstream=np.array([index.get((i, s - 1), -1) for i, s in lanes], dtype=np.int64),
-            downstream=np.array([index.get((i, s + 1), -1) for i, s in lanes], dtype=np.int64),
+            upstream=np.array([index.get((i, s - 1), -1) for i, s in stages], dtype=np.int64),
+            downstream=np.array([index.get((i, s + 1), -1) for i, s in stages], dtype=np.int64),
             microbatches=microbatches,
             activation=activation,
             first=first,
@@ -66,7 +66,7 @@ class PrioritySearch:
 
     @property
     def neutral(self) -> NDArray[np.int64]:
-        """No bias for any lane and kind."""
+        """No bias for any stage and kind."""
         return np.zeros((len(self.pipeline), 2), dtype=np.int64)
 
     def climb(
@@ -90,15 +90,15 @@ class PrioritySearch:
     def _turned(
         self, random: np.random.Generator, limits: NDArray[np.int64], bias: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """A neighbour: one pipeline's bias, one lane's bias, or one lane's in-flight limit changed."""
+        """A neighbour: one pipeline's bias, one stage's bias, or one stage's in-flight limit changed."""
         limits, bias, step = limits.copy(), bias.copy(), int(self.shop.duration.max()) * int(random.choice([1, 2, 8]))
-        what, lane, kind = int(random.integers(3)), int(random.integers(len(limits))), int(random.integers(2))
+        what, stage, kind = int(random.integers(3)), int(random.integers(len(limits))), int(random.integers(2))
         if what == 0:
-            bias[self.pipeline == self.pipeline[lane], kind] += int(random.integers(-step, step + 1))
+            bias[self.pipeline == self.pipeline[stage], kind] += int(random.integers(-step, step + 1))
         elif what == 1:
-            bias[lane, kind] += int(random.integers(-step, step + 1))
+            bias[stage, kind] += int(random.integers(-step, step + 1))
         else:
-            limits[lane] = max(
-                1, min(int(self.shop.microbatches[lane]), int(limits[lane]) + int(random.choice([-1, 1])))
+            limits[stage] = max(
+                1, min(int(self.shop.microbatches[stage]), int(limits[stage]) + int(random.choice([-1, 1])))
             )
         return limits, bias

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.bounds import makespan_bound, memory_bound
 from verl_fuse.schedule.table import OpTable, Orders
-from verl_fuse.schedule.timing import earliest_starts, makespan, rank_peaks, tidy
+from verl_fuse.schedule.timing import earliest_starts, makespan, rank_peaks, rounded
 from verl_fuse.spec.schedule import Schedule
 
-TOLERANCE = 1e-9
+MAKESPAN_TOLERANCE = 1e-9
 """Relative; times are sums of floats."""
 
 
@@ -40,7 +40,7 @@ class Solution:
     @property
     def key(self) -> tuple[float, float, float]:
         """Smaller is better."""
-        return (self.makespan, self.peak, tidy(sum(self.peaks)))
+        return (self.makespan, self.peak, rounded(sum(self.peaks)))
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def from_starts(table: OpTable, orders: Orders, starts: NDArray[np.float64]) -> 
 def fits(table: OpTable, solution: Solution) -> bool:
     """Whether the solution meets the memory limit."""
     limit = table.problem.memory_limit
-    return limit is None or solution.peak <= limit * (1 + TOLERANCE)
+    return limit is None or solution.peak <= limit * (1 + MAKESPAN_TOLERANCE)
 
 
 def trivial_bounds(table: OpTable, deadline: float) -> Bounds:
@@ -111,17 +111,17 @@ def trivial_bounds(table: OpTable, deadline: float) -> Bounds:
 
 def finish(table: OpTable, solution: Solution, bounds: Bounds, seconds: float, method: str) -> Schedule:
     """The schedule file's contents for a solution and the bounds proven for it."""
-    if bounds.deadline < solution.makespan * (1 - TOLERANCE):
+    if bounds.deadline < solution.makespan * (1 - MAKESPAN_TOLERANCE):
         raise FuseError(f"memory bound proven for makespan {bounds.deadline:g}, not for {solution.makespan:g}")
     return Schedule(
         problem=table.problem,
         ops=table.ops(solution.starts),
         makespan=solution.makespan,
         lower_bound=bounds.makespan,
-        optimal=solution.makespan <= bounds.makespan * (1 + TOLERANCE),
+        optimal=solution.makespan <= bounds.makespan * (1 + MAKESPAN_TOLERANCE),
         peak_memory=solution.peak,
         memory_lower_bound=bounds.memory,
-        memory_optimal=solution.peak <= bounds.memory * (1 + TOLERANCE),
+        memory_optimal=solution.peak <= bounds.memory * (1 + MAKESPAN_TOLERANCE),
         solve_seconds=seconds,
         method=method,
     )

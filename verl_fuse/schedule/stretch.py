@@ -17,21 +17,21 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from verl_fuse.schedule.model import activation_ticks, scales
+from verl_fuse.schedule.constraint_model import activation_ticks, scales
 from verl_fuse.schedule.period import Period
-from verl_fuse.schedule.solution import TOLERANCE, Solution, from_orders
+from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Solution, from_orders
 from verl_fuse.schedule.timing import earliest_ticks, orders_of
 
 CUTS = (0.5, 0.4, 0.6, 0.3, 0.7)
 """Where to cut, as shares of the makespan."""
 
-FREE = (60, 150, 300, 600)
+FREE_OPS = (60, 150, 300, 600)
 """Ops around the cut that are placed anew, beside the turn."""
 
-SECONDS = 2.0
+CUT_SECONDS = 2.0
 """Deterministic time for one cut."""
 
-Lane = tuple[int, int, int]
+Fifo = tuple[int, int, int]
 """Pipeline, stage, kind."""
 
 
@@ -40,9 +40,9 @@ def stretch(period: Period, solution: Solution, capacity: float, seed: int, dead
 
     A longer one than promised, which too few turns for the micro-batches in flight can lead to, is only returned when no other is found.
     """
-    promised = (solution.makespan + period.turns * period.length) * (1 + TOLERANCE)
+    promised = (solution.makespan + period.turns * period.length) * (1 + MAKESPAN_TOLERANCE)
     best = None
-    for free, share in itertools.product(FREE, CUTS):
+    for free, share in itertools.product(FREE_OPS, CUTS):
         if time.monotonic() >= deadline:
             break
         found = _Cut(period, solution, share, free).solve(capacity, seed, deadline)
@@ -54,7 +54,7 @@ def stretch(period: Period, solution: Solution, capacity: float, seed: int, dead
 
 
 @dataclass
-class _Lane:
+class _Fifo:
     """Ops of one stage and kind, grouped by turns: ids count up from `first`, the group of micro-batch m is (m - `offset`) // `each`, counted from -1.
 
     `turn` are the starts within the turn, and `done` is how many groups run before it.
@@ -65,7 +65,7 @@ class _Lane:
     offset: int
     duration: int
     delay: int
-    source: Lane | None
+    source: Fifo | None
     turn: list[cp_model.IntVar]
     done: cp_model.LinearExpr | int = 0
 
@@ -94,7 +94,7 @@ class _Cut:
         self.model = cp_model.CpModel()
         self.start: list[cp_model.IntVar | int] = [0] * len(self.early)
         self.is_left: list[cp_model.IntVar] = [self.model.new_constant(0)] * len(self.early)
-        self.lanes: dict[Lane, _Lane] = {}
+        self.fifos: dict[Fifo, _Fifo] = {}
 
     def solve(self, capacity: float, seed: int, deadline: float) -> Solution | None:
         for rank, order in enumerate(self.orders):
@@ -106,7 +106,7 @@ class _Cut:
         solver = cp_model.CpSolver()
         settings = solver.parameters
         settings.num_workers, settings.random_seed = 1, seed
-        settings.max_deterministic_time = SECONDS
+        settings.max_deterministic_time = CUT_SECONDS
         settings.max_time_in_seconds = max(0.01, deadline - time.monotonic())
         settings.catch_sigint_signal = False
         settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0
@@ -119,16 +119,16 @@ class _Cut:
         """Starts of the whole problem's ops: the turn runs `turns` times, and what follows it is as much later."""
         whole, turns = self.period.table, self.period.turns
         starts = np.zeros(len(whole))
-        for (pipeline, stage, kind), lane in self.lanes.items():
-            done = solver.value(lane.done)
+        for (pipeline, stage, kind), fifo in self.fifos.items():
+            done = solver.value(fifo.done)
             for microbatch in range(whole.problem.pipelines[pipeline].microbatches):
-                group, place = lane.at(microbatch)
+                group, place = fifo.at(microbatch)
                 if done <= group < done + turns:
-                    start = solver.value(lane.turn[place]) + (group - done) * self.length
+                    start = solver.value(fifo.turn[place]) + (group - done) * self.length
                 elif group < done:
-                    start = solver.value(self.start[lane.first + microbatch])
+                    start = solver.value(self.start[fifo.first + microbatch])
                 else:
-                    op = lane.first + microbatch - turns * lane.each
+                    op = fifo.first + microbatch - turns * fifo.each
                     start = solver.value(self.start[op]) + (turns - 1) * self.length
                 starts[whole.id(pipeline, stage, kind, microbatch)] = start
         return starts
@@ -161,13 +161,13 @@ class _Cut:
             for stage, kind in itertools.product((s for s, r in enumerate(p.ranks) if r == rank), (0, 1)):
                 if not self._lane(pipeline, stage, kind):
                     return False
-                lane = self.lanes[pipeline, stage, kind]
-                for start in lane.turn:
+                fifo = self.fifos[pipeline, stage, kind]
+                for start in fifo.turn:
                     model.add(start >= cut)
-                    model.add(start + lane.duration <= cut + length)
-                    intervals.append(model.new_fixed_size_interval_var(start, lane.duration, ""))
-                for start, later in itertools.pairwise(lane.turn):
-                    model.add(later >= start + lane.duration)
+                    model.add(start + fifo.duration <= cut + length)
+                    intervals.append(model.new_fixed_size_interval_var(start, fifo.duration, ""))
+                for start, later in itertools.pairwise(fifo.turn):
+                    model.add(later >= start + fifo.duration)
         for op in (op for op in order if op in self.free):
             start = self.start[op] = model.new_int_var(opening, closing + length - self.duration[op], "")
             model.add_hint(start, self.early[op] + (0 if op in self.left else length))
@@ -185,7 +185,7 @@ class _Cut:
         source = (pipeline, stage, 0) if kind else (pipeline, stage - 1, 0)
         if kind and stage + 1 < p.stages:
             source = (pipeline, stage + 1, 1)
-        lane = self.lanes[pipeline, stage, kind] = _Lane(
+        fifo = self.fifos[pipeline, stage, kind] = _Fifo(
             first=first,
             each=each,
             offset=sum(op in self.left for op in ids) % each,
@@ -196,7 +196,7 @@ class _Cut:
         )
         groups: dict[int, list[int]] = {}
         for op in ids:
-            groups.setdefault(lane.at(op - first)[0], []).append(op)
+            groups.setdefault(fifo.at(op - first)[0], []).append(op)
         sides, earlier = [], None
         for group in sorted(groups):
             known = {op in self.left for op in groups[group] if op not in self.free}
@@ -211,38 +211,38 @@ class _Cut:
                 self.is_left[op] = side
             sides.append(side)
             earlier = side
-        lane.done = min(groups) + sum(sides)
+        fifo.done = min(groups) + sum(sides)
         return True
 
     def _precedences(self) -> None:
         """Results are there when they are needed, in the shorter schedule and with any number of turns; micro-batches stay in order."""
         model, length = self.model, self.length
-        for key, lane in self.lanes.items():
+        for key, fifo in self.fifos.items():
             p = self.table.problem.pipelines[key[0]]
             for microbatch in range(1, p.microbatches):
                 model.add(
-                    self.start[lane.first + microbatch] >= self.start[lane.first + microbatch - 1] + lane.duration
+                    self.start[fifo.first + microbatch] >= self.start[fifo.first + microbatch - 1] + fifo.duration
                 )
-            if lane.source is None:
+            if fifo.source is None:
                 continue
-            source = self.lanes[lane.source]
-            lag = source.duration + lane.delay
-            for microbatch in range(lane.each):
-                (group, place), (of, at) = lane.at(microbatch), source.at(microbatch)
+            source = self.fifos[fifo.source]
+            lag = source.duration + fifo.delay
+            for microbatch in range(fifo.each):
+                (group, place), (of, at) = fifo.at(microbatch), source.at(microbatch)
                 model.add(
-                    lane.turn[place] + (group - lane.done) * length
+                    fifo.turn[place] + (group - fifo.done) * length
                     >= source.turn[at] + (of - source.done) * length + lag
                 )
             for microbatch in range(p.microbatches):
-                op, origin = lane.first + microbatch, source.first + microbatch
+                op, origin = fifo.first + microbatch, source.first + microbatch
                 if not self.free & {op, origin} and (op in self.left) == (origin in self.left):
                     continue
-                (group, place), (of, at) = lane.at(microbatch), source.at(microbatch)
+                (group, place), (of, at) = fifo.at(microbatch), source.at(microbatch)
                 before, after = self.is_left[origin], self.is_left[op]
                 model.add_implication(after, before)
                 model.add(self.start[op] >= self.start[origin] + lag).only_enforce_if(after)
                 model.add(self.start[op] >= self.start[origin] + lag).only_enforce_if(~before)
-                model.add(lane.turn[place] + (group - lane.done) * length >= self.start[origin] + lag).only_enforce_if(
+                model.add(fifo.turn[place] + (group - fifo.done) * length >= self.start[origin] + lag).only_enforce_if(
                     before, ~after
                 )
                 model.add(
@@ -253,21 +253,21 @@ class _Cut:
         """Capacity of every rank with one turn put in: the others hold the same."""
         model, horizon = self.model, self.end + self.length
         by_rank: dict[int, tuple[list[cp_model.IntervalVar], list[int], int]] = {}
-        for (pipeline, stage, kind), lane in self.lanes.items():
-            size = activation_ticks(self.table, self.scales, lane.first)
+        for (pipeline, stage, kind), fifo in self.fifos.items():
+            size = activation_ticks(self.table, self.scales, fifo.first)
             if kind == 1 or size == 0:
                 continue
-            p, back = self.table.problem.pipelines[pipeline], self.lanes[pipeline, stage, 1]
+            p, back = self.table.problem.pipelines[pipeline], self.fifos[pipeline, stage, 1]
             intervals, sizes, room = by_rank.get(p.ranks[stage], ([], [], capacity))
             spans = [
-                (self.start[lane.first + m], self.start[back.first + m] + back.duration) for m in range(p.microbatches)
+                (self.start[fifo.first + m], self.start[back.first + m] + back.duration) for m in range(p.microbatches)
             ]
             # A forward of the turn holds until the end, and room for what its backwards free is taken until they do.
-            spans += [(start, horizon) for start in lane.turn]
+            spans += [(start, horizon) for start in fifo.turn]
             spans += [(0, start + back.duration) for start in back.turn]
             for opens, closes in spans:
                 intervals.append(model.new_interval_var(opens, model.new_int_var(0, horizon, ""), closes, ""))
                 sizes.append(size)
-            by_rank[p.ranks[stage]] = intervals, sizes, room + size * lane.each
+            by_rank[p.ranks[stage]] = intervals, sizes, room + size * fifo.each
         for intervals, sizes, room in by_rank.values():
             model.add_cumulative(intervals, sizes, room)

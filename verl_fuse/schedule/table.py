@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.schedule import Op
 
 Orders = Sequence[Sequence[int]]
@@ -23,7 +23,7 @@ Orders = Sequence[Sequence[int]]
 class OpTable:
     """Arrays over the op ids of `problem`; `kind` is 0 for forward, 1 for backward."""
 
-    problem: Problem
+    problem: ScheduleProblem
 
     @cached_property
     def base(self) -> tuple[int, ...]:

@@ -73,14 +73,14 @@ def rank_peaks(table: OpTable, orders: Orders) -> NDArray[np.float64]:
         ids = np.asarray(order, dtype=np.int64)
         if len(ids):
             change = np.where(table.kind[ids] == 0, table.activation[ids], -table.activation[ids])
-            peaks[r] = tidy(float(np.cumsum(change).max()))
+            peaks[r] = rounded(float(np.cumsum(change).max()))
     return peaks
 
 
-def tidy(value: float) -> float:
+def rounded(value: float) -> float:
     """`value` to 12 significant digits: sums of floats that should be equal are."""
     return float(f"{value:.12g}")
 
 
 def makespan(table: OpTable, starts: NDArray[np.float64]) -> float:
-    return tidy(float((starts + table.duration).max()))
+    return rounded(float((starts + table.duration).max()))

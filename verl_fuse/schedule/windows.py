@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
+from verl_fuse.schedule.constraint_model import activation_ticks, scales
 from verl_fuse.schedule.descent import Attempt, Goal
-from verl_fuse.schedule.model import activation_ticks, scales
 from verl_fuse.schedule.solution import Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import earliest_ticks
 
-SHARE = 0.7
+WINDOW_EFFORT_SHARE = 0.7
 """Effort against that of the annealing."""
 
-SECONDS = 0.6
+WINDOW_SECONDS = 0.6
 """Deterministic time for one window."""
 
 
@@ -40,7 +40,7 @@ class _Window:
     ends: list[cp_model.LinearExprT] = field(default_factory=list)
 
 
-class Windows(Attempt):
+class WindowSearch(Attempt):
     """Shortens the goal's closest solution window by window; `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
@@ -60,7 +60,7 @@ class Windows(Attempt):
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         random = np.random.default_rng([seed, self.worker, 1])
         spent = 0.0
-        while goal.closest is not None and spent < SHARE * effort and not goal.over:
+        while goal.closest is not None and spent < WINDOW_EFFORT_SHARE * effort and not goal.over:
             begun = time.thread_time()
             self._shorten(goal, goal.closest, random)
             spent += time.thread_time() - begun
@@ -129,7 +129,7 @@ class Windows(Attempt):
         solver = self.solver = cp_model.CpSolver()
         settings = solver.parameters
         settings.num_workers, settings.random_seed = 1, seed
-        settings.max_deterministic_time = SECONDS
+        settings.max_deterministic_time = WINDOW_SECONDS
         settings.max_time_in_seconds = max(0.01, goal.deadline - time.monotonic())
         settings.catch_sigint_signal = False
         settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0

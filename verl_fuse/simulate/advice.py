@@ -1,7 +1,7 @@
 """What should be switched on: the features that a simulation or a replayed run predicts to gain, as overrides of verl's configuration.
 
 Invariants (tests/unit/simulate/test_advice.py):
-- a feature that is predicted to gain less than `LEAST` of a step, or within its interval nothing, is not advised;
+- a feature that is predicted to gain less than `LEAST_GAIN_SHARE` of a step, or within its interval nothing, is not advised;
 - of two features that verl-fuse refuses together, the one that gains more is advised;
 - observe mode, which every feature includes, is what features are compared with, not stock verl.
 """
@@ -9,7 +9,7 @@ Invariants (tests/unit/simulate/test_advice.py):
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_fuse.simulate.compare import Row
+from verl_fuse.simulate.compare import StrategyResult
 from verl_fuse.simulate.recorded import Replay
 
 SWITCH = ("+fuse=default", "trainer.v1.trainer_mode=fuse")
@@ -27,7 +27,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
 }
 """Overrides of each feature, beside those of SWITCH."""
 _EXCLUSIVE = ({"streaming", "interstage"}, {"interstage", "elastic"})
-LEAST = 0.01
+LEAST_GAIN_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Gain:
 
     @property
     def worthwhile(self) -> bool:
-        return self.sure and max(self.share, self.device_share) >= LEAST
+        return self.sure and max(self.share, self.device_share) >= LEAST_GAIN_SHARE
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Advice:
     overrides: tuple[str, ...]
 
 
-def advice_of_rows(rows: Sequence[Row]) -> Advice:
+def advice_of_rows(rows: Sequence[StrategyResult]) -> Advice:
     """Of simulated strategies, `rows` as `compare` returns them: those that are one feature."""
     base = next((row for row in rows if row.strategy == "observe"), rows[0])
     gains = [
@@ -122,7 +122,7 @@ def advise(gains: Sequence[Gain], observed: str, switch: Sequence[str] = ()) -> 
     if chosen:
         parts.insert(0, f"switch on {', '.join(f'{gain.feature} ({_amount(gain)})' for gain in chosen)}")
     else:
-        parts.insert(0, f"switch no feature on: none is predicted to gain {LEAST:.0%} of a step")
+        parts.insert(0, f"switch no feature on: none is predicted to gain {LEAST_GAIN_SHARE:.0%} of a step")
     if excluded := [gain.feature for gain in gains if gain.worthwhile and gain not in chosen]:
         parts.append(f"{_listed(excluded)} cannot be on together with that")
     if chosen and nothing:
@@ -141,9 +141,13 @@ def chosen_of(gains: Sequence[Gain]) -> list[Gain]:
 
 
 def _amount(gain: Gain) -> str:
-    seconds = f"{gain.seconds:.2f} s a step, {gain.share:.0%}" if gain.share >= LEAST else ""
-    devices = f"{gain.device_share:.0%} of device time given back" if gain.device_share >= gain.share + LEAST else ""
-    slower = f"steps {-gain.share:.0%} longer" if gain.share <= -LEAST else ""
+    seconds = f"{gain.seconds:.2f} s a step, {gain.share:.0%}" if gain.share >= LEAST_GAIN_SHARE else ""
+    devices = (
+        f"{gain.device_share:.0%} of device time given back"
+        if gain.device_share >= gain.share + LEAST_GAIN_SHARE
+        else ""
+    )
+    slower = f"steps {-gain.share:.0%} longer" if gain.share <= -LEAST_GAIN_SHARE else ""
     return ("at most " if gain.at_most else "") + ", ".join(part for part in (seconds, devices, slower) if part)
 
 

@@ -4,17 +4,17 @@ from dataclasses import replace
 from functools import lru_cache
 
 from verl_fuse.cost.model import Batch, CostModel
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import mean_batch, replica_count, replica_layout
-from verl_fuse.simulate.rollout import Ints
-from verl_fuse.simulate.tail import Inference, Migration
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost
+from verl_fuse.spec.arrays import Ints
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse.spec.workload import Call, Workload
 
 
-def call_batch(workload: Workload, call: Call, plan: CallPlan, lengths: Ints, options: Options) -> Batch:
+def call_batch(workload: Workload, call: Call, plan: CallPlan, lengths: Ints, options: SimulationOptions) -> Batch:
     """What a call computes for sequences of these `lengths`, in their order."""
     if not options.padded:
         return Batch.of(lengths)
@@ -29,7 +29,7 @@ def infer_seconds(workload: Workload, call: Call, plan: CallPlan, cost: CostMode
 
 
 def train_seconds(
-    workload: Workload, call: Call, plan: CallPlan, cost: CostModel, batch: Batch, options: Options
+    workload: Workload, call: Call, plan: CallPlan, cost: CostModel, batch: Batch, options: SimulationOptions
 ) -> float:
     """All epochs of one train call."""
     model = workload.model(call.role)
@@ -45,7 +45,7 @@ def _loading(workload: Workload, call: Call, plan: CallPlan, cost: CostModel) ->
     return cost.offload(cost.memory(workload.model(call.role), call.kind, plan.layout).model)
 
 
-def is_dedicated(cost: CostModel, options: Options) -> bool:
+def is_dedicated(cost: CostModel, options: SimulationOptions) -> bool:
     """Whether replicas have devices of their own."""
     if options.dedicated is not None:
         return options.dedicated
@@ -54,15 +54,20 @@ def is_dedicated(cost: CostModel, options: Options) -> bool:
 
 @lru_cache(maxsize=256)
 def freed_inference(
-    workload: Workload, calls: tuple[Call, ...], plan: Plan, cost: CostModel, options: Options, micro_group: int
-) -> Inference:
+    workload: Workload,
+    calls: tuple[Call, ...],
+    plan: Plan,
+    cost: CostModel,
+    options: SimulationOptions,
+    micro_group: int,
+) -> InferenceWork:
     """Inference `calls`, `micro_group` samples at a time, on replicas that generation has freed: the work of stock's calls over the whole batch, and how well a slice does it.
 
     A slice holds each model in the generation replica's layout. What fits beside the rollout is loaded while it generates; the rest waits in
     host memory until the replica is free.
     """
     if not calls:
-        return Inference(0.0)
+        return InferenceWork(0.0)
     generate = plan.call("actor_generate")
     replicas, layout = replica_count(generate.layout), replica_layout(generate.layout)
     batch = mean_batch(workload)
@@ -81,7 +86,7 @@ def freed_inference(
         last_seconds += cost.infer(model, slice_layout, Mesh(0, layout.devices), one, 1)
         weights += cost.memory(model, "infer", slice_layout).weights
     group_work = per_token * group.tokens + per_square * group.squares
-    return Inference(
+    return InferenceWork(
         per_token=per_token,
         per_square=per_square,
         slice_factor=slice_seconds / group_work,
@@ -92,7 +97,7 @@ def freed_inference(
     )
 
 
-def _spare(workload: Workload, plan: Plan, cost: CostModel, options: Options) -> float:
+def _spare(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> float:
     """Bytes of a device that neither the rollout nor training keeps."""
     trains = [(call, plan.call(call.name)) for call in workload.calls if call.kind == "train"]
     kept = sum(
@@ -102,7 +107,7 @@ def _spare(workload: Workload, plan: Plan, cost: CostModel, options: Options) ->
 
 
 def streaming_factor(
-    workload: Workload, calls: tuple[Call, ...], plan: Plan, cost: CostModel, options: Options
+    workload: Workload, calls: tuple[Call, ...], plan: Plan, cost: CostModel, options: SimulationOptions
 ) -> float:
     """How much more work inference is in micro-groups than in one call for the whole batch, both on all devices.
 
@@ -121,16 +126,16 @@ def streaming_factor(
 
 
 @lru_cache(maxsize=256)
-def migration(workload: Workload, plan: Plan, cost: CostModel, options: Options) -> Migration:
+def migration_cost(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> MigrationCost:
     """How the tail moves. Transfer goes over the network between nodes, or inside a node where the replicas all are in one."""
     layout = replica_layout(plan.call("actor_generate").layout)
     if options.migration == "prefill":
-        return Migration(options.migration_latency)
+        return MigrationCost(options.migration_latency)
     model, cluster = workload.actor, cost.cluster
     bandwidth = cluster.inter_bandwidth if cluster.nodes > 1 else cluster.intra_bandwidth
     # Keys and values in bf16; every device of a replica receives its share at once.
     transfer = 2 * model.kv_values_per_token / (bandwidth * layout.devices)
     length = workload.prompt.mean + workload.response.mean
     if options.migration == "auto" and cost.migrate(model, layout, length) <= transfer * length:
-        return Migration(options.migration_latency)
-    return Migration(options.migration_latency, transfer)
+        return MigrationCost(options.migration_latency)
+    return MigrationCost(options.migration_latency, transfer)

@@ -13,10 +13,10 @@ import numpy as np
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.methods import require_method
-from verl_fuse.simulate.options import STRATEGIES, Options, features_of
-from verl_fuse.simulate.rollout import Floats
+from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions, features_of
 from verl_fuse.simulate.step import StepResult, simulate_step
 from verl_fuse.simulate.stock import stock_plan
+from verl_fuse.spec.arrays import Floats
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.workload import Workload
 
@@ -33,7 +33,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class StrategyResult:
     """One strategy over all seeds; `speedup` and `cost_ratio` compare with stock, seed by seed."""
 
     strategy: str
@@ -55,8 +55,8 @@ def compare(
     strategies: Sequence[str] | None = None,
     seeds: int = 8,
     plan: Plan | None = None,
-    options: Options = Options(),  # noqa: B008 - frozen
-) -> list[Row]:
+    options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
+) -> list[StrategyResult]:
     """All rows of `simulate_each`."""
     return list(simulate_each(workload, cost, strategies, seeds, plan, options))
 
@@ -67,9 +67,9 @@ def simulate_each(
     strategies: Sequence[str] | None = None,
     seeds: int = 8,
     plan: Plan | None = None,
-    options: Options = Options(),  # noqa: B008 - frozen
+    options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
     report: Callable[[str], None] = lambda text: None,
-) -> Iterator[Row]:
+) -> Iterator[StrategyResult]:
     """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock comes first.
 
     Without `strategies`: all of them, `realloc` only with a plan. `report` is told what is being simulated.
@@ -80,7 +80,7 @@ def simulate_each(
         plan.check(workload, cost.cluster)
     elif "realloc" in (strategies or ()):
         raise FuseError("strategy='realloc' needs --plan: the placement that weights are moved to")
-    possible = [name for name in STRATEGIES if plan is not None or name != "realloc"]
+    possible = [name for name in SIMULATED_STRATEGIES if plan is not None or name != "realloc"]
     wanted = list(dict.fromkeys(["stock", *(strategies or possible)]))
     features = {name: features_of(name) for name in wanted}
     require_method(options.schedule)
@@ -100,10 +100,10 @@ def simulate_each(
         yield _row(name, stock if name == "stock" else steps(name), stock)
 
 
-def _row(name: str, results: list[StepResult], stock: list[StepResult]) -> Row:
+def _row(name: str, results: list[StepResult], stock: list[StepResult]) -> StrategyResult:
     seconds, cost = (_values(results, field) for field in ("seconds", "device_seconds"))
     price = results[0].cost / results[0].device_seconds
-    return Row(
+    return StrategyResult(
         strategy=name,
         seconds=estimate(seconds),
         generation_and_inference=float(_values(results, "generation_and_inference").mean()),

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numba import vectorize
 
-from verl_fuse.simulate.rollout import Floats, Ints
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.arrays import Floats, Ints
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.workload import Workload
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class DrawnLengths:
     """Per sample, in verl's order (the samples of a prompt together): its prompt's number, lengths in tokens, and the predicted response."""
 
     group: Ints
@@ -27,17 +27,17 @@ class Draw:
     predicted: Ints
 
 
-def draw(workload: Workload, rng: np.random.Generator, predictability: float) -> Draw:
+def draw(workload: Workload, rng: np.random.Generator, predictability: float) -> DrawnLengths:
     """One step. A prompt has a usual length; a response's length correlates with it by `predictability` (Gaussian copula)."""
     group = np.repeat(np.arange(workload.prompts), workload.samples)
     prompt = workload.prompt.sample(rng, workload.prompts)[group]
     usual = rng.standard_normal(workload.prompts)[group]
     own = rng.standard_normal(workload.sequences)
     score = predictability * usual + math.sqrt(1 - predictability**2) * own
-    return Draw(group, prompt, _at(workload.response, score), _at(workload.response, predictability * usual))
+    return DrawnLengths(group, prompt, _at(workload.response, score), _at(workload.response, predictability * usual))
 
 
-def _at(lengths: Lengths, score: Floats) -> Ints:
+def _at(lengths: LengthDistribution, score: Floats) -> Ints:
     """The quantiles of standard normal scores."""
     cumulative = np.cumsum(lengths.probabilities)[:-1]
     return np.asarray(lengths.values, np.int64)[np.searchsorted(cumulative, _normal(score), side="right")]

@@ -1,10 +1,10 @@
-"""Elastic actors: prompts of similar predicted length share an actor, early actors hand on their rest and give their devices back.
+"""Elastic replica count: prompts of similar predicted length share a replica, early replicas hand on their rest and give their devices back.
 
 Reconstructed from RLHFless (arXiv 2602.22718). Invariants (tests/unit/simulate/test_elastic.py):
-- every request stands in exactly one queue, the samples of a prompt in the same one, and each prompt is prefilled once per actor;
-- an actor is cut at most once, and its rest goes only to actors that still run;
-- an actor holds its devices from the start until its last request has finished or left;
-- inference on devices that actors have given back is work-conserving: no device idles while a finished sample waits.
+- every request stands in exactly one queue, the samples of a prompt in the same one, and each prompt is prefilled once per replica;
+- a replica is cut at most once, and its rest goes only to replicas that still run;
+- a replica holds its devices from the start until its last request has finished or left;
+- inference on devices that replicas have given back is work-conserving: no device idles while a finished sample waits.
 """
 
 from dataclasses import dataclass, replace
@@ -13,20 +13,21 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_fuse.simulate.draw import Draw
-from verl_fuse.simulate.options import Options
-from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
-from verl_fuse.simulate.tail import Inference
+from verl_fuse.simulate.draw import DrawnLengths
+from verl_fuse.simulate.options import SimulationOptions
+from verl_fuse.simulate.rollout import Requests, RolloutState
+from verl_fuse.simulate.tail import InferenceWork
 from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.arrays import Floats, Ints
 
 BALANCES = (None, 0.0, 0.5, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Elastic:
-    """`ends`: when each actor gave its devices back. `moved` requests changed their actor."""
+class ElasticResult:
+    """`ends`: when each replica gave its devices back. `moved` requests changed their replica."""
 
-    rollout: Rollout
+    rollout: RolloutState
     ends: Floats
     moved: int
 
@@ -36,46 +37,46 @@ class Elastic:
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """`actors` to run; prompts are sorted by predicted length and cut into runs of equal sums of `length ** balance`.
+class ReplicaAssignment:
+    """`replicas` to run; prompts are sorted by predicted length and cut into runs of equal sums of `length ** balance`.
 
     0: equal counts, as published; 1: equal tokens, so that long ones run in small batches. None: dealt out one prompt after the other.
-    `fraction`: share of its requests after which an actor hands on the rest; 1: never.
+    `fraction`: share of its requests after which a replica hands on the rest; 1: never.
     """
 
-    actors: int
+    replicas: int
     balance: float | None
     fraction: float = 1.0
 
 
-def queues_of(assignment: Assignment, predicted: Ints, group: Ints) -> list[Ints]:
-    """Requests of each actor, the longest first."""
+def queues_of(assignment: ReplicaAssignment, predicted: Ints, group: Ints) -> list[Ints]:
+    """Requests of each replica, the longest first."""
     prompts, first = np.unique(group, return_index=True)
     if assignment.balance is None:
-        actor = np.arange(len(prompts)) % assignment.actors
+        replica = np.arange(len(prompts)) % assignment.replicas
     else:
         order = np.argsort(-predicted[first], kind="stable")
         weight = predicted[first][order].astype(np.float64) ** assignment.balance
         middle = (np.cumsum(weight) - weight / 2) / weight.sum()
-        actor = np.empty(len(prompts), np.int64)
-        actor[order] = np.minimum((middle * assignment.actors).astype(np.int64), assignment.actors - 1)
-    home = actor[np.searchsorted(prompts, group)]
+        replica = np.empty(len(prompts), np.int64)
+        replica[order] = np.minimum((middle * assignment.replicas).astype(np.int64), assignment.replicas - 1)
+    home = replica[np.searchsorted(prompts, group)]
     longest_first = np.lexsort((np.arange(len(group)), group, -predicted))
-    return [longest_first[home[longest_first] == r] for r in range(assignment.actors)]
+    return [longest_first[home[longest_first] == r] for r in range(assignment.replicas)]
 
 
 def shared_prefixes(prompt: Ints, group: Ints, queues: list[Ints]) -> Ints:
-    """Prompt tokens that another sample of the same prompt on the same actor has prefilled: all but the last, which every sample needs."""
+    """Prompt tokens that another sample of the same prompt on the same replica has prefilled: all but the last, which every sample needs."""
     order = np.concatenate(queues)
-    actor = np.repeat(np.arange(len(queues)), [len(queue) for queue in queues])
-    _, first = np.unique(actor * (int(group.max()) + 1) + group[order], return_index=True)
+    replica = np.repeat(np.arange(len(queues)), [len(queue) for queue in queues])
+    _, first = np.unique(replica * (int(group.max()) + 1) + group[order], return_index=True)
     cached = np.maximum(prompt - 1, 0)
     cached[order[first]] = 0
     return cached
 
 
-def cut_and_migrate(rollout: Rollout, fraction: float, latency: float) -> Elastic:
-    """Run to the end; an actor that has finished `fraction` of its requests hands the rest to running actors with free slots."""
+def cut_and_migrate(rollout: RolloutState, fraction: float, latency: float) -> ElasticResult:
+    """Run to the end; a replica that has finished `fraction` of its requests hands the rest to running replicas with free slots."""
     replicas = rollout.replicas
     sizes = np.diff(rollout.offsets)
     running, cut, moved = sizes > 0, np.zeros(replicas, bool), 0
@@ -107,11 +108,13 @@ def cut_and_migrate(rollout: Rollout, fraction: float, latency: float) -> Elasti
     for r in np.flatnonzero(running):
         own = done.finish[home == r]
         ends[r] = own.max() if len(own) else 0.0
-    return Elastic(done, ends, moved)
+    return ElasticResult(done, ends, moved)
 
 
-def _hand_over(state: Rollout, source: int, running: NDArray[np.bool_], latency: float) -> tuple[Rollout, int] | None:
-    """The unfinished requests of `source` on the other running actors; None where those have too few free slots."""
+def _hand_over(
+    state: RolloutState, source: int, running: NDArray[np.bool_], latency: float
+) -> tuple[RolloutState, int] | None:
+    """The unfinished requests of `source` on the other running replicas; None where those have too few free slots."""
     home, left = state.replica_of, np.isnan(state.finish)
     load = np.bincount(home[left], minlength=state.replicas)
     others = np.flatnonzero(running & (load > 0))
@@ -138,11 +141,11 @@ def _hand_over(state: Rollout, source: int, running: NDArray[np.bool_], latency:
     return later, len(moving)
 
 
-def infer_on_freed(run: Elastic, replicas: int, inference: Inference) -> tuple[float, float]:
-    """Inference on the devices of actors that are done, and of those of `replicas` that never ran, while others still generate; then on all.
+def infer_on_freed(run: ElasticResult, replicas: int, inference: InferenceWork) -> tuple[float, float]:
+    """Inference on the devices of replicas that are done, and of those of `replicas` that never ran, while others still generate; then on all.
 
     When it ends, and replica-seconds in which devices loaded models or computed before generation ended. For devices that replicas do not share
-    (`Inference.dedicated`), without headroom.
+    (`InferenceWork.dedicated`), without headroom.
     """
     end = run.seconds
     given_up = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))])
@@ -164,27 +167,31 @@ def infer_on_freed(run: Elastic, replicas: int, inference: Inference) -> tuple[f
     return max(inferred, end + last), loading + float(work.sum() - late) * inference.slice_factor
 
 
-def run_elastic(lengths: Draw, timing: ReplicaTiming, assignment: Assignment, options: Options) -> Elastic:
+def run_elastic(
+    lengths: DrawnLengths, timing: ReplicaTiming, assignment: ReplicaAssignment, options: SimulationOptions
+) -> ElasticResult:
     """Assign by predicted lengths, generate the real ones."""
     queues = queues_of(assignment, lengths.predicted, lengths.group)
     cached = shared_prefixes(lengths.prompt, lengths.group, queues)
     requests = Requests.of(lengths.prompt, lengths.response, cached)
-    rollout = Rollout.begin(requests, timing, queues)
+    rollout = RolloutState.begin(requests, timing, queues)
     return cut_and_migrate(rollout, assignment.fraction, options.migration_latency)
 
 
-def best_assignment(lengths: Draw, timing: ReplicaTiming, most: int, options: Options) -> Assignment:
-    """The assignment with the least weighted sum of time and device time, both relative to all actors with prompts dealt out.
+def best_assignment(
+    lengths: DrawnLengths, timing: ReplicaTiming, most: int, options: SimulationOptions
+) -> ReplicaAssignment:
+    """The assignment with the least weighted sum of time and device time, both relative to all replicas with prompts dealt out.
 
     `lengths` are past ones: predictions err here as much as they will.
     """
     counts = sorted({most, *(max(1, round(most * share / 8)) for share in range(1, 8))})
     fractions = sorted({options.cut_fraction, 1.0})
-    candidates = [Assignment(*choice) for choice in product(counts, BALANCES, fractions)]
+    candidates = [ReplicaAssignment(*choice) for choice in product(counts, BALANCES, fractions)]
     found = {c: run_elastic(lengths, timing, c, options) for c in candidates}
-    reference = found[Assignment(most, None)]
+    reference = found[ReplicaAssignment(most, None)]
 
-    def objective(candidate: Assignment) -> float:
+    def objective(candidate: ReplicaAssignment) -> float:
         run = found[candidate]
         time = run.seconds / reference.seconds
         cost = float(run.ends.sum() / reference.ends.sum())

@@ -12,33 +12,34 @@ from functools import lru_cache
 import numpy as np
 
 from verl_fuse.cost.model import CostModel
-from verl_fuse.simulate.calls import freed_inference, migration
-from verl_fuse.simulate.draw import Draw, draw
-from verl_fuse.simulate.elastic import Assignment, best_assignment, run_elastic, shared_prefixes
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.calls import freed_inference, migration_cost
+from verl_fuse.simulate.draw import DrawnLengths, draw
+from verl_fuse.simulate.elastic import ReplicaAssignment, best_assignment, run_elastic, shared_prefixes
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
-from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout, round_robin
-from verl_fuse.simulate.tail import Fused, Inference, fuse, trigger_time
-from verl_fuse.simulate.tail import stock as without_migration
-from verl_fuse.simulate.threshold import Scan, Threshold, search
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
+from verl_fuse.simulate.tail import FusionResult, InferenceWork, migrated, trigger_time
+from verl_fuse.simulate.tail import unmigrated as without_migration
+from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.workload import Call, Workload
 
-DRAWS = 2
+THRESHOLD_BATCHES = 2
 """Batches on which the threshold is chosen; it then holds for other batches, as at run time."""
 
 
 @dataclass(frozen=True, eq=False)
-class Generation:
+class GenerationResult:
     """`fused` is the rollout; `end` when the driver sees generation ended; `inference_end` set when the stage did the inference too.
 
     `replicas` there are; `held`: replica-seconds of their devices until given back; `inference_work` in replica-seconds;
     `paused`: the rollout when the tail moved.
     """
 
-    fused: Fused
-    paused: Rollout | None
+    fused: FusionResult
+    paused: RolloutState | None
     end: float
     inference_end: float | None
     replicas: int
@@ -51,10 +52,10 @@ def generate(
     plan: Plan,
     cost: CostModel,
     features: frozenset[str],
-    lengths: Draw,
+    lengths: DrawnLengths,
     calls: tuple[Call, ...],
-    options: Options,
-) -> Generation:
+    options: SimulationOptions,
+) -> GenerationResult:
     """Run the rollout. `calls`: inference calls that freed replicas may take over; they are left alone without `interstage`."""
     generate_plan = plan.call("actor_generate")
     timing = replica_timing(workload, generate_plan, cost, options)
@@ -64,56 +65,58 @@ def generate(
     if "interstage" in features and replicas > 1:
         chosen, inference = chosen_threshold(workload, plan, cost, elastic, calls, options)
         requests, queues = _dealt(lengths, replicas, elastic)
-        begun = Rollout.begin(requests, timing, queues)
+        begun = RolloutState.begin(requests, timing, queues)
         through = begun.advance()
         if chosen.threshold:
             time = trigger_time(through, chosen.threshold)
             paused = begun.advance(time)
-            fused = fuse(paused, time, chosen.survivors, inference, migration(workload, plan, cost, options))
+            fused = migrated(paused, time, chosen.survivors, inference, migration_cost(workload, plan, cost, options))
             end = _seen(fused.generation_end, poll)
             inferred = max(fused.seconds, end) if calls else None
             until = inferred or end
             held = float(_ends(fused, until).sum()) if elastic else replicas * until
             work = float(inference.work(requests).sum())
-            return Generation(fused, paused, end, inferred, replicas, held, work)
+            return GenerationResult(fused, paused, end, inferred, replicas, held, work)
     elif elastic:
         return _elastic(workload, lengths, timing, replicas, poll, options)
     else:
         requests, queues = _dealt(lengths, replicas, elastic)
-        through = Rollout.begin(requests, timing, queues).advance()
+        through = RolloutState.begin(requests, timing, queues).advance()
     end = _seen(through.seconds, poll)
     held = float(through.clocks.sum()) if elastic else replicas * end
-    return Generation(without_migration(through, Inference(0.0)), None, end, None, replicas, held)
+    return GenerationResult(without_migration(through, InferenceWork(0.0)), None, end, None, replicas, held)
 
 
 @lru_cache(maxsize=256)
 def chosen_threshold(
-    workload: Workload, plan: Plan, cost: CostModel, elastic: bool, calls: tuple[Call, ...], options: Options
-) -> tuple[Threshold, Inference]:
+    workload: Workload, plan: Plan, cost: CostModel, elastic: bool, calls: tuple[Call, ...], options: SimulationOptions
+) -> tuple[Threshold, InferenceWork]:
     """The threshold, survivors and size of micro-groups for this workload, chosen on draws of its own."""
     rng = np.random.default_rng(20240913)
     generate_plan = plan.call("actor_generate")
     replicas = plan.replicas or replica_count(generate_plan.layout)
     timing = replica_timing(workload, generate_plan, cost, options)
-    dealt = [_dealt(draw(workload, rng, options.predictability), replicas, elastic) for _ in range(DRAWS)]
-    begun = [Rollout.begin(requests, timing, queues) for requests, queues in dealt]
-    moving = migration(workload, plan, cost, options)
+    dealt = [_dealt(draw(workload, rng, options.predictability), replicas, elastic) for _ in range(THRESHOLD_BATCHES)]
+    begun = [RolloutState.begin(requests, timing, queues) for requests, queues in dealt]
+    moving = migration_cost(workload, plan, cost, options)
     most = max(options.micro_group, workload.sequences // replicas)
     found = []
     for power in range((most // options.micro_group).bit_length()):
         inference = freed_inference(workload, calls, plan, cost, options, options.micro_group << power)
-        found.append((search(Scan(begun, inference, moving)), inference))
+        found.append((search(ThresholdScan(begun, inference, moving)), inference))
     return min(found, key=lambda pair: pair[0].seconds)
 
 
 @lru_cache(maxsize=256)
-def chosen_assignment(workload: Workload, timing: ReplicaTiming, most: int, options: Options) -> Assignment:
+def chosen_assignment(
+    workload: Workload, timing: ReplicaTiming, most: int, options: SimulationOptions
+) -> ReplicaAssignment:
     """How many of `most` replicas to run for this workload, and who serves what, chosen on a draw of its own."""
     lengths = draw(workload, np.random.default_rng(20260227), options.predictability)
     return best_assignment(lengths, timing, most, options)
 
 
-def _dealt(lengths: Draw, replicas: int, by_prompt: bool) -> tuple[Requests, list[Ints]]:
+def _dealt(lengths: DrawnLengths, replicas: int, by_prompt: bool) -> tuple[Requests, list[Ints]]:
     """Requests and their queues: one by one as verl deals them, or the samples of a prompt together."""
     queues = round_robin(len(lengths.group), replicas)
     if by_prompt:
@@ -123,16 +126,16 @@ def _dealt(lengths: Draw, replicas: int, by_prompt: bool) -> tuple[Requests, lis
 
 def _elastic(
     workload: Workload,
-    lengths: Draw,
+    lengths: DrawnLengths,
     timing: ReplicaTiming,
     replicas: int,
     poll: float,
-    options: Options,
-) -> Generation:
+    options: SimulationOptions,
+) -> GenerationResult:
     run = run_elastic(lengths, timing, chosen_assignment(workload, timing, replicas, options), options)
     end = _seen(run.seconds, poll)
-    fused = without_migration(run.rollout, Inference(0.0))
-    return Generation(fused, None, end, None, replicas, float(run.ends.sum()))
+    fused = without_migration(run.rollout, InferenceWork(0.0))
+    return GenerationResult(fused, None, end, None, replicas, float(run.ends.sum()))
 
 
 def _seen(end: float, poll: float) -> float:
@@ -140,7 +143,7 @@ def _seen(end: float, poll: float) -> float:
     return math.ceil(end / poll - 1e-9) * poll if poll else end
 
 
-def _ends(fused: Fused, until: float) -> Floats:
+def _ends(fused: FusionResult, until: float) -> Floats:
     """When each replica gives its devices back: freed ones when inference ends, survivors when they have nothing more to do."""
     ends = np.full(fused.rollout.replicas, until)
     ends[fused.survivors] = fused.rollout.clocks[fused.survivors]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import bounded
 
-STRATEGIES: dict[str, frozenset[str]] = {
+SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "stock": frozenset(),
     "observe": frozenset({"observe"}),
     "streaming": frozenset({"streaming"}),
@@ -21,7 +21,7 @@ workers while others generate (`fuse.interstage` with `layout: shared`); `reallo
 
 
 @dataclass(frozen=True)
-class Options:
+class SimulationOptions:
     """Defaults are those of verl 0.9.1 (rollout config, V1 trainer) unless a field says otherwise."""
 
     max_num_seqs: int = field(default=1024, metadata=bounded(1))
@@ -47,7 +47,7 @@ class Options:
     dedicated: bool | None = None
     # Correlation of a response's length with its prompt's usual length; assumed (RLHFless: 70 % of prompts move by < 50 tokens).
     predictability: float = field(default=0.8, metadata=bounded(0.0, 1.0))
-    # Elastic actors: share of an actor's requests after which the rest moves on; weight of time against cost.
+    # Elastic replicas: share of a replica's requests after which the rest moves on; weight of time against cost.
     cut_fraction: float = field(default=0.8, metadata=bounded(0.5, 1.0))
     time_weight: float = field(default=0.5, metadata=bounded(0.0, 1.0))
     # Method of the fused pipeline schedule (verl_fuse/schedule/methods.py).
@@ -67,6 +67,6 @@ class Options:
 
 def features_of(strategy: str) -> frozenset[str]:
     """The features of a strategy; a FuseError lists the strategies."""
-    if strategy not in STRATEGIES:
-        raise FuseError(f"strategy={strategy!r}; allowed: {', '.join(STRATEGIES)}")
-    return STRATEGIES[strategy]
+    if strategy not in SIMULATED_STRATEGIES:
+        raise FuseError(f"strategy={strategy!r}; allowed: {', '.join(SIMULATED_STRATEGIES)}")
+    return SIMULATED_STRATEGIES[strategy]

@@ -12,17 +12,17 @@ from verl_fuse.cost.memory import held_activations
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import mean_batch
 from verl_fuse.simulate.stock import as_inference, train_options
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.plan import CallPlan, Plan
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.workload import Call, Workload
 
-SECONDS = 20.0
+SOLVE_SECONDS = 20.0
 """Budget of a schedule search; methods without search need none of it."""
-SOLVED = 3
+SOLVED_PAIRS = 3
 """Pairs of layouts whose schedule is solved, those with the least bound first."""
 
 
@@ -36,11 +36,11 @@ class FusedTraining:
     seconds: float
     serial_seconds: float
     reason: str = ""
-    problem: Problem | None = None
+    problem: ScheduleProblem | None = None
 
 
 @lru_cache(maxsize=256)
-def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: Options) -> FusedTraining:
+def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> FusedTraining:
     """The fastest fused schedule over pairs of train layouts, or the plan as it is.
 
     One mini-batch of mean lengths is solved; its ratio holds for all, because lengths scale both schedules alike.
@@ -62,7 +62,7 @@ def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: Opt
         for serial_seconds in [actor_seconds + critic_seconds]
     ]
     best = FusedTraining(plan, 1.0, serial, serial, "no two train layouts share pipeline ranks")
-    for bound, both, actor, critic in sorted(pairs, key=lambda pair: pair[:2])[:SOLVED]:
+    for bound, both, actor, critic in sorted(pairs, key=lambda pair: pair[:2])[:SOLVED_PAIRS]:
         if bound >= best.seconds:
             break
         problem = fused_problem(workload, actor, critic, cost, options)
@@ -70,7 +70,7 @@ def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: Opt
         if room < problem.least_memory_limit:
             continue
         problem = replace(problem, memory_limit=room)
-        makespans = [solve(problem, method, Budget(SECONDS)).makespan for method in ("serial", options.schedule)]
+        makespans = [solve(problem, method, Budget(SOLVE_SECONDS)).makespan for method in ("serial", options.schedule)]
         ratio = min(1.0, makespans[1] / makespans[0])
         fixed = _updates(workload, (actor, critic), cost)
         seconds = fixed + ratio * (both - fixed)
@@ -93,7 +93,9 @@ def unfusable(actor: CallPlan, critic: CallPlan) -> str:
     return ""
 
 
-def fused_problem(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: Options) -> Problem:
+def fused_problem(
+    workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions
+) -> ScheduleProblem:
     """One mini-batch on one group of ranks: the deeper model once, the other in copies that run against its direction. Times in seconds."""
     deep, flat = sorted((actor, critic), key=lambda call: -call.layout.pp)
     stages, pipelines = deep.layout.pp, []
@@ -107,10 +109,12 @@ def fused_problem(workload: Workload, actor: CallPlan, critic: CallPlan, cost: C
             ordered = tuple(ranks if call is deep else reversed(ranks))
             name = "actor" if call is actor else "critic"
             pipelines.append(Pipeline(name, ordered, call.microbatches, forward, backward, held))
-    return Problem(stages, tuple(pipelines), time_unit="s", memory_unit="B")
+    return ScheduleProblem(stages, tuple(pipelines), time_unit="s", memory_unit="B")
 
 
-def activation_room(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: Options) -> float:
+def activation_room(
+    workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions
+) -> float:
     """Bytes that both models leave on a device for activations held from forward to backward; what else a running micro-batch needs is there once,
     whichever model runs."""
     static = working = 0.0
@@ -130,7 +134,7 @@ def _micro_batch(workload: Workload, call: CallPlan) -> tuple[Model, Batch]:
 
 
 def _stages(
-    workload: Workload, call: CallPlan, cost: CostModel, options: Options
+    workload: Workload, call: CallPlan, cost: CostModel, options: SimulationOptions
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Forward and backward seconds of each stage for one micro-batch."""
     model, part = _micro_batch(workload, call)
@@ -138,7 +142,7 @@ def _stages(
     return forward, cost.stage_seconds(model, call.layout, part, backward=True, recompute=options.recompute)
 
 
-def _bound(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: Options) -> float:
+def _bound(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions) -> float:
     """No schedule of this pair is faster: the busiest rank's work, and each model alone."""
     updates = workload.epochs * workload.minibatches
     both = [[f + b for f, b in zip(*_stages(workload, call, cost, options), strict=True)] for call in (actor, critic)]

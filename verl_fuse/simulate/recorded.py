@@ -14,24 +14,25 @@ from itertools import combinations
 
 import numpy as np
 
+from verl_fuse.cost.floors import TRAIN_STAGES
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.draw import Draw
+from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.elastic import best_assignment, run_elastic
-from verl_fuse.simulate.options import Options
-from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
-from verl_fuse.simulate.tail import Inference, Migration, fuse, stock, trigger_time
-from verl_fuse.simulate.threshold import Scan, Threshold, search
+from verl_fuse.simulate.options import SimulationOptions
+from verl_fuse.simulate.rollout import Requests, RolloutState
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost, migrated, trigger_time, unmigrated
+from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.tracks import number, role
 
 INFERENCE_STAGES = ("reward", "old_log_prob", "ref", "values")
-TRAIN_STAGES = ("update_critic", "update_actor")
 FUSED_STAGE = "fused_update"
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class ReplayedStep:
     """One step. Per request: replica, lengths in tokens, start and end in seconds from the first start. `stages` in seconds."""
 
     step: int
@@ -56,7 +57,7 @@ class Recorded:
         return sum(self.stages.get(stage, 0.0) for stage in stages)
 
 
-def read_recorded(timeline: Timeline) -> Recorded:
+def read_recorded(timeline: Timeline) -> ReplayedStep:
     """The requests and stages of a recorded step; a FuseError says what is missing."""
     spans = [s for s in timeline.spans if s.category == "generate" and role(s.track) == "replica"]
     if any("resumed_tokens" in span.args for span in spans):
@@ -83,7 +84,7 @@ def read_recorded(timeline: Timeline) -> Recorded:
     def tokens(name: str) -> Ints:
         return column(lambda span: int(span.args.get(name, 0))).astype(np.int64)
 
-    return Recorded(
+    return ReplayedStep(
         step=timeline.step,
         seconds=timeline.end - timeline.start,
         stages=stages,
@@ -103,7 +104,7 @@ class DecodeFit:
     step: float
     per_sequence: float
 
-    def timing(self, recorded: Recorded) -> ReplicaTiming:
+    def timing(self, recorded: ReplayedStep) -> ReplicaTiming:
         """As tables; the start-up is the prefill's, memory was no limit."""
         most = len(recorded.replica)
         longest = int((recorded.prompt + recorded.response).max())
@@ -119,7 +120,7 @@ class DecodeFit:
         )
 
 
-def fit_decode(recorded: Recorded) -> DecodeFit:
+def fit_decode(recorded: ReplayedStep) -> DecodeFit:
     """Least squares with no negative coefficient, over all requests of a step: a machine is not equally fast in all steps."""
     rows, seconds = [], []
     for replica in range(recorded.replicas):
@@ -166,7 +167,7 @@ class Replay:
     savings: tuple[Saving, ...]
 
 
-def replay(steps: Sequence[Recorded], options: Options) -> Replay:
+def replay(steps: Sequence[ReplayedStep], options: SimulationOptions) -> Replay:
     """What every feature would have saved, for steps that had as many samples and replicas each (others are left out)."""
     sizes = [(len(step.replica), step.replicas) for step in steps]
     usual = max(set(sizes), key=sizes.count)
@@ -176,8 +177,8 @@ def replay(steps: Sequence[Recorded], options: Options) -> Replay:
     through = [rollout.advance() for rollout in begun]
     errors = [abs(end.seconds / step.generation - 1) for step, end in zip(steps, through, strict=True)]
     inference = _inference(steps, through, options.dedicated is not False)
-    moving = Migration(options.migration_latency)
-    threshold = search(Scan(begun, inference, moving))
+    moving = MigrationCost(options.migration_latency)
+    threshold = search(ThresholdScan(begun, inference, moving))
     seconds = float(np.mean([step.seconds for step in steps]))
     stages = {name: float(np.mean([step.total([name]) for step in steps])) for name in steps[0].stages}
     savings = (
@@ -189,20 +190,20 @@ def replay(steps: Sequence[Recorded], options: Options) -> Replay:
     return Replay(len(steps), seconds, stages, float(np.median(errors)), threshold, savings)
 
 
-def _begin(step: Recorded, timing: ReplicaTiming) -> Rollout:
+def _begin(step: ReplayedStep, timing: ReplicaTiming) -> RolloutState:
     queues = [np.flatnonzero(step.replica == replica) for replica in range(step.replicas)]
-    rollout = Rollout.begin(Requests.of(step.prompt, step.response), timing, queues)
+    rollout = RolloutState.begin(Requests.of(step.prompt, step.response), timing, queues)
     rollout.arrival[:] = step.start
     return rollout
 
 
-def _inference(steps: Sequence[Recorded], through: Sequence[Rollout], dedicated: bool) -> Inference:
+def _inference(steps: Sequence[ReplayedStep], through: Sequence[RolloutState], dedicated: bool) -> InferenceWork:
     seconds = sum(step.total(INFERENCE_STAGES) for step in steps)
     tokens = sum(int(rollout.requests.tokens.sum()) for rollout in through)
-    return Inference(steps[0].replicas * seconds / tokens, dedicated=dedicated)
+    return InferenceWork(steps[0].replicas * seconds / tokens, dedicated=dedicated)
 
 
-def _observe(steps: Sequence[Recorded], poll: float) -> Saving:
+def _observe(steps: Sequence[ReplayedStep], poll: float) -> Saving:
     lost = [np.ceil(step.total(["gen"]) / poll) * poll - step.total(["gen"]) if poll else 0.0 for step in steps]
     return Saving(
         "observe", float(np.mean(lost)), 0.0, f"saved already: stock verl looks at the rollout every {poll:g} s"
@@ -210,10 +211,10 @@ def _observe(steps: Sequence[Recorded], poll: float) -> Saving:
 
 
 def _interstage(
-    begun: Sequence[Rollout],
-    through: Sequence[Rollout],
-    inference: Inference,
-    moving: Migration,
+    begun: Sequence[RolloutState],
+    through: Sequence[RolloutState],
+    inference: InferenceWork,
+    moving: MigrationCost,
     threshold: Threshold,
 ) -> Saving:
     if not threshold.threshold:
@@ -222,8 +223,8 @@ def _interstage(
     saved = []
     for rollout, end in zip(begun, through, strict=True):
         time = trigger_time(end, threshold.threshold)
-        fused = fuse(rollout.advance(time), time, threshold.survivors, inference, moving)
-        saved.append(stock(end, inference).seconds - fused.seconds)
+        fused = migrated(rollout.advance(time), time, threshold.survivors, inference, moving)
+        saved.append(unmigrated(end, inference).seconds - fused.seconds)
     share = threshold.threshold / len(begun[0].requests)
     note = f"R_t = {share:.0%} of the batch, {threshold.survivors} of {begun[0].replicas} replicas kept"
     return Saving("interstage", max(0.0, float(np.mean(saved))), 0.0, note)
@@ -241,14 +242,16 @@ def _pipeline(stages: dict[str, float]) -> Saving:
     )  # fmt: skip
 
 
-def _elastic(steps: Sequence[Recorded], timings: Sequence[ReplicaTiming], seconds: float, options: Options) -> Saving:
+def _elastic(
+    steps: Sequence[ReplayedStep], timings: Sequence[ReplicaTiming], seconds: float, options: SimulationOptions
+) -> Saving:
     """With lengths known in advance: no prediction can do better."""
     if options.dedicated is False:
         return Saving("elastic", 0.0, 0.0, "devices are shared and saturated: a replica that stops leaves none free")
     faster, held = [], []
     for step, timing in zip(steps, timings, strict=True):
         group = np.arange(len(step.replica))
-        lengths = Draw(group, step.prompt, step.response, step.response)
+        lengths = DrawnLengths(group, step.prompt, step.response, step.response)
         run = run_elastic(lengths, timing, best_assignment(lengths, timing, step.replicas, options), options)
         base = _begin(step, timing).advance().seconds
         faster.append(base - run.seconds)

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan
@@ -24,7 +24,7 @@ def replica_count(layout: Layout) -> int:
 
 
 @lru_cache(maxsize=256)
-def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options: Options) -> ReplicaTiming:
+def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options: SimulationOptions) -> ReplicaTiming:
     """Tables of one replica; a FuseError says how much memory is missing where the longest sequence does not fit."""
     model, layout = workload.actor, replica_layout(call.layout)
     device = cost.cluster.device

@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.kernel import advance_all
+from verl_fuse.simulate.replica_kernel import advance_all
 from verl_fuse.simulate.timing import ReplicaTiming
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from verl_fuse.spec.arrays import Floats, Ints
 
 FOREVER = float("inf")
 
@@ -53,7 +50,7 @@ class Requests:
 
 
 @dataclass(frozen=True, eq=False)
-class Rollout:
+class RolloutState:
     """A rollout at one moment. Replica r serves `queues[offsets[r]:offsets[r + 1]]` in this order; seconds count from the rollout's start."""
 
     requests: Requests
@@ -69,7 +66,7 @@ class Rollout:
     finish: Floats
 
     @classmethod
-    def begin(cls, requests: Requests, timing: ReplicaTiming, queues: Sequence[Ints]) -> "Rollout":
+    def begin(cls, requests: Requests, timing: ReplicaTiming, queues: Sequence[Ints]) -> "RolloutState":
         """All requests are there from the start; `queues` lists the requests of each replica."""
         count, replicas = len(requests), len(queues)
         flat = np.concatenate([np.asarray(queue, np.int64) for queue in queues])
@@ -103,7 +100,7 @@ class Rollout:
     def queue(self, replica: int) -> Ints:
         return self.queues[self.offsets[replica] : self.offsets[replica + 1]]
 
-    def advance(self, until: float = FOREVER) -> "Rollout":
+    def advance(self, until: float = FOREVER) -> "RolloutState":
         """Run every replica to its first step boundary at or after `until`."""
         t, names = self.timing, ("heads", "clocks", "busy", "done", "cached", "finish")
         later = replace(self, **{name: getattr(self, name).copy() for name in names})

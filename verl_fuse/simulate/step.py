@@ -14,12 +14,12 @@ import numpy as np
 
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.simulate.calls import call_batch, infer_seconds, is_dedicated, streaming_factor, train_seconds
-from verl_fuse.simulate.draw import Draw, draw
-from verl_fuse.simulate.generation import Generation, generate
-from verl_fuse.simulate.options import Options, features_of
+from verl_fuse.simulate.draw import DrawnLengths, draw
+from verl_fuse.simulate.generation import GenerationResult, generate
+from verl_fuse.simulate.options import SimulationOptions, features_of
 from verl_fuse.simulate.pipeline import FusedTraining, fused_training
 from verl_fuse.simulate.tail import inference_end
-from verl_fuse.simulate.tasks import Placed, Task, run_tasks
+from verl_fuse.simulate.tasks import ScheduledTask, Task, run_tasks
 from verl_fuse.simulate.trace import timeline_of
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.timeline import Timeline
@@ -51,10 +51,10 @@ class StepResult:
     idle: float
     device_seconds: float
     cost: float
-    generation: Generation
-    placed: tuple[Placed, ...]
+    generation: GenerationResult
+    placed: tuple[ScheduledTask, ...]
     plan: Plan
-    lengths: Draw
+    lengths: DrawnLengths
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,7 +81,7 @@ def simulate_step(
     cost: CostModel,
     strategy: str,
     rng: np.random.Generator,
-    options: Options = Options(),  # noqa: B008 - frozen
+    options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
 ) -> StepResult:
     """Simulate one step of `workload` placed as `plan` says; `realloc` adds nothing to a plan that already has several layouts."""
     features = features_of(strategy)
@@ -122,7 +122,7 @@ def simulate_step(
 
 
 def _notes(
-    features: frozenset[str], generation: Generation, fused: FusedTraining | None, lengths: Draw
+    features: frozenset[str], generation: GenerationResult, fused: FusedTraining | None, lengths: DrawnLengths
 ) -> tuple[str, ...]:
     notes = []
     if "interstage" in features:
@@ -142,10 +142,10 @@ def step_tasks(
     plan: Plan,
     cost: CostModel,
     features: frozenset[str],
-    lengths: Draw,
-    options: Options,
+    lengths: DrawnLengths,
+    options: SimulationOptions,
     fused: FusedTraining | None = None,
-) -> tuple[list[Task], Generation]:
+) -> tuple[list[Task], GenerationResult]:
     """The tasks of one step with the lengths drawn for it."""
     tokens = lengths.prompt + lengths.response
     batches = {c.name: call_batch(workload, c, plan.call(c.name), tokens, options) for c in workload.calls[1:]}
@@ -203,7 +203,7 @@ def _scale(seconds: dict[str, float], calls: tuple[Call, ...], total: float) -> 
         seconds[call.name] *= total / before
 
 
-def _generate_task(plan: Plan, generation: Generation, after: tuple[str, ...]) -> Task:
+def _generate_task(plan: Plan, generation: GenerationResult, after: tuple[str, ...]) -> Task:
     call = plan.call("actor_generate")
     rollout = generation.fused.rollout
     busy = (float(rollout.busy.sum()) + generation.inference_work) * call.mesh.size / generation.replicas
@@ -230,7 +230,12 @@ def _sync_task(workload: Workload, plan: Plan, cost: CostModel, trained: str) ->
 
 
 def _train_tasks(
-    workload: Workload, plan: Plan, cost: CostModel, batches: Mapping[str, Batch], options: Options, ratio: float | None
+    workload: Workload,
+    plan: Plan,
+    cost: CostModel,
+    batches: Mapping[str, Batch],
+    options: SimulationOptions,
+    ratio: float | None,
 ) -> list[Task]:
     """One task per train call, or, with `ratio` fused over serial, one for both."""
     calls = [call for call in workload.calls if call.kind == "train"]
@@ -245,7 +250,7 @@ def _train_tasks(
     return [Task("train", "update_fused", "train", (plan.call(calls[0].name).mesh,), total, calls[0].after)]
 
 
-def _given_back(plan: Plan, generation: Generation) -> float:
+def _given_back(plan: Plan, generation: GenerationResult) -> float:
     """Device-seconds of generation that were not paid for."""
     call = plan.call("actor_generate")
     per_replica = call.mesh.size / generation.replicas

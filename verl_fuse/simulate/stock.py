@@ -16,9 +16,9 @@ from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.calls import infer_seconds, train_seconds
 from verl_fuse.simulate.draw import draw
-from verl_fuse.simulate.options import Options
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import mean_batch, replica_count, replica_timing
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
@@ -27,7 +27,7 @@ from verl_fuse.spec.workload import Call, Workload
 
 
 @lru_cache(maxsize=64)
-def stock_plan(workload: Workload, cost: CostModel, options: Options = Options()) -> Plan:  # noqa: B008 - frozen
+def stock_plan(workload: Workload, cost: CostModel, options: SimulationOptions = SimulationOptions()) -> Plan:  # noqa: B008 - frozen
     """Fastest layout per call. As in verl, a trained role does its inference in the layout it trains in."""
     plans: dict[str, CallPlan] = {}
     for call in workload.calls:
@@ -61,7 +61,9 @@ def layouts(cost: CostModel, model: Model) -> Iterator[Layout]:
 
 
 @lru_cache(maxsize=64)
-def train_options(workload: Workload, call: Call, cost: CostModel, options: Options) -> list[tuple[CallPlan, float]]:
+def train_options(
+    workload: Workload, call: Call, cost: CostModel, options: SimulationOptions
+) -> list[tuple[CallPlan, float]]:
     """Every placement of a train call on all devices that fits their memory, and its seconds for a batch of mean lengths."""
     model, batch, needs, found = workload.model(call.role), mean_batch(workload), [], []
     for layout in layouts(cost, model):
@@ -98,7 +100,7 @@ def _fastest_infer(workload: Workload, call: Call, cost: CostModel) -> CallPlan:
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: Options) -> CallPlan:
+def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: SimulationOptions) -> CallPlan:
     """By simulating one batch; replicas are pipelined only where tensor parallelism alone does not make the model fit."""
     lengths = draw(workload, np.random.default_rng(0), options.predictability)
     requests = Requests.of(lengths.prompt, lengths.response)
@@ -113,7 +115,7 @@ def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: O
         if needs[-1] <= cost.cluster.device.memory:
             timing = replica_timing(workload, plan, cost, options)
             queues = round_robin(workload.sequences, replica_count(layout))
-            found.append((Rollout.begin(requests, timing, queues).advance().seconds, plan))
+            found.append((RolloutState.begin(requests, timing, queues).advance().seconds, plan))
     if not found:
         raise _nowhere(workload.actor, call, cost, min(needs, default=float("inf")))
     return min(found, key=lambda pair: pair[0])[1]

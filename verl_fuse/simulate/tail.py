@@ -15,11 +15,12 @@ import numpy as np
 from numba import njit
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.rollout import Floats, Ints, Requests, Rollout
+from verl_fuse.simulate.rollout import Requests, RolloutState
+from verl_fuse.spec.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)
-class Inference:
+class InferenceWork:
     """Work on one finished sample of n tokens: `per_token * n + per_square * n**2` seconds of one replica's devices, all models together.
 
     `slice_factor`: how much longer a freed replica takes for micro-groups than all devices together for the whole batch, per sample.
@@ -50,7 +51,7 @@ class Inference:
 
 
 @dataclass(frozen=True)
-class Migration:
+class MigrationCost:
     """Moving a running request: `latency` seconds to cut, abort and send it; then its context is prefilled again, or, with
     `seconds_per_token`, received at that speed, one request after the other on each destination."""
 
@@ -59,10 +60,10 @@ class Migration:
 
 
 @dataclass(frozen=True, eq=False)
-class Fused:
+class FusionResult:
     """What came of it; seconds from the start of the rollout. `survivors` are the replicas that kept generating."""
 
-    rollout: Rollout
+    rollout: RolloutState
     trigger: float
     release: float
     generation_end: float
@@ -76,13 +77,13 @@ class Fused:
         return max(self.generation_end, self.inference_end)
 
 
-def trigger_time(through: Rollout, threshold: int) -> float:
+def trigger_time(through: RolloutState, threshold: int) -> float:
     """When only `threshold` requests are unfinished, from a rollout that ran through."""
     count = len(through.requests)
     return float(np.partition(through.finish, count - threshold - 1)[count - threshold - 1])
 
 
-def least_survivors(paused: Rollout) -> int:
+def least_survivors(paused: RolloutState) -> int:
     """Fewest replicas whose batch slots and memory hold all unfinished requests (section 4.2)."""
     left = np.isnan(paused.finish)
     context = int((paused.requests.prompt[left] + paused.done[left]).sum() + left.sum())
@@ -90,15 +91,17 @@ def least_survivors(paused: Rollout) -> int:
     return max(1, -(-int(left.sum()) // timing.max_batch), -(-context // timing.kv_capacity))
 
 
-def stock(through: Rollout, inference: Inference) -> Fused:
+def unmigrated(through: RolloutState, inference: InferenceWork) -> FusionResult:
     """No migration: inference after generation, on all replicas."""
     end, work = through.seconds, float(inference.work(through.requests).sum())
     inferred = end + work / through.replicas if work else end
     every = np.arange(through.replicas)
-    return Fused(through, end, end, end, inferred, every, 0, 0)
+    return FusionResult(through, end, end, end, inferred, every, 0, 0)
 
 
-def fuse(paused: Rollout, trigger: float, survivors: int, inference: Inference, migration: Migration) -> Fused:
+def migrated(
+    paused: RolloutState, trigger: float, survivors: int, inference: InferenceWork, migration: MigrationCost
+) -> FusionResult:
     """Go on from the rollout paused at `trigger` with the `survivors` replicas that have most left to do."""
     if not 1 <= survivors < paused.replicas:
         raise FuseError(f"survivors={survivors}: needs 1 to {paused.replicas - 1} of {paused.replicas} replicas")
@@ -118,7 +121,7 @@ def fuse(paused: Rollout, trigger: float, survivors: int, inference: Inference, 
     )  # fmt: skip
     last = inference.last_seconds if work.any() else 0.0
     tokens = int((paused.requests.prompt[moved] + paused.done[moved]).sum())
-    return Fused(rollout, trigger, release, end, max(inferred, end + last), kept, len(moved), tokens)
+    return FusionResult(rollout, trigger, release, end, max(inferred, end + last), kept, len(moved), tokens)
 
 
 @njit(cache=True, nogil=True)
@@ -191,7 +194,9 @@ def _requeue(queues, offsets, heads, finish, counts, stays):
     return result, ends, running, moved[:total], target[:total], was_running[:total]
 
 
-def _migrated(paused: Rollout, survivors: int, trigger: float, migration: Migration) -> tuple[Rollout, Ints, Ints]:
+def _migrated(
+    paused: RolloutState, survivors: int, trigger: float, migration: MigrationCost
+) -> tuple[RolloutState, Ints, Ints]:
     """The paused rollout with every unfinished request on a survivor; finished ones stand in no queue. Also the survivors, and what moved."""
     context = paused.requests.prompt + paused.done
     counts, tokens = _remaining(paused.queues, paused.offsets, paused.finish, context)

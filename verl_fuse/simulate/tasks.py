@@ -39,7 +39,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Placed:
+class ScheduledTask:
     """A task of one step in time."""
 
     task: Task
@@ -48,7 +48,7 @@ class Placed:
     end: float
 
 
-def run_tasks(steps: Sequence[Sequence[Task]], devices: int) -> list[Placed]:
+def run_tasks(steps: Sequence[Sequence[Task]], devices: int) -> list[ScheduledTask]:
     """Place all tasks of all steps; a FuseError names tasks that wait for each other or for a task that is not there."""
     tasks = {(number, task.name): task for number, step in enumerate(steps) for task in step}
     waits = {
@@ -71,14 +71,14 @@ def run_tasks(steps: Sequence[Sequence[Task]], devices: int) -> list[Placed]:
     queue = [(0.0, order[key], key) for key, count in missing.items() if count == 0]
     heapq.heapify(queue)
     free = np.zeros(devices)
-    placed: list[Placed] = []
+    placed: list[ScheduledTask] = []
     while queue:
         moment, _, key = heapq.heappop(queue)
         task = tasks[key]
         start = max([moment, *(float(free[m.first : m.end].max()) for m in task.meshes)])
         for mesh in task.meshes:
             free[mesh.first : mesh.end] = start + task.seconds
-        placed.append(Placed(task, key[0], start, start + task.seconds))
+        placed.append(ScheduledTask(task, key[0], start, start + task.seconds))
         for other in dependants[key]:
             ready[other] = max(ready[other], start + task.seconds)
             missing[other] -= 1

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
-from verl_fuse.simulate.tail import Inference, Migration, fuse, least_survivors, stock, trigger_time
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost, least_survivors, migrated, trigger_time, unmigrated
 from verl_fuse.simulate.timing import ReplicaTiming
 
 FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55)
 """Thresholds tried first, as shares of the batch."""
-ROUNDS = 2
+REFINEMENTS = 2
 """Refinements around the best threshold found so far."""
 
 
@@ -36,10 +36,10 @@ class Threshold:
         return 1 - self.seconds / self.stock_seconds
 
 
-class Scan:
+class ThresholdScan:
     """Mean seconds over rollouts for any (threshold, survivors); remembers the paused rollouts, which survivors share."""
 
-    def __init__(self, begun: Sequence[Rollout], inference: Inference, migration: Migration):
+    def __init__(self, begun: Sequence[RolloutState], inference: InferenceWork, migration: MigrationCost):
         sizes = {(len(rollout.requests), rollout.replicas) for rollout in begun}
         if len(sizes) != 1:
             raise FuseError(f"rollouts of (samples, replicas) {sorted(sizes)}; needs at least one, all alike")
@@ -47,8 +47,8 @@ class Scan:
         self._inference, self._migration = inference, migration
         self._begun = begun
         self._through = [rollout.advance() for rollout in begun]
-        self._paused: dict[int, list[tuple[float, Rollout]]] = {}
-        self.stock_seconds = float(np.mean([stock(rollout, inference).seconds for rollout in self._through]))
+        self._paused: dict[int, list[tuple[float, RolloutState]]] = {}
+        self.stock_seconds = float(np.mean([unmigrated(rollout, inference).seconds for rollout in self._through]))
 
     def prepare(self, thresholds: Iterable[int]) -> None:
         """Pause every draw at each threshold, in one pass over time."""
@@ -67,15 +67,15 @@ class Scan:
     def seconds(self, threshold: int, survivors: int) -> float:
         """Mean seconds of generation and inference."""
         paused = self._paused[threshold]
-        return float(np.mean([fuse(r, t, survivors, self._inference, self._migration).seconds for t, r in paused]))
+        return float(np.mean([migrated(r, t, survivors, self._inference, self._migration).seconds for t, r in paused]))
 
 
 def best_threshold(
     draws: Sequence[Requests],
     replicas: int,
     timing: ReplicaTiming,
-    inference: Inference,
-    migration: Migration = Migration(),  # noqa: B008 - frozen
+    inference: InferenceWork,
+    migration: MigrationCost = MigrationCost(),  # noqa: B008 - frozen
     *,
     least_gain: float = 0.01,
 ) -> Threshold:
@@ -85,16 +85,16 @@ def best_threshold(
     """
     if replicas < 1:
         raise FuseError(f"replicas={replicas}: needs a whole number >= 1")
-    begun = [Rollout.begin(draw, timing, round_robin(len(draw), replicas)) for draw in draws]
-    return search(Scan(begun, inference, migration), least_gain)
+    begun = [RolloutState.begin(draw, timing, round_robin(len(draw), replicas)) for draw in draws]
+    return search(ThresholdScan(begun, inference, migration), least_gain)
 
 
-def search(scan: Scan, least_gain: float = 0.01) -> Threshold:
+def search(scan: ThresholdScan, least_gain: float = 0.01) -> Threshold:
     """The best threshold and survivors found on a scan's rollouts; stock unless it gains `least_gain` of the stage."""
     replicas = scan.replicas
     found: dict[tuple[int, int], float] = {}
     thresholds = {round(fraction * scan.samples) for fraction in FRACTIONS} - {0}
-    for _ in range(1 + ROUNDS):
+    for _ in range(1 + REFINEMENTS):
         if replicas == 1:
             break
         scan.prepare(thresholds)

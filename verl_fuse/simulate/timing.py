@@ -12,17 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.arrays import Floats
 
-Floats = NDArray[np.float64]
-Decode = Callable[[Floats, Floats], Floats]
+DecodeSeconds = Callable[[Floats, Floats], Floats]
 """(sequences, context tokens of all of them together) -> seconds of one decode step of one replica; vectorised."""
-Prefill = Callable[[float, float], float]
+PrefillSeconds = Callable[[float, float], float]
 """(sequences, tokens of each) -> seconds of prefilling them together."""
 
-COLUMNS = 257
+CONTEXT_POINTS = 257
 PREFILL_POINTS = 49
 
 
@@ -49,8 +48,8 @@ class ReplicaTiming:
     @classmethod
     def build(
         cls,
-        decode: Decode,
-        prefill: Prefill,
+        decode: DecodeSeconds,
+        prefill: PrefillSeconds,
         *,
         max_batch: int,
         kv_capacity: int,
@@ -65,7 +64,7 @@ class ReplicaTiming:
             raise FuseError(
                 f"kv_capacity={kv_capacity} tokens cannot hold one sequence of {longest}; shorten the sequences or give the replica more memory"
             )
-        columns = min(COLUMNS, longest + 1)
+        columns = min(CONTEXT_POINTS, longest + 1)
         context = np.linspace(0.0, float(longest), columns)
         sequences = np.arange(1, max_batch + 1, dtype=np.float64)
         table = np.empty((max_batch + 1, columns))
@@ -105,13 +104,13 @@ _SHORT, _MANY = 16.0, 512.0
 """Tokens of a sequence whose attention is as good as free; sequences of which half fill a pipeline as deep as any model has layers."""
 
 
-def _linear_seconds(prefill: Prefill, tokens: float, request: float, square: float) -> float:
+def _linear_seconds(prefill: PrefillSeconds, tokens: float, request: float, square: float) -> float:
     """Seconds of prefilling `tokens` tokens in short sequences, without what requests and attention cost."""
     each = min(tokens, _SHORT)
     return prefill(tokens / each, each) - request * tokens / each - square * tokens * each
 
 
-def _beyond_tokens(prefill: Prefill, longest: int) -> tuple[float, float]:
+def _beyond_tokens(prefill: PrefillSeconds, longest: int) -> tuple[float, float]:
     """Seconds per request and per squared token: what as many tokens cost in short, in twice as long, and in the longest sequences."""
     short, double = prefill(_MANY, _SHORT), prefill(_MANY / 2, 2 * _SHORT)
     fewer = (short - double) / (_MANY / 2)

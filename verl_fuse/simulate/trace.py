@@ -9,15 +9,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from verl_fuse.simulate.draw import Draw
-from verl_fuse.simulate.generation import Generation
-from verl_fuse.simulate.tasks import Placed
+from verl_fuse.simulate.draw import DrawnLengths
+from verl_fuse.simulate.generation import GenerationResult
+from verl_fuse.simulate.tasks import ScheduledTask
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.timeline import Span, Timeline
 
 
 def timeline_of(
-    run: str, placed: Sequence[Placed], generation: Generation, plan: Plan, lengths: Draw, step: int = 1
+    run: str,
+    placed: Sequence[ScheduledTask],
+    generation: GenerationResult,
+    plan: Plan,
+    lengths: DrawnLengths,
+    step: int = 1,
 ) -> Timeline:
     """Times count from the start of the step."""
     spans = [span for p in placed for span in _task_spans(p)]
@@ -27,7 +32,7 @@ def timeline_of(
     return Timeline(run, step, 0.0, max(p.end for p in placed), tuple(spans))
 
 
-def _task_spans(placed: Placed) -> Iterator[Span]:
+def _task_spans(placed: ScheduledTask) -> Iterator[Span]:
     task, start, end = placed.task, placed.start, placed.end
     if end == start:
         return
@@ -39,7 +44,7 @@ def _task_spans(placed: Placed) -> Iterator[Span]:
         yield Span(task.stage, f"rank {device}", task.category, start, end)
 
 
-def _requests(generation: Generation, lengths: Draw, begin: float) -> Iterator[Span]:
+def _requests(generation: GenerationResult, lengths: DrawnLengths, begin: float) -> Iterator[Span]:
     rollout, paused = generation.fused.rollout, generation.paused
     home = rollout.replica_of if paused is None else paused.replica_of
     last = rollout.replica_of
@@ -59,7 +64,7 @@ def _requests(generation: Generation, lengths: Draw, begin: float) -> Iterator[S
         yield Span(f"request {i}", f"replica {replica}", "generate", start, begin + finish, args)
 
 
-def _freed(generation: Generation, plan: Plan, begin: float) -> Iterator[Span]:
+def _freed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
     """Inference on freed replicas: a lane each, and the ranks that work for it."""
     fused = generation.fused
     end = generation.end if generation.inference_end is not None else 0.0

@@ -23,9 +23,9 @@ from verl_fuse.errors import FuseError
 T = TypeVar("T")
 
 # Longer waits than threads can be told of (threading.TIMEOUT_MAX) are refused; this is 30 years.
-LONGEST = 1e9
+LONGEST_WAIT = 1e9
 # Metadata of a field that counts though its block is not `enabled`.
-ALWAYS = {"always": True}
+COUNTS_ALWAYS = {"always": True}
 
 
 def bounded(minimum: float | None = None, maximum: float | None = None) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def bounded(minimum: float | None = None, maximum: float | None = None) -> dict[
 
 def waiting() -> dict[str, Any]:
     """Metadata for seconds that something may take."""
-    return bounded(1.0, LONGEST)
+    return bounded(1.0, LONGEST_WAIT)
 
 
 def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:

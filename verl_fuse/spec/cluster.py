@@ -15,9 +15,8 @@ from typing import Any
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import read_block
+from verl_fuse.spec.units import GIB
 from verl_fuse.spec.yaml_file import read_yaml
-
-GIB = 2**30
 
 
 def _check_positive(where: str, block: Any, names: tuple[str, ...]) -> None:

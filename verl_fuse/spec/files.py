@@ -16,7 +16,7 @@ from verl_fuse.errors import FuseError
 
 T = TypeVar("T")
 # Bytes. The largest file there is, a recorded step of thousands of requests, has some tens of millions.
-LARGEST = 2**28
+MOST_FILE_BYTES = 2**28
 
 
 def reason(error: OSError) -> str:
@@ -24,7 +24,7 @@ def reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def read_text(path: Path, largest: int = LARGEST) -> str:
+def read_text(path: Path, largest: int = MOST_FILE_BYTES) -> str:
     """The text of a file; a FuseError names one that cannot be read or has more than `largest` bytes (a device has no end)."""
     try:
         with path.open("rb") as file:

@@ -13,11 +13,11 @@ from typing import Any
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import load, reason
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.timeline import Timeline
 
 
-def read_lengths(path: Path, column: str) -> Lengths:
+def read_lengths(path: Path, column: str) -> LengthDistribution:
     """The empirical distribution of a column, or of a run directory's "prompt" or "response"; every error names the file."""
     if path.is_dir():
         return _recorded(path, column)
@@ -26,7 +26,7 @@ def read_lengths(path: Path, column: str) -> Lengths:
     if reader is None:
         raise FuseError(f"{path}: needs a file ending in {', '.join(readers)}")
     try:
-        return Lengths.of(_length(value, row) for row, value in enumerate(reader(path, column), start=1))
+        return LengthDistribution.of(_length(value, row) for row, value in enumerate(reader(path, column), start=1))
     except OSError as error:
         raise FuseError(f"{path}: cannot be read: {reason(error)}") from error
     except (UnicodeDecodeError, csv.Error) as error:
@@ -35,15 +35,15 @@ def read_lengths(path: Path, column: str) -> Lengths:
         raise FuseError(f"{path}: {error}") from error
 
 
-def lengths_from(text: str, base: Path = Path()) -> Lengths:
-    """The text form of `Lengths`, or `FILE#COLUMN` or `RUN_DIR#response` with the path relative to `base`."""
+def lengths_from(text: str, base: Path = Path()) -> LengthDistribution:
+    """The text form of `LengthDistribution`, or `FILE#COLUMN` or `RUN_DIR#response` with the path relative to `base`."""
     name, mark, column = text.rpartition("#")
     if mark:
         return read_lengths(base / name, column)
-    return Lengths.parse(text)
+    return LengthDistribution.parse(text)
 
 
-def requests_of(timelines: Iterable[Timeline]) -> tuple[Lengths, Lengths]:
+def requests_of(timelines: Iterable[Timeline]) -> tuple[LengthDistribution, LengthDistribution]:
     """Prompt and response lengths of the finished requests of a recorded run."""
     pairs = [
         (int(span.args["prompt_tokens"]), int(span.args["response_tokens"]))
@@ -53,10 +53,12 @@ def requests_of(timelines: Iterable[Timeline]) -> tuple[Lengths, Lengths]:
     ]
     if not pairs:
         raise FuseError("the recorded timelines hold no finished request")
-    return Lengths.of(prompt for prompt, _ in pairs), Lengths.of(max(1, response) for _, response in pairs)
+    return LengthDistribution.of(prompt for prompt, _ in pairs), LengthDistribution.of(
+        max(1, response) for _, response in pairs
+    )
 
 
-def _recorded(run_dir: Path, column: str) -> Lengths:
+def _recorded(run_dir: Path, column: str) -> LengthDistribution:
     if column not in ("prompt", "response"):
         raise FuseError(f"{run_dir}: {column!r} of a recorded run; needs prompt or response")
     paths = sorted(run_dir.glob("timeline/step_*[0-9].json"))

@@ -23,12 +23,12 @@ _FORMS = (
     "lognormal:median=400,sigma=1.0,max=2048",
     "bimodal:short=200,long=1600,share=0.1,sigma=0.3,max=2048",
 )
-LONGEST = 2**22
+LONGEST_LENGTH = 2**22
 _NORMAL = math.sqrt(2.0)
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthDistribution:
     """`text` names the distribution; two are equal when text, values and probabilities are."""
 
     text: str
@@ -61,7 +61,7 @@ class Lengths:
         return self.text
 
     @classmethod
-    def parse(cls, text: str) -> "Lengths":
+    def parse(cls, text: str) -> "LengthDistribution":
         """From the text form; a FuseError lists the forms."""
         kind, _, rest = text.strip().partition(":")
         if kind == "fixed":
@@ -83,15 +83,15 @@ class Lengths:
         )
 
     @classmethod
-    def of(cls, lengths: Iterable[int]) -> "Lengths":
+    def of(cls, lengths: Iterable[int]) -> "LengthDistribution":
         """The empirical distribution of observed lengths."""
         found = list(lengths)
         if not found:
             raise FuseError("lengths: no values; needs at least one")
         # Before they are an array: a whole number of a file need not fit into 64 bits.
         least, most = min(found), max(found)
-        if least < 1 or most > LONGEST:
-            raise FuseError(f"lengths: value {least if least < 1 else most}; needs 1 to {LONGEST}")
+        if least < 1 or most > LONGEST_LENGTH:
+            raise FuseError(f"lengths: value {least if least < 1 else most}; needs 1 to {LONGEST_LENGTH}")
         array = np.asarray(found, dtype=np.int64)
         values, counts = np.unique(array, return_counts=True)
         digest = hashlib.sha256(np.stack([values, counts]).tobytes()).hexdigest()[:8]
@@ -99,19 +99,19 @@ class Lengths:
         return cls(text, tuple(values.tolist()), tuple((counts / array.size).tolist()))
 
 
-def _fixed(text: str, rest: str) -> Lengths:
+def _fixed(text: str, rest: str) -> LengthDistribution:
     # Numbers of thousands of digits are not even read.
-    if not re.fullmatch(r"\d{1,9}", rest) or not 1 <= int(rest) <= LONGEST:
-        raise FuseError(f"lengths {text!r}: needs a whole number from 1 to {LONGEST}, such as {_FORMS[0]}")
-    return Lengths(f"fixed:{int(rest)}", (int(rest),), (1.0,))
+    if not re.fullmatch(r"\d{1,9}", rest) or not 1 <= int(rest) <= LONGEST_LENGTH:
+        raise FuseError(f"lengths {text!r}: needs a whole number from 1 to {LONGEST_LENGTH}, such as {_FORMS[0]}")
+    return LengthDistribution(f"fixed:{int(rest)}", (int(rest),), (1.0,))
 
 
-def _uniform(text: str, rest: str) -> Lengths:
+def _uniform(text: str, rest: str) -> LengthDistribution:
     match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", rest)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= LONGEST:
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= LONGEST_LENGTH:
         raise FuseError(f"lengths {text!r}: needs a range of whole numbers >= 1, such as {_FORMS[1]}")
     values = tuple(range(int(match[1]), int(match[2]) + 1))
-    return Lengths(f"uniform:{values[0]}-{values[-1]}", values, (1.0 / len(values),) * len(values))
+    return LengthDistribution(f"uniform:{values[0]}-{values[-1]}", values, (1.0 / len(values),) * len(values))
 
 
 def _lognormal_steps(median: float, sigma: float, top: int) -> np.ndarray:
@@ -121,10 +121,10 @@ def _lognormal_steps(median: float, sigma: float, top: int) -> np.ndarray:
     return np.diff(below, prepend=0.0, append=1.0)
 
 
-def _from_steps(text: str, steps: np.ndarray) -> Lengths:
+def _from_steps(text: str, steps: np.ndarray) -> LengthDistribution:
     kept = np.flatnonzero(steps > 0)
     share = steps[kept] / steps[kept].sum()
-    return Lengths(text.strip(), tuple((kept + 1).tolist()), tuple(share.tolist()))
+    return LengthDistribution(text.strip(), tuple((kept + 1).tolist()), tuple(share.tolist()))
 
 
 def _parameters(text: str, rest: str, names: tuple[str, ...]) -> dict[str, float]:
@@ -145,6 +145,6 @@ def _parameters(text: str, rest: str, names: tuple[str, ...]) -> dict[str, float
 
 
 def _whole(text: str, key: str, value: float) -> int:
-    if value != int(value) or not 1 <= value <= LONGEST:
-        raise FuseError(f"lengths {text!r}: {key}={value:g}; needs a whole number from 1 to {LONGEST}")
+    if value != int(value) or not 1 <= value <= LONGEST_LENGTH:
+        raise FuseError(f"lengths {text!r}: {key}={value:g}; needs a whole number from 1 to {LONGEST_LENGTH}")
     return int(value)

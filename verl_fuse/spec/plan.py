@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import read_block
@@ -23,7 +23,8 @@ from verl_fuse.spec.yaml_file import parse_yaml
 
 PLAN_VERSION = 1
 FEATURES = ("interstage", "pipeline", "realloc", "elastic")
-STRATEGIES = ("fsdp", "megatron")
+Strategy = Literal["fsdp", "megatron"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 Setting = bool | int | float | str
 
 

@@ -3,7 +3,7 @@
 Invariants (tests/unit/spec/test_problem.py):
 - every number is finite; costs are positive, activations, limits and the transfer delay are not negative;
 - a pipeline visits a rank at most once, and only ranks the problem has;
-- `Problem.from_json(problem.to_json()) == problem`, and equal problems have equal digests.
+- `ScheduleProblem.from_json(problem.to_json()) == problem`, and equal problems have equal digests.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ScheduleProblem:
     """Pipelines sharing `ranks` ranks, one op at a time on each.
 
     `transfer` delays a stage's result on its way to another rank; `memory_limit` bounds the activations held on every rank. `time_unit` is "s" and
@@ -155,7 +155,7 @@ class Problem:
         return json.dumps(data)
 
     @classmethod
-    def from_dict(cls, data: Any) -> "Problem":
+    def from_dict(cls, data: Any) -> "ScheduleProblem":
         """Build from parsed JSON; a FuseError names the key and value at fault."""
         _check_keys(data, _PROBLEM_KEYS, ("ranks", "pipelines"), "problem")
         if not isinstance(data["pipelines"], list):
@@ -168,7 +168,7 @@ class Problem:
         return cls(data["ranks"], tuple(pipelines), data.get("memory_limit"), data.get("transfer", 0.0), **units)
 
     @classmethod
-    def from_json(cls, text: str) -> "Problem":
+    def from_json(cls, text: str) -> "ScheduleProblem":
         """Parse the JSON form; a FuseError says what is wrong with anything else."""
         try:
             data = json.loads(text)
@@ -177,7 +177,7 @@ class Problem:
         return cls.from_dict(data)
 
     @classmethod
-    def read(cls, path: Path) -> "Problem":
+    def read(cls, path: Path) -> "ScheduleProblem":
         """Read a problem file; every error names the file."""
         return load(path, cls.from_json)
 

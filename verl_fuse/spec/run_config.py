@@ -22,7 +22,7 @@ FILE = "config.yaml"
 # Hydra's own copy, where hydra.run.dir is RUN_DIR/hydra, as in the recipes.
 HYDRA_FILE = Path("hydra") / ".hydra" / "config.yaml"
 
-HIDDEN = "(left out)"
+REDACTED = "(left out)"
 _SECRET = re.compile(
     r"(^|_)(api_?key|access_?key|private_?key|secret|password|passwd|credentials?|auth|token)s?($|_)", re.I
 )
@@ -92,7 +92,7 @@ def _parse(text: str) -> DictConfig:
 def _without_secrets(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         hide = key == _ENVIRONMENT
-        return {name: HIDDEN if hide else _without_secrets(item, str(name)) for name, item in value.items()}
+        return {name: REDACTED if hide else _without_secrets(item, str(name)) for name, item in value.items()}
     if isinstance(value, list):
         return [_without_secrets(item, key) for item in value]
     if value is None or isinstance(value, bool | int | float):
@@ -100,4 +100,4 @@ def _without_secrets(value: Any, key: str = "") -> Any:
     # A path, for one.
     value = str(value)
     secret = value and _SECRET.search(key) and not _REFERENCE.fullmatch(value)
-    return HIDDEN if secret else _PASSWORD.sub(f"{HIDDEN}@", value)
+    return REDACTED if secret else _PASSWORD.sub(f"{REDACTED}@", value)

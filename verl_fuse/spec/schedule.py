@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import load, save
-from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.problem import ScheduleProblem
 
-Kind = Literal["F", "B"]
+OpKind = Literal["F", "B"]
 
 _TOKEN = re.compile(r"(\d+)([FB])(\d+)")
 _FIELDS = (
@@ -37,7 +37,7 @@ class Op(NamedTuple):
 
     rank: int
     pipeline: int
-    kind: Kind
+    kind: OpKind
     microbatch: int
     start: float
     end: float
@@ -55,7 +55,7 @@ class Schedule:
     `optimal` and `memory_optimal` say that value and bound meet.
     """
 
-    problem: Problem
+    problem: ScheduleProblem
     ops: tuple[Op, ...]
     makespan: float
     lower_bound: float
@@ -100,7 +100,7 @@ class Schedule:
         """Parse `to_json` output; a FuseError says what is wrong with anything else."""
         try:
             data: dict[str, Any] = json.loads(text)
-            problem = Problem.from_dict(data["problem"])
+            problem = ScheduleProblem.from_dict(data["problem"])
             ops = tuple(_op(entry) for entry in data["ops"])
             values = {field: data[field] for field in _FIELDS}
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
@@ -128,11 +128,11 @@ class Schedule:
         save(path, self.to_json() + "\n")
 
 
-def parse_text(text: str) -> tuple[tuple[tuple[int, Kind, int], ...], ...]:
+def parse_text(text: str) -> tuple[tuple[tuple[int, OpKind, int], ...], ...]:
     """Orders (pipeline, kind, microbatch) per rank from the text form."""
     rows = []
     for number, line in enumerate(text.splitlines()):
-        row: list[tuple[int, Kind, int]] = []
+        row: list[tuple[int, OpKind, int]] = []
         for token in line.split():
             match = _TOKEN.fullmatch(token)
             if match is None:

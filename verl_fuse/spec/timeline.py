@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.lengths import LONGEST
+from verl_fuse.spec.lengths import LONGEST_LENGTH
 
 T = TypeVar("T")
 FORMAT_VERSION = 1
@@ -21,7 +21,7 @@ FORMAT_VERSION = 1
 Category = Literal["generate", "reward", "inference", "train", "sync", "stage", "wait", "other"]
 CATEGORIES: tuple[str, ...] = get_args(Category)
 # Arguments of a span that are counted with, where a span has them.
-TOKENS = ("prompt_tokens", "response_tokens", "cached_tokens", "resumed_tokens")
+TOKEN_FIELDS = ("prompt_tokens", "response_tokens", "cached_tokens", "resumed_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,12 @@ class Timeline:
 def _span(name: Any, track: Any, category: Any, start: Any, end: Any, args: Any) -> Span:
     """A span from its JSON."""
     args = _typed("args", args, dict)
-    for key in TOKENS:
+    for key in TOKEN_FIELDS:
         count = args.get(key, 0)
-        if type(count) is not int or not 0 <= count <= LONGEST:
-            raise FuseError(f"span {name!r} on {track!r}: {key}={count!r}; needs a whole number from 0 to {LONGEST}")
+        if type(count) is not int or not 0 <= count <= LONGEST_LENGTH:
+            raise FuseError(
+                f"span {name!r} on {track!r}: {key}={count!r}; needs a whole number from 0 to {LONGEST_LENGTH}"
+            )
     return Span(_typed("name", name, str), _typed("track", track, str), category, float(start), float(end), args)
 
 

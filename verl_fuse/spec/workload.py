@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.length_files import lengths_from
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.model_names import model_from
 from verl_fuse.spec.yaml_file import read_yaml
@@ -43,8 +43,8 @@ class Workload:
     algorithm: Literal["ppo", "grpo"]
     prompts: int
     samples: int
-    prompt: Lengths
-    response: Lengths
+    prompt: LengthDistribution
+    response: LengthDistribution
     actor: Model
     critic: Model | None = None
     reference: Model | None = None

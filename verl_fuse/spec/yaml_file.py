@@ -12,13 +12,13 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import read_text
 
 # Bytes: what a person writes, with room to spare.
-LARGEST = 2**20
+MOST_YAML_BYTES = 2**20
 
 
 def read_yaml(path: Path) -> Any:
     """The contents as plain dicts, lists and values; every error names the file, in one line."""
     try:
-        return parse_yaml(read_text(path, LARGEST))
+        return parse_yaml(read_text(path, MOST_YAML_BYTES))
     except FuseError as error:
         message = str(error)
         raise FuseError(message if message.startswith(str(path)) else f"{path}: {message}") from error

@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from verl_fuse.spec.arrays import Floats
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Span, Timeline
-
-Floats = NDArray[np.float64]
 
 # Of the fit and of what it says about how many steps were spent beside how many sequences.
 ITERATIONS = 8

@@ -22,7 +22,7 @@ from verl_fuse.timeline.perfetto import to_perfetto
 from verl_fuse.timeline.step_page import step_page
 from verl_fuse.timeline.summary import StepSummary, summarize
 
-FOLDER = "timeline"
+TIMELINE_FOLDER = "timeline"
 INDEX_PAGE = "timeline.html"
 _SUMMARIES = "steps.json"
 _STEP_FILE = re.compile(r"step_(\d{6,})\.(json|perfetto\.json|html)")
@@ -30,7 +30,7 @@ _STEP_FILE = re.compile(r"step_(\d{6,})\.(json|perfetto\.json|html)")
 
 def prepare(run_dir: Path) -> None:
     """Make sure that steps can be recorded there: create the folder and try a file. Raises OSError, or FuseError for a foreign index."""
-    folder = run_dir / FOLDER
+    folder = run_dir / TIMELINE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / _SUMMARIES, _dump_summaries(_read_summaries(folder)))
 
@@ -40,7 +40,7 @@ def record_step(
 ) -> StepSummary:
     """Write the files of one step and bring the index up to date. Raises OSError where the disk refuses."""
     summary = summarize(timeline)
-    folder = run_dir / FOLDER
+    folder = run_dir / TIMELINE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     _remove_steps(folder, lambda step: step >= timeline.step)
     write_atomically(_step_path(run_dir, timeline.step, "json"), timeline.to_json())
@@ -53,7 +53,9 @@ def record_step(
     summaries = [*(old for old in _read_summaries(folder) if old.step < timeline.step), summary]
     write_atomically(folder / _SUMMARIES, _dump_summaries(summaries))
     if html:
-        links = {path.name: f"{FOLDER}/{path.name}" for path in folder.iterdir() if _STEP_FILE.fullmatch(path.name)}
+        links = {
+            path.name: f"{TIMELINE_FOLDER}/{path.name}" for path in folder.iterdir() if _STEP_FILE.fullmatch(path.name)
+        }
         write_atomically(run_dir / INDEX_PAGE, index_page(timeline.run, summaries, links))
     return summary
 
@@ -61,10 +63,10 @@ def record_step(
 def located(path: Path) -> tuple[Path, int | None]:
     """(run directory, step) of a run directory, of its folder of timelines, or of a page in it; None where no one step is meant."""
     if path.is_dir():
-        inside = path.name == FOLDER and not (path / FOLDER).is_dir()
+        inside = path.name == TIMELINE_FOLDER and not (path / TIMELINE_FOLDER).is_dir()
         return (path.absolute().parent if inside else path), None
     match = _STEP_FILE.fullmatch(path.name)
-    if match and path.absolute().parent.name == FOLDER:
+    if match and path.absolute().parent.name == TIMELINE_FOLDER:
         return path.absolute().parent.parent, int(match[1])
     if path.name == INDEX_PAGE:
         return path.parent, None
@@ -77,11 +79,11 @@ def recorded_steps(run_dir: Path) -> list[int]:
     """Steps of this run whose timeline can be read, ascending; a FuseError if there is none."""
     if not run_dir.is_dir():
         raise FuseError(f"{run_dir}: no such directory; needs the directory of a run (fuse.run_dir)")
-    found = (_STEP_FILE.fullmatch(path.name) for path in (run_dir / FOLDER).glob("step_*.json"))
+    found = (_STEP_FILE.fullmatch(path.name) for path in (run_dir / TIMELINE_FOLDER).glob("step_*.json"))
     steps = sorted(int(match[1]) for match in found if match and match[2] == "json")
     if not steps:
         raise FuseError(
-            f"{run_dir}: no recorded step under {FOLDER}/; steps are recorded with trainer.v1.trainer_mode=fuse and "
+            f"{run_dir}: no recorded step under {TIMELINE_FOLDER}/; steps are recorded with trainer.v1.trainer_mode=fuse and "
             "fuse.observe.enabled=true, once the first one has ended"
         )
     return steps
@@ -126,7 +128,7 @@ def page_of(run_dir: Path, step: int) -> Path | None:
 
 
 def _step_path(run_dir: Path, step: int, suffix: str) -> Path:
-    return run_dir / FOLDER / f"step_{step:06d}.{suffix}"
+    return run_dir / TIMELINE_FOLDER / f"step_{step:06d}.{suffix}"
 
 
 def _remove_steps(folder: Path, outdated: Callable[[int], bool]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from verl_fuse.spec.timeline import CATEGORIES, Span, Timeline, union_seconds
 from verl_fuse.timeline.tracks import number, ordered_tracks, role
 
-Interval = tuple[float, float]
+BusyInterval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,16 @@ def _devices(tracks: Sequence[str]) -> list[tuple[str, str, str]]:
     return [(replicas[index // per_replica], f"slice {index // per_replica}", rank) for index, rank in enumerate(ranks)]
 
 
-def _work(timeline: Timeline, spans: Iterable[Span]) -> list[Interval]:
+def _work(timeline: Timeline, spans: Iterable[Span]) -> list[BusyInterval]:
     return _clip(timeline, (span for span in spans if span.category != "wait"))
 
 
-def _clip(timeline: Timeline, spans: Iterable[Span]) -> list[Interval]:
+def _clip(timeline: Timeline, spans: Iterable[Span]) -> list[BusyInterval]:
     clipped = ((max(span.start, timeline.start), min(span.end, timeline.end)) for span in spans)
     return [(start, end) for start, end in clipped if start <= end]
 
 
-def _row(track: str, kind: str, timeline: Timeline, intervals: list[Interval]) -> IdleRow:
+def _row(track: str, kind: str, timeline: Timeline, intervals: list[BusyInterval]) -> IdleRow:
     window = timeline.end - timeline.start
     busy = min(union_seconds(intervals), window)
     total = sum(end - start for start, end in intervals)

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 from verl_fuse.spec.timeline import Span, Timeline
 
-ROLES = ("step", "lane", "replica", "slice", "rank", "plan", "other")
+TRACK_ROLES = ("step", "lane", "replica", "slice", "rank", "plan", "other")
 
 
 def role(track: str) -> str:
-    """The first word of the track's name if it is one of ROLES, else "other"."""
+    """The first word of the track's name if it is one of TRACK_ROLES, else "other"."""
     word = track.partition(" ")[0]
-    return word if word in ROLES else "other"
+    return word if word in TRACK_ROLES else "other"
 
 
 def number(track: str) -> int | None:
@@ -54,4 +54,4 @@ def pack(spans: Iterable[Span]) -> list[list[Span]]:
 def _reading_order(track: str) -> tuple[int, bool, int, bool, str]:
     index, kind = number(track), role(track)
     planned = kind == "plan"
-    return ROLES.index("rank" if planned else kind), index is None, index or 0, planned, track
+    return TRACK_ROLES.index("rank" if planned else kind), index is None, index or 0, planned, track

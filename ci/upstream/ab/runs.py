@@ -13,8 +13,8 @@ from ci.upstream.ab.environments import Environment
 from ci.upstream.ab.record import LOG, METRICS, NUMBERS, Record, read
 from verl_fuse.cli import child
 from verl_fuse.cli.recipes import Recipe
-from verl_fuse.cli.run import BASELINE, HOME
-from verl_fuse.cli.run import METRICS as METRICS_VARIABLE
+from verl_fuse.cli.run import BASELINE, HOME_VARIABLE
+from verl_fuse.cli.run import METRICS_PATH_VARIABLE as METRICS_VARIABLE
 from verl_fuse_cpu.environment import environment as cpu_environment
 
 # The external module that saves what every step computed; runs find it through PYTHONPATH.
@@ -65,7 +65,7 @@ class Bench:
         variables = {
             **os.environ,
             **cpu_environment(),
-            HOME: str(self.task_home),
+            HOME_VARIABLE: str(self.task_home),
             METRICS_VARIABLE: str(folder / METRICS),
             "VERL_USE_EXTERNAL_MODULES": "step_recorder",
             "VERL_USE_EXTERNAL_PLUGINS": "auto",
@@ -101,7 +101,7 @@ def watch(command: list[str], variables: Mapping[str, str], folder: Path, output
     peak = 0
     process = subprocess.Popen(
         command,
-        env={**variables, child.MARK: run_id},
+        env={**variables, child.RUN_ID_VARIABLE: run_id},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

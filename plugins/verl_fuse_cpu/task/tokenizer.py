@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 from verl_fuse_cpu.task.euclid import LARGEST_ALLOWED
 
 CHARACTERS = " ;=gcd"
-PAD, END, USER, ASSISTANT, UNKNOWN = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|unknown|>"
+PAD, END, USER, ASSISTANT, UNKNOWN_CHARACTER = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|unknown|>"
 
 # One token opens a turn. Prompts end in <|assistant|>, responses in <|end|>.
 CHAT_TEMPLATE = (
@@ -17,17 +17,17 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    special = [PAD, END, USER, ASSISTANT, UNKNOWN]
+    special = [PAD, END, USER, ASSISTANT, UNKNOWN_CHARACTER]
     numbers = [f"{number:02d}" for number in range(LARGEST_ALLOWED + 1)]
     vocabulary = {token: i for i, token in enumerate([*special, *CHARACTERS, *numbers])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN_CHARACTER))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d\d|."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
-        unk_token=UNKNOWN,
+        unk_token=UNKNOWN_CHARACTER,
         additional_special_tokens=[USER, ASSISTANT],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,

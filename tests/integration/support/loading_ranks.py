@@ -95,7 +95,7 @@ def compared(
     from vllm.model_executor.model_loader.utils import initialize_model
 
     from verl_fuse.host.weights.sync.trained import own_shards
-    from verl_fuse.reshard.vllm import Vllm
+    from verl_fuse.reshard.vllm import VllmSharding
 
     # Where names differ, vLLM talks through gloo instead of shared memory.
     os.environ["VLLM_DIST_IDENT"] = f"rank {world.rank}"
@@ -108,7 +108,7 @@ def compared(
         distributed_executor_backend="external_launcher",
         max_model_len=32,
     )
-    stream = opened(world, name, engine, Vllm(tp, RANKS // tp), getattr(torch, dtype))
+    stream = opened(world, name, engine, VllmSharding(tp, RANKS // tp), getattr(torch, dtype))
     config = arguments.create_engine_config()
     with set_current_vllm_config(config):
         init_distributed_environment(RANKS, world.rank, "env://", world.rank, "gloo")
@@ -120,7 +120,7 @@ def compared(
         # In two parts, as verl's buckets come.
         arriving = iter(stream.run(own_shards(engine), 5))
         model.load_weights([next(arriving) for _ in range(4)])
-        unfinished = stream.stamp.version
+        unfinished = stream.held_version.version
         model.load_weights(arriving)
         ours = {name: parameter.clone() for name, parameter in model.named_parameters()}
         _forget(model)
@@ -131,7 +131,7 @@ def compared(
         "tensors": len(ours),
         "different": [name for name in theirs if not torch.equal(ours[name], theirs[name])],
         "finite": all(bool(parameter.isfinite().all()) for parameter in ours.values()),
-        "versions": (unfinished, stream.stamp.version),
+        "versions": (unfinished, stream.held_version.version),
         "received": sum(report.received_bytes for report in stream.reports),
         "extra": max(report.extra_bytes for report in stream.reports),
     }
@@ -148,7 +148,7 @@ def refused(world: World) -> list[str]:
     import transformers
 
     from verl_fuse.errors import FuseError
-    from verl_fuse.reshard.vllm import Vllm
+    from verl_fuse.reshard.vllm import VllmSharding
 
     said = []
     for change in ("type", "name", "sharding", "ranks"):
@@ -160,7 +160,7 @@ def refused(world: World) -> list[str]:
         elif change == "sharding":
             engine.module = transformers.AutoModelForCausalLM.from_config(engine.model_config.hf_config)
         try:
-            opened(world, change, engine, Vllm(1, 3 if change == "ranks" else 4), torch.float32)
+            opened(world, change, engine, VllmSharding(1, 3 if change == "ranks" else 4), torch.float32)
         except FuseError as error:
             said.append(str(error))
     return said

@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "reshard"))
 from layouts import MOE, QWEN2, QWEN3
 from transfers import content, tensors_of
 
-from verl_fuse.reshard.parameters import Weights
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.parameters import ModelParameters
+from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.reshard.text import sharding_from
 
 MODELS = {weights.model.name: weights for weights in (QWEN2, QWEN3, MOE)}
 
 
-def config(weights: Weights, layout) -> TransformerConfig:
+def config(weights: ModelParameters, layout) -> TransformerConfig:
     model = weights.model
     return TransformerConfig(
         num_layers=model.layers,
@@ -61,7 +61,7 @@ def config(weights: Weights, layout) -> TransformerConfig:
     )
 
 
-def stage(weights: Weights, layout, vocabulary: int) -> GPTModel:
+def stage(weights: ModelParameters, layout, vocabulary: int) -> GPTModel:
     """This rank's part of the model."""
     made, model = config(weights, layout), weights.model
     layer = get_gpt_layer_local_spec(
@@ -82,7 +82,7 @@ def stage(weights: Weights, layout, vocabulary: int) -> GPTModel:
     )
 
 
-def from_mbridge(weights: Weights, model: GPTModel, whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def from_mbridge(weights: ModelParameters, model: GPTModel, whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What mbridge loads into this rank's tensors that are split; norms are named by another implementation and left out."""
     from mbridge.models.qwen2 import Qwen2Bridge
     from transformers import AutoConfig
@@ -116,7 +116,7 @@ def from_mbridge(weights: Weights, model: GPTModel, whole: dict[str, torch.Tenso
     return found
 
 
-def differences(weights: Weights, text: str, contents: bool) -> list[str]:
+def differences(weights: ModelParameters, text: str, contents: bool) -> list[str]:
     sharding, whole, wrong = sharding_from(text), content(weights), []
     for rank in range(sharding.devices):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=sharding.devices)
@@ -128,7 +128,7 @@ def differences(weights: Weights, text: str, contents: bool) -> list[str]:
         )
         model = stage(weights, sharding.layout, sharding.vocabulary or weights.model.vocabulary)
         theirs = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-        tensors = tensors_of(Placed.at(sharding), weights, rank, whole)
+        tensors = tensors_of(PlacedSharding.at(sharding), weights, rank, whole)
         ours = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         wrong += [f"rank {rank}: {pair}" for pair in sorted(ours.items() ^ theirs.items())]
         if contents:

@@ -99,7 +99,7 @@ def refused(world: World, folder: Path) -> list[str]:
     import torch
 
     from verl_fuse.errors import FuseError
-    from verl_fuse.reshard.vllm import Vllm
+    from verl_fuse.reshard.vllm import VllmSharding
 
     trained = engine(world, folder, SYNCS["llama, tp2 pp2, vllm tp 1"])
     (chunk,) = trained.module
@@ -108,7 +108,7 @@ def refused(world: World, folder: Path) -> list[str]:
 
     def ask(change: str) -> None:
         try:
-            opened(world, change, trained, Vllm(1, RANKS), torch.bfloat16)
+            opened(world, change, trained, VllmSharding(1, RANKS), torch.bfloat16)
         except FuseError as error:
             said.append(str(error))
 

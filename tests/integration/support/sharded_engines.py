@@ -175,10 +175,10 @@ def layout(world: World, worker: Any, name: str, timeout: float = 60.0) -> Any:
     import torch.distributed as dist
 
     from verl_fuse.host.weights.layouts.change import EngineLayout
-    from verl_fuse.runtime.reshard.options import Options
+    from verl_fuse.runtime.reshard.options import TransferOptions
 
     store = dist.PrefixStore(f"{name}", world.store)
-    return EngineLayout(worker.engine, name, store=store, node="node", options=Options(timeout, True))
+    return EngineLayout(worker.engine, name, store=store, node="node", options=TransferOptions(timeout, True))
 
 
 def moved_about(world: World, folder: Path, name: str) -> dict[str, Any]:
@@ -222,14 +222,14 @@ def switched(world: World, folder: Path, name: str) -> dict[str, Any]:
     from verl.workers.engine_workers import TrainingWorker
 
     from verl_fuse.host.weights.layouts import worker as module
-    from verl_fuse.runtime.reshard.options import Options
+    from verl_fuse.runtime.reshard.options import TransferOptions
 
     stock = worker(world, folder, name)
     numbers = [trained(stock, name, step) for step in range(4)]
     whole = wholes(stock)
     # Inside one worker class both models are what verl calls a critic: their own engine.
     kind = cloudpickle.loads(
-        cloudpickle.dumps(module.layout_worker_class("critic", TrainingWorker, Options(60.0, True)))
+        cloudpickle.dumps(module.layout_worker_class("critic", TrainingWorker, TransferOptions(60.0, True)))
     )
     layouts = {}
 

@@ -339,7 +339,7 @@ class _Greedy(dict):
     def get(self, counts: tuple[int, int], default: Any = None) -> Any:
         from verl_fuse.schedule.methods import solve
         from verl_fuse.schedule.solution import Budget
-        from verl_fuse.spec.problem import Pipeline, Problem
+        from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
         if 0 in counts:
             return None
@@ -350,7 +350,7 @@ class _Greedy(dict):
                 for ranks in copies
             ]
             ranks = 1 + max(rank for p in pipelines for rank in p.ranks)
-            self[counts] = solve(Problem(ranks, tuple(pipelines)), "greedy", Budget(30.0))
+            self[counts] = solve(ScheduleProblem(ranks, tuple(pipelines)), "greedy", Budget(30.0))
         return self[counts]
 
 
@@ -361,7 +361,7 @@ def _fault(fault: str) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         if fault:
-            captured = fusion.Captured
+            captured = fusion.CapturedCall
 
             def broken(request: Any, padding: Any) -> Any:
                 if (
@@ -373,7 +373,7 @@ def _fault(fault: str) -> Iterator[None]:
                     request = {**request, "data_iterator": iter(batches)}
                 return captured(request, padding)
 
-            patch.setattr(fusion, "Captured", broken)
+            patch.setattr(fusion, "CapturedCall", broken)
         yield
 
 
@@ -416,7 +416,7 @@ def update_workers(world: World, folder: Path) -> tuple[list[tuple], dict[tuple,
     from verl.workers import engine_workers
 
     from verl_fuse.host.update.megatron import worker as module
-    from verl_fuse.host.update.report import Order
+    from verl_fuse.host.update.report import UpdateOrder
     from verl_fuse.host.update.schedules import UpdateSchedules
     from verl_fuse.host.worker import recording_worker_class
     from verl_fuse_pipeline.policy import fused_schedule
@@ -439,7 +439,7 @@ def update_workers(world: World, folder: Path) -> tuple[list[tuple], dict[tuple,
     actor.actor, actor.profiler, actor.enable_routing_replay = inner, inner.profiler, False
     module._workers["actor"] = actor
     schedules = UpdateSchedules(partial(fused_schedule, wanted="fused", seconds=1.0))
-    order, steps = Order(False, {}, 60.0), []
+    order, steps = UpdateOrder(False, {}, 60.0), []
     for step in range(case.steps):
         shares = [
             share(name, case.models[name], step, trained) for name, trained in (("critic", critic), ("actor", inner))
@@ -453,7 +453,7 @@ def update_workers(world: World, folder: Path) -> tuple[list[tuple], dict[tuple,
             schedules.learn(reports)
             schedules.wait()
             found = {counts: schedule.to_json() for counts, schedule in schedules.ready().items()}
-            order = Order(bool(found), found, 60.0)
+            order = UpdateOrder(bool(found), found, 60.0)
         orders = [order]
         dist.broadcast_object_list(orders)
         order = orders[0]

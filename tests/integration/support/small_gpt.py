@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from verl_fuse.runtime.lane import TensorSpec
+from verl_fuse.runtime.stage import TensorSpec
 
 LAYERS, HIDDEN, VOCABULARY, LENGTH, SAMPLES = 4, 16, 32, 6, 2
 MESSAGE = TensorSpec((LENGTH, SAMPLES, HIDDEN), torch.float32)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from verl_fuse.cli import progress
-from verl_fuse.cli.progress import Progress
+from verl_fuse.cli.progress import ProgressNotes
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +24,13 @@ def texts(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_what_ends_soon_is_silent(capsys: pytest.CaptureFixture[str]):
-    with Progress("reading") as report:
+    with ProgressNotes("reading") as report:
         report("solving")
     assert texts(capsys) == []
 
 
 def test_each_text_is_said_once_and_the_last_one_again(capsys: pytest.CaptureFixture[str]):
-    with Progress("compiling") as report:
+    with ProgressNotes("compiling") as report:
         time.sleep(0.35)
         report("solving")
         time.sleep(1.2)
@@ -41,7 +41,7 @@ def test_each_text_is_said_once_and_the_last_one_again(capsys: pytest.CaptureFix
 
 
 def test_texts_that_follow_each_other_too_fast_are_left_out(capsys: pytest.CaptureFixture[str]):
-    with Progress("step 0") as report:
+    with ProgressNotes("step 0") as report:
         for step in range(1000):
             report(f"step {step}")
             time.sleep(0.001)
@@ -49,7 +49,7 @@ def test_texts_that_follow_each_other_too_fast_are_left_out(capsys: pytest.Captu
 
 
 def test_an_error_ends_it(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(KeyboardInterrupt), Progress("solving"):
+    with pytest.raises(KeyboardInterrupt), ProgressNotes("solving"):
         raise KeyboardInterrupt
     time.sleep(0.4)
     assert texts(capsys) == []

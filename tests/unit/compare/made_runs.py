@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_fuse.compare.run import Run
+from verl_fuse.compare.run import RunMetrics
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse.timeline.files import record_step
 
@@ -46,9 +46,9 @@ def step_records(
     return records
 
 
-def made(seed: int, name: str = "run", **options) -> Run:
+def made(seed: int, name: str = "run", **options) -> RunMetrics:
     """The run of these records."""
-    return Run.of(name, [(record["step"], record["data"]) for record in step_records(seed, **options)])
+    return RunMetrics.of(name, [(record["step"], record["data"]) for record in step_records(seed, **options)])
 
 
 def write_run(folder: Path, records: list[dict]) -> Path:

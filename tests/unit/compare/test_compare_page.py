@@ -8,8 +8,8 @@ from made_runs import made
 
 from verl_fuse.compare.comparison import compare
 from verl_fuse.compare.page import page
-from verl_fuse.compare.run import Run
-from verl_fuse.compare.verdict import shown, shown_difference, verdict
+from verl_fuse.compare.run import RunMetrics
+from verl_fuse.compare.verdict import difference_text, interval_text, verdict
 
 EVIL = "</style><script>alert(1)</script>\"'&{{title}}"
 
@@ -22,11 +22,11 @@ def test_every_figure_is_in_the_page():
     assert "times of 11 steps compared, 2 to 12; the first step of each run left out (--warm-up 1)" in text
     for stage in (*found.stages, found.whole):
         assert f"<th>{stage.name}</th>" in text
-        assert shown(stage.difference, 3, "+") in text
+        assert interval_text(stage.difference, 3, "+") in text
         assert f"<td>{stage.base:.3f} s</td><td>{stage.fused:.3f} s</td>" in text
     for curve in found.curves:
         assert curve.metric in text
-        assert shown_difference(curve.difference) in text
+        assert difference_text(curve.difference) in text
         assert text.count(f"base, step 12: {curve.base[12]:.4g}") >= 1
     assert text.count("<circle") == sum(len(curve.base) + len(curve.fused) for curve in found.curves)
 
@@ -41,7 +41,7 @@ def test_the_page_loads_nothing_and_runs_nothing():
 def test_text_of_a_run_never_becomes_markup():
     metrics = {f"val-core/{EVIL}/acc/mean@1": 0.1, "timing_s/<script>": 0.1}
     steps = {step: {**values, **metrics} for step, values in made(1).steps.items()}
-    found = compare(Run(EVIL, steps), replace(made(1), name=EVIL, steps=steps))
+    found = compare(RunMetrics(EVIL, steps), replace(made(1), name=EVIL, steps=steps))
     text = page(found, [EVIL])
     assert "<script" not in text
     assert text.count("</style>") == 1
@@ -49,7 +49,7 @@ def test_text_of_a_run_never_becomes_markup():
 
 
 def test_the_numbers_at_the_axes_have_room():
-    run = Run.of("run", [(step, {"timing_s/step": 5.0, "actor/ppo_kl": -0.00123 * step}) for step in (1, 2, 3)])
+    run = RunMetrics.of("run", [(step, {"timing_s/step": 5.0, "actor/ppo_kl": -0.00123 * step}) for step in (1, 2, 3)])
     text = page(compare(run, run), [])
     ends = re.findall(r'<text x="(\d+)" y="[\d.]+" text-anchor="end">([^<]+)</text>', text)
     assert [value for _, value in ends] == ["-0.00369", "-0.00123"]
@@ -58,7 +58,7 @@ def test_the_numbers_at_the_axes_have_room():
 
 
 def test_a_metric_that_never_changes_and_a_single_step_are_drawn():
-    run = Run.of("run", [(1, {"timing_s/step": 5.0, "critic/score/mean": 0.0})])
+    run = RunMetrics.of("run", [(1, {"timing_s/step": 5.0, "critic/score/mean": 0.0})])
     text = page(compare(run, run, warm_up=0), [])
     assert "<circle" in text
     assert "nan" not in text

@@ -5,7 +5,7 @@ import pytest
 from made_runs import made
 
 from verl_fuse.compare.comparison import compare
-from verl_fuse.compare.run import Run
+from verl_fuse.compare.run import RunMetrics
 from verl_fuse.compare.verdict import verdict
 from verl_fuse.errors import FuseError
 
@@ -56,15 +56,15 @@ def test_stages_add_up_to_the_step_and_validation_is_no_part_of_it():
         "timing_s/step": 5.0, "timing_s/gen": 3.0, "timing_s/update_actor": 1.5, "timing_s/testing": 9.0,
         "timing_s/agent_loop/slowest/generate_sequences": 2.0,
     }  # fmt: skip
-    run = Run.of("run", [(1, data), (2, data)])
+    run = RunMetrics.of("run", [(1, data), (2, data)])
     found = compare(run, run)
     assert [(stage.name, stage.base) for stage in found.stages] == [("gen", 3.0), ("update_actor", 1.5), ("other", 0.5)]
     assert found.whole.base == sum(stage.base for stage in found.stages)
 
 
 def test_a_stage_that_one_run_lacks_took_it_no_time():
-    base = Run.of("base", [(step, {"timing_s/step": 5.0, "timing_s/ref": 1.0}) for step in (1, 2, 3)])
-    fused = Run.of("fused", [(step, {"timing_s/step": 4.0}) for step in (1, 2, 3)])
+    base = RunMetrics.of("base", [(step, {"timing_s/step": 5.0, "timing_s/ref": 1.0}) for step in (1, 2, 3)])
+    fused = RunMetrics.of("fused", [(step, {"timing_s/step": 4.0}) for step in (1, 2, 3)])
     stages = {stage.name: (stage.base, stage.fused) for stage in compare(base, fused).stages}
     assert stages == {"ref": (1.0, 0.0), "other": (4.0, 4.0)}
 
@@ -74,12 +74,12 @@ def test_what_was_trained_on_is_counted():
     assert (found.base.tokens, found.fused.tokens) == (5000, 7000)
     assert (found.base.samples, found.fused.samples) == (None, 7 * 64)
     assert (found.base.fallbacks, found.fused.fallbacks) == (None, 0)
-    asked = Run.of("asked", made(1, steps=5).steps.items(), samples_per_step=32)
+    asked = RunMetrics.of("asked", made(1, steps=5).steps.items(), samples_per_step=32)
     assert asked.samples() == 160
 
 
 def test_a_number_that_is_not_finite_counts_as_not_logged():
-    run = Run.of(
+    run = RunMetrics.of(
         "run", [(1, {"timing_s/step": float("nan")}), (2, {"timing_s/step": 2.0, "critic/score/mean": float("inf")})]
     )
     assert run.timed == [2]
@@ -88,18 +88,18 @@ def test_a_number_that_is_not_finite_counts_as_not_logged():
 
 @pytest.mark.parametrize("value", [1e101, -1e300, 1.7e308])
 def test_a_number_too_large_to_calculate_with_counts_as_not_logged(value: float):
-    run = Run.of(
+    run = RunMetrics.of(
         "run", [(step, {"timing_s/step": 5.0, "critic/score/mean": value * step / 4}) for step in (1, 2, 3, 4)]
     )
     assert verdict(compare(run, run)).endswith("no rewards to compare")
 
 
 def test_a_step_that_was_written_twice_counts_as_written_last():
-    assert Run.of("run", [(1, {"timing_s/step": 9.0}), (1, {"timing_s/step": 2.0})]).seconds(1) == 2.0
+    assert RunMetrics.of("run", [(1, {"timing_s/step": 9.0}), (1, {"timing_s/step": 2.0})]).seconds(1) == 2.0
 
 
 def test_a_validation_written_after_its_step_does_not_hide_the_step():
-    run = Run.of("run", [(1, {"timing_s/step": 9.0}), (1, {"val-core/euclid/acc/mean@1": 0.5})])
+    run = RunMetrics.of("run", [(1, {"timing_s/step": 9.0}), (1, {"val-core/euclid/acc/mean@1": 0.5})])
     assert run.seconds(1) == 9.0
     assert run.metric("val-core/euclid/acc/mean@1") == {1: 0.5}
 
@@ -112,7 +112,7 @@ def test_a_validation_written_after_its_step_does_not_hide_the_step():
             made(1),
             r"^base: steps with a time \(timing_s/step\): 1; needs more than the 1 that --warm-up leaves out$",
         ),
-        (made(1), Run.of("empty", []), r"^empty: steps with a time \(timing_s/step\): 0;"),
+        (made(1), RunMetrics.of("empty", []), r"^empty: steps with a time \(timing_s/step\): 0;"),
         (
             made(1, "base", steps=5),
             made(1, "late", first=9, steps=4),
@@ -120,6 +120,6 @@ def test_a_validation_written_after_its_step_does_not_hide_the_step():
         ),
     ],
 )
-def test_runs_without_a_step_in_common_are_refused(base: Run, fused: Run, message: str):
+def test_runs_without_a_step_in_common_are_refused(base: RunMetrics, fused: RunMetrics, message: str):
     with pytest.raises(FuseError, match=message):
         compare(base, fused)

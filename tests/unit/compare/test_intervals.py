@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from verl_fuse.compare.intervals import alike, difference, mean, ratio, student
+from verl_fuse.compare.intervals import autocorrelation, difference, mean, ratio, student_t
 
 RUNS = 1000
 # 95 % of `RUNS` runs, less three standard errors.
@@ -38,7 +38,7 @@ def pair(rng: np.random.Generator, steps: int, taken: float = 0.8, noise: float 
 
 @pytest.mark.parametrize(("degrees", "value"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (30, 2.042)])
 def test_students_t_is_that_of_the_tables(degrees: int, value: float):
-    assert student(degrees) == pytest.approx(value, abs=1e-3)
+    assert student_t(degrees) == pytest.approx(value, abs=1e-3)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 5, 12, 40])
@@ -69,7 +69,7 @@ def test_steps_that_are_slow_together_are_covered_less(share: float, steps: int,
 
 def test_the_correlation_of_neighbours_widens_the_interval():
     rng = np.random.default_rng(0)
-    assert np.mean([alike(neighbours(rng, 60, 0.6)) for _ in range(100)]) == pytest.approx(0.6, abs=0.08)
+    assert np.mean([autocorrelation(neighbours(rng, 60, 0.6)) for _ in range(100)]) == pytest.approx(0.6, abs=0.08)
     drifting, shuffled = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], [1.0, 1.4, 1.1, 1.5, 1.2, 1.3]
     assert mean(drifting).high > mean(shuffled).high
 

@@ -5,16 +5,16 @@ from made_runs import made
 
 from verl_fuse.compare.comparison import Comparison, compare
 from verl_fuse.compare.intervals import Interval
-from verl_fuse.compare.run import Run
-from verl_fuse.compare.verdict import at_least, notes, shown, shown_difference, verdict
+from verl_fuse.compare.run import RunMetrics
+from verl_fuse.compare.verdict import at_least, difference_text, interval_text, notes, verdict
 
 
 def runs(base: list[float], fused: list[float], rewards: list[float] | None = None, **metrics: float) -> Comparison:
     """Steps of these seconds after one of warm-up; `rewards` of the fused run, those of the baseline being 0.5 each."""
 
-    def of(name: str, seconds: list[float], scores: list[float] | None, extra: dict) -> Run:
+    def of(name: str, seconds: list[float], scores: list[float] | None, extra: dict) -> RunMetrics:
         steps = enumerate([9.0, *seconds])
-        return Run.of(
+        return RunMetrics.of(
             name,
             [
                 (
@@ -102,8 +102,8 @@ def test_what_an_interval_is_too_wide_to_show_is_noted():
 
 
 def test_figures_have_as_many_digits_as_tell_their_bounds_apart():
-    assert shown(Interval(0.7412, 0.703, 0.789)) == "0.74 [0.70, 0.79]"
-    assert shown_difference(Interval(0.0132, -0.0031, 0.0281)) == "+0.013 [-0.003, +0.028]"
-    assert shown_difference(Interval(-0.000052, -0.00022, 0.00012)) == "-0.00005 [-0.00022, +0.00012]"
-    assert shown_difference(Interval(0.0, 0.0, 0.0)) == "+0.000 [+0.000, +0.000]"
-    assert shown_difference(Interval(12.0, None, None)) == "+12"
+    assert interval_text(Interval(0.7412, 0.703, 0.789)) == "0.74 [0.70, 0.79]"
+    assert difference_text(Interval(0.0132, -0.0031, 0.0281)) == "+0.013 [-0.003, +0.028]"
+    assert difference_text(Interval(-0.000052, -0.00022, 0.00012)) == "-0.00005 [-0.00022, +0.00012]"
+    assert difference_text(Interval(0.0, 0.0, 0.0)) == "+0.000 [+0.000, +0.000]"
+    assert difference_text(Interval(12.0, None, None)) == "+12"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import EAGER, GRAPHS
 from verl_fuse.cost.model import Batch
 from verl_fuse.spec.cluster import Cluster, Mesh, cluster_named
@@ -18,7 +18,7 @@ LLAMA = model_named("llama-7b")
 MOE = model_named("qwen3-30b-a3b")
 A100 = cluster_named("A100-80G", nodes=4)
 
-Question = Callable[[Analytic, Batch], float]
+Question = Callable[[AnalyticCost, Batch], float]
 QUESTIONS: dict[str, Question] = {
     "forward": lambda cost, batch: cost.forward(LLAMA, Layout(tp=8, pp=4), batch),
     "backward": lambda cost, batch: cost.backward(LLAMA, Layout(tp=2, cp=2), batch, recompute=True),
@@ -35,7 +35,7 @@ BATCHES = [Batch.equal(16, 64), Batch.equal(16, 1024), Batch.equal(512, 1024)]
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
 @pytest.mark.parametrize("engine", [GRAPHS, EAGER], ids=str)
 def test_more_or_longer_sequences_never_take_less_time(question: Question, engine):
-    seconds = [question(Analytic(A100, engine), batch) for batch in BATCHES]
+    seconds = [question(AnalyticCost(A100, engine), batch) for batch in BATCHES]
     assert 0 < seconds[0] <= seconds[1] <= seconds[2]
     assert seconds[0] < seconds[2]
 
@@ -52,12 +52,12 @@ def faster(cluster: Cluster, **factors: float) -> Cluster:
 @pytest.mark.parametrize("what", ["flops", "bandwidth", "intra_bandwidth", "inter_bandwidth"])
 def test_faster_hardware_never_takes_more_time(question: Question, what: str):
     for batch in BATCHES:
-        assert question(Analytic(faster(A100, **{what: 2.0})), batch) <= question(Analytic(A100), batch)
+        assert question(AnalyticCost(faster(A100, **{what: 2.0})), batch) <= question(AnalyticCost(A100), batch)
 
 
 @pytest.mark.parametrize("model", [LLAMA, MOE, LLAMA.as_value_model()], ids=lambda model: model.name)
 def test_stages_sum_to_the_whole_model(model: Model):
-    cost, batch = Analytic(A100), Batch.equal(64, 512)
+    cost, batch = AnalyticCost(A100), Batch.equal(64, 512)
     whole = sum(cost.stage_seconds(model, Layout(tp=2), batch))
     staged = sum(cost.stage_seconds(model, Layout(tp=2, pp=4), batch))
     hop = cost.network.send(2, 2 * batch.tokens * model.hidden / 2)
@@ -66,7 +66,7 @@ def test_stages_sum_to_the_whole_model(model: Model):
 
 def test_experts_of_other_nodes_are_reached_over_the_network():
     """Every token goes to its eight experts and back: twice 8 * hidden values of bf16 per token, 24/32 of them to other nodes."""
-    cost, batch = Analytic(A100), Batch.equal(64, 1024)
+    cost, batch = AnalyticCost(A100), Batch.equal(64, 1024)
     blocks = [cost.block(MOE, layout, batch) for layout in (Layout(dp=32), Layout(dp=32, ep=32))]
     moved = 2 * 2 * batch.tokens * 8 * MOE.hidden * 24 / 32
     network = 25e9 * cost.efficiency.network
@@ -74,7 +74,7 @@ def test_experts_of_other_nodes_are_reached_over_the_network():
 
 
 def test_context_ranks_pass_keys_and_values_round():
-    cost, batch = Analytic(A100), Batch.equal(1, 65536)
+    cost, batch = AnalyticCost(A100), Batch.equal(1, 65536)
     whole, split = (cost.block(LLAMA, layout, batch) for layout in (Layout(), Layout(cp=8)))
     passed = 2 * 2 * batch.tokens * LLAMA.kv_heads * LLAMA.head_dim * 7 / 8 / (300e9 * cost.efficiency.network)
     assert split == pytest.approx(whole / 8 + passed, rel=0.01)
@@ -82,13 +82,13 @@ def test_context_ranks_pass_keys_and_values_round():
 
 def test_pipelined_replicas_read_their_caches_side_by_side():
     """Two stages hold half of the layers each and follow each other: a cache is read in half the time."""
-    cost, context = Analytic(A100), np.array([0.0, 1e6])
+    cost, context = AnalyticCost(A100), np.array([0.0, 1e6])
     alone, staged = (cost.decode(LLAMA, layout, 64.0, context) for layout in (Layout(), Layout(pp=2)))
     assert staged[1] - staged[0] == pytest.approx((alone[1] - alone[0]) / 2)
 
 
 def test_decoding_works_on_arrays():
-    cost, layout = Analytic(A100), Layout(tp=2, pp=2)
+    cost, layout = AnalyticCost(A100), Layout(tp=2, pp=2)
     sequences, context = np.array([1, 8, 256]), np.array([100, 8000, 256_000])
     together = cost.decode(LLAMA, layout, sequences, context)
     alone = [float(cost.decode(LLAMA, layout, n, c)) for n, c in zip(sequences, context, strict=True)]
@@ -96,7 +96,7 @@ def test_decoding_works_on_arrays():
 
 
 def test_a_large_batch_runs_at_the_calibrated_fraction_of_peak():
-    cost = Analytic(A100)
+    cost = AnalyticCost(A100)
     batch = Batch.equal(16, 2048)
     flops = 2 * batch.tokens * LLAMA.active_parameters
     assert 0.4 < flops / cost.forward(LLAMA, Layout(), batch) / A100.device.flops < cost.efficiency.matmul

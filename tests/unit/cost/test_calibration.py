@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from verl_fuse.cost.calibration import CPU, ENGINES, HOPPER, OTHER_GPU, efficiency_of
+from verl_fuse.cost.calibration import CPU, FLOORS_BY_ENGINE, HOPPER, OTHER_GPU, efficiency_of
 from verl_fuse.spec.cluster import DEVICES, Device
 
 
@@ -20,4 +20,6 @@ def test_devices_go_by_their_names():
 
 
 def test_floors_are_not_negative():
-    assert all(getattr(engine, f.name) >= 0 for engine in ENGINES.values() for f in dataclasses.fields(engine)[1:])
+    assert all(
+        getattr(engine, f.name) >= 0 for engine in FLOORS_BY_ENGINE.values() for f in dataclasses.fields(engine)[1:]
+    )

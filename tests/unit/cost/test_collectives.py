@@ -3,7 +3,7 @@
 import pytest
 
 from verl_fuse.cost.calibration import A100, Efficiency
-from verl_fuse.cost.collectives import Group, Network
+from verl_fuse.cost.collectives import DeviceGroup, Network
 from verl_fuse.spec.cluster import cluster_named
 
 CLUSTER = cluster_named("A100-80G", nodes=4)
@@ -13,31 +13,31 @@ FULL = Network(CLUSTER, Efficiency(1.0, 1.0, 1.0, 1.0), 0.0)
 @pytest.mark.parametrize(
     ("group", "bandwidth"),
     [
-        (Group(8, 1), 300e9),
-        (Group(2, 4), 300e9),
+        (DeviceGroup(8, 1), 300e9),
+        (DeviceGroup(2, 4), 300e9),
         # Eight adapters a node together, but no more than the links inside.
-        (Group(32, 1), 200e9),
-        (Group(8, 4), 50e9),
-        (Group(4, 8), 25e9),
-        (Group(2, 16), 25e9),
+        (DeviceGroup(32, 1), 200e9),
+        (DeviceGroup(8, 4), 50e9),
+        (DeviceGroup(4, 8), 25e9),
+        (DeviceGroup(2, 16), 25e9),
     ],
 )
-def test_the_slowest_link_of_a_group_decides(group: Group, bandwidth: float):
+def test_the_slowest_link_of_a_group_decides(group: DeviceGroup, bandwidth: float):
     assert FULL.bandwidth(group) == bandwidth
 
 
 def test_ring_formulas():
-    group = Group(8, 1)
+    group = DeviceGroup(8, 1)
     assert FULL.gather(group, 300e9) == pytest.approx(7 / 8)
     assert FULL.reduce(group, 300e9) == pytest.approx(14 / 8)
     assert FULL.exchange(group, 300e9) == pytest.approx(7 / 8)
     # Of 32 ranks, 24 are on other nodes, each behind the rank's one adapter.
-    assert FULL.exchange(Group(32, 1), 25e9) == pytest.approx(24 / 32)
-    assert FULL.exchange(Group(4, 8), 25e9) == pytest.approx(3 / 4)
+    assert FULL.exchange(DeviceGroup(32, 1), 25e9) == pytest.approx(24 / 32)
+    assert FULL.exchange(DeviceGroup(4, 8), 25e9) == pytest.approx(3 / 4)
     assert FULL.send(8, 25e9) == pytest.approx(1.0)
 
 
 def test_a_rank_alone_sends_nothing():
     network = Network(CLUSTER, A100, 1e-3)
-    assert network.gather(Group(1, 1), 1e9) == network.reduce(Group(1, 1), 1e9) == 0.0
-    assert network.reduce(Group(2, 1), 0.0) == 1e-3
+    assert network.gather(DeviceGroup(1, 1), 1e9) == network.reduce(DeviceGroup(1, 1), 1e9) == 0.0
+    assert network.reduce(DeviceGroup(2, 1), 0.0) == 1e-3

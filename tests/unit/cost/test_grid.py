@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from verl_fuse.cost.grid import Grid
+from verl_fuse.cost.grid import MeasuredGrid
 
-GRID = Grid(np.array([1.0, 4.0, 16.0]), np.array([10.0, 100.0]), np.array([[1.0, 2.0], [3.0, 8.0], [5.0, 40.0]]))
+GRID = MeasuredGrid(
+    np.array([1.0, 4.0, 16.0]), np.array([10.0, 100.0]), np.array([[1.0, 2.0], [3.0, 8.0], [5.0, 40.0]])
+)
 
 
 @pytest.mark.parametrize("row", range(3))
@@ -33,5 +35,5 @@ def test_arrays():
 
 
 def test_a_single_point_is_a_grid():
-    single = Grid(np.array([4.0]), np.array([10.0]), np.array([[3.0]]))
+    single = MeasuredGrid(np.array([4.0]), np.array([10.0]), np.array([[3.0]]))
     assert [float(single.at(*point)) for point in ((4, 10), (1, 5), (8, 10))] == pytest.approx([3.0, 3.0, 6.0])

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.memory import GPU_BUFFERS, held_activations
 from verl_fuse.cost.model import Batch
 from verl_fuse.spec.cluster import cluster_named
@@ -13,7 +13,7 @@ from verl_fuse.spec.model import Model
 from verl_fuse.spec.model_names import model_named
 
 LLAMA = model_named("llama-7b")
-MEGATRON, FSDP = (Analytic(cluster_named("H100", nodes=4), sharding=sharding) for sharding in ("optimizer", "full"))
+MEGATRON, FSDP = (AnalyticCost(cluster_named("H100", nodes=4), sharding=sharding) for sharding in ("optimizer", "full"))
 BATCH = Batch.equal(4, 1024)
 
 

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from tables import TINY, table
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import GRAPHS
-from verl_fuse.cost.floors import BARE
+from verl_fuse.cost.floors import NO_FLOORS
 from verl_fuse.cost.model import Batch
-from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Cluster, Device, Mesh, cluster_named
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model_names import model_named
 
-TABLE = dataclasses.replace(table(), engine=BARE)
+TABLE = dataclasses.replace(table(), engine=NO_FLOORS)
 CLUSTER = Cluster(1, 2, TABLE.device, 1e10, 1e10, 1e10)
-COST = Profiled.of(TABLE, CLUSTER)
+COST = ProfiledCost.of(TABLE, CLUSTER)
 
 
 def test_a_forward_is_embedding_blocks_and_head():
@@ -42,7 +42,9 @@ def test_decoding_reads_the_decode_grid():
 
 
 def test_floors_come_on_top():
-    engine = dataclasses.replace(BARE, decode_step=1.0, request=2.0, microbatch=3.0, call=4.0, update=5.0, sequence=6.0)
+    engine = dataclasses.replace(
+        NO_FLOORS, decode_step=1.0, request=2.0, microbatch=3.0, call=4.0, update=5.0, sequence=6.0
+    )
     floored, layout, mesh, batch = dataclasses.replace(COST, engine=engine), Layout(), Mesh(0, 1), Batch.equal(4, 64)
     assert floored.decode(TINY, layout, 4.0, 64.0) - COST.decode(TINY, layout, 4.0, 64.0) == pytest.approx(1 + 4 * 6)
     assert floored.prefill(TINY, layout, batch) - COST.prefill(TINY, layout, batch) == pytest.approx(1 + 4 * 2)
@@ -56,7 +58,7 @@ def test_floors_come_on_top():
 @pytest.mark.parametrize(("model", "layout"), [(model_named("llama-7b"), Layout()), (TINY, Layout(tp=2))])
 def test_what_was_not_measured_stays_analytic(model, layout: Layout):
     cluster, batch = cluster_named("H100"), Batch.equal(4, 256)
-    profiled, analytic = Profiled.of(profile_of(cluster.device), cluster), Analytic(cluster, GRAPHS)
+    profiled, analytic = ProfiledCost.of(profile_of(cluster.device), cluster), AnalyticCost(cluster, GRAPHS)
     assert not profiled.covers(model, layout)
     assert profiled.forward(model, layout, batch) == analytic.forward(model, layout, batch)
     assert profiled.decode(model, layout, 4.0, 64.0) == analytic.decode(model, layout, 4.0, 64.0)
@@ -88,7 +90,7 @@ H100 = cluster_named("h100").device
 def test_a_profile_of_another_device_is_refused(measured: Device, cluster: str):
     machines = cluster_named(cluster)
     with pytest.raises(FuseError) as error:
-        Profiled.of(profile_of(measured), machines)
+        ProfiledCost.of(profile_of(measured), machines)
     assert str(error.value).startswith(f"profile of the device {measured.name} (")
     assert f"the cluster's devices are {machines.device.name} (" in str(error.value)
 
@@ -96,9 +98,9 @@ def test_a_profile_of_another_device_is_refused(measured: Device, cluster: str):
 def test_names_and_memory_of_one_device_may_differ_a_little():
     """CUDA's names are not the built-in ones; a CPU's profile has the memory of the machine, not of a core."""
     hopper = dataclasses.replace(H100, name="NVIDIA H100 80GB HBM3", memory=79.2 * 2**30)
-    assert Profiled.of(profile_of(hopper), cluster_named("h100")).covers(TINY, Layout())
+    assert ProfiledCost.of(profile_of(hopper), cluster_named("h100")).covers(TINY, Layout())
     host = dataclasses.replace(TABLE.device, memory=512.0 * 2**30)
-    assert Profiled.of(profile_of(host), cluster_named("cpu")).covers(TINY, Layout())
+    assert ProfiledCost.of(profile_of(host), cluster_named("cpu")).covers(TINY, Layout())
 
 
 def test_cost_models_can_be_keys_of_a_cache():

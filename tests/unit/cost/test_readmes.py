@@ -12,7 +12,7 @@ from verl_fuse.cli.group import build
 from verl_fuse.cli.main import SUBCOMMANDS
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.spec.cluster import Cluster
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.workload import Workload
 
 app = build(SUBCOMMANDS)
@@ -45,5 +45,5 @@ def test_files_and_forms_of_spec_load(repo: Path, tmp_path: Path):
         (tmp_path / name).write_text(content)
         read(tmp_path / name)
     forms = re.findall(r"`((?:fixed|uniform|lognormal|bimodal):[^`]+)`", text)
-    assert [str(Lengths.parse(form)) for form in forms] == forms
+    assert [str(LengthDistribution.parse(form)) for form in forms] == forms
     assert len(forms) == 4

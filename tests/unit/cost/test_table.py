@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tables import measured, table
 
-from verl_fuse.cost.floors import BARE
+from verl_fuse.cost.floors import NO_FLOORS
 from verl_fuse.cost.table import Measurement, ProfileTable
 from verl_fuse.errors import FuseError
 
@@ -16,7 +16,7 @@ def broken(**changes: object) -> str:
     return json.dumps({**json.loads(table().to_json()), **changes})
 
 
-@pytest.mark.parametrize("engine", [None, BARE])
+@pytest.mark.parametrize("engine", [None, NO_FLOORS])
 def test_the_json_form_says_the_same(tmp_path: Path, engine):
     written = dataclasses.replace(table(), engine=engine, sources=("run",))
     written.write(tmp_path / "profile.json")

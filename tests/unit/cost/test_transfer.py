@@ -2,13 +2,13 @@
 
 import pytest
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.spec.cluster import Mesh, cluster_named
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model_names import model_named
 
 LLAMA = model_named("llama-7b")
-COST = Analytic(cluster_named("A100-80G", nodes=4))
+COST = AnalyticCost(cluster_named("A100-80G", nodes=4))
 BYTES = 2 * LLAMA.parameters
 INTRA, INTER = 300e9 * COST.efficiency.network, 25e9 * COST.efficiency.network
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.timeline.decode import DecodeCost
-from verl_fuse_elastic.assignment import CROWD, TOKENS, Line, assign
+from verl_fuse_elastic.assignment import CROWD, TOKENS_ALONE, Line, assign
 
 MEASURED = DecodeCost(0.02, 0.001)
 
@@ -33,7 +33,7 @@ def lengths(runs):
 
 
 def test_neighbours_in_length_share_a_replica_and_tokens_are_balanced_not_requests():
-    runs = contiguous(prompts(100, 10, 300, 10, 200, 500, 10, 60), 3, 64, TOKENS)
+    runs = contiguous(prompts(100, 10, 300, 10, 200, 500, 10, 60), 3, 64, TOKENS_ALONE)
     assert lengths(runs) == [[500], [300, 200], [100, 60, 10, 10, 10]]
 
 
@@ -44,16 +44,16 @@ def test_ranks_are_those_given_and_all_samples_of_a_prompt_go_together():
 
 def test_prompts_without_a_prediction_count_as_equally_long():
     bare = [Prompt(f"u{n}", "k", "math", 8) for n in range(6)]
-    assert [len(run) for run in contiguous(bare, 3, 64, TOKENS)] == [2, 2, 2]
+    assert [len(run) for run in contiguous(bare, 3, 64, TOKENS_ALONE)] == [2, 2, 2]
 
 
 def test_more_replicas_than_prompts():
-    assert lengths(contiguous(prompts(5, 9), 4, 64, TOKENS)) == [[9], [5]]
+    assert lengths(contiguous(prompts(5, 9), 4, 64, TOKENS_ALONE)) == [[9], [5]]
     assert assign([], [0, 1], 64) == {}
 
 
 def test_a_decode_step_s_own_cost_gives_the_longest_prompts_less_company():
-    by_tokens = contiguous(prompts(400, 100, 100, 100, 100), 2, 64, TOKENS)
+    by_tokens = contiguous(prompts(400, 100, 100, 100, 100), 2, 64, TOKENS_ALONE)
     by_time = contiguous(prompts(400, 100, 100, 100, 100, samples=32), 2, 64, DecodeCost(0.02, 0.0001))
     assert lengths(by_tokens) == lengths(by_time) == [[400], [100, 100, 100, 100]]
 
@@ -82,7 +82,7 @@ def test_a_run_lasts_as_long_as_its_longest_response_or_its_slots_allow():
 def workloads(draw):
     tokens = draw(st.lists(st.floats(1, 2000), min_size=1, max_size=9))
     count = draw(st.integers(1, 4))
-    return prompts(*tokens, samples=draw(st.integers(1, 8))), count, draw(st.sampled_from([TOKENS, MEASURED]))
+    return prompts(*tokens, samples=draw(st.integers(1, 8))), count, draw(st.sampled_from([TOKENS_ALONE, MEASURED]))
 
 
 def crowded(run, wanted, count):

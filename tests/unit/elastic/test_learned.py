@@ -7,7 +7,7 @@ from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse.timeline.decode import DecodeCost
-from verl_fuse_elastic.learned import KEPT, Learned
+from verl_fuse_elastic.learned import KEPT, ElasticHistory
 
 MATH = Prompt("1", "a", "math", 2)
 
@@ -21,7 +21,7 @@ def step(pace: float, *started: float, replicas: tuple[int, ...] = (0,)) -> Time
 
 
 def test_the_first_step_of_a_replica_is_no_cost_of_decoding():
-    learned = Learned()
+    learned = ElasticHistory()
     learned.learn_costs(step(5.0), Capacity(4))
     assert learned.decode is None
     learned.learn_costs(step(0.1), Capacity(4))
@@ -35,7 +35,7 @@ def test_the_first_step_of_a_replica_is_no_cost_of_decoding():
 
 
 def test_what_creating_a_replica_took_is_what_it_always_takes():
-    learned = Learned()
+    learned = ElasticHistory()
     learned.learn_costs(step(5.0, 30.0, 40.0), Capacity(4))
     assert learned.launch_seconds == 40.0
     learned.learn_costs(step(0.1), Capacity(4))
@@ -43,7 +43,7 @@ def test_what_creating_a_replica_took_is_what_it_always_takes():
 
 
 def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
-    learned = Learned(decode=DecodeCost(0.02, 0.001), launch_seconds=31.5)
+    learned = ElasticHistory(decode=DecodeCost(0.02, 0.001), launch_seconds=31.5)
     learned.predictor.observe([(MATH, [30, 50])])
     learned.save(tmp_path, devices=2)
     found = KEPT.load(tmp_path, devices=2)
@@ -55,13 +55,13 @@ def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
 
 
 def test_before_decoding_was_measured_lengths_are_kept_alone(tmp_path: Path):
-    Learned().save(tmp_path, devices=1)
+    ElasticHistory().save(tmp_path, devices=1)
     assert KEPT.load(tmp_path, devices=1).decode is None
 
 
 @pytest.mark.parametrize("decode", ["{}", '{"step": -1, "sequence": 0}', '{"step": 0.1, "sequence": null}', "[1, 2]"])
 def test_costs_that_are_none_are_refused(tmp_path: Path, decode: str):
-    Learned().save(tmp_path, devices=1)
+    ElasticHistory().save(tmp_path, devices=1)
     file = KEPT.file(tmp_path)
     file.write_text(file.read_text().replace('"decode": null', f'"decode": {decode}'))
     with pytest.raises(FuseError, match=r"fuse_elastic\.json: not what fuse\.elastic writes"):

@@ -8,34 +8,34 @@ from omegaconf import OmegaConf
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat import start
-from verl_fuse.host.start.compat.judge import Level, Problem
-from verl_fuse.host.start.compat.seams import Seam, Verdict
+from verl_fuse.host.start.compat.judge import ContractProblem, Level
+from verl_fuse.host.start.compat.seams import Seam, SeamVerdict
 from verl_fuse.spec.contract import Attribute, package
 
 
-def verdict(name: str, *problems: Problem) -> Verdict:
-    return Verdict(Seam("us", Attribute(f"verl:{name}")), problems)
+def verdict(name: str, *problems: ContractProblem) -> SeamVerdict:
+    return SeamVerdict(Seam("us", Attribute(f"verl:{name}")), problems)
 
 
 GREEN = verdict("kept")
-YELLOW = verdict("step", Problem(Level.YELLOW, "body changed"))
-RED = verdict("mode", Problem(Level.RED, "value was 1, is 2"))
+YELLOW = verdict("step", ContractProblem(Level.YELLOW, "body changed"))
+RED = verdict("mode", ContractProblem(Level.RED, "value was 1, is 2"))
 
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch):
-    def judged(*verdicts: Verdict) -> None:
+    def judged(*verdicts: SeamVerdict) -> None:
         monkeypatch.setattr(start, "installed_verdicts", lambda seams: list(verdicts))
 
     return judged
 
 
-def require() -> list[Verdict]:
+def require() -> list[SeamVerdict]:
     return start.require_contracts(plugins.load(), OmegaConf.create({}))
 
 
 def test_a_broken_contract_refuses_with_the_list(judged):
-    judged(GREEN, YELLOW, RED, verdict("gone", Problem(Level.RED, "verl has no gone", missing=True)))
+    judged(GREEN, YELLOW, RED, verdict("gone", ContractProblem(Level.RED, "verl has no gone", missing=True)))
     with pytest.raises(FuseError) as refused:
         require()
     assert "is not what verl-fuse was written for" in str(refused.value)
@@ -65,7 +65,7 @@ def test_megatron_is_judged_for_runs_that_train_with_it(monkeypatch: pytest.Monk
 
 
 def test_a_long_list_is_cut(judged):
-    judged(*(verdict(f"n{index:02}", Problem(Level.RED, "is gone")) for index in range(25)))
+    judged(*(verdict(f"n{index:02}", ContractProblem(Level.RED, "is gone")) for index in range(25)))
     with pytest.raises(FuseError, match=r"n19: is gone\n  - and 5 more: verl-fuse doctor lists them$"):
         require()
 

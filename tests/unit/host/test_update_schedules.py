@@ -9,7 +9,7 @@ from verl_fuse.host.update.report import ModelCost, RankReport
 from verl_fuse.host.update.schedules import UpdateSchedules, problem
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 PLACEMENTS = {"actor": ((0, 1),), "critic": ((1, 0),)}
 
@@ -23,12 +23,12 @@ def update(forward=1.0, counts=((4, 4),), headroom=None, activation=None, ranks=
     return [RankReport(rank, PLACEMENTS, costs, counts, 0, headroom, ()) for rank in ranks]
 
 
-def greedy(problem: Problem):
+def greedy(problem: ScheduleProblem):
     return solve(problem, "greedy", Budget(5.0))
 
 
 def test_a_problem_is_what_was_measured_in_seconds():
-    assert problem((4, 2), [update()], {}) == Problem(
+    assert problem((4, 2), [update()], {}) == ScheduleProblem(
         2, (Pipeline("actor", (0, 1), 4, 1.0, 2.0, 1.0), Pipeline("critic", (1, 0), 2, 0.5, 1.0, 1.0))
     )
 

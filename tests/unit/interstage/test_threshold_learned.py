@@ -7,7 +7,7 @@ from rollouts import generated, timeline
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Span
-from verl_fuse_interstage.learned import KEPT, STEPS, Learned
+from verl_fuse_interstage.learned import KEPT, REMEMBERED_STEPS, InterstageHistory
 
 LENGTHS = {"math": [(9, 20), (9, 50)], "code": [(5, 30)]}
 
@@ -23,7 +23,7 @@ def step(pace: float, inference: float, migration: float | None = None):
 
 
 def test_the_first_step_teaches_lengths_and_no_cost():
-    learned = Learned()
+    learned = InterstageHistory()
     learned.learn(step(5.0, 90.0, 8.0), LENGTHS, replicas=1, capacity=Capacity(4))
     assert (learned.decode, learned.inference, learned.migration) == (None, None, 0.0)
     assert {source: len(steps) for source, steps in learned.lengths.items()} == {"math": 1, "code": 1}
@@ -35,19 +35,19 @@ def test_the_first_step_teaches_lengths_and_no_cost():
 
 
 def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
-    learned = Learned()
-    for number in range(STEPS + 3):
+    learned = InterstageHistory()
+    for number in range(REMEMBERED_STEPS + 3):
         learned.learn(step(0.1, 5.0, 0.5), {"math": [(9, number)], **LENGTHS}, replicas=1, capacity=Capacity(4))
     learned.save(tmp_path, devices=1)
     found = KEPT.load(tmp_path, devices=1)
     assert (found.decode, found.inference, found.migration) == (learned.decode, learned.inference, 0.5)
     assert found.lengths.keys() == learned.lengths.keys()
     for source, steps in learned.lengths.items():
-        assert len(steps) == STEPS
+        assert len(steps) == REMEMBERED_STEPS
         for kept, known in zip(found.lengths[source], steps, strict=True):
             np.testing.assert_array_equal(kept, known)
     found.learn(step(0.1, 5.0), LENGTHS, replicas=1, capacity=Capacity(4))
-    assert len(found.lengths["math"]) == STEPS
+    assert len(found.lengths["math"]) == REMEMBERED_STEPS
     other = KEPT.load(tmp_path, devices=8)
     assert (other.decode, other.inference, other.migration) == (None, None, 0.0)
     assert other.lengths.keys() == learned.lengths.keys()
@@ -55,7 +55,7 @@ def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
 
 @pytest.mark.parametrize("lengths", ["[1]", '{"math": [[1, 2]]}', '{"math": [[[1, 2, 3]]]}', '{"math": [[[1, -2]]]}', '{"math": [[[1, 0.5]]]}', '{"math": [[]]}'])  # fmt: skip
 def test_lengths_that_are_none_are_refused(tmp_path: Path, lengths: str):
-    Learned().save(tmp_path, devices=1)
+    InterstageHistory().save(tmp_path, devices=1)
     file = KEPT.file(tmp_path)
     file.write_text(file.read_text().replace('"lengths": {}', f'"lengths": {lengths}'))
     with pytest.raises(FuseError, match=r"fuse_interstage\.json: not what fuse\.interstage writes"):

@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse_pipeline.plugin import PipelinePlugin
 from verl_fuse_pipeline.policy import fused_schedule, serial_seconds
 
@@ -88,9 +88,9 @@ def test_serial_training_in_layouts_of_their_own_may_have_any_sizes():
     )
 
 
-def two_models(critic: float) -> Problem:
+def two_models(critic: float) -> ScheduleProblem:
     actor = Pipeline("actor", range(4), 4, 1.0, 2.0, 1.0)
-    return Problem(4, (actor, Pipeline("critic", (3, 2, 1, 0), 4, critic, 2 * critic, 1.0)))
+    return ScheduleProblem(4, (actor, Pipeline("critic", (3, 2, 1, 0), 4, critic, 2 * critic, 1.0)))
 
 
 def test_a_fused_schedule_is_taken_where_it_is_predicted_to_be_faster():
@@ -102,6 +102,8 @@ def test_a_fused_schedule_is_taken_where_it_is_predicted_to_be_faster():
 
 def test_without_a_gain_there_is_none_unless_it_is_asked_for():
     # Copies that share no rank in time: as many micro-batches that the bubbles are nothing.
-    problem = Problem(1, (Pipeline("actor", (0,), 2, 1.0, 2.0, 1.0), Pipeline("critic", (0,), 2, 1.0, 2.0, 1.0)))
+    problem = ScheduleProblem(
+        1, (Pipeline("actor", (0,), 2, 1.0, 2.0, 1.0), Pipeline("critic", (0,), 2, 1.0, 2.0, 1.0))
+    )
     assert fused_schedule(problem, "auto", 1.0) is None
     assert fused_schedule(problem, "fused", 1.0).makespan == 12.0

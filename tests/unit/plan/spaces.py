@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_fuse.plan.descent import cost
 from verl_fuse.plan.meshes import legal_meshes
-from verl_fuse.plan.space import Space, Way
+from verl_fuse.plan.space import CallConfig, PlanSpace
 from verl_fuse.spec.cluster import Cluster, Device, Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Call
@@ -28,12 +28,12 @@ GRPO = (
 )
 
 
-def random_space(seed: int, options: int = 5, calls=None, tight: float = 1.0) -> Space:
+def random_space(seed: int, options: int = 5, calls=None, tight: float = 1.0) -> PlanSpace:
     """`options` options per call on 2 nodes of 4 devices; the larger `tight`, the more fits."""
     rng = np.random.default_rng(seed)
     calls = calls or (PPO if seed % 3 else GRPO)
     meshes = legal_meshes(CLUSTER)
-    ways = []
+    configs = []
     for call in calls:
         work, of_call = rng.choice([1.0, 4.0, 16.0]), []
         uses = call.kind != "train" and any(c.role == call.role and c.kind == "train" for c in calls)
@@ -41,25 +41,25 @@ def random_space(seed: int, options: int = 5, calls=None, tight: float = 1.0) ->
             for layout in (Layout(dp=size), Layout(tp=size), Layout(pp=size)):
                 seconds = work / size ** rng.uniform(0.3, 1.0)
                 resident, active, copy = rng.uniform(0, 1, 3) * (0 if uses else 1, 2, 1 if uses else 0)
-                of_call.append(Way(layout, 1, False, seconds, resident, active, copy))
-        ways.append(of_call)
-    space = Space.build(calls, CLUSTER, ways, meshes, 6.0 * tight)
+                of_call.append(CallConfig(layout, 1, False, seconds, resident, active, copy))
+        configs.append(of_call)
+    space = PlanSpace.build(calls, CLUSTER, configs, meshes, 6.0 * tight)
     begin = space.tables.begin
     kept = [rng.choice(np.arange(begin[c], begin[c + 1]), options, replace=False) for c in range(len(calls))]
-    return space.keep(np.isin(np.arange(space.way.size), np.concatenate(kept)))
+    return space.keep(np.isin(np.arange(space.config.size), np.concatenate(kept)))
 
 
-def random_move(role: str, train: tuple[Mesh, Way], user: tuple[Mesh, Way]) -> float:
+def random_move(role: str, train: tuple[Mesh, CallConfig], user: tuple[Mesh, CallConfig]) -> float:
     """Anything between 0.1 and 2 seconds, but always the same for the same layouts that lie the same."""
-    (mesh, way), (other, other_way) = train, user
+    (mesh, config), (other, other_config) = train, user
     apart = not mesh.overlaps(other) and "apart"
-    text = f"{role} {way.layout} {other_way.layout} {apart or other.first - mesh.first}"
+    text = f"{role} {config.layout} {other_config.layout} {apart or other.first - mesh.first}"
     if apart and len({*mesh.nodes(4), *other.nodes(4)}) == 1:
         text += " beside"
     return 0.1 + int(hashlib.sha256(text.encode()).hexdigest()[:4], 16) / 0xFFFF * 1.9
 
 
-def filled(space: Space) -> Space:
+def filled(space: PlanSpace) -> PlanSpace:
     """With every move filled in."""
     space = space.with_room_for_moves()
     for choice in choices(space):
@@ -67,18 +67,18 @@ def filled(space: Space) -> Space:
     return space
 
 
-def choices(space: Space, plan: Sequence[int] = (), fixed: Sequence[int] = ()) -> Iterator[np.ndarray]:
+def choices(space: PlanSpace, plan: Sequence[int] = (), fixed: Sequence[int] = ()) -> Iterator[np.ndarray]:
     """Every plan of the space, or those that share the options of some calls with `plan`."""
     begin = space.tables.begin
     spans = [[plan[c]] if c in fixed else range(begin[c], begin[c + 1]) for c in range(begin.size - 1)]
     return (np.array(choice, np.int64) for choice in itertools.product(*spans))
 
 
-def random_choice(space: Space, rng: np.random.Generator) -> np.ndarray:
+def random_choice(space: PlanSpace, rng: np.random.Generator) -> np.ndarray:
     begin = space.tables.begin
     return np.array([rng.integers(begin[c], begin[c + 1]) for c in range(begin.size - 1)], np.int64)
 
 
-def best_by_brute_force(space: Space) -> float:
+def best_by_brute_force(space: PlanSpace) -> float:
     """The least cost over all plans of a space whose moves are filled in."""
     return min(cost(space.tables, choice) for choice in choices(space))

@@ -3,7 +3,7 @@ import pytest
 from spaces import PPO, filled, random_choice, random_space
 
 from verl_fuse.plan.bound import lower_bound, relax
-from verl_fuse.plan.descent import hope
+from verl_fuse.plan.descent import optimistic_cost
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -12,7 +12,7 @@ def test_no_completion_is_faster_than_the_bound(seed: int):
     t, relaxation, rng = space.tables, relax(space.tables), np.random.default_rng(seed)
     for _ in range(40):
         choice = random_choice(space, rng)
-        seconds = hope(t, choice)
+        seconds = optimistic_cost(t, choice)
         for fixed in range(len(choice) + 1):
             partial = choice.copy()
             partial[rng.permutation(len(choice))[fixed:]] = -1

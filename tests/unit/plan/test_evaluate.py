@@ -2,29 +2,29 @@ import numpy as np
 import pytest
 from spaces import CLUSTER, GRPO, filled, random_choice, random_space
 
-from verl_fuse.plan.evaluate import STEPS, fits, peak_bytes, schedule
-from verl_fuse.plan.space import Space, Way
+from verl_fuse.plan.evaluate import EVALUATED_STEPS, fits, peak_bytes, schedule
+from verl_fuse.plan.space import CallConfig, PlanSpace
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 
 
-def run(space: Space, choice, steps: int = STEPS) -> tuple[float, np.ndarray, np.ndarray]:
+def run(space: PlanSpace, choice, steps: int = EVALUATED_STEPS) -> tuple[float, np.ndarray, np.ndarray]:
     starts, ends = np.empty(2 * len(choice)), np.empty(2 * len(choice))
     return schedule(space.tables, np.array(choice, np.int64), steps, starts, ends), starts, ends
 
 
-def grpo(*placed: tuple[Mesh, Layout, float]) -> Space:
+def grpo(*placed: tuple[Mesh, Layout, float]) -> PlanSpace:
     """One option per call of GRPO, weights one byte each; a move takes 0.5 s."""
-    ways = [
-        [Way(layout, 1, False, seconds, *bytes_of)]
+    configs = [
+        [CallConfig(layout, 1, False, seconds, *bytes_of)]
         for (_, layout, seconds), bytes_of in zip(placed, BYTES, strict=True)
     ]
-    space = Space.build(GRPO, CLUSTER, ways, [mesh for mesh, _, _ in placed], 6.0)
+    space = PlanSpace.build(GRPO, CLUSTER, configs, [mesh for mesh, _, _ in placed], 6.0)
     begin = space.tables.begin
     mine = [
         next(o for o in range(begin[c], begin[c + 1]) if space.meshes[space.mesh[o]] == placed[c][0]) for c in range(4)
     ]
-    space = space.keep(np.isin(np.arange(space.way.size), mine)).with_room_for_moves()
+    space = space.keep(np.isin(np.arange(space.config.size), mine)).with_room_for_moves()
     space.fill(lambda role, train, user: 0.5, np.arange(4))
     return space
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from workloads import grpo, ppo
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.executable import best_executable, spaces
 from verl_fuse.spec.cluster import Mesh, cluster_named
@@ -11,7 +11,7 @@ from verl_fuse.spec.cluster import Mesh, cluster_named
 
 def best(workload, strategy: str, cluster: str = "h100", nodes: int = 1, **changes):
     machines = dataclasses.replace(cluster_named(cluster, nodes), **changes)
-    found = best_executable(workload, Analytic(machines), strategy, 20.0)
+    found = best_executable(workload, AnalyticCost(machines), strategy, 20.0)
     return {plan.call: plan for plan in found.space.plan(found.choice)}
 
 
@@ -44,12 +44,12 @@ def test_what_fits_nowhere_says_how_much_memory_would_do(strategy: str):
     with pytest.raises(
         FuseError, match=rf"{strategy}: no plan fits into 80.0 GiB per device; the leanest one needs (\d+\.\d) GiB"
     ) as error:
-        best_executable(big, Analytic(small), strategy, 5.0)  # type: ignore[arg-type]
+        best_executable(big, AnalyticCost(small), strategy, 5.0)  # type: ignore[arg-type]
     enough = float(str(error.value).split("needs ")[1].split(" GiB")[0]) + 0.1
 
     def search(memory: float):
         device = dataclasses.replace(small.device, memory=memory * 2**30)
-        return best_executable(big, Analytic(dataclasses.replace(small, device=device)), strategy, 5.0)  # type: ignore[arg-type]
+        return best_executable(big, AnalyticCost(dataclasses.replace(small, device=device)), strategy, 5.0)  # type: ignore[arg-type]
 
     assert search(enough).feasible
     with pytest.raises(FuseError, match="no plan fits"):
@@ -64,8 +64,8 @@ def test_a_batch_that_no_layout_divides_is_refused():
 
 def test_a_pipeline_has_stages_and_no_expert_parallelism():
     def trained(features):
-        found = spaces(ppo("qwen3-30b-a3b"), Analytic(cluster_named("h200", 1)), "megatron", features)
-        return {space.ways[space.way[space.tables.begin[-2]]].layout for space in found}
+        found = spaces(ppo("qwen3-30b-a3b"), AnalyticCost(cluster_named("h200", 1)), "megatron", features)
+        return {space.configs[space.config[space.tables.begin[-2]]].layout for space in found}
 
     plain, fused = trained(()), trained(("pipeline",))
     assert fused == {layout for layout in plain if layout.pp > 1 and layout.ep == 1}

@@ -4,7 +4,7 @@ import pytest
 from workloads import grpo, ppo
 
 from verl_fuse.plan.layouts import legal_layouts
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model_names import model_named
 
 
@@ -27,7 +27,7 @@ def test_one_node_reads_like_a_list():
 
 
 def test_only_long_sequences_are_split_and_only_experts_spread():
-    short, long = grpo(), dataclasses.replace(grpo(), response=Lengths.parse("fixed:16384"))
+    short, long = grpo(), dataclasses.replace(grpo(), response=LengthDistribution.parse("fixed:16384"))
     dense, experts = model_named("qwen2.5-7b"), model_named("qwen3-30b-a3b")
     assert {layout.cp for layout in legal_layouts(dense, "train", short, 8, 8)} == {1}
     assert {layout.cp for layout in legal_layouts(dense, "train", long, 8, 8)} == {1, 2, 4, 8}

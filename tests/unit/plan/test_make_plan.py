@@ -11,10 +11,10 @@ from workloads import grpo, ppo
 import verl_fuse.plan
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import SUBCOMMANDS, main
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.executable import STRATEGIES
-from verl_fuse.plan.make import Request, make
+from verl_fuse.plan.finished_plan import PlanRequest, make_plan
 from verl_fuse.plan.overrides import feature_overrides
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.plan import Plan
@@ -43,7 +43,7 @@ def workload_file(tmp_path):
 
 
 def test_an_executable_plan_carries_its_overrides_and_predictions():
-    made = make(ppo(), Analytic(cluster_named("h100", 1)), Request(("megatron",), time_limit=10.0))
+    made = make_plan(ppo(), AnalyticCost(cluster_named("h100", 1)), PlanRequest(("megatron",), time_limit=10.0))
     plan, train = made.plan, made.plan.call("actor_train").layout
     assert (plan.strategy, plan.features, made.nodes) == ("megatron", (), 1)
     assert plan.overrides["actor_rollout_ref.actor.megatron.tensor_model_parallel_size"] == train.tp
@@ -57,13 +57,13 @@ def test_an_executable_plan_carries_its_overrides_and_predictions():
 
 
 def test_an_ideal_plan_needs_reallocation():
-    made = make(grpo(), Analytic(cluster_named("h100", 1)), Request(()))
+    made = make_plan(grpo(), AnalyticCost(cluster_named("h100", 1)), PlanRequest(()))
     assert (made.plan.strategy, made.plan.features, made.plan.overrides) == (None, ("realloc",), {})
 
 
 def test_a_threshold_is_for_engines_that_can_infer_on_released_devices():
     fsdp, megatron = (
-        make(ppo(), Analytic(cluster_named("h100", 1)), Request((strategy,), ("interstage",))).plan
+        make_plan(ppo(), AnalyticCost(cluster_named("h100", 1)), PlanRequest((strategy,), ("interstage",))).plan
         for strategy in STRATEGIES
     )
     assert 0.0 < fsdp.migration_threshold <= 1.0
@@ -78,10 +78,10 @@ def test_a_threshold_is_for_engines_that_can_infer_on_released_devices():
 
 @pytest.mark.parametrize("strategies", [STRATEGIES, ("megatron",)])
 def test_a_pipeline_is_planned_for_engines_and_layouts_that_have_one(strategies):
-    cost = Analytic(cluster_named("h100", 1))
+    cost = AnalyticCost(cluster_named("h100", 1))
     # The fastest serial plan has none.
-    assert make(ppo("qwen2.5-3b"), cost, Request(strategies)).plan.call("actor_train").layout.pp == 1
-    plan = make(ppo("qwen2.5-3b"), cost, Request(strategies, ("pipeline",))).plan
+    assert make_plan(ppo("qwen2.5-3b"), cost, PlanRequest(strategies)).plan.call("actor_train").layout.pp == 1
+    plan = make_plan(ppo("qwen2.5-3b"), cost, PlanRequest(strategies, ("pipeline",))).plan
     assert (plan.strategy, plan.features, plan.schedule) == ("megatron", ("pipeline",), "portfolio")
     assert feature_overrides(plan) == {"fuse.pipeline.enabled": True}
     assert refused_by_the_plugin(plan) == []
@@ -89,10 +89,10 @@ def test_a_pipeline_is_planned_for_engines_and_layouts_that_have_one(strategies)
 
 def test_a_model_that_fits_only_offloaded_has_no_pipeline():
     small = cluster_named("h100", 1)
-    tight = Analytic(dataclasses.replace(small, device=dataclasses.replace(small.device, memory=35.0 * 2**30)))
-    assert make(ppo(), tight, Request(("megatron",))).plan.call("actor_train").offload
+    tight = AnalyticCost(dataclasses.replace(small, device=dataclasses.replace(small.device, memory=35.0 * 2**30)))
+    assert make_plan(ppo(), tight, PlanRequest(("megatron",))).plan.call("actor_train").offload
     with pytest.raises(FuseError, match=r"megatron with feature pipeline \(.*no offload.*\): no plan fits"):
-        make(ppo(), tight, Request(("megatron",), ("pipeline",)))
+        make_plan(ppo(), tight, PlanRequest(("megatron",), ("pipeline",)))
 
 
 def refused_by_the_plugin(plan: Plan) -> list[Refusal]:
@@ -118,12 +118,12 @@ def refused_by_the_plugin(plan: Plan) -> list[Refusal]:
 def test_what_cannot_train_as_one_pipeline_is_refused(workload, strategies, devices, message):
     cluster = dataclasses.replace(cluster_named("h100", 1), devices_per_node=devices)
     with pytest.raises(FuseError, match=message):
-        make(workload, Analytic(cluster), Request(strategies, ("pipeline",)))
+        make_plan(workload, AnalyticCost(cluster), PlanRequest(strategies, ("pipeline",)))
 
 
 def test_with_interstage_a_reward_model_has_devices_of_its_own():
-    cost = Analytic(cluster_named("h100", 1))
-    plan = make(ppo(reward="qwen2.5-0.5b"), cost, Request(("fsdp",), ("interstage",))).plan
+    cost = AnalyticCost(cluster_named("h100", 1))
+    plan = make_plan(ppo(reward="qwen2.5-0.5b"), cost, PlanRequest(("fsdp",), ("interstage",))).plan
     assert not plan.call("reward_infer").mesh.overlaps(plan.call("actor_train").mesh)
     assert plan.overrides["reward.reward_model.enable_resource_pool"] is True
 
@@ -141,34 +141,34 @@ def interrupted_at(number: int):
 
 
 def test_ctrl_c_keeps_the_best_plan_so_far_and_claims_no_bound():
-    cost, request = Analytic(cluster_named("h100", 2)), Request(("megatron",))
-    whole = make(ppo(), cost, request)
+    cost, request = AnalyticCost(cluster_named("h100", 2)), PlanRequest(("megatron",))
+    whole = make_plan(ppo(), cost, request)
     with pytest.raises(KeyboardInterrupt):
-        make(ppo(), cost, request, interrupted_at(2)[0])
+        make_plan(ppo(), cost, request, interrupted_at(2)[0])
     report, texts = interrupted_at(4)
-    made = make(ppo(), cost, request, report)
+    made = make_plan(ppo(), cost, request, report)
     assert len(texts) == 4
     assert texts[3].startswith("megatron: placement 3, ")
-    assert made.found.stopped
-    assert (made.found.bound, whole.found.stopped) == (0.0, False)
-    assert made.found.seconds >= whole.found.seconds
-    assert f"{made.found.seconds:.2f} s per step so far" in texts[3]
+    assert made.search.stopped
+    assert (made.search.bound, whole.search.stopped) == (0.0, False)
+    assert made.search.seconds >= whole.search.seconds
+    assert f"{made.search.seconds:.2f} s per step so far" in texts[3]
 
 
 def test_ctrl_c_in_the_second_engine_keeps_the_plan_of_the_first():
-    cost = Analytic(cluster_named("h100", 1))
-    fsdp = make(ppo(), cost, Request(("fsdp",)))
+    cost = AnalyticCost(cluster_named("h100", 1))
+    fsdp = make_plan(ppo(), cost, PlanRequest(("fsdp",)))
     report, texts = interrupted_at(10**9)
-    make(ppo(), cost, Request(("fsdp",)), report)
-    made = make(ppo(), cost, Request(), interrupted_at(len(texts) + 1)[0])
-    assert (made.plan.strategy, made.found.stopped) == ("fsdp", True)
-    assert made.found.seconds == fsdp.found.seconds
+    make_plan(ppo(), cost, PlanRequest(("fsdp",)), report)
+    made = make_plan(ppo(), cost, PlanRequest(), interrupted_at(len(texts) + 1)[0])
+    assert (made.plan.strategy, made.search.stopped) == ("fsdp", True)
+    assert made.search.seconds == fsdp.search.seconds
 
 
 def test_the_time_limit_is_for_all_engines_and_placements():
     begun = time.monotonic()
-    made = make(ppo(reward="qwen2.5-7b"), Analytic(cluster_named("h100", 64)), Request(time_limit=1.0))
-    assert made.found.feasible
+    made = make_plan(ppo(reward="qwen2.5-7b"), AnalyticCost(cluster_named("h100", 64)), PlanRequest(time_limit=1.0))
+    assert made.search.feasible
     # A placement is costed and searched to its end, on a busy machine too.
     assert time.monotonic() - begun < 20
 
@@ -177,14 +177,14 @@ def test_options_that_are_too_many_for_the_time_limit_are_refused():
     with pytest.raises(
         FuseError, match=r"--time-limit is over: [0-5] of 6 calls have the costs of their options on 512"
     ):
-        make(ppo(), Analytic(cluster_named("h100", 64)), Request((), time_limit=0.01))
+        make_plan(ppo(), AnalyticCost(cluster_named("h100", 64)), PlanRequest((), time_limit=0.01))
 
 
 def test_an_interrupted_command_prints_its_plan(workload_file, tmp_path, monkeypatch, capsys):
     def stopped(workload, cost, request, report):
-        return make(workload, cost, request, interrupted_at(3)[0])
+        return make_plan(workload, cost, request, interrupted_at(3)[0])
 
-    monkeypatch.setattr("verl_fuse.cli.plan.make", stopped)
+    monkeypatch.setattr("verl_fuse.cli.plan.make_plan", stopped)
     out = tmp_path / "plan.json"
     with pytest.raises(SystemExit) as end:
         main(["plan", str(workload_file), "h100x2", "--strategy", "megatron", "--out", str(out)])
@@ -204,14 +204,14 @@ def test_what_compiling_took_is_said_where_it_took_the_limit(workload_file, monk
 
 
 def test_money_takes_fewer_nodes_than_time():
-    cost, request = Analytic(cluster_named("h100", 8)), Request(("fsdp",), time_limit=4.0)
-    fast, cheap = (make(grpo(), cost, dataclasses.replace(request, weight=weight)) for weight in (1.0, 0.0))
+    cost, request = AnalyticCost(cluster_named("h100", 8)), PlanRequest(("fsdp",), time_limit=4.0)
+    fast, cheap = (make_plan(grpo(), cost, dataclasses.replace(request, weight=weight)) for weight in (1.0, 0.0))
     assert fast.nodes == 8
     assert cheap.nodes < 8
     assert cheap.cost_per_step < fast.cost_per_step
-    assert cheap.found.seconds > fast.found.seconds
+    assert cheap.search.seconds > fast.search.seconds
     with pytest.raises(FuseError, match="weight=2: needs 0"):
-        make(grpo(), cost, dataclasses.replace(request, weight=2))
+        make_plan(grpo(), cost, dataclasses.replace(request, weight=2))
 
 
 def test_the_command_prints_a_table_and_writes_the_plan(workload_file, tmp_path):
@@ -223,7 +223,7 @@ def test_the_command_prints_a_table_and_writes_the_plan(workload_file, tmp_path)
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_planning(workload_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("verl_fuse.cli.plan.make", lambda *_: pytest.fail("planned first"))
+    monkeypatch.setattr("verl_fuse.cli.plan.make_plan", lambda *_: pytest.fail("planned first"))
     result = CliRunner().invoke(app, ["plan", str(workload_file), "h100", "--out", str(tmp_path / "nodir" / "x.json")])
     assert "nodir/x.json: cannot be written" in str(result.exception)
 

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.plan.meshes import legal_meshes
 from verl_fuse.plan.relation import relation, relations
 from verl_fuse.spec.cluster import Mesh, cluster_named
@@ -27,7 +27,7 @@ def test_relations_read_like_pictures():
 )
 def test_meshes_with_one_relation_take_the_same_time(source: str, target: str):
     cluster, model = cluster_named("a100", 4), model_named("llama-7b")
-    cost, layouts = Analytic(cluster), (Layout.parse(source), Layout.parse(target))
+    cost, layouts = AnalyticCost(cluster), (Layout.parse(source), Layout.parse(target))
     meshes = [[m for m in legal_meshes(cluster) if m.size == layout.devices] for layout in layouts]
     seconds: dict[int, set[float]] = {}
     for mesh, other in itertools.product(*meshes):

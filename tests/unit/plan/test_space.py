@@ -11,12 +11,12 @@ def test_rows_mean_what_they_say(seed: int):
     t = space.tables
     for c in range(len(space.calls)):
         for o in range(t.begin[c], t.begin[c + 1]):
-            way, mesh = space.ways[space.way[o]], space.meshes[space.mesh[o]]
-            assert (t.first[o], t.end[o], t.seconds[o]) == (mesh.first, mesh.end, way.seconds)
-            assert mesh.size == way.layout.devices
+            config, mesh = space.configs[space.config[o]], space.meshes[space.mesh[o]]
+            assert (t.first[o], t.end[o], t.seconds[o]) == (mesh.first, mesh.end, config.seconds)
+            assert mesh.size == config.layout.devices
             for p in range(t.begin[c], t.begin[c + 1]):
-                other = (space.meshes[space.mesh[p]], space.ways[space.way[p]].layout)
-                assert (t.placement[o] == t.placement[p]) == ((mesh, way.layout) == other)
+                other = (space.meshes[space.mesh[p]], space.configs[space.config[p]].layout)
+                assert (t.placement[o] == t.placement[p]) == ((mesh, config.layout) == other)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -28,7 +28,7 @@ def test_moves_are_the_cost_models(seed: int):
         for user, train in enumerate(space.tables.source):
             if train >= 0:
                 source, target = (
-                    (space.meshes[space.mesh[o]], space.ways[space.way[o]]) for o in (choice[train], choice[user])
+                    (space.meshes[space.mesh[o]], space.configs[space.config[o]]) for o in (choice[train], choice[user])
                 )
                 same = (source[0], source[1].layout) == (target[0], target[1].layout)
                 expected = 0.0 if same else random_move(space.calls[user].role, source, target)

@@ -1,10 +1,13 @@
 """Small workloads for tests of the planner."""
 
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model_names import model_named
 from verl_fuse.spec.workload import Workload
 
-PROMPT, RESPONSE = Lengths.parse("fixed:512"), Lengths.parse("lognormal:median=400,sigma=1.0,max=1024")
+PROMPT, RESPONSE = (
+    LengthDistribution.parse("fixed:512"),
+    LengthDistribution.parse("lognormal:median=400,sigma=1.0,max=1024"),
+)
 
 
 def ppo(model: str = "qwen2.5-7b", reward: str | None = None) -> Workload:

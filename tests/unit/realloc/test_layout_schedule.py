@@ -10,7 +10,7 @@ from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse_realloc.plugin import ReallocPlugin
-from verl_fuse_realloc.schedule import Schedule
+from verl_fuse_realloc.schedule import LayoutSchedule
 
 PLUGIN = ReallocPlugin()
 ACTOR, CRITIC = "actor_rollout_ref.actor.fsdp_config.fsdp_size", "critic.fsdp.fsdp_size"
@@ -44,8 +44,8 @@ def refused(schedule, **changes) -> list[tuple]:
     return [(r.key, r.value) for r in PLUGIN.fuse_validate(config=composed(schedule, **changes)) or ()]
 
 
-def read(config) -> Schedule:
-    return Schedule.read(lambda key: OmegaConf.select(config, key))
+def read(config) -> LayoutSchedule:
+    return LayoutSchedule.read(lambda key: OmegaConf.select(config, key))
 
 
 def plan(file: Path, **overrides) -> str:

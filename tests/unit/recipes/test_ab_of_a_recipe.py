@@ -9,7 +9,7 @@ from verl_fuse.cli import ab
 from verl_fuse.cli.ab import plan_both
 from verl_fuse.cli.main import main
 from verl_fuse.cli.recipes import find_recipe
-from verl_fuse.cli.run import Launch
+from verl_fuse.cli.run import PlannedRun
 from verl_fuse.errors import FuseError
 
 pytest.importorskip("hydra")
@@ -59,7 +59,7 @@ def test_what_is_wrong_with_both_runs_is_said_once_and_with_what_is_wrong_with_o
 
 
 def test_a_first_run_that_fails_ends_it_with_its_exit_code(monkeypatch):
-    started: list[Launch] = []
+    started: list[PlannedRun] = []
     monkeypatch.setattr(ab, "execute", lambda launch: started.append(launch) or 7)
     with pytest.raises(SystemExit) as stop:
         main(["ab", "ppo-cpu"])

@@ -48,7 +48,7 @@ time.sleep(60)
 
 
 def test_what_outlives_the_child_in_a_session_of_its_own_is_ended(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(child, "GRACE", 0.3)
+    monkeypatch.setattr(child, "TERMINATE_SECONDS", 0.3)
     pid_file = tmp_path / "pid"
     sleeper = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     code = f"""

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from verl_fuse.cli import run
-from verl_fuse.cli.run import METRICS, Launch, execute
+from verl_fuse.cli.run import METRICS_PATH_VARIABLE, PlannedRun, execute
 from verl_fuse.timeline.files import INDEX_PAGE
 
 SOURCE = "\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m "
@@ -22,10 +22,10 @@ def launched(tmp_path):
     """Runs a program in verl's place: its exit code."""
 
     def launched(program: str, *, verbose: bool = False, **more) -> int:
-        launch = Launch(
+        launch = PlannedRun(
             prepare=more.pop("prepare", None),
             command=(sys.executable, "-c", program),
-            environment={METRICS: str(tmp_path / "metrics.jsonl")},
+            environment={METRICS_PATH_VARIABLE: str(tmp_path / "metrics.jsonl")},
             data_files=(),
             run_dir=tmp_path,
             **more,
@@ -38,7 +38,7 @@ def launched(tmp_path):
 def logs(*records: tuple[int, dict]) -> str:
     """A program that writes the metrics file as verl does: emptied first."""
     lines = "".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in records)
-    return f"import os; open(os.environ[{METRICS!r}], 'w').write({lines!r})\n"
+    return f"import os; open(os.environ[{METRICS_PATH_VARIABLE!r}], 'w').write({lines!r})\n"
 
 
 def test_little_is_shown_and_everything_is_in_the_log(launched, tmp_path, capfd):

@@ -9,22 +9,28 @@ from layouts import LLAMA, MOE, QWEN2, QWEN3, SMALL, fits, random_sharding
 
 from verl_fuse.reshard.check import check
 from verl_fuse.reshard.chunks import chunks
-from verl_fuse.reshard.loadable import Loadable
+from verl_fuse.reshard.loadable import LoadableSharding
 from verl_fuse.reshard.program import lower_bound, plan_transfer
-from verl_fuse.reshard.sharding import Placed
-from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.reshard.sharding import PlacedSharding
+from verl_fuse.reshard.vllm import VllmSharding
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_rank_is_sent_what_vllm_keeps_at_its_place_in_the_whole_parameter(seed: int):
     draw = random.Random(seed)
     weights = draw.choice((QWEN2, LLAMA, QWEN3, MOE))
-    engines = draw.choice([v for v in (Vllm(1, 4), Vllm(2, 3), Vllm(4), Vllm(8), Vllm(8, 2)) if fits(v, weights)])
-    source = Placed.at(random_sharding(draw, weights, 16), draw.choice((0, 16)))
+    engines = draw.choice(
+        [
+            v
+            for v in (VllmSharding(1, 4), VllmSharding(2, 3), VllmSharding(4), VllmSharding(8), VllmSharding(8, 2))
+            if fits(v, weights)
+        ]
+    )
+    source = PlacedSharding.at(random_sharding(draw, weights, 16), draw.choice((0, 16)))
     nodes = [rank // 8 for rank in range(32)]
     loadable, own = (
-        plan_transfer(weights, source, Placed.at(target), nodes=nodes, bucket_bytes=4096)
-        for target in (Loadable(engines), engines)
+        plan_transfer(weights, source, PlacedSharding.at(target), nodes=nodes, bucket_bytes=4096)
+        for target in (LoadableSharding(engines), engines)
     )
     check(loadable)
     assert (loadable.bytes, loadable.network_bytes) == (own.bytes, own.network_bytes) == lower_bound(loadable)
@@ -44,8 +50,8 @@ def test_a_rank_is_sent_what_vllm_keeps_at_its_place_in_the_whole_parameter(seed
 
 def test_it_is_not_taken_for_vllms_own_layout():
     one, other = (
-        plan_transfer(LLAMA, Placed.at(Vllm(1)), Placed.at(target), nodes=[0, 0])
-        for target in (Vllm(2), Loadable(Vllm(2)))
+        plan_transfer(LLAMA, PlacedSharding.at(VllmSharding(1)), PlacedSharding.at(target), nodes=[0, 0])
+        for target in (VllmSharding(2), LoadableSharding(VllmSharding(2)))
     )
     assert str(other.target) == "loadable vllm tp2 on 0,1"
     assert one.digest != other.digest

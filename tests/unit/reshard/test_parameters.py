@@ -7,8 +7,8 @@ import sys
 import pytest
 from layouts import LLAMA, MOE, QWEN2, QWEN3
 
-from verl_fuse.reshard.fsdp import Fsdp
-from verl_fuse.reshard.parameters import Weights, weights_of
+from verl_fuse.reshard.fsdp import FsdpSharding
+from verl_fuse.reshard.parameters import ModelParameters, parameters_of
 
 # Prints, for a configuration and a number of shards, the names and shapes of each rank's tensors under fully_shard.
 SHARDED = """
@@ -34,7 +34,7 @@ for line in sys.stdin:
 """
 
 
-def config(weights: Weights, model_type: str) -> dict:
+def config(weights: ModelParameters, model_type: str) -> dict:
     """What a config.json says of a model."""
     model = weights.model
     found = {
@@ -61,13 +61,13 @@ def config(weights: Weights, model_type: str) -> dict:
 
 
 # Qwen2's attention derives the width of a head from the hidden size.
-NARROW = weights_of(type(QWEN2.model)("n", 2, 32, 8, 2, 4, 48, 120, tied_embeddings=True), "qwen2")
+NARROW = parameters_of(type(QWEN2.model)("n", 2, 32, 8, 2, 4, 48, 120, tied_embeddings=True), "qwen2")
 CASES = {
     "qwen2": (NARROW, 3),
     "llama": (LLAMA, 7),
     "qwen3": (QWEN3, 4),
-    "qwen2_moe": (weights_of(type(MOE.model)("m", 2, 32, 8, 4, 4, 16, 96, False, 8, 2, 32), "qwen2_moe"), 3),
-    "critic": (weights_of(NARROW.model.as_value_model(), "qwen2", head_bias=True), 2),
+    "qwen2_moe": (parameters_of(type(MOE.model)("m", 2, 32, 8, 4, 4, 16, 96, False, 8, 2, 32), "qwen2_moe"), 3),
+    "critic": (parameters_of(NARROW.model.as_value_model(), "qwen2", head_bias=True), 2),
 }
 
 
@@ -95,5 +95,5 @@ def test_every_rank_has_the_tensors_of_fully_shard(name: str, real: dict[str, li
         theirs = {key: shape for key, shape in real[name][rank].items() if 0 not in shape}
         if weights.model.tied_embeddings:
             theirs.pop("lm_head.weight", None)
-        ours = {tensor.name: list(tensor.shape) for tensor in Fsdp(shards).tensors(weights, rank)}
+        ours = {tensor.name: list(tensor.shape) for tensor in FsdpSharding(shards).tensors(weights, rank)}
         assert ours == theirs

@@ -7,19 +7,19 @@ import pytest
 from layouts import QWEN2, random_pair
 from ortools.linear_solver import pywraplp
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard import fsdp
-from verl_fuse.reshard.balance import shared_out
-from verl_fuse.reshard.megatron import Megatron
+from verl_fuse.reshard.balance import balanced_cuts
+from verl_fuse.reshard.megatron import MegatronSharding
 from verl_fuse.reshard.order import order_of
-from verl_fuse.reshard.parameters import weights_of
-from verl_fuse.reshard.program import Span, plan_transfer
+from verl_fuse.reshard.parameters import parameters_of
+from verl_fuse.reshard.program import StreamRange, plan_transfer
 from verl_fuse.reshard.rectangles import rectangles
 from verl_fuse.reshard.rounds import hops_of
 from verl_fuse.reshard.routes import flows_of
 from verl_fuse.reshard.seconds import predicted_seconds
-from verl_fuse.reshard.sharding import Cells, Placed
+from verl_fuse.reshard.sharding import Cells, PlacedSharding
 from verl_fuse.reshard.streams import NOBODY, Streams, streams_of
 from verl_fuse.reshard.text import sharding_from
 from verl_fuse.spec.cluster import Mesh, cluster_named
@@ -56,7 +56,9 @@ def test_atoms_tile_what_the_target_holds_and_no_two_streams_have_the_same_group
 def test_a_parameter_nobody_holds_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fsdp, "_cells", lambda rows, columns, *_: Cells((0, rows), (0, columns), (((),),)))
     with pytest.raises(FuseError, match=r"parameter 'model.embed_tokens.weight': row 0 is wanted by vllm tp2 on 0,1"):
-        streams_of(QWEN2, Placed.at(sharding_from("fsdp 4")), Placed.at(sharding_from("vllm tp2")), [0] * 4)
+        streams_of(
+            QWEN2, PlacedSharding.at(sharding_from("fsdp 4")), PlacedSharding.at(sharding_from("vllm tp2")), [0] * 4
+        )
 
 
 @pytest.mark.parametrize(("keys", "bins"), [(0, 5), (1000, 7), (1000, 900), (10, 100_000)])
@@ -73,7 +75,7 @@ def test_tasks_are_shared_out_as_evenly_as_a_linear_program_does(seed: int):
     amounts = draw.integers(0, 100_000, tasks)
     first = np.append(0, np.cumsum([len(s) for s in sets]))
     candidates = np.concatenate(sets)
-    cuts = shared_out(amounts, first, candidates, ranks)
+    cuts = balanced_cuts(amounts, first, candidates, ranks)
     load = np.zeros(ranks)
     for task in range(tasks):
         part = np.diff(np.append(cuts[first[task] : first[task + 1]], amounts[task]))
@@ -128,20 +130,20 @@ def test_a_span_is_read_row_by_row():
         columns=one + 1,
         offset=np.array([0]),
     )
-    found = [(r.row, r.rows, r.column, r.columns, r.at) for r in rectangles(streams, Span(0, 2, 11))]
+    found = [(r.row, r.rows, r.column, r.columns, r.at) for r in rectangles(streams, StreamRange(0, 2, 11))]
     assert found == [(10, 1, 22, 2, 0), (11, 1, 20, 4, 2), (12, 1, 20, 3, 6)]
-    whole = [(r.row, r.rows, r.column, r.columns, r.at) for r in rectangles(streams, Span(0, 0, 12))]
+    whole = [(r.row, r.rows, r.column, r.columns, r.at) for r in rectangles(streams, StreamRange(0, 0, 12))]
     assert whole == [(10, 3, 20, 4, 0)]
 
 
-LLAMA_7B = weights_of(model_named("llama-7b"), "llama")
+LLAMA_7B = parameters_of(model_named("llama-7b"), "llama")
 
 
 def program_and_estimate(source: tuple[int, str], target: tuple[int, str]) -> tuple[float, float]:
     """Seconds of the program and of the planner's estimate, on four H100 nodes, for layouts that begin at the given devices."""
-    cost = Analytic(cluster_named("h100", nodes=4))
+    cost = AnalyticCost(cluster_named("h100", nodes=4))
     layouts = [(first, Layout.parse(text)) for first, text in (source, target)]
-    have, want = (Placed.at(Megatron(layout), first) for first, layout in layouts)
+    have, want = (PlacedSharding.at(MegatronSharding(layout), first) for first, layout in layouts)
     program = plan_transfer(LLAMA_7B, have, want, nodes=[rank // 8 for rank in range(32)])
     placements = [(Mesh(first, layout.devices), layout) for first, layout in layouts]
     return predicted_seconds(program, cost.network), cost.transfer(LLAMA_7B.model, *placements)

@@ -7,18 +7,18 @@ import pytest
 from layouts import LLAMA, MOE, QWEN2, QWEN3, SMALL, random_sharding
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.fsdp import Fsdp
-from verl_fuse.reshard.megatron import Megatron
-from verl_fuse.reshard.parameters import Weights, weights_of
-from verl_fuse.reshard.sharding import Placed, Sharding
+from verl_fuse.reshard.fsdp import FsdpSharding
+from verl_fuse.reshard.megatron import MegatronSharding
+from verl_fuse.reshard.parameters import ModelParameters, parameters_of
+from verl_fuse.reshard.sharding import PlacedSharding, Sharding
 from verl_fuse.reshard.text import sharding_from
-from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.reshard.vllm import VllmSharding
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.model_names import model_named
 
 
-def from_cells(sharding: Sharding, weights: Weights, rank: int) -> dict[str, np.ndarray]:
+def from_cells(sharding: Sharding, weights: ModelParameters, rank: int) -> dict[str, np.ndarray]:
     """Which elements of each parameter a rank owns."""
     found = {}
     for parameter in weights.parameters:
@@ -58,7 +58,7 @@ def test_cells_and_tensors_agree_and_pieces_do_not_overlap(seed: int):
     assert all(count.min() >= 1 for count in owned.values())
 
 
-def tensor(sharding: Sharding, weights: Weights, rank: int, name: str):
+def tensor(sharding: Sharding, weights: ModelParameters, rank: int, name: str):
     return next(tensor for tensor in sharding.tensors(weights, rank) if tensor.name == name)
 
 
@@ -70,14 +70,14 @@ def rows(found) -> list[tuple[str, int, int]]:
 
 def test_megatron_fuses_heads_by_group():
     """8 heads of 4, 2 groups: 16 rows of queries, 4 of the key, 4 of the value, per group."""
-    fused = tensor(Megatron(Layout(tp=2)), QWEN2, 1, "decoder.layers.0.self_attention.linear_qkv.weight")
+    fused = tensor(MegatronSharding(Layout(tp=2)), QWEN2, 1, "decoder.layers.0.self_attention.linear_qkv.weight")
     assert fused.shape == (24, 16)
     assert rows(fused) == [("q_proj", 16, 16), ("k_proj", 4, 4), ("v_proj", 4, 4)]
 
 
 def test_megatron_cuts_through_a_group_when_there_are_more_ranks_than_key_heads():
     parts = [
-        rows(tensor(Megatron(Layout(tp=4)), QWEN2, rank, "decoder.layers.0.self_attention.linear_qkv.weight"))
+        rows(tensor(MegatronSharding(Layout(tp=4)), QWEN2, rank, "decoder.layers.0.self_attention.linear_qkv.weight"))
         for rank in (0, 1)
     ]
     assert parts == [[("q_proj", 0, 12)], [("q_proj", 12, 4), ("k_proj", 0, 4), ("v_proj", 0, 4)]]
@@ -85,19 +85,19 @@ def test_megatron_cuts_through_a_group_when_there_are_more_ranks_than_key_heads(
 
 def test_vllm_stacks_heads_and_repeats_key_heads():
     name = "model.layers.0.self_attn.qkv_proj.bias"
-    assert tensor(Vllm(4), QWEN2, 1, name).shape == (16,)
-    assert rows(tensor(Vllm(4), QWEN2, 1, name)) == [("q_proj", 8, 8), ("k_proj", 0, 4), ("v_proj", 0, 4)]
-    assert rows(tensor(Vllm(4), QWEN2, 2, name)) == [("q_proj", 16, 8), ("k_proj", 4, 4), ("v_proj", 4, 4)]
+    assert tensor(VllmSharding(4), QWEN2, 1, name).shape == (16,)
+    assert rows(tensor(VllmSharding(4), QWEN2, 1, name)) == [("q_proj", 8, 8), ("k_proj", 0, 4), ("v_proj", 0, 4)]
+    assert rows(tensor(VllmSharding(4), QWEN2, 2, name)) == [("q_proj", 16, 8), ("k_proj", 4, 4), ("v_proj", 4, 4)]
 
 
 def test_gate_and_up_lie_one_after_the_other():
-    fused = tensor(Megatron(Layout(tp=2)), LLAMA, 1, "decoder.layers.3.mlp.linear_fc1.weight")
+    fused = tensor(MegatronSharding(Layout(tp=2)), LLAMA, 1, "decoder.layers.3.mlp.linear_fc1.weight")
     assert (fused.shape, rows(fused)) == ((64, 24), [("gate_proj", 32, 32), ("up_proj", 32, 32)])
-    assert rows(tensor(Vllm(2), LLAMA, 1, "model.layers.3.mlp.gate_up_proj.weight")) == rows(fused)
+    assert rows(tensor(VllmSharding(2), LLAMA, 1, "model.layers.3.mlp.gate_up_proj.weight")) == rows(fused)
 
 
 def test_stages_may_be_uneven_and_a_tied_head_has_a_copy():
-    sharding = Megatron(Layout(pp=3), stages=(1, 3, 1))
+    sharding = MegatronSharding(Layout(pp=3), stages=(1, 3, 1))
     names = [[t.name for t in sharding.tensors(QWEN2, rank)] for rank in range(3)]
     blocks = [len({name.split(".")[2] for name in stage if name.startswith("decoder.layers")}) for stage in names]
     assert blocks == [1, 3, 1]
@@ -107,14 +107,14 @@ def test_stages_may_be_uneven_and_a_tied_head_has_a_copy():
 
 
 def test_a_padded_vocabulary_is_shared_out():
-    local = tensor(Megatron(Layout(tp=4), vocabulary=512), QWEN2, 1, "embedding.word_embeddings.weight")
+    local = tensor(MegatronSharding(Layout(tp=4), vocabulary=512), QWEN2, 1, "embedding.word_embeddings.weight")
     assert local.shape == (128, 16)
     assert [(piece.row, piece.rows) for piece in local.pieces] == [(128, 128)]
-    assert tensor(Vllm(2), QWEN2, 1, "model.embed_tokens.weight").shape == (64, 16)
+    assert tensor(VllmSharding(2), QWEN2, 1, "model.embed_tokens.weight").shape == (64, 16)
 
 
 def test_experts_are_shared_out_within_data_parallel_ranks():
-    sharding = Megatron(Layout(tp=2, dp=4, ep=2))
+    sharding = MegatronSharding(Layout(tp=2, dp=4, ep=2))
     held = [
         {
             piece.parameter.split(".")[5]
@@ -134,12 +134,14 @@ def test_experts_are_shared_out_within_data_parallel_ranks():
 
 def test_fsdp_leaves_less_or_nothing_to_the_last_ranks():
     """As torch.chunk: 24 rows in parts of ceil(24 / 7) = 4."""
-    shapes = [[t.shape for t in Fsdp(7).tensors(LLAMA, rank) if t.name == "model.norm.weight"] for rank in range(7)]
+    shapes = [
+        [t.shape for t in FsdpSharding(7).tensors(LLAMA, rank) if t.name == "model.norm.weight"] for rank in range(7)
+    ]
     assert shapes == [[(4,)]] * 6 + [[]]
 
 
 def test_fsdp_stacks_experts():
-    local = tensor(Fsdp(4), MOE, 1, "model.layers.0.mlp.experts.gate_up_proj")
+    local = tensor(FsdpSharding(4), MOE, 1, "model.layers.0.mlp.experts.gate_up_proj")
     assert (local.shape, len(local.pieces)) == ((2, 32, 16), 4)
 
 
@@ -171,16 +173,16 @@ def test_other_text_is_refused(text: str):
 
 def test_ranks_are_different_and_as_many_as_devices():
     with pytest.raises(FuseError, match="needs 4 different ranks >= 0"):
-        Placed(Fsdp(4), (0, 1, 1, 2))
+        PlacedSharding(FsdpSharding(4), (0, 1, 1, 2))
 
 
 def test_parameters_have_the_published_count():
     """Qwen2-0.5B as published: 494,032,768; biases and norms inside attention included."""
-    assert weights_of(model_named("qwen2-0.5b"), "qwen2").elements == 494_032_768
-    assert weights_of(model_named("llama-3-8b"), "llama").elements == 8_030_261_248
-    assert weights_of(model_named("qwen3-30b-a3b"), "qwen3_moe").elements == 30_532_122_624
+    assert parameters_of(model_named("qwen2-0.5b"), "qwen2").elements == 494_032_768
+    assert parameters_of(model_named("llama-3-8b"), "llama").elements == 8_030_261_248
+    assert parameters_of(model_named("qwen3-30b-a3b"), "qwen3_moe").elements == 30_532_122_624
 
 
 def test_a_family_whose_parameters_are_not_known_is_refused():
     with pytest.raises(FuseError, match="model_type='mixtral'; parameters are known for llama"):
-        weights_of(Model("m", 1, 8, 2, 2, 4, 16, 32), "mixtral")
+        parameters_of(Model("m", 1, 8, 2, 2, 4, 16, 32), "mixtral")

@@ -10,8 +10,8 @@ from ortools.linear_solver import pywraplp
 
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.check import check
-from verl_fuse.reshard.program import Program, lower_bound, plan_transfer
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.program import TransferProgram, lower_bound, plan_transfer
+from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.reshard.text import sharding_from
 
 PAIRS = 300
@@ -19,21 +19,21 @@ PAIRS = 300
 BATCHES = 12
 
 
-def random_program(seed: int) -> Program:
+def random_program(seed: int) -> TransferProgram:
     draw = random.Random(seed)
     weights, source, target, nodes = random_pair(draw, draw.choice((8, 16, 32, 64)))
     bucket = draw.choice((2_000, 20_000, 2_000_000))
     return plan_transfer(weights, source, target, nodes=nodes, item_bytes=2, bucket_bytes=bucket)
 
 
-def program(source: str, target: str, first: int = 0, per_node: int = 8, bucket: int = 1 << 20) -> Program:
+def program(source: str, target: str, first: int = 0, per_node: int = 8, bucket: int = 1 << 20) -> TransferProgram:
     """Of the small LLaMA, the target's ranks from `first` on."""
-    have, want = Placed.at(sharding_from(source)), Placed.at(sharding_from(target), first)
+    have, want = PlacedSharding.at(sharding_from(source)), PlacedSharding.at(sharding_from(target), first)
     nodes = [rank // per_node for rank in range(max(*have.ranks, *want.ranks) + 1)]
     return plan_transfer(LLAMA, have, want, nodes=nodes, item_bytes=2, bucket_bytes=bucket)
 
 
-def ideal_load(program: Program, *, far: bool) -> float:
+def ideal_load(program: TransferProgram, *, far: bool) -> float:
     """The smallest possible largest number of bytes a holder sends, if every node that lacks a stream is served once: a linear program."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
     most = solver.NumVar(0, solver.infinity(), "most")
@@ -127,6 +127,6 @@ def test_a_bucket_too_small_for_an_element_is_refused():
 
 
 def test_ranks_without_a_node_are_refused():
-    placed = Placed.at(sharding_from("fsdp 4"))
+    placed = PlacedSharding.at(sharding_from("fsdp 4"))
     with pytest.raises(FuseError, match=r"layout fsdp 4 on 0-3: nodes are given for ranks 0 to 1"):
         plan_transfer(QWEN2, placed, placed, nodes=[0, 0])

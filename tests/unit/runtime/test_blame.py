@@ -1,16 +1,16 @@
 """The invariants in the docstring of verl_fuse/runtime/blame.py."""
 
-from verl_fuse.runtime.blame import State, Verdict, blame
+from verl_fuse.runtime.blame import RankState, Verdict, blame
 
 NOW = 100.0
 
 
-def waits(what: str, since: float, *peers: int) -> State:
-    return State("waits", what, since, 5, peers)
+def waits(what: str, since: float, *peers: int) -> RankState:
+    return RankState("waits", what, since, 5, peers)
 
 
-def runs(what: str, since: float, program: int = 5) -> State:
-    return State("runs", what, since, program)
+def runs(what: str, since: float, program: int = 5) -> RankState:
+    return RankState("runs", what, since, program)
 
 
 def test_the_rank_at_the_end_of_the_chain_is_to_blame():
@@ -55,5 +55,5 @@ def test_ranks_that_wait_for_each_other_are_all_to_blame():
 
 def test_states_and_verdicts_survive_the_store():
     state, verdict = waits("0F3", 1.5, 1, 2), Verdict((1, 2), "both")
-    assert State.from_json(state.to_json()) == state
+    assert RankState.from_json(state.to_json()) == state
     assert Verdict.from_json(verdict.to_json().encode()) == verdict

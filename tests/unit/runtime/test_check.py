@@ -8,26 +8,26 @@ from toy import random_orders, random_problem
 from verl_fuse.errors import FuseError
 from verl_fuse.runtime.check import check, predicted_peaks
 from verl_fuse.runtime.lower import lower, lower_schedule
-from verl_fuse.runtime.program import Program
+from verl_fuse.runtime.program import PipelineProgram
 from verl_fuse.schedule.methods import METHODS, solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import parse_text
 
-ONE_RANK = Problem(1, (Pipeline("actor", (0,), 2, 1, 2, 1),))
-TWO_RANKS = Problem(2, (Pipeline("actor", (0, 1), 1, 1, 2, 1), Pipeline("critic", (1, 0), 1, 1, 2, 1)))
+ONE_RANK = ScheduleProblem(1, (Pipeline("actor", (0,), 2, 1, 2, 1),))
+TWO_RANKS = ScheduleProblem(2, (Pipeline("actor", (0, 1), 1, 1, 2, 1), Pipeline("critic", (1, 0), 1, 1, 2, 1)))
 
 
-def refusal(problem: Problem, text: str) -> str:
+def refusal(problem: ScheduleProblem, text: str) -> str:
     with pytest.raises(FuseError) as caught:
-        check(Program.from_text(problem, text))
+        check(PipelineProgram.from_text(problem, text))
     return str(caught.value)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_solved_schedule_passes(method: str):
     critics = (Pipeline("critic", (1, 0), 4, 1, 2, 1), Pipeline("critic", (3, 2), 4, 1, 2, 1))
-    schedule = solve(Problem(4, (Pipeline("actor", range(4), 8, 1, 2, 1.5), *critics)), method, Budget(0.3))
+    schedule = solve(ScheduleProblem(4, (Pipeline("actor", range(4), 8, 1, 2, 1.5), *critics)), method, Budget(0.3))
     program = lower_schedule(schedule)
     check(program)
     assert max(predicted_peaks(program)) == schedule.peak_memory
@@ -79,7 +79,7 @@ def test_a_row_that_is_not_the_rank_s_work_is_refused(row: str, fault: str):
 )
 def test_messages_that_are_not_those_of_the_ops_are_refused(good: str, bad: str, fault: str):
     text = lower(TWO_RANKS, parse_text("0F0 1F0 1B0 0B0\n1F0 0F0 0B0 1B0\n")).to_text()
-    check(Program.from_text(TWO_RANKS, text))
+    check(PipelineProgram.from_text(TWO_RANKS, text))
     lines = text.replace(good, bad, 1) if bad else text.splitlines()[0]
     assert fault in refusal(TWO_RANKS, lines)
 
@@ -95,12 +95,12 @@ def test_a_deadlock_names_the_ring_and_marks_where_each_rank_waits():
 
 
 def test_the_memory_limit_is_kept():
-    limited = Problem(1, ONE_RANK.pipelines, memory_limit=1.0)
-    check(Program.from_text(limited, "0F0 0B0 0F1 0B1"))
+    limited = ScheduleProblem(1, ONE_RANK.pipelines, memory_limit=1.0)
+    check(PipelineProgram.from_text(limited, "0F0 0B0 0F1 0B1"))
     assert refusal(limited, "0F0 0F1 0B0 0B1") == "program: rank 0 holds activations of 2; memory_limit=1"
 
 
 def test_predicted_peaks_count_from_forward_to_backward():
-    problem = Problem(2, (Pipeline("actor", (0, 1), 2, 1, 2, (3, 5)), Pipeline("critic", (1,), 1, 1, 2, 7)))
+    problem = ScheduleProblem(2, (Pipeline("actor", (0, 1), 2, 1, 2, (3, 5)), Pipeline("critic", (1,), 1, 1, 2, 7)))
     orders = parse_text("0F0 0F1 0B0 0B1\n1F0 0F0 0B0 1B0 0F1 0B1\n")
     assert predicted_peaks(lower(problem, orders)) == (6.0, 12.0)

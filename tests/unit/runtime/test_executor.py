@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import CPU, Ranks, World
-from toy import Toy, ToyLane, lanes_of
+from toy import Toy, ToyStage, stages_of
 
 from verl_fuse.errors import FuseError
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.lower import lower
-from verl_fuse.runtime.program import Program
-from verl_fuse.runtime.report import Report
+from verl_fuse.runtime.program import PipelineProgram
+from verl_fuse.runtime.report import ProgramReport
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import parse_text
 
 ORDERS = "0F0 0F1 1F0 1B0 0B0 0B1\n1F0 0F0 0B0 1B0 0F1 0B1\n"
 
 
-def problem(activation: list[float]) -> Problem:
+def problem(activation: list[float]) -> ScheduleProblem:
     actor = Pipeline("actor", (0, 1), 2, 1, 2, activation)
-    return Problem(2, (actor, Pipeline("critic", (1, 0), 1, 1, 2, activation)))
+    return ScheduleProblem(2, (actor, Pipeline("critic", (1, 0), 1, 1, 2, activation)))
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,11 @@ def ranks():
         yield ranks
 
 
-def run(world: World, problem: Problem, text: str) -> tuple[Report, dict[int, list[str]]]:
-    lanes = lanes_of(world, Toy(problem, seed=3))
+def run(world: World, problem: ScheduleProblem, text: str) -> tuple[ProgramReport, dict[int, list[str]]]:
+    stages = stages_of(world, Toy(problem, seed=3))
     links = world.links([p.ranks for p in problem.pipelines])
-    report = Executor(lower(problem, parse_text(text)), world.rank, links, world.watch()).run(lanes)
-    return report, {i: lane.calls for i, lane in lanes.items()}
+    report = Executor(lower(problem, parse_text(text)), world.rank, links, world.watch()).run(stages)
+    return report, {i: stage.calls for i, stage in stages.items()}
 
 
 def test_ops_run_in_the_rows_order_between_begin_and_end(ranks: Ranks):
@@ -70,13 +70,13 @@ def test_activations_are_freed_as_the_schedule_assumes(ranks: Ranks):
         widths = [toy.width(index, stage) for stage in range(3)]
         sizes.append([4.0 * rows * (widths[stage] + widths[stage + 1]) for stage in (0, 1)])
     actor = Pipeline("actor", (0, 1), 1, 1, 2, sizes[0])
-    measured = Problem(2, (actor, Pipeline("critic", (1, 0), 1, 1, 2, sizes[1])))
+    measured = ScheduleProblem(2, (actor, Pipeline("critic", (1, 0), 1, 1, 2, sizes[1])))
     reports = [report for report, _ in ranks.call(run, measured, "0F0 1F0 1B0 0B0\n1F0 0F0 0B0 1B0\n")]
     assert [report.peak_bytes for report in reports] == [report.predicted_peak for report in reports]
     assert [report.held_bytes for report in reports] == [0, 0]
 
 
-class Late(ToyLane):
+class Late(ToyStage):
     """Notes in the store when its last backward is done, and whether all ranks have done so when gradients are finalised."""
 
     def backward(self, microbatch: int, received: torch.Tensor | None) -> torch.Tensor | None:
@@ -91,12 +91,12 @@ class Late(ToyLane):
 
 
 def finalised(world: World) -> list[str]:
-    single = Problem(2, (Pipeline("actor", (0,), 2, 1, 2, 1), Pipeline("critic", (1,), 2, 1, 2, 1)))
-    lane = Late(Toy(single, seed=3), world.rank, world.rank)
-    lane.world = world
+    single = ScheduleProblem(2, (Pipeline("actor", (0,), 2, 1, 2, 1), Pipeline("critic", (1,), 2, 1, 2, 1)))
+    stage = Late(Toy(single, seed=3), world.rank, world.rank)
+    stage.world = world
     program = lower(single, parse_text("0F0 0B0 0F1 0B1\n1F0 1B0 1F1 1B1\n"))
-    Executor(program, world.rank, world.links([(0,), (1,)]), world.watch()).run({world.rank: lane})
-    return lane.calls[-3:]
+    Executor(program, world.rank, world.links([(0,), (1,)]), world.watch()).run({world.rank: stage})
+    return stage.calls[-3:]
 
 
 def test_gradients_are_finalised_after_the_last_op_of_every_rank(ranks: Ranks):
@@ -105,8 +105,8 @@ def test_gradients_are_finalised_after_the_last_op_of_every_rank(ranks: Ranks):
 
 def test_lanes_must_be_those_of_the_rank(ranks: Ranks):
     assert ranks.call(wrong_lanes) == [
-        "rank 0: lanes for pipelines [0]; needs [0, 1]",
-        "rank 1: lanes for pipelines [0]; needs [0, 1]",
+        "rank 0: stages for pipelines [0]; needs [0, 1]",
+        "rank 1: stages for pipelines [0]; needs [0, 1]",
     ]
 
 
@@ -131,7 +131,7 @@ def follow_readme(world: World, block: str) -> list[str]:
     """Run the README's lines with what they take as given."""
     given = {
         "schedule": solve(problem([1, 1]), "greedy", Budget(1.0)),
-        "lanes": lanes_of(world, Toy(problem([1, 1]), seed=3)),
+        "stages": stages_of(world, Toy(problem([1, 1]), seed=3)),
         "device": CPU,
         "store": world.store,
         "rank": world.rank,
@@ -152,11 +152,11 @@ def test_the_readme_s_lines_run(ranks: Ranks, repo: Path):
 
 
 def wrong_lanes(world: World) -> str:
-    lanes = lanes_of(world, Toy(problem([1, 1]), seed=3))
+    stages = stages_of(world, Toy(problem([1, 1]), seed=3))
     links = world.links([(0, 1), (1, 0)])
     executor = Executor(lower(problem([1, 1]), parse_text(ORDERS)), world.rank, links, world.watch())
     with pytest.raises(FuseError) as caught:
-        executor.run({0: lanes[0]})
+        executor.run({0: stages[0]})
     return str(caught.value)
 
 
@@ -168,7 +168,7 @@ def refusals(world: World) -> list[str]:
         with pytest.raises(FuseError) as caught:
             Executor(program, row, places, world.watch(), depth)
         found.append(str(caught.value))
-    unchecked = Program(program.problem, program.rows[::-1])
+    unchecked = PipelineProgram(program.problem, program.rows[::-1])
     with pytest.raises(FuseError) as caught:
         Executor(unchecked, world.rank, links, world.watch())
     found.append(str(caught.value).splitlines()[0])

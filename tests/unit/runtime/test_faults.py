@@ -11,15 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import Outcome, Ranks, World
-from toy import Toy, ToyLane, lanes_of
+from toy import Toy, ToyStage, stages_of
 
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.guard import EXIT_CODE, SILENCE_SECONDS
 from verl_fuse.runtime.lower import lower
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import parse_text
 
-PROBLEM = Problem(3, (Pipeline("actor", (0, 1, 2), 2, 1, 2, 1), Pipeline("critic", (2, 1, 0), 2, 1, 2, 1)))
+PROBLEM = ScheduleProblem(3, (Pipeline("actor", (0, 1, 2), 2, 1, 2, 1), Pipeline("critic", (2, 1, 0), 2, 1, 2, 1)))
 ACTOR_FIRST = "0F0 0F1 0B0 0B1 1F0 1B0 1F1 1B1\n" * 3
 OTHER = "0F0 0F1 0B0 0B1 1F0 1B0 1F1 1B1\n" * 2 + "0F0 0B0 0F1 0B1 1F0 1B0 1F1 1B1\n"
 TIMEOUT = 3.0
@@ -33,8 +33,8 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
         yield ranks
 
 
-class Faulty(ToyLane):
-    """A lane whose forward of micro-batch 1 does something else first."""
+class Faulty(ToyStage):
+    """A stage whose forward of micro-batch 1 does something else first."""
 
     fault: Callable[[], None]
 
@@ -46,18 +46,18 @@ class Faulty(ToyLane):
 
 def run(world: World, culprit: int, fault: Callable[[], None], timeout: float = TIMEOUT) -> None:
     """`culprit` meets its fault in the actor's second forward."""
-    lanes = dict(lanes_of(world, Toy(PROBLEM, seed=0)))
+    stages = dict(stages_of(world, Toy(PROBLEM, seed=0)))
     if world.rank == culprit:
-        lanes[0] = Faulty(Toy(PROBLEM, seed=0), 0, world.rank)
-        lanes[0].fault = fault
-    execute(world, lanes, ACTOR_FIRST, timeout)
+        stages[0] = Faulty(Toy(PROBLEM, seed=0), 0, world.rank)
+        stages[0].fault = fault
+    execute(world, stages, ACTOR_FIRST, timeout)
 
 
-def execute(world: World, lanes: dict[int, ToyLane], text: str, timeout: float = TIMEOUT) -> None:
+def execute(world: World, stages: dict[int, ToyStage], text: str, timeout: float = TIMEOUT) -> None:
     links = world.links([p.ranks for p in PROBLEM.pipelines])
     executor = Executor(lower(PROBLEM, parse_text(text)), world.rank, links, world.watch(timeout))
     dist.barrier()
-    executor.run(lanes)
+    executor.run(stages)
 
 
 def ended(ranks: Ranks, *call) -> list[Outcome]:
@@ -137,7 +137,7 @@ def test_a_failing_rank_raises_its_own_error_and_is_named_by_all_others(ranks: R
 
 
 def run_other(world: World, culprit: int) -> None:
-    execute(world, dict(lanes_of(world, Toy(PROBLEM, seed=0))), OTHER if world.rank == culprit else ACTOR_FIRST)
+    execute(world, dict(stages_of(world, Toy(PROBLEM, seed=0))), OTHER if world.rank == culprit else ACTOR_FIRST)
 
 
 def test_a_rank_with_another_op_list_is_named_by_all_before_the_first_op(ranks: Ranks):
@@ -149,7 +149,7 @@ def test_a_rank_with_another_op_list_is_named_by_all_before_the_first_op(ranks: 
 def run_mixed_up(world: World, culprit: int) -> None:
     """The culprit thinks that micro-batch 1 of the actor is as large as micro-batch 2."""
     toy = Toy(PROBLEM, seed=0, reads={(0, 1): 2} if world.rank == culprit else {})
-    execute(world, dict(lanes_of(world, toy)), ACTOR_FIRST)
+    execute(world, dict(stages_of(world, toy)), ACTOR_FIRST)
 
 
 def test_a_micro_batch_of_another_size_is_named_by_all_before_the_first_op(ranks: Ranks):
@@ -159,15 +159,15 @@ def test_a_micro_batch_of_another_size_is_named_by_all_before_the_first_op(ranks
 
 
 def run_without(world: World, culprit: int) -> None:
-    lanes = dict(lanes_of(world, Toy(PROBLEM, seed=0)))
+    stages = dict(stages_of(world, Toy(PROBLEM, seed=0)))
     links = world.links([p.ranks for p in PROBLEM.pipelines])
     executor = Executor(lower(PROBLEM, parse_text(ACTOR_FIRST)), world.rank, links, world.watch(TIMEOUT))
     dist.barrier()
-    executor.run(lanes)
+    executor.run(stages)
     if world.rank == culprit:
         world.store.wait(["verl_fuse/3.0/verdict"])
     else:
-        executor.run(lanes)
+        executor.run(stages)
 
 
 def test_a_rank_that_does_not_come_is_named_by_all_others(ranks: Ranks):
@@ -179,17 +179,17 @@ def test_a_rank_that_does_not_come_is_named_by_all_others(ranks: Ranks):
     )
 
 
-class Misshapen(ToyLane):
+class Misshapen(ToyStage):
     def forward(self, microbatch: int, received: torch.Tensor | None) -> torch.Tensor | None:
         result = super().forward(microbatch, received)
         return None if result is None else result[:-1]
 
 
 def run_misshapen(world: World) -> None:
-    lanes = dict(lanes_of(world, Toy(PROBLEM, seed=0)))
+    stages = dict(stages_of(world, Toy(PROBLEM, seed=0)))
     if world.rank == 0:
-        lanes[0] = Misshapen(Toy(PROBLEM, seed=0), 0, 0)
-    execute(world, lanes, ACTOR_FIRST)
+        stages[0] = Misshapen(Toy(PROBLEM, seed=0), 0, 0)
+    execute(world, stages, ACTOR_FIRST)
 
 
 def test_a_result_of_another_shape_is_not_sent(ranks: Ranks):

@@ -7,12 +7,12 @@ from transfers import LLAMA, QWEN2, content, placed, tensors_of
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.rectangles import Rectangle
 from verl_fuse.runtime.reshard.checksum import WORDS, checksum
-from verl_fuse.runtime.reshard.holding import Holding, check_apart
-from verl_fuse.runtime.reshard.version import Stamp
+from verl_fuse.runtime.reshard.holding import HeldTensors, check_apart
+from verl_fuse.runtime.reshard.version import WeightVersion
 
 
-def holding(text: str, tensors: dict[str, torch.Tensor], rank: int = 0) -> Holding:
-    return Holding(QWEN2, placed(text, QWEN2).tensors(QWEN2, rank), f"rank {rank}", tensors)
+def holding(text: str, tensors: dict[str, torch.Tensor], rank: int = 0) -> HeldTensors:
+    return HeldTensors(QWEN2, placed(text, QWEN2).tensors(QWEN2, rank), f"rank {rank}", tensors)
 
 
 def tensors(text: str, rank: int = 0) -> dict[str, torch.Tensor]:
@@ -67,18 +67,18 @@ def test_memory_is_not_read_and_written_at_once():
 
 
 def test_weights_have_no_version_while_they_are_written_and_after_a_fault():
-    stamp = Stamp("critic", 3)
-    stamp.require(3)
+    held_version = WeightVersion("critic", 3)
+    held_version.require(3)
     with pytest.raises(FuseError, match="weights 'critic': version 4 is needed, they are of version 3"):
-        stamp.require(4)
-    with stamp.writing(4), pytest.raises(FuseError, match="they are incomplete"):
-        stamp.require(3)
-    stamp.require(4)
-    with pytest.raises(ValueError, match="lost"), stamp.writing(5):
+        held_version.require(4)
+    with held_version.writing(4), pytest.raises(FuseError, match="they are incomplete"):
+        held_version.require(3)
+    held_version.require(4)
+    with pytest.raises(ValueError, match="lost"), held_version.writing(5):
         raise ValueError("lost")
     for version in (4, 5):
         with pytest.raises(FuseError, match="they are incomplete: a transfer was not finished"):
-            stamp.require(version)
+            held_version.require(version)
 
 
 @pytest.mark.parametrize("size", [1, 1000, WORDS + 3])

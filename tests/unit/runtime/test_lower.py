@@ -6,10 +6,10 @@ from verl_fuse.errors import FuseError
 from verl_fuse.runtime.lower import lower, lower_schedule
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import parse_text
 
-REVERSED_CRITIC = Problem(2, (Pipeline("actor", (0, 1), 1, 1, 2, 1), Pipeline("critic", (1, 0), 1, 1, 2, 1)))
+REVERSED_CRITIC = ScheduleProblem(2, (Pipeline("actor", (0, 1), 1, 1, 2, 1), Pipeline("critic", (1, 0), 1, 1, 2, 1)))
 
 
 def test_receives_stand_before_and_sends_behind_their_ops():
@@ -20,14 +20,14 @@ def test_receives_stand_before_and_sends_behind_their_ops():
 
 
 def test_a_stage_in_the_middle_receives_and_sends_both_ways():
-    problem = Problem(4, (Pipeline("actor", (2, 0, 3), 1, 1, 2, 1),))
+    problem = ScheduleProblem(4, (Pipeline("actor", (2, 0, 3), 1, 1, 2, 1),))
     assert lower(problem, parse_text("0F0 0B0\n\n0F0 0B0\n0F0 0B0\n")).to_text() == (
         "0F0<2 0F0 0F0>3 0B0<3 0B0 0B0>2\n\n0F0 0F0>0 0B0<0 0B0\n0F0<0 0F0 0B0 0B0>0\n"
     )
 
 
 def test_a_pipeline_within_one_rank_sends_nothing():
-    problem = Problem(1, (Pipeline("critic", (0,), 2, 1, 2, 1),))
+    problem = ScheduleProblem(1, (Pipeline("critic", (0,), 2, 1, 2, 1),))
     assert lower(problem, parse_text("0F0 0B0 0F1 0B1")).to_text() == "0F0 0B0 0F1 0B1\n"
 
 

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from verl_fuse.cost.table import PARTS  # noqa: E402
 from verl_fuse.errors import FuseError  # noqa: E402
-from verl_fuse.runtime.profile import Bench, measure_device, measure_model  # noqa: E402
+from verl_fuse.runtime.profile import BenchSettings, measure_device, measure_model  # noqa: E402
 from verl_fuse.runtime.transformer import Block, Head  # noqa: E402
 from verl_fuse.spec.model import Model  # noqa: E402
 from verl_fuse.spec.model_names import model_named  # noqa: E402
@@ -26,12 +26,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench(torch.device("cpu"), torch.float32, repeats=1, seconds=0.0)
+def bench() -> BenchSettings:
+    return BenchSettings(torch.device("cpu"), torch.float32, repeats=1, seconds=0.0)
 
 
 @pytest.mark.parametrize("model", [TINY, TINY.as_value_model()], ids=["policy", "value"])
-def test_every_part_and_pass_is_measured(bench: Bench, model: Model):
+def test_every_part_and_pass_is_measured(bench: BenchSettings, model: Model):
     measured = measure_model(bench, model, 1, (1, 3), (4, 16))
     assert [(m.part, m.direction) for m in measured.measurements] == list(PARTS)
     assert (measured.model, measured.tp) == (model, 1)
@@ -69,28 +69,28 @@ def test_heads_give_log_probs_or_values():
     assert Head(TINY, 1).draw(x[:, :1]).shape == (2, 1)
 
 
-def test_the_device_is_measured(bench: Bench):
+def test_the_device_is_measured(bench: BenchSettings):
     device = measure_device(bench)
     assert device.name == "CPU"
     assert min(device.memory, device.flops, device.bandwidth) > 1e8
 
 
-def test_what_cannot_be_measured_is_refused(bench: Bench):
+def test_what_cannot_be_measured_is_refused(bench: BenchSettings):
     with pytest.raises(FuseError, match="blocks with experts cannot be profiled"):
         Block(model_named("qwen3-30b-a3b"), 1)
     with pytest.raises(FuseError, match="tp=3; needs a divisor of heads=4"):
         Block(TINY, 3)
     with pytest.raises(FuseError, match="device 'cuda:99'"):
-        Bench.on("cuda:99", "float32")
+        BenchSettings.on("cuda:99", "float32")
     with pytest.raises(FuseError, match="precision 'int4'; allowed: float32"):
-        Bench.on("cpu", "int4")
+        BenchSettings.on("cpu", "int4")
 
 
 @pytest.mark.gpu
 def test_an_accelerator_is_measured():
     if not torch.cuda.is_available():
         pytest.skip("no accelerator here")
-    bench = Bench.on("cuda", "bfloat16")
+    bench = BenchSettings.on("cuda", "bfloat16")
     device = measure_device(bench)
     assert device.name != "CPU"
     assert device.flops > 1e13

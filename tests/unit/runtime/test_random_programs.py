@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from ranks import Ranks, World
-from toy import Toy, lanes_of, random_orders, random_problem
+from toy import Toy, random_orders, random_problem, stages_of
 
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.lower import lower
@@ -29,10 +29,10 @@ def run(world: World, seed: int, reads: Mapping[tuple[int, int], int]) -> tuple[
     problem = random_problem(draw)
     program = lower(problem, random_orders(problem, draw))
     links = world.links([p.ranks for p in problem.pipelines])
-    lanes = lanes_of(world, Toy(problem, seed, reads), DELAYS)
-    Executor(program, world.rank, links, world.watch(), depth=draw.choice([1, 2, 4])).run(lanes)
-    gradients = {(i, problem.pipelines[i].ranks.index(world.rank)): lane.weight.grad for i, lane in lanes.items()}
-    return gradients, {(i, m): loss for i, lane in lanes.items() for m, loss in lane.losses.items()}
+    stages = stages_of(world, Toy(problem, seed, reads), DELAYS)
+    Executor(program, world.rank, links, world.watch(), depth=draw.choice([1, 2, 4])).run(stages)
+    gradients = {(i, problem.pipelines[i].ranks.index(world.rank)): stage.weight.grad for i, stage in stages.items()}
+    return gradients, {(i, m): loss for i, stage in stages.items() for m, loss in stage.losses.items()}
 
 
 def serial(seed: int) -> tuple[dict, dict]:

@@ -10,12 +10,12 @@ from ranks import Ranks, World
 from transfers import LLAMA, QWEN2, content, opened, placed, tensors_of
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.loadable import Loadable
-from verl_fuse.reshard.parameters import Weights
+from verl_fuse.reshard.loadable import LoadableSharding
+from verl_fuse.reshard.parameters import ModelParameters
 from verl_fuse.reshard.program import lower_bound, plan_transfer
-from verl_fuse.reshard.sharding import Placed
-from verl_fuse.reshard.vllm import Vllm
-from verl_fuse.runtime.reshard.stream import Route, Stream
+from verl_fuse.reshard.sharding import PlacedSharding
+from verl_fuse.reshard.vllm import VllmSharding
+from verl_fuse.runtime.reshard.stream import ParameterStream, StreamRoute
 
 RANKS = 4
 BUCKET = 1 << 16
@@ -27,21 +27,31 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-def route(weights: Weights, source: str, engines: Vllm, first: int, dtype: torch.dtype = torch.float32) -> Route:
+def route(
+    weights: ModelParameters, source: str, engines: VllmSharding, first: int, dtype: torch.dtype = torch.float32
+) -> StreamRoute:
     nodes = tuple(rank // 2 for rank in range(RANKS))
-    return Route(weights, placed(source, weights), Placed.at(Loadable(engines), first), nodes, dtype, BUCKET, True)
+    return StreamRoute(
+        weights,
+        placed(source, weights),
+        PlacedSharding.at(LoadableSharding(engines), first),
+        nodes,
+        dtype,
+        BUCKET,
+        True,
+    )
 
 
-def streamed(world: World, name: str, way: Route) -> tuple[int, int, int]:
+def streamed(world: World, name: str, way: StreamRoute) -> tuple[int, int, int]:
     """Compare what arrives with the content, twice; bytes received, buffers needed at most, number of chunks."""
     port, watch, rank = opened(world, name)
-    stream = Stream("copy", way, rank, port, watch)
+    stream = ParameterStream("copy", way, rank, port, watch)
     mine = {tensor.name: tensor for tensor in way.target.tensors(way.weights, rank)}
     for version in (3, 4):
         whole = content(way.weights, version)
         seen = []
         for parameter, found in stream.run(tensors_of(way.source, way.weights, rank, whole), version):
-            assert stream.stamp.version is None, "not before all of it has been taken"
+            assert stream.held_version.version is None, "not before all of it has been taken"
             expected = torch.full(mine[parameter].shape, torch.nan, dtype=way.dtype)
             for piece in mine[parameter].pieces:
                 at = (piece.rows, piece.columns), (piece.stride, 1), piece.offset
@@ -50,16 +60,16 @@ def streamed(world: World, name: str, way: Route) -> tuple[int, int, int]:
             assert torch.equal(found.nan_to_num(-1.0), expected.nan_to_num(-1.0)), parameter
             seen.append(parameter)
         assert seen == list(mine), "all it loads, in the order of the model"
-        stream.stamp.require(version)
+        stream.held_version.require(version)
     received = sum(report.received_bytes for report in stream.reports)
     return received, max(report.extra_bytes for report in stream.reports), len(stream.reports)
 
 
 CASES = {
-    "hybrid tp1": (QWEN2, "fsdp 4", Vllm(1, 4), 0),
-    "hybrid tp2": (QWEN2, "fsdp 4", Vllm(2, 2), 0),
-    "hybrid tp4 in two copies": (LLAMA, "fsdp 2x2", Vllm(4), 0),
-    "standalone tp2": (LLAMA, "fsdp 2", Vllm(2), 2),
+    "hybrid tp1": (QWEN2, "fsdp 4", VllmSharding(1, 4), 0),
+    "hybrid tp2": (QWEN2, "fsdp 4", VllmSharding(2, 2), 0),
+    "hybrid tp4 in two copies": (LLAMA, "fsdp 2x2", VllmSharding(4), 0),
+    "standalone tp2": (LLAMA, "fsdp 2", VllmSharding(2), 2),
 }
 
 
@@ -73,9 +83,9 @@ def test_every_rank_gets_what_it_loads_and_nothing_else(ranks: Ranks, name: str,
     assert all(extra <= BUCKET // 2 + 64 and count > 5 for _, extra, count in found), "64: four checksums"
 
 
-def abandoned(world: World, way: Route) -> str:
+def abandoned(world: World, way: StreamRoute) -> str:
     port, watch, rank = opened(world, "abandoned")
-    stream = Stream(f"copy {rank}", way, rank, port, watch)
+    stream = ParameterStream(f"copy {rank}", way, rank, port, watch)
     tensors = tensors_of(way.source, way.weights, rank, content(way.weights))
     loading = stream.run(tensors, 1)
     for _ in loading:
@@ -83,7 +93,7 @@ def abandoned(world: World, way: Route) -> str:
             break
     loading.close()
     try:
-        stream.stamp.require(1)
+        stream.held_version.require(1)
     except FuseError as error:
         return str(error)
     return ""
@@ -96,9 +106,9 @@ def test_weights_that_were_not_all_taken_have_no_version(ranks: Ranks):
     ]
 
 
-def disagreeing(world: World, way: Route) -> str:
+def disagreeing(world: World, way: StreamRoute) -> str:
     port, watch, rank = opened(world, "versions")
-    stream = Stream("copy", way, rank, port, watch)
+    stream = ParameterStream("copy", way, rank, port, watch)
     list(stream.run(tensors_of(way.source, way.weights, rank, content(way.weights)), 7 if rank == 2 else 6))
     return "streamed"
 
@@ -109,10 +119,10 @@ def test_ranks_of_different_versions_stop_before_anything_is_loaded(ranks: Ranks
     assert all("different versions: 6 on ranks [0, 1, 3] against 7 on ranks [2]" in error for error in errors), errors
 
 
-def killed(world: World, way: Route, victim: int) -> list:
-    """The victim ends in the middle; what the others had loaded, their error and their stamp."""
+def killed(world: World, way: StreamRoute, victim: int) -> list:
+    """The victim ends in the middle; what the others had loaded, their error and the version they hold."""
     port, watch, rank = opened(world, "killed", timeout=20.0)
-    stream = Stream("copy", way, rank, port, watch)
+    stream = ParameterStream("copy", way, rank, port, watch)
     loaded, error = 0, ""
     try:
         for _ in stream.run(tensors_of(way.source, way.weights, rank, content(way.weights)), 1):
@@ -121,7 +131,7 @@ def killed(world: World, way: Route, victim: int) -> list:
                 os.kill(os.getpid(), signal.SIGKILL)
     except FuseError as stopped:
         error = str(stopped)
-    return [loaded, error, stream.stamp.version]
+    return [loaded, error, stream.held_version.version]
 
 
 @pytest.mark.parametrize("victim", [1, 3])

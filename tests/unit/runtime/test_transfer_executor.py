@@ -10,8 +10,8 @@ import torch
 from ranks import Ranks, World
 from transfers import LLAMA, QWEN2, content, different, opened, placed, planned, tensors_of, transfer
 
-from verl_fuse.reshard.program import Program, lower_bound
-from verl_fuse.runtime.reshard.version import Stamp
+from verl_fuse.reshard.program import TransferProgram, lower_bound
+from verl_fuse.runtime.reshard.version import WeightVersion
 
 RANKS = 8
 MEGATRON = tuple(
@@ -37,7 +37,7 @@ def start(world: World) -> bool:
     return True
 
 
-def there_and_back(world: World, programs: list[tuple[Program, Program]]) -> list[str]:
+def there_and_back(world: World, programs: list[tuple[TransferProgram, TransferProgram]]) -> list[str]:
     """What is not bitwise as it should be, from one layout to the other and back."""
     weights = programs[0][0].weights
     whole = content(weights)
@@ -70,7 +70,7 @@ def test_all_pairs_of_layouts_are_bitwise_equal_there_and_back(ranks: Ranks, wei
     assert [wrong for wrong in ranks.call(there_and_back, programs) if wrong] == []
 
 
-def converted(world: World, program: Program, wire: str, have: str, want: str, checksums: bool) -> list[str]:
+def converted(world: World, program: TransferProgram, wire: str, have: str, want: str, checksums: bool) -> list[str]:
     """What differs from the content converted from one type to the other in one step."""
     whole = content(program.weights, 1, getattr(torch, have))
     source = tensors_of(program.source, program.weights, world.rank, whole, getattr(torch, have))
@@ -97,18 +97,18 @@ def test_types_are_converted_once(ranks: Ranks, wire: str, have: str, want: str)
     assert ranks.call(converted, program, wire, have, want, True) == [[]] * RANKS
 
 
-def run_twice(world: World, program: Program) -> tuple[int, int, int, int | None]:
+def run_twice(world: World, program: TransferProgram) -> tuple[int, int, int, int | None]:
     """(sent, received, extra bytes) of the second run, and the version that was agreed on."""
     weights = program.weights
     mover = transfer(program, world.opened)  # pyright: ignore[reportAttributeAccessIssue]
-    target, stamp = tensors_of(program.target, weights, world.rank, None), Stamp("copy")
+    target, held_version = tensors_of(program.target, weights, world.rank, None), WeightVersion("copy")
     for version in (7, 8):
         source = tensors_of(program.source, weights, world.rank, content(weights, version))
         holds = world.rank in program.source.ranks
-        report = mover.run(source, target, version if holds else None, stamp)
+        report = mover.run(source, target, version if holds else None, held_version)
         expected = tensors_of(program.target, weights, world.rank, content(weights, version))
         assert different(target, expected) == []
-        stamp.require(version)
+        held_version.require(version)
     return report.sent_bytes, report.received_bytes, report.extra_bytes, report.version
 
 
@@ -122,7 +122,7 @@ def test_a_program_runs_again_within_a_bucket_and_versions_come_from_the_holders
     assert [version for *_, version in outcomes] == [8] * RANKS
 
 
-def opened_and_closed(world: World, program: Program) -> list[str]:
+def opened_and_closed(world: World, program: TransferProgram) -> list[str]:
     """Names of the threads that are left of a port and a watch of their own."""
     before = set(threading.enumerate())
     source = tensors_of(program.source, program.weights, world.rank, content(program.weights))

@@ -14,10 +14,10 @@ from transfers import LLAMA, content, different, opened, placed, planned, tensor
 
 import verl_fuse.runtime.reshard.transfer as module
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.program import Program
+from verl_fuse.reshard.program import TransferProgram
 from verl_fuse.runtime.guard import EXIT_CODE
 from verl_fuse.runtime.reshard.messages import Packer
-from verl_fuse.runtime.reshard.version import Stamp
+from verl_fuse.runtime.reshard.version import WeightVersion
 
 RANKS = 4
 TIMEOUT = 3.0
@@ -57,36 +57,36 @@ def fail() -> None:
     raise ValueError("disk full")
 
 
-def hold(world: World, program: Program, version: int) -> tuple:
-    """Source and target tensors and a stamp; the target holds version 1."""
+def hold(world: World, program: TransferProgram, version: int) -> tuple:
+    """Source and target tensors and the version that the target holds, which is 1."""
     weights, rank = program.weights, world.rank
     source = tensors_of(program.source, weights, rank, content(weights, version))
     target = tensors_of(program.target, weights, rank, content(weights, 1))
-    return source, target, Stamp("rollout", 1)
+    return source, target, WeightVersion("rollout", 1)
 
 
 def interrupted(world: World, culprit: int, fault) -> dict:
     """A transfer of version 2 in which the culprit meets its fault; what is left on this rank."""
     if world.rank == culprit:
         module.Packer = type("Culprit", (Faulty,), {"fault": staticmethod(fault)})
-    source, target, stamp = hold(world, PROGRAM, 2)
+    source, target, held_version = hold(world, PROGRAM, 2)
     before = {name: tensor.clone() for name, tensor in source.items()}
     mover = transfer(PROGRAM, opened(world, "first", TIMEOUT))
     begun, error = time.monotonic(), ""
     try:
-        mover.run(source, target, 2 if source else None, stamp)
+        mover.run(source, target, 2 if source else None, held_version)
     except (FuseError, ValueError) as caught:
         error = f"{type(caught).__name__}: {caught}"
     refusal = ""
     try:
-        stamp.require(1)
+        held_version.require(1)
     except FuseError as caught:
         refusal = str(caught)
     return {
         "error": error,
         "seconds": time.monotonic() - begun,
         "intact": different(source, before) == [],
-        "version": stamp.version,
+        "version": held_version.version,
         "refusal": refusal,
     }
 
@@ -134,10 +134,10 @@ def test_a_failing_rank_raises_its_own_error_and_is_named_by_all_others(ranks: R
 def retried(world: World) -> list[str]:
     """After a fault the same processes, on a port and a watch of their own: version 2 again, then what differs."""
     module.Packer = Packer
-    source, target, stamp = hold(world, PROGRAM, 2)
+    source, target, held_version = hold(world, PROGRAM, 2)
     mover = transfer(PROGRAM, opened(world, "second", 30.0))
-    mover.run(source, target, 2 if source else None, stamp)
-    stamp.require(2)
+    mover.run(source, target, 2 if source else None, held_version)
+    held_version.require(2)
     expected = tensors_of(PROGRAM.target, LLAMA, world.rank, content(LLAMA, 2))
     return different(target, expected)
 
@@ -156,11 +156,11 @@ def disagreeing(world: World, what: str) -> str:
         program = planned(LLAMA, PROGRAM.source, PROGRAM.target, RANKS, bucket=40_000)
     elif world.rank == 1 and what == "use of checksums":
         options = {"checksums": True}
-    source, target, stamp = hold(world, program, 2)
+    source, target, held_version = hold(world, program, 2)
     mover = transfer(program, opened(world, what, TIMEOUT), **options)
     with pytest.raises(FuseError) as caught:
-        mover.run(source, target, version if source else None, stamp)
-    stamp.require(1)
+        mover.run(source, target, version if source else None, held_version)
+    held_version.require(1)
     assert different(target, tensors_of(program.target, LLAMA, world.rank, content(LLAMA, 1))) == []
     return str(caught.value)
 
@@ -183,12 +183,12 @@ class Garbled(Packer):
 def garbled(world: World) -> tuple[str, int | None]:
     if world.rank == 1:
         module.Packer = Garbled
-    source, target, stamp = hold(world, PROGRAM, 2)
+    source, target, held_version = hold(world, PROGRAM, 2)
     with pytest.raises(FuseError) as caught:
         transfer(PROGRAM, opened(world, "garbled", TIMEOUT), checksums=True).run(
-            source, target, 2 if source else None, stamp
+            source, target, 2 if source else None, held_version
         )
-    return str(caught.value), stamp.version
+    return str(caught.value), held_version.version
 
 
 def test_a_wrong_checksum_names_the_message_and_leaves_no_version(ranks: Ranks):

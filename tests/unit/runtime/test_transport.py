@@ -8,9 +8,9 @@ import torch
 from ranks import CPU, Ranks, World
 
 from verl_fuse.errors import FuseError
-from verl_fuse.runtime.lane import TensorSpec
 from verl_fuse.runtime.links import open_links
 from verl_fuse.runtime.lost import LostPeer
+from verl_fuse.runtime.stage import TensorSpec
 from verl_fuse.runtime.transport import open_inbox, open_outbox
 
 PAIR = [(0, 1)]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from verl_fuse.errors import FuseError
 from verl_fuse.runtime.blame import Verdict
 from verl_fuse.runtime.lost import LostPeer
-from verl_fuse.runtime.watch import POLL_SECONDS, Stopped, Watch
+from verl_fuse.runtime.watch import STORE_POLL_SECONDS, Stopped, Watch
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_a_wait_ends_soon_after_a_verdict(watches: tuple[Watch, Watch]):
     begun = time.monotonic()
     with pytest.raises(Stopped) as caught:
         watches[0].wait("0F3", (1,), never)
-    assert time.monotonic() - begun < POLL_SECONDS + 0.3
+    assert time.monotonic() - begun < STORE_POLL_SECONDS + 0.3
     assert str(caught.value) == "pipeline program stopped: rank 1 is to blame (this is rank 0, waiting for 0F3)"
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from verl_fuse.runtime.autograd import AutogradLane
-from verl_fuse.runtime.lane import TensorSpec
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.runtime.autograd import AutogradStage
+from verl_fuse.runtime.stage import TensorSpec
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 Orders = list[list[tuple[int, str, int]]]
 
@@ -24,13 +24,13 @@ PLACEMENTS = (
 )
 
 
-def random_problem(draw: random.Random) -> Problem:
+def random_problem(draw: random.Random) -> ScheduleProblem:
     placement = draw.choice(PLACEMENTS)
     counts = {model: draw.randint(1, 5) for model, _ in placement}
-    return Problem(4, tuple(Pipeline(model, ranks, counts[model], 1, 2, 1) for model, ranks in placement))
+    return ScheduleProblem(4, tuple(Pipeline(model, ranks, counts[model], 1, 2, 1) for model, ranks in placement))
 
 
-def random_orders(problem: Problem, draw: random.Random) -> Orders:
+def random_orders(problem: ScheduleProblem, draw: random.Random) -> Orders:
     """Any orders that run: pick, again and again, a random rank and a random op whose input is there."""
     rows: Orders = [[] for _ in range(problem.ranks)]
     done: set[tuple[int, int, str, int]] = set()
@@ -55,7 +55,7 @@ def random_orders(problem: Problem, draw: random.Random) -> Orders:
 class Toy:
     """Layers and data of every pipeline, the same in every process: widths differ by stage, sample counts by micro-batch."""
 
-    problem: Problem
+    problem: ScheduleProblem
     seed: int
     reads: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """(pipeline, micro-batch) -> micro-batch whose data it gets instead of its own."""
@@ -118,7 +118,7 @@ class Toy:
         return [p.ranks[stage] for p in self.problem.pipelines if p.model == model]
 
 
-class ToyLane(AutogradLane):
+class ToyStage(AutogradStage):
     """A toy stage that takes a random while per op, and notes what the executor calls."""
 
     def __init__(self, toy: Toy, pipeline: int, rank: int, group=None, delays: Sequence[float] = (0.0,)) -> None:
@@ -159,13 +159,13 @@ class ToyLane(AutogradLane):
             torch.distributed.all_reduce(self.weight.grad, group=self._group)
 
 
-def lanes_of(world, toy: Toy, delays: Sequence[float] = (0.0,)) -> Mapping[int, ToyLane]:
-    """This rank's lanes; every rank calls it, for the groups."""
-    lanes = {}
+def stages_of(world, toy: Toy, delays: Sequence[float] = (0.0,)) -> Mapping[int, ToyStage]:
+    """This rank's stages; every rank calls it, for the groups."""
+    stages = {}
     for i, p in enumerate(toy.problem.pipelines):
         for stage, rank in enumerate(p.ranks):
             ranks = toy.copies(i, stage)
             group = world.group(ranks) if len(ranks) > 1 else None
             if rank == world.rank:
-                lanes[i] = ToyLane(toy, i, rank, group, delays)
-    return lanes
+                stages[i] = ToyStage(toy, i, rank, group, delays)
+    return stages

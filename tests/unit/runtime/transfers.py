@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from ranks import World
 
-from verl_fuse.reshard.parameters import Weights, weights_of
-from verl_fuse.reshard.program import Program, plan_transfer
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.parameters import ModelParameters, parameters_of
+from verl_fuse.reshard.program import TransferProgram, plan_transfer
+from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.reshard.text import sharding_from
 from verl_fuse.runtime.reshard.port import Port, open_port
 from verl_fuse.runtime.reshard.transfer import Transfer
@@ -16,28 +16,32 @@ from verl_fuse.runtime.watch import Watch
 from verl_fuse.spec.model import Model
 
 # Heads, biases and ties of Qwen2-1.5B and LLaMA-3.2, everything else narrower; a vocabulary that no degree divides.
-QWEN2 = weights_of(Model("narrow-qwen2", 5, 48, 12, 2, 4, 280, 1187, tied_embeddings=True), "qwen2")
-LLAMA = weights_of(Model("narrow-llama", 4, 64, 32, 8, 2, 256, 1002), "llama")
+QWEN2 = parameters_of(Model("narrow-qwen2", 5, 48, 12, 2, 4, 280, 1187, tied_embeddings=True), "qwen2")
+LLAMA = parameters_of(Model("narrow-llama", 4, 64, 32, 8, 2, 256, 1002), "llama")
 
 Tensors = dict[str, torch.Tensor]
 
 
-def placed(text: str, weights: Weights, first: int = 0) -> Placed:
+def placed(text: str, weights: ModelParameters, first: int = 0) -> PlacedSharding:
     """A layout from text; Megatron's vocabulary is padded to a multiple of 128 times tp."""
     if text.startswith("megatron"):
         unit = 128 * sharding_from(text).layout.tp  # pyright: ignore[reportAttributeAccessIssue]
         text += f" vocabulary={-(-weights.model.vocabulary // unit) * unit}"
-    return Placed.at(sharding_from(text), first)
+    return PlacedSharding.at(sharding_from(text), first)
 
 
-def content(weights: Weights, version: int = 0, dtype: torch.dtype = torch.float32) -> Tensors:
+def content(weights: ModelParameters, version: int = 0, dtype: torch.dtype = torch.float32) -> Tensors:
     """All parameters, every element another number."""
     generator = torch.Generator().manual_seed(version)
     return {p.name: torch.rand(p.rows, p.columns, generator=generator).to(dtype) for p in weights.parameters}
 
 
 def tensors_of(
-    placed: Placed, weights: Weights, rank: int, whole: Tensors | None, dtype: torch.dtype = torch.float32
+    placed: PlacedSharding,
+    weights: ModelParameters,
+    rank: int,
+    whole: Tensors | None,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensors:
     """A rank's tensors with this content, padding 0; without content all -1, padding 0."""
     found = {}
@@ -65,8 +69,13 @@ def different(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]
 
 
 def planned(
-    weights: Weights, source: Placed, target: Placed, ranks: int, bucket: int = 1 << 18, item: int = 4
-) -> Program:
+    weights: ModelParameters,
+    source: PlacedSharding,
+    target: PlacedSharding,
+    ranks: int,
+    bucket: int = 1 << 18,
+    item: int = 4,
+) -> TransferProgram:
     """Four ranks a node."""
     nodes = [rank // 4 for rank in range(ranks)]
     return plan_transfer(weights, source, target, nodes=nodes, item_bytes=item, bucket_bytes=bucket)
@@ -83,6 +92,6 @@ def opened(
     return port, Watch(name, store, rank, range(len(members)), timeout, "weight transfer"), rank
 
 
-def transfer(program: Program, opened: tuple[Port, Watch, int], **options) -> Transfer:
+def transfer(program: TransferProgram, opened: tuple[Port, Watch, int], **options) -> Transfer:
     port, watch, rank = opened
     return Transfer(program, rank, port, watch, **{"dtype": torch.float32, **options})

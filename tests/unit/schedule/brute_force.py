@@ -2,10 +2,10 @@
 
 from functools import cache
 
-from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.problem import ScheduleProblem
 
 
-def pareto(problem: Problem) -> list[tuple[float, float]]:
+def pareto(problem: ScheduleProblem) -> list[tuple[float, float]]:
     """All non-dominated (makespan, peak memory) pairs, fastest first."""
     lanes = [(number, stage) for number, pipe in enumerate(problem.pipelines) for stage in range(pipe.stages)]
     index = {lane: i for i, lane in enumerate(lanes)}

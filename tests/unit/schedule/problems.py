@@ -4,14 +4,14 @@ import json
 import random
 from pathlib import Path
 
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 PUBLISHED = json.loads((Path(__file__).parents[2] / "golden" / "fused_schedule_instances.json").read_text())[
     "instances"
 ]
 
 
-def published(row: dict, memory_limit: float | None = None) -> Problem:
+def published(row: dict, memory_limit: float | None = None) -> ScheduleProblem:
     """One of the 12 published instances: the big model forward over all ranks, copies of the small one reversed."""
     big = Pipeline("actor", range(row["n0"]), row["m0"], row["f0"], 2 * row["f0"], row["mem0"])
     copies = [
@@ -25,16 +25,16 @@ def published(row: dict, memory_limit: float | None = None) -> Problem:
         )
         for k in range(row["n0"] // row["n1"])
     ]
-    return Problem(row["n0"], (big, *copies), memory_limit)
+    return ScheduleProblem(row["n0"], (big, *copies), memory_limit)
 
 
-def two_ranks(microbatches: int = 2, memory_limit: float | None = None, transfer: float = 0.0) -> Problem:
+def two_ranks(microbatches: int = 2, memory_limit: float | None = None, transfer: float = 0.0) -> ScheduleProblem:
     actor = Pipeline("actor", (0, 1), microbatches, 1, 2, 1)
     critic = Pipeline("critic", (1, 0), microbatches, 1, 2, 1)
-    return Problem(2, (actor, critic), memory_limit, transfer)
+    return ScheduleProblem(2, (actor, critic), memory_limit, transfer)
 
 
-def random_problem(seed: int, ranks: int = 4, pipelines: int = 3, microbatches: int = 5) -> Problem:
+def random_problem(seed: int, ranks: int = 4, pipelines: int = 3, microbatches: int = 5) -> ScheduleProblem:
     """Any number of pipelines, any placement, stage costs, transfer and memory limit; whole, decimal or irregular numbers."""
     draw = random.Random(seed)
     ranks = draw.randint(1, ranks)
@@ -46,6 +46,6 @@ def random_problem(seed: int, ranks: int = 4, pipelines: int = 3, microbatches: 
         held = [draw.choice([0.0, 1.0, 0.7, draw.uniform(0, 3)]) for _ in placed]
         rows.append(Pipeline(draw.choice(["actor", "critic"]), placed, draw.randint(1, microbatches), *costs, held))
     transfer = draw.choice([0.0, 0.0, 1.0, 0.25])
-    free = Problem(ranks, tuple(rows), None, transfer)
+    free = ScheduleProblem(ranks, tuple(rows), None, transfer)
     limit = draw.choice([None, free.least_memory_limit * draw.uniform(1, 4), free.least_memory_limit])
-    return Problem(ranks, free.pipelines, limit, transfer)
+    return ScheduleProblem(ranks, free.pipelines, limit, transfer)

@@ -6,7 +6,7 @@ from problems import PUBLISHED, published, random_problem
 
 from verl_fuse.schedule.bounds import makespan_bound, memory_bound
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"instance{row['id']}")
@@ -33,5 +33,5 @@ def test_a_deadline_forces_memory():
 def test_a_memory_limit_forces_time():
     """One micro-batch at a time through two stages: six ticks each."""
     actor = Pipeline("actor", (0, 1), 3, 1, 2, 1)
-    assert makespan_bound(OpTable(Problem(2, (actor,)))) == 12.0
-    assert makespan_bound(OpTable(Problem(2, (actor,), 1.0))) == 18.0
+    assert makespan_bound(OpTable(ScheduleProblem(2, (actor,)))) == 12.0
+    assert makespan_bound(OpTable(ScheduleProblem(2, (actor,), 1.0))) == 18.0

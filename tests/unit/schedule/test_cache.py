@@ -50,9 +50,9 @@ def test_a_worse_schedule_does_not_replace_a_better_one(tmp_path):
 
 
 def test_the_folder_can_be_chosen(monkeypatch, tmp_path):
-    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path))
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path))
     assert cache.default_folder() == tmp_path
-    monkeypatch.delenv(cache.ENVIRONMENT)
+    monkeypatch.delenv(cache.CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache.default_folder() == Path("/somewhere/verl-fuse")
 

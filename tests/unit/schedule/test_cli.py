@@ -14,7 +14,7 @@ from verl_fuse.cli.main import main
 from verl_fuse.cli.schedule import app
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.methods import METHODS, solve
-from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 
 RUN = CliRunner()
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_the_comparison_with_what_is_known(problem_file, monkeypatch
         main(["schedule", "compare", str(problem_file), "--json"])
     said = capsys.readouterr()
     assert end.value.code == 130
-    assert [row["method"] for row in json.loads(said.out)["methods"]] == list(METHODS[:3])
+    assert [row["method"] for row in json.loads(said.out)["methods"]] == list(METHODS)[:3]
     assert said.err == "verl-fuse: interrupted\n"
 
 
@@ -108,7 +108,7 @@ def test_numbers_have_units(problem_file, tmp_path):
     ):
         out = RUN.invoke(app, ["compare", str(file), "--time-limit", "0.6"]).stdout
         assert all(unit in " ".join(out.split()) for unit in units)
-    assert Problem.read(tmp_path / "known.json") == known
+    assert ScheduleProblem.read(tmp_path / "known.json") == known
     assert "unit" not in problem_file.read_text()
 
 

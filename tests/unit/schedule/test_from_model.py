@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from verl_fuse.cli.schedule import app
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.problem import Problem
+from verl_fuse.spec.problem import ScheduleProblem
 
 ARGUMENTS = {
     "--actor": "llama-13b",
@@ -29,7 +29,7 @@ def test_the_problem_of_two_models(tmp_path: Path):
     out = tmp_path / "problem.json"
     result = from_model(out)
     assert result.exit_code == 0, result.output
-    problem = Problem.read(out)
+    problem = ScheduleProblem.read(out)
     assert [(p.model, p.ranks, p.microbatches) for p in problem.pipelines] == [
         ("actor", (0, 1, 2, 3), 16),
         ("critic", (1, 0), 8),
@@ -49,7 +49,7 @@ def test_the_command_of_the_readme_runs(repo: Path, tmp_path: Path):
     assert line is not None
     words = [str(tmp_path / word) if word == "PROBLEM.json" else word for word in shlex.split(line[1])]
     assert CliRunner().invoke(app, words).exit_code == 0
-    assert Problem.read(tmp_path / "PROBLEM.json").ranks == 4
+    assert ScheduleProblem.read(tmp_path / "PROBLEM.json").ranks == 4
 
 
 @pytest.mark.parametrize(

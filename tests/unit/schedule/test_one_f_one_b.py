@@ -5,18 +5,18 @@ from problems import PUBLISHED, published, two_ranks
 
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 
 def test_one_pipeline_reads_like_the_figure():
-    problem = Problem(2, (Pipeline("actor", (0, 1), 3, 1, 2, 1),))
+    problem = ScheduleProblem(2, (Pipeline("actor", (0, 1), 3, 1, 2, 1),))
     schedule = solve(problem, "back-to-back", Budget(1))
     assert schedule.to_text() == "0F0 0F1 0B0 0F2 0B1 0B2\n0F0 0B0 0F1 0B1 0F2 0B2\n"
     assert (schedule.makespan, schedule.peak_memory, schedule.optimal) == (12.0, 2.0, True)
 
 
 def test_a_memory_limit_shortens_the_warm_up():
-    problem = Problem(2, (Pipeline("actor", (0, 1), 3, 1, 2, 1),), memory_limit=1.0)
+    problem = ScheduleProblem(2, (Pipeline("actor", (0, 1), 3, 1, 2, 1),), memory_limit=1.0)
     assert solve(problem, "serial", Budget(1)).to_text() == "0F0 0B0 0F1 0B1 0F2 0B2\n0F0 0B0 0F1 0B1 0F2 0B2\n"
 
 

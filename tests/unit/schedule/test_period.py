@@ -4,9 +4,9 @@ import pytest
 from problems import PUBLISHED, published, random_problem, two_ranks
 
 from verl_fuse.schedule.bounds import makespan_bound
-from verl_fuse.schedule.period import WORTH, period_of
+from verl_fuse.schedule.period import MOST_OPS_SHARE, period_of
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_the_bound_falls_by_the_turns_taken_out(instance, each, length):
     assert period is not None
     assert (period.microbatches, period.length) == (each, length)
     assert makespan_bound(period.short) + period.turns * length == PUBLISHED[instance]["lower_bound"]
-    assert len(period.short) <= WORTH * len(table)
+    assert len(period.short) <= MOST_OPS_SHARE * len(table)
 
 
 @pytest.mark.parametrize("instance", [2, 5, 8, 11])
@@ -32,7 +32,7 @@ def test_the_shorter_problem_keeps_everything_but_micro_batches():
         Pipeline("actor", (0, 1), 64, (1, 2), (2, 3), (1, 0.5)),
         Pipeline("critic", (1, 0), 30, (0.5, 1), (1, 2), (2, 1)),
     )
-    problem = Problem(2, pipelines, memory_limit=9.0, transfer=0.25)
+    problem = ScheduleProblem(2, pipelines, memory_limit=9.0, transfer=0.25)
     period = period_of(OpTable(problem))
     assert period is not None
     assert period.microbatches == (2, 1)
@@ -50,7 +50,7 @@ def test_the_shorter_problem_keeps_everything_but_micro_batches():
 
 
 def test_enough_is_kept_to_warm_up():
-    period = period_of(OpTable(Problem(6, (Pipeline("actor", range(6), 40, 1, 2, 1),))))
+    period = period_of(OpTable(ScheduleProblem(6, (Pipeline("actor", range(6), 40, 1, 2, 1),))))
     assert period is not None
     assert period.short.problem.pipelines[0].microbatches >= 6
 
@@ -58,7 +58,11 @@ def test_enough_is_kept_to_warm_up():
 def test_one_micro_batch_is_never_taken_out():
     assert period_of(OpTable(two_ranks(1))) is None
     assert (
-        period_of(OpTable(Problem(2, (Pipeline("actor", (0, 1), 1, 1, 2, 1), Pipeline("critic", (1, 0), 40, 1, 2, 1)))))
+        period_of(
+            OpTable(
+                ScheduleProblem(2, (Pipeline("actor", (0, 1), 1, 1, 2, 1), Pipeline("critic", (1, 0), 40, 1, 2, 1)))
+            )
+        )
         is None
     )
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from problems import PUBLISHED, published
 
+from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.greedy import in_flight, list_schedule
-from verl_fuse.schedule.model import scales
 from verl_fuse.schedule.priorities import EXTRAS, PrioritySearch
 from verl_fuse.schedule.solution import from_orders
 from verl_fuse.schedule.table import OpTable

@@ -8,12 +8,12 @@ from problems import PUBLISHED, published, random_problem
 
 from verl_fuse.schedule.descent import Goal
 from verl_fuse.schedule.greedy import candidates
-from verl_fuse.schedule.limited import Limited
+from verl_fuse.schedule.in_flight import InFlightSearch
 from verl_fuse.schedule.period import Period, period_of
 from verl_fuse.schedule.solution import Solution, finish, trivial_bounds
 from verl_fuse.schedule.stretch import stretch
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 FOREVER = float("inf")
 
@@ -33,7 +33,7 @@ def at_the_bound(period: Period, capacity: float) -> Solution:
     goal = Goal(bound, capacity, candidates(table, FOREVER)[0], FOREVER, lambda solution: None)
     for seed in range(20):
         if not goal.over:
-            Limited(table, 0).run(goal, 2.0, seed)
+            InFlightSearch(table, 0).run(goal, 2.0, seed)
     assert goal.reached
     return goal.incumbent
 
@@ -59,7 +59,7 @@ def test_a_published_instance_from_half_of_it(period):
 def test_no_rank_has_time_to_spare():
     """Six ranks, of which one is busy from its first op to its last: nothing may come late after any turn."""
     actor, critic = Pipeline("actor", range(6), 40, 2, 4, 1.64), Pipeline("critic", range(5, -1, -1), 40, 1, 2, 1)
-    period = period_of(OpTable(Problem(6, (actor, critic))))
+    period = period_of(OpTable(ScheduleProblem(6, (actor, critic))))
     assert period is not None
     check(period, at_the_bound(period, 14.0))
 
@@ -69,7 +69,7 @@ def test_transfers_and_uneven_stages():
         Pipeline("actor", (0, 1, 2), 40, (1, 2, 1.5), (2, 3.5, 3), (1, 0.5, 1)),
         Pipeline("critic", (2, 1, 0), 21, (0.5, 1, 1), (1, 2, 1), (2, 1, 0.25)),
     )
-    period = period_of(OpTable(Problem(3, pipelines, transfer=0.5)))
+    period = period_of(OpTable(ScheduleProblem(3, pipelines, transfer=0.5)))
     assert period is not None
     assert period.microbatches == (2, 1)
     check(period, candidates(period.short, FOREVER)[0])

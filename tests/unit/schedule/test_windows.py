@@ -9,13 +9,13 @@ from verl_fuse.schedule.descent import Goal
 from verl_fuse.schedule.greedy import candidates
 from verl_fuse.schedule.solution import finish, trivial_bounds
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.schedule.windows import Windows
+from verl_fuse.schedule.windows import WindowSearch
 
 
 def improved(table: OpTable, makespan: float, capacity: float):
     start = candidates(table, capacity)[0]
     goal = Goal(makespan, capacity, start, float("inf"), lambda solution: None)
-    Windows(table, 0).run(goal, 0.3, 0)
+    WindowSearch(table, 0).run(goal, 0.3, 0)
     assert goal.closest is not None
     return start, goal.closest
 

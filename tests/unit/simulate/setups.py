@@ -1,11 +1,11 @@
 """Small workloads on small clusters."""
 
-from verl_fuse.cost.analytic import Analytic
-from verl_fuse.simulate.options import Options
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.workload import Workload
 
-NO_POLL = Options(stock_poll=0.0, fuse_poll=0.0)
+NO_POLL = SimulationOptions(stock_poll=0.0, fuse_poll=0.0)
 LONG_TAIL = "bimodal:short=150,long=1600,share=0.05,sigma=0.2,max=2048"
 
 
@@ -34,5 +34,5 @@ def grpo(**changes) -> Workload:
     )  # fmt: skip
 
 
-def h100(nodes: int = 2) -> Analytic:
-    return Analytic(cluster_named("h100", nodes=nodes))
+def h100(nodes: int = 2) -> AnalyticCost:
+    return AnalyticCost(cluster_named("h100", nodes=nodes))

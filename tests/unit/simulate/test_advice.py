@@ -6,7 +6,7 @@ import pytest
 
 from verl_fuse.cli.refused import refused
 from verl_fuse.simulate.advice import OVERRIDES, SWITCH, Gain, advice_of_replay, advice_of_rows, advise, chosen_of
-from verl_fuse.simulate.compare import Estimate, Row
+from verl_fuse.simulate.compare import Estimate, StrategyResult
 from verl_fuse.simulate.recorded import Replay, Saving
 from verl_fuse.simulate.threshold import Threshold
 
@@ -15,13 +15,13 @@ def gain(feature: str, share: float, device_share: float = 0.0, sure: bool = Tru
     return Gain(feature, 10 * share, share, device_share, sure=sure)
 
 
-def row(strategy: str, seconds: float, device_hours: float = 1.0, spread: float = 0.001) -> Row:
+def row(strategy: str, seconds: float, device_hours: float = 1.0, spread: float = 0.001) -> StrategyResult:
     """One strategy of which stock takes 10 s."""
 
     def around(value: float) -> Estimate:
         return Estimate(value, value - spread, value + spread)
 
-    return Row(
+    return StrategyResult(
         strategy, around(seconds), 1.0, 1.0, around(10 / seconds), 0.5, device_hours, around(1.0), around(device_hours),
         (), None,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -5,11 +5,11 @@ import pytest
 from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.simulate.draw import draw
-from verl_fuse.simulate.generation import Generation, generate
+from verl_fuse.simulate.generation import GenerationResult, generate
 from verl_fuse.simulate.stock import stock_plan
 
 
-def run(workload, *features: str, takeover: bool = True) -> Generation:
+def run(workload, *features: str, takeover: bool = True) -> GenerationResult:
     cost = h100()
     plan = stock_plan(workload, cost, NO_POLL)
     lengths = draw(workload, np.random.default_rng(0), 0.8)

@@ -5,8 +5,8 @@ import pytest
 from timings import linear_timing, roofline_decode, roofline_timing
 from token_by_token import simulate
 
-from verl_fuse.simulate.kernel import prefill_seconds
-from verl_fuse.simulate.rollout import Requests, Rollout
+from verl_fuse.simulate.replica_kernel import prefill_seconds
+from verl_fuse.simulate.rollout import Requests, RolloutState
 from verl_fuse.simulate.timing import ReplicaTiming
 
 
@@ -16,7 +16,7 @@ def prefill_of(t: ReplicaTiming, sequences: int, tokens: int, squares: float) ->
     )
 
 
-def reference(rollout: Rollout, replica: int = 0):
+def reference(rollout: RolloutState, replica: int = 0):
     t = rollout.timing
     return simulate(
         rollout.queue(replica).tolist(),
@@ -32,17 +32,19 @@ def reference(rollout: Rollout, replica: int = 0):
     )
 
 
-def random_rollout(seed: int, timing: ReplicaTiming, longest: int, count: int = 40) -> Rollout:
+def random_rollout(seed: int, timing: ReplicaTiming, longest: int, count: int = 40) -> RolloutState:
     rng = np.random.default_rng(seed)
     prompt = rng.integers(1, longest // 3, count)
     response = np.clip(rng.lognormal(np.log(longest / 8), 1.0, count).astype(int), 1, longest - longest // 3)
     cached = np.where(rng.random(count) < 0.3, prompt, 0)
-    return Rollout.begin(Requests.of(prompt, response, cached), timing, [rng.permutation(count)])
+    return RolloutState.begin(Requests.of(prompt, response, cached), timing, [rng.permutation(count)])
 
 
 def test_two_requests_by_hand():
     timing = linear_timing(max_batch=1)
-    rollout = Rollout.begin(Requests.of(np.array([10, 20]), np.array([1, 3])), timing, [np.array([0, 1])]).advance()
+    rollout = RolloutState.begin(
+        Requests.of(np.array([10, 20]), np.array([1, 3])), timing, [np.array([0, 1])]
+    ).advance()
     # 0.5 + 0.1; then 0.5 + 0.2 and two steps of 1.02 + 1e-4 * (21, 22)
     assert rollout.finish == pytest.approx([0.6, 0.6 + 0.7 + 2.04 + 0.0043], rel=1e-9)
 
@@ -62,8 +64,8 @@ def test_finish_times_equal_token_by_token(seed: int, options: dict):
 
 def test_memory_limit_throws_out_the_last_one():
     timing = linear_timing(kv_capacity=400, max_batch=4)
-    slow = Rollout.begin(Requests.of(np.array([1, 1]), np.array([390, 300])), timing, [np.array([0, 1])]).advance()
-    free = Rollout.begin(slow.requests, linear_timing(max_batch=4), [np.array([0, 1])]).advance()
+    slow = RolloutState.begin(Requests.of(np.array([1, 1]), np.array([390, 300])), timing, [np.array([0, 1])]).advance()
+    free = RolloutState.begin(slow.requests, linear_timing(max_batch=4), [np.array([0, 1])]).advance()
     assert slow.finish[1] > slow.finish[0] > free.finish[1]
     finish, _, fullest = reference(slow)
     assert slow.finish == pytest.approx([finish[0], finish[1]], rel=1e-9)
@@ -110,7 +112,7 @@ def test_late_requests_wait_for_their_arrival():
 
 
 def test_a_request_that_arrives_to_an_idle_replica_starts_then():
-    rollout = Rollout.begin(Requests.of(np.array([10]), np.array([1])), linear_timing(), [np.array([0])])
+    rollout = RolloutState.begin(Requests.of(np.array([10]), np.array([1])), linear_timing(), [np.array([0])])
     rollout.arrival[0] = 100.0
     assert rollout.advance().finish == pytest.approx([100.6])
     assert rollout.advance().busy == pytest.approx([0.6])

@@ -5,29 +5,29 @@ import pytest
 from setups import NO_POLL, h100, ppo
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.options import Options
-from verl_fuse.simulate.recorded import DecodeFit, Recorded, fit_decode, read_recorded, replay
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.options import SimulationOptions
+from verl_fuse.simulate.recorded import DecodeFit, ReplayedStep, fit_decode, read_recorded, replay
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.spec.timeline import Span, Timeline
 
 
-def step(seed: int = 0, fit: DecodeFit = DecodeFit(0.1, 2e-3, 1e-4), stages: dict | None = None) -> Recorded:  # noqa: B008
+def step(seed: int = 0, fit: DecodeFit = DecodeFit(0.1, 2e-3, 1e-4), stages: dict | None = None) -> ReplayedStep:  # noqa: B008
     """256 samples on four replicas that decode exactly as the fit assumes."""
     rng = np.random.default_rng(seed)
     response = np.clip(rng.lognormal(np.log(200), 1.1, 256).astype(int), 1, 2048)
-    blank = Recorded(
+    blank = ReplayedStep(
         1, 20.0, stages or {"gen": 9.3, "ref": 2.0, "values": 1.0, "update_critic": 3.0, "update_actor": 4.0},
         np.arange(256) % 4, np.full(256, 50), response, np.zeros(256), np.ones(256),
     )  # fmt: skip
     queues = round_robin(256, 4)
-    done = Rollout.begin(Requests.of(blank.prompt, response), fit.timing(blank), queues).advance()
-    return Recorded(1, 20.0, blank.stages, blank.replica, blank.prompt, response, np.zeros(256), done.finish)
+    done = RolloutState.begin(Requests.of(blank.prompt, response), fit.timing(blank), queues).advance()
+    return ReplayedStep(1, 20.0, blank.stages, blank.replica, blank.prompt, response, np.zeros(256), done.finish)
 
 
-def ask(*steps: Recorded, dedicated: bool = True, latency: float = 0.05):
-    return replay(steps, Options(dedicated=dedicated, migration_latency=latency))
+def ask(*steps: ReplayedStep, dedicated: bool = True, latency: float = 0.05):
+    return replay(steps, SimulationOptions(dedicated=dedicated, migration_latency=latency))
 
 
 def test_the_fit_finds_the_speed_of_the_replicas():
@@ -39,7 +39,7 @@ def test_the_fit_finds_the_speed_of_the_replicas():
 
 def test_no_coefficient_is_negative():
     recorded = step()
-    noisy = Recorded(
+    noisy = ReplayedStep(
         1, 20.0, {}, recorded.replica, recorded.prompt, recorded.response, recorded.start,
         np.random.default_rng(0).uniform(1.0, 2.0, 256),
     )  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 from timings import linear_timing
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 
 
 def requests(count: int = 20) -> Requests:
@@ -18,14 +18,14 @@ def test_round_robin_deals_like_cards():
 
 
 def test_every_request_finishes_once():
-    rollout = Rollout.begin(requests(), linear_timing(), round_robin(20, 3)).advance()
+    rollout = RolloutState.begin(requests(), linear_timing(), round_robin(20, 3)).advance()
     assert np.isfinite(rollout.finish).all()
     assert (rollout.done == rollout.requests.response).all()
     assert rollout.replica_of.tolist() == [i % 3 for i in range(20)]
 
 
 def test_advancing_leaves_the_earlier_state_alone():
-    begun = Rollout.begin(requests(), linear_timing(), round_robin(20, 3))
+    begun = RolloutState.begin(requests(), linear_timing(), round_robin(20, 3))
     begun.advance()
     assert begun.clocks.tolist() == [0.0, 0.0, 0.0]
     assert np.isnan(begun.finish).all()
@@ -34,7 +34,7 @@ def test_advancing_leaves_the_earlier_state_alone():
 @pytest.mark.parametrize(("queues", "entries"), [([[0, 1], [1, 2]], 4), ([[0, 1]], 2)])
 def test_a_request_stands_in_one_queue(queues: list, entries: int):
     with pytest.raises(FuseError, match=f"queues hold {entries} entries for 3 requests"):
-        Rollout.begin(requests(3), linear_timing(), [np.array(queue) for queue in queues])
+        RolloutState.begin(requests(3), linear_timing(), [np.array(queue) for queue in queues])
 
 
 def test_impossible_requests_are_refused():
@@ -44,4 +44,4 @@ def test_impossible_requests_are_refused():
         Requests.of(np.array([1]), np.array([0]))
     long = Requests.of(np.array([1]), np.array([600]))
     with pytest.raises(FuseError, match=r"a sequence of 601 tokens exceeds the replica's KV capacity of 500"):
-        Rollout.begin(long, linear_timing(kv_capacity=500), [np.array([0])])
+        RolloutState.begin(long, linear_timing(kv_capacity=500), [np.array([0])])

@@ -11,7 +11,7 @@ import yaml
 from synthetic_run import write_run
 
 from verl_fuse.cli.main import main
-from verl_fuse.cost.profiled import Profiled
+from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.simulate.compare import simulate_each
 from verl_fuse.simulate.stock import stock_plan
@@ -128,7 +128,7 @@ def test_a_profile_and_a_plan(tmp_path: Path, repo: Path, capsys: pytest.Capture
     data = {"algorithm": "grpo", "prompts": 4, "samples": 2, "prompt": "fixed:10", "response": "uniform:1-40"}
     (tmp_path / "grpo.yaml").write_text(yaml.safe_dump({**data, "actor": "config.json", "reference": "config.json"}))
     workload = Workload.read(tmp_path / "grpo.yaml")
-    plan = stock_plan(workload, Profiled.of(table, cluster_named("cpu")))
+    plan = stock_plan(workload, ProfiledCost.of(table, cluster_named("cpu")))
     plan.write(tmp_path / "plan.json")
     arguments = [str(tmp_path / "grpo.yaml"), "cpu", "--profile", str(profile), "--plan", str(tmp_path / "plan.json")]
     assert run(*arguments, "--seeds", "1") == 0

@@ -7,7 +7,7 @@ import pytest
 from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.options import STRATEGIES, Options
+from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.spec.cluster import Mesh
@@ -17,14 +17,14 @@ from verl_fuse.spec.plan import CallPlan, Plan
 WORKLOADS = {"ppo": ppo(), "grpo": grpo(), "no old log-prob": ppo(old_log_prob=False, epochs=2)}
 
 
-def run(workload, strategy: str, options: Options = NO_POLL, plan: Plan | None = None, seed: int = 0):
+def run(workload, strategy: str, options: SimulationOptions = NO_POLL, plan: Plan | None = None, seed: int = 0):
     cost = h100()
     return simulate_step(
         workload, plan or stock_plan(workload, cost, options), cost, strategy, np.random.default_rng(seed), options
     )
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", SIMULATED_STRATEGIES)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_step_adds_up(name: str, strategy: str):
     result = run(WORKLOADS[name], strategy)
@@ -64,7 +64,7 @@ def test_on_shared_saturated_devices_interstage_is_stock():
 
 
 def test_the_driver_sees_the_end_of_generation_when_it_looks():
-    exact, polled = run(ppo(), "stock"), run(ppo(), "stock", Options(stock_poll=2.0))
+    exact, polled = run(ppo(), "stock"), run(ppo(), "stock", SimulationOptions(stock_poll=2.0))
     assert polled.stages["gen"] == pytest.approx(2.0 * np.ceil(exact.stages["gen"] / 2.0))
 
 
@@ -114,12 +114,12 @@ def test_an_unknown_strategy_is_refused():
 
 def test_options_out_of_range_are_refused():
     with pytest.raises(FuseError, match=r"options.rollout_memory=1.5: needs 0.01 to 1"):
-        Options(rollout_memory=1.5)
+        SimulationOptions(rollout_memory=1.5)
     with pytest.raises(FuseError, match=r"options.migration='fax': allowed: auto, prefill, transfer"):
-        Options(migration="fax")
+        SimulationOptions(migration="fax")
     for name in ("inf", "nan"):
         with pytest.raises(FuseError, match=f"options.stock_poll={name}: needs a finite number"):
-            Options(stock_poll=float(name))
+            SimulationOptions(stock_poll=float(name))
 
 
 def test_a_rollout_without_room_for_one_sequence_is_refused():

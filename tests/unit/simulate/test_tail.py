@@ -7,20 +7,28 @@ import pytest
 from timings import linear_timing, roofline_timing
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
-from verl_fuse.simulate.tail import Inference, Migration, fuse, inference_end, least_survivors, stock, trigger_time
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
+from verl_fuse.simulate.tail import (
+    InferenceWork,
+    MigrationCost,
+    inference_end,
+    least_survivors,
+    migrated,
+    trigger_time,
+    unmigrated,
+)
 
-NOTHING = Inference(0.0)
+NOTHING = InferenceWork(0.0)
 
 
-def begin(seed: int = 0, count: int = 64, replicas: int = 4, timing=None) -> Rollout:
+def begin(seed: int = 0, count: int = 64, replicas: int = 4, timing=None) -> RolloutState:
     rng = np.random.default_rng(seed)
     response = np.clip(rng.lognormal(np.log(200), 1.0, count).astype(int), 1, 2000)
     timing = timing or roofline_timing(max_batch=32)
-    return Rollout.begin(Requests.of(np.full(count, 100), response), timing, round_robin(count, replicas))
+    return RolloutState.begin(Requests.of(np.full(count, 100), response), timing, round_robin(count, replicas))
 
 
-def paused(threshold: int, **options) -> tuple[float, Rollout]:
+def paused(threshold: int, **options) -> tuple[float, RolloutState]:
     begun = begin(**options)
     time = trigger_time(begun.advance(), threshold)
     return time, begun.advance(time)
@@ -34,7 +42,7 @@ def test_the_trigger_leaves_as_many_as_the_threshold():
 
 def test_stock_infers_after_generation_on_all_replicas():
     through = begin().advance()
-    result = stock(through, Inference(per_token=1e-3))
+    result = unmigrated(through, InferenceWork(per_token=1e-3))
     assert result.generation_end == through.seconds
     assert result.seconds == pytest.approx(through.seconds + 1e-3 * through.requests.tokens.sum() / 4)
 
@@ -43,7 +51,7 @@ def test_stock_infers_after_generation_on_all_replicas():
 @pytest.mark.parametrize("survivors", [1, 2, 3])
 def test_every_request_finishes_once(threshold: int, survivors: int):
     time, rollout = paused(threshold)
-    result = fuse(rollout, time, survivors, Inference(1e-3), Migration(0.1))
+    result = migrated(rollout, time, survivors, InferenceWork(1e-3), MigrationCost(0.1))
     assert np.isfinite(result.rollout.finish).all()
     assert (result.rollout.done == result.rollout.requests.response).all()
     before = np.isfinite(rollout.finish)
@@ -55,7 +63,7 @@ def test_every_request_finishes_once(threshold: int, survivors: int):
 def test_survivors_are_those_with_most_left():
     time, rollout = paused(20)
     left = np.bincount(rollout.replica_of[np.isnan(rollout.finish)], minlength=4)
-    result = fuse(rollout, time, 2, NOTHING, Migration())
+    result = migrated(rollout, time, 2, NOTHING, MigrationCost())
     assert left[result.survivors].sum() == np.sort(left)[-2:].sum()
     assert result.moved == left.sum() - left[result.survivors].sum()
     home = result.rollout.replica_of[np.isnan(rollout.finish)]
@@ -67,12 +75,12 @@ def test_survivors_are_those_with_most_left():
 def test_moved_requests_prefill_what_they_had_or_receive_it():
     # A request finishes with its first token and triggers the move of the one that is alone on its replica.
     requests = Requests.of(np.array([10, 10, 10]), np.array([50, 40, 1]))
-    begun = Rollout.begin(requests, linear_timing(max_batch=4), [np.array([0, 2]), np.array([1])])
+    begun = RolloutState.begin(requests, linear_timing(max_batch=4), [np.array([0, 2]), np.array([1])])
     time = trigger_time(begun.advance(), 2)
     state = begun.advance(time)
     assert state.done.tolist() == [1, 2, 1]
-    prefilled = fuse(state, time, 1, NOTHING, Migration(0.0))
-    received = fuse(state, time, 1, NOTHING, Migration(0.0, seconds_per_token=0.0))
+    prefilled = migrated(state, time, 1, NOTHING, MigrationCost(0.0))
+    received = migrated(state, time, 1, NOTHING, MigrationCost(0.0, seconds_per_token=0.0))
     assert prefilled.survivors.tolist() == received.survivors.tolist() == [1]
     assert (prefilled.moved, prefilled.moved_tokens) == (1, 11)
     # The prefill of 11 tokens takes 0.5 + 0.11, that of none nothing; both then run together.
@@ -82,23 +90,23 @@ def test_moved_requests_prefill_what_they_had_or_receive_it():
 def test_a_moved_request_leaves_its_shared_prefix_behind():
     # Requests 1 and 3 share prompts with 0 and 2 on their replica; one slot each, so they wait while the first two run.
     requests = Requests.of(np.full(5, 50), np.array([9, 60, 60, 60, 1]), np.array([0, 49, 0, 49, 0]))
-    begun = Rollout.begin(requests, linear_timing(max_batch=1), [np.array([4, 0, 1]), np.array([2, 3])])
+    begun = RolloutState.begin(requests, linear_timing(max_batch=1), [np.array([4, 0, 1]), np.array([2, 3])])
     time = trigger_time(begun.advance(), 4)
     state = begun.advance(time)
     assert state.cached.tolist() == [0, 49, 0, 49, 0]
-    shared = fuse(state, time, 1, NOTHING, Migration())
+    shared = migrated(state, time, 1, NOTHING, MigrationCost())
     assert shared.survivors.tolist() == [1]
-    alone = fuse(replace(state, cached=np.array([0, 0, 0, 49, 0])), time, 1, NOTHING, Migration())
+    alone = migrated(replace(state, cached=np.array([0, 0, 0, 49, 0])), time, 1, NOTHING, MigrationCost())
     assert shared.generation_end == pytest.approx(alone.generation_end)
     # What waited has no context that could be transferred.
-    received = fuse(state, time, 1, NOTHING, Migration(seconds_per_token=100.0))
+    received = migrated(state, time, 1, NOTHING, MigrationCost(seconds_per_token=100.0))
     assert received.generation_end == pytest.approx(shared.generation_end)
 
 
 def test_slow_transfer_delays_one_request_after_the_other():
     time, rollout = paused(8)
-    fast = fuse(rollout, time, 1, NOTHING, Migration(0.0, 0.0))
-    slow = fuse(rollout, time, 1, NOTHING, Migration(0.0, 0.01))
+    fast = migrated(rollout, time, 1, NOTHING, MigrationCost(0.0, 0.0))
+    slow = migrated(rollout, time, 1, NOTHING, MigrationCost(0.0, 0.01))
     left = np.isnan(rollout.finish) & ~np.isin(rollout.replica_of, slow.survivors)
     waits = np.sort(slow.rollout.arrival[left]) - time
     context = (rollout.requests.prompt + rollout.done)[left]
@@ -128,8 +136,8 @@ def test_inference_ends_by_hand():
 
 def test_shared_saturated_devices_gain_nothing():
     time, rollout = paused(20)
-    alone = fuse(rollout, time, 2, Inference(1e-4), Migration())
-    shared = fuse(rollout, time, 2, Inference(1e-4, dedicated=False, headroom=0.5), Migration())
+    alone = migrated(rollout, time, 2, InferenceWork(1e-4), MigrationCost())
+    shared = migrated(rollout, time, 2, InferenceWork(1e-4, dedicated=False, headroom=0.5), MigrationCost())
     work = 1e-4 * rollout.requests.tokens.sum() / 4
     assert shared.seconds == pytest.approx(shared.generation_end + work)
     assert alone.seconds < shared.seconds
@@ -137,15 +145,15 @@ def test_shared_saturated_devices_gain_nothing():
 
 def test_inference_does_not_end_with_the_last_sample():
     time, rollout = paused(20)
-    result = fuse(rollout, time, 2, Inference(1e-9, last_seconds=3.0), Migration())
+    result = migrated(rollout, time, 2, InferenceWork(1e-9, last_seconds=3.0), MigrationCost())
     assert result.seconds == pytest.approx(result.generation_end + 3.0)
 
 
 def test_impossible_values_are_refused():
     time, rollout = paused(20)
     with pytest.raises(FuseError, match=r"survivors=4: needs 1 to 3 of 4 replicas"):
-        fuse(rollout, time, 4, NOTHING, Migration())
+        migrated(rollout, time, 4, NOTHING, MigrationCost())
     with pytest.raises(FuseError, match="inference per_token=-1"):
-        Inference(-1)
+        InferenceWork(-1)
     with pytest.raises(FuseError, match=r"slice_factor=0"):
-        Inference(1, slice_factor=0)
+        InferenceWork(1, slice_factor=0)

@@ -9,9 +9,9 @@ import pytest
 from timings import roofline_timing
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.rollout import Requests, Rollout, round_robin
-from verl_fuse.simulate.tail import Inference, Migration
-from verl_fuse.simulate.threshold import Scan, best_threshold
+from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
+from verl_fuse.simulate.tail import InferenceWork, MigrationCost
+from verl_fuse.simulate.threshold import ThresholdScan, best_threshold
 
 SAMPLES, REPLICAS = 256, 8
 RUNS = Path(__file__).parents[2] / "golden/cpu_runs.json"
@@ -32,8 +32,8 @@ DISTRIBUTIONS = {
     "recorded": lambda rng, n: rng.choice(recorded(), n),
     "fixed": lambda rng, n: np.full(n, 700),
 }
-INFERENCE = Inference(per_token=4e-5, slice_factor=1.1, load_seconds=0.2, last_seconds=0.05)
-MIGRATION = Migration(0.05)
+INFERENCE = InferenceWork(per_token=4e-5, slice_factor=1.1, load_seconds=0.2, last_seconds=0.05)
+MIGRATION = MigrationCost(0.05)
 
 
 def draw(name: str, seed: int, samples: int = SAMPLES) -> Requests:
@@ -47,8 +47,8 @@ def test_within_three_per_cent_of_an_exhaustive_scan(name: str):
     draws = [draw(name, seed) for seed in range(2)]
     timing = roofline_timing(max_batch=64)
     chosen = best_threshold(draws, REPLICAS, timing, INFERENCE, MIGRATION)
-    begun = [Rollout.begin(requests, timing, round_robin(SAMPLES, REPLICAS)) for requests in draws]
-    scan = Scan(begun, INFERENCE, MIGRATION)
+    begun = [RolloutState.begin(requests, timing, round_robin(SAMPLES, REPLICAS)) for requests in draws]
+    scan = ThresholdScan(begun, INFERENCE, MIGRATION)
     thresholds = range(1, SAMPLES, 2)
     scan.prepare(thresholds)
     best = min(
@@ -68,13 +68,13 @@ def test_a_long_tail_is_worth_migrating():
 
 
 def test_saturated_shared_devices_stay_stock():
-    inference = Inference(per_token=4e-5, dedicated=False)
+    inference = InferenceWork(per_token=4e-5, dedicated=False)
     chosen = best_threshold([draw("bimodal", 0)], REPLICAS, roofline_timing(), inference, MIGRATION)
     assert (chosen.threshold, chosen.survivors, chosen.gain) == (0, REPLICAS, 0.0)
 
 
 def test_slow_migration_is_not_chosen():
-    slow = best_threshold([draw("bimodal", 0)], REPLICAS, roofline_timing(), INFERENCE, Migration(latency=100.0))
+    slow = best_threshold([draw("bimodal", 0)], REPLICAS, roofline_timing(), INFERENCE, MigrationCost(latency=100.0))
     fast = best_threshold([draw("bimodal", 0)], REPLICAS, roofline_timing(), INFERENCE, MIGRATION)
     assert fast.seconds < slow.seconds <= slow.stock_seconds < 100.0
 

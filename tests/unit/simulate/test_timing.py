@@ -5,7 +5,7 @@ import pytest
 from timings import linear_prefill, linear_timing, roofline_decode, roofline_timing
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.kernel import decode_seconds, prefill_seconds
+from verl_fuse.simulate.replica_kernel import decode_seconds, prefill_seconds
 from verl_fuse.simulate.timing import ReplicaTiming
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import ALWAYS, bounded, idle_while, read_block, without_effect
+from verl_fuse.spec.block import COUNTS_ALWAYS, bounded, idle_while, read_block, without_effect
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Block:
     limit: float | None = None
     pair: tuple[int, str] = (0, "")
     weights: dict[str, float] = field(default_factory=dict)
-    told: str | None = field(default=None, metadata=ALWAYS)
+    told: str | None = field(default=None, metadata=COUNTS_ALWAYS)
 
 
 @dataclass(frozen=True)

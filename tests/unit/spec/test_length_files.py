@@ -7,7 +7,7 @@ import pytest
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.length_files import lengths_from, read_lengths, requests_of
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.timeline import Span, Timeline
 
 
@@ -21,15 +21,15 @@ from verl_fuse.spec.timeline import Span, Timeline
 )
 def test_a_column_is_read(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text)
-    assert read_lengths(tmp_path / name, "n") == lengths_from(f"{name}#n", tmp_path) == Lengths.of([3, 5, 3])
+    assert read_lengths(tmp_path / name, "n") == lengths_from(f"{name}#n", tmp_path) == LengthDistribution.of([3, 5, 3])
 
 
 def test_parquet_is_read_where_pyarrow_is(tmp_path: Path):
     parquet = pytest.importorskip("pyarrow.parquet")
     arrow = pytest.importorskip("pyarrow")
     parquet.write_table(arrow.table({"n": [3, 5, 3], "ids": [[1], [1, 2], [3]]}), tmp_path / "trace.parquet")
-    assert read_lengths(tmp_path / "trace.parquet", "n") == Lengths.of([3, 5, 3])
-    assert read_lengths(tmp_path / "trace.parquet", "ids") == Lengths.of([1, 2, 1])
+    assert read_lengths(tmp_path / "trace.parquet", "n") == LengthDistribution.of([3, 5, 3])
+    assert read_lengths(tmp_path / "trace.parquet", "ids") == LengthDistribution.of([1, 2, 1])
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def recorded(run_dir: Path, *responses: int) -> None:
 
 def test_lengths_of_a_recorded_run(tmp_path: Path):
     recorded(tmp_path / "run", 4, 6)
-    assert lengths_from("run#response", tmp_path) == Lengths.of([4, 6])
-    assert lengths_from("run#prompt", tmp_path) == Lengths.of([9, 9])
+    assert lengths_from("run#response", tmp_path) == LengthDistribution.of([4, 6])
+    assert lengths_from("run#prompt", tmp_path) == LengthDistribution.of([9, 9])
 
 
 def test_a_run_that_says_nothing_is_named(tmp_path: Path):
@@ -107,6 +107,6 @@ def test_requests_of_recorded_timelines():
         Span("ref", "rank 0", "inference", 2, 3),
     )
     prompts, responses = requests_of([Timeline("run", 1, 0, 3, spans)])
-    assert (prompts, responses) == (Lengths.of([9, 8]), Lengths.of([4, 6]))
+    assert (prompts, responses) == (LengthDistribution.of([9, 8]), LengthDistribution.of([4, 6]))
     with pytest.raises(FuseError, match="no finished request"):
         requests_of([Timeline("run", 1, 0, 3, spans[2:])])

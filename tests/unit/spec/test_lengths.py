@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 
 FORMS = (
     "fixed:512",
@@ -16,21 +16,21 @@ FORMS = (
 
 @pytest.mark.parametrize("text", FORMS)
 def test_text_forms_parse_back(text: str):
-    lengths = Lengths.parse(text)
+    lengths = LengthDistribution.parse(text)
     assert str(lengths) == text
-    assert Lengths.parse(str(lengths)) == lengths
+    assert LengthDistribution.parse(str(lengths)) == lengths
 
 
-@pytest.mark.parametrize("lengths", [*map(Lengths.parse, FORMS), Lengths.of([3, 1, 3])], ids=str)
-def test_values_ascend_and_probabilities_sum_to_one(lengths: Lengths):
+@pytest.mark.parametrize("lengths", [*map(LengthDistribution.parse, FORMS), LengthDistribution.of([3, 1, 3])], ids=str)
+def test_values_ascend_and_probabilities_sum_to_one(lengths: LengthDistribution):
     assert list(lengths.values) == sorted(set(lengths.values))
     assert lengths.values[0] >= 1
     assert min(lengths.probabilities) > 0
     assert sum(lengths.probabilities) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("lengths", [*map(Lengths.parse, FORMS), Lengths.of([3, 1, 3])], ids=str)
-def test_samples_have_the_moments(lengths: Lengths):
+@pytest.mark.parametrize("lengths", [*map(LengthDistribution.parse, FORMS), LengthDistribution.of([3, 1, 3])], ids=str)
+def test_samples_have_the_moments(lengths: LengthDistribution):
     drawn = lengths.sample(np.random.default_rng(0), 200_000)
     assert drawn.dtype == np.int64
     assert drawn.mean() == pytest.approx(lengths.mean, rel=0.01)
@@ -39,20 +39,20 @@ def test_samples_have_the_moments(lengths: Lengths):
 
 
 def test_moments_of_small_distributions():
-    assert (Lengths.parse("fixed:5").mean, Lengths.parse("fixed:5").mean_square) == (5.0, 25.0)
-    assert Lengths.parse("uniform:1-3").mean_square == pytest.approx(14 / 3)
-    observed = Lengths.of([4, 4, 10])
+    assert (LengthDistribution.parse("fixed:5").mean, LengthDistribution.parse("fixed:5").mean_square) == (5.0, 25.0)
+    assert LengthDistribution.parse("uniform:1-3").mean_square == pytest.approx(14 / 3)
+    observed = LengthDistribution.of([4, 4, 10])
     assert (observed.values, observed.mean, observed.maximum) == ((4, 10), 6.0, 10)
 
 
 def test_the_tail_is_cut_to_the_maximum():
-    lengths = Lengths.parse("lognormal:median=400,sigma=1.0,max=400")
+    lengths = LengthDistribution.parse("lognormal:median=400,sigma=1.0,max=400")
     assert lengths.maximum == 400
     assert lengths.probabilities[-1] == pytest.approx(0.5, abs=0.01)
 
 
 def test_half_of_a_lognormal_lies_below_its_median():
-    lengths = Lengths.parse("lognormal:median=400,sigma=1.0,max=4096")
+    lengths = LengthDistribution.parse("lognormal:median=400,sigma=1.0,max=4096")
     shares = dict(zip(lengths.values, np.cumsum(lengths.probabilities), strict=True))
     assert shares[400] == pytest.approx(0.5, abs=0.001)
     # One standard deviation below, in logarithms.
@@ -60,8 +60,8 @@ def test_half_of_a_lognormal_lies_below_its_median():
 
 
 def test_equal_observations_are_equal_distributions():
-    assert Lengths.of([3, 1, 3]) == Lengths.of([1, 3, 3])
-    assert Lengths.of([3, 1, 3]) != Lengths.of([1, 1, 3])
+    assert LengthDistribution.of([3, 1, 3]) == LengthDistribution.of([1, 3, 3])
+    assert LengthDistribution.of([3, 1, 3]) != LengthDistribution.of([1, 1, 3])
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_equal_observations_are_equal_distributions():
 )
 def test_other_text_is_refused(text: str, message: str):
     with pytest.raises(FuseError, match=message):
-        Lengths.parse(text)
+        LengthDistribution.parse(text)
 
 
 @pytest.mark.parametrize("observed", [[], [0], [2**23]])
 def test_observations_must_be_lengths(observed: list[int]):
     with pytest.raises(FuseError, match="lengths: "):
-        Lengths.of(observed)
+        LengthDistribution.of(observed)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 ACTOR = {"model": "actor", "ranks": [0, 1], "microbatches": 4, "forward": 5, "backward": [10, 11], "activation": 1.95}
 
@@ -15,20 +15,20 @@ def data(**changes) -> dict:
 
 
 def test_a_number_stands_for_every_stage():
-    pipeline = Problem.from_dict(data()).pipelines[0]
+    pipeline = ScheduleProblem.from_dict(data()).pipelines[0]
     assert pipeline.forward == (5.0, 5.0)
     assert pipeline.backward == (10.0, 11.0)
 
 
 def test_round_trip_and_digest():
-    problem = Problem.from_dict(data(memory_limit=4, transfer=0.5))
-    assert Problem.from_json(problem.to_json()) == problem
-    assert Problem.from_json(problem.to_json()).digest == problem.digest
-    assert Problem.from_dict(data()).digest != problem.digest
+    problem = ScheduleProblem.from_dict(data(memory_limit=4, transfer=0.5))
+    assert ScheduleProblem.from_json(problem.to_json()) == problem
+    assert ScheduleProblem.from_json(problem.to_json()).digest == problem.digest
+    assert ScheduleProblem.from_dict(data()).digest != problem.digest
 
 
 def test_defaults():
-    problem = Problem(1, (Pipeline("actor", [0], 1, 1, 1, 1),))
+    problem = ScheduleProblem(1, (Pipeline("actor", [0], 1, 1, 1, 1),))
     assert (problem.memory_limit, problem.transfer, problem.ops) == (None, 0.0, 2)
 
 
@@ -57,7 +57,7 @@ def test_defaults():
 )
 def test_bad_pipeline(change, message):
     with pytest.raises(FuseError, match=message):
-        Problem.from_dict(data(pipelines=[ACTOR | change]))
+        ScheduleProblem.from_dict(data(pipelines=[ACTOR | change]))
 
 
 @pytest.mark.parametrize(
@@ -75,23 +75,23 @@ def test_bad_pipeline(change, message):
 )
 def test_bad_problem(change, message):
     with pytest.raises(FuseError, match=message):
-        Problem.from_dict(data(**change))
+        ScheduleProblem.from_dict(data(**change))
 
 
 def test_missing_key_and_broken_json_name_the_file(tmp_path):
     path = tmp_path / "problem.json"
     path.write_text('{"ranks": 2}')
     with pytest.raises(FuseError, match=r"problem.json: problem: missing key 'pipelines'"):
-        Problem.read(path)
+        ScheduleProblem.read(path)
     path.write_text("{")
     with pytest.raises(FuseError, match=r"problem\.json: problem is not JSON"):
-        Problem.read(path)
+        ScheduleProblem.read(path)
     with pytest.raises(FuseError, match=r"absent\.json: cannot be read"):
-        Problem.read(tmp_path / "absent.json")
+        ScheduleProblem.read(tmp_path / "absent.json")
 
 
 def test_the_form_is_the_documented_one():
-    text = Problem.from_dict(data()).to_json()
+    text = ScheduleProblem.from_dict(data()).to_json()
     assert list(json.loads(text)) == ["ranks", "memory_limit", "transfer", "pipelines"]
     assert list(json.loads(text)["pipelines"][0]) == [
         "model",

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.run_config import HIDDEN, HYDRA_FILE, differences, find_config, save_config
+from verl_fuse.spec.run_config import HYDRA_FILE, REDACTED, differences, find_config, save_config
 
 CONFIG = {
     "data": {"train_batch_size": 16, "files": ["a.parquet", "b.parquet"], "custom": {"path": None}},
@@ -43,8 +43,8 @@ def test_secrets_are_left_out(tmp_path: Path):
     assert secret not in (tmp_path / "config.yaml").read_text()
     kept = find_config(tmp_path)
     assert kept is not None
-    assert kept.trainer == {"wandb_api_key": HIDDEN, "hf_token": HIDDEN, "proxy": f"http://{HIDDEN}@proxy:8080/x"}
-    assert kept.ray_kwargs.ray_init.runtime_env.env_vars == {"WANDB": HIDDEN, "DEBUG": HIDDEN}
+    assert kept.trainer == {"wandb_api_key": REDACTED, "hf_token": REDACTED, "proxy": f"http://{REDACTED}@proxy:8080/x"}
+    assert kept.ray_kwargs.ray_init.runtime_env.env_vars == {"WANDB": REDACTED, "DEBUG": REDACTED}
     assert kept.actor == OmegaConf.create(CONFIG).actor
 
 

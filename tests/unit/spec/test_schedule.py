@@ -5,13 +5,13 @@ import json
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Op, Schedule, parse_text
 
 
 @pytest.fixture
 def schedule() -> Schedule:
-    problem = Problem(2, (Pipeline("actor", (0, 1), 1, 1, 2, 1.5),))
+    problem = ScheduleProblem(2, (Pipeline("actor", (0, 1), 1, 1, 2, 1.5),))
     ops = (
         Op(1, 0, "B", 0, 2.0, 4.0),
         Op(0, 0, "B", 0, 4.0, 6.0),

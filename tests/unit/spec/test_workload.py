@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.lengths import Lengths
+from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model_names import model_named
 from verl_fuse.spec.workload import Call, Workload
 
@@ -33,7 +33,7 @@ def test_a_ppo_file(tmp_path: Path):
     assert (workload.sequences, workload.minibatches, workload.epochs) == (512, 4, 1)
     assert workload.actor == workload.reference == model_named("llama-2-70b")
     assert workload.critic == workload.reward == model_named("llama-7b").as_value_model()
-    assert workload.response == Lengths.parse("lognormal:median=200,sigma=0.8,max=1024")
+    assert workload.response == LengthDistribution.parse("lognormal:median=200,sigma=0.8,max=1024")
 
 
 def test_calls_of_ppo(tmp_path: Path):
@@ -50,7 +50,7 @@ def test_calls_of_ppo(tmp_path: Path):
 
 
 def test_calls_of_the_smallest_grpo():
-    fixed = Lengths.parse("fixed:8")
+    fixed = LengthDistribution.parse("fixed:8")
     workload = Workload("grpo", 4, 2, fixed, fixed, model_named("qwen2.5-0.5b"), old_log_prob=False)
     assert [(call.name, call.after) for call in workload.calls] == [
         ("actor_generate", ()),
@@ -61,7 +61,7 @@ def test_calls_of_the_smallest_grpo():
 def test_lengths_and_models_are_relative_to_the_file(tmp_path: Path):
     (tmp_path / "trace.csv").write_text("n\n3\n5\n")
     workload = Workload.read(write(tmp_path, PPO.replace("fixed:128", "trace.csv#n")))
-    assert workload.prompt == Lengths.of([3, 5])
+    assert workload.prompt == LengthDistribution.of([3, 5])
 
 
 @pytest.mark.parametrize(

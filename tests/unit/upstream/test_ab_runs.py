@@ -28,7 +28,7 @@ sys.exit(3)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runs, "LOOK", 0.05)
-    monkeypatch.setattr(child, "GRACE", 0.3)
+    monkeypatch.setattr(child, "TERMINATE_SECONDS", 0.3)
 
 
 def watch(code: str, folder: Path) -> tuple[int | None, int]:

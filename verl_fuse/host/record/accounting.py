@@ -19,7 +19,7 @@ from verl_fuse.spec.trajectory import TrajectoryKey
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "accounts"
+ACCOUNTS_FOLDER = "accounts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def account(
 
 def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> Path:
     """Write `accounts/step_N.json`: what step N trained on, `prompts` being the data set indices of its groups. A repeated step replaces its file."""
-    target = run_dir / FOLDER / f"step_{account.step:06d}.json"
+    target = run_dir / ACCOUNTS_FOLDER / f"step_{account.step:06d}.json"
     data = {
         "step": account.step,
         "samples": account.samples,
@@ -97,7 +97,7 @@ def recorded(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) 
 
 def prepare_accounts(run_dir: Path) -> None:
     """Make the folder of the accounts, or refuse the run."""
-    folder = run_dir / FOLDER
+    folder = run_dir / ACCOUNTS_FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -13,8 +13,9 @@ from types import ModuleType
 
 import pluggy
 
+from verl_fuse.host.names import LOG_PREFIX
+
 VERL = "verl"
-MARK = "verl-fuse: "
 
 
 def join_verl_log(manager: pluggy.PluginManager) -> None:
@@ -33,7 +34,7 @@ def join_verl_log(manager: pluggy.PluginManager) -> None:
 
 
 class _Marked(logging.Handler):
-    """Hands records to another handler, with MARK before their text."""
+    """Hands records to another handler, with LOG_PREFIX before their text."""
 
     def __init__(self, handler: logging.Handler):
         super().__init__(handler.level)
@@ -41,7 +42,7 @@ class _Marked(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         marked = copy(record)
-        marked.msg = f"{MARK}{record.msg}"
+        marked.msg = f"{LOG_PREFIX}{record.msg}"
         self._handler.handle(marked)
 
 

@@ -18,7 +18,7 @@ import verl_fuse
 from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.versions import installed
 
-GROUP = "verl.plugins"
+VERL_PLUGIN_GROUP = "verl.plugins"
 DISTRIBUTION = "verl-fuse"
 RAY_TIMEOUT = 180.0
 
@@ -40,7 +40,7 @@ def probe() -> Probe:
     trainers = importlib.import_module("verl.trainer.ppo.v1").trainer_base.TRAINER_REGISTRY
     trainer = trainers.get("fuse")
     broken: dict[str, str | None] = {}
-    for entry in entry_points(group=GROUP):
+    for entry in entry_points(group=VERL_PLUGIN_GROUP):
         if entry.dist is None or entry.dist.name != DISTRIBUTION:
             continue
         try:

@@ -19,7 +19,7 @@ from verl.single_controller.base.decorator import collect_lazy_compute_data_prot
 from verl_fuse.host.record.spans import Recorder
 from verl_fuse.host.record.step import RunStage, TrainerPart
 from verl_fuse.host.update.joint import JointCalls
-from verl_fuse.host.update.report import Order, RankReport
+from verl_fuse.host.update.report import RankReport, UpdateOrder
 from verl_fuse.host.update.schedules import Solve, UpdateSchedules
 from verl_fuse.host.update.separate import SeparateUpdates, UpdateCall
 
@@ -88,7 +88,9 @@ class FusedUpdates(SeparateUpdates, TrainerPart):
 
     def _call(self, batches: dict[str, KVBatchMeta]) -> dict[str, Any]:
         schedules = self._schedules.ready()
-        order = Order(bool(schedules), {counts: found.to_json() for counts, found in schedules.items()}, self._timeout)
+        order = UpdateOrder(
+            bool(schedules), {counts: found.to_json() for counts, found in schedules.items()}, self._timeout
+        )
         shares = {
             model: dispatch_lazy_compute_data_proto(_MESH[model], group, batches[model])[0][0]
             for model, group in self._groups.items()

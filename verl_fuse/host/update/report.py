@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from verl_fuse.spec.timeline import Span
 
+MODELS = ("actor", "critic")
 Counts = tuple[int, int]
 """Micro-batches per call, of actor and critic; 0 for a model that has none left."""
 
 
 @dataclass(frozen=True)
-class Order:
+class UpdateOrder:
     """How ranks run an update: without `together` one model after the other, each in Megatron's own order.
 
     `schedules`: JSON forms by counts; calls with other counts run one after the other. `timeout`: seconds a rank may wait at most.

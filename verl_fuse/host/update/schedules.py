@@ -16,19 +16,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.update.report import Counts, RankReport
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.host.update.report import MODELS, Counts, RankReport
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED = 3
 DRIFT = 0.10
-MODELS = ("actor", "critic")
 # Share of what the device has left that activations may take: allocators fragment.
 HEADROOM = 0.9
 
-Solve = Callable[[Problem], Schedule | None]
+Solve = Callable[[ScheduleProblem], Schedule | None]
 
 
 class UpdateSchedules:
@@ -39,7 +38,7 @@ class UpdateSchedules:
         self._reports: deque[Sequence[RankReport]] = deque(maxlen=REMEMBERED)
         # Measured while a model runs alone, which it may do only once.
         self._activations: dict[tuple[str, int], float] = {}
-        self._problems: dict[Counts, Problem] = {}
+        self._problems: dict[Counts, ScheduleProblem] = {}
         self._schedules: dict[Counts, Schedule] = {}
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -75,7 +74,7 @@ class UpdateSchedules:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, wanted: Mapping[Counts, Problem]) -> None:
+    def _run(self, wanted: Mapping[Counts, ScheduleProblem]) -> None:
         try:
             for counts, found in wanted.items():
                 schedule = self._solve(found)
@@ -95,7 +94,7 @@ class UpdateSchedules:
 
 def problem(
     counts: Counts, updates: Iterable[Sequence[RankReport]], activations: Mapping[tuple[str, int], float]
-) -> Problem:
+) -> ScheduleProblem:
     """The scheduling problem of one call of each model: seconds, and bytes of a micro-batch by model and rank where every one is known."""
     reports = [report for update in updates for report in update]
     latest = reports[-1]
@@ -122,12 +121,12 @@ def problem(
     ]
     # One micro-batch at a time has run already.
     limit = max(HEADROOM * min(least), *activations.values()) if known and len(least) == len(headrooms) else None
-    return Problem(
+    return ScheduleProblem(
         1 + max(max(p.ranks) for p in pipelines), tuple(pipelines), None if limit is None else _rounded(limit)
     )
 
 
-def drifted(new: Problem, old: Problem | None) -> bool:
+def drifted(new: ScheduleProblem, old: ScheduleProblem | None) -> bool:
     """Whether some cost has moved by more than `DRIFT`, or the problem is another one."""
     if old is None or [p.ranks for p in new.pipelines] != [p.ranks for p in old.pipelines]:
         return True

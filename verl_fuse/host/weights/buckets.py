@@ -23,7 +23,7 @@ from verl.utils.fsdp_utils import fsdp_version, get_fsdp_full_state_dict
 from verl_fuse.errors import FuseError
 
 # An object in the store is one piece of shared memory.
-BUCKET_BYTES = 256 << 20
+OBJECT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ def _first_holder(tensor: DTensor) -> bool:
 
 
 def in_buckets(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
-    """Neighbours together, BUCKET_BYTES or one shard at most."""
+    """Neighbours together, OBJECT_BYTES or one shard at most."""
     bucket: list[Shard] = []
     size = 0
     for shard in shards:
-        if bucket and size + shard.data.nbytes > BUCKET_BYTES:
+        if bucket and size + shard.data.nbytes > OBJECT_BYTES:
             yield bucket
             bucket, size = [], 0
         bucket.append(shard)

@@ -10,19 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.parameters import Weights
+from verl_fuse.reshard.parameters import ModelParameters
 from verl_fuse.reshard.rectangles import Rectangle
 from verl_fuse.reshard.sharding import LocalTensor
 
 # A piece of a parameter (row, rows, column, columns) with its elements.
-Block = tuple[int, int, int, int, torch.Tensor]
+Region = tuple[int, int, int, int, torch.Tensor]
 
 
-class Holding:
+class HeldTensors:
     """Tensors of a rank in a layout, which says they are `locals_`; errors call them `where`."""
 
     def __init__(
-        self, weights: Weights, locals_: Sequence[LocalTensor], where: str, tensors: Mapping[str, torch.Tensor]
+        self, weights: ModelParameters, locals_: Sequence[LocalTensor], where: str, tensors: Mapping[str, torch.Tensor]
     ) -> None:
         layout = {tensor.name: tensor for tensor in locals_}
         unknown = [name for name, tensor in tensors.items() if name not in layout and tensor.numel()]
@@ -31,7 +31,7 @@ class Holding:
             raise FuseError(
                 f"{where}: tensors {_some(unknown)} are not part of the layout, {_some(missing)} of the layout are missing"
             )
-        self._blocks: dict[int, list[Block]] = {}
+        self._blocks: dict[int, list[Region]] = {}
         for name, local in layout.items():
             tensor = tensors[name].detach()
             if tuple(tensor.shape) != local.shape or not tensor.is_contiguous():
@@ -69,7 +69,7 @@ class Holding:
         assert found == wanted.elements, f"{wanted} is not all held"
 
 
-def check_apart(old: Holding, new: Holding) -> None:
+def check_apart(old: HeldTensors, new: HeldTensors) -> None:
     """Refuse tensors to be written that share memory with those to be read, unless it is the same tensor with the same content."""
     extents = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, side, name)

@@ -9,35 +9,37 @@ from collections.abc import Sequence
 
 import torch
 
-from verl_fuse.reshard.program import Program, Span
-from verl_fuse.runtime.reshard.holding import Holding
-from verl_fuse.runtime.reshard.messages import Packer, Parcel, keep
+from verl_fuse.reshard.program import StreamRange, TransferProgram
+from verl_fuse.runtime.reshard.holding import HeldTensors
+from verl_fuse.runtime.reshard.messages import PackedMessage, Packer, keep
 from verl_fuse.runtime.reshard.port import Handle, Port
 from verl_fuse.runtime.watch import Watch
 
 Buffers = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
-class Loop:
+class TransferLoop:
     """One run; `holdings` are what the rank holds in the source and in the target layout, `buffers` those to send from and to receive into."""
 
     def __init__(
         self,
-        program: Program,
+        program: TransferProgram,
         port: Port,
         watch: Watch,
         packer: Packer,
-        holdings: tuple[Holding, Holding],
+        holdings: tuple[HeldTensors, HeldTensors],
         buffers: Buffers,
     ) -> None:
         self._program, self._port, self._watch, self._packer = program, port, watch, packer
         self._source, self._target = holdings
         self._free_to_send, self._free_to_receive = buffers
-        self._leaving: deque[tuple[Parcel, torch.Tensor, Handle]] = deque()
-        self._arriving: deque[tuple[Parcel, torch.Tensor, Handle]] = deque()
-        self._arrived: set[tuple[Span, ...]] = set()
+        self._leaving: deque[tuple[PackedMessage, torch.Tensor, Handle]] = deque()
+        self._arriving: deque[tuple[PackedMessage, torch.Tensor, Handle]] = deque()
+        self._arrived: set[tuple[StreamRange, ...]] = set()
 
-    def run(self, sends: Sequence[Parcel], receives: Sequence[Parcel], kept: Sequence[Span]) -> None:
+    def run(
+        self, sends: Sequence[PackedMessage], receives: Sequence[PackedMessage], kept: Sequence[StreamRange]
+    ) -> None:
         """Return when everything has left and arrived."""
         self._to_send, self._to_receive, self._to_keep = deque(sends), deque(receives), deque(kept)
         self._watch.runs("the first messages")
@@ -100,7 +102,7 @@ class Loop:
         self._leaving.append((parcel, buffer, self._port.send(packed, message.receiver)))
         return True
 
-    def _in_turn(self, parcel: Parcel, others: deque[Parcel]) -> bool:
+    def _in_turn(self, parcel: PackedMessage, others: deque[PackedMessage]) -> bool:
         """Whether this may be posted before the first of the other side's."""
         if not self._port.in_order or not others:
             return True

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.program import Message, Program, Span
+from verl_fuse.reshard.program import Message, StreamRange, TransferProgram
 from verl_fuse.reshard.rectangles import Rectangle, rectangles
 from verl_fuse.runtime.reshard.checksum import CHECKSUM_BYTES, checksum
-from verl_fuse.runtime.reshard.holding import Holding
+from verl_fuse.runtime.reshard.holding import HeldTensors
 
 
 @dataclass(frozen=True)
-class Parcel:
+class PackedMessage:
     """A message as the rectangles it consists of, each with its place in the message."""
 
     message: Message
@@ -25,20 +25,20 @@ class Parcel:
     elements: int
 
 
-def parcels(program: Program, messages: Sequence[Message]) -> tuple[Parcel, ...]:
+def parcels(program: TransferProgram, messages: Sequence[Message]) -> tuple[PackedMessage, ...]:
     """What a rank has to look up once for all runs."""
     return tuple(_parcel(program, message) for message in messages)
 
 
-def _parcel(program: Program, message: Message) -> Parcel:
+def _parcel(program: TransferProgram, message: Message) -> PackedMessage:
     parts, elements = [], 0
     for span in message.spans:
         parts += [(elements + part.at, part) for part in rectangles(program.streams, span)]
         elements += span.high - span.low
-    return Parcel(message, tuple(parts), elements)
+    return PackedMessage(message, tuple(parts), elements)
 
 
-def buffer_bytes(program: Program, found: Sequence[Parcel], checksums: bool) -> int:
+def buffer_bytes(program: TransferProgram, found: Sequence[PackedMessage], checksums: bool) -> int:
     """Size of a buffer that any of the parcels fits into."""
     longest = max((parcel.elements for parcel in found), default=0)
     return longest * program.item_bytes + (CHECKSUM_BYTES if checksums and found else 0)
@@ -51,7 +51,7 @@ class Packer:
         self._dtype = dtype
         self._checksums = checksums
 
-    def pack(self, parcel: Parcel, holding: Holding, buffer: torch.Tensor) -> torch.Tensor:
+    def pack(self, parcel: PackedMessage, holding: HeldTensors, buffer: torch.Tensor) -> torch.Tensor:
         """Fill a buffer; returns the part to be sent."""
         size = parcel.elements * self._dtype.itemsize
         wire = buffer[:size].view(self._dtype)
@@ -62,11 +62,11 @@ class Packer:
         buffer[size : size + CHECKSUM_BYTES] = checksum(buffer[:size])
         return buffer[: size + CHECKSUM_BYTES]
 
-    def room(self, parcel: Parcel, buffer: torch.Tensor) -> torch.Tensor:
+    def room(self, parcel: PackedMessage, buffer: torch.Tensor) -> torch.Tensor:
         """The part of a buffer that a parcel arrives in."""
         return buffer[: parcel.elements * self._dtype.itemsize + (CHECKSUM_BYTES if self._checksums else 0)]
 
-    def unpack(self, parcel: Parcel, holding: Holding, buffer: torch.Tensor) -> None:
+    def unpack(self, parcel: PackedMessage, holding: HeldTensors, buffer: torch.Tensor) -> None:
         """Write what has arrived into the tensors; a FuseError names the message whose checksum is wrong, before anything of it is written."""
         size = parcel.elements * self._dtype.itemsize
         if self._checksums and not torch.equal(buffer[size : size + CHECKSUM_BYTES], checksum(buffer[:size])):
@@ -78,7 +78,7 @@ class Packer:
             view.copy_(part)
 
     def _views(
-        self, parcel: Parcel, holding: Holding, wire: torch.Tensor
+        self, parcel: PackedMessage, holding: HeldTensors, wire: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Matching parts of a message and of the rank's tensors."""
         for at, rectangle in parcel.parts:
@@ -87,7 +87,7 @@ class Packer:
                 yield whole[row : row + view.shape[0], column : column + view.shape[1]], view
 
 
-def keep(program: Program, span: Span, source: Holding, target: Holding) -> None:
+def keep(program: TransferProgram, span: StreamRange, source: HeldTensors, target: HeldTensors) -> None:
     """Copy what a rank holds already from its old tensors into its new ones."""
     for rectangle in rectangles(program.streams, span):
         for row, column, old in source.views(rectangle):

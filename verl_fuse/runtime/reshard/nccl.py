@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 
 from verl_fuse.runtime.lost import LostPeer
-
-POLL_SECONDS = 20e-6
+from verl_fuse.runtime.nccl import POLL_SECONDS
 
 
 class NcclHandle:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Options:
+class TransferOptions:
     """`timeout`: seconds a rank may wait for another; `checksums`: of every message."""
 
     timeout: float

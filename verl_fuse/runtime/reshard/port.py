@@ -5,18 +5,17 @@ Invariants (tests/unit/runtime/test_transfer_executor.py):
 - a broken connection is a `LostPeer`, never a wrong message.
 """
 
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from verl_fuse.errors import FuseError
+from verl_fuse.runtime.links import MESSAGE_TIMEOUT
 from verl_fuse.runtime.reshard.gloo import GlooPort
 from verl_fuse.runtime.reshard.nccl import NcclPort
 
 # A receive may be posted long before its message is sent; the watch bounds how long a rank makes no progress.
-MESSAGE_TIMEOUT = timedelta(days=1)
 BACKENDS = ("gloo", "nccl")
 
 

@@ -4,7 +4,7 @@ Invariants (tests/unit/runtime/test_stream.py):
 - what a rank is given of a parameter is bitwise the source's, converted to the type on the way; what it has no part in is NaN;
 - besides the source's tensors a rank needs one bucket, or half a bucket and the largest parameter if that is more;
 - a rank whose receiver leaves early stops all ranks, by name;
-- all ranks stream the same version; the stamp has it only when the last parameter has been taken.
+- all ranks stream the same version; `held_version` has it only when the last parameter has been taken.
 """
 
 import math
@@ -15,38 +15,38 @@ from dataclasses import dataclass
 import torch
 
 from verl_fuse.reshard.chunks import chunks
-from verl_fuse.reshard.parameters import Weights
+from verl_fuse.reshard.parameters import ModelParameters
 from verl_fuse.reshard.program import MESSAGES_PER_BUCKET, plan_transfer
-from verl_fuse.reshard.sharding import LocalTensor, Placed
+from verl_fuse.reshard.sharding import LocalTensor, PlacedSharding
 from verl_fuse.runtime.blame import Verdict
 from verl_fuse.runtime.reshard.port import Port
 from verl_fuse.runtime.reshard.transfer import Transfer, TransferReport
-from verl_fuse.runtime.reshard.version import Stamp
+from verl_fuse.runtime.reshard.version import WeightVersion
 from verl_fuse.runtime.watch import Stopped, Watch
 
 
 @dataclass(frozen=True)
-class Route:
+class StreamRoute:
     """What all ranks agree on: the layouts, the node of each rank, the type on the way, and the bytes a rank may need beside its own tensors."""
 
-    weights: Weights
-    source: Placed
-    target: Placed
+    weights: ModelParameters
+    source: PlacedSharding
+    target: PlacedSharding
     nodes: tuple[int, ...]
     dtype: torch.dtype
     bucket_bytes: int
     checksums: bool = False
 
 
-class Stream:
+class ParameterStream:
     """One rank's part, looked up once; runs any number of times. `name` is what errors call the receiver's weights."""
 
     def __init__(
-        self, name: str, route: Route, rank: int, port: Port, watch: Watch, device: torch.device | str = "cpu"
+        self, name: str, route: StreamRoute, rank: int, port: Port, watch: Watch, device: torch.device | str = "cpu"
     ) -> None:
         self._route, self._rank, self._port, self._watch = route, rank, port, watch
         self._device = torch.device(device)
-        self.stamp = Stamp(name)
+        self.held_version = WeightVersion(name)
         self.reports: list[TransferReport] = []
         item = route.dtype.itemsize
         half = max(route.bucket_bytes // 2, MESSAGES_PER_BUCKET * item)
@@ -65,7 +65,7 @@ class Stream:
         """
         self.reports.clear()
         source, target = self._route.source, self._route.target
-        with self.stamp.writing(version):
+        with self.held_version.writing(version):
             for chunk, transfer in self._parts:
                 own = {tensor.name: tensors[tensor.name] for tensor in source.tensors(chunk, self._rank)}
                 room = {tensor.name: self._room(tensor) for tensor in target.tensors(chunk, self._rank)}

@@ -5,7 +5,7 @@ Invariants (tests/unit/runtime/test_transfer_executor.py, test_transfer_faults.p
 - besides both layouts' tensors a rank needs at most one bucket: two messages leaving, two arriving;
 - ranks that disagree about program, version or types stop before the first write;
 - no wait without progress is longer than the watch's timeout; every rank's error names the same culprit;
-- the target's stamp has a version only when all ranks have received everything.
+- `held_version` has a version only when all ranks have received everything.
 """
 
 import json
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import torch
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.program import Program
+from verl_fuse.reshard.program import TransferProgram
 from verl_fuse.runtime.blame import Verdict
-from verl_fuse.runtime.reshard.holding import Holding, check_apart
-from verl_fuse.runtime.reshard.loop import Loop
+from verl_fuse.runtime.reshard.holding import HeldTensors, check_apart
+from verl_fuse.runtime.reshard.loop import TransferLoop
 from verl_fuse.runtime.reshard.messages import Packer, buffer_bytes, parcels
 from verl_fuse.runtime.reshard.port import Port
-from verl_fuse.runtime.reshard.version import Stamp
+from verl_fuse.runtime.reshard.version import WeightVersion
 from verl_fuse.runtime.watch import Watch
 
 Tensors = Mapping[str, torch.Tensor]
@@ -45,7 +45,7 @@ class Transfer:
 
     def __init__(
         self,
-        program: Program,
+        program: TransferProgram,
         rank: int,
         port: Port,
         watch: Watch,
@@ -69,20 +69,22 @@ class Transfer:
         self._layouts = tuple(side.tensors(program.weights, rank) for side in (program.source, program.target))
         self._sizes = tuple(buffer_bytes(program, found, checksums) for found in (self._sends, self._receives))
 
-    def run(self, source: Tensors, target: Tensors, version: int | None, stamp: Stamp | None = None) -> TransferReport:
+    def run(
+        self, source: Tensors, target: Tensors, version: int | None, held_version: WeightVersion | None = None
+    ) -> TransferReport:
         """Bring the target tensors to `version` of the source's. Ranks without source tensors may give None: they take what the others agree on.
 
-        `stamp` is that of the target tensors. After an error neither port nor watch is of further use; source tensors are intact.
+        `held_version` is that of the target tensors. After an error neither port nor watch is of further use; source tensors are intact.
         """
         weights, rank, program = self._program.weights, self._rank, self._program
         with self._watch.program():
-            old = Holding(weights, self._layouts[0], f"rank {rank} of {program.source}", source)
-            new = Holding(weights, self._layouts[1], f"rank {rank} of {program.target}", target)
+            old = HeldTensors(weights, self._layouts[0], f"rank {rank} of {program.source}", source)
+            new = HeldTensors(weights, self._layouts[1], f"rank {rank} of {program.target}", target)
             check_apart(old, new)
             agreed = self._agree(version, old, new)
             begun = time.monotonic()
-            with stamp.writing(agreed) if stamp else nullcontext():
-                loop = Loop(
+            with held_version.writing(agreed) if held_version else nullcontext():
+                loop = TransferLoop(
                     program,
                     self._port,
                     self._watch,
@@ -105,7 +107,7 @@ class Transfer:
         )
         return sends, receives
 
-    def _agree(self, version: int | None, old: Holding, new: Holding) -> int:
+    def _agree(self, version: int | None, old: HeldTensors, new: HeldTensors) -> int:
         """The version all ranks agree on, after comparing what they are about to do."""
         offer = json.dumps([self._program.digest, str(self._dtype), self._checksums, version, old.types, new.types])
         offers = {rank: json.loads(text) for rank, text in self._watch.gather("agreement", offer).items()}

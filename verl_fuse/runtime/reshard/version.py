@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from verl_fuse.errors import FuseError
 
 
-class Stamp:
+class WeightVersion:
     """The version of one copy of a model's weights on one rank; None while they are written, and if that failed."""
 
     def __init__(self, name: str, version: int | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl_fuse.host.start.compat.fingerprint import canonical, fingerprint
 from verl_fuse.host.start.compat.signature import differences, signature_text
-from verl_fuse.host.start.compat.source import Found, FunctionNode, NotFound, SourceTree, statements
+from verl_fuse.host.start.compat.source import Definition, FunctionNode, NotFound, SourceTree, statements
 from verl_fuse.host.start.compat.uses import uses
 from verl_fuse.spec.contract import (
     Attribute,
@@ -34,7 +34,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ContractProblem:
     """Why a contract is not green. `missing`: the text stands for itself, for something that is not there at all. `code`: the code
     behind the target differs, so that a diff can be shown."""
 
@@ -44,39 +44,42 @@ class Problem:
     missing: bool = False
 
 
-def judge(contract: Contract, tree: SourceTree) -> list[Problem]:
+def judge(contract: Contract, tree: SourceTree) -> list[ContractProblem]:
     """What keeps the contract from being green in this tree; its package must be there."""
     try:
         return _JUDGES[type(contract)](contract, tree)
     except NotFound as missing:
-        return [Problem(Level.RED, str(missing), missing=True)]
+        return [ContractProblem(Level.RED, str(missing), missing=True)]
 
 
-def _function(contract: Function, tree: SourceTree) -> list[Problem]:
+def _function(contract: Function, tree: SourceTree) -> list[ContractProblem]:
     found = tree.find(contract.target)
     if not isinstance(found.node, FunctionNode):
-        return [Problem(Level.RED, "is not a function any more")]
+        return [ContractProblem(Level.RED, "is not a function any more")]
     changed = differences(contract.signature, signature_text(found.node), closed=contract.closed)
     problems = [
-        Problem(Level.RED if difference.breaks else Level.YELLOW, difference.text, True) for difference in changed
+        ContractProblem(Level.RED if difference.breaks else Level.YELLOW, difference.text, True)
+        for difference in changed
     ]
     if contract.body is not None and (now := fingerprint([found.node])) not in (read := fingerprints(contract.body)):
-        problems.append(Problem(Level.YELLOW, f"body changed: fingerprint was {' or '.join(read)}, is {now}", True))
+        problems.append(
+            ContractProblem(Level.YELLOW, f"body changed: fingerprint was {' or '.join(read)}, is {now}", True)
+        )
     return problems
 
 
-def _class(contract: Class, tree: SourceTree) -> list[Problem]:
+def _class(contract: Class, tree: SourceTree) -> list[ContractProblem]:
     found = tree.find(contract.target)
     if not isinstance(found.node, ast.ClassDef):
-        return [Problem(Level.RED, "is not a class any more")]
+        return [ContractProblem(Level.RED, "is not a class any more")]
     named = {ast.unparse(base).rpartition(".")[2] for owner in tree.bases(found) for base in owner.node.bases}  # type: ignore[attr-defined]
-    problems = [Problem(Level.RED, f"is not a {base} any more") for base in contract.bases if base not in named]
+    problems = [ContractProblem(Level.RED, f"is not a {base} any more") for base in contract.bases if base not in named]
     if contract.abstract is not None:
         new = sorted(_abstract(found.node) - set(contract.abstract))
-        problems += [Problem(Level.RED, f"new abstract member {name}") for name in new]
+        problems += [ContractProblem(Level.RED, f"new abstract member {name}") for name in new]
     if contract.required is not None:
         new = sorted(_required(found.node) - set(contract.required))
-        problems += [Problem(Level.RED, f"new required field {name}") for name in new]
+        problems += [ContractProblem(Level.RED, f"new required field {name}") for name in new]
     return problems
 
 
@@ -93,35 +96,39 @@ def _required(node: ast.ClassDef) -> set[str]:
     return {ast.unparse(field.target) for field in fields if "ClassVar" not in ast.unparse(field.annotation)}
 
 
-def _attribute(contract: Attribute, tree: SourceTree) -> list[Problem]:
+def _attribute(contract: Attribute, tree: SourceTree) -> list[ContractProblem]:
     found = tree.find(contract.target)
     if contract.value is None:
         return []
     value = getattr(found.node, "value", None)
     if value is None or canonical(value) != canonical(_expression(contract.value)):
         now = "gone" if value is None else ast.unparse(value)
-        return [Problem(Level.RED, f"value was {contract.value}, is {now}")]
+        return [ContractProblem(Level.RED, f"value was {contract.value}, is {now}")]
     return []
 
 
-def _decorator(contract: Decorator, tree: SourceTree) -> list[Problem]:
+def _decorator(contract: Decorator, tree: SourceTree) -> list[ContractProblem]:
     found = tree.find(contract.target)
     return _among(contract.decorator, getattr(found.node, "decorator_list", []), "decorator")
 
 
-def _registration(contract: Registration, tree: SourceTree) -> list[Problem]:
+def _registration(contract: Registration, tree: SourceTree) -> list[ContractProblem]:
     made = [node.value for node in statements(tree.module(contract.module).body) if isinstance(node, ast.Expr)]
     return _among(contract.call, made, "call")
 
 
-def _among(wanted: str, found: list[ast.expr], what: str) -> list[Problem]:
+def _among(wanted: str, found: list[ast.expr], what: str) -> list[ContractProblem]:
     expected = _expression(wanted)
     grown = [node for node in found if _covers(node, expected)]
     if any(canonical(node) == canonical(expected) for node in grown):
         return []
     if grown:
-        return [Problem(Level.YELLOW, f"{what} has grown: {ast.unparse(grown[0])}")]
-    return [Problem(Level.RED, f"{what} {wanted} is gone; there are: {', '.join(map(ast.unparse, found)) or 'none'}")]
+        return [ContractProblem(Level.YELLOW, f"{what} has grown: {ast.unparse(grown[0])}")]
+    return [
+        ContractProblem(
+            Level.RED, f"{what} {wanted} is gone; there are: {', '.join(map(ast.unparse, found)) or 'none'}"
+        )
+    ]
 
 
 def _covers(found: ast.expr, expected: ast.expr) -> bool:
@@ -141,31 +148,31 @@ def _covers(found: ast.expr, expected: ast.expr) -> bool:
     return canonical(found) == canonical(expected)
 
 
-def _config_key(contract: ConfigKey, tree: SourceTree) -> list[Problem]:
+def _config_key(contract: ConfigKey, tree: SourceTree) -> list[ContractProblem]:
     node = tree.yaml(contract.file)
     for part in contract.key.split("."):
         if not isinstance(node, dict) or part not in node:
-            return [Problem(Level.RED, f"there is no key {contract.key}")]
+            return [ContractProblem(Level.RED, f"there is no key {contract.key}")]
         node = node[part]
     if isinstance(contract.default, type):
         fits, before = isinstance(node, contract.default), f"a {contract.default.__name__}"
     else:
         fits, before = type(node) is type(contract.default) and node == contract.default, repr(contract.default)
     if not fits:
-        return [Problem(Level.RED, f"default was {before}, is {node!r}")]
+        return [ContractProblem(Level.RED, f"default was {before}, is {node!r}")]
     return []
 
 
-def _config_group(contract: ConfigGroup, tree: SourceTree) -> list[Problem]:
+def _config_group(contract: ConfigGroup, tree: SourceTree) -> list[ContractProblem]:
     group, _, option = contract.entry.partition(": ")
     node = tree.yaml(contract.file)
     entries = node.get("defaults") if isinstance(node, dict) else None
     if ({group: option} if option else group) in (entries or ()):
         return []
-    return [Problem(Level.RED, f"the defaults list has no {contract.entry}")]
+    return [ContractProblem(Level.RED, f"the defaults list has no {contract.entry}")]
 
 
-def _uses(contract: Uses, tree: SourceTree) -> list[Problem]:
+def _uses(contract: Uses, tree: SourceTree) -> list[ContractProblem]:
     comparisons, others = uses(tree, contract.package, contract.name)
     return [
         *_counted(contract.comparisons, comparisons, Level.RED, "comparison"),
@@ -173,23 +180,23 @@ def _uses(contract: Uses, tree: SourceTree) -> list[Problem]:
     ]
 
 
-def _counted(pinned: tuple[str, ...], found: list[str], level: Level, what: str) -> list[Problem]:
+def _counted(pinned: tuple[str, ...], found: list[str], level: Level, what: str) -> list[ContractProblem]:
     before, after = Counter(pinned), Counter(found)
     return [
-        *(Problem(level, f"new {what} in {place}") for place in sorted((after - before).elements())),
-        *(Problem(level, f"{what} gone from {place}") for place in sorted((before - after).elements())),
+        *(ContractProblem(level, f"new {what} in {place}") for place in sorted((after - before).elements())),
+        *(ContractProblem(level, f"{what} gone from {place}") for place in sorted((before - after).elements())),
     ]
 
 
-def _code(contract: Code, tree: SourceTree) -> list[Problem]:
+def _code(contract: Code, tree: SourceTree) -> list[ContractProblem]:
     now = fingerprint([found.node for found in code(contract, tree)])
     if now in (read := fingerprints(contract.fingerprints)):
         return []
     text = f"patch {contract.patch}: the patched code changed: fingerprint was {' or '.join(read)}, is {now}"
-    return [Problem(Level.RED, f"{text}; drop the patch if upstream is fixed, else read it again", True)]
+    return [ContractProblem(Level.RED, f"{text}; drop the patch if upstream is fixed, else read it again", True)]
 
 
-def code(contract: Contract, tree: SourceTree) -> list[Found]:
+def code(contract: Contract, tree: SourceTree) -> list[Definition]:
     """The definitions behind a contract about code; none for the others."""
     if not isinstance(contract, Function | Code):
         return []

@@ -9,7 +9,7 @@ from typing import Any
 import pluggy
 
 from verl_fuse.host.start import contracts
-from verl_fuse.host.start.compat.judge import Level, Problem, judge
+from verl_fuse.host.start.compat.judge import ContractProblem, Level, judge
 from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse.spec.contract import Contract, label, package
 
@@ -26,11 +26,11 @@ class Seam:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SeamVerdict:
     """How a seam stands. `absent`: its package is not there, so there was nothing to judge."""
 
     seam: Seam
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ContractProblem, ...] = ()
     absent: bool = False
 
     @property
@@ -55,17 +55,17 @@ def plugin_seams(manager: pluggy.PluginManager, config: Mapping[str, Any] | None
     return seams
 
 
-def judge_all(seams: Iterable[Seam], tree: SourceTree) -> list[Verdict]:
+def judge_all(seams: Iterable[Seam], tree: SourceTree) -> list[SeamVerdict]:
     """A verdict per seam, in order."""
     return [
-        Verdict(seam, tuple(judge(seam.contract, tree)))
+        SeamVerdict(seam, tuple(judge(seam.contract, tree)))
         if package(seam.contract) in tree.roots
-        else Verdict(seam, absent=True)
+        else SeamVerdict(seam, absent=True)
         for seam in seams
     ]
 
 
-def lines(verdicts: Iterable[Verdict], level: Level) -> list[str]:
+def lines(verdicts: Iterable[SeamVerdict], level: Level) -> list[str]:
     """The problems of one level, one line each, what most contracts need first; what is missing altogether is named once."""
     counted: dict[str, int] = {}
     for verdict in verdicts:

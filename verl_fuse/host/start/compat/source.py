@@ -34,7 +34,7 @@ class NotFound(FuseError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class Definition:
     """A definition and the module it stands in."""
 
     module: str
@@ -95,7 +95,7 @@ class SourceTree:
                 raise NotFound(f"{path} cannot be parsed: {error}") from error
         return self._yaml[file]
 
-    def find(self, target: str) -> Found:
+    def find(self, target: str) -> Definition:
         """The function, class or assignment behind "module:name" or "module:Class.member"."""
         module, _, qualname = target.partition(":")
         self.module(module)
@@ -110,7 +110,7 @@ class SourceTree:
             found = inner
         return found
 
-    def bases(self, found: Found) -> Iterator[Found]:
+    def bases(self, found: Definition) -> Iterator[Definition]:
         """The class itself, then its bases in these packages, at any depth."""
         waiting, seen = [found], set()
         while waiting:
@@ -123,7 +123,7 @@ class SourceTree:
             parents = (self._global(owner.module, _name(base), set()) for base in reversed(owner.node.bases))
             waiting += filter(None, parents)
 
-    def text(self, found: Found) -> str:
+    def text(self, found: Definition) -> str:
         """The source lines of a definition, decorators included."""
         first = min([found.node.lineno, *(node.lineno for node in getattr(found.node, "decorator_list", []))])
         lines = self.path(found.module).read_text(encoding="utf-8").splitlines(keepends=True)
@@ -136,7 +136,7 @@ class SourceTree:
         except (SyntaxError, ValueError) as error:
             raise NotFound(f"{path} cannot be parsed: {error}") from error
 
-    def _global(self, module: str, name: str, seen: set[tuple[str, str]]) -> Found | None:
+    def _global(self, module: str, name: str, seen: set[tuple[str, str]]) -> Definition | None:
         if (module, name) in seen:
             return None
         seen.add((module, name))
@@ -144,22 +144,22 @@ class SourceTree:
             body = self.module(module)
         except NotFound:
             return None
-        last: Found | None = None
+        last: Definition | None = None
         names = _names(body)
         for _, node, alias in sorted([*names[name], *names["*"]], key=lambda place: place[0]):
             if alias is None:
-                last = Found(module, node)
+                last = Definition(module, node)
             else:
                 origin = _absolute(self, module, node)
                 last = self._global(origin, name if alias == "*" else alias, seen) or last
         return last
 
-    def _members(self, found: Found, member: str) -> Iterator[Found]:
+    def _members(self, found: Definition, member: str) -> Iterator[Definition]:
         for owner in self.bases(found):
             assert isinstance(owner.node, ast.ClassDef)
             if definitions := [node for _, node, alias in _names(owner.node)[member] if alias is None]:
-                yield Found(owner.module, definitions[-1])
-            yield from (Found(owner.module, node) for node in _set_on_self(owner.node)[member])
+                yield Definition(owner.module, definitions[-1])
+            yield from (Definition(owner.module, node) for node in _set_on_self(owner.node)[member])
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -9,20 +9,20 @@ from omegaconf import OmegaConf
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.judge import Level
-from verl_fuse.host.start.compat.seams import PACKAGES, Seam, Verdict, host_seams, judge_all, lines, plugin_seams
+from verl_fuse.host.start.compat.seams import PACKAGES, Seam, SeamVerdict, host_seams, judge_all, lines, plugin_seams
 from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse.host.upstream.versions import SUPPORTED, installed, problem
 from verl_fuse.spec.contract import package
 
 # Packages that matter only to runs which generate with them: another version of one may lie beside the engine that is used.
-ENGINES = ("vllm",)
+ROLLOUT_ENGINES = ("vllm",)
 # Packages that matter only to runs which train with Megatron.
-TRAINING = ("megatron", "mbridge")
+MEGATRON_PACKAGES = ("megatron", "mbridge")
 
-ROLES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+ENGINE_BLOCKS = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
 
 # A refusal names this many broken contracts; doctor lists them all.
-SHOWN = 20
+MOST_BROKEN_SHOWN = 20
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +34,12 @@ def require_version() -> None:
         raise FuseError("; ".join(problems) + _listed(installed_verdicts(host_seams())))
 
 
-def require_contracts(manager: pluggy.PluginManager, config: Mapping[str, Any]) -> list[Verdict]:
+def require_contracts(manager: pluggy.PluginManager, config: Mapping[str, Any]) -> list[SeamVerdict]:
     """The verdicts on what is installed for a run with this configuration; a FuseError lists the broken ones."""
     engine = OmegaConf.select(config, "actor_rollout_ref.rollout.name")  # type: ignore[arg-type]
-    unused = {name for name in ENGINES if name != engine}
-    if not any(OmegaConf.select(config, f"{role}.strategy") == "megatron" for role in ROLES):  # type: ignore[arg-type]
-        unused.update(TRAINING)
+    unused = {name for name in ROLLOUT_ENGINES if name != engine}
+    if not any(OmegaConf.select(config, f"{role}.strategy") == "megatron" for role in ENGINE_BLOCKS):  # type: ignore[arg-type]
+        unused.update(MEGATRON_PACKAGES)
     seams = [*host_seams(), *plugin_seams(manager, config)]
     verdicts = installed_verdicts([seam for seam in seams if package(seam.contract) not in unused])
     if broken := _listed(verdicts):
@@ -48,7 +48,7 @@ def require_contracts(manager: pluggy.PluginManager, config: Mapping[str, Any]) 
     return verdicts
 
 
-def warn_of_changes(verdicts: list[Verdict]) -> None:
+def warn_of_changes(verdicts: list[SeamVerdict]) -> None:
     """Log, in one warning, which code upstream changed since it was read."""
     if changed := lines(verdicts, Level.YELLOW):
         logger.warning(
@@ -57,14 +57,18 @@ def warn_of_changes(verdicts: list[Verdict]) -> None:
         )
 
 
-def installed_verdicts(seams: list[Seam]) -> list[Verdict]:
+def installed_verdicts(seams: list[Seam]) -> list[SeamVerdict]:
     """Judge the packages installed here."""
     return judge_all(seams, SourceTree.installed(*PACKAGES))
 
 
-def _listed(verdicts: list[Verdict]) -> str:
+def _listed(verdicts: list[SeamVerdict]) -> str:
     broken = lines(verdicts, Level.RED)
     if not broken:
         return ""
-    rest = f"\n  - and {len(broken) - SHOWN} more: verl-fuse doctor lists them" if len(broken) > SHOWN else ""
-    return ". It rests on what is not there, or differs:\n  - " + "\n  - ".join(broken[:SHOWN]) + rest
+    rest = (
+        f"\n  - and {len(broken) - MOST_BROKEN_SHOWN} more: verl-fuse doctor lists them"
+        if len(broken) > MOST_BROKEN_SHOWN
+        else ""
+    )
+    return ". It rests on what is not there, or differs:\n  - " + "\n  - ".join(broken[:MOST_BROKEN_SHOWN]) + rest

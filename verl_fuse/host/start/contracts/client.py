@@ -2,28 +2,28 @@
 
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function, Registration
 
-CLIENT = "verl.workers.rollout.llm_server:LLMServerClient"
-REPLICA = "verl.workers.rollout.replica"
+SERVER_CLIENT = "verl.workers.rollout.llm_server:LLMServerClient"
+ROLLOUT_REPLICAS = "verl.workers.rollout.replica"
 
 CONTRACTS: tuple[Contract, ...] = (
-    Class(CLIENT),
-    Function(f"{CLIENT}.__init__", "(self, config, load_balancer_handle=None, **kwargs)", "6110f3b5533d5767"),
-    Function(f"{CLIENT}._acquire_server", "async (self, request_id, **extra)", "6e82070651cd295b"),
+    Class(SERVER_CLIENT),
+    Function(f"{SERVER_CLIENT}.__init__", "(self, config, load_balancer_handle=None, **kwargs)", "6110f3b5533d5767"),
+    Function(f"{SERVER_CLIENT}._acquire_server", "async (self, request_id, **extra)", "6e82070651cd295b"),
     Function(
-        f"{CLIENT}.generate",
+        f"{SERVER_CLIENT}.generate",
         "async (self, request_id, *, prompt_ids, sampling_params, image_data=None, video_data=None, audio_data=None, mm_processor_kwargs=None, **kwargs)",
         "5dbce4945e072869",
     ),
-    Attribute(f"{CLIENT}.config"),
-    Attribute(f"{CLIENT}._load_balancer"),
+    Attribute(f"{SERVER_CLIENT}.config"),
+    Attribute(f"{SERVER_CLIENT}._load_balancer"),
     Function("verl.utils:normalize_token_ids", "(tokenized_output)"),
-    Class(f"{REPLICA}:TokenOutput", ("BaseModel",), required=("token_ids",)),
-    Attribute(f"{REPLICA}:TokenOutput.token_ids"),
-    Attribute(f"{REPLICA}:TokenOutput.log_probs"),
-    Attribute(f"{REPLICA}:TokenOutput.routed_experts"),
-    Attribute(f"{REPLICA}:TokenOutput.stop_reason"),
-    Attribute(f"{REPLICA}:TokenOutput.num_preempted"),
-    Attribute(f"{REPLICA}:TokenOutput.extra_fields"),
+    Class(f"{ROLLOUT_REPLICAS}:TokenOutput", ("BaseModel",), required=("token_ids",)),
+    Attribute(f"{ROLLOUT_REPLICAS}:TokenOutput.token_ids"),
+    Attribute(f"{ROLLOUT_REPLICAS}:TokenOutput.log_probs"),
+    Attribute(f"{ROLLOUT_REPLICAS}:TokenOutput.routed_experts"),
+    Attribute(f"{ROLLOUT_REPLICAS}:TokenOutput.stop_reason"),
+    Attribute(f"{ROLLOUT_REPLICAS}:TokenOutput.num_preempted"),
+    Attribute(f"{ROLLOUT_REPLICAS}:TokenOutput.extra_fields"),
     Registration("verl.workers.rollout.replica", 'RolloutReplicaRegistry.register("vllm", _load_vllm)'),
     Registration("verl.workers.rollout.replica", 'RolloutReplicaRegistry.register("sglang", _load_sglang)'),
 )

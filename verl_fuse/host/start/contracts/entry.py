@@ -1,26 +1,25 @@
 """How verl finds us: its plugin entry points, its trainer registry, its composed configuration (entry.py, preflight.py, inspect.py)."""
 
+from verl_fuse.host.upstream.targets import PPO_YAML, V1_PACKAGE
 from verl_fuse.spec.contract import Attribute, ConfigKey, Contract, Decorator, Function, Registration, Uses
 
-V1 = "verl.trainer.ppo.v1"
 MAIN = "verl.trainer.main_ppo"
-PPO = "verl/trainer/config/ppo_trainer.yaml"
 
 CONTRACTS: tuple[Contract, ...] = (
     # Loaded at every import of verl; a failing plugin is hidden.
     Attribute("verl:_discovered", "_entry_points(group='verl.plugins')"),
     Attribute("verl:_plugins_policy", "os.getenv('VERL_USE_EXTERNAL_PLUGINS', 'auto').strip().lower()"),
     Registration("verl", "_ep.load()"),
-    Attribute(f"{V1}.trainer_base:TRAINER_REGISTRY", "{}"),
-    Function(f"{V1}:register_trainer", "(name)", "516632b621d04c0a"),
-    Function(f"{V1}:get_trainer_cls", "(name)", "6f81eca83782c63b"),
-    Decorator(f"{V1}.trainer_sync:PPOTrainerSync", "register_trainer('sync')"),
-    Attribute(f"{V1}.trainer_base:PPOTrainer.trainer_mode"),
+    Attribute(f"{V1_PACKAGE}.trainer_base:TRAINER_REGISTRY", "{}"),
+    Function(f"{V1_PACKAGE}:register_trainer", "(name)", "516632b621d04c0a"),
+    Function(f"{V1_PACKAGE}:get_trainer_cls", "(name)", "6f81eca83782c63b"),
+    Decorator(f"{V1_PACKAGE}.trainer_sync:PPOTrainerSync", "register_trainer('sync')"),
+    Attribute(f"{V1_PACKAGE}.trainer_base:PPOTrainer.trainer_mode"),
     Decorator(f"{MAIN}:main", "hydra.main(config_path='config', config_name='ppo_trainer', version_base=None)"),
     # Who reads trainer_mode at all.
     Function(f"{MAIN}:main", "(config)", "ab7c0c50958eba71"),
     Function(f"{MAIN}:run_ppo", "(config, task_runner_class)", "f411fc7ece41f550"),
-    ConfigKey(PPO, "trainer.use_v1", True),
+    ConfigKey(PPO_YAML, "trainer.use_v1", True),
     Function(f"{MAIN}:TaskRunnerV1.run", "(self, config)", "d606dbfc6d028515"),
     Uses(
         "verl",
@@ -43,6 +42,6 @@ CONTRACTS: tuple[Contract, ...] = (
             "verl.utils.skip.rollout_skip:RolloutTqSkip.__init__: global_config.trainer.v1.trainer_mode",
         ),
     ),
-    ConfigKey(PPO, "trainer.v1.trainer_mode", "sync"),
-    ConfigKey(PPO, "trainer.default_local_dir", str),
+    ConfigKey(PPO_YAML, "trainer.v1.trainer_mode", "sync"),
+    ConfigKey(PPO_YAML, "trainer.default_local_dir", str),
 )

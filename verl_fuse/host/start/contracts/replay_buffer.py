@@ -2,24 +2,26 @@
 
 from verl_fuse.spec.contract import Attribute, Contract, Function
 
-BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
+REPLAY_BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
 
 CONTRACTS: tuple[Contract, ...] = (
     # Its poll interval of 2 s is the slowest pace we take.
     Function(
-        f"{BUFFER}.__init__",
+        f"{REPLAY_BUFFER}.__init__",
         "(self, trainer_mode, trainer_config, max_off_policy_threshold, max_off_policy_strategy, sampler_kwargs, poll_interval=2.0, refill_fn=None, filter_groups_metric=None, train_batch_size=None, gen_batch_size=None, max_inflight_gen_batches=1, sync_refill_failed_groups=False)",
         "665060e54d941a62",
     ),
-    Function(f"{BUFFER}._wait_for_next_poll", "(self, partition_id, last_debug_time)", "45374174750354ae", closed=True),
+    Function(
+        f"{REPLAY_BUFFER}._wait_for_next_poll", "(self, partition_id, last_debug_time)", "45374174750354ae", closed=True
+    ),
     # Who discards groups of a running step, and asks for others: dynamic sampling, failed groups.
-    Function(f"{BUFFER}._clear_groups", "(self, partition_id, uids)", "bec187986d07dba8", closed=True),
-    Function(f"{BUFFER}._sync_metadata_from_transfer_queue", "(self)", "69f0ff63e4fd8199"),
-    Function(f"{BUFFER}.sample", "(self, global_steps, partition_id, batch_size)", "fc03274aefd56807"),
-    Attribute(f"{BUFFER}.poll_interval"),
-    Attribute(f"{BUFFER}.partitions"),
-    Attribute(f"{BUFFER}.pending_keys"),
-    Attribute(f"{BUFFER}.running_keys"),
-    Attribute(f"{BUFFER}.finished_keys"),
-    Attribute(f"{BUFFER}.failure_keys"),
+    Function(f"{REPLAY_BUFFER}._clear_groups", "(self, partition_id, uids)", "bec187986d07dba8", closed=True),
+    Function(f"{REPLAY_BUFFER}._sync_metadata_from_transfer_queue", "(self)", "69f0ff63e4fd8199"),
+    Function(f"{REPLAY_BUFFER}.sample", "(self, global_steps, partition_id, batch_size)", "fc03274aefd56807"),
+    Attribute(f"{REPLAY_BUFFER}.poll_interval"),
+    Attribute(f"{REPLAY_BUFFER}.partitions"),
+    Attribute(f"{REPLAY_BUFFER}.pending_keys"),
+    Attribute(f"{REPLAY_BUFFER}.running_keys"),
+    Attribute(f"{REPLAY_BUFFER}.finished_keys"),
+    Attribute(f"{REPLAY_BUFFER}.failure_keys"),
 )

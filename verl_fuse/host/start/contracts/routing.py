@@ -1,23 +1,24 @@
 """What routing prompts rests on: the load balancer we subclass, who asks it, and where a prompt's samples begin (routing.py, prompts.py)."""
 
+from verl_fuse.host.upstream.targets import LOAD_BALANCER, PPO_YAML, SYNC_TRAINER
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Function
 
-ROUTER = "verl.workers.rollout.router:GlobalRequestLoadBalancer"
-AGENT = "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
-TRAINER = "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync"
-PPO = "verl/trainer/config/ppo_trainer.yaml"
+AGENT_LOOP_WORKER = "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ"
 
 CONTRACTS: tuple[Contract, ...] = (
-    Class(ROUTER),
+    Class(LOAD_BALANCER),
     Function(
-        f"{ROUTER}.__init__", "(self, servers, max_cache_size=..., full_determinism=False)", "1a4913766fca9907", True
+        f"{LOAD_BALANCER}.__init__",
+        "(self, servers, max_cache_size=..., full_determinism=False)",
+        "1a4913766fca9907",
+        True,
     ),
-    Function(f"{ROUTER}.require_acquire_fields", "(self)", "9ee15ef494471d92", closed=True),
-    Attribute(f"{ROUTER}._servers"),
-    Attribute(f"{ROUTER}._inflight_requests"),
+    Function(f"{LOAD_BALANCER}.require_acquire_fields", "(self)", "9ee15ef494471d92", closed=True),
+    Attribute(f"{LOAD_BALANCER}._servers"),
+    Attribute(f"{LOAD_BALANCER}._inflight_requests"),
     Attribute("verl.workers.rollout.replica:RolloutReplica.server_address"),
     # One task per prompt (`_run_prompt`, under contract in transfer_queue.py), in which the tasks of its samples are made.
-    Function(f"{AGENT}.generate_sequences", "async (self, batch)", "aa1fafabeb0a5e01"),
+    Function(f"{AGENT_LOOP_WORKER}.generate_sequences", "async (self, batch)", "aa1fafabeb0a5e01"),
     # Step and whether it is validation.
     Function(
         "verl.experimental.agent_loop.agent_loop:get_trajectory_info",
@@ -26,7 +27,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Attribute("verl.experimental.agent_loop:AgentLoopManager.agent_loop_workers"),
     # Where a checkpoint is, for what is kept beside it.
-    Function(f"{TRAINER}._load_checkpoint", "(self)", "7924cd3bd8d6275b"),
-    ConfigKey(PPO, "trainer.resume_mode", "auto"),
-    ConfigKey(PPO, "trainer.resume_from_path", object),
+    Function(f"{SYNC_TRAINER}._load_checkpoint", "(self)", "7924cd3bd8d6275b"),
+    ConfigKey(PPO_YAML, "trainer.resume_mode", "auto"),
+    ConfigKey(PPO_YAML, "trainer.resume_from_path", object),
 )

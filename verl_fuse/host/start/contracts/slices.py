@@ -1,30 +1,28 @@
 """Worker groups of their own on a replica's devices, and the models in them (slices.py, slice_worker.py, slice_models.py, weights.py, assembly.py)."""
 
+from verl_fuse.host.upstream.targets import ENGINE_WORKERS, FSDP_ENGINE, RAY_WORKER_GROUPS
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
 
-EW = "verl.workers.engine_workers"
-RAY = "verl.single_controller.ray.base"
-FSDP = "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"
-BASE = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
+BASE_TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 
 CONTRACTS: tuple[Contract, ...] = (
     # A world of its own on part of a pool.
-    Function(f"{RAY}:split_resource_pool", "(resource_pool, split_size)", "fc513bf2091c3461"),
-    Class(f"{RAY}:RayClassWithInitArgs", ("ClassWithInitArgs",)),
-    Function(f"{RAY}:RayClassWithInitArgs.__init__", "(self, cls, *args, **kwargs)", "92f682310acaa1d1"),
+    Function(f"{RAY_WORKER_GROUPS}:split_resource_pool", "(resource_pool, split_size)", "fc513bf2091c3461"),
+    Class(f"{RAY_WORKER_GROUPS}:RayClassWithInitArgs", ("ClassWithInitArgs",)),
+    Function(f"{RAY_WORKER_GROUPS}:RayClassWithInitArgs.__init__", "(self, cls, *args, **kwargs)", "92f682310acaa1d1"),
     Function(
-        f"{RAY}:RayWorkerGroup.__init__",
+        f"{RAY_WORKER_GROUPS}:RayWorkerGroup.__init__",
         "(self, resource_pool=None, ray_cls_with_init=None, bin_pack=True, name_prefix=None, detached=False, worker_names=None, worker_handles=None, ray_wait_register_center_timeout=300, **kwargs)",
         "bbb6d1495f53ced4",
     ),
     Function(
-        f"{RAY}:RayWorkerGroup._init_with_subresource_pool",
+        f"{RAY_WORKER_GROUPS}:RayWorkerGroup._init_with_subresource_pool",
         "(self, resource_pool, ray_cls_with_init, bin_pack, detached, worker_env=None)",
         "bc5b45751b6ee16b",
     ),
-    Function(f"{RAY}:ResourcePoolManager.get_resource_pool", "(self, role)", "a2b427de130480af"),
-    Attribute(f"{BASE}.processor"),
-    Attribute(f"{BASE}.resource_pool_manager"),
+    Function(f"{RAY_WORKER_GROUPS}:ResourcePoolManager.get_resource_pool", "(self, role)", "a2b427de130480af"),
+    Attribute(f"{BASE_TRAINER}.processor"),
+    Attribute(f"{BASE_TRAINER}.resource_pool_manager"),
     Attribute("verl.workers.rollout.replica:RolloutReplica.world_size"),
     Class("verl.single_controller.base.decorator:Dispatch", ("DynamicEnum",)),
     # A worker that holds models of several kinds, dispatched over a mesh of its own.
@@ -41,25 +39,25 @@ CONTRACTS: tuple[Contract, ...] = (
     Function("verl.single_controller.base.worker:Worker.get_dispatch_collect", "(self)", "00b7df58a1a92259"),
     # Policy and reference as verl builds them, each from its own block.
     Function(
-        f"{EW}:ActorRolloutRefWorker.__init__",
+        f"{ENGINE_WORKERS}:ActorRolloutRefWorker.__init__",
         "(self, config, role, distillation_config=None, **kwargs)",
         "0234aec960486ae8",
     ),
-    Decorator(f"{EW}:ActorRolloutRefWorker.init_model", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
-    Attribute(f"{EW}:ActorRolloutRefWorker.ref"),
-    Attribute(f"{EW}:ActorRolloutRefWorker.actor"),
+    Decorator(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.init_model", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
+    Attribute(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.ref"),
+    Attribute(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.actor"),
     # The critic from what verl gives its workers.
-    Attribute(f"{BASE}.resource_pool_to_cls"),
+    Attribute(f"{BASE_TRAINER}.resource_pool_to_cls"),
     Attribute("verl.single_controller.base.worker_group:ClassWithInitArgs.kwargs"),
-    Function(f"{EW}:TrainingWorker.reset", "(self)", "f6bc0d111a3b2c99"),
-    Attribute(f"{EW}:TrainingWorker.engine"),
+    Function(f"{ENGINE_WORKERS}:TrainingWorker.reset", "(self)", "f6bc0d111a3b2c99"),
+    Attribute(f"{ENGINE_WORKERS}:TrainingWorker.engine"),
     Class("verl.workers.config:TrainingWorkerConfig"),
     Attribute("verl.workers.config:TrainingWorkerConfig.engine_config"),
     # What is different in an engine that is forward-only.
     Attribute("verl.workers.config:EngineConfig.forward_only"),
     Attribute("verl.workers.config:FSDPEngineConfig.model_dtype"),
-    Function(f"{FSDP}._build_module", "(self)", "efe66f66243aa629"),
-    Function(f"{FSDP}._build_model_optimizer", "(self)", "46d50ef606111101"),
+    Function(f"{FSDP_ENGINE}._build_module", "(self)", "efe66f66243aa629"),
+    Function(f"{FSDP_ENGINE}._build_model_optimizer", "(self)", "46d50ef606111101"),
     ConfigKey("verl/trainer/config/engine/fsdp.yaml", "forward_only", bool),
     ConfigKey("verl/trainer/config/engine/fsdp.yaml", "model_dtype", str),
     ConfigKey("verl/trainer/config/rollout/rollout.yaml", "checkpoint_engine.backend", str),
@@ -75,6 +73,6 @@ CONTRACTS: tuple[Contract, ...] = (
         "(model, offload_to_cpu=True, rank0_only=True)",
         "db3e931a0bbff10e",
     ),
-    Function(f"{FSDP}.eval_mode", "(self, **kwargs)", "40eb6570fb4a74b5"),
-    Attribute(f"{FSDP}.module"),
+    Function(f"{FSDP_ENGINE}.eval_mode", "(self, **kwargs)", "40eb6570fb4a74b5"),
+    Attribute(f"{FSDP_ENGINE}.module"),
 )

@@ -2,28 +2,28 @@
 
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function
 
-META = "transfer_queue:KVBatchMeta"
-LOOP = "verl.trainer.ppo.v1.agent_loop_tq"
+BATCH_META = "transfer_queue:KVBatchMeta"
+AGENT_LOOP = "verl.trainer.ppo.v1.agent_loop_tq"
 
 CONTRACTS: tuple[Contract, ...] = (
     # It returns the fields that all rows have.
     Function("transfer_queue:kv_batch_get", "(keys, partition_id, select_fields=None)", "fd73b103f6e791f1"),
     Function("transfer_queue:kv_list", "(partition_id=None)", "05832061eb773923"),
-    Class(META, required=()),
-    Attribute(f"{META}.keys"),
-    Attribute(f"{META}.tags"),
-    Attribute(f"{META}.partition_id"),
-    Attribute(f"{META}.extra_info"),
-    Function(f"{META}.__post_init__", "(self)", "02c369ac3926ab4d"),
-    Function(f"{META}.__len__", "(self)", "b74f2b5ed4756e3f"),
+    Class(BATCH_META, required=()),
+    Attribute(f"{BATCH_META}.keys"),
+    Attribute(f"{BATCH_META}.tags"),
+    Attribute(f"{BATCH_META}.partition_id"),
+    Attribute(f"{BATCH_META}.extra_info"),
+    Function(f"{BATCH_META}.__post_init__", "(self)", "02c369ac3926ab4d"),
+    Function(f"{BATCH_META}.__len__", "(self)", "b74f2b5ed4756e3f"),
     # The keys {uid}_{session}_{index}, the tags, and the states of prompt groups.
     Function(
-        f"{LOOP}:AgentLoopWorkerTQ._run_prompt",
+        f"{AGENT_LOOP}:AgentLoopWorkerTQ._run_prompt",
         "async (self, prompt, sampling_params, trajectory, trace=False)",
         "1232746e27f5817e",
     ),
     Function(
-        f"{LOOP}:AgentLoopWorkerTQ._agent_loop_postprocess",
+        f"{AGENT_LOOP}:AgentLoopWorkerTQ._agent_loop_postprocess",
         "async (self, output, validate, **kwargs)",
         "0acd529ff1307e54",
     ),

@@ -1,61 +1,66 @@
 """The worker classes we subclass and the methods we wrap: how Ray dispatches them decides what a lane may do (worker.py, lane.py)."""
 
+from verl_fuse.host.upstream.targets import ENGINE_WORKERS
 from verl_fuse.spec.contract import Class, Contract, Decorator, Function
 
-EW = "verl.workers.engine_workers"
 DECORATOR = "verl.single_controller.base.decorator"
 
 CONTRACTS: tuple[Contract, ...] = (
-    Class(f"{EW}:ActorRolloutRefWorker", ("Worker",)),
-    Class(f"{EW}:TrainingWorker", ("Worker",)),
-    Function(f"{EW}:ActorRolloutRefWorker.compute_log_prob", "(self, data)", "d13b1faf470b8ee5", closed=True),
-    Decorator(
-        f"{EW}:ActorRolloutRefWorker.compute_log_prob",
-        "register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name='actor'))",
+    Class(f"{ENGINE_WORKERS}:ActorRolloutRefWorker", ("Worker",)),
+    Class(f"{ENGINE_WORKERS}:TrainingWorker", ("Worker",)),
+    Function(
+        f"{ENGINE_WORKERS}:ActorRolloutRefWorker.compute_log_prob", "(self, data)", "d13b1faf470b8ee5", closed=True
     ),
-    Function(f"{EW}:ActorRolloutRefWorker.compute_ref_log_prob", "(self, data)", "a3fba383f9646a57", closed=True),
     Decorator(
-        f"{EW}:ActorRolloutRefWorker.compute_ref_log_prob",
-        "register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name='ref'))",
-    ),
-    Function(f"{EW}:ActorRolloutRefWorker.update_actor", "(self, data)", "a0342ca79cd1fe4b", closed=True),
-    Decorator(
-        f"{EW}:ActorRolloutRefWorker.update_actor",
+        f"{ENGINE_WORKERS}:ActorRolloutRefWorker.compute_log_prob",
         "register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name='actor'))",
     ),
     Function(
-        f"{EW}:ActorRolloutRefWorker.update_weights",
+        f"{ENGINE_WORKERS}:ActorRolloutRefWorker.compute_ref_log_prob", "(self, data)", "a3fba383f9646a57", closed=True
+    ),
+    Decorator(
+        f"{ENGINE_WORKERS}:ActorRolloutRefWorker.compute_ref_log_prob",
+        "register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name='ref'))",
+    ),
+    Function(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.update_actor", "(self, data)", "a0342ca79cd1fe4b", closed=True),
+    Decorator(
+        f"{ENGINE_WORKERS}:ActorRolloutRefWorker.update_actor",
+        "register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name='actor'))",
+    ),
+    Function(
+        f"{ENGINE_WORKERS}:ActorRolloutRefWorker.update_weights",
         "async (self, global_steps=None, mode='auto')",
         "c39093d5e3fd9621",
         closed=True,
     ),
     Decorator(
-        f"{EW}:ActorRolloutRefWorker.update_weights", "register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)"
+        f"{ENGINE_WORKERS}:ActorRolloutRefWorker.update_weights",
+        "register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)",
     ),
     Function(
-        f"{EW}:ActorRolloutRefWorker.save_checkpoint",
+        f"{ENGINE_WORKERS}:ActorRolloutRefWorker.save_checkpoint",
         "(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None)",
         "7a44f11a2f8159d0",
         closed=True,
     ),
-    Decorator(f"{EW}:ActorRolloutRefWorker.save_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
-    Function(f"{EW}:TrainingWorker.infer_batch", "(self, data)", "6da40d036e75211a", closed=True),
+    Decorator(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.save_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
+    Function(f"{ENGINE_WORKERS}:TrainingWorker.infer_batch", "(self, data)", "6da40d036e75211a", closed=True),
     Decorator(
-        f"{EW}:TrainingWorker.infer_batch",
+        f"{ENGINE_WORKERS}:TrainingWorker.infer_batch",
         "register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name='train'), blocking=False)",
     ),
-    Function(f"{EW}:TrainingWorker.train_mini_batch", "(self, data)", "8a039f36db8256f8", closed=True),
+    Function(f"{ENGINE_WORKERS}:TrainingWorker.train_mini_batch", "(self, data)", "8a039f36db8256f8", closed=True),
     Decorator(
-        f"{EW}:TrainingWorker.train_mini_batch",
+        f"{ENGINE_WORKERS}:TrainingWorker.train_mini_batch",
         "register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name='train'), blocking=False)",
     ),
     Function(
-        f"{EW}:TrainingWorker.save_checkpoint",
+        f"{ENGINE_WORKERS}:TrainingWorker.save_checkpoint",
         "(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None)",
         "3a9f5adba075f5dd",
         closed=True,
     ),
-    Decorator(f"{EW}:TrainingWorker.save_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
+    Decorator(f"{ENGINE_WORKERS}:TrainingWorker.save_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
     # Our wrappers keep what it sets on a method.
     Function(
         f"{DECORATOR}:register",

@@ -9,9 +9,9 @@ from verl.utils.tensordict_utils import get_non_tensor_data
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.update.joint import JointCalls
-from verl_fuse.host.update.megatron.lane import Call
 from verl_fuse.host.update.megatron.messages import Padding
-from verl_fuse.runtime.lane import TensorSpec
+from verl_fuse.host.update.megatron.stage import ForwardBackwardCall
+from verl_fuse.runtime.stage import TensorSpec
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def capturing(calls: JointCalls) -> Iterator[None]:
         module.get_forward_backward_func = original
 
 
-class Captured:
+class CapturedCall:
     """One call of `forward_backward_func`."""
 
     def __init__(self, request: Mapping[str, Any], padding: Padding) -> None:
@@ -36,7 +36,7 @@ class Captured:
         count = request["num_microbatches"]
         batches = [next(data) for _ in range(count)]
         self.specs: list[TensorSpec] = [_message(batch, padding) for batch in batches]
-        self.call = Call(request["forward_step_func"], iter(batches), request["model"], count)
+        self.call = ForwardBackwardCall(request["forward_step_func"], iter(batches), request["model"], count)
         self.results: list[Any] = []
 
 

@@ -24,7 +24,7 @@ from verl_fuse.host.update.megatron.view import View
 VENDOR = "verl_fuse"
 
 
-class Layout(NamedTuple):
+class ViewSizes(NamedTuple):
     """What a view is made for."""
 
     mirrored: bool
@@ -35,12 +35,12 @@ class Layout(NamedTuple):
     expert_tensor: int | None
 
 
-_views: dict[Layout, View] = {}
+_views: dict[ViewSizes, View] = {}
 
 
 def view_of(model_type: str, engine_config: Any) -> View:
     """The view for a model of this type with these sizes (verl's McoreEngineConfig); value models are mirrored."""
-    layout = Layout(
+    layout = ViewSizes(
         model_type == "value_model",
         engine_config.tensor_model_parallel_size,
         engine_config.pipeline_model_parallel_size,

@@ -20,24 +20,21 @@ import torch.distributed as dist
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.update.joint import JointCalls
-from verl_fuse.host.update.megatron.captured import Captured, capturing
-from verl_fuse.host.update.megatron.lane import MegatronLane
+from verl_fuse.host.update.megatron.captured import CapturedCall, capturing
 from verl_fuse.host.update.megatron.messages import Padding
+from verl_fuse.host.update.megatron.stage import MegatronStage
 from verl_fuse.host.update.megatron.view import View
-from verl_fuse.host.update.report import ModelCost, RankReport
+from verl_fuse.host.update.report import MODELS, ModelCost, RankReport
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.links import Link, open_links
 from verl_fuse.runtime.lower import lower_schedule
-from verl_fuse.runtime.report import Report
+from verl_fuse.runtime.report import ProgramReport
 from verl_fuse.runtime.watch import Watch
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 from verl_fuse.spec.timeline import Span
-
-MODELS = ("actor", "critic")
-"""In the order of a problem's pipelines."""
 
 Schedules = Mapping[tuple[int, int], Schedule]
 """Micro-batches of actor and critic -> what runs them."""
@@ -86,27 +83,27 @@ class Fusion:
         """Megatron's own order of one model's micro-batches."""
         if (model, microbatches) not in self._alone:
             pipelines = [Pipeline(model, ranks, microbatches, 1, 2, 1) for ranks in self.placements[model]]
-            problem = Problem(dist.get_world_size() // self.width, tuple(pipelines))
+            problem = ScheduleProblem(dist.get_world_size() // self.width, tuple(pipelines))
             self._alone[model, microbatches] = solve(problem, "serial", Budget(60.0))
         return self._alone[model, microbatches]
 
-    def execute(self, schedule: Schedule, calls: Mapping[str, Captured]) -> Report:
+    def execute(self, schedule: Schedule, calls: Mapping[str, CapturedCall]) -> ProgramReport:
         """Run one program over the calls of its models."""
         links: dict[int, Link] = {}
-        lanes: dict[int, MegatronLane] = {}
+        stages: dict[int, MegatronStage] = {}
         seen: dict[str, int] = {}
         for index, pipeline in enumerate(schedule.problem.pipelines):
             copy = seen[pipeline.model] = seen.get(pipeline.model, -1) + 1
             if (link := self._links.get((pipeline.model, copy))) is not None:
                 call = calls[pipeline.model]
                 links[index] = link
-                lanes[index] = MegatronLane(self._engines[pipeline.model].view, call.call, call.specs, self.device)
-                call.results = lanes[index].results
+                stages[index] = MegatronStage(self._engines[pipeline.model].view, call.call, call.specs, self.device)
+                call.results = stages[index].results
         row = dist.get_rank() // self.width
-        return Executor(lower_schedule(schedule), row, links, self._watch).run(lanes)
+        return Executor(lower_schedule(schedule), row, links, self._watch).run(stages)
 
-    def captured(self, model: str, request: Mapping[str, Any]) -> Captured:
-        return Captured(request, self._padding[model])
+    def captured(self, model: str, request: Mapping[str, Any]) -> CapturedCall:
+        return CapturedCall(request, self._padding[model])
 
     def _open_links(self) -> dict[tuple[str, int], Link]:
         """By model and copy; every rank of tensor and context parallelism has links of its own."""
@@ -145,7 +142,7 @@ class _Update:
                         self._activations[model] = report.peak_bytes / report.predicted_peak
         return {model: call.results for model, call in calls.items()}
 
-    def _run(self, schedule: Schedule, calls: Mapping[str, Captured]) -> Report:
+    def _run(self, schedule: Schedule, calls: Mapping[str, CapturedCall]) -> ProgramReport:
         begun = time.time()
         report = self._fusion.execute(schedule, calls)
         self._spans += report.spans

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from verl_fuse.errors import FuseError
-from verl_fuse.runtime.lane import TensorSpec
+from verl_fuse.runtime.stage import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from verl.single_controller.base.decorator import Dispatch, register
 
 from verl_fuse.host.update.megatron.engine import use_views
-from verl_fuse.host.update.report import Order, RankReport
+from verl_fuse.host.update.report import RankReport, UpdateOrder
 from verl_fuse.spec.schedule import Schedule
 
 _workers: dict[str, Any] = {}
@@ -27,7 +27,7 @@ def pipeline_worker_class(model: str, base: type) -> type:
         worker._workers[model] = self
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
-    def fused_update(self: Any, critic_data: Any, actor_data: Any, order: Order) -> tuple[Any, Any, RankReport]:
+    def fused_update(self: Any, critic_data: Any, actor_data: Any, order: UpdateOrder) -> tuple[Any, Any, RankReport]:
         """Update both models on this rank's data: verl's outputs of `train_mini_batch` and `update_actor`, and what was measured."""
         from verl_fuse.host.update.megatron import worker
 
@@ -39,7 +39,9 @@ def pipeline_worker_class(model: str, base: type) -> type:
     )
 
 
-def update(critic: Any, base: type, critic_data: Any, actor_data: Any, order: Order) -> tuple[Any, Any, RankReport]:
+def update(
+    critic: Any, base: type, critic_data: Any, actor_data: Any, order: UpdateOrder
+) -> tuple[Any, Any, RankReport]:
     """One update of this process's workers, through verl's own methods."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 

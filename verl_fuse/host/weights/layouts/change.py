@@ -25,14 +25,14 @@ from verl.workers.engine.fsdp.utils import create_device_mesh
 
 from verl_fuse.host.weights.layouts.held import Held
 from verl_fuse.host.weights.layouts.unwrap import replace_parameters, require_known, state_of, unwrap, wrapped
-from verl_fuse.reshard.fsdp import Fsdp
+from verl_fuse.reshard.fsdp import FsdpSharding
 from verl_fuse.reshard.program import BUCKET_BYTES
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.runtime.blame import Verdict
 from verl_fuse.runtime.reshard.nodes import node_numbers
-from verl_fuse.runtime.reshard.options import Options
+from verl_fuse.runtime.reshard.options import TransferOptions
 from verl_fuse.runtime.reshard.port import open_port
-from verl_fuse.runtime.reshard.stream import Route, Stream
+from verl_fuse.runtime.reshard.stream import ParameterStream, StreamRoute
 from verl_fuse.runtime.watch import Stopped, Watch
 
 
@@ -47,7 +47,7 @@ class Moved:
 class EngineLayout:
     """The layout of one engine; all ranks of the world change it together. `store` reaches them all, `node` names this rank's."""
 
-    def __init__(self, engine: Any, name: str, *, store: Any, node: str, options: Options) -> None:
+    def __init__(self, engine: Any, name: str, *, store: Any, node: str, options: TransferOptions) -> None:
         self._engine, self._name, self._store, self._node, self._options = engine, name, store, node, options
         self._meshes = {tuple(engine.device_mesh.mesh.shape): engine.device_mesh}
         self._changes = 0
@@ -102,8 +102,8 @@ class EngineLayout:
             streams = []
             for weights in held.weights():
                 target, dtype = placed_on(mesh), held.dtype(weights)
-                route = Route(weights, held.placed, target, nodes, dtype, BUCKET_BYTES, self._options.checksums)
-                streams.append((Stream(self._name, route, watch.rank, port, watch, device), weights))
+                route = StreamRoute(weights, held.placed, target, nodes, dtype, BUCKET_BYTES, self._options.checksums)
+                streams.append((ParameterStream(self._name, route, watch.rank, port, watch, device), weights))
             held.take()
             self._rewrap(mesh)
             for stream, weights in streams:
@@ -138,6 +138,8 @@ class EngineLayout:
         gc.collect()
 
 
-def placed_on(mesh: Any) -> Placed:
+def placed_on(mesh: Any) -> PlacedSharding:
     """A mesh of verl's FSDP engines as a layout."""
-    return Placed(Fsdp(mesh.size(-1), mesh.size(0) if mesh.ndim > 1 else 1), tuple(mesh.mesh.flatten().tolist()))
+    return PlacedSharding(
+        FsdpSharding(mesh.size(-1), mesh.size(0) if mesh.ndim > 1 else 1), tuple(mesh.mesh.flatten().tolist())
+    )

@@ -16,9 +16,9 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.weights.layouts.unwrap import replace_parameters
 from verl_fuse.host.weights.sync.trained import layout_of
 from verl_fuse.reshard.local import shape_of
-from verl_fuse.reshard.parameters import Parameter, Weights
-from verl_fuse.reshard.sharding import Placed
-from verl_fuse.runtime.reshard.stream import Stream
+from verl_fuse.reshard.parameters import ModelParameters, Parameter
+from verl_fuse.reshard.sharding import PlacedSharding
+from verl_fuse.runtime.reshard.stream import ParameterStream
 from verl_fuse.spec.model import Model
 
 
@@ -39,19 +39,19 @@ class Held:
         layouts = {layout_of(name, tensor) for name, tensor in self._tensors.items()}
         if len(layouts) != 1:
             raise FuseError(f"layout change: parameters are sharded in {len(layouts)} ways; needs one for all of them")
-        self.placed = Placed(*layouts.pop())
+        self.placed = PlacedSharding(*layouts.pop())
         config = engine.model_config.hf_config
         self._model = Model.from_hf(config.to_dict(), config.model_type)
 
-    def weights(self) -> list[Weights]:
+    def weights(self) -> list[ModelParameters]:
         """What is to be moved, by type of element: a transfer has one type on the way."""
         kinds: dict[torch.dtype, list[Parameter]] = {}
         for name, tensor in self._tensors.items():
             rows = tensor.shape[0]
             kinds.setdefault(tensor.dtype, []).append(Parameter(name, rows, tensor.numel() // rows, "whole"))
-        return [Weights(self._model, tuple(parameters)) for parameters in kinds.values()]
+        return [ModelParameters(self._model, tuple(parameters)) for parameters in kinds.values()]
 
-    def dtype(self, weights: Weights) -> torch.dtype:
+    def dtype(self, weights: ModelParameters) -> torch.dtype:
         """The type of one of `weights()`."""
         return self._kinds[weights.parameters[0].name][1]
 
@@ -61,7 +61,9 @@ class Held:
         for group in self._optimizer.param_groups:
             group["params"] = []
 
-    def through(self, stream: Stream, weights: Weights, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+    def through(
+        self, stream: ParameterStream, weights: ModelParameters, version: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Send one of `weights()`; yields this rank's part in the new layout, where it has one."""
         own = {parameter.name: _local(self._tensors.pop(parameter.name), parameter) for parameter in weights.parameters}
         for name, tensor in stream.run(own, version):

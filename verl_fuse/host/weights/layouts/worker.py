@@ -15,14 +15,14 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl_fuse.errors import FuseError
 from verl_fuse.host.record.spans import remote_recorder
 from verl_fuse.host.weights.layouts.change import EngineLayout, Moved
-from verl_fuse.runtime.reshard.options import Options
+from verl_fuse.runtime.reshard.options import TransferOptions
 from verl_fuse.spec.files import write_atomically
 
 # Beside verl's files of a checkpoint.
 LAYOUT_FILE = "verl_fuse_layout.json"
 
 
-def layout_worker_class(model: str, base: type, options: Options) -> type:
+def layout_worker_class(model: str, base: type, options: TransferOptions) -> type:
     """A subclass of verl's worker class for `model` ("actor" or "critic")."""
     save, load = base.save_checkpoint, base.load_checkpoint  # type: ignore[attr-defined]
 
@@ -58,7 +58,7 @@ def layout_worker_class(model: str, base: type, options: Options) -> type:
     return type(f"Layout{base.__name__}", (base,), {"__doc__": base.__doc__, **methods})
 
 
-def layout(worker: Any, model: str, options: Options) -> EngineLayout:
+def layout(worker: Any, model: str, options: TransferOptions) -> EngineLayout:
     """That of the worker's engine, which must be built."""
     if "_verl_fuse_layout" not in worker.__dict__:
         store: Any = dist.distributed_c10d._get_default_store()

@@ -8,7 +8,7 @@ a sum to every message. verl opens and closes the transfer around every sync, so
 Invariants (tests/integration/test_checkpoint_engine.py):
 - a worker is given what vLLM loads of whole parameters, bitwise, in the rollout's type; what it does not load is NaN;
 - bytes received are those that workers load; nothing is gathered;
-- all ranks agree on the step the weights are of; a worker's stamp has it only when it has taken everything;
+- all ranks agree on the step the weights are of; a worker's copy is of that version only when it has taken everything;
 - a rank that dies, leaves early or never joins ends the sync on all ranks within the timeout, by name.
 """
 
@@ -29,16 +29,16 @@ from verl.utils.device import get_device_name, get_torch_device
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.on_import import on_import
-from verl_fuse.host.weights.sync.hybrid import DTYPES, UNNUMBERED
+from verl_fuse.host.weights.sync.hybrid import TORCH_DTYPES, UNNUMBERED
 from verl_fuse.host.weights.sync.trained import own_shards, trained
-from verl_fuse.reshard.loadable import Loadable
-from verl_fuse.reshard.parameters import weights_of
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.loadable import LoadableSharding
+from verl_fuse.reshard.parameters import parameters_of
+from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.reshard.text import sharding_from
-from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.reshard.vllm import VllmSharding
 from verl_fuse.runtime.reshard.nodes import node_numbers
 from verl_fuse.runtime.reshard.port import open_port
-from verl_fuse.runtime.reshard.stream import Route, Stream
+from verl_fuse.runtime.reshard.stream import ParameterStream, StreamRoute
 from verl_fuse.runtime.watch import Stopped, Watch
 from verl_fuse.spec.model import Model
 
@@ -128,12 +128,12 @@ class FuseCheckpointEngine(CheckpointEngine):
         finally:
             # If not everything was taken, the others learn it now.
             arriving.close()
-        stream.stamp.require(version)
+        stream.held_version.require(version)
 
     def _send(self, engine: Any, tp: int, dtype: str, version: int) -> dict[str, Any]:
         found = trained(engine)
-        if dtype not in DTYPES:
-            raise FuseError(f"weight sync: rollout.dtype={dtype!r}; needs {', '.join(DTYPES)}")
+        if dtype not in TORCH_DTYPES:
+            raise FuseError(f"weight sync: rollout.dtype={dtype!r}; needs {', '.join(TORCH_DTYPES)}")
         assert self._watch is not None, "not joined"
         if self._watch.rank == 0:
             model_type = engine.model_config.hf_config.model_type
@@ -155,7 +155,7 @@ class FuseCheckpointEngine(CheckpointEngine):
             raise self._told(error) from error
         return {}
 
-    def _stream(self) -> Stream:
+    def _stream(self) -> ParameterStream:
         """As rank 0 has said what is sent, and how."""
         watch = self._watch
         assert watch is not None, "not joined"
@@ -166,17 +166,17 @@ class FuseCheckpointEngine(CheckpointEngine):
         if (size - self._trainers) % tp:
             raise FuseError(f"weight sync: {size - self._trainers} rollout workers; needs replicas of {tp}")
         sharding, ranks = said["trained"]
-        route = Route(
-            weights_of(Model(**said["model"]), said["model_type"]),
-            Placed(sharding_from(sharding), tuple(ranks)),
-            Placed.at(Loadable(Vllm(tp, (size - self._trainers) // tp)), self._trainers),
+        route = StreamRoute(
+            parameters_of(Model(**said["model"]), said["model_type"]),
+            PlacedSharding(sharding_from(sharding), tuple(ranks)),
+            PlacedSharding.at(LoadableSharding(VllmSharding(tp, (size - self._trainers) // tp)), self._trainers),
             self._nodes,
-            DTYPES[said["dtype"]],
+            TORCH_DTYPES[said["dtype"]],
             said["bucket_bytes"],
             said["checksums"],
         )
         name = f"rollout worker {watch.rank - self._trainers}"
-        return Stream(name, route, watch.rank, self._port, watch, self._device)
+        return ParameterStream(name, route, watch.rank, self._port, watch, self._device)
 
     def _told(self, error: Stopped) -> FuseError:
         assert self._watch is not None, "not joined"

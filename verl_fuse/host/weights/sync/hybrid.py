@@ -20,22 +20,22 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 from verl_fuse.errors import FuseError
 from verl_fuse.host.record.spans import remote_recorder
 from verl_fuse.host.weights.sync.trained import own_shards, trained
-from verl_fuse.reshard.loadable import Loadable
-from verl_fuse.reshard.sharding import Placed
-from verl_fuse.reshard.vllm import Vllm
+from verl_fuse.reshard.loadable import LoadableSharding
+from verl_fuse.reshard.sharding import PlacedSharding
+from verl_fuse.reshard.vllm import VllmSharding
 from verl_fuse.runtime.reshard.nodes import node_numbers
-from verl_fuse.runtime.reshard.options import Options
+from verl_fuse.runtime.reshard.options import TransferOptions
 from verl_fuse.runtime.reshard.port import open_port
-from verl_fuse.runtime.reshard.stream import Route, Stream
+from verl_fuse.runtime.reshard.stream import ParameterStream, StreamRoute
 from verl_fuse.runtime.watch import Watch
 
 # Types of a rollout's elements.
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # The version of a sync that verl gives no step.
 UNNUMBERED = -1
 
 
-def shard_sync_worker_class(base: type, options: Options) -> type:
+def shard_sync_worker_class(base: type, options: TransferOptions) -> type:
     """A subclass of verl's actor worker whose sync with its own rollout sends shards."""
 
     @functools.wraps(base.update_weights)  # type: ignore[attr-defined]
@@ -52,7 +52,7 @@ def shard_sync_worker_class(base: type, options: Options) -> type:
 
 
 @contextmanager
-def exporting(worker: Any, version: int, options: Options) -> Iterator[None]:
+def exporting(worker: Any, version: int, options: TransferOptions) -> Iterator[None]:
     """While this lasts, the actor's engine exports what this rank's vLLM worker loads; an error if that was not all taken."""
     engine, rollout = worker.actor.engine, worker.config.rollout
     opened, layout, stream = worker.__dict__.get("_verl_fuse_stream", (0, None, None))
@@ -62,11 +62,15 @@ def exporting(worker: Any, version: int, options: Options) -> Iterator[None]:
         # The engine has another layout than at the last sync (host/layouts), or this is the first one.
         if stream is not None:
             stream.close()
-        engines = Vllm(rollout.tensor_model_parallel_size, worker.world_size // rollout.tensor_model_parallel_size)
+        engines = VllmSharding(
+            rollout.tensor_model_parallel_size, worker.world_size // rollout.tensor_model_parallel_size
+        )
         bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
         node = ray.util.get_node_ip_address()
         store: Any = PrefixStore(f"verl_fuse/sync {opened}", dist.distributed_c10d._get_default_store())
-        stream = open_stream(engine, engines, DTYPES[rollout.dtype], bucket, store=store, node=node, options=options)
+        stream = open_stream(
+            engine, engines, TORCH_DTYPES[rollout.dtype], bucket, store=store, node=node, options=options
+        )
         worker._verl_fuse_stream = (opened + 1, mesh, stream)
     arriving = stream.run(own_shards(engine), version)
     engine.get_per_tensor_param = lambda **_: (arriving, None)
@@ -77,13 +81,20 @@ def exporting(worker: Any, version: int, options: Options) -> Iterator[None]:
             del engine.get_per_tensor_param
             # If vLLM did not take everything, the other ranks learn it now.
             arriving.close()
-        stream.stamp.require(version)
+        stream.held_version.require(version)
         seen["received_bytes"] = sum(report.received_bytes for report in stream.reports)
 
 
 def open_stream(
-    engine: Any, engines: Vllm, dtype: torch.dtype, bucket_bytes: int, *, store: Any, node: str, options: Options
-) -> Stream:
+    engine: Any,
+    engines: VllmSharding,
+    dtype: torch.dtype,
+    bucket_bytes: int,
+    *,
+    store: Any,
+    node: str,
+    options: TransferOptions,
+) -> ParameterStream:
     """Collective over all training ranks; rank i serves rank i of `engines`. `store` reaches all of them, `node` names this rank's node."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if engines.devices != size:
@@ -93,10 +104,10 @@ def open_stream(
     found = trained(engine)
     watch = Watch("weight sync", store, rank, range(size), options.timeout, "weight sync")
     nodes = node_numbers(watch, node)
-    route = Route(
+    route = StreamRoute(
         found.weights,
         found.placed,
-        Placed.at(Loadable(engines)),
+        PlacedSharding.at(LoadableSharding(engines)),
         nodes,
         dtype,
         bucket_bytes,
@@ -104,4 +115,4 @@ def open_stream(
     )
     port_store = PrefixStore("verl_fuse/weight sync/port", store)
     port = open_port(port_store, rank, size, "gloo" if found.device == "cpu" else "nccl")
-    return Stream(f"rollout rank {rank}", route, rank, port, watch, found.device)
+    return ParameterStream(f"rollout rank {rank}", route, rank, port, watch, found.device)

@@ -17,13 +17,13 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from verl.utils.megatron_utils import unwrap_model
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.megatron import Megatron
-from verl_fuse.reshard.parameters import Weights
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.megatron import MegatronSharding
+from verl_fuse.reshard.parameters import ModelParameters
+from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.spec.layout import Layout
 
 
-def placed(engine: Any, weights: Weights) -> Placed:
+def placed(engine: Any, weights: ModelParameters) -> PlacedSharding:
     """The layout of an engine's model; every rank finds the same without asking the others."""
     model = _model(engine)
     config, groups = model.config, model.pg_collection
@@ -42,7 +42,7 @@ def placed(engine: Any, weights: Weights) -> Placed:
         raise FuseError(f"weight sync: pipeline stages of {stages} blocks; needs at least one on each")
     shards = own_shards(engine)
     transformer_engine = any(name.endswith(".layer_norm_weight") for name in shards)
-    sharding = Megatron(layout, stages, model.vocab_size, transformer_engine)
+    sharding = MegatronSharding(layout, stages, model.vocab_size, transformer_engine)
     sharding.check(weights)
     rank = dist.get_rank()
     place = groups.tp.rank() + layout.tp * (groups.dp.rank() + layout.dp * groups.pp.rank())
@@ -56,7 +56,7 @@ def placed(engine: Any, weights: Weights) -> Placed:
                 f"weight sync: rank {rank} has {name!r} of shape {held.get(name)}; "
                 f"needs {wanted.get(name)}, as a plain {weights.model.name} in {sharding}"
             )
-    return Placed.at(sharding)
+    return PlacedSharding.at(sharding)
 
 
 def own_shards(engine: Any) -> dict[str, torch.Tensor]:

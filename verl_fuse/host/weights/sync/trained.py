@@ -13,9 +13,9 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.fsdp import Fsdp
-from verl_fuse.reshard.parameters import Weights, weights_of
-from verl_fuse.reshard.sharding import Placed
+from verl_fuse.reshard.fsdp import FsdpSharding
+from verl_fuse.reshard.parameters import ModelParameters, parameters_of
+from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.spec.model import Model
 
 
@@ -23,15 +23,15 @@ from verl_fuse.spec.model import Model
 class Trained:
     """A trained model's parameters, and who has which part; `device` is the type of device they are trained on."""
 
-    weights: Weights
-    placed: Placed
+    weights: ModelParameters
+    placed: PlacedSharding
     device: str
 
 
 def trained(engine: Any) -> Trained:
     """Of a verl engine, after its model is built; the same on every rank."""
     config = engine.model_config.hf_config
-    weights = weights_of(Model.from_hf(config.to_dict(), config.model_type), config.model_type)
+    weights = parameters_of(Model.from_hf(config.to_dict(), config.model_type), config.model_type)
     if _is_megatron(engine):
         from verl_fuse.host.weights.sync import megatron
 
@@ -43,7 +43,7 @@ def trained(engine: Any) -> Trained:
     if len(meshes) > 1:
         raise FuseError(f"weight sync: parameters are sharded in {len(meshes)} ways; needs one for all of them")
     sharding, ranks = meshes.pop()
-    return Trained(weights, Placed(sharding, ranks), state[weights.parameters[0].name].device_mesh.device_type)
+    return Trained(weights, PlacedSharding(sharding, ranks), state[weights.parameters[0].name].device_mesh.device_type)
 
 
 def own_shards(engine: Any) -> dict[str, torch.Tensor]:
@@ -60,7 +60,7 @@ def _is_megatron(engine: Any) -> bool:
     return isinstance(engine.module, list)
 
 
-def _check_names(weights: Weights, state: Mapping[str, Any]) -> None:
+def _check_names(weights: ModelParameters, state: Mapping[str, Any]) -> None:
     # A tied head is the embedding under a second name.
     tied = {"lm_head.weight"} if weights.model.tied_embeddings else set()
     unknown = sorted(state.keys() - weights.index.keys() - tied)
@@ -72,7 +72,7 @@ def _check_names(weights: Weights, state: Mapping[str, Any]) -> None:
         )
 
 
-def layout_of(name: str, tensor: Any) -> tuple[Fsdp, tuple[int, ...]]:
+def layout_of(name: str, tensor: Any) -> tuple[FsdpSharding, tuple[int, ...]]:
     """How FSDP2 has sharded a tensor, and over which ranks."""
     if not isinstance(tensor, DTensor):
         raise FuseError(
@@ -81,9 +81,9 @@ def layout_of(name: str, tensor: Any) -> tuple[Fsdp, tuple[int, ...]]:
     mesh, placements = tensor.device_mesh, tuple(tensor.placements)
     ranks = tuple(mesh.mesh.flatten().tolist())
     if placements == (Shard(0),):
-        return Fsdp(mesh.size(0)), ranks
+        return FsdpSharding(mesh.size(0)), ranks
     if placements == (Replicate(), Shard(0)):
-        return Fsdp(mesh.size(1), mesh.size(0)), ranks
+        return FsdpSharding(mesh.size(1), mesh.size(0)), ranks
     raise FuseError(
         f"weight sync: parameter {name!r} is placed {placements}; needs (Shard(0),) or (Replicate(), Shard(0))"
     )

@@ -36,7 +36,7 @@ def scales(table: OpTable) -> Scales:
 
 
 @dataclass
-class Model:
+class ConstraintModel:
     """A CP-SAT model of `table` with the start of every op in ticks."""
 
     table: OpTable
@@ -81,7 +81,7 @@ def activation_ticks(table: OpTable, scales: Scales, op: int) -> int:
     return ticks + (scales.memory.value(ticks) < table.activation[op] * (1 - 1e-12))
 
 
-def build(table: OpTable, scales: Scales, deadline: int, limits: Limits | None = None) -> Model:
+def build(table: OpTable, scales: Scales, deadline: int, limits: Limits | None = None) -> ConstraintModel:
     """The model without memory limit or objective; `limits` bounds the micro-batches in flight."""
     cp = cp_model.CpModel()
     ticks = scales.time.ticks
@@ -105,4 +105,4 @@ def build(table: OpTable, scales: Scales, deadline: int, limits: Limits | None =
         for microbatch in range(table.problem.pipelines[pipeline].microbatches - limit):
             freeing = table.id(pipeline, stage, 1, microbatch)
             cp.add(starts[table.id(pipeline, stage, 0, microbatch + limit)] >= starts[freeing] + durations[freeing])
-    return Model(table, scales, cp, starts, durations, deadline)
+    return ConstraintModel(table, scales, cp, starts, durations, deadline)

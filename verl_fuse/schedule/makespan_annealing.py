@@ -1,6 +1,6 @@
 """Simulated annealing on running orders, from a greedy start, under a hard memory limit.
 
-Invariants (tests/unit/schedule/test_annealed.py): never worse than greedy; one worker and one seed give one result unless the clock stops it.
+Invariants (tests/unit/schedule/test_makespan_annealing.py): never worse than greedy; one worker and one seed give one result unless the clock stops it.
 
 After the idea of RLHFuse (arXiv 2409.13221), with two changes that replace its hundreds of processors: only neighbours on a critical path are swapped,
 and memory is a limit that is lowered step by step instead of a second energy.
@@ -8,18 +8,18 @@ and memory is a limit that is lowered step by step instead of a second energy.
 
 import numpy as np
 
+from verl_fuse.schedule.constraint_model import Scales, scales
 from verl_fuse.schedule.descent import Attempt, Goal, descend
 from verl_fuse.schedule.greedy import candidates
-from verl_fuse.schedule.model import Scales, scales
 from verl_fuse.schedule.priorities import PrioritySearch
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import orders_of
 
-MOVES_PER_SECOND = 5e8
+OPS_TIMED_PER_SECOND = 5e8
 """Ops timed per second of effort: what one core manages, so that an effort of 1 is about a second."""
 
-SWAP = 1500
+LEAST_OPS_PER_SWAP = 1500
 """Ops that a swap costs at least, however few it times."""
 
 DISPATCHES_PER_SECOND = 9e6
@@ -30,22 +30,22 @@ CLIMB_SHARE = 0.25
 
 CLIMBS = 3
 
-HOT = (0.8, 0.3)
+MAKESPAN_TEMPERATURES = (0.8, 0.3)
 """First temperatures, in mean op durations: the first forgets the start, the second polishes it. Workers and seeds take turns."""
 
-COOLING = 8.0
+MAKESPAN_COOLING = 8.0
 """First over last temperature."""
 
-CHUNK = 1e8
+OPS_PER_LOOK = 1e8
 """Ops timed between looks at the clock."""
 
 
 def annealed(table: OpTable, budget: Budget) -> tuple[Solution, Bounds]:
     """Annealing alone, on every worker."""
-    return descend(table, budget, [Anneal(table, worker) for worker in range(budget.workers)])
+    return descend(table, budget, [MakespanAnnealing(table, worker) for worker in range(budget.workers)])
 
 
-class Anneal(Attempt):
+class MakespanAnnealing(Attempt):
     """Tries to reach a goal by annealing from the greedy starts in turn; `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
@@ -54,7 +54,7 @@ class Anneal(Attempt):
         self.search: PrioritySearch | None = None
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
-        from verl_fuse.schedule import kernel, shortening  # numba takes a second to import
+        from verl_fuse.schedule import makespan_kernel, swap_kernel  # numba takes a second to import
 
         random = np.random.default_rng([seed, self.worker])
         if self.search is None or self.search.capacity != goal.capacity:
@@ -64,26 +64,28 @@ class Anneal(Attempt):
             return
         goal.offer(begin)
         table, target = self.table, self.scales.time.ticks(goal.makespan)
-        net = kernel.net_of(table, self.scales)
-        order = kernel.order_of(net, begin.orders)
-        best_ahead, best = order.ahead.copy(), int(np.iinfo(np.int64).max)
+        graph = swap_kernel.graph_of(table, self.scales)
+        order = swap_kernel.order_of(graph, begin.orders)
+        best_previous, best = order.previous.copy(), int(np.iinfo(np.int64).max)
         capacity = (
-            self.scales.memory.floor(goal.capacity) if np.isfinite(goal.capacity) else int(np.abs(net.change).sum()) + 1
+            self.scales.memory.floor(goal.capacity)
+            if np.isfinite(goal.capacity)
+            else int(np.abs(graph.change).sum()) + 1
         )
-        steps = max(1, int(effort * (1 - CLIMB_SHARE) * MOVES_PER_SECOND / max(len(table), SWAP)))
-        chunks = max(1, round(steps * max(len(table), SWAP) / CHUNK))
-        hot = HOT[(seed + self.worker) % len(HOT)] * float(np.mean(net.duration))
-        cold = hot / COOLING
+        steps = max(1, int(effort * (1 - CLIMB_SHARE) * OPS_TIMED_PER_SECOND / max(len(table), LEAST_OPS_PER_SWAP)))
+        chunks = max(1, round(steps * max(len(table), LEAST_OPS_PER_SWAP) / OPS_PER_LOOK))
+        hot = MAKESPAN_TEMPERATURES[(seed + self.worker) % len(MAKESPAN_TEMPERATURES)] * float(np.mean(graph.duration))
+        cold = hot / MAKESPAN_COOLING
         for chunk in range(chunks):
             if goal.over:
                 return
             temperatures = hot * (cold / hot) ** (chunk / chunks), hot * (cold / hot) ** ((chunk + 1) / chunks)
-            found = shortening.shorten(
-                net, order, int(random.integers(2**31)), max(1, steps // chunks), *temperatures, target, capacity, best, best_ahead
+            found = makespan_kernel.anneal_makespan(
+                graph, order, int(random.integers(2**31)), max(1, steps // chunks), *temperatures, target, capacity, best, best_previous
             )  # fmt: skip
             if found < best:
                 best = found
-                solution = from_orders(table, kernel.orders_from(table, best_ahead))
+                solution = from_orders(table, swap_kernel.orders_from(table, best_previous))
                 if solution is not None:
                     goal.offer(solution)
 

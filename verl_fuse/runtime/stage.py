@@ -1,6 +1,6 @@
 """What the executor asks of a model: one stage of one pipeline on this rank, called op by op.
 
-A lane keeps what its backwards need, frees it when the backward is done, and calls its own collectives in `end` only, so that data
+A stage keeps what its backwards need, frees it when the backward is done, and calls its own collectives in `end` only, so that data
 dependence between stages is all that blocks a program.
 """
 
@@ -17,7 +17,7 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
 
 
-class Lane(Protocol):
+class PipelineStage(Protocol):
     """One stage of one pipeline. Messages are contiguous tensors on `device`; gradients have the spec of what they are gradients of."""
 
     device: torch.device
@@ -43,7 +43,7 @@ class Lane(Protocol):
         ...
 
     def before_last_backward(self) -> None:
-        """The next backward is the last of this lane: gradient synchronisation may start."""
+        """The next backward is the last of this stage: gradient synchronisation may start."""
         ...
 
     def backward(self, microbatch: int, received: torch.Tensor | None) -> torch.Tensor | None:
@@ -51,5 +51,5 @@ class Lane(Protocol):
         ...
 
     def end(self) -> None:
-        """After the last op of every rank, lane by lane in the problem's order: finalise gradients."""
+        """After the last op of every rank, stage by stage in the problem's order: finalise gradients."""
         ...

@@ -1,10 +1,10 @@
-"""A lane that runs one call of Megatron's `forward_backward_func` through the executor, step by step with Megatron's own steps.
+"""A stage that runs one call of Megatron's `forward_backward_func` through the executor, step by step with Megatron's own steps.
 
 What Megatron's schedule does around its steps happens here at the same places: gradients are not synchronised before the last backward, a
-result is deallocated when it has been handed on, gradients are finalised at the end, every loss is divided by this lane's own number of
+result is deallocated when it has been handed on, gradients are finalised at the end, every loss is divided by this stage's own number of
 micro-batches. Everything runs in the model's view.
 
-Invariants (tests/integration/test_megatron_lane.py): losses and gradients are bitwise those of Megatron's own 1F1B; a call that asks for what
+Invariants (tests/integration/test_megatron_stage.py): losses and gradients are bitwise those of Megatron's own 1F1B; a call that asks for what
 only Megatron's schedules do is refused before anything runs.
 """
 
@@ -20,9 +20,9 @@ from megatron.core.utils import get_model_config, get_model_type
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.update.megatron.view import View
-from verl_fuse.runtime.lane import TensorSpec
+from verl_fuse.runtime.stage import TensorSpec
 
-# Options of a Megatron model that its own schedules handle and that no lane does, with the value that asks for nothing.
+# Options of a Megatron model that its own schedules handle and that no stage does, with the value that asks for nothing.
 UNSUPPORTED = {
     "timers": None,
     "defer_embedding_wgrad_compute": False,
@@ -32,8 +32,8 @@ UNSUPPORTED = {
 
 
 @dataclass(frozen=True)
-class Call:
-    """The arguments of `forward_backward_func` that matter to a lane; `data` yields the micro-batches in order."""
+class ForwardBackwardCall:
+    """The arguments of `forward_backward_func` that matter to a stage; `data` yields the micro-batches in order."""
 
     step: Callable[..., Any]
     data: Iterator[Any]
@@ -41,19 +41,19 @@ class Call:
     microbatches: int
 
 
-class MegatronLane:
+class MegatronStage:
     """One stage; `specs` are the messages between stages by micro-batch. `results` is what `forward_backward_func` would return."""
 
-    def __init__(self, view: View, call: Call, specs: Sequence[TensorSpec], device: torch.device) -> None:
+    def __init__(
+        self, view: View, call: ForwardBackwardCall, specs: Sequence[TensorSpec], device: torch.device
+    ) -> None:
         self.device = device
         self.results: list[Any] = []
         self._view = view
         self._call = call
         self._specs = specs
         if len(call.model) != 1:
-            raise FuseError(
-                f"model {view.name!r} has {len(call.model)} virtual pipeline stages on a rank; a lane runs 1"
-            )
+            raise FuseError(f"model {view.name!r} has {len(call.model)} virtual pipeline stages on a rank; 1 can run")
         self._model = call.model[0]
         self._config = get_model_config(self._model)
         for option, nothing in UNSUPPORTED.items():

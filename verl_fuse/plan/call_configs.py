@@ -1,6 +1,6 @@
-"""Every way worth considering to run a call: legal layouts, micro-batchings, offload; what each takes by the cost model.
+"""Every configuration worth considering for a call: legal layouts, micro-batchings, offload; what each takes by the cost model.
 
-Invariants (tests/unit/plan/test_options.py):
+Invariants (tests/unit/plan/test_call_configs.py):
 - an option that needs more than the limit on its own is left out;
 - of two options with the same mesh size and layout, none is kept that needs as much of everything as the other, or more;
 - for a role without a train call the layout does not matter either, because its weights never move.
@@ -9,9 +9,9 @@ Invariants (tests/unit/plan/test_options.py):
 from collections.abc import Iterable, Iterator, Sequence
 
 from verl_fuse.cost.model import Batch, CostModel
-from verl_fuse.plan.generation import Generation
+from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.layouts import legal_layouts
-from verl_fuse.plan.space import Way
+from verl_fuse.plan.space import CallConfig
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Call, Workload
@@ -20,40 +20,46 @@ MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 WAVES = (1, 2, 4, 8)
 
 
-def ways(call: Call, workload: Workload, cost: CostModel, sizes: Iterable[int], limit: float) -> tuple[Way, ...]:
-    """The ways to run `call` on meshes of each of `sizes` devices within `limit` bytes per device."""
+def configs_on_sizes(
+    call: Call, workload: Workload, cost: CostModel, sizes: Iterable[int], limit: float
+) -> tuple[CallConfig, ...]:
+    """The configurations of `call` on meshes of each of `sizes` devices within `limit` bytes per device."""
     trained = any(other.role == call.role and other.kind == "train" for other in workload.calls)
-    kept: list[Way] = []
-    generation = Generation(workload, cost)
+    kept: list[CallConfig] = []
+    generation = GenerationEstimates(workload, cost)
     for size in sizes:
         layouts = legal_layouts(workload.model(call.role), call.kind, workload, size, cost.cluster.devices_per_node)
-        found = ways_of(call, workload, cost, layouts, limit, generation)
+        found = configs_in_layouts(call, workload, cost, layouts, limit, generation)
         kept += found if trained else _pareto(found)
     return tuple(kept)
 
 
-def ways_of(
+def configs_in_layouts(
     call: Call,
     workload: Workload,
     cost: CostModel,
     layouts: Iterable[Layout],
     limit: float,
-    generation: Generation,
-) -> tuple[Way, ...]:
-    """The ways to run `call` in these layouts within `limit` bytes per device."""
-    kept: list[Way] = []
+    generation: GenerationEstimates,
+) -> tuple[CallConfig, ...]:
+    """The configurations of `call` in these layouts within `limit` bytes per device."""
+    kept: list[CallConfig] = []
     for layout in layouts:
-        kept += _pareto([way for way in _variants(call, workload, cost, layout, generation) if way.peak <= limit])
+        kept += _pareto(
+            [config for config in _variants(call, workload, cost, layout, generation) if config.peak <= limit]
+        )
     return tuple(kept)
 
 
 def least_bytes(call: Call, workload: Workload, cost: CostModel, sizes: Iterable[int]) -> float:
     """The least memory per device with which the call alone runs; infinite if no layout divides the model."""
-    found = ways(call, workload, cost, sizes, float("inf"))
-    return min((way.peak for way in found), default=float("inf"))
+    found = configs_on_sizes(call, workload, cost, sizes, float("inf"))
+    return min((config.peak for config in found), default=float("inf"))
 
 
-def _variants(call: Call, workload: Workload, cost: CostModel, layout: Layout, generation: Generation) -> Iterator[Way]:
+def _variants(
+    call: Call, workload: Workload, cost: CostModel, layout: Layout, generation: GenerationEstimates
+) -> Iterator[CallConfig]:
     if call.kind == "generate":
         yield from (generate(workload, cost, layout, waves, generation) for waves in WAVES)
         return
@@ -65,13 +71,17 @@ def _variants(call: Call, workload: Workload, cost: CostModel, layout: Layout, g
             yield from (compute(call, workload, cost, layout, microbatches, offload) for offload in offloads)
 
 
-def generate(workload: Workload, cost: CostModel, layout: Layout, waves: int, generation: Generation) -> Way:
+def generate(
+    workload: Workload, cost: CostModel, layout: Layout, waves: int, generation: GenerationEstimates
+) -> CallConfig:
     """Generation whose KV cache holds 1/waves of a replica's sequences."""
     memory = cost.memory(workload.actor, "generate", layout, kv_tokens=generation.kv_tokens(layout, waves))
-    return Way(layout, waves, False, generation.seconds(layout, waves), 0.0, memory.active, memory.weights)
+    return CallConfig(layout, waves, False, generation.seconds(layout, waves), 0.0, memory.active, memory.weights)
 
 
-def compute(call: Call, workload: Workload, cost: CostModel, layout: Layout, microbatches: int, offload: bool) -> Way:
+def compute(
+    call: Call, workload: Workload, cost: CostModel, layout: Layout, microbatches: int, offload: bool
+) -> CallConfig:
     """Inference or training; `microbatches` per data-parallel rank, and in training per mini-batch."""
     model, batch = workload.model(call.role), _batch(workload)
     # Equal nodes: where a mesh lies does not matter to the call itself.
@@ -85,12 +95,12 @@ def compute(call: Call, workload: Workload, cost: CostModel, layout: Layout, mic
         seconds = workload.epochs * cost.train(model, layout, mesh, batch, updates, microbatches)
         # In before the call, out after it.
         seconds += 2 * cost.offload(memory.model) if offload else 0.0
-        return Way(layout, microbatches, offload, seconds, memory.static, memory.active)
+        return CallConfig(layout, microbatches, offload, seconds, memory.static, memory.active)
     seconds = cost.infer(model, layout, mesh, batch, microbatches)
     if call.role in ("actor", "critic"):
-        return Way(layout, microbatches, False, seconds, 0.0, memory.active, memory.weights)
+        return CallConfig(layout, microbatches, False, seconds, 0.0, memory.active, memory.weights)
     seconds += cost.offload(memory.model) if offload else 0.0
-    return Way(layout, microbatches, offload, seconds, memory.static, memory.active)
+    return CallConfig(layout, microbatches, offload, seconds, memory.static, memory.active)
 
 
 def _batch(workload: Workload) -> Batch:
@@ -101,10 +111,10 @@ def _batch(workload: Workload) -> Batch:
     return Batch(workload.sequences, workload.sequences * mean, workload.sequences * squares)
 
 
-def _pareto(ways: Sequence[Way]) -> list[Way]:
+def _pareto(options: Sequence[CallConfig]) -> list[CallConfig]:
     """Those that no other one equals or beats in seconds, resident, active and copied bytes; the first of equals."""
-    kept: list[Way] = []
-    for way in sorted(ways, key=lambda w: (w.needs, w.microbatches)):
-        if not any(all(a <= b for a, b in zip(other.needs, way.needs, strict=True)) for other in kept):
-            kept.append(way)
+    kept: list[CallConfig] = []
+    for config in sorted(options, key=lambda w: (w.needs, w.microbatches)):
+        if not any(all(a <= b for a, b in zip(other.needs, config.needs, strict=True)) for other in kept):
+            kept.append(config)
     return kept

@@ -1,5 +1,5 @@
 """Megatron models through the fused executor, on four gloo processes: bitwise what Megatron's own 1F1B computes, with its own
-DistributedDataParallel and gradient finalisation. Shows the invariants in the docstring of verl_fuse/host/update/megatron/lane.py.
+DistributedDataParallel and gradient finalisation. Shows the invariants in the docstring of verl_fuse/host/update/megatron/stage.py.
 """
 
 import sys
@@ -20,7 +20,7 @@ from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.lower import lower_schedule
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 
 pytestmark = pytest.mark.integration
@@ -41,14 +41,14 @@ def fused_schedule(tp: int, stages: int, microbatches: int, critic_microbatches:
         Pipeline("critic", range(last, last - stages, -1), critic_microbatches, 2, 4, 2)
         for last in range(stages - 1, width, stages)
     ]
-    schedule = solve(Problem(width, (actor, *critics)), "greedy", Budget(1.0))
+    schedule = solve(ScheduleProblem(width, (actor, *critics)), "greedy", Budget(1.0))
     assert schedule.makespan < solve(schedule.problem, "serial", Budget(1.0)).makespan
     return schedule
 
 
 def compared(world: World, schedule: Schedule, tp: int, options: dict[str, bool], wrong: bool) -> list[str]:
     """Losses and gradients of this rank that are not bitwise those of Megatron's 1F1B; `wrong`: the actor repeats its first micro-batch."""
-    from verl_fuse.host.update.megatron.lane import Call, MegatronLane
+    from verl_fuse.host.update.megatron.stage import ForwardBackwardCall, MegatronStage
 
     problem, row = schedule.problem, world.rank // tp
     views = {p.model: open_view(p.model, p.model == "critic", tp, p.stages) for p in problem.pipelines}
@@ -64,17 +64,17 @@ def compared(world: World, schedule: Schedule, tp: int, options: dict[str, bool]
     expected = {i: forward_backward(views[problem.pipelines[i].model], serial[i], step, data[i]) for i in links}
     if wrong:
         data[0][1] = data[0][0]
-    lanes = {
-        i: MegatronLane(
+    stages = {
+        i: MegatronStage(
             views[problem.pipelines[i].model],
-            Call(step, iter(data[i]), [fused[i]], len(data[i])),
+            ForwardBackwardCall(step, iter(data[i]), [fused[i]], len(data[i])),
             [MESSAGE] * len(data[i]),
             CPU,
         )
         for i in links
     }
-    Executor(lower_schedule(schedule), row, links, world.watch()).run(lanes)
-    different = [f"losses of {problem.pipelines[i].model}" for i in links if lanes[i].results != expected[i]]
+    Executor(lower_schedule(schedule), row, links, world.watch()).run(stages)
+    different = [f"losses of {problem.pipelines[i].model}" for i in links if stages[i].results != expected[i]]
     for i in links:
         for (name, ours), theirs in zip(fused[i].named_parameters(), serial[i].parameters(), strict=True):
             assert theirs.main_grad.abs().max() > 0
@@ -108,7 +108,7 @@ def test_a_wrong_micro_batch_is_seen_in_every_stage_of_its_model(ranks: Ranks):
 
 
 def refused(world: World) -> list[str]:
-    from verl_fuse.host.update.megatron.lane import Call, MegatronLane
+    from verl_fuse.host.update.megatron.stage import ForwardBackwardCall, MegatronStage
 
     view = open_view("actor", False, 1, 4)
     model: Any = gpt(view, 0)
@@ -117,7 +117,7 @@ def refused(world: World) -> list[str]:
         for name, value in option.items():
             setattr(model.config, name, value)
         with pytest.raises(FuseError) as caught:
-            MegatronLane(view, Call(step, iter(()), [model] * stages, 1), [], CPU)
+            MegatronStage(view, ForwardBackwardCall(step, iter(()), [model] * stages, 1), [], CPU)
         messages.append(str(caught.value))
         model.config.timers, model.config.defer_embedding_wgrad_compute = None, False
     return messages
@@ -127,5 +127,5 @@ def test_what_only_megatrons_schedules_do_is_refused(ranks: Ranks):
     assert ranks.call(refused)[0] == [
         "model 'actor': timers=<built-in function print> is for Megatron's own schedules; needs None",
         "model 'actor': defer_embedding_wgrad_compute=True is for Megatron's own schedules; needs False",
-        "model 'actor' has 2 virtual pipeline stages on a rank; a lane runs 1",
+        "model 'actor' has 2 virtual pipeline stages on a rank; 1 can run",
     ]

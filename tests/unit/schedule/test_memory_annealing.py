@@ -5,11 +5,11 @@ import pytest
 from checker import faults
 from problems import PUBLISHED, published, random_problem
 
-from verl_fuse.schedule import kernel, slimming
+from verl_fuse.schedule import memory_kernel, swap_kernel
+from verl_fuse.schedule.constraint_model import scales
 from verl_fuse.schedule.descent import Goal
 from verl_fuse.schedule.greedy import candidates
-from verl_fuse.schedule.model import scales
-from verl_fuse.schedule.slim import Slim
+from verl_fuse.schedule.memory_annealing import MemoryAnnealing
 from verl_fuse.schedule.solution import Solution, finish, trivial_bounds
 from verl_fuse.schedule.table import OpTable
 
@@ -23,7 +23,7 @@ def fast_and_fat(table: OpTable) -> Solution:
 def slimmed(table: OpTable, capacity: float) -> tuple[Solution, Solution]:
     start = fast_and_fat(table)
     goal = Goal(start.makespan, capacity, start, FOREVER, lambda solution: None)
-    Slim(table, 0).run(goal, 0.5, 1)
+    MemoryAnnealing(table, 0).run(goal, 0.5, 1)
     return start, goal.incumbent
 
 
@@ -46,22 +46,26 @@ def test_random_problems(seed):
 
 def test_deadline_and_energy_hold_after_many_swaps():
     table = OpTable(published(PUBLISHED[2]))
-    net, start = kernel.net_of(table, scales(table)), fast_and_fat(table)
-    order = kernel.order_of(net, start.orders)
+    graph, start = swap_kernel.graph_of(table, scales(table)), fast_and_fat(table)
+    order = swap_kernel.order_of(graph, start.orders)
     deadline, capacity = int(start.makespan), scales(table).memory.floor(10.0)
-    energy, best_ahead = slimming.energy_of(order, capacity), order.ahead.copy()
+    energy, best_previous = memory_kernel.energy_of(order, capacity), order.previous.copy()
     for seed in range(5):
-        now, best = slimming.slim(net, order, seed, 5000, 1e5, 1e3, deadline, capacity, energy, energy, best_ahead)
-        assert kernel.end_of(net, order) <= deadline
-        assert now == slimming.energy_of(order, capacity)
-        assert best == slimming.energy_of(kernel.order_of(net, kernel.orders_from(table, best_ahead)), capacity)
+        now, best = memory_kernel.anneal_memory(
+            graph, order, seed, 5000, 1e5, 1e3, deadline, capacity, energy, energy, best_previous
+        )
+        assert swap_kernel.end_of(graph, order) <= deadline
+        assert now == memory_kernel.energy_of(order, capacity)
+        assert best == memory_kernel.energy_of(
+            swap_kernel.order_of(graph, swap_kernel.orders_from(table, best_previous)), capacity
+        )
         energy = min(now, best)
-        order = kernel.order_of(net, kernel.orders_from(table, best_ahead)) if best < now else order
+        order = swap_kernel.order_of(graph, swap_kernel.orders_from(table, best_previous)) if best < now else order
 
 
 def test_a_slow_incumbent_is_left_alone():
     table = OpTable(published(PUBLISHED[2]))
     goal = Goal(225.0, 15.6, fast_and_fat(table), FOREVER, lambda solution: pytest.fail("offered"))
     assert goal.incumbent.makespan > 225.0
-    Slim(table, 0).run(goal, 0.1, 0)
+    MemoryAnnealing(table, 0).run(goal, 0.1, 0)
     assert np.isfinite(goal.incumbent.peak)

@@ -3,9 +3,9 @@
 import pytest
 from problems import PUBLISHED, published, random_problem
 
-from verl_fuse.schedule.annealed import Anneal
 from verl_fuse.schedule.descent import Goal
 from verl_fuse.schedule.greedy import candidates
+from verl_fuse.schedule.makespan_annealing import MakespanAnnealing
 from verl_fuse.schedule.solution import Solution, from_orders
 from verl_fuse.schedule.table import OpTable
 
@@ -14,7 +14,7 @@ FOREVER = float("inf")
 
 def annealed(table: OpTable, makespan: float, capacity: float, seed: int) -> Solution:
     goal = Goal(makespan, capacity, candidates(table, capacity)[0], FOREVER, lambda solution: None)
-    Anneal(table, 0).run(goal, 0.2, seed)
+    MakespanAnnealing(table, 0).run(goal, 0.2, seed)
     assert goal.closest is not None
     return goal.closest
 

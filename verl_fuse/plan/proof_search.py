@@ -21,12 +21,12 @@ from verl_fuse.plan import branch, descent
 from verl_fuse.plan.bound import relax
 from verl_fuse.plan.descent import OVERFULL
 from verl_fuse.plan.metropolis import metropolis
-from verl_fuse.plan.neighbourhood import NODES, TOLERANCE, improve
-from verl_fuse.plan.space import Move, Space
+from verl_fuse.plan.neighbourhood import NODES, PLAN_TOLERANCE, improve
+from verl_fuse.plan.space import MoveSeconds, PlanSpace
 from verl_fuse.plan.support import supported
 
 # Plans that take less than this much more than what is proven are looked for next: a low ceiling leaves few options.
-STEP = 1.01
+BOUND_STEP = 1.01
 # Pairs of candidates whose moves are filled in before the proof.
 FILLED = 20_000
 # Walks, and their first temperatures over the plan's time in turn: they begin with a good plan.
@@ -35,10 +35,10 @@ WALKS, WARM = 4, (1e-2, 3e-2)
 NEARBY = 1.03
 
 
-class Hunt:
+class ProofSearch:
     """From a plan that fits to the best one of a space: the plan, its exact seconds, the bound proven, and the nodes of the proof."""
 
-    def __init__(self, space: Space, move: Move, best: NDArray[np.int64], seconds: float):
+    def __init__(self, space: PlanSpace, move: MoveSeconds, best: NDArray[np.int64], seconds: float):
         self.space, self.move, self.best, self.seconds = space, move, best, seconds
         self.relaxation, self.nodes = relax(space.tables), 0
         self.alone = branch.bounds_alone(space.tables, self.relaxation)
@@ -47,7 +47,7 @@ class Hunt:
 
     @property
     def proven(self) -> bool:
-        return self.bound >= self.seconds * (1.0 - TOLERANCE)
+        return self.bound >= self.seconds * (1.0 - PLAN_TOLERANCE)
 
     def fit(self, until: float) -> None:
         """Any plan that fits; if there is none, no plan beats the one that does not fit."""
@@ -55,7 +55,7 @@ class Hunt:
         state = branch.start(self.relaxation, self.best, OVERFULL)
         candidates = branch.candidates(t, self.alone, OVERFULL)
         while not state.finished and state.seconds >= OVERFULL and time.monotonic() < until:
-            if branch.advance(t, self.relaxation, candidates, state, TOLERANCE, NODES):
+            if branch.advance(t, self.relaxation, candidates, state, PLAN_TOLERANCE, NODES):
                 self.space.fill(self.move, state.choice)
         self.nodes += state.nodes
         if state.seconds < OVERFULL:
@@ -85,17 +85,17 @@ class Hunt:
     def prove(self, until: float) -> None:
         """Branch and bound below a rising ceiling."""
         while not self.proven and time.monotonic() < until:
-            below = min(self.bound * STEP, self.seconds)
+            below = min(self.bound * BOUND_STEP, self.seconds)
             candidates = self.candidates(below, until)
             state = branch.start(self.relaxation, self.best, below)
             while not state.finished and time.monotonic() < until:
-                if branch.advance(self.space.tables, self.relaxation, candidates, state, TOLERANCE, NODES):
+                if branch.advance(self.space.tables, self.relaxation, candidates, state, PLAN_TOLERANCE, NODES):
                     self.space.fill(self.move, state.choice)
             self.nodes += state.nodes
             if state.seconds < below:
                 self.best, self.seconds = descend(self.space, self.move, state.best, state.seconds)
             if state.finished:
-                self.bound = min(below, self.seconds) * (1.0 - TOLERANCE)
+                self.bound = min(below, self.seconds) * (1.0 - PLAN_TOLERANCE)
             else:
                 self.bound = max(self.bound, min(branch.open_bound(candidates, state), below))
 
@@ -115,12 +115,14 @@ class Hunt:
         return supported(t, relaxation, found, below, until)
 
 
-def descend(space: Space, move: Move, plan: NDArray[np.int64], cost: float) -> tuple[NDArray[np.int64], float]:
+def descend(
+    space: PlanSpace, move: MoveSeconds, plan: NDArray[np.int64], cost: float
+) -> tuple[NDArray[np.int64], float]:
     """Try every option of one call after another until none helps; moves are filled in for what could help."""
     t, plan = space.tables, plan.copy()
     since = call = 0
     while since < plan.size:
-        hopes = descent.hopes(t, plan, call)
+        hopes = descent.optimistic_costs(t, plan, call)
         for i in np.argsort(hopes, kind="stable"):
             if hopes[i] >= cost:
                 break

@@ -3,13 +3,13 @@
 A fast schedule often holds micro-batches for no use. Swapping neighbours that do not share a result, as long as the schedule ends by the deadline,
 drains them; the energy is the square of what each op finds held above the capacity, so that the highest peaks count most.
 
-Invariants (tests/unit/schedule/test_slim.py): the deadline is kept at every step; the energy carried along equals the energy computed anew.
+Invariants (tests/unit/schedule/test_memory_annealing.py): the deadline is kept at every step; the energy carried along equals the energy computed anew.
 """
 
 import numpy as np
 from numba import njit
 
-from verl_fuse.schedule.kernel import end_of, swap, undo
+from verl_fuse.schedule.swap_kernel import end_of, swap, undo
 
 
 @njit(cache=True, nogil=True)
@@ -22,40 +22,40 @@ def energy_of(order, capacity):
 
 
 @njit(cache=True, nogil=True)
-def slim(net, order, seed, steps, hot, cold, deadline, capacity, energy, best, best_ahead):
+def anneal_memory(graph, order, seed, steps, hot, cold, deadline, capacity, energy, best, best_previous):
     """Try `steps` swaps while the temperature falls from `hot` to `cold` square ticks; stops when nothing is above `capacity`.
 
-    `energy` is that of `order`. Returns the energies reached and of the best orders, which are left in `best_ahead`.
+    `energy` is that of `order`. Returns the energies reached and of the best orders, which are left in `best_previous`.
     """
     np.random.seed(seed)
-    count, ahead, held, source, change, lane = (
-        len(net.source),
-        order.ahead,
+    count, previous, held, source, change, fifo = (
+        len(graph.source),
+        order.previous,
         order.held,
-        net.source,
-        net.change,
-        net.lane,
+        graph.source,
+        graph.change,
+        graph.fifo,
     )
     for step in range(steps):
         if best <= 0.0:
             break
         right = np.random.randint(count)
-        left = ahead[right]
-        if left < 0 or lane[left] == lane[right] or source[right] == left:
+        left = previous[right]
+        if left < 0 or fifo[left] == fifo[right] or source[right] == left:
             continue
         more = _excess(held[left] - change[left] + change[right], capacity) - _excess(held[left], capacity)
         if more > 0.0 and np.random.random() >= np.exp(-more / (hot * (cold / hot) ** (step / steps))):
             continue
-        retimed = swap(net, order, left, right)
+        retimed = swap(graph, order, left, right)
         if retimed < 0:
             continue
-        if end_of(net, order) > deadline:
-            undo(net, order, left, right, retimed)
+        if end_of(graph, order) > deadline:
+            undo(graph, order, left, right, retimed)
             continue
         energy += more
         if energy < best:
             best = energy
-            best_ahead[:] = order.ahead
+            best_previous[:] = order.previous
     return energy, best
 
 

@@ -7,10 +7,10 @@ from problems import PUBLISHED, published, random_problem, two_ranks
 from verl_fuse.schedule.bounds import makespan_bound
 from verl_fuse.schedule.descent import Goal
 from verl_fuse.schedule.greedy import candidates
-from verl_fuse.schedule.limited import Limited, limits
+from verl_fuse.schedule.in_flight import InFlightSearch, limits
 from verl_fuse.schedule.solution import finish, trivial_bounds
 from verl_fuse.schedule.table import OpTable
-from verl_fuse.spec.problem import Pipeline, Problem
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 FOREVER = float("inf")
 
@@ -32,7 +32,7 @@ def test_where_one_f_one_b_does_not_fit_all_are_cut_down_to_one():
 
 def test_limits_raise_the_bound():
     """One micro-batch at a time through two stages, as under a memory limit of one."""
-    table = OpTable(Problem(2, (Pipeline("actor", (0, 1), 3, 1, 2, 1),)))
+    table = OpTable(ScheduleProblem(2, (Pipeline("actor", (0, 1), 3, 1, 2, 1),)))
     assert makespan_bound(table) == 12.0
     assert makespan_bound(table, {(0, 0): 1, (0, 1): 1}) == 18.0
 
@@ -42,7 +42,7 @@ def test_the_bound_is_reached_within_the_capacity(capacity):
     table = OpTable(published(PUBLISHED[1]))
     goal = Goal(372.0, capacity, candidates(table, capacity)[0], FOREVER, lambda solution: None)
     for seed in range(6):
-        Limited(table, 0).run(goal, 1.0, seed)
+        InFlightSearch(table, 0).run(goal, 1.0, seed)
     assert goal.reached
     assert goal.incumbent.peak <= capacity
     assert goal.refuted_below is None
@@ -55,5 +55,5 @@ def test_random_problems(seed):
     limit = table.problem.memory_limit
     start = candidates(table, FOREVER if limit is None else limit)[0]
     goal = Goal(start.makespan, FOREVER if limit is None else limit, start, FOREVER, lambda solution: None)
-    Limited(table, 0).run(goal, 0.2, seed)
+    InFlightSearch(table, 0).run(goal, 0.2, seed)
     assert faults(finish(table, goal.incumbent, trivial_bounds(table, start.makespan), 0.0, "limited")) == []

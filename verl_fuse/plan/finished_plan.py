@@ -6,25 +6,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from verl_fuse.cost.analytic import Analytic
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
-from verl_fuse.plan.evaluate import STEPS, schedule
-from verl_fuse.plan.executable import LEAST, STRATEGIES, Strategy, best_executable
+from verl_fuse.plan.evaluate import EVALUATED_STEPS, schedule
+from verl_fuse.plan.executable import LEAST_SEARCH_SECONDS, best_executable
 from verl_fuse.plan.overrides import placement_overrides
 from verl_fuse.plan.planner import best_plan, full_space, move_seconds
-from verl_fuse.plan.search import Found
+from verl_fuse.plan.search import SearchResult
 from verl_fuse.schedule.methods import METHODS
 from verl_fuse.simulate.generation import chosen_threshold
-from verl_fuse.simulate.options import Options
-from verl_fuse.spec.plan import Plan
+from verl_fuse.simulate.options import SimulationOptions
+from verl_fuse.spec.plan import STRATEGIES, Plan, Strategy
 from verl_fuse.spec.workload import Workload
 
 # Four times what was tried; on more, listing the layouts alone takes minutes.
-MOST_DEVICES = 4096
+MOST_PLANNED_DEVICES = 4096
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """strategies: verl's engines to choose from, none for the plan that reallocation could reach. weight: 1 is time, 0 is money. time_limit:
     seconds for everything."""
 
@@ -35,18 +35,18 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Made:
+class PlanResult:
     """A plan, the search behind it, and the devices and money it takes."""
 
     plan: Plan
-    found: Found
+    search: SearchResult
     nodes: int
     cost_per_step: float
 
 
-def make(
-    workload: Workload, cost: Analytic, request: Request, report: Callable[[str], None] = lambda text: None
-) -> Made:
+def make_plan(
+    workload: Workload, cost: AnalyticCost, request: PlanRequest, report: Callable[[str], None] = lambda text: None
+) -> PlanResult:
     """The best plan on the cluster, or on as many of its nodes as the weight of time against money asks for.
 
     Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
@@ -55,9 +55,9 @@ def make(
     smaller = [2**i for i in range(cost.cluster.nodes.bit_length()) if 2**i < cost.cluster.nodes]
     clusters = [cost.cluster.nodes, *reversed(smaller if request.weight < 1.0 else [])]
     until = time.monotonic() + request.time_limit
-    made: list[Made] = []
+    made: list[PlanResult] = []
     for left, nodes in zip(range(len(clusters), 0, -1), clusters, strict=True):
-        share = replace(request, time_limit=max(LEAST, (until - time.monotonic()) / left))
+        share = replace(request, time_limit=max(LEAST_SEARCH_SECONDS, (until - time.monotonic()) / left))
         try:
             made.append(_on(workload, cost, nodes, share, report))
         except (FuseError, KeyboardInterrupt):
@@ -65,28 +65,28 @@ def make(
             if not made:
                 raise
             break
-        if made[-1].found.stopped:
+        if made[-1].search.stopped:
             break
     whole = made[0]
 
-    def score(m: Made) -> float:
+    def score(m: PlanResult) -> float:
         # Per device-second where devices have no price.
-        money = (m.nodes * m.found.seconds) / (whole.nodes * whole.found.seconds)
-        return request.weight * m.found.seconds / whole.found.seconds + (1.0 - request.weight) * money
+        money = (m.nodes * m.search.seconds) / (whole.nodes * whole.search.seconds)
+        return request.weight * m.search.seconds / whole.search.seconds + (1.0 - request.weight) * money
 
     return min(made, key=score)
 
 
-def checked(workload: Workload, cost: Analytic, request: Request) -> Request:
+def checked(workload: Workload, cost: AnalyticCost, request: PlanRequest) -> PlanRequest:
     """The request, its engines narrowed to those that can serve it; a FuseError, before anything is compiled or searched, where none can."""
     if not 0.0 <= request.weight <= 1.0:
         raise FuseError(f"weight={request.weight}: needs 0 (money) to 1 (time)")
-    if cost.cluster.devices > MOST_DEVICES:
-        raise FuseError(f"plan: {cost.cluster.devices} devices; needs at most {MOST_DEVICES}")
+    if cost.cluster.devices > MOST_PLANNED_DEVICES:
+        raise FuseError(f"plan: {cost.cluster.devices} devices; needs at most {MOST_PLANNED_DEVICES}")
     return _pipelined(workload, request) if "pipeline" in request.features else request
 
 
-def _pipelined(workload: Workload, request: Request) -> Request:
+def _pipelined(workload: Workload, request: PlanRequest) -> PlanRequest:
     """Of the engines asked for only those that can train actor and critic as one pipeline; a FuseError where nothing can."""
     if workload.critic is None:
         raise FuseError(
@@ -98,19 +98,21 @@ def _pipelined(workload: Workload, request: Request) -> Request:
     return replace(request, strategies=("megatron",))
 
 
-def _on(workload: Workload, cost: Analytic, nodes: int, request: Request, report: Callable[[str], None]) -> Made:
+def _on(
+    workload: Workload, cost: AnalyticCost, nodes: int, request: PlanRequest, report: Callable[[str], None]
+) -> PlanResult:
     cost = replace(cost, cluster=replace(cost.cluster, nodes=nodes))
     until = time.monotonic() + request.time_limit
     if not request.strategies:
         report(f"costs of every option on {cost.cluster.devices} devices")
         space = full_space(workload, cost, until)
         report("searching")
-        best = best_plan(space, move_seconds(workload, cost), max(LEAST, until - time.monotonic()))
+        best = best_plan(space, move_seconds(workload, cost), max(LEAST_SEARCH_SECONDS, until - time.monotonic()))
         return _made(workload, cost, best, None, request)
-    found: dict[Strategy, Found] = {}
+    found: dict[Strategy, SearchResult] = {}
     refused: list[str] = []
     for left, strategy in zip(range(len(request.strategies), 0, -1), request.strategies, strict=True):
-        seconds = max(LEAST, (until - time.monotonic()) / left)
+        seconds = max(LEAST_SEARCH_SECONDS, (until - time.monotonic()) / left)
         try:
             found[strategy] = best_executable(workload, cost, strategy, seconds, request.features, report)
         except FuseError as error:
@@ -127,13 +129,15 @@ def _on(workload: Workload, cost: Analytic, nodes: int, request: Request, report
     return _made(workload, cost, found[best], best, request)
 
 
-def _made(workload: Workload, cost: Analytic, found: Found, strategy: str | None, request: Request) -> Made:
+def _made(
+    workload: Workload, cost: AnalyticCost, found: SearchResult, strategy: str | None, request: PlanRequest
+) -> PlanResult:
     calls = found.space.plan(found.choice)
     cluster = cost.cluster
     overrides = {}
     if strategy is not None:
         rows = zip(workload.calls, calls, found.choice, strict=True)
-        chosen = {c.name: (c, plan.mesh, found.space.ways[found.space.way[o]]) for c, plan, o in rows}
+        chosen = {c.name: (c, plan.mesh, found.space.configs[found.space.config[o]]) for c, plan, o in rows}
         overrides = placement_overrides(workload, cluster, strategy, chosen)
     plan = Plan(
         calls,
@@ -149,14 +153,14 @@ def _made(workload: Workload, cost: Analytic, found: Found, strategy: str | None
     if "pipeline" in request.features:
         plan = replace(plan, schedule=list(METHODS)[-1])
     price = cluster.price_per_device_hour / 3600 * cluster.devices
-    return Made(plan, found, cluster.nodes, price * found.seconds)
+    return PlanResult(plan, found, cluster.nodes, price * found.seconds)
 
 
-def predicted(found: Found) -> dict[str, float]:
+def predicted(found: SearchResult) -> dict[str, float]:
     """Seconds of every call and of moving weights to it, of the step, and what no plan of the same kind can beat."""
     choice = np.array(found.choice)
     starts, ends = np.empty(2 * choice.size), np.empty(2 * choice.size)
-    step = schedule(found.space.tables, choice, STEPS, starts, ends)
+    step = schedule(found.space.tables, choice, EVALUATED_STEPS, starts, ends)
     count = len(found.space.calls)
     calls = {call.name: float(ends[c] - starts[c]) for c, call in enumerate(found.space.calls)}
     moves = {
@@ -167,8 +171,8 @@ def predicted(found: Found) -> dict[str, float]:
     return {**calls, **moves, "step": float(step), "bound": found.bound}
 
 
-def threshold(workload: Workload, plan: Plan, cost: Analytic) -> float:
+def threshold(workload: Workload, plan: Plan, cost: AnalyticCost) -> float:
     """The fraction of unfinished samples at which to migrate, by simulation (verl_fuse/simulate)."""
     scored: Sequence = [call for call in workload.calls if call.kind == "infer" and call.role != "reward"]
-    found, _ = chosen_threshold(workload, plan, cost, False, tuple(scored), Options())
+    found, _ = chosen_threshold(workload, plan, cost, False, tuple(scored), SimulationOptions())
     return found.threshold / workload.sequences

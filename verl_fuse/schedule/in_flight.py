@@ -4,7 +4,7 @@ A capacity per rank says little until nearly every op is placed. A limit of k mi
 (the forward of micro-batch m + k follows the backward of m) that narrows the start of every op at once. Which limits leave a fast schedule is not known
 beforehand, so the room on a rank is shared between the models anew for every try.
 
-Invariants (tests/unit/schedule/test_limited.py): limits fit the capacity together, unless one micro-batch each does not; what is found keeps them and
+Invariants (tests/unit/schedule/test_in_flight.py): limits fit the capacity together, unless one micro-batch each does not; what is found keeps them and
 the makespan asked for; nothing is refuted.
 """
 
@@ -16,33 +16,33 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.bounds import Limits, makespan_bound
+from verl_fuse.schedule.constraint_model import build, scales
 from verl_fuse.schedule.descent import Attempt, Goal
-from verl_fuse.schedule.model import build, scales
 from verl_fuse.schedule.serial import serial
-from verl_fuse.schedule.solution import TOLERANCE, Budget, from_orders
+from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Budget, from_orders
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.timing import orders_of
 
-SHARE = 4.0
+FIRST_EFFORT_SHARE = 4.0
 """Effort against that of the annealing where there is no capacity: what the annealing is bad at."""
 
-SHARES = (0.25, 4.0)
+EFFORT_SHARES = (0.25, 4.0)
 """The same while memory is sought: from 1, doubled by a success and halved by a failure, between these."""
 
 UNEVEN = 1.5
 """The share of a model is up to this many powers of two from even."""
 
-ROOM = (1.8, 2.4)
+CAPACITIES_TRIED = (1.8, 2.4)
 """Capacity of every other try where the goal sets none, as a multiple of what serial 1F1B holds; the first has no limits."""
 
 QUICK = 800
 """Up to this many ops a try is so short that another one follows a success."""
 
-DRAWS = 20
+LIMITS_DRAWN = 20
 """Limits drawn before a run gives up finding some that the bound does not rule out."""
 
 
-class Limited(Attempt):
+class InFlightSearch(Attempt):
     """Asks for the goal's makespan under limits that change from try to try; `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
@@ -60,19 +60,19 @@ class Limited(Attempt):
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
         random = np.random.default_rng([seed, self.worker, 2])
-        fast = goal.incumbent.makespan <= goal.makespan * (1 + TOLERANCE)
+        fast = goal.incumbent.makespan <= goal.makespan * (1 + MAKESPAN_TOLERANCE)
         spent, most = 0.0, math.inf
-        for _ in range(DRAWS):
+        for _ in range(LIMITS_DRAWN):
             if goal.over or spent >= most:
                 return
             found = limits(self.table, self._capacity(goal, fast, random), self.shares)
-            if makespan_bound(self.table, found) > goal.makespan * (1 + TOLERANCE):
+            if makespan_bound(self.table, found) > goal.makespan * (1 + MAKESPAN_TOLERANCE):
                 self._turn(random)
                 continue
-            share = self.share if math.isfinite(goal.capacity) else SHARE
+            share = self.share if math.isfinite(goal.capacity) else FIRST_EFFORT_SHARE
             solved = self._solve(goal, found, min(share * effort, most - spent), int(random.integers(2**30)))
             if fast and (solved or not goal.over):
-                self.share = min(self.share * 2, SHARES[1]) if solved else max(self.share / 2, SHARES[0])
+                self.share = min(self.share * 2, EFFORT_SHARES[1]) if solved else max(self.share / 2, EFFORT_SHARES[0])
             if not (fast and solved and len(self.table) <= QUICK):
                 return
             # What holds less, if still too much, is worth another try within the effort.
@@ -85,7 +85,7 @@ class Limited(Attempt):
         """The goal's; where only memory is wrong with the incumbent, between that and the incumbent's peak."""
         if math.isinf(goal.capacity):
             self.unlimited = not self.unlimited
-            return math.inf if self.unlimited else self.serial_peak * float(random.uniform(*ROOM))
+            return math.inf if self.unlimited else self.serial_peak * float(random.uniform(*CAPACITIES_TRIED))
         highest = max(goal.capacity, goal.incumbent.peak) if fast else goal.capacity
         return float(random.uniform(goal.capacity, highest))
 
@@ -124,14 +124,14 @@ def limits(table: OpTable, capacity: float, shares: Mapping[str, float]) -> dict
         here = [(i, p.ranks.index(rank)) for i, p in enumerate(pipelines) if rank in p.ranks]
         needed = {(i, s): min(pipelines[i].microbatches, pipelines[i].stages - s) for i, s in here}
         kept = dict(needed)
-        room = capacity * (1 + TOLERANCE) - sum(n * pipelines[i].activation[s] for (i, s), n in kept.items())
+        room = capacity * (1 + MAKESPAN_TOLERANCE) - sum(n * pipelines[i].activation[s] for (i, s), n in kept.items())
         while room < 0 and any(n > 1 for n in kept.values()):
-            i, s = max((lane for lane in here if kept[lane] > 1), key=lambda lane: kept[lane] / needed[lane])
+            i, s = max((stage for stage in here if kept[stage] > 1), key=lambda stage: kept[stage] / needed[stage])
             kept[i, s] -= 1
             room += pipelines[i].activation[s]
         growing = list(here)
         while growing:
-            i, s = min(growing, key=lambda lane: (kept[lane] + 1 - needed[lane]) / shares[pipelines[lane[0]].model])
+            i, s = min(growing, key=lambda stage: (kept[stage] + 1 - needed[stage]) / shares[pipelines[stage[0]].model])
             if kept[i, s] == pipelines[i].microbatches or pipelines[i].activation[s] > room:
                 growing.remove((i, s))
                 continue
