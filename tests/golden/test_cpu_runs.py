@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_fuse.cost.floors import INFERENCE, TRAINING, fit_floors, generation_seconds, stage_seconds
+from verl_fuse.cost.floors import fit_floors, generation_seconds, stage_seconds
 from verl_fuse.cost.profiled import Profiled
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.timeline import INFERENCE_STAGES, TRAIN_STAGES
 
 HERE = Path(__file__).parent
 TABLE = ProfileTable.read(HERE / "cpu_profile.json")
@@ -48,7 +49,11 @@ def test_held_out_stage_times():
     cost = dataclasses.replace(bare, engine=fit_floors([runs["ppo-small"], runs["grpo-large"]], TINY, bare))
     errors = []
     for run in (runs["ppo-cpu"], runs["grpo-cpu"]):
-        for stage in ("gen", "update_weights", *(name for name in (*INFERENCE, *TRAINING) if name in run.micro_batch)):
+        for stage in (
+            "gen",
+            "update_weights",
+            *(name for name in (*INFERENCE_STAGES, *TRAIN_STAGES) if name in run.micro_batch),
+        ):
             predicted = [predict(run, step, stage, cost) for step in run.steps]
             errors.append(abs(np.mean(predicted) / np.mean([step.stages[stage] for step in run.steps]) - 1))
     assert len(errors) == 12

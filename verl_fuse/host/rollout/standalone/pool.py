@@ -20,7 +20,7 @@ from verl_fuse.host.record.spans import Recorder, Stopwatch
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.standalone.launch import Launch, Started, destroy, in_background
 from verl_fuse.host.rollout.standalone.weights import load
-from verl_fuse.spec.timeline import Span
+from verl_fuse.spec.timeline import REPLICA, START, Span
 
 # Seconds the end of a run waits for replicas to be destroyed.
 CLOSING = 60.0
@@ -108,7 +108,7 @@ class StandalonePool:
             seconds = {"placement_seconds": started.placement_seconds, "start_seconds": started.start_seconds}
             logger.info("replica %d is up: devices after %.1f s, engine after %.1f s", launch.rank, *seconds.values())
             end = Stopwatch().now
-            self._recorder.add(Span("start", f"replica {launch.rank}", "other", started.placed, end, seconds))
+            self._recorder.add(Span(START, f"{REPLICA} {launch.rank}", "other", started.placed, end, seconds))
 
     def _bury_lost(self) -> None:
         for rank in self._replicas.lost:
