@@ -1,6 +1,6 @@
 """`migration_threshold: auto`: R_t and the survivors by simulating the next rollout on recent lengths, with costs measured in earlier steps.
 
-Invariants (tests/unit/interstage/test_auto.py):
+Invariants (tests/unit/interstage/test_auto.py, test_decisions.py):
 - before a step has been measured, and wherever no gain is predicted, nothing migrates;
 - data sets are kept apart, and recent steps count more: the lengths of a data set's step `age` before its last one are drawn with weight DECAY ** age;
 - a step is decided once, at its first poll, for as many samples of each data set as it has, and told in its metrics and in no other's.
