@@ -27,26 +27,22 @@ class Trainer(Protocol):
     """What a plugin sees of the run at `fuse_setup`, and what it can switch on there."""
 
     @property
-    def config(self) -> DictConfig:
+    def config(self) -> DictConfig:  # type: ignore[empty-body]
         """verl's composed configuration, with its `fuse` block."""
-        ...
 
     @property
-    def streamed_stages(self) -> tuple[Stage, ...]:
+    def streamed_stages(self) -> tuple[Stage, ...]:  # type: ignore[empty-body]
         """The stages finished samples go through; none where verl computes nothing of them before the batch is complete."""
-        ...
 
     @property
-    def devices_each(self) -> int:
+    def devices_each(self) -> int:  # type: ignore[empty-body]
         """Devices of one rollout replica."""
-        ...
 
     def block(self, plugin: str) -> Any:
         """The block `fuse.<plugin>`, read and checked: an instance of what `fuse_config` of that plugin returned."""
 
-    def replica_views(self) -> tuple[ReplicaView, ...]:
+    def replica_views(self) -> tuple[ReplicaView, ...]:  # type: ignore[empty-body]
         """Every rollout replica there is."""
-        ...
 
     def use_slices(self) -> None:
         """Inference runs on slices, as replicas are released. Needs `streamed_stages`."""

@@ -58,7 +58,11 @@ def discover() -> tuple[Source, ...]:
     builtin = (Source(name, "verl-fuse", EntryPoint(name, module, PLUGIN_GROUP)) for name, module in BUILTIN.items())
     installed = sorted(entry_points(group=PLUGIN_GROUP), key=lambda entry: (entry.name, entry.value))
     found: dict[str, Source] = {}
-    for source in (*builtin, *(Source(entry.name, _distribution(entry), entry) for entry in installed)):
+    strangers = (
+        Source(entry.name, entry.dist.name if entry.dist is not None else "an unknown distribution", entry)
+        for entry in installed
+    )
+    for source in (*builtin, *strangers):
         if not _NAME.fullmatch(source.name):
             raise FuseError(f"{source}: the name becomes the key `fuse.<name>`; allowed: {_NAME.pattern}")
         if source.name in found:
@@ -90,7 +94,9 @@ def config_blocks(manager: pluggy.PluginManager) -> dict[str, type]:
     blocks: dict[str, type] = {}
     for impl in manager.hook.fuse_config.get_hookimpls():
         block = impl.function()
-        if not isinstance(block, type) or not _is_frozen_dataclass(block):
+        if not (
+            dataclasses.is_dataclass(block) and isinstance(block, type) and vars(block)["__dataclass_params__"].frozen
+        ):
             raise FuseError(
                 f"plugin {impl.plugin_name!r}: fuse_config returned {block!r}; expected a frozen dataclass (the class itself)"
             )
@@ -111,7 +117,7 @@ def _register(manager: pluggy.PluginManager, source: Source) -> None:
         raise FuseError(
             f"{source} declares HOOK_API={version!r}; verl-fuse {__version__} offers {hookspecs.HOOK_API}{changed}: install a matching version or set fuse.disabled_plugins=[{source.name}]"
         )
-    known = _hooks(manager)
+    known = {name for name in dir(hookspecs) if manager.parse_hookspec_opts(hookspecs, name) is not None}
     for attribute in dir(plugin):
         options = manager.parse_hookimpl_opts(plugin, attribute)
         if options is None and attribute.startswith("fuse_") and inspect.isroutine(getattr(plugin, attribute)):
@@ -126,20 +132,8 @@ def _register(manager: pluggy.PluginManager, source: Source) -> None:
         raise FuseError(f"{source}: {error}") from error
 
 
-def _is_frozen_dataclass(cls: type) -> bool:
-    return dataclasses.is_dataclass(cls) and vars(cls)["__dataclass_params__"].frozen
-
-
-def _hooks(manager: pluggy.PluginManager) -> frozenset[str]:
-    return frozenset(name for name in dir(hookspecs) if manager.parse_hookspec_opts(hookspecs, name) is not None)
-
-
 def _closest(name: str, known: Collection[str]) -> str:
     if name in known:
         return ""
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; hooks: {', '.join(sorted(known))}"
-
-
-def _distribution(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else "an unknown distribution"

@@ -36,6 +36,7 @@ from verl_fuse.simulate.tail import InferenceWork, MigrationCost, least_survivor
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.prompts import Prompt
+from verl_fuse.spec.timeline import GENERATION, OLD_LOG_PROB, REFERENCE
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
@@ -46,7 +47,7 @@ GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json"
 # Prompts of GSM8K, and how far a response is from its prompt's usual length (as a correlation; verl_fuse/simulate/options.py).
 DATA_SET, PREDICTABILITY = 7473, 0.8
 TAIL, LATENCY, POLL = 0.2, 0.1, 0.0
-INFERENCE = ("ref", "old_log_prob")
+INFERENCE = (REFERENCE, OLD_LOG_PROB)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def make_setup(name: str, response: str | None) -> Setup:
     plan = stock_plan(workload, cost, options)
     call = plan.call("actor_generate")
     step = simulate_step(workload, plan, cost, "stock", np.random.default_rng(0), options)
-    rest = step.seconds - sum(step.stages[name] for name in ("gen", *INFERENCE))
+    rest = step.seconds - sum(step.stages[name] for name in (GENERATION, *INFERENCE))
     calls = tuple(c for c in workload.calls if c.kind == "infer")
     inference = freed_inference(workload, calls, plan, cost, options, options.micro_group)
     timing = replica_timing(workload, call, cost, options)

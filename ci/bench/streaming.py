@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from verl_fuse.spec.timeline import ADVANTAGE, TRAIN_STAGES, UPDATE_WEIGHTS
+
 STEPS = 16
 MODES = {
     "stock": ["--baseline"],
@@ -20,7 +22,7 @@ MODES = {
     "streaming": ["fuse.interstage.enabled=true"],
 }
 # The parts of a step that neither generation nor inference belongs to.
-OTHER = ("adv", "update_critic", "update_actor", "update_weights")
+OTHER = (ADVANTAGE, *TRAIN_STAGES, UPDATE_WEIGHTS)
 
 
 def run(home: Path, mode: str) -> dict[int, dict[str, float]]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from verl_fuse.spec.composed import Get, has_critic, has_reference, required
+from verl_fuse.spec.composed import Get, has_critic, has_reference, required, required_if_set
 from verl_fuse.spec.step import Refusal
 from verl_fuse_cpu.environment import active
 from verl_fuse_cpu.leftovers import SHARED_MEMORY, leftovers
@@ -20,6 +20,7 @@ from verl_fuse_cpu.vocabulary import Vocabulary, read_vocabulary
 _ROLLOUT = "actor_rollout_ref.rollout"
 _VLLM = f"{_ROLLOUT}.engine_kwargs.vllm"
 _MIB = 1 << 20
+_DTYPES = {None: "bf16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
@@ -56,35 +57,28 @@ def _virtual_devices(get: Get) -> Iterator[Refusal]:
 
 
 def _strategy(get: Get) -> Iterator[Refusal]:
-    for role in _roles(get):
-        key = f"{role}.strategy"
+    for key in (f"{role}.strategy" for role in _roles(get)):
         if get(key) == "fsdp":
             yield Refusal(key, "fsdp", "FSDP1 needs an accelerator; fsdp2 works")
 
 
 def _attention(get: Get) -> Iterator[Refusal]:
-    for model in _models(get):
-        key = f"{model}.override_config.attn_implementation"
+    for key in (f"{model}.override_config.attn_implementation" for model in _models(get)):
         if (get(key) or "flash_attention_2") not in ("sdpa", "eager"):
             yield Refusal(key, get(key), "flash attention needs a GPU (it is verl's default); sdpa or eager")
 
 
 def _megatron(get: Get) -> Iterator[Refusal]:
-    for role in _roles(get):
-        if get(f"{role}.strategy") != "megatron":
-            continue
+    for role in (role for role in _roles(get) if get(f"{role}.strategy") == "megatron"):
         key = f"{role}.megatron.use_distributed_optimizer"
         if get(key) is False and (get("trainer.save_freq") or 0) > 0 and role != "actor_rollout_ref.ref":
             yield Refusal(key, False, "on a CPU verl saves checkpoints of the distributed optimizer only: true")
         key = f"{role}.megatron.vanilla_mbridge"
         if not get(key):
             yield Refusal(key, get(key), "Megatron-Bridge needs Transformer Engine, which needs a GPU: true")
-    for model in _models(get):
-        key = f"{model}.use_remove_padding"
-        if get(key) and get("actor_rollout_ref.actor.strategy") == "megatron":
-            yield Refusal(
-                key, True, "Megatron's own attention, the only one on a CPU, knows no packed sequences: false"
-            )
+    if get("actor_rollout_ref.actor.strategy") == "megatron":
+        packed = "Megatron's own attention, the only one on a CPU, knows no packed sequences: false"
+        yield from required_if_set(get, {f"{model}.use_remove_padding": (False, packed) for model in _models(get)})
 
 
 def _precision(get: Get) -> Iterator[Refusal]:
@@ -96,7 +90,7 @@ def _precision(get: Get) -> Iterator[Refusal]:
         else f"{role}.{engines[role]}.mixed_precision.param_dtype"
         for role in _roles(get)
     ]
-    values = {key: _dtype(get(key)) for key in keys}
+    values = {key: _DTYPES.get(get(key), str(get(key))) for key in keys}
     if len(set(values.values())) > 1:
         listed = ", ".join(f"{key}={value}" for key, value in values.items())
         for key, value in values.items():
@@ -138,8 +132,11 @@ def _workers(get: Get) -> Iterator[Refusal]:
 def _kv_cache(get: Get) -> Iterator[Refusal]:
     space = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
     if space is not None and get(f"{_VLLM}.kv_cache_memory_bytes") is not None:
-        allowed = f"overrides {_VLLM}.kv_cache_memory_bytes: unset the variable, or drop the key"
-        yield Refusal("VLLM_CPU_KVCACHE_SPACE", space, allowed)
+        yield Refusal(
+            "VLLM_CPU_KVCACHE_SPACE",
+            space,
+            f"overrides {_VLLM}.kv_cache_memory_bytes: unset the variable, or drop the key",
+        )
 
 
 def _vocabulary(get: Get) -> Iterator[Refusal]:
@@ -147,11 +144,12 @@ def _vocabulary(get: Get) -> Iterator[Refusal]:
         key = f"{model}.path"
         found: Vocabulary | None = read_vocabulary(get(key), get(f"{model}.tokenizer_path"))
         if found is not None and found.model != found.tokenizer:
-            allowed = (
+            yield Refusal(
+                key,
+                get(key),
                 f"config.json has vocab_size={found.model}, the tokenizer {found.tokenizer} entries: they must be equal, "
-                "or log-probs of rollout and trainer differ by a constant"
+                "or log-probs of rollout and trainer differ by a constant",
             )
-            yield Refusal(key, get(key), allowed)
 
 
 CHECKS: tuple[Callable[[Get], Iterator[Refusal]], ...] = (
@@ -178,10 +176,6 @@ def _roles(get: Get) -> list[str]:
 def _models(get: Get) -> list[str]:
     """The configuration blocks of their models; the reference has the actor's."""
     return ["actor_rollout_ref.model", *(["critic.model"] if has_critic(get) else [])]
-
-
-def _dtype(value: Any) -> str:
-    return {None: "bf16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(value, str(value))
 
 
 def _product(*values: Any) -> int:

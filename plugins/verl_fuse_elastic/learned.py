@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_fuse.spec.kept import Kept, seconds
+from verl_fuse.spec.kept import Kept, measured, seconds
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
@@ -51,8 +51,7 @@ class ElasticHistory:
 def _parsed(lengths: Any, costs: Mapping[str, Any] | None) -> ElasticHistory:
     found = ElasticHistory(LengthPredictor.from_dict(lengths))
     if costs is not None:
-        if costs["decode"] is not None:
-            found.decode = DecodeCost(seconds(costs["decode"]["step"]), seconds(costs["decode"]["sequence"]))
+        found.decode = measured(DecodeCost, costs["decode"])
         found.launch_seconds = seconds(costs["launch_seconds"])
     return found
 

@@ -8,7 +8,8 @@ Invariants (tests/unit/elastic/test_ledger.py):
 
 from dataclasses import dataclass
 
-from verl_fuse.spec.timeline import Timeline, union_seconds
+from verl_fuse.spec.timeline import GENERATION, MIGRATE, REPLICA, START, STEP, Timeline, union_seconds
+from verl_fuse.timeline.tracks import role
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Ledger:
 
 def starting(timeline: Timeline) -> list[float]:
     """Seconds for which each replica that was taken in held its devices before that."""
-    return [span.seconds for span in timeline.spans if span.name == "start" and span.track.startswith("replica ")]
+    return [span.seconds for span in timeline.spans if span.name == START and role(span.track) == REPLICA]
 
 
 def cost_metrics(
@@ -49,15 +50,15 @@ def cost_metrics(
 
 def ledger(timeline: Timeline, replicas: int) -> Ledger | None:
     """Of `replicas` replicas; None where nothing was generated."""
-    generation = [span for span in timeline.on("step") if span.name == "gen"]
+    generation = [span for span in timeline.on(STEP) if span.name == GENERATION]
     if not generation:
         return None
     begin, end = generation[0].start, generation[0].end
     busy = parked = 0.0
     used = 0
-    for track in (track for track in timeline.tracks if track.startswith("replica ")):
+    for track in (track for track in timeline.tracks if role(track) == REPLICA):
         spans = list(timeline.on(track))
-        stopped = min((span.end for span in spans if span.name == "migrate" and span.end <= end), default=end)
+        stopped = min((span.end for span in spans if span.name == MIGRATE and span.end <= end), default=end)
         parked += end - max(stopped, begin)
         work = [(max(s.start, begin), min(s.end, stopped)) for s in spans if s.category == "generate"]
         seconds = union_seconds([(a, b) for a, b in work if b > a])

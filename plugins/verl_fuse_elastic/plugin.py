@@ -91,21 +91,18 @@ class _Run:
                 more = f", and fuse.elastic.standalone={block.standalone}" if block.standalone else ""
                 raise FuseError(f"fuse.elastic.{key}={wanted}: this run has {len(views)} rollout replicas{more}")
         self.learned = ElasticHistory()
-        self._price, self._replicas, self._devices = block.price, len(views), trainer.devices_each
+        self._block, self._replicas, self._devices = block, len(views), trainer.devices_each
         self._capacity = min((view.capacity for view in views), key=lambda capacity: capacity.tokens)
         self._limit: float = trainer.config.actor_rollout_ref.rollout.response_length
-        self.scaler = Scaler(block, len(views), self._limit)
-        self.release = Release(block)
-        self._calibration: Mapping[str, float] = {}
-        self._tokens = 0
+        self.scaler, self.release = Scaler(block, len(views), self._limit), Release(block)
+        self._calibration, self._tokens = {}, 0
 
     def assign(
         self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], running: Mapping[int, Sequence[Prompt]]
     ) -> Mapping[str, int]:
         terms = fewest_slots(replicas), self.learned.decode or TOKENS_ALONE, self._limit
-        if any(running.values()):
-            return add(prompts, running, *terms)
-        return assign(prompts, [replica.rank for replica in replicas], *terms)
+        ranks = [replica.rank for replica in replicas]
+        return add(prompts, running, *terms) if any(running.values()) else assign(prompts, ranks, *terms)
 
     def observe(self, event: Event) -> None:
         match event:
@@ -113,8 +110,7 @@ class _Run:
                 self.learned = KEPT.load(folder, self._devices) or ElasticHistory()
             case StepBegun():
                 self.scaler.begin_step()
-                self.release.begin_step()
-                self._calibration = {}
+                self.release, self._calibration = Release(self._block), {}
             case Polled(view=view):
                 # Whoever decided how many there are.
                 self._replicas = len(view.replicas)
@@ -133,6 +129,6 @@ class _Run:
         spent = ledger(timeline, self._replicas)
         if spent is None:
             return found
-        cost = cost_metrics(timeline, spent, self._replicas, self._devices, self._price, self._tokens)
+        cost = cost_metrics(timeline, spent, self._replicas, self._devices, self._block.price, self._tokens)
         foretold = self.scaler.metrics(timeline.step, spent, self._replicas, self._devices)
         return {**found, **cost, "fuse/elastic_without_room": float(self.release.without_room), **foretold}

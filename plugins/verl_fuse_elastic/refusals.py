@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from verl_fuse.spec.composed import Get, required, required_if_set
 from verl_fuse.spec.step import Refusal
 
-_BLOCK, _NEEDS = "fuse.elastic", "fuse.elastic.enabled=true needs"
-_STANDALONE = "fuse.elastic.standalone needs"
+_BLOCK, _NEEDS, _STANDALONE = "fuse.elastic", "fuse.elastic.enabled=true needs", "fuse.elastic.standalone needs"
 ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
 

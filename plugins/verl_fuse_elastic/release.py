@@ -19,13 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class Release:
-    """Decides poll by poll, where the block says so; `without_room`: in this step a replica's rest had nowhere to go."""
+    """Decides poll by poll of one step, where the block says so; `without_room`: a replica's rest had nowhere to go."""
 
     def __init__(self, block: ElasticConfig) -> None:
         self._on, self._cut_fraction = block.release, block.cut_fraction
-        self.without_room = False
-
-    def begin_step(self) -> None:
         self.without_room = False
 
     def decide(self, view: RolloutView) -> Migration | None:
@@ -33,9 +30,10 @@ class Release:
         migration = released(view, self._cut_fraction) if self._on else None
         if self._on and migration is None and not self.without_room and without_room(view, self._cut_fraction):
             self.without_room = True
-            routed = [replica for replica in view.replicas if replica.routed]
-            found = ", ".join(f"replica {r.rank} runs {r.running} and has room for {r.slots}" for r in routed)
-            logger.info("step %d: a replica past fuse.elastic.cut_fraction keeps its requests: %s", view.step, found)
+            told = (f"replica {r.rank} runs {r.running} and has room for {r.slots}" for r in view.replicas if r.routed)
+            logger.info(
+                "step %d: a replica past fuse.elastic.cut_fraction keeps its requests: %s", view.step, ", ".join(told)
+            )
         return migration
 
 

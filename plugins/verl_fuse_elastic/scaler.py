@@ -28,8 +28,7 @@ class Scaler:
     def __init__(self, block: ElasticConfig, replicas: int, limit: float) -> None:
         self._block, self._running, self._limit = block, replicas, limit
         self._foretell: Callable[[Sequence[Prompt]], Forecast] | None = None
-        self._forecast: Forecast | None = None
-        self._seconds = 0.0
+        self._forecast, self._seconds = None, 0.0
 
     def begin_step(self) -> None:
         """Nothing is foretold for this step yet."""
@@ -43,8 +42,15 @@ class Scaler:
         block, resident = self._block, sum(not replica.standalone for replica in replicas)
         most = min(most, block.max_replicas or most)
         least = min(block.min_replicas, most) if block.scale else most
-        launch = learned.launch_seconds
-        terms = Terms(block.cost_weight, least, most, block.start_seconds, block.hysteresis, resident, launch)
+        terms = Terms(
+            block.cost_weight,
+            least,
+            most,
+            block.start_seconds,
+            block.hysteresis,
+            resident,
+            learned.launch_seconds,
+        )
         count = max(least, min(len(replicas), most))
         decode, running, release = learned.decode, self._running, block.release
         if decode is not None and prompts and all(prompt.prediction is not None for prompt in prompts):

@@ -1,12 +1,15 @@
 """`migration_threshold: auto`: R_t and the survivors by simulating the next rollout on recent lengths, with costs measured in earlier steps.
 
-Invariants (tests/unit/interstage/test_auto.py):
+Invariants (tests/unit/interstage/test_auto.py, test_decisions.py):
 - before a step has been measured, and wherever no gain is predicted, nothing migrates;
-- data sets are kept apart, and recent steps count more: the lengths of a data set's step `age` before its last one are drawn with weight DECAY ** age.
+- data sets are kept apart, and recent steps count more: the lengths of a data set's step `age` before its last one are drawn with weight DECAY ** age;
+- a step is decided once, at its first poll, for as many samples of each data set as it has, and told in its metrics and in no other's.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +17,15 @@ from verl_fuse.simulate.rollout import Requests
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost
 from verl_fuse.simulate.threshold import Threshold, best_threshold
 from verl_fuse.simulate.timing import ReplicaTiming
-from verl_fuse.spec.step import Capacity
+from verl_fuse.spec.events import CheckpointSaved, Event, SetUp, StepEnded, Submitted
+from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost
-from verl_fuse_interstage.learned import InterstageHistory
-from verl_fuse_interstage.measured import InferenceCost
+from verl_fuse_interstage.learned import KEPT, InterstageHistory
+from verl_fuse_interstage.measured import InferenceCost, stage_seconds
+from verl_fuse_interstage.migration import Trigger
+
+logger = logging.getLogger(__name__)
 
 DECAY = 0.7
 DRAWN_BATCHES = 2
@@ -30,9 +37,8 @@ class AutoThreshold:
 
     def __init__(self, replicas: int, capacity: Capacity, longest: int):
         self._replicas, self._capacity, self._longest = replicas, capacity, longest
-        self.learned = InterstageHistory()
+        self.learned, self.decision_seconds = InterstageHistory(), 0.0
         self._rng = np.random.default_rng(0)
-        self.decision_seconds = 0.0
 
     def warm_up(self) -> None:
         """Compile what a choice runs, so that the first one does not wait for it."""
@@ -78,3 +84,66 @@ class AutoThreshold:
             kv_capacity=max(self._longest, int(min(self._capacity.tokens, self._capacity.sequences * self._longest))),
             longest=self._longest,
         )
+
+
+class Decisions:
+    """The threshold of each step of a run on replicas like `views` with `devices` each, whose rollout is configured by `rollout`."""
+
+    def __init__(self, views: tuple[ReplicaView, ...], devices: int, rollout: Any) -> None:
+        self._auto = AutoThreshold(
+            len(views),
+            min((view.capacity for view in views), key=lambda capacity: capacity.tokens),
+            rollout.prompt_length + rollout.response_length,
+        )
+        self._auto.warm_up()
+        self._prompts: Mapping[str, int] = {}
+        self._devices, self._step, self._chosen = devices, 0, None
+
+    def observe(self, event: Event) -> None:
+        """Learn from what happens."""
+        match event:
+            case SetUp(resumed_from=folder):
+                self._auto.learned = KEPT.load(folder, self._devices) or InterstageHistory()
+            case Submitted(prompts=prompts):
+                self._prompts = prompts
+            case CheckpointSaved(folder=folder):
+                self._auto.learned.save(folder, self._devices)
+            case StepEnded(timeline=timeline, lengths=lengths):
+                self._auto.learn(timeline, lengths)
+
+    def trigger(self, view: RolloutView) -> Trigger:
+        """When the tail of this step moves."""
+        if self._step != view.step:
+            each = view.expected // max(1, sum(self._prompts.values()))
+            samples = {source: prompts * each for source, prompts in self._prompts.items()}
+            self._step, self._chosen = view.step, self._auto.choose(samples or {"": view.expected})
+        return Trigger(0) if self._chosen is None else Trigger(self._chosen.threshold, self._chosen.survivors)
+
+    def metrics(self, timeline: Timeline) -> dict[str, float]:
+        """What was chosen for the step of `timeline`, what that promised, and what came of it."""
+        if self._step != timeline.step:
+            return {}
+        measured = stage_seconds(timeline)
+        logger.info("step %d: %s", timeline.step, _told(self._chosen, measured))
+        if self._chosen is None:
+            return {}
+        return {
+            "fuse/migration_threshold": float(self._chosen.threshold),
+            "fuse/predicted_stage_seconds": self._chosen.seconds,
+            "fuse/predicted_stock_seconds": self._chosen.stock_seconds,
+            "fuse/threshold_decision_seconds": self._auto.decision_seconds,
+            **({} if measured is None else {"fuse/stage_seconds": measured}),
+        }
+
+
+def _told(chosen: Threshold | None, measured: float | None) -> str:
+    took = "not measured" if measured is None else f"{measured:.2f} s measured"
+    if chosen is None:
+        return (
+            f"migration threshold 0, decoding or inference has not been measured yet; generation and inference {took}"
+        )
+    kept = f"on {chosen.survivors} replicas" if chosen.threshold else "nothing migrates"
+    return (
+        f"migration threshold {chosen.threshold}, {kept}; generation and inference {chosen.seconds:.2f} s predicted "
+        f"({chosen.stock_seconds:.2f} s without migration), {took}"
+    )

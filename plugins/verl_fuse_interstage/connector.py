@@ -23,10 +23,11 @@ def plain(node: Any) -> Any:
 
 def _filled(value: Any, weights: str) -> Any:
     """`value` with the name of the weights in every string of it."""
-    if isinstance(value, str):
-        return value.replace("{weights}", weights)
-    if isinstance(value, list):
-        return [_filled(item, weights) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _filled(item, weights) for key, item in value.items()}
+    match value:
+        case str():
+            return value.replace("{weights}", weights)
+        case list():
+            return [_filled(item, weights) for item in value]
+        case Mapping():
+            return {key: _filled(item, weights) for key, item in value.items()}
     return value

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_fuse.spec.kept import Kept, seconds
+from verl_fuse.spec.kept import Kept, measured, seconds
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost, decode_cost
@@ -47,8 +47,8 @@ class InterstageHistory:
         tokens = int(sum(np.sum(rows) for rows in lengths.values()))
         self.decode = decode_cost(warm, capacity) or self.decode
         self.inference = inference_cost(warm, replicas, tokens) or self.inference
-        measured = migration_seconds(warm)
-        self.migration = self.migration if measured is None else measured
+        stopping = migration_seconds(warm)
+        self.migration = self.migration if stopping is None else stopping
 
     def save(self, folder: Path, devices: int) -> None:
         """Into a checkpoint's folder; `devices` are those of one replica."""
@@ -66,12 +66,8 @@ def _parsed(lengths: Mapping[str, Any], costs: Mapping[str, Any] | None) -> Inte
     for source, steps in lengths.items():
         found.lengths[str(source)] = deque(map(_rows, steps), maxlen=REMEMBERED_STEPS)
     if costs is not None:
-        if costs["decode"] is not None:
-            found.decode = DecodeCost(seconds(costs["decode"]["step"]), seconds(costs["decode"]["sequence"]))
-        if costs["inference"] is not None:
-            found.inference = InferenceCost(
-                seconds(costs["inference"]["per_token"]), seconds(costs["inference"]["group"])
-            )
+        found.decode = measured(DecodeCost, costs["decode"])
+        found.inference = measured(InferenceCost, costs["inference"])
         found.migration = seconds(costs["migration"])
     return found
 

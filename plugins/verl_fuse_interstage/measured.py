@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_fuse.spec.timeline import Timeline, overlap_seconds, union_seconds
+from verl_fuse.spec.timeline import GENERATION, LANE, MIGRATE, SLICE, STEP, Timeline, overlap_seconds, union_seconds
+from verl_fuse.timeline.tracks import role
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,12 @@ class InferenceCost:
 def inference_cost(timeline: Timeline, replicas: int, tokens: int) -> InferenceCost | None:
     """From the lanes' inference spans: a slice's lane runs on the devices of one replica, any other on all."""
     spans = {track: [s for s in timeline.on(track) if s.category == "inference"] for track in timeline.tracks}
-    lanes = {track: found for track, found in spans.items() if track.startswith("lane ") and found}
+    lanes = {track: found for track, found in spans.items() if role(track) == LANE and found}
     groups = [span.seconds for found in lanes.values() for span in found if "micro_group" in span.args]
     if not groups or tokens <= 0:
         return None
     seconds = sum(
-        union_seconds((span.start, span.end) for span in found) * (1 if "slice" in track else replicas)
+        union_seconds((span.start, span.end) for span in found) * (1 if SLICE in track else replicas)
         for track, found in lanes.items()
     )
     return InferenceCost(seconds / tokens, float(np.median(groups)))
@@ -34,14 +35,13 @@ def inference_cost(timeline: Timeline, replicas: int, tokens: int) -> InferenceC
 
 def migration_seconds(timeline: Timeline) -> float | None:
     """Seconds the slowest replica took to stop, if the step migrated."""
-    return max((span.seconds for span in timeline.spans if span.name == "migrate"), default=None)
+    return max((span.seconds for span in timeline.spans if span.name == MIGRATE), default=None)
 
 
 def streaming_metrics(timeline: Timeline) -> dict[str, float]:
     """Inference that ran while others still generated, and the samples that went through lanes."""
-    generation = [(span.start, span.end) for span in timeline.on("step") if span.name == "gen"]
-    lanes = [span for span in timeline.spans if span.track.startswith("lane ") and span.category == "inference"]
-    inference = [(span.start, span.end) for span in lanes]
+    generation = [(span.start, span.end) for span in timeline.on(STEP) if span.name == GENERATION]
+    inference = [(s.start, s.end) for s in timeline.spans if role(s.track) == LANE and s.category == "inference"]
     hidden, total = overlap_seconds(generation, inference), union_seconds(inference)
     groups = {
         span.args["micro_group"]: int(span.args["samples"]) for span in timeline.spans if "micro_group" in span.args
@@ -55,6 +55,6 @@ def streaming_metrics(timeline: Timeline) -> dict[str, float]:
 
 def stage_seconds(timeline: Timeline) -> float | None:
     """Seconds from the start of generation to the end of inference."""
-    starts = [span.start for span in timeline.on("step") if span.name == "gen"]
-    ends = [s.end for s in timeline.spans if s.track.startswith("lane ") and s.category == "inference"]
+    starts = [span.start for span in timeline.on(STEP) if span.name == GENERATION]
+    ends = [s.end for s in timeline.spans if role(s.track) == LANE and s.category == "inference"]
     return max(ends) - min(starts) if starts and ends else None

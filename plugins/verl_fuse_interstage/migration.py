@@ -64,25 +64,17 @@ def hindrance(trigger: Trigger, view: RolloutView) -> Literal["room", "unmovable
 
 
 class Hindrances:
-    """What keeps the tail of the running step where it is."""
+    """What keeps the tail of one step where it is; `found` are those seen so far."""
 
     def __init__(self) -> None:
-        self._found: set[str] = set()
-
-    @property
-    def without_room(self) -> bool:
-        """Whether fewer replicas had no room for the tail."""
-        return "room" in self._found
-
-    def begin_step(self) -> None:
-        self._found.clear()
+        self.found: set[str] = set()
 
     def look(self, trigger: Trigger, view: RolloutView) -> None:
         """Log what hinders the tail at this poll, unless that has been said."""
         found = hindrance(trigger, view)
-        if found is None or found in self._found:
+        if found is None or found in self.found:
             return
-        self._found.add(found)
+        self.found.add(found)
         about = {
             "room": [f"replica {seen.rank} has room for {seen.slots}" for seen in view.replicas],
             "unmovable": [f"replica {seen.rank} runs {seen.unmovable} that cannot move" for seen in view.replicas],

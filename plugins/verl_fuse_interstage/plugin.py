@@ -21,7 +21,7 @@ from verl_fuse_interstage.refusals import refusals
 from verl_fuse_interstage.requests import request_metrics
 
 if TYPE_CHECKING:
-    from verl_fuse_interstage.decisions import Decisions
+    from verl_fuse_interstage.auto import Decisions
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +58,11 @@ class InterstagePlugin:
             trainer.use_slices()
         if self._block.enabled and self._block.migration_threshold == "auto":
             # Numba takes a second to import, and only this needs it.
-            from verl_fuse_interstage.decisions import Decisions
+            from verl_fuse_interstage.auto import Decisions
 
-            rollout = trainer.config.actor_rollout_ref.rollout
-            self._decisions = Decisions(trainer.replica_views(), trainer.devices_each, rollout)
+            self._decisions = Decisions(
+                trainer.replica_views(), trainer.devices_each, trainer.config.actor_rollout_ref.rollout
+            )
 
     @hookimpl
     def fuse_infer_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
@@ -84,7 +85,7 @@ class InterstagePlugin:
     @hookimpl
     def fuse_event(self, event: Event) -> None:
         if isinstance(event, StepBegun):
-            self._hindrances.begin_step()
+            self._hindrances = Hindrances()
         if self._decisions is not None:
             self._decisions.observe(event)
 
@@ -92,7 +93,7 @@ class InterstagePlugin:
     def fuse_metrics(self, timeline: Timeline) -> Mapping[str, float]:
         return {
             **request_metrics(timeline),
-            "fuse/tail_without_room": float(self._hindrances.without_room),
+            "fuse/tail_without_room": float("room" in self._hindrances.found),
             **({} if self._decisions is None else self._decisions.metrics(timeline)),
             **streaming_metrics(timeline),
         }

@@ -18,7 +18,8 @@ def refusals(get: Get) -> Iterator[Refusal]:
     """What keeps this configuration from running with `fuse.interstage` as it is."""
     if get("fuse.interstage.enabled"):
         yield from _streaming(get)
-        yield from _migration(get)
+        if get(THRESHOLD):
+            yield from _migration(get)
         if get("fuse.interstage.layout") == "slices":
             yield from _slices(get)
     yield from _connector(get)
@@ -27,11 +28,13 @@ def refusals(get: Get) -> Iterator[Refusal]:
 def _streaming(get: Get) -> Iterator[Refusal]:
     yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_STREAMS} needs trainer.v1.trainer_mode=fuse")})
     dropped = f"not yet with {_STREAMS}: groups may be dropped while their samples are in inference; switch one of the two off"
-    sampler = f"not yet with {_STREAMS}: a sampler of your own may drop groups whose samples are in inference"
     needs = {
         "algorithm.filter_groups.enable": (False, dropped),
         "trainer.v1.sampler.sync_refill_failed_groups": (False, dropped),
-        "trainer.v1.sampler.custom_sampler.path": (None, sampler),
+        "trainer.v1.sampler.custom_sampler.path": (
+            None,
+            f"not yet with {_STREAMS}: a sampler of your own may drop groups whose samples are in inference",
+        ),
     }
     yield from required_if_set(get, needs)
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
@@ -48,18 +51,18 @@ def _streaming(get: Get) -> Iterator[Refusal]:
 
 def _migration(get: Get) -> Iterator[Refusal]:
     threshold = get(THRESHOLD)
-    if not threshold:
-        return
     if threshold == "auto" and get("fuse.interstage.layout") != "slices":
         allowed = f"auto needs {_SLICES}: without slices nothing is gained by freeing replicas"
         yield Refusal(THRESHOLD, threshold, allowed)
     if isinstance(threshold, float) and threshold > 1:
         allowed = "a fraction of the step's samples (0.0 to 1.0), a whole number of samples, auto, or null"
         yield Refusal(THRESHOLD, threshold, allowed)
-    seeded = "migration needs false: a seeded request starts its random numbers anew where it goes on"
     needs = {
         f"{ROLLOUT}.name": ("vllm", "migration needs vllm: it has not been run with another engine"),
-        f"{ROLLOUT}.full_determinism": (False, seeded),
+        f"{ROLLOUT}.full_determinism": (
+            False,
+            "migration needs false: a seeded request starts its random numbers anew where it goes on",
+        ),
         f"{ROLLOUT}.disaggregation.enabled": (
             False,
             "migration needs false: a prefill server alone cannot finish a request",
@@ -109,9 +112,15 @@ def _slices(get: Get) -> Iterator[Refusal]:
     )
     yield from required_if_set(get, dict.fromkeys(keys, (None, lora)))
     copies = tuple(_copies(get))
-    trained = (copy for copy in copies if copy.engine != "actor_rollout_ref.ref")
     qat = f"{_SLICES} needs false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers"
-    yield from required_if_set(get, {f"{copy.engine}.{copy.block}.qat.enable": (False, qat) for copy in trained})
+    yield from required_if_set(
+        get,
+        {
+            f"{copy.engine}.{copy.block}.qat.enable": (False, qat)
+            for copy in copies
+            if copy.engine != "actor_rollout_ref.ref"
+        },
+    )
     yield from _devices(get, copies)
 
 

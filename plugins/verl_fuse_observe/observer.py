@@ -43,8 +43,8 @@ class Observer:
                 self._say(self._progress.stage(step, time, name))
             case StepEnded(step=step, time=time, timeline=timeline):
                 self._writer.write(timeline)
-                seconds, idle = timeline.end - timeline.start, idle_table(timeline).overall
-                self._say(self._progress.step_end(step, time, seconds, idle))
+                length = timeline.end - timeline.start
+                self._say(self._progress.step_end(step, time, length, idle_table(timeline).overall))
             case TrainingEnded():
                 self._writer.settle()
                 if self._config.html:

@@ -9,6 +9,7 @@ import statistics
 from collections import deque
 
 from verl_fuse.spec.step import RolloutView
+from verl_fuse.spec.timeline import ADVANTAGE, GENERATION
 
 # Enough to see past a step with validation or a checkpoint, few enough to follow responses that grow longer.
 _RECENT_STEPS = 10
@@ -41,9 +42,9 @@ class StepProgress:
 
     def stage(self, step: int, time: float, name: str) -> str | None:
         """A line about a stage that begins after the rollout."""
-        if name == "gen":
+        if name == GENERATION:
             return None
-        scored = self._expected if name.startswith(("adv", "update", "save", "test")) else self._scored
+        scored = self._expected if name.startswith((ADVANTAGE, "update", "save", "test")) else self._scored
         return self._running(step, time, self._groups, self._groups, scored, self._expected, name)
 
     def step_end(self, step: int, time: float, seconds: float, idle: float | None) -> str:

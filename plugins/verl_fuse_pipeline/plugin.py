@@ -46,5 +46,6 @@ class PipelinePlugin:
         # The solvers take a second to import.
         from verl_fuse_pipeline.policy import fused_schedule
 
-        solve = partial(fused_schedule, wanted=block.schedule, seconds=block.solve_seconds)
-        trainer.use_fused_update(solve, block.timeout)
+        trainer.use_fused_update(
+            partial(fused_schedule, wanted=block.schedule, seconds=block.solve_seconds), block.timeout
+        )

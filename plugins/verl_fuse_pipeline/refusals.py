@@ -39,8 +39,11 @@ def _critic(get: Get) -> Iterator[Refusal]:
 
 
 def _models(get: Get) -> Iterator[Refusal]:
-    allowed = f"{_NEEDS} needs Megatron engines (model_engine=megatron): FSDP's have no pipeline to fuse, they train serially; set it to false"
-    yield from required(get, {f"{role}.strategy": ("megatron", allowed) for role in (ACTOR, CRITIC)})
+    needs = (
+        "megatron",
+        f"{_NEEDS} needs Megatron engines (model_engine=megatron): FSDP's have no pipeline to fuse, they train serially; set it to false",
+    )
+    yield from required(get, {f"{role}.strategy": needs for role in (ACTOR, CRITIC)})
     if get("fuse.pipeline.schedule") != "serial":
         yield from _engines(get)
     yield from _environment(get)

@@ -117,9 +117,9 @@ def _layouts(get: Get) -> Iterator[Refusal]:
     if "critic" in named and not has_critic(get):
         yield Refusal(KEY, "critic", "this run has no critic")
         named.discard("critic")
-    needs = {"trainer.v1.trainer_mode": ("fuse", f"{KEY} needs fuse")}
-    fsdp2 = f"{KEY} needs fsdp2: shards of other engines are not known here"
-    yield from required(get, needs | {_STRATEGY[model]: ("fsdp2", fsdp2) for model in sorted(named)})
+    fsdp2 = ("fsdp2", f"{KEY} needs fsdp2: shards of other engines are not known here")
+    needs = {_STRATEGY[model]: fsdp2 for model in sorted(named)}
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{KEY} needs fuse"), **needs})
     off = {key: value for model in sorted(named) for key, value in _OFF_OF[model].items()}
     yield from required_if_set(get, {key: (value, f"not with {KEY}: {value}") for key, value in off.items()})
 
@@ -128,9 +128,7 @@ def _block(key: str, block: Any, get: Get) -> Iterator[Refusal]:
     ranks = (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)
     if not isinstance(block, Mapping) or set(block) != {"fsdp_size"}:
         yield Refusal(key, block, "needs a block of fsdp_size")
-        return
-    size = block["fsdp_size"]
-    if not isinstance(size, int) or isinstance(size, bool) or (size != -1 and (size < 1 or ranks % size)):
+    elif type(size := block["fsdp_size"]) is not int or (size != -1 and (size < 1 or ranks % size)):
         yield Refusal(f"{key}.fsdp_size", size, f"needs -1 (all ranks) or a divisor of the {ranks} ranks")
 
 
@@ -142,10 +140,13 @@ def _plan(key: str, path: str, get: Get) -> Iterator[Refusal]:
     except FuseError as error:
         yield Refusal(key, path, f"needs a plan file: {error}")
         return
-    sizes = set(FSDP_SIZE.values())
-    others = [name for name, value in wanted.items() if name not in sizes and applied.get(name, get(name)) != value]
+    others = [
+        name
+        for name, value in wanted.items()
+        if name not in FSDP_SIZE.values() and applied.get(name, get(name)) != value
+    ]
     if others:
-        text = f"while a run goes on only {', '.join(sorted(sizes))} can change; this plan also sets {', '.join(others[:5])}"
+        text = f"while a run goes on only {', '.join(sorted(FSDP_SIZE.values()))} can change; this plan also sets {', '.join(others[:5])}"
         yield Refusal(key, path, text + (f" and {len(others) - 5} more" if len(others) > 5 else ""))
     for model, name in FSDP_SIZE.items():
         if name in wanted:

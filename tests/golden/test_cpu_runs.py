@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_fuse.cost.floors import FORWARD_STAGES, TRAIN_STAGES, fit_floors, generation_seconds, stage_seconds
+from verl_fuse.cost.floors import fit_floors, generation_seconds, stage_seconds
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.timeline import INFERENCE_STAGES, TRAIN_STAGES
 
 HERE = Path(__file__).parent
 TABLE = ProfileTable.read(HERE / "cpu_profile.json")
@@ -51,7 +52,7 @@ def test_held_out_stage_times():
         for stage in (
             "gen",
             "update_weights",
-            *(name for name in (*FORWARD_STAGES, *TRAIN_STAGES) if name in run.micro_batch),
+            *(name for name in (*INFERENCE_STAGES, *TRAIN_STAGES) if name in run.micro_batch),
         ):
             predicted = [predict(run, step, stage, cost) for step in run.steps]
             errors.append(abs(np.mean(predicted) / np.mean([step.stages[stage] for step in run.steps]) - 1))

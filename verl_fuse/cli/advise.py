@@ -19,8 +19,9 @@ from verl_fuse.cli.refused import refused
 from verl_fuse.cli.simulate import read_options, replayed, show_advice
 from verl_fuse.cli.tables import print_table
 from verl_fuse.simulate.advice import OVERRIDES, Advice, Gain, advise, gains_of_replay, observed
-from verl_fuse.simulate.recorded import INFERENCE_STAGES, Replay
+from verl_fuse.simulate.recorded import SCORE_STAGES, Replay
 from verl_fuse.spec.run_config import FILE, find_config
+from verl_fuse.spec.timeline import UPDATE_WEIGHTS
 from verl_fuse.timeline.files import located
 
 app = typer.Typer(add_completion=False)
@@ -79,8 +80,8 @@ def command(
 
 def not_predicted(result: Replay) -> dict[str, str]:
     """Features whose gain a replay cannot tell, with the most they could save."""
-    inference = sum(result.stages.get(stage, 0.0) for stage in INFERENCE_STAGES)
-    sync = result.stages.get("update_weights", 0.0)
+    inference = sum(result.stages.get(stage, 0.0) for stage in SCORE_STAGES)
+    sync = result.stages.get(UPDATE_WEIGHTS, 0.0)
     return {
         "streaming": f"saves at most the {inference:.2f} s of inference, and nothing where generation keeps the devices busy; `verl-fuse ab` measures it",
         "weight sync": f"saves at most the {sync:.2f} s of the weight sync; `verl-fuse ab` measures it",

@@ -11,7 +11,7 @@ from rich.table import Table
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.timeline import Timeline
+from verl_fuse.spec.timeline import LANE, RANK, REPLICA, STEP, Timeline
 from verl_fuse.timeline.files import INDEX_PAGE, located, page_of, read_step, readable_steps, recorded_steps
 from verl_fuse.timeline.idle import IdleTable, average, idle_table
 
@@ -24,10 +24,10 @@ EXAMPLES = examples(
 
 _PLURAL = {
     "device": "devices",
-    "replica": "replicas",
-    "rank": "ranks",
-    "lane": "lanes",
-    "step": "driver",
+    REPLICA: "replicas",
+    RANK: "ranks",
+    LANE: "lanes",
+    STEP: "driver",
     "other": "others",
 }
 

@@ -20,10 +20,9 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
+from verl_fuse.spec.timeline import GENERATION, INFERENCE_STAGES, TRAIN_STAGES, UPDATE_CRITIC, UPDATE_WEIGHTS, VALUES
 
 NO_FLOORS = EngineFloors("recorded", block=0.0, decode_block=0.0, collective=0.0, decode_step=0.0, call=0.0)
-FORWARD_STAGES = ("old_log_prob", "ref", "values")
-TRAIN_STAGES = ("update_critic", "update_actor")
 
 
 def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) -> EngineFloors:
@@ -32,10 +31,10 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
     steps = [(run, step) for run in runs for step in run.steps]
     request, decode_step = _fit(
         [_generation_row(step) for _, step in steps],
-        [step.stages["gen"] for _, step in steps],
+        [step.stages[GENERATION] for _, step in steps],
         [generation_seconds(step, actor, bare) for _, step in steps],
     )
-    inferring = [(run, step, stage) for run, step in steps for stage in FORWARD_STAGES if stage in step.stages]
+    inferring = [(run, step, stage) for run, step in steps for stage in INFERENCE_STAGES if stage in step.stages]
     call, microbatch = _fit(
         [(1.0, run.microbatches(stage, step)) for run, step, stage in inferring],
         [step.stages[stage] for _, step, stage in inferring],
@@ -48,7 +47,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
         [step.stages[stage] for _, step, stage in training],
         [stage_seconds(run, step, stage, actor, known) for run, step, stage in training],
     )
-    syncing = [step.stages["update_weights"] for _, step in steps if "update_weights" in step.stages]
+    syncing = [step.stages[UPDATE_WEIGHTS] for _, step in steps if UPDATE_WEIGHTS in step.stages]
     (sync,) = _fit([(1.0,)] * len(syncing), syncing, [0.0] * len(syncing)) if syncing else (0.0,)
     floors = {"request": request, "decode_step": decode_step, "call": call, "microbatch": microbatch}
     return dataclasses.replace(NO_FLOORS, **floors, update=update, sync=sync)
@@ -56,10 +55,10 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
 
 def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model, cost: ProfiledCost) -> float:
     """What an inference or training stage of a recorded step takes by `cost`, in padded micro-batches."""
-    model = actor.as_value_model() if stage in ("values", "update_critic") else actor
+    model = actor.as_value_model() if stage in (VALUES, UPDATE_CRITIC) else actor
     layout, mesh, count = Layout(dp=run.ranks), Mesh(0, run.ranks), run.microbatches(stage, step)
     batch = Batch.padded(step.lengths, run.micro_batch[stage])
-    if stage in FORWARD_STAGES:
+    if stage in INFERENCE_STAGES:
         return cost.infer(model, layout, mesh, batch, count)
     return cost.train(model, layout, mesh, batch, run.minibatches, count, recompute=False)
 
@@ -85,7 +84,7 @@ def _generation_row(step: RecordedStep) -> tuple[float, float]:
 def _fit(rows: Sequence[tuple[float, ...]], seconds: Sequence[float], explained: Sequence[float]) -> tuple[float, ...]:
     """Coefficients >= 0 of the rows that, with what is explained, come closest to the seconds: least squares of relative errors."""
     if not rows:
-        raise FuseError("the recorded runs hold none of the stages " + ", ".join((*FORWARD_STAGES, *TRAIN_STAGES)))
+        raise FuseError("the recorded runs hold none of the stages " + ", ".join((*INFERENCE_STAGES, *TRAIN_STAGES)))
     weights = 1 / np.array(seconds)
     left, right = np.array(rows) * weights[:, None], (np.array(seconds) - explained) * weights
     width = left.shape[1]

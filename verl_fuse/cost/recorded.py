@@ -7,15 +7,27 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.timeline import Timeline
+from verl_fuse.spec.timeline import (
+    GENERATION,
+    OLD_LOG_PROB,
+    REFERENCE,
+    REQUEST,
+    STEP,
+    TRAIN_STAGES,
+    UPDATE_ACTOR,
+    UPDATE_CRITIC,
+    UPDATE_WEIGHTS,
+    VALUES,
+    Timeline,
+)
 
 # Stage of the trainer -> where verl 0.9.1 keeps its micro-batch size per rank.
 MICRO_BATCH_KEYS = {
-    "old_log_prob": "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-    "ref": "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-    "values": "critic.forward_micro_batch_size_per_gpu",
-    "update_critic": "critic.ppo_micro_batch_size_per_gpu",
-    "update_actor": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    OLD_LOG_PROB: "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    REFERENCE: "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    VALUES: "critic.forward_micro_batch_size_per_gpu",
+    UPDATE_CRITIC: "critic.ppo_micro_batch_size_per_gpu",
+    UPDATE_ACTOR: "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
 }
 
 
@@ -32,13 +44,13 @@ class RecordedStep:
     def of(cls, timeline: Timeline) -> "RecordedStep":
         """From a recorded step; requests that failed are left out."""
         requests = [
-            s for s in timeline.spans if s.name == "request" and {"prompt_tokens", "response_tokens"} <= s.args.keys()
+            s for s in timeline.spans if s.name == REQUEST and {"prompt_tokens", "response_tokens"} <= s.args.keys()
         ]
         if not requests:
             raise FuseError(f"step {timeline.step} of {timeline.run!r} holds no finished request")
-        stages = {span.name: span.seconds for span in timeline.on("step")}
-        timed = {name: stages[name] for name in ("gen", *MICRO_BATCH_KEYS, "update_weights") if name in stages}
-        if "gen" not in timed or not all(timed.values()):
+        stages = {span.name: span.seconds for span in timeline.on(STEP)}
+        timed = {name: stages[name] for name in (GENERATION, *MICRO_BATCH_KEYS, UPDATE_WEIGHTS) if name in stages}
+        if GENERATION not in timed or not all(timed.values()):
             raise FuseError(
                 f"step {timeline.step} of {timeline.run!r}: stages in seconds {timed}; needs gen, and none of 0 s"
             )
@@ -67,7 +79,7 @@ class RecordedRun:
 
     def microbatches(self, stage: str, step: RecordedStep) -> int:
         """Micro-batches per rank (and per mini-batch in training)."""
-        updates = self.minibatches if stage.startswith("update_") else 1
+        updates = self.minibatches if stage in TRAIN_STAGES else 1
         return ceil(len(step.responses) / self.ranks / updates / self.micro_batch[stage])
 
 

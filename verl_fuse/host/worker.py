@@ -13,20 +13,30 @@ import ray
 from verl.single_controller.base.decorator import Dispatch, register
 
 from verl_fuse.host.record.spans import Recorder, remote_recorder
-from verl_fuse.spec.timeline import Category
+from verl_fuse.spec.timeline import (
+    OLD_LOG_PROB,
+    RANK,
+    REFERENCE,
+    SAVE_CHECKPOINT,
+    UPDATE_ACTOR,
+    UPDATE_CRITIC,
+    UPDATE_WEIGHTS,
+    VALUES,
+    Category,
+)
 
 # method -> (span name, category), per role; the methods of verl/workers/engine_workers.py that a training step calls.
 ACTOR_METHODS: dict[str, tuple[str, Category]] = {
-    "compute_log_prob": ("old_log_prob", "inference"),
-    "compute_ref_log_prob": ("ref", "inference"),
-    "update_actor": ("update_actor", "train"),
-    "update_weights": ("update_weights", "sync"),
-    "save_checkpoint": ("save_checkpoint", "other"),
+    "compute_log_prob": (OLD_LOG_PROB, "inference"),
+    "compute_ref_log_prob": (REFERENCE, "inference"),
+    "update_actor": (UPDATE_ACTOR, "train"),
+    "update_weights": (UPDATE_WEIGHTS, "sync"),
+    "save_checkpoint": (SAVE_CHECKPOINT, "other"),
 }
 CRITIC_METHODS: dict[str, tuple[str, Category]] = {
-    "infer_batch": ("values", "inference"),
-    "train_mini_batch": ("update_critic", "train"),
-    "save_checkpoint": ("save_checkpoint", "other"),
+    "infer_batch": (VALUES, "inference"),
+    "train_mini_batch": (UPDATE_CRITIC, "train"),
+    "save_checkpoint": (SAVE_CHECKPOINT, "other"),
 }
 RECORDED_METHODS = {"actor": ACTOR_METHODS, "critic": CRITIC_METHODS}
 
@@ -70,14 +80,14 @@ def _recorded(method: Callable, name: str, category: Category) -> Callable:
 
         @functools.wraps(method)
         async def run_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with _recorder(self).span(name, f"rank {self.rank}", category, **args_of(args)):
+            with _recorder(self).span(name, f"{RANK} {self.rank}", category, **args_of(args)):
                 return await method(self, *args, **kwargs)
 
         return run_async
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _recorder(self).span(name, f"rank {self.rank}", category, **args_of(args)):
+        with _recorder(self).span(name, f"{RANK} {self.rank}", category, **args_of(args)):
             return method(self, *args, **kwargs)
 
     return run

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from verl_fuse.simulate.compare import StrategyResult
 from verl_fuse.simulate.recorded import Replay
+from verl_fuse.spec.timeline import GENERATION
 
 SWITCH = ("+fuse=default", "trainer.v1.trainer_mode=fuse")
 """Overrides that switch verl-fuse on, in observe mode."""
@@ -90,7 +91,7 @@ def advice_of_replay(result: Replay) -> Advice:
 
 def gains_of_replay(result: Replay) -> list[Gain]:
     """What each feature would have saved on a recorded run; what is less than the replay's own error is not sure."""
-    error = result.replay_error * result.stages.get("gen", 0.0) / result.seconds
+    error = result.replay_error * result.stages.get(GENERATION, 0.0) / result.seconds
     return [
         Gain(
             feature=saving.feature,
@@ -118,11 +119,9 @@ def advise(gains: Sequence[Gain], observed: str, switch: Sequence[str] = ()) -> 
     features = tuple(gain.feature for gain in chosen)
     overrides = (*switch, *(override for name in features for override in OVERRIDES[name]))
     nothing = [gain.feature for gain in gains if not gain.worthwhile]
-    parts = [observed]
-    if chosen:
-        parts.insert(0, f"switch on {', '.join(f'{gain.feature} ({_amount(gain)})' for gain in chosen)}")
-    else:
-        parts.insert(0, f"switch no feature on: none is predicted to gain {LEAST_GAIN_SHARE:.0%} of a step")
+    named = ", ".join(f"{gain.feature} ({_amount(gain)})" for gain in chosen)
+    none = f"switch no feature on: none is predicted to gain {LEAST_GAIN_SHARE:.0%} of a step"
+    parts = [f"switch on {named}" if chosen else none, observed]
     if excluded := [gain.feature for gain in gains if gain.worthwhile and gain not in chosen]:
         parts.append(f"{_listed(excluded)} cannot be on together with that")
     if chosen and nothing:

@@ -14,7 +14,6 @@ from itertools import combinations
 
 import numpy as np
 
-from verl_fuse.cost.floors import TRAIN_STAGES
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.elastic import best_assignment, run_elastic
@@ -24,11 +23,19 @@ from verl_fuse.simulate.tail import InferenceWork, MigrationCost, migrated, trig
 from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
-from verl_fuse.spec.timeline import Timeline
+from verl_fuse.spec.timeline import (
+    FUSED_UPDATE,
+    GENERATION,
+    INFERENCE_STAGES,
+    REPLICA,
+    REWARD,
+    STEP,
+    TRAIN_STAGES,
+    Timeline,
+)
 from verl_fuse.timeline.tracks import number, role
 
-INFERENCE_STAGES = ("reward", "old_log_prob", "ref", "values")
-FUSED_STAGE = "fused_update"
+SCORE_STAGES = (REWARD, *INFERENCE_STAGES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +66,7 @@ class ReplayedStep:
 
 def read_recorded(timeline: Timeline) -> ReplayedStep:
     """The requests and stages of a recorded step; a FuseError says what is missing."""
-    spans = [s for s in timeline.spans if s.category == "generate" and role(s.track) == "replica"]
+    spans = [s for s in timeline.spans if s.category == "generate" and role(s.track) == REPLICA]
     if any("resumed_tokens" in span.args for span in spans):
         raise FuseError(
             f"{timeline.run}, step {timeline.step}: samples migrated already; needs a run without migration"
@@ -70,7 +77,7 @@ def read_recorded(timeline: Timeline) -> ReplayedStep:
             "with trainer.v1.trainer_mode=fuse"
         )
     stages: dict[str, float] = {}
-    for span in timeline.on("step"):
+    for span in timeline.on(STEP):
         stages[span.name] = stages.get(span.name, 0.0) + span.seconds
     begin, last = min(span.start for span in spans), max(span.end for span in spans)
     if begin == last:
@@ -198,13 +205,15 @@ def _begin(step: ReplayedStep, timing: ReplicaTiming) -> RolloutState:
 
 
 def _inference(steps: Sequence[ReplayedStep], through: Sequence[RolloutState], dedicated: bool) -> InferenceWork:
-    seconds = sum(step.total(INFERENCE_STAGES) for step in steps)
+    seconds = sum(step.total(SCORE_STAGES) for step in steps)
     tokens = sum(int(rollout.requests.tokens.sum()) for rollout in through)
     return InferenceWork(steps[0].replicas * seconds / tokens, dedicated=dedicated)
 
 
 def _observe(steps: Sequence[ReplayedStep], poll: float) -> Saving:
-    lost = [np.ceil(step.total(["gen"]) / poll) * poll - step.total(["gen"]) if poll else 0.0 for step in steps]
+    lost = [
+        np.ceil(step.total([GENERATION]) / poll) * poll - step.total([GENERATION]) if poll else 0.0 for step in steps
+    ]
     return Saving(
         "observe", float(np.mean(lost)), 0.0, f"saved already: stock verl looks at the rollout every {poll:g} s"
     )
@@ -231,7 +240,7 @@ def _interstage(
 
 
 def _pipeline(stages: dict[str, float]) -> Saving:
-    if stages.get(FUSED_STAGE):
+    if stages.get(FUSED_UPDATE):
         return Saving("pipeline", 0.0, 0.0, "it was on: critic and actor trained as one")
     critic, actor = (stages.get(name, 0.0) for name in TRAIN_STAGES)
     if not critic:

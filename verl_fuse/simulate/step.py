@@ -22,17 +22,27 @@ from verl_fuse.simulate.tail import inference_end
 from verl_fuse.simulate.tasks import ScheduledTask, Task, run_tasks
 from verl_fuse.simulate.trace import timeline_of
 from verl_fuse.spec.plan import Plan
-from verl_fuse.spec.timeline import Timeline
+from verl_fuse.spec.timeline import (
+    GENERATION,
+    OLD_LOG_PROB,
+    REFERENCE,
+    REWARD,
+    UPDATE_ACTOR,
+    UPDATE_CRITIC,
+    UPDATE_WEIGHTS,
+    VALUES,
+    Timeline,
+)
 from verl_fuse.spec.workload import Call, Workload
 
 STAGES = {
-    "actor_generate": "gen",
-    "reward_infer": "reward",
-    "reference_infer": "ref",
-    "critic_infer": "values",
-    "actor_infer": "old_log_prob",
-    "critic_train": "update_critic",
-    "actor_train": "update_actor",
+    "actor_generate": GENERATION,
+    "reward_infer": REWARD,
+    "reference_infer": REFERENCE,
+    "critic_infer": VALUES,
+    "actor_infer": OLD_LOG_PROB,
+    "critic_train": UPDATE_CRITIC,
+    "actor_train": UPDATE_ACTOR,
 }
 """verl's names of the stages (verl/trainer/main_ppo, V1)."""
 
@@ -179,7 +189,7 @@ def step_tasks(
     trains = tuple(call.name for call in workload.calls if call.kind == "train")
     merged = fused is not None and fused.ratio < 1
     trained = {name: "train" if merged else name for name in trains}
-    tasks = [_generate_task(plan, generation, (*dict.fromkeys(trained.values()), "update_weights"))]
+    tasks = [_generate_task(plan, generation, (*dict.fromkeys(trained.values()), UPDATE_WEIGHTS))]
     for call in infer:
         call_plan = plan.call(call.name)
         move = _move(workload, call, plan, cost, trained)
@@ -207,7 +217,7 @@ def _generate_task(plan: Plan, generation: GenerationResult, after: tuple[str, .
     call = plan.call("actor_generate")
     rollout = generation.fused.rollout
     busy = (float(rollout.busy.sum()) + generation.inference_work) * call.mesh.size / generation.replicas
-    return Task(call.call, "gen", "generate", (call.mesh,), generation.end, after_previous=after, busy=busy)
+    return Task(call.call, GENERATION, "generate", (call.mesh,), generation.end, after_previous=after, busy=busy)
 
 
 def _move(workload: Workload, call: Call, plan: Plan, cost: CostModel, trained: Mapping[str, str]) -> Task | None:
@@ -226,7 +236,7 @@ def _move(workload: Workload, call: Call, plan: Plan, cost: CostModel, trained: 
 def _sync_task(workload: Workload, plan: Plan, cost: CostModel, trained: str) -> Task:
     source, target = plan.call("actor_train"), plan.call("actor_generate")
     seconds = cost.sync(workload.actor, (source.mesh, source.layout), (target.mesh, target.layout))
-    return Task("update_weights", "update_weights", "sync", (source.mesh, target.mesh), seconds, (trained,))
+    return Task(UPDATE_WEIGHTS, UPDATE_WEIGHTS, "sync", (source.mesh, target.mesh), seconds, (trained,))
 
 
 def _train_tasks(

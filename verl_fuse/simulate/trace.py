@@ -13,7 +13,7 @@ from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.generation import GenerationResult
 from verl_fuse.simulate.tasks import ScheduledTask
 from verl_fuse.spec.plan import Plan
-from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse.spec.timeline import LANE, RANK, REPLICA, STEP, Span, Timeline
 
 
 def timeline_of(
@@ -36,12 +36,12 @@ def _task_spans(placed: ScheduledTask) -> Iterator[Span]:
     task, start, end = placed.task, placed.start, placed.end
     if end == start:
         return
-    yield Span(task.stage, "step", "sync" if task.category == "sync" else "stage", start, end)
+    yield Span(task.stage, STEP, "sync" if task.category == "sync" else "stage", start, end)
     if task.category == "generate":
         return
-    yield Span(task.stage, "lane train", task.category, start, end)
+    yield Span(task.stage, f"{LANE} train", task.category, start, end)
     for device in sorted({device for mesh in task.meshes for device in range(mesh.first, mesh.end)}):
-        yield Span(task.stage, f"rank {device}", task.category, start, end)
+        yield Span(task.stage, f"{RANK} {device}", task.category, start, end)
 
 
 def _requests(generation: GenerationResult, lengths: DrawnLengths, begin: float) -> Iterator[Span]:
@@ -56,12 +56,12 @@ def _requests(generation: GenerationResult, lengths: DrawnLengths, begin: float)
             done = int(paused.done[i])
             until = begin + max(generation.fused.trigger, float(paused.clocks[home[i]]))
             part = {"prompt_tokens": prompt, "response_tokens": done, "stop_reason": "aborted"}
-            yield Span(f"request {i}", f"replica {replica}", "generate", start, until, args | part)
+            yield Span(f"request {i}", f"{REPLICA} {replica}", "generate", start, until, args | part)
             start, replica = until, int(last[i])
             prompt, response = prompt + done, response - done
             args["resumed_tokens"] = done
         args |= {"prompt_tokens": prompt, "response_tokens": response, "stop_reason": "completed"}
-        yield Span(f"request {i}", f"replica {replica}", "generate", start, begin + finish, args)
+        yield Span(f"request {i}", f"{REPLICA} {replica}", "generate", start, begin + finish, args)
 
 
 def _freed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
@@ -73,6 +73,6 @@ def _freed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[S
     mesh = plan.call("actor_generate").mesh
     per_replica = mesh.size // generation.replicas
     for replica in np.setdiff1d(np.arange(fused.rollout.replicas), fused.survivors).tolist():
-        yield Span("inference", f"lane slice {replica}", "inference", begin + fused.release, begin + end)
+        yield Span("inference", f"{LANE} slice {replica}", "inference", begin + fused.release, begin + end)
         for device in range(mesh.first + replica * per_replica, mesh.first + (replica + 1) * per_replica):
-            yield Span("inference", f"rank {device}", "inference", begin + fused.release, begin + end)
+            yield Span("inference", f"{RANK} {device}", "inference", begin + fused.release, begin + end)

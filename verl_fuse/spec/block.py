@@ -56,7 +56,11 @@ def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
             values[key] = _checked(value, hints[key], fields[key].metadata, f"{where}.{key}")
         except FuseError as error:
             problems.extend(error.args)
-    missing = [name for name, field in fields.items() if name not in data and not _has_default(field)]
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in data and field.default is field.default_factory is dataclasses.MISSING
+    ]
     if missing:
         problems.append(f"{where}: missing {', '.join(missing)}")
     if problems:
@@ -81,10 +85,6 @@ def without_effect(block: Any) -> dict[tuple[tuple[str, Any], ...], dict[str, An
         if off and all(getattr(block, name) == other for name, other in off.items()):
             found.setdefault(tuple(off.items()), {})[field.name] = value
     return found
-
-
-def _has_default(field: dataclasses.Field) -> bool:
-    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
 
 def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> Any:

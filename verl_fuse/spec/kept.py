@@ -12,7 +12,7 @@ Invariants (tests/unit/spec/test_kept.py):
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -80,6 +80,11 @@ class Kept(Generic[T]):
             raise FuseError(
                 f"not what fuse.{self.plugin} writes with a checkpoint ({type(error).__name__}: {error}); delete it to learn lengths and costs anew"
             ) from error
+
+
+def measured(kind: type[T], costs: Mapping[str, Any] | None) -> T | None:
+    """`costs` of a file, the fields of a `kind` in seconds; None for none. Raises as `seconds` does, or TypeError on other fields."""
+    return None if costs is None else kind(**{name: seconds(value) for name, value in costs.items()})
 
 
 def seconds(value: Any) -> float:

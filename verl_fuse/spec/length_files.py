@@ -14,7 +14,7 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import load, reason
 from verl_fuse.spec.lengths import LengthDistribution
-from verl_fuse.spec.timeline import Timeline
+from verl_fuse.spec.timeline import REQUEST, Timeline
 
 
 def read_lengths(path: Path, column: str) -> LengthDistribution:
@@ -49,7 +49,7 @@ def requests_of(timelines: Iterable[Timeline]) -> tuple[LengthDistribution, Leng
         (int(span.args["prompt_tokens"]), int(span.args["response_tokens"]))
         for timeline in timelines
         for span in timeline.spans
-        if span.name == "request" and {"prompt_tokens", "response_tokens"} <= span.args.keys()
+        if span.name == REQUEST and {"prompt_tokens", "response_tokens"} <= span.args.keys()
     ]
     if not pairs:
         raise FuseError("the recorded timelines hold no finished request")

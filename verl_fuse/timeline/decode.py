@@ -16,7 +16,8 @@ import numpy as np
 
 from verl_fuse.spec.arrays import Floats
 from verl_fuse.spec.step import Capacity
-from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse.spec.timeline import REPLICA, REQUEST, Span, Timeline
+from verl_fuse.timeline.tracks import role
 
 # Of the fit and of what it says about how many steps were spent beside how many sequences.
 ITERATIONS = 8
@@ -35,8 +36,10 @@ def decode_cost(timeline: Timeline, capacity: Capacity) -> DecodeCost | None:
     per token against sequences beside it, per step."""
     replicas = []
     for track in timeline.tracks:
-        requests = [span for span in timeline.on(track) if _generated(span)]
-        if track.startswith("replica ") and requests:
+        requests = [
+            span for span in timeline.on(track) if span.name == REQUEST and int(span.args.get("response_tokens", 0)) > 0
+        ]
+        if role(track) == REPLICA and requests:
             tokens = np.array([int(span.args["response_tokens"]) for span in requests], np.float64)
             replicas.append((*admitted(requests, capacity), tokens))
     if not replicas:
@@ -100,10 +103,6 @@ def admitted(requests: Sequence[Span], capacity: Capacity) -> tuple[Floats, Floa
         held += share(index)
         heapq.heappush(running, (span.end, index))
     return starts, ends
-
-
-def _generated(span: Span) -> bool:
-    return span.name == "request" and int(span.args.get("response_tokens", 0)) > 0
 
 
 def _mean_running(starts: Floats, ends: Floats, cost: DecodeCost) -> Floats:

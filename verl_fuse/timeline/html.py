@@ -12,17 +12,15 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from verl_fuse.spec.timeline import FUSED_UPDATE, GENERATION, INFERENCE_STAGES, REWARD, TRAIN_STAGES, UPDATE_WEIGHTS
+
 # Which colour each of verl's stages gets: that of the work it is.
 STAGE_WORK = {
-    "gen": "generate",
-    "reward": "reward",
-    "old_log_prob": "inference",
-    "ref": "inference",
-    "values": "inference",
-    "update_critic": "train",
-    "update_actor": "train",
-    "fused_update": "train",
-    "update_weights": "sync",
+    GENERATION: "generate",
+    REWARD: "reward",
+    **dict.fromkeys(INFERENCE_STAGES, "inference"),
+    **dict.fromkeys((*TRAIN_STAGES, FUSED_UPDATE), "train"),
+    UPDATE_WEIGHTS: "sync",
 }
 COLOURS = {
     "generate": "#3f87c9",

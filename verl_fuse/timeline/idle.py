@@ -9,7 +9,7 @@ Invariants (tests/unit/timeline/test_idle.py):
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from verl_fuse.spec.timeline import CATEGORIES, Span, Timeline, union_seconds
+from verl_fuse.spec.timeline import CATEGORIES, RANK, REPLICA, SLICE, Span, Timeline, union_seconds
 from verl_fuse.timeline.tracks import number, ordered_tracks, role
 
 BusyInterval = tuple[float, float]
@@ -50,7 +50,7 @@ class IdleTable:
     @property
     def overall(self) -> float | None:
         """Idle share of the devices; where they are not known, of all replica and rank tracks."""
-        return _idle_fraction(self.devices or (*self.of("replica"), *self.of("rank")))
+        return _idle_fraction(self.devices or (*self.of(REPLICA), *self.of(RANK)))
 
 
 def idle_table(timeline: Timeline) -> IdleTable:
@@ -68,7 +68,7 @@ def idle_table(timeline: Timeline) -> IdleTable:
     )
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     for track, spans in tracks.items():
-        if role(track) in ("replica", "slice", "rank"):
+        if role(track) in (REPLICA, SLICE, RANK):
             for category in {span.category for span in spans}:
                 clipped = _clip(timeline, (span for span in spans if span.category == category))
                 seconds[category] += union_seconds(clipped)
@@ -87,7 +87,7 @@ def average(tables: Sequence[IdleTable]) -> IdleTable:
 
 def _devices(tracks: Sequence[str]) -> list[tuple[str, str, str]]:
     """The tracks of each device: replica, slice (which the step need not have), rank."""
-    replicas, ranks = ([t for t in tracks if role(t) == kind] for kind in ("replica", "rank"))
+    replicas, ranks = ([t for t in tracks if role(t) == kind] for kind in (REPLICA, RANK))
     numbered = all([number(t) for t in group] == list(range(len(group))) for group in (replicas, ranks))
     if not replicas or not ranks or len(ranks) % len(replicas) or not numbered:
         return []

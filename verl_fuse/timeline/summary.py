@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.timeline import Timeline, overlap_seconds, union_seconds
+from verl_fuse.spec.timeline import GENERATION, LANE, RANK, REPLICA, STEP, Timeline, overlap_seconds, union_seconds
 from verl_fuse.timeline.idle import idle_table
 from verl_fuse.timeline.tracks import role
 
@@ -59,17 +59,17 @@ class StepSummary:
 def summarize(timeline: Timeline) -> StepSummary:
     """Condense a timeline."""
     stages: dict[str, float] = {}
-    for span in sorted(timeline.on("step"), key=lambda s: s.start):
+    for span in sorted(timeline.on(STEP), key=lambda s: s.start):
         stages[span.name] = stages.get(span.name, 0.0) + span.seconds
-    parts = [s for s in timeline.spans if s.category == "generate" and role(s.track) == "replica"]
+    parts = [s for s in timeline.spans if s.category == "generate" and role(s.track) == REPLICA]
     requests = [s for s in parts if s.args.get("stop_reason") not in MOVED]
     ends = sorted(span.end for span in requests)
     window = ends[-1] - min(span.start for span in parts) if requests else None
     tail = ends[-1] - ends[math.ceil(TAIL_BEGINS * len(ends)) - 1] if requests else 0.0
-    inference = [(s.start, s.end) for s in timeline.spans if s.category == "inference" and role(s.track) == "lane"]
-    generation = [(s.start, s.end) for s in timeline.on("step") if s.name == "gen"]
+    inference = [(s.start, s.end) for s in timeline.spans if s.category == "inference" and role(s.track) == LANE]
+    generation = [(s.start, s.end) for s in timeline.on(STEP) if s.name == GENERATION]
     table = idle_table(timeline)
-    idle = {kind: table.idle_fraction(kind) for kind in ("device", "replica", "rank")}
+    idle = {kind: table.idle_fraction(kind) for kind in ("device", REPLICA, RANK)}
     return StepSummary(
         step=timeline.step,
         seconds=timeline.end - timeline.start,

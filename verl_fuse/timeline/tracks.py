@@ -9,9 +9,9 @@ Invariants (tests/unit/timeline/test_tracks.py):
 import heapq
 from collections.abc import Iterable
 
-from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse.spec.timeline import LANE, RANK, REPLICA, SLICE, STEP, Span, Timeline
 
-TRACK_ROLES = ("step", "lane", "replica", "slice", "rank", "plan", "other")
+TRACK_ROLES = (STEP, LANE, REPLICA, SLICE, RANK, "plan", "other")
 
 
 def role(track: str) -> str:
@@ -54,4 +54,4 @@ def pack(spans: Iterable[Span]) -> list[list[Span]]:
 def _reading_order(track: str) -> tuple[int, bool, int, bool, str]:
     index, kind = number(track), role(track)
     planned = kind == "plan"
-    return TRACK_ROLES.index("rank" if planned else kind), index is None, index or 0, planned, track
+    return TRACK_ROLES.index(RANK if planned else kind), index is None, index or 0, planned, track

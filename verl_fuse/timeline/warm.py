@@ -12,11 +12,11 @@ Invariants (tests/unit/timeline/test_warm.py):
 
 from dataclasses import replace
 
-from verl_fuse.spec.timeline import Timeline
+from verl_fuse.spec.timeline import LANE, REPLICA, Timeline
 from verl_fuse.timeline.tracks import role
 
 # What a track does that the first time takes longer.
-WORK = {"replica": "generate", "lane": "inference"}
+WORK = {REPLICA: "generate", LANE: "inference"}
 
 
 class WarmTracks:
@@ -28,8 +28,8 @@ class WarmTracks:
     def of(self, timeline: Timeline) -> Timeline:
         """`timeline`, of a step later than all before, without its cold tracks."""
         working = {span.track for span in timeline.spans if span.category == WORK.get(role(span.track))}
-        cold = {track for track in timeline.tracks if role(track) == "replica"} - self._worked
-        if any(role(track) == "lane" for track in working - self._worked):
-            cold |= {track for track in timeline.tracks if role(track) == "lane"}
+        cold = {track for track in timeline.tracks if role(track) == REPLICA} - self._worked
+        if any(role(track) == LANE for track in working - self._worked):
+            cold |= {track for track in timeline.tracks if role(track) == LANE}
         self._worked |= working
         return replace(timeline, spans=tuple(span for span in timeline.spans if span.track not in cold))

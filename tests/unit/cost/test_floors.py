@@ -7,12 +7,12 @@ import pytest
 from omegaconf import OmegaConf
 from tables import TINY, table
 
-from verl_fuse.cost.floors import FORWARD_STAGES, NO_FLOORS, TRAIN_STAGES, fit_floors, generation_seconds, stage_seconds
+from verl_fuse.cost.floors import NO_FLOORS, fit_floors, generation_seconds, stage_seconds
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, RecordedStep, run_of
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import Cluster
-from verl_fuse.spec.timeline import Span, Timeline
+from verl_fuse.spec.timeline import INFERENCE_STAGES, TRAIN_STAGES, Span, Timeline
 
 TABLE = table()
 COST = ProfiledCost.of(TABLE, Cluster(1, 2, TABLE.device, 1e10, 1e10, 1e10))
@@ -31,13 +31,13 @@ CONFIG = {
 def made_run(requests: int, micro: int, seed: int) -> RecordedRun:
     """Stages by COST with the floors KNOWN; one request is the longest on its replica by far."""
     cost, rng = dataclasses.replace(COST, engine=KNOWN), np.random.default_rng(seed)
-    run = RecordedRun(f"made {seed}", 2, {stage: micro for stage in (*FORWARD_STAGES, *TRAIN_STAGES)}, 1, ())
+    run = RecordedRun(f"made {seed}", 2, {stage: micro for stage in (*INFERENCE_STAGES, *TRAIN_STAGES)}, 1, ())
     steps = []
     for _ in range(3):
         responses = rng.integers(1, 100, requests)
         responses[0] = rng.integers(150, 200)
         step = RecordedStep({}, (9,) * requests, tuple(map(int, responses)), tuple(i % 2 for i in range(requests)))
-        stages = {stage: stage_seconds(run, step, stage, TINY, cost) for stage in (*FORWARD_STAGES, *TRAIN_STAGES)}
+        stages = {stage: stage_seconds(run, step, stage, TINY, cost) for stage in (*INFERENCE_STAGES, *TRAIN_STAGES)}
         stages |= {"gen": generation_seconds(step, TINY, cost), "update_weights": 0.2}
         steps.append(dataclasses.replace(step, stages=stages))
     return dataclasses.replace(run, steps=tuple(steps))

@@ -1,7 +1,7 @@
 import pytest
 
 from verl_fuse.spec.timeline import Span, Timeline
-from verl_fuse_elastic.ledger import ledger, starting
+from verl_fuse_elastic.ledger import cost_metrics, ledger, starting
 
 
 def request(rank, start, end):
@@ -42,3 +42,10 @@ def test_a_replica_is_paid_for_from_its_devices_on():
     other = Span("start", "step", "stage", 0.0, 1.0)
     assert starting(step(request(0, 2.0, 12.0), start, other)) == [7.5]
     assert starting(step()) == []
+
+
+def test_where_no_token_was_trained_there_is_no_cost_per_token():
+    timeline = step(request(0, 2.0, 12.0))
+    spent = ledger(timeline, 1)
+    assert "fuse/cost_per_million_tokens" not in cost_metrics(timeline, spent, 1, 2, 0.5, 0)
+    assert cost_metrics(timeline, spent, 1, 2, 0.5, 100)["fuse/cost_per_million_tokens"] == 1e6 * 0.5 * 2 * 20.0 / 100

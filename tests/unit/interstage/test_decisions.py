@@ -1,4 +1,4 @@
-"""Shows the invariants of `verl_fuse_interstage.decisions` with a threshold that is chosen by counting."""
+"""Shows the invariants of `verl_fuse_interstage.auto.Decisions` with a threshold that is chosen by counting."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from rollouts import timeline
 from verl_fuse.simulate.threshold import Threshold
 from verl_fuse.spec.events import SetUp, Submitted
 from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
-from verl_fuse_interstage import decisions
+from verl_fuse_interstage import auto
 from verl_fuse_interstage.migration import Trigger
 
 VIEWS = (ReplicaView(0, 0, 8, True, capacity=Capacity(8)), ReplicaView(1, 0, 4, True, capacity=Capacity(4, 90)))
@@ -32,8 +32,8 @@ class Counting:
 
 @pytest.fixture
 def decided(monkeypatch):
-    monkeypatch.setattr(decisions, "AutoThreshold", Counting)
-    found = decisions.Decisions(VIEWS, 2, SimpleNamespace(prompt_length=8, response_length=24))
+    monkeypatch.setattr(auto, "AutoThreshold", Counting)
+    found = auto.Decisions(VIEWS, 2, SimpleNamespace(prompt_length=8, response_length=24))
     found.observe(SetUp(0, 0.0, Path("run"), None, 9, 40, 10))
     return found
 

@@ -1,7 +1,7 @@
 import pytest
 
 from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
-from verl_fuse_interstage.migration import Trigger, configured, hindrance, survivors, tail_migration
+from verl_fuse_interstage.migration import Hindrances, Trigger, configured, hindrance, survivors, tail_migration
 
 
 def replicas(running, slots=8, routed=True, unmovable=()):
@@ -117,3 +117,12 @@ def test_what_keeps_a_tail_that_is_due_is_told():
 
 def test_a_migration_names_the_key_that_asked_for_it():
     assert decided(8, replicas([5, 3])).cause == "fuse.interstage.migration_threshold"
+
+
+def test_each_hindrance_is_said_once_a_step(caplog):
+    crowded, stuck = view(8, replicas((4, 4), slots=4)), view(8, replicas((4, 4), slots=4, unmovable=(4, 4)))
+    found = Hindrances()
+    with caplog.at_level("INFO"):
+        for seen in (crowded, crowded, stuck, stuck):
+            found.look(Trigger(8), seen)
+    assert (found.found, len(caplog.messages)) == ({"room", "unmovable"}, 2)

@@ -1,5 +1,6 @@
 """Events are frozen, say when they happened, and are all in the guide for plugins."""
 
+import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 from verl_fuse.spec import events
 
 KINDS = events.Event.__subclasses__()
-README = Path(events.__file__).parents[2] / "plugins/README.md"
+REPO = Path(events.__file__).parents[2]
+README = REPO / "plugins/README.md"
 
 
 def fields(kind: type) -> list[str]:
@@ -30,3 +32,15 @@ def test_the_guide_names_every_event_with_its_fields():
     rows = re.findall(r"^\| `([A-Z]\w+)` \| .* \| (.*)\|$", section, re.MULTILINE)
     documented = {name: re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", more)) for name, more in rows}
     assert documented == {kind.__name__: fields(kind)[2:] for kind in KINDS}
+
+
+def test_the_host_gives_every_event_its_fields():
+    """Nothing else checks the names: they go through one method for all kinds."""
+    trees = [ast.parse(file.read_text()) for file in (REPO / "verl_fuse/host").rglob("*.py")]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    emitted = {
+        ast.unparse(call.args[0]): sorted(str(keyword.arg) for keyword in call.keywords)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "_emit"
+    }
+    assert emitted == {kind.__name__: sorted(fields(kind)[2:]) for kind in KINDS}

@@ -23,11 +23,10 @@ def micro_batch_refusals(config: DictConfig) -> Iterator[Refusal]:
     for dynamic, size in _needed(get):
         parent, _, name = size.rpartition(".")
         block = get(parent)
-        if not isinstance(block, DictConfig) or name not in block or get(dynamic):
-            continue
-        value = block[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            yield Refusal(size, value, f"needs a whole number of samples >= 1, or {dynamic}=true")
+        if isinstance(block, DictConfig) and name in block and not get(dynamic):
+            value = block[name]
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                yield Refusal(size, value, f"needs a whole number of samples >= 1, or {dynamic}=true")
 
 
 def _needed(get: Get) -> Iterator[tuple[str, str]]:
