@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from verl_fuse.cost.analytic import AnalyticCost
-from verl_fuse.plan.executable import STRATEGIES
 from verl_fuse.plan.finished_plan import PlanRequest, make_plan
 from verl_fuse.plan.overrides import command_line, feature_overrides, workload_overrides
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model_names import model_named
+from verl_fuse.spec.plan import STRATEGIES
 from verl_fuse.spec.workload import Workload
 
 pytestmark = pytest.mark.integration

@@ -65,10 +65,10 @@ def opened(world: World, name: str, engine: Any, engines: Any, dtype: Any) -> An
     """A stream with a store of its own."""
     import torch.distributed as dist
 
-    from verl_fuse.host.weights.sync.hybrid import Options, open_stream
+    from verl_fuse.host.weights.sync.hybrid import TransferOptions, open_stream
 
     store = dist.PrefixStore(name, world.store)
-    return open_stream(engine, engines, dtype, 1 << 16, store=store, node="node", options=Options(60.0, True))
+    return open_stream(engine, engines, dtype, 1 << 16, store=store, node="node", options=TransferOptions(60.0, True))
 
 
 def loaded(world: World, name: str, folder: Path) -> dict[str, int | bool]:

@@ -13,11 +13,10 @@ from verl_fuse.cli.group import build
 from verl_fuse.cli.main import SUBCOMMANDS, main
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
-from verl_fuse.plan.executable import STRATEGIES
 from verl_fuse.plan.finished_plan import PlanRequest, make_plan
 from verl_fuse.plan.overrides import feature_overrides
 from verl_fuse.spec.cluster import cluster_named
-from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.plan import STRATEGIES, Plan
 from verl_fuse.spec.step import Refusal
 from verl_fuse_pipeline.refusals import refusals
 
