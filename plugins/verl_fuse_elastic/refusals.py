@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from verl_fuse.spec.composed import Get, required, required_if_set
+from verl_fuse.spec.composed import MODEL, ROLLOUT, Get, required, required_if_set
 from verl_fuse.spec.step import Refusal
 
 _BLOCK, _NEEDS, _STANDALONE = "fuse.elastic", "fuse.elastic.enabled=true needs", "fuse.elastic.standalone needs"
-ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
 
 def refusals(get: Get) -> Iterator[Refusal]:

@@ -4,14 +4,23 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from verl_fuse.spec.composed import Get, has_critic, has_reference, required, required_if_set
+from verl_fuse.spec.composed import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    ROLLOUT,
+    Get,
+    has_critic,
+    has_reference,
+    required,
+    required_if_set,
+)
 from verl_fuse.spec.step import Refusal
 from verl_fuse_interstage.connector import TOLD, plain
 
 _STREAMS, _SLICES = "fuse.interstage.enabled=true", "fuse.interstage.layout=slices"
 THRESHOLD = "fuse.interstage.migration_threshold"
-ROLLOUT = "actor_rollout_ref.rollout"
-ENGINES = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+ENGINES = (ACTOR, REFERENCE, CRITIC)
 
 
 def refusals(get: Get) -> Iterator[Refusal]:

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from verl_fuse.spec.composed import Get, has_critic, required, required_if_set
+from verl_fuse.spec.composed import ACTOR, CRITIC, Get, has_critic, required, required_if_set
 from verl_fuse.spec.step import Refusal
 
-ACTOR, CRITIC = "actor_rollout_ref.actor", "critic"
 _NEEDS = "fuse.pipeline.enabled=true"
 # What must be off in an engine's configuration, its value then, and what is said: what only Megatron's own schedules do, or what was never run fused.
 _OFF = {

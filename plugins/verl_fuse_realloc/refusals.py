@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.composed import Get, has_critic, required, required_if_set
+from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, has_critic, required, required_if_set
 from verl_fuse.spec.step import Refusal
 from verl_fuse_realloc.schedule import FSDP_SIZE, KEY, overrides_of, scheduled, sizes_of
 
-ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 MEGATRON = f"{ACTOR}.megatron"
 _NEEDS = "fuse.realloc.weight_sync=shards"
 DTYPES = ("bfloat16", "float16", "float32")

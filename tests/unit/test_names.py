@@ -15,14 +15,6 @@ PER_MODULE = {
     "PATCH": "a runtime patch",
     "T": "a type variable",
 }
-# Other names in several modules, each with the reason.
-ALLOWED = {
-    "ACTOR": "a path of verl's configuration, the same in the refusals of two plugins",
-    "Get": "how refusals read verl's configuration, the same in all plugins",
-    "LOOK": "seconds between two looks, private to each of two modules of the rollout",
-    "ROLLOUT": "a path of verl's configuration, the same in the refusals of two plugins",
-    "State": "what the hooks of a plugin know of the run; nobody else imports it",
-}
 
 
 def public_names(module: ast.Module) -> Iterator[str]:
@@ -50,12 +42,12 @@ def holders() -> dict[str, list[str]]:
 
 def test_no_two_modules_define_the_same_name():
     shared = {name: where for name, where in holders().items() if len(where) > 1}
-    assert {name: where for name, where in shared.items() if name not in PER_MODULE | ALLOWED} == {}
+    assert {name: where for name, where in shared.items() if name not in PER_MODULE} == {}
 
 
 def test_every_exception_is_needed():
     found = holders()
-    assert [name for name in ALLOWED if len(found.get(name, ())) < 2] == []
+    assert [name for name in PER_MODULE if len(found.get(name, ())) < 2] == []
 
 
 def test_names_are_found_wherever_a_module_defines_them():

@@ -12,16 +12,12 @@ from collections.abc import Mapping, Sequence
 from verl_fuse.plan.generation import MOST_RUNNING
 from verl_fuse.plan.space import CallConfig
 from verl_fuse.spec.cluster import Cluster, Mesh
+from verl_fuse.spec.composed import ACTOR, REFERENCE, ROLLOUT
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.plan import Plan, Setting
 from verl_fuse.spec.workload import Call, Workload
 
-ACTOR_BLOCK, REFERENCE_BLOCK, ROLLOUT_BLOCK = (
-    "actor_rollout_ref.actor",
-    "actor_rollout_ref.ref",
-    "actor_rollout_ref.rollout",
-)
 REWARD_BLOCK = "reward.reward_model"
 # What a rollout engine may take of a device's memory at most.
 FULLEST = 0.95
@@ -37,20 +33,20 @@ def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, cho
     found.update(_rollout(workload, cluster, chosen))
     engine = _megatron if strategy == "megatron" else _fsdp
     train = chosen["actor_train"][2]
-    found.update(engine(ACTOR_BLOCK, "fsdp_config", train, True))
+    found.update(engine(ACTOR, "fsdp_config", train, True))
     tokens = _tokens(workload, train, workload.minibatches)
-    found |= {f"{ACTOR_BLOCK}.use_dynamic_bsz": True, f"{ACTOR_BLOCK}.ppo_max_token_len_per_gpu": tokens}
+    found |= {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": tokens}
     old = _tokens(workload, chosen["actor_infer"][2], 1) if "actor_infer" in chosen else tokens
     found |= {
-        f"{ROLLOUT_BLOCK}.log_prob_use_dynamic_bsz": True,
-        f"{ROLLOUT_BLOCK}.log_prob_max_token_len_per_gpu": old,
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz": True,
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu": old,
     }
     # The reference has a block of its own even where no call uses it; verl builds it from the actor's layout.
     reference = chosen["reference_infer"][2] if "reference_infer" in chosen else train
-    found.update(engine(REFERENCE_BLOCK, "fsdp_config", reference, False))
+    found.update(engine(REFERENCE, "fsdp_config", reference, False))
     found |= {
-        f"{REFERENCE_BLOCK}.log_prob_use_dynamic_bsz": True,
-        f"{REFERENCE_BLOCK}.log_prob_max_token_len_per_gpu": _tokens(workload, reference, 1),
+        f"{REFERENCE}.log_prob_use_dynamic_bsz": True,
+        f"{REFERENCE}.log_prob_max_token_len_per_gpu": _tokens(workload, reference, 1),
     }
     if "critic_train" in chosen:
         critic = chosen["critic_train"][2]
@@ -77,14 +73,14 @@ def workload_overrides(workload: Workload) -> dict[str, Setting]:
         "data.train_batch_size": workload.prompts,
         "data.max_prompt_length": workload.prompt.maximum,
         "data.max_response_length": workload.response.maximum,
-        f"{ROLLOUT_BLOCK}.n": workload.samples,
-        f"{ACTOR_BLOCK}.ppo_mini_batch_size": workload.prompts_per_update,
-        f"{ACTOR_BLOCK}.ppo_epochs": workload.epochs,
+        f"{ROLLOUT}.n": workload.samples,
+        f"{ACTOR}.ppo_mini_batch_size": workload.prompts_per_update,
+        f"{ACTOR}.ppo_epochs": workload.epochs,
     }
     if workload.critic is not None:
         found |= {"critic.ppo_mini_batch_size": workload.prompts_per_update, "critic.ppo_epochs": workload.epochs}
     if workload.reference is not None:
-        key = "algorithm.use_kl_in_reward" if workload.algorithm == "ppo" else f"{ACTOR_BLOCK}.use_kl_loss"
+        key = "algorithm.use_kl_in_reward" if workload.algorithm == "ppo" else f"{ACTOR}.use_kl_loss"
         found[key] = True
     if not workload.old_log_prob:
         found["algorithm.rollout_correction.bypass_mode"] = True
@@ -139,9 +135,9 @@ def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, 
     # A larger KV cache than needed keeps more prefixes; half of what is free stays free, for fragmentation.
     share = (needed + max(0.0, memory - resident - needed) / 2) / memory
     return {
-        f"{ROLLOUT_BLOCK}.tensor_model_parallel_size": config.layout.tp,
-        f"{ROLLOUT_BLOCK}.gpu_memory_utilization": min(FULLEST, math.ceil(100 * share) / 100),
-        f"{ROLLOUT_BLOCK}.max_num_seqs": min(MOST_RUNNING, -(-workload.sequences // config.layout.dp)),
+        f"{ROLLOUT}.tensor_model_parallel_size": config.layout.tp,
+        f"{ROLLOUT}.gpu_memory_utilization": min(FULLEST, math.ceil(100 * share) / 100),
+        f"{ROLLOUT}.max_num_seqs": min(MOST_RUNNING, -(-workload.sequences // config.layout.dp)),
     }
 
 

@@ -10,6 +10,15 @@ from omegaconf import OmegaConf
 
 from verl_fuse.spec.step import Refusal
 
+# The blocks of a run's models and of its rollout.
+ACTOR, REFERENCE, ROLLOUT, CRITIC = (
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.ref",
+    "actor_rollout_ref.rollout",
+    "critic",
+)
+MODEL = "actor_rollout_ref.model"
+
 Get = Callable[[str], Any]
 # key: the value it needs, and what is said of any other.
 Needs = Mapping[str, tuple[Any, str]]

@@ -6,12 +6,12 @@ from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import Capacity, ReplicaView
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.config import ElasticConfig
-from verl_fuse_elastic.learned import Learned
+from verl_fuse_elastic.learned import ElasticHistory
 from verl_fuse_elastic.ledger import Ledger
 from verl_fuse_elastic.scaler import Scaler
 
 REPLICAS = tuple(ReplicaView(rank, 0, 64, routed=True, capacity=Capacity(64)) for rank in range(3))
-KNOWN = Learned(decode=DecodeCost(0.1, 0.01))
+KNOWN = ElasticHistory(decode=DecodeCost(0.1, 0.01))
 PROMPTS = [Prompt(f"u{n}", f"k{n}", "math", 2, Prediction(50.0, 100.0)) for n in range(4)]
 SPENT = Ledger(9.0, 3, 20.0, 7.0, 0.0)
 
@@ -22,7 +22,7 @@ def scaler(**block) -> Scaler:
 
 def test_before_decoding_was_measured_and_without_predictions_all_there_are_generate():
     unknown = [replace(prompt, prediction=None) for prompt in PROMPTS]
-    for learned, prompts in ((Learned(), PROMPTS), (KNOWN, unknown), (KNOWN, [])):
+    for learned, prompts in ((ElasticHistory(), PROMPTS), (KNOWN, unknown), (KNOWN, [])):
         one = scaler()
         assert one.decide(prompts, REPLICAS, 3, learned) == 3
         assert one.metrics(1, SPENT, 3, 2) == {}

@@ -33,7 +33,7 @@ from verl_fuse.host.upstream.watchdog import with_deadline
 # As many processes share a device as in verl's own standalone replicas: the worker, and room for another.
 COLOCATED = 2
 # Seconds between two looks at whether the launch was given up.
-LOOK = 0.2
+GIVEN_UP_LOOK = 0.2
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Launch:
     async def _launched(self) -> None:
         launching = asyncio.create_task(self._replica.launch_servers())
         try:
-            while not (await asyncio.wait([launching], timeout=LOOK))[0]:
+            while not (await asyncio.wait([launching], timeout=GIVEN_UP_LOOK))[0]:
                 self._require_time("its engine did not start")
             launching.result()
         finally:
