@@ -36,7 +36,7 @@ from verl_fuse.simulate.tail import InferenceWork, MigrationCost, least_survivor
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.prompts import Prompt
-from verl_fuse.spec.timeline import GENERATION, OLD_LOG_PROB, REFERENCE
+from verl_fuse.spec.timeline import GENERATION, OLD_LOG_PROB, REF_LOG_PROB
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
@@ -47,7 +47,7 @@ GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json"
 # Prompts of GSM8K, and how far a response is from its prompt's usual length (as a correlation; verl_fuse/simulate/options.py).
 DATA_SET, PREDICTABILITY = 7473, 0.8
 TAIL, LATENCY, POLL = 0.2, 0.1, 0.0
-INFERENCE = (REFERENCE, OLD_LOG_PROB)
+INFERENCE = (REF_LOG_PROB, OLD_LOG_PROB)
 
 
 @dataclass(frozen=True)

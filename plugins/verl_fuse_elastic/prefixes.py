@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from verl_fuse.spec.timeline import REQUEST, WARM, Span, Timeline
+from verl_fuse.spec.timeline import REQUEST, WARM_REQUEST, Span, Timeline
 
 
 def prefill_metrics(timeline: Timeline) -> dict[str, float]:
@@ -13,7 +13,7 @@ def prefill_metrics(timeline: Timeline) -> dict[str, float]:
     """
     prompts: dict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
-        if span.name in (REQUEST, WARM) and "cached_tokens" in span.args and "resumed_tokens" not in span.args:
+        if span.name in (REQUEST, WARM_REQUEST) and "cached_tokens" in span.args and "resumed_tokens" not in span.args:
             prompts[str(span.args.get("prompt", ""))].append(span)
     prompts.pop("", None)
     if not prompts:
@@ -24,7 +24,7 @@ def prefill_metrics(timeline: Timeline) -> dict[str, float]:
         turns = [span for span in spans if int(span.args["prompt_tokens"]) == first]
         unique += first
         computed += sum(first - int(span.args["cached_tokens"]) for span in turns)
-        warmed += sum(span.name == WARM for span in turns)
+        warmed += sum(span.name == WARM_REQUEST for span in turns)
     return {
         "fuse/prefilled_prompt_tokens": float(computed),
         "fuse/prefills_per_prompt_token": computed / unique,

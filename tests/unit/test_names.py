@@ -10,7 +10,6 @@ PER_MODULE = {
     "CONTRACTS": "what a module of contracts declares",
     "EXAMPLES": "the end of a command's help",
     "FUNCTIONS": "what a runtime patch changes",
-    "HOOK_API": "the version of the hooks that a plugin was written for",
     "KEPT": "what a plugin keeps beside checkpoints",
     "PATCH": "a runtime patch",
     "T": "a type variable",

@@ -10,7 +10,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.timeline import (
     GENERATION,
     OLD_LOG_PROB,
-    REFERENCE,
+    REF_LOG_PROB,
     REQUEST,
     STEP,
     TRAIN_STAGES,
@@ -24,7 +24,7 @@ from verl_fuse.spec.timeline import (
 # Stage of the trainer -> where verl 0.9.1 keeps its micro-batch size per rank.
 MICRO_BATCH_KEYS = {
     OLD_LOG_PROB: "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-    REFERENCE: "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    REF_LOG_PROB: "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
     VALUES: "critic.forward_micro_batch_size_per_gpu",
     UPDATE_CRITIC: "critic.ppo_micro_batch_size_per_gpu",
     UPDATE_ACTOR: "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",

@@ -37,10 +37,10 @@ from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at
 from verl_fuse.host.upstream.rows import lengths_by_source, response_tokens, tags_of
 from verl_fuse.host.upstream.watchdog import with_deadline
+from verl_fuse.spec import timeline as names
 from verl_fuse.spec.events import CheckpointSaved, Generated, SetUp, StepBegun, StepEnded, TrainingEnded
 from verl_fuse.spec.run_config import save_config
 from verl_fuse.spec.step import Stage
-from verl_fuse.spec.timeline import Category, Span
 
 # Seconds that replicas which do not sleep, and rollout profiles, may take to end.
 ENDING_SECONDS = 60.0
@@ -135,12 +135,12 @@ class FuseTrainer(PPOTrainerSync):
 
     def on_sample_end(self) -> None:
         step = self.journal.step
-        step.spans.append(Span("gen", "step", "stage", step.generation_start, step.clock.now))
+        step.spans.append(names.Span(names.GENERATION, names.STEP, "stage", step.generation_start, step.clock.now))
         if failed := self.watch.groups[2]:
             self.replicas.require_one(failed)
         if self.curr_step_profile:
             self.lane.drain()
-        with self.journal.stage("sleep"), self.replicas.sleeping():
+        with self.journal.stage(names.SLEEP), self.replicas.sleeping():
             # Replicas have deadlines of their own; the end of a profile has none.
             seconds = self.settings.core.replica_timeout + ENDING_SECONDS
             with_deadline("end of the rollout", seconds, super().on_sample_end, self.replicas.suspects)
@@ -150,10 +150,10 @@ class FuseTrainer(PPOTrainerSync):
         self.watch.begin_step()
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
-        with self.journal.stage("drain"):
+        with self.journal.stage(names.DRAIN):
             self.inference.submit_rest(tags_of(batch))
             self.inference.drain()
-        with self.journal.stage("balance"):
+        with self.journal.stage(names.BALANCE):
             batch = super()._balance_batch(batch, metrics, *args, **kwargs)
             replay = self.config.skip.rollout_tq
             replayed = bool(replay.enable and self.global_steps in replay.steps)
@@ -179,7 +179,7 @@ class FuseTrainer(PPOTrainerSync):
             return self.inference.complete(stage, batch, metrics, whole)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        with self.journal.stage("adv"):
+        with self.journal.stage(names.ADVANTAGE):
             return super()._compute_advantage(batch, metrics)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -189,7 +189,7 @@ class FuseTrainer(PPOTrainerSync):
         return self.updates.actor(batch, metrics, super()._update_actor)
 
     def _save_checkpoint(self) -> None:
-        self.run_stage("save_checkpoint", "other", super()._save_checkpoint)
+        self.run_stage(names.SAVE_CHECKPOINT, "other", super()._save_checkpoint)
         self.journal.emit(CheckpointSaved, folder=saved_at(self.config, self.global_steps))
 
     def on_step_end(self) -> None:
@@ -216,11 +216,11 @@ class FuseTrainer(PPOTrainerSync):
 
         for part in self.parts:
             part.before_weight_sync(self.global_steps)
-        run("update_weights", "sync", sync)
+        run(names.UPDATE_WEIGHTS, "sync", sync)
         for part in self.parts:
             part.after_weight_sync(self.global_steps)
 
-    def run_stage(self, name: str, category: Category, work: Callable[[], Any]) -> Any:
+    def run_stage(self, name: str, category: names.Category, work: Callable[[], Any]) -> Any:
         """Run a stage of the step on the lane of the training workers, and record it."""
         with self.journal.stage(name, "sync" if category == "sync" else "stage"):
             return self.lane.call(name, category, work)

@@ -16,7 +16,7 @@ from verl_fuse.host.record.spans import Recorder, remote_recorder
 from verl_fuse.spec.timeline import (
     OLD_LOG_PROB,
     RANK,
-    REFERENCE,
+    REF_LOG_PROB,
     SAVE_CHECKPOINT,
     UPDATE_ACTOR,
     UPDATE_CRITIC,
@@ -28,7 +28,7 @@ from verl_fuse.spec.timeline import (
 # method -> (span name, category), per role; the methods of verl/workers/engine_workers.py that a training step calls.
 ACTOR_METHODS: dict[str, tuple[str, Category]] = {
     "compute_log_prob": (OLD_LOG_PROB, "inference"),
-    "compute_ref_log_prob": (REFERENCE, "inference"),
+    "compute_ref_log_prob": (REF_LOG_PROB, "inference"),
     "update_actor": (UPDATE_ACTOR, "train"),
     "update_weights": (UPDATE_WEIGHTS, "sync"),
     "save_checkpoint": (SAVE_CHECKPOINT, "other"),

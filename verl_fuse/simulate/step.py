@@ -25,7 +25,7 @@ from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.timeline import (
     GENERATION,
     OLD_LOG_PROB,
-    REFERENCE,
+    REF_LOG_PROB,
     REWARD,
     UPDATE_ACTOR,
     UPDATE_CRITIC,
@@ -38,7 +38,7 @@ from verl_fuse.spec.workload import Call, Workload
 STAGES = {
     "actor_generate": GENERATION,
     "reward_infer": REWARD,
-    "reference_infer": REFERENCE,
+    "reference_infer": REF_LOG_PROB,
     "critic_infer": VALUES,
     "actor_infer": OLD_LOG_PROB,
     "critic_train": UPDATE_CRITIC,

@@ -24,12 +24,12 @@ CATEGORIES: tuple[str, ...] = get_args(Category)
 STEP, LANE, REPLICA, SLICE, RANK = "step", "lane", "replica", "slice", "rank"
 # Stages on the driver's track, in the order of a step, by verl's names where verl times them.
 GENERATION, SLEEP, DRAIN, BALANCE = "gen", "sleep", "drain", "balance"
-REWARD, OLD_LOG_PROB, REFERENCE, VALUES, ADVANTAGE = "reward", "old_log_prob", "ref", "values", "adv"
+REWARD, OLD_LOG_PROB, REF_LOG_PROB, VALUES, ADVANTAGE = "reward", "old_log_prob", "ref", "values", "adv"
 UPDATE_CRITIC, UPDATE_ACTOR, FUSED_UPDATE = "update_critic", "update_actor", "fused_update"
 SAVE_CHECKPOINT, EXPORT_WHOLE, UPDATE_WEIGHTS = "save_checkpoint", "export_whole", "update_weights"
-INFERENCE_STAGES, TRAIN_STAGES = (OLD_LOG_PROB, REFERENCE, VALUES), (UPDATE_CRITIC, UPDATE_ACTOR)
+INFERENCE_STAGES, TRAIN_STAGES = (OLD_LOG_PROB, REF_LOG_PROB, VALUES), (UPDATE_CRITIC, UPDATE_ACTOR)
 # On a replica's track: a request, one that prefills what samples share, the replica's start, and its stop before the rollout's end.
-REQUEST, WARM, START, MIGRATE = "request", "warm", "start", "migrate"
+REQUEST, WARM_REQUEST, START, MIGRATE = "request", "warm", "start", "migrate"
 # Arguments of a span that are counted with, where a span has them.
 TOKEN_FIELDS = ("prompt_tokens", "response_tokens", "cached_tokens", "resumed_tokens")
 

@@ -14,10 +14,10 @@ from verl_fuse.host.record.spans import Recorder
 from verl_fuse.host.record.step import Step
 from verl_fuse.host.upstream.rows import prompt_indices
 from verl_fuse.spec.events import Event, StageBegun
-from verl_fuse.spec.timeline import Category, Span, Timeline
+from verl_fuse.spec.timeline import BALANCE, DRAIN, EXPORT_WHOLE, STEP, Category, Span, Timeline
 
 # Stages of ours that verl's timers leave out: they lie between those of verl.
-UNTIMED = ("drain", "balance", "export_whole")
+UNTIMED = (DRAIN, BALANCE, EXPORT_WHOLE)
 # Seconds the collector may take to hand over the spans of a step.
 DRAIN_SECONDS = 60.0
 
@@ -44,7 +44,7 @@ class Journal:
     def stage(self, name: str, category: Category = "stage") -> Iterator[None]:
         """The block is a stage of the step."""
         self.emit(StageBegun, name=name)
-        with self.recorder.span(name, "step", category):
+        with self.recorder.span(name, STEP, category):
             yield
 
     def account(self, run_dir: Path, batch: KVBatchMeta, replayed: bool) -> Mapping[str, float]:
@@ -58,9 +58,7 @@ class Journal:
 
     def metrics(self, timeline: Timeline) -> dict[str, float]:
         """The stages that verl does not time, and the accounts that could not be written."""
-        untimed = {
-            f"timing_s/{span.name}": span.end - span.start for span in timeline.on("step") if span.name in UNTIMED
-        }
+        untimed = {f"timing_s/{span.name}": span.end - span.start for span in timeline.on(STEP) if span.name in UNTIMED}
         return {**untimed, "fuse/account_write_failures": float(self._unwritten_accounts)}
 
     def timeline(self, run: str, named: Callable[[Span], Span]) -> Timeline:

@@ -24,7 +24,7 @@ from verl_fuse.host.rollout.resume import ABORTED, garbage, merge, obstacles, re
 from verl_fuse.host.rollout.transfer import Transfers, has_connector
 from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.upstream.vllm import is_death
-from verl_fuse.spec.timeline import REQUEST, WARM, Span
+from verl_fuse.spec.timeline import REQUEST, WARM_REQUEST, Span
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class FuseLLMServerClient(LLMServerClient):
             args["error"] = type(error).__name__
             logger.warning("the prefix of prompt %s was not warmed: %s", group.uid, first_line(error))
         finally:
-            self._record(WARM, watch, args)
+            self._record(WARM_REQUEST, watch, args)
 
     async def _cut_off(self, server: str, why: str) -> None:
         """Let nobody be routed to a dead server again; its requests start again elsewhere, each from the tokens that reached this client."""

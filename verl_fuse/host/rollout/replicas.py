@@ -25,6 +25,7 @@ from verl_fuse.host.rollout.roster import Roster
 from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.upstream.vllm import weights_version
 from verl_fuse.host.upstream.watchdog import weight_sync_suspects, with_deadline
+from verl_fuse.spec.timeline import MIGRATE
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ OUTSIDE = (State.FREED, State.PARKED)
 class Replicas(Roster):
     """The roster, with what moves its replicas out of the rollout and back."""
 
-    def free(self, ranks: Iterable[int], cause: str, name: str = "migrate") -> None:
+    def free(self, ranks: Iterable[int], cause: str, name: str = MIGRATE) -> None:
         """Take replicas out of the rollout, for `cause`: their requests return to the client as partial answers, and
         their memory is given back. Recorded as `name`."""
         chosen = [self._replicas[rank] for rank in ranks]

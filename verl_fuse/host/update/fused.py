@@ -22,6 +22,7 @@ from verl_fuse.host.update.joint import JointCalls
 from verl_fuse.host.update.report import RankReport, UpdateOrder
 from verl_fuse.host.update.schedules import Solve, UpdateSchedules
 from verl_fuse.host.update.separate import SeparateUpdates, UpdateCall
+from verl_fuse.spec.timeline import FUSED_UPDATE
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class FusedUpdates(SeparateUpdates, TrainerPart):
             model: partial(update, replace(batch, extra_info=dict(batch.extra_info or {})), metrics)
             for model, update in (("actor", actor), ("critic", critic))
         }
-        self._run("fused_update", "train", partial(self._together, jobs))
+        self._run(FUSED_UPDATE, "train", partial(self._together, jobs))
         self._actor_updated = True
         return batch
 

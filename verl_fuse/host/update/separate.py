@@ -6,6 +6,7 @@ from functools import partial
 from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.record.step import RunStage
+from verl_fuse.spec.timeline import UPDATE_ACTOR, UPDATE_CRITIC
 
 # One of verl's update methods: trains on a batch, adds metrics, returns the batch.
 UpdateCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
@@ -19,8 +20,8 @@ class SeparateUpdates:
 
     def critic(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall, actor: UpdateCall) -> KVBatchMeta:
         """verl's turn of the critic, in which both may be updated; `critic` and `actor` are verl's methods."""
-        return self._run("update_critic", "train", partial(critic, batch, metrics))
+        return self._run(UPDATE_CRITIC, "train", partial(critic, batch, metrics))
 
     def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
         """verl's turn of the actor."""
-        return self._run("update_actor", "train", partial(actor, batch, metrics))
+        return self._run(UPDATE_ACTOR, "train", partial(actor, batch, metrics))

@@ -5,6 +5,7 @@ from typing import Any
 
 from verl_fuse.host.record.step import RunStage, TrainerPart
 from verl_fuse.host.rollout.standalone.pool import StandalonePool
+from verl_fuse.spec.timeline import EXPORT_WHOLE
 
 
 class StandaloneSync(TrainerPart):
@@ -16,7 +17,7 @@ class StandaloneSync(TrainerPart):
         self._weights: list[Any] = []
 
     def before_weight_sync(self, step: int) -> None:
-        self._weights = self._run("export_whole", "sync", self._export) if self._pool.take_in() else []
+        self._weights = self._run(EXPORT_WHOLE, "sync", self._export) if self._pool.take_in() else []
 
     def after_weight_sync(self, step: int) -> None:
         if self._weights:
