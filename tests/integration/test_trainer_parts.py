@@ -1,5 +1,6 @@
 """The objects a trainer is made of, each alone: their neighbours are values or records of calls. verl itself is imported, not run."""
 
+import inspect
 import json
 import warnings
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ with warnings.catch_warnings():
     from transfer_queue import KVBatchMeta
     from verl.utils import tensordict_utils as tu
 
+    from verl_fuse.host import features
     from verl_fuse.host.record import journal as journals
     from verl_fuse.host.record.journal import Journal
     from verl_fuse.host.rollout.director import Director
@@ -24,6 +26,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.update.separate import SeparateUpdates
     from verl_fuse.host.weights.layouts.driver import Layouts
 
+from verl_fuse.hookspecs import Trainer
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView
 from verl_fuse.spec.timeline import Span
 
@@ -257,3 +260,85 @@ def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():
     assert updates.actor(batch, {}, len) is batch
     assert updates.actor(batch, {}, len) == "ran"
     assert stages == ["update_critic", "fused_update", "update_actor"]
+
+
+# ---------------------------------------------------------------- features
+
+
+def test_plugins_get_what_the_contract_says_with_its_arguments():
+    members = {name: member for name, member in vars(Trainer).items() if not name.startswith("_")}
+    assert len(members) == 10
+    for name, member in members.items():
+        ours = vars(features.Features)[name]
+        assert isinstance(ours, property) == isinstance(member, property), name
+        if not isinstance(member, property):
+            assert list(inspect.signature(ours).parameters) == list(inspect.signature(member).parameters), name
+
+
+@pytest.fixture
+def trainer(journal, monkeypatch):
+    """What features are built on; `built` says what was built, in order."""
+    rollout = {"n": 4}
+    trainer = SimpleNamespace(
+        config=OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}),
+        settings=SimpleNamespace(blocks={"observe": "its block"}, core=SimpleNamespace(replica_timeout=9.0)),
+        replicas=SimpleNamespace(views=lambda: ("a view",), devices_each=2),
+        llm_server_manager="manager",
+        director=SimpleNamespace(routing="verl's"),
+        inference=Calls(),
+        client_options={},
+        parts=[],
+        updates="separate",
+        journal=journal,
+        lane="lane",
+        run_stage=run_stage,
+        actor_rollout_wg="actor",
+        built=[],
+    )
+
+    class Routing(Calls):
+        def __init__(self, *args):
+            super().__init__()
+            trainer.built.append(("routing", *args[2:]))
+
+    groups = {"actor": "actor", "critic": "critic"}
+    monkeypatch.setattr(features, "Routing", Routing)
+    monkeypatch.setattr(features.assembly, "build_slices", lambda trainer: Calls(lanes=("slice 0",)))
+    monkeypatch.setattr(
+        features.assembly, "build_standalone", lambda trainer, *args: Calls(built=trainer.built.append(args))
+    )
+    monkeypatch.setattr(features.assembly, "training_groups", lambda trainer: groups)
+    monkeypatch.setattr(features.assembly, "exports_on_devices", lambda config: False)
+    monkeypatch.setattr(features.assembly, "extra_info", lambda trainer: {"temperature": 1.0})
+    trainer.inference.stages = ("ref",)
+    return trainer
+
+
+def test_features_tell_of_the_run(trainer):
+    run = features.Features(trainer)
+    assert (run.block("observe"), run.replica_views(), run.devices_each) == ("its block", ("a view",), 2)
+    assert run.config is trainer.config
+
+
+def test_a_feature_that_is_switched_on_is_a_part(trainer):
+    run = features.Features(trainer)
+    assert trainer.parts == []
+    run.use_slices()
+    assert trainer.inference.seen == [("use_slices", ("slice 0",))]
+    run.use_layouts(lambda step: {})
+    run.use_fused_update(lambda problem: None, 5.0)
+    kinds = [type(part).__name__ for part in trainer.parts]
+    assert kinds == ["SliceRefresh", "Layouts", "FusedUpdates"]
+    assert trainer.updates is trainer.parts[-1]
+
+
+def test_standalone_replicas_need_routing_and_are_taken_from_its_pool(trainer):
+    run = features.Features(trainer)
+    with pytest.raises(AssertionError, match="use_routing"):
+        run.use_standalone(2, 60.0)
+    run.use_routing(16)
+    run.use_standalone(2, 60.0)
+    assert trainer.built == [("routing", 9.0, 4), (2, 60.0)]
+    assert trainer.client_options == {"warm_prefix_tokens": 16, "standalone": 2}
+    assert [call[0] for call in trainer.director.routing.seen] == ["use_pool"]
+    assert [type(part).__name__ for part in trainer.parts] == ["StandaloneSync"]

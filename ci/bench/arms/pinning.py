@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from verl_fuse.host.upstream.vllm import engine_processes
 
-def engine_processes(server: Any) -> list[int]:
+
+def processes(server: Any) -> list[int]:
     """Runs inside a rollout server: its own process and that of vLLM's engine."""
-    return [os.getpid(), *(p.pid for p in server.engine.engine_core.resources.engine_manager.processes)]
+    return [os.getpid(), *(process.pid for process in engine_processes(server))]
 
 
 def pin(pids: Iterable[int], core: int) -> None:
@@ -24,5 +26,5 @@ def pin_replicas(trainer: Any) -> list[int]:
 
     cores = sorted(os.sched_getaffinity(0))
     for replica in trainer.llm_server_manager.get_replicas():
-        pin(ray.get(replica.servers[0].__ray_call__.remote(engine_processes)), cores[replica.replica_rank])
+        pin(ray.get(replica.servers[0].__ray_call__.remote(processes)), cores[replica.replica_rank])
     return cores

@@ -13,11 +13,12 @@ import time
 from pathlib import Path
 
 from verl_fuse.host.upstream.on_import import on_import
+from verl_fuse.host.upstream.vllm import engine_processes
 
 
 def engine_process(server):
     """Runs inside a rollout server: the process of vLLM's engine."""
-    (process,) = server.engine.engine_core.resources.engine_manager.processes
+    (process,) = engine_processes(server)
     return process.pid
 
 

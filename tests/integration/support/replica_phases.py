@@ -13,6 +13,7 @@ from pathlib import Path
 import ray
 
 from verl_fuse.hookspecs import hookimpl
+from verl_fuse.host.upstream.vllm import engine_processes
 from verl_fuse.spec.events import Polled, StepBegun
 
 HOOK_API = 2
@@ -49,7 +50,7 @@ def told(name: str, seconds: float = 120.0) -> dict:
 
 def engine(server) -> tuple[int, str]:
     """Runs inside a replica's server: the process of its engine, and its node."""
-    (process,) = server.engine.engine_core.resources.engine_manager.processes
+    (process,) = engine_processes(server)
     return process.pid, ray.get_runtime_context().get_node_id()
 
 
