@@ -120,7 +120,7 @@ class Roster:
 
     def named(self, span: Span) -> Span:
         """Clients know a standalone replica by its address only: here its requests get its track."""
-        return dataclasses.replace(span, track=self._tracks.get(span.track, span.track))
+        return dataclasses.replace(span, track=self._tracks[span.track]) if span.track in self._tracks else span
 
     def leave(self, rank: int) -> None:
         """Route to a standalone replica no more, and forget it."""
