@@ -16,7 +16,7 @@ from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import refused
-from verl_fuse.cli.simulate import read_options, replayed, show_advice
+from verl_fuse.cli.simulate import features_table, read_options, replayed, show_advice
 from verl_fuse.cli.tables import print_table
 from verl_fuse.simulate.advice import OVERRIDES, Advice, Gain, advise, gains_of_replay, observed
 from verl_fuse.simulate.recorded import SCORE_STAGES, Replay
@@ -52,20 +52,21 @@ def command(
     advice = advise([gain for gain in gains if not refusals[gain.feature] and gain.feature not in on], observed(result))
     notes = notes_of(result, config, options.dedicated, advice)
     if as_json:
-        found = {
-            "verdict": advice.sentence,
-            "features": advice.features,
-            "overrides": advice.overrides,
-            "notes": notes,
-            "steps": result.steps,
-            "step_seconds": result.seconds,
-            "replay_error": result.replay_error,
-            "gains": [dataclasses.asdict(gain) for gain in gains],
-            "not_predicted": not_predicted(result),
-            "on": on,
-            "refused": refusals,
-        }
-        print_json(found)
+        print_json(
+            {
+                "verdict": advice.sentence,
+                "features": advice.features,
+                "overrides": advice.overrides,
+                "notes": notes,
+                "steps": result.steps,
+                "step_seconds": result.seconds,
+                "replay_error": result.replay_error,
+                "gains": [dataclasses.asdict(gain) for gain in gains],
+                "not_predicted": not_predicted(result),
+                "on": on,
+                "refused": refusals,
+            }
+        )
         return
     state = partial(_state, refusals=refusals, on=on, predicted=[gain.feature for gain in gains], advice=advice)
     title = f"{escape(run)}: {result.steps} steps, {result.seconds:.2f} s each"
@@ -122,8 +123,10 @@ def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, 
     if config is None:
         found.append(f"the run's configuration was not kept ({FILE}): what refuses a feature is not checked")
     else:
-        together = refused_beside(config, advice.overrides, refused(config, ()))
-        found.extend(f"with all of the advice, this is refused: {line}" for line in together)
+        found.extend(
+            f"with all of the advice, this is refused: {line}"
+            for line in refused_beside(config, advice.overrides, refused(config, ()))
+        )
     if dedicated is None:
         found.append(
             "replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set dedicated=false"
@@ -142,13 +145,8 @@ def _state(
 
 
 def _table(gains: Sequence[Gain], others: Iterable[str], title: str, state: Callable[[str], str]) -> Table:
-    table = Table("feature", title=title, title_justify="left")
-    for column in ("s a step", "of the step", "device time"):
-        table.add_column(column, justify="right")
-    table.add_column("advice")
-    for gain in gains:
-        device = f"-{gain.device_share:.0%}" if gain.device_share else ""
-        table.add_row(gain.feature, f"{gain.seconds:.2f}", f"{gain.share:.1%}", device, state(gain.feature))
+    rows = ((gain.feature, gain.seconds, gain.share, gain.device_share, state(gain.feature)) for gain in gains)
+    table = features_table(title, "advice", rows)
     for name in others:
         table.add_row(name, "unknown", "", "", state(name))
     return table

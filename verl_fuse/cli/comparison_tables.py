@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.tables import print_table
+from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
-from verl_fuse.compare.verdict import compared, difference_text, interval_text, verdict
+from verl_fuse.compare.verdict import compared, count_text, difference_text, interval_text, verdict
 
 BARS = "▁▂▃▄▅▆▇█"
 # Columns of a curve; longer ones are averaged.
@@ -40,10 +40,10 @@ def _runs(found: Comparison) -> Table:
     cells: dict[str, Callable[[ComparedRun], str]] = {
         "seconds a step": lambda side: interval_text(side.seconds),
         "steps": lambda side: str(side.steps),
-        "tokens trained": lambda side: _count(side.tokens),
+        "tokens trained": lambda side: count_text(side.tokens),
         "samples trained": _samples,
-        "samples missing": lambda side: _count(side.samples_missing),
-        "fallbacks": lambda side: _count(side.fallbacks),
+        "samples missing": lambda side: count_text(side.samples_missing),
+        "fallbacks": lambda side: count_text(side.fallbacks),
     }
     for label, cell in cells.items():
         table.add_row(label, cell(found.base), cell(found.fused))
@@ -51,9 +51,7 @@ def _runs(found: Comparison) -> Table:
 
 
 def _stages(found: Comparison) -> Table:
-    table = Table("stage")
-    for column in ("base s", "fused s", "fused - base, s"):
-        table.add_column(column, justify="right")
+    table = Table("stage", *numbers("base s", "fused s", "fused - base, s"))
     for stage in (*found.stages, found.whole):
         table.add_row(
             escape(stage.name), f"{stage.base:.3f}", f"{stage.fused:.3f}", interval_text(stage.difference, 3, "+")
@@ -74,9 +72,8 @@ def _draw(curve: Curve) -> None:
 
 def sparkline(points: Mapping[int, float], steps: list[int], low: float, high: float) -> str:
     """One character per step, or per few neighbouring steps; blank where there is no value."""
-    columns = np.array_split(np.array(steps), min(SPARKLINE_WIDTH, len(steps)))
     line = ""
-    for column in columns:
+    for column in np.array_split(np.array(steps), min(SPARKLINE_WIDTH, len(steps))):
         values = [points[step] for step in column.tolist() if step in points]
         if not values:
             line += " "
@@ -84,10 +81,6 @@ def sparkline(points: Mapping[int, float], steps: list[int], low: float, high: f
         level = (sum(values) / len(values) - low) / (high - low) if high > low else 0.5
         line += BARS[min(int(level * len(BARS)), len(BARS) - 1)]
     return line
-
-
-def _count(value: float | None) -> str:
-    return "not logged" if value is None else f"{value:,.0f}"
 
 
 def _samples(side: ComparedRun) -> str:

@@ -6,7 +6,7 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from verl_fuse.cli import interrupt
@@ -42,8 +42,13 @@ def doctor(
             interrupted = True
     healthy = all(finding.state != "fault" for finding in findings)
     if as_json:
-        shown = [dataclasses.asdict(finding) for finding in findings]
-        print_json({"healthy": healthy, "interrupted": interrupted, "findings": shown})
+        print_json(
+            {
+                "healthy": healthy,
+                "interrupted": interrupted,
+                "findings": [dataclasses.asdict(finding) for finding in findings],
+            }
+        )
     else:
         print_table(table(findings))
     raise typer.Exit(interrupt.CODE if interrupted else 0 if healthy else 1)
@@ -63,9 +68,8 @@ def _patches(as_json: bool) -> int:
 
 def table(findings: list[Finding]) -> Table:
     """The report, one row per finding; the fix stands under what was found."""
-    report = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", "check", "found"):
-        report.add_column(column, overflow="fold")
+    columns = [Column(header, overflow="fold") for header in ("", "check", "found")]
+    report = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for finding in findings:
         found = Text(finding.detail)
         if finding.fix:

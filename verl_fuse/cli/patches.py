@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from verl_fuse.errors import FuseError
@@ -27,9 +27,8 @@ def examine() -> list[PatchStatus]:
 
 def table(statuses: list[PatchStatus]) -> Table:
     """One row per patch; why it is refused, or when it can go, stands under what it patches."""
-    report = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", "patch", "of"):
-        report.add_column(column, overflow="fold")
+    columns = [Column(header, overflow="fold") for header in ("", "patch", "of")]
+    report = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for status in statuses:
         patch = registry.load(status.name)
         note = status.detail or f"until {patch.remove_when} ({patch.upstream})"

@@ -13,7 +13,7 @@ from rich.table import Table
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of, read_cluster
 from verl_fuse.cli.output import Json, begun, examples, finite, print_json
 from verl_fuse.cli.progress import ProgressNotes
-from verl_fuse.cli.tables import print_table
+from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
@@ -118,8 +118,12 @@ def all_overrides(workload: Workload, made: PlanResult) -> dict[str, Any]:
     """verl's keys for what is trained, where, and with which features; none for an ideal plan, which verl cannot run."""
     if made.plan.strategy is None:
         return {}
-    trained = {**path_overrides(workload), **workload_overrides(workload)}
-    return {**trained, **made.plan.overrides, **feature_overrides(made.plan)}
+    return {
+        **path_overrides(workload),
+        **workload_overrides(workload),
+        **made.plan.overrides,
+        **feature_overrides(made.plan),
+    }
 
 
 def as_data(made: PlanResult, overrides: dict[str, Any], out: Path | None) -> dict[str, Any]:
@@ -151,9 +155,9 @@ def _peaks(made: PlanResult) -> list[float]:
 
 def show(made: PlanResult) -> None:
     """The table, and the sentence under it."""
-    table = Table("call", "devices", "layout", title_justify="left")
-    for column in ("micro-batches", "offload", "seconds", "GiB per device"):
-        table.add_column(column, justify="left" if column == "offload" else "right")
+    table = Table(
+        "call", "devices", "layout", *numbers("micro-batches"), "offload", *numbers("seconds", "GiB per device")
+    )
     found = made.search
     for call, peak in zip(made.plan.calls, _peaks(made), strict=True):
         table.add_row(

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.progress import ProgressNotes
-from verl_fuse.cli.tables import print_table
+from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.cost.floors import fit_floors
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.recorded import RecordedRun, run_of
@@ -78,9 +78,8 @@ def profile(
 
 def with_floors(table: ProfileTable, runs: list[RecordedRun]) -> ProfileTable:
     """The profile with the floors of the software, read off runs of its first model on one node of its device."""
-    ranks = max(run.ranks for run in runs)
     # The links of the node are in the floors.
-    cluster = Cluster(1, ranks, table.device, *(table.device.bandwidth,) * 3)
+    cluster = Cluster(1, max(run.ranks for run in runs), table.device, *(table.device.bandwidth,) * 3)
     engine = fit_floors(runs, table.models[0].model, ProfiledCost.of(table, cluster))
     return ProfileTable(
         table.device, table.precision, table.threads, table.models, engine, tuple(run.name for run in runs)
@@ -129,9 +128,7 @@ def _counts(option: str, text: str) -> tuple[int, ...]:
 def print_measured(measured: MeasuredModel) -> None:
     """The table of one model."""
     title = f"{measured.model.name}, tp {measured.tp}: milliseconds at the smallest, middle and largest of the grid"
-    table = Table("part", "pass", title=title, title_justify="left")
-    for column in ("smallest", "middle", "largest"):
-        table.add_column(column, justify="right")
+    table = Table("part", "pass", *numbers("smallest", "middle", "largest"), title=title, title_justify="left")
     by_pair = {(m.part, m.direction): m for m in measured.measurements}
     for pair in PARTS:
         rows = by_pair[pair].seconds

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
-from rich.table import Table
+from rich.table import Column, Table
 
+from verl_fuse.cli.tables import numbers
 from verl_fuse.compare.run import BESIDE, TIMING
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import read_text
+from verl_fuse.timeline.tracks import totals
 
 STEP_STAGE = "step"
 # Of the plugin interstage, of every step of a run whose finished samples are streamed.
@@ -85,14 +87,16 @@ def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, li
     is left out where there are others: it warms everything up."""
     steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
     counted = steps[1:] or steps
-    sums: dict[str, float] = {}
-    for values in counted:
-        for key, value in values.items():
-            # Of what verl times, "agent_loop/slowest/..." and the like are no stages but statistics of requests.
-            if key.startswith(TIMING) and "/" not in key.removeprefix(TIMING):
-                sums[key] = sums.get(key, 0.0) + value
+    timed = (
+        (key.removeprefix(TIMING), value)
+        for values in counted
+        for key, value in values.items()
+        if key.startswith(TIMING)
+    )
+    # Of what verl times, "agent_loop/slowest/..." and the like are no stages but statistics of requests.
+    sums = totals((name, seconds) for name, seconds in timed if "/" not in name)
     # Stages that not every step has (validation, checkpoints) count as zero in the others.
-    means = {key.removeprefix(TIMING): total / len(counted) for key, total in sums.items()}
+    means = {name: total / len(counted) for name, total in sums.items()}
     step = means.pop(STEP_STAGE, None)
     outside = {name: means.pop(name) for name in BESIDE if name in means}
     if step is not None:
@@ -121,10 +125,8 @@ def summary(records: list[tuple[int, Mapping[str, float]]]) -> Group:
 
 
 def _validation(changes: list[Change]) -> Table:
-    table = _table("Validation")
-    table.add_column("metric", overflow="fold")
-    for column in ("before", "after", "change"):
-        table.add_column(column, justify="right", no_wrap=True)
+    figures = [Column(header, justify="right", no_wrap=True) for header in ("before", "after", "change")]
+    table = _table("Validation", Column("metric", overflow="fold"), *figures)
     for change in changes:
         before, after = (
             f"{change.before:.3f} (step {change.first_step})",
@@ -136,16 +138,13 @@ def _validation(changes: list[Change]) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+def _table(title: str, *columns: Column | str) -> Table:
+    return Table(*columns, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
 
 
 def _times(count: int, stages: list[StageTime]) -> Table:
     whole = next((stage.seconds for stage in stages if stage.name == STEP_STAGE), 0.0)
-    times = _table(f"Step time, mean of {count} step{'s' * (count > 1)}")
-    times.add_column("stage")
-    for column in ("seconds", "share"):
-        times.add_column(column, justify="right")
+    times = _table(f"Step time, mean of {count} step{'s' * (count > 1)}", "stage", *numbers("seconds", "share"))
     for stage in stages:
         share = "outside" if stage.name in BESIDE else f"{stage.seconds / whole:.0%}" if whole else ""
         times.add_row(stage.name, f"{stage.seconds:.3f}", share)

@@ -11,7 +11,7 @@ from verl_fuse.cli import interrupt
 from verl_fuse.cli.output import Json, begun, examples, finite, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.schedule_from_model import from_model
-from verl_fuse.cli.tables import print_table
+from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule import cache
 from verl_fuse.schedule.methods import METHODS, solve
@@ -155,9 +155,7 @@ def compare(
 
 
 def _comparison(problem: ScheduleProblem, found: list[Schedule]) -> Table:
-    table = Table("method")
-    for column in ("makespan", "bound", "bubbles", "peak memory", "memory bound", "seconds"):
-        table.add_column(column, justify="right")
+    table = Table("method", *numbers("makespan", "bound", "bubbles", "peak memory", "memory bound", "seconds"))
     for schedule in found:
         table.add_row(
             schedule.method,

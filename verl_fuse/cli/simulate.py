@@ -1,6 +1,7 @@
 """`verl-fuse simulate`: what a step would take, stock and with each feature. Needs neither torch nor verl nor a device."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.tables import print_table
+from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.model import CostModel
 from verl_fuse.cost.profiled import ProfiledCost
@@ -89,10 +90,9 @@ def simulate(
     workload, machines = Workload.read(workload_file), read_cluster(cluster)
     given, rows, interrupted = Plan.read(plan) if plan else None, [], False
     with ProgressNotes(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
-        each = simulate_each(workload, cost_model(machines, profile), strategy, seeds, given, options, report)
+        cost = cost_model(machines, profile)
         try:
-            for row in each:
-                rows.append(row)
+            rows.extend(simulate_each(workload, cost, strategy, seeds, given, options, report))
         except KeyboardInterrupt:
             if not rows:
                 raise
@@ -134,11 +134,10 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
         f"{workload.algorithm} of {workload.actor.name}, {workload.sequences} samples, on {cluster.devices} x {cluster.device.name}; "
         f"{_steps(seeds)}; {price_of(cluster)}"
     )
-    table = Table("strategy", title=title, title_justify="left")
     priced = cluster.price_per_device_hour > 0
     money = "USD a step" if priced else "device hours a step"
-    for column in ("step s", "gen + inf s", "train s", "speed-up", "idle", money, "cost / stock"):
-        table.add_column(column, justify="right")
+    columns = numbers("step s", "gen + inf s", "train s", "speed-up", "idle", money, "cost / stock")
+    table = Table("strategy", *columns, title=title, title_justify="left")
     for row in rows:
         table.add_row(
             row.strategy,
@@ -223,12 +222,20 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
     """The savings table of a recorded run."""
     name, result, options = replayed(located(run)[0], options)
     if as_json:
-        savings = [dataclasses.asdict(saving) for saving in result.savings]
-        data = {"run": name, "steps": result.steps, "step_seconds": result.seconds}
-        advice = dataclasses.asdict(advice_of_replay(result))
-        print_json({**data, "replay_error": result.replay_error, "savings": savings, "advice": advice})
+        print_json(
+            {
+                "run": name,
+                "steps": result.steps,
+                "step_seconds": result.seconds,
+                "replay_error": result.replay_error,
+                "savings": [dataclasses.asdict(saving) for saving in result.savings],
+                "advice": dataclasses.asdict(advice_of_replay(result)),
+            }
+        )
         return
-    print_table(_savings(result, f"{escape(name)}: {result.steps} steps, {result.seconds:.2f} s each"))
+    title = f"{escape(name)}: {result.steps} steps, {result.seconds:.2f} s each"
+    rows = ((s.feature, s.seconds, s.seconds / result.seconds, s.device_share, escape(s.note)) for s in result.savings)
+    print_table(features_table(title, "how", rows))
     say(f"Generation replayed from fitted decode times: median error {result.replay_error:.0%}.")
     if options.dedicated is None:
         say(
@@ -258,13 +265,12 @@ def show_advice(advice: Advice) -> None:
         typer.echo("Overrides to paste:\n  " + " \\\n  ".join(advice.overrides))
 
 
-def _savings(result: Replay, title: str) -> Table:
-    table = Table("feature", title=title, title_justify="left")
-    for column in ("s a step", "of the step", "device time"):
-        table.add_column(column, justify="right")
-    table.add_column("how")
-    for saving in result.savings:
-        share = saving.seconds / result.seconds
-        device = f"-{saving.device_share:.0%}" if saving.device_share else ""
-        table.add_row(saving.feature, f"{saving.seconds:.2f}", f"{share:.1%}", device, escape(saving.note))
+def features_table(title: str, remark: str, rows: Iterable[tuple[str, float, float, float, str]]) -> Table:
+    """Rows: feature, seconds a step, share of the step, share of device time, and the last column, `remark`."""
+    table = Table(
+        "feature", *numbers("s a step", "of the step", "device time"), remark, title=title, title_justify="left"
+    )
+    for feature, seconds, share, device_share, note in rows:
+        device = f"-{device_share:.0%}" if device_share else ""
+        table.add_row(feature, f"{seconds:.2f}", f"{share:.1%}", device, note)
     return table

@@ -20,6 +20,11 @@ def page_width(console: Console) -> int:
     return console.width if console.is_terminal else PAGE
 
 
+def numbers(*headers: str) -> list[Column]:
+    """Columns of numbers."""
+    return [Column(header, justify="right") for header in headers]
+
+
 def print_table(table: Table) -> None:
     """Print it as wide as the terminal or the page, and wider where words and numbers do not fit."""
     console = Console()
@@ -28,7 +33,9 @@ def print_table(table: Table) -> None:
     for column in table.columns:
         cells = [Measurement.get(console, options, cell) for cell in column.cells]
         header = Measurement.get(console, options, column.header)
-        column.min_width = max([header.minimum, *((c.maximum if _numbers(column) else c.minimum) for c in cells)])
+        column.min_width = max(
+            [header.minimum, *((c.maximum if column.justify == "right" else c.minimum) for c in cells)]
+        )
         # Room is taken from columns that can be broken; a number's header may be.
         widest = max([header.maximum, *(c.maximum for c in cells)])
         column.no_wrap = column.min_width == widest
@@ -36,7 +43,3 @@ def print_table(table: Table) -> None:
         table.box, table.padding = None, (0, 1, 0, 0)
         console.width = max(console.width, Measurement.get(console, options, table).minimum)
     console.print(table, crop=False)
-
-
-def _numbers(column: Column) -> bool:
-    return column.justify == "right"

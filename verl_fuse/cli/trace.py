@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_fuse.cli.output import Json, examples, print_json
-from verl_fuse.cli.tables import print_table
+from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.timeline import LANE, RANK, REPLICA, STEP, Timeline
 from verl_fuse.timeline.files import INDEX_PAGE, located, page_of, read_step, readable_steps, recorded_steps
@@ -113,24 +113,20 @@ def _show(table: IdleTable, timelines: list[Timeline], page: Path | None) -> Non
 
 
 def _tracks(table: IdleTable, title: str, steps: int) -> Table:
-    shown = Table("track", title=title, title_justify="left")
-    for column in ("busy s", "idle", "spans", "at once"):
-        shown.add_column(column, justify="right")
+    shown = Table("track", *numbers("busy s", "idle", "spans", "at once"), title=title, title_justify="left")
     for row in (*table.devices, *table.rows):
-        cells = (
+        shown.add_row(
+            escape(row.track),
             f"{row.busy / steps:.2f}",
             f"{row.idle_fraction:.1%}",
             f"{row.spans / steps:g}",
             f"{row.concurrency:.1f}",
         )
-        shown.add_row(escape(row.track), *cells)
     return shown
 
 
 def _roles(table: IdleTable) -> Table:
-    shown = Table("idle by role")
-    for column in ("count", "mean", "least", "most"):
-        shown.add_column(column, justify="right")
+    shown = Table("idle by role", *numbers("count", "mean", "least", "most"))
     for kind, plural in _PLURAL.items():
         idle = [row.idle_fraction for row in table.of(kind)]
         mean = table.idle_fraction(kind)
@@ -140,8 +136,7 @@ def _roles(table: IdleTable) -> Table:
 
 
 def _categories(table: IdleTable, steps: int) -> Table:
-    shown = Table("work on replicas and ranks")
-    shown.add_column("seconds, summed", justify="right")
+    shown = Table("work on replicas and ranks", *numbers("seconds, summed"))
     for name, seconds in table.categories:
         shown.add_row(name, f"{seconds / steps:.2f}")
     return shown

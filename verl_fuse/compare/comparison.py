@@ -146,18 +146,18 @@ def _stage(name: str, base: Sequence[float], fused: Sequence[float]) -> StageDif
 
 def _curves(base: RunMetrics, fused: RunMetrics) -> Iterator[Curve]:
     for name, metrics in CURVES.items():
-        yield from (_curve(base, fused, name, metric) for metric in _first_common(base, fused, metrics))
+        yield from (_curve(base, fused, name, metric) for metric in _common(base, fused, metrics)[:1])
     logged = {key for run in (base, fused) for values in run.steps.values() for key in values}
     accuracies = sorted(
         key for key in logged if key.startswith("val-") and ("/acc/mean" in key or "/reward/mean" in key)
     )
-    for metric in accuracies:
-        if base.metric(metric).keys() & fused.metric(metric).keys():
-            yield _curve(base, fused, metric.partition("/")[2], metric)
+    for metric in _common(base, fused, accuracies):
+        yield _curve(base, fused, metric.partition("/")[2], metric)
 
 
-def _first_common(base: RunMetrics, fused: RunMetrics, metrics: Sequence[str]) -> list[str]:
-    return [metric for metric in metrics if base.metric(metric).keys() & fused.metric(metric).keys()][:1]
+def _common(base: RunMetrics, fused: RunMetrics, metrics: Sequence[str]) -> list[str]:
+    """Those that both runs logged of one step at least."""
+    return [metric for metric in metrics if base.metric(metric).keys() & fused.metric(metric).keys()]
 
 
 def _curve(base: RunMetrics, fused: RunMetrics, name: str, metric: str) -> Curve:

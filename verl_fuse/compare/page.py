@@ -8,7 +8,7 @@ Invariants (tests/unit/compare/test_compare_page.py):
 from collections.abc import Iterable, Mapping, Sequence
 
 from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
-from verl_fuse.compare.verdict import compared, difference_text, interval_text, verdict
+from verl_fuse.compare.verdict import compared, count_text, difference_text, interval_text, verdict
 from verl_fuse.timeline.html import STAGE_WORK, fill, percent, seconds, style, text, work_of
 
 # Of a curve's drawing, in its own units: whole, and what is left for the numbers at its axes.
@@ -56,7 +56,7 @@ def _cards(found: Comparison) -> str:
         ("Speed-up", interval_text(found.speedup), "base seconds over fused seconds"),
         ("Fused step", interval_text(found.fused.seconds), "seconds"),
         ("Base step", interval_text(found.base.seconds), "seconds"),
-        ("Fallbacks", _count(found.fused.fallbacks), "times a policy failed and the step went on as stock"),
+        ("Fallbacks", count_text(found.fused.fallbacks), "times a policy failed and the step went on as stock"),
     ]
     return "".join(
         f"<div><span>{name}</span><b>{text(value)}</b><small>{note}</small></div>" for name, value, note in cards
@@ -71,17 +71,23 @@ def _bar(which: str, found: Comparison, longest: float) -> str:
         for stage in found.stages
         for value, whole in [(getattr(stage, which), getattr(found, which).seconds.value)]
     )
-    mean = seconds(getattr(found, which).seconds.value)
-    return f'<tr><th>{which}</th><td>{mean}</td><td class="wide" style="width:80%"><div class="stack">{parts}</div></td></tr>'
+    return (
+        f"<tr><th>{which}</th><td>{seconds(getattr(found, which).seconds.value)}</td>"
+        f'<td class="wide" style="width:80%"><div class="stack">{parts}</div></td></tr>'
+    )
 
 
 def _runs(base: ComparedRun, fused: ComparedRun) -> str:
     rows = [
         ("steps", base.steps, fused.steps),
-        ("tokens trained", _count(base.tokens), _count(fused.tokens)),
-        ("samples trained" + (" (base: asked for)" if base.stock else ""), _count(base.samples), _count(fused.samples)),
-        ("samples missing", _count(base.samples_missing), _count(fused.samples_missing)),
-        ("fallbacks", _count(base.fallbacks), _count(fused.fallbacks)),
+        ("tokens trained", count_text(base.tokens), count_text(fused.tokens)),
+        (
+            "samples trained" + (" (base: asked for)" if base.stock else ""),
+            count_text(base.samples),
+            count_text(fused.samples),
+        ),
+        ("samples missing", count_text(base.samples_missing), count_text(fused.samples_missing)),
+        ("fallbacks", count_text(base.fallbacks), count_text(fused.fallbacks)),
     ]
     return "".join(f"<tr><th>{name}</th><td>{one}</td><td>{other}</td></tr>" for name, one, other in rows)
 
@@ -131,7 +137,3 @@ def _line(points: Mapping[int, float], places: Sequence[tuple[float, float]], na
 
 def _colour(stage: str) -> str:
     return work_of(stage, "stage")
-
-
-def _count(value: float | None) -> str:
-    return "not logged" if value is None else f"{value:,.0f}"

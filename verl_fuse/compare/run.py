@@ -75,8 +75,7 @@ class RunMetrics:
 
     def samples(self) -> float | None:
         """Samples that the timed steps trained on: as verl-fuse counted them; of stock verl, which counts none, as many as were asked for."""
-        counted = self.metric("fuse/samples_trained")
-        if counted:
+        if counted := self.metric("fuse/samples_trained"):
             return sum(counted.values())
         return None if self.samples_per_step is None else float(self.samples_per_step * len(self.timed))
 

@@ -67,9 +67,8 @@ def notes(found: Comparison) -> Iterator[str]:
 def compared(found: Comparison) -> str:
     """Which steps' times are compared."""
     count, left_out = len(found.steps), found.warm_up
-    which = f"{count} steps compared, {found.steps[0]} to {found.steps[-1]}"
-    if count == 1:
-        which = f"1 step compared, {found.steps[0]}"
+    first, last = found.steps[0], found.steps[-1]
+    which = f"1 step compared, {first}" if count == 1 else f"{count} steps compared, {first} to {last}"
     of_each = {0: "no step", 1: "the first step of each run"}.get(left_out, f"the first {left_out} steps of each run")
     return f"times of {which}; {of_each} left out (--warm-up {left_out})"
 
@@ -87,6 +86,11 @@ def difference_text(interval: Interval) -> str:
     spread = interval.high - interval.low if interval.low is not None and interval.high is not None else 0.0
     size = spread or abs(interval.value)
     return interval_text(interval, 3 if size == 0 else min(max(0, 1 - math.floor(math.log10(size))), 12), "+")
+
+
+def count_text(value: float | None) -> str:
+    """A whole number, or that it was not logged."""
+    return "not logged" if value is None else f"{value:,.0f}"
 
 
 def _baseline(found: Comparison) -> str:

@@ -12,6 +12,7 @@ from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.layouts import legal_layouts
 from verl_fuse.plan.space import CallConfig
+from verl_fuse.simulate.replicas import mean_batch
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Call, Workload
@@ -43,12 +44,8 @@ def configs_in_layouts(
     generation: GenerationEstimates,
 ) -> tuple[CallConfig, ...]:
     """The configurations of `call` in these layouts within `limit` bytes per device."""
-    kept: list[CallConfig] = []
-    for layout in layouts:
-        kept += _pareto(
-            [config for config in _variants(call, workload, cost, layout, generation) if config.peak <= limit]
-        )
-    return tuple(kept)
+    of_layouts = (_variants(call, workload, cost, layout, generation) for layout in layouts)
+    return tuple(kept for found in of_layouts for kept in _pareto([config for config in found if config.peak <= limit]))
 
 
 def least_bytes(call: Call, workload: Workload, cost: CostModel, sizes: Iterable[int]) -> float:
@@ -83,7 +80,7 @@ def compute(
     call: Call, workload: Workload, cost: CostModel, layout: Layout, microbatches: int, offload: bool
 ) -> CallConfig:
     """Inference or training; `microbatches` per data-parallel rank, and in training per mini-batch."""
-    model, batch = workload.model(call.role), _batch(workload)
+    model, batch = workload.model(call.role), mean_batch(workload)
     # Equal nodes: where a mesh lies does not matter to the call itself.
     mesh = Mesh(0, layout.devices)
     updates = workload.minibatches if call.kind == "train" else 1
@@ -101,14 +98,6 @@ def compute(
         return CallConfig(layout, microbatches, False, seconds, 0.0, memory.active, memory.weights)
     seconds += cost.offload(memory.model) if offload else 0.0
     return CallConfig(layout, microbatches, offload, seconds, memory.static, memory.active)
-
-
-def _batch(workload: Workload) -> Batch:
-    """All sequences of a step with the mean of their lengths and of their squares."""
-    mean = workload.prompt.mean + workload.response.mean
-    squares = workload.prompt.mean_square + workload.response.mean_square
-    squares += 2 * workload.prompt.mean * workload.response.mean
-    return Batch(workload.sequences, workload.sequences * mean, workload.sequences * squares)
 
 
 def _pareto(options: Sequence[CallConfig]) -> list[CallConfig]:

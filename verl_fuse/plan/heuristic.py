@@ -30,10 +30,12 @@ def predicted_seconds(plan: Sequence[CallPlan], workload: Workload, cost: CostMo
     configs = []
     for call, of_call in zip(workload.calls, plan, strict=True):
         layout, parts = of_call.layout, of_call.microbatches
-        if call.kind == "generate":
-            configs.append((generate(workload, cost, layout, parts, generation),))
-        else:
-            configs.append((compute(call, workload, cost, layout, parts, of_call.offload),))
+        config = (
+            generate(workload, cost, layout, parts, generation)
+            if call.kind == "generate"
+            else compute(call, workload, cost, layout, parts, of_call.offload)
+        )
+        configs.append((config,))
     meshes = [of_call.mesh for of_call in plan]
     space = PlanSpace.build(workload.calls, cost.cluster, configs, meshes, cost.cluster.device.memory)
     # A mesh may be listed twice: one option per call is enough.

@@ -28,41 +28,45 @@ Chosen = Mapping[str, tuple[Call, Mesh, CallConfig]]
 
 def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, chosen: Chosen) -> dict[str, Setting]:
     """The keys that place the calls and size their micro-batches; what trains, and on what, is the workload's."""
-    main = chosen["actor_train"][1]
-    found: dict[str, Setting] = dict(_pool("trainer", main, cluster))
-    found.update(_rollout(workload, cluster, chosen))
+    _, main, train = chosen["actor_train"]
     engine = _megatron if strategy == "megatron" else _fsdp
-    train = chosen["actor_train"][2]
-    found.update(engine(ACTOR, "fsdp_config", train, True))
     tokens = _tokens(workload, train, workload.minibatches)
-    found |= {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": tokens}
-    old = _tokens(workload, chosen["actor_infer"][2], 1) if "actor_infer" in chosen else tokens
-    found |= {
-        f"{ROLLOUT}.log_prob_use_dynamic_bsz": True,
-        f"{ROLLOUT}.log_prob_max_token_len_per_gpu": old,
-    }
     # The reference has a block of its own even where no call uses it; verl builds it from the actor's layout.
     reference = chosen["reference_infer"][2] if "reference_infer" in chosen else train
-    found.update(engine(REFERENCE, "fsdp_config", reference, False))
-    found |= {
+    found: dict[str, Setting] = {
+        **_pool("trainer", main, cluster),
+        **_rollout(workload, cluster, chosen),
+        **engine(ACTOR, "fsdp_config", train, True),
+        f"{ACTOR}.use_dynamic_bsz": True,
+        f"{ACTOR}.ppo_max_token_len_per_gpu": tokens,
+        f"{ROLLOUT}.log_prob_use_dynamic_bsz": True,
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu": (
+            _tokens(workload, chosen["actor_infer"][2], 1) if "actor_infer" in chosen else tokens
+        ),
+        **engine(REFERENCE, "fsdp_config", reference, False),
         f"{REFERENCE}.log_prob_use_dynamic_bsz": True,
         f"{REFERENCE}.log_prob_max_token_len_per_gpu": _tokens(workload, reference, 1),
     }
     if "critic_train" in chosen:
         critic = chosen["critic_train"][2]
-        found.update(engine("critic", "fsdp", critic, True))
         # verl trains the critic with the budget of its inference (trainer_base.py, _setup): the smaller one is safe for both.
         tokens = min(_tokens(workload, critic, workload.minibatches), _tokens(workload, chosen["critic_infer"][2], 1))
-        found["critic.use_dynamic_bsz"] = True
-        # verl's YAML leaves the third to its dataclass.
-        for key in ("critic.ppo_max", "critic.forward_max", "++critic.ppo_infer_max"):
-            found[f"{key}_token_len_per_gpu"] = tokens
+        found |= {
+            **engine("critic", "fsdp", critic, True),
+            "critic.use_dynamic_bsz": True,
+            "critic.ppo_max_token_len_per_gpu": tokens,
+            "critic.forward_max_token_len_per_gpu": tokens,
+            # verl's YAML leaves this one to its dataclass.
+            "++critic.ppo_infer_max_token_len_per_gpu": tokens,
+        }
     if "reward_infer" in chosen:
         _, mesh, config = chosen["reward_infer"]
-        apart = mesh != main
-        found |= {f"{REWARD_BLOCK}.enable": True, f"{REWARD_BLOCK}.enable_resource_pool": apart}
-        found |= _pool(REWARD_BLOCK, mesh, cluster) if apart else {}
-        found[f"{REWARD_BLOCK}.rollout.tensor_model_parallel_size"] = config.layout.tp
+        found |= {
+            f"{REWARD_BLOCK}.enable": True,
+            f"{REWARD_BLOCK}.enable_resource_pool": mesh != main,
+            **(_pool(REWARD_BLOCK, mesh, cluster) if mesh != main else {}),
+            f"{REWARD_BLOCK}.rollout.tensor_model_parallel_size": config.layout.tp,
+        }
     return found
 
 
@@ -80,8 +84,7 @@ def workload_overrides(workload: Workload) -> dict[str, Setting]:
     if workload.critic is not None:
         found |= {"critic.ppo_mini_batch_size": workload.prompts_per_update, "critic.ppo_epochs": workload.epochs}
     if workload.reference is not None:
-        key = "algorithm.use_kl_in_reward" if workload.algorithm == "ppo" else f"{ACTOR}.use_kl_loss"
-        found[key] = True
+        found["algorithm.use_kl_in_reward" if workload.algorithm == "ppo" else f"{ACTOR}.use_kl_loss"] = True
     if not workload.old_log_prob:
         found["algorithm.rollout_correction.bypass_mode"] = True
     return found
@@ -151,15 +154,13 @@ def _tokens(workload: Workload, config: CallConfig, updates: int) -> int:
 
 
 def _fsdp(role: str, block: str, config: CallConfig, trains: bool) -> dict[str, Setting]:
-    found: dict[str, Setting] = {
+    return {
         f"{role}.ulysses_sequence_parallel_size": config.layout.cp,
         f"{role}.{block}.ulysses_sequence_parallel_size": config.layout.cp,
         f"{role}.{block}.fsdp_size": -1,
         f"{role}.{block}.param_offload": config.offload,
+        **({f"{role}.{block}.optimizer_offload": config.offload} if trains else {}),
     }
-    if trains:
-        found[f"{role}.{block}.optimizer_offload"] = config.offload
-    return found
 
 
 def _megatron(role: str, block: str, config: CallConfig, trains: bool) -> dict[str, Setting]:

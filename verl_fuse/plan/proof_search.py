@@ -66,8 +66,9 @@ class ProofSearch:
     def improve(self, until: float) -> None:
         """To a plan that no other choice of a few calls improves."""
         candidates = branch.candidates(self.space.tables, self.alone, self.seconds)
-        arguments = self.space, self.move, self.relaxation, candidates, self.best, self.seconds, until
-        self.best, self.seconds = improve(*arguments)
+        self.best, self.seconds = improve(
+            self.space, self.move, self.relaxation, candidates, self.best, self.seconds, until
+        )
 
     def walk(self, until: float) -> None:
         """Metropolis walks from the best plan, each improved."""

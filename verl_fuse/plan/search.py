@@ -90,11 +90,17 @@ def _search(whole: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchRes
         stopped = True
         # The interrupt may have come between a better plan and its time.
         hunt.seconds = _exact(space, move, hunt.best)
-    choice = tuple(int(option) for option in hunt.best)
     bound = hunt.bound if ceiling >= hunt.seconds else min(hunt.bound, ceiling)
-    elapsed = time.monotonic() - begun
-    options = whole.tables.seconds.size
-    return SearchResult(space, choice, hunt.seconds, min(bound, hunt.seconds), options, hunt.nodes, elapsed, stopped)
+    return SearchResult(
+        space=space,
+        choice=tuple(int(option) for option in hunt.best),
+        seconds=hunt.seconds,
+        bound=min(bound, hunt.seconds),
+        options=whole.tables.seconds.size,
+        nodes=hunt.nodes,
+        elapsed=time.monotonic() - begun,
+        stopped=stopped,
+    )
 
 
 def _hunt(hunt: ProofSearch, begun: float, time_limit: float) -> None:
@@ -137,8 +143,7 @@ def _plans(t: PlanTables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]
     calls = range(t.begin.size - 1)
     order = branch.start(relaxation, np.zeros(len(calls), np.int64), np.inf).order
     plans = build(t, relaxation, branch.candidates(t, alone, np.inf, BEAM_OPTIONS), order, BEAM_WIDTH)
-    needs = t.resident + t.active + t.copy
-    leanest = np.lexsort((t.resident, needs))
+    leanest = np.lexsort((t.resident, t.resident + t.active + t.copy))
     lean = [next(o for o in leanest if t.begin[c] <= o < t.begin[c + 1]) for c in calls]
     return [*plans, np.array(lean, np.int64)]
 

@@ -162,8 +162,8 @@ class PlanSpace:
 
     def plan(self, choice: Sequence[int]) -> tuple[CallPlan, ...]:
         """The calls of a plan given as options."""
-        plans = []
-        for call, option in zip(self.calls, choice, strict=True):
-            config, mesh = self.configs[self.config[option]], self.meshes[self.mesh[option]]
-            plans.append(CallPlan(call.name, mesh, config.layout, config.microbatches, config.offload))
-        return tuple(plans)
+        placed = ((self.meshes[self.mesh[option]], self.configs[self.config[option]]) for option in choice)
+        return tuple(
+            CallPlan(call.name, mesh, config.layout, config.microbatches, config.offload)
+            for call, (mesh, config) in zip(self.calls, placed, strict=True)
+        )

@@ -133,8 +133,7 @@ def chosen_of(gains: Sequence[Gain]) -> list[Gain]:
     """Those worth switching on together, the most seconds first."""
     chosen: list[Gain] = []
     for gain in sorted(gains, key=lambda gain: (-gain.seconds, -gain.device_share)):
-        taken = {other.feature for other in chosen}
-        if gain.worthwhile and not any({gain.feature, name} in _EXCLUSIVE for name in taken):
+        if gain.worthwhile and not any({gain.feature, other.feature} in _EXCLUSIVE for other in chosen):
             chosen.append(gain)
     return chosen
 

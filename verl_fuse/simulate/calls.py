@@ -24,8 +24,8 @@ def call_batch(workload: Workload, call: Call, plan: CallPlan, lengths: Ints, op
 
 def infer_seconds(workload: Workload, call: Call, plan: CallPlan, cost: CostModel, batch: Batch) -> float:
     """One forward call over the batch, with what it loads from host memory first."""
-    seconds = cost.infer(workload.model(call.role), plan.layout, plan.mesh, batch, plan.microbatches)
-    return seconds + _loading(workload, call, plan, cost)
+    once = cost.infer(workload.model(call.role), plan.layout, plan.mesh, batch, plan.microbatches)
+    return once + _loading(workload, call, plan, cost)
 
 
 def train_seconds(
@@ -40,16 +40,12 @@ def train_seconds(
 
 
 def _loading(workload: Workload, call: Call, plan: CallPlan, cost: CostModel) -> float:
-    if not plan.offload:
-        return 0.0
-    return cost.offload(cost.memory(workload.model(call.role), call.kind, plan.layout).model)
+    return cost.offload(cost.memory(workload.model(call.role), call.kind, plan.layout).model) if plan.offload else 0.0
 
 
 def is_dedicated(cost: CostModel, options: SimulationOptions) -> bool:
     """Whether replicas have devices of their own."""
-    if options.dedicated is not None:
-        return options.dedicated
-    return not cost.cluster.device.is_cpu
+    return not cost.cluster.device.is_cpu if options.dedicated is None else options.dedicated
 
 
 @lru_cache(maxsize=256)

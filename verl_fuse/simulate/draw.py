@@ -32,8 +32,7 @@ def draw(workload: Workload, rng: np.random.Generator, predictability: float) ->
     group = np.repeat(np.arange(workload.prompts), workload.samples)
     prompt = workload.prompt.sample(rng, workload.prompts)[group]
     usual = rng.standard_normal(workload.prompts)[group]
-    own = rng.standard_normal(workload.sequences)
-    score = predictability * usual + math.sqrt(1 - predictability**2) * own
+    score = predictability * usual + math.sqrt(1 - predictability**2) * rng.standard_normal(workload.sequences)
     return DrawnLengths(group, prompt, _at(workload.response, score), _at(workload.response, predictability * usual))
 
 

@@ -78,7 +78,9 @@ def generate(
             work = float(inference.work(requests).sum())
             return GenerationResult(fused, paused, end, inferred, replicas, held, work)
     elif elastic:
-        return _elastic(workload, lengths, timing, replicas, poll, options)
+        run = run_elastic(lengths, timing, chosen_assignment(workload, timing, replicas, options), options)
+        fused = without_migration(run.rollout, InferenceWork(0.0))
+        return GenerationResult(fused, None, _seen(run.seconds, poll), None, replicas, float(run.ends.sum()))
     else:
         requests, queues = _dealt(lengths, replicas, elastic)
         through = RolloutState.begin(requests, timing, queues).advance()
@@ -118,24 +120,12 @@ def chosen_assignment(
 
 def _dealt(lengths: DrawnLengths, replicas: int, by_prompt: bool) -> tuple[Requests, list[Ints]]:
     """Requests and their queues: one by one as verl deals them, or the samples of a prompt together."""
-    queues = round_robin(len(lengths.group), replicas)
-    if by_prompt:
-        queues = [np.flatnonzero(lengths.group % replicas == r) for r in range(replicas)]
+    queues = (
+        [np.flatnonzero(lengths.group % replicas == r) for r in range(replicas)]
+        if by_prompt
+        else round_robin(len(lengths.group), replicas)
+    )
     return Requests.of(lengths.prompt, lengths.response, shared_prefixes(lengths.prompt, lengths.group, queues)), queues
-
-
-def _elastic(
-    workload: Workload,
-    lengths: DrawnLengths,
-    timing: ReplicaTiming,
-    replicas: int,
-    poll: float,
-    options: SimulationOptions,
-) -> GenerationResult:
-    run = run_elastic(lengths, timing, chosen_assignment(workload, timing, replicas, options), options)
-    end = _seen(run.seconds, poll)
-    fused = without_migration(run.rollout, InferenceWork(0.0))
-    return GenerationResult(fused, None, end, None, replicas, float(run.ends.sum()))
 
 
 def _seen(end: float, poll: float) -> float:

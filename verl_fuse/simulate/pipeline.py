@@ -14,7 +14,7 @@ from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import mean_batch
-from verl_fuse.simulate.stock import as_inference, train_options
+from verl_fuse.simulate.stock import as_inference, compute_options
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.plan import CallPlan, Plan
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
@@ -51,7 +51,7 @@ def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: Sim
     now = tuple(plan.call(calls[role].name) for role in ("actor", "critic"))
     if now[0].mesh != now[1].mesh or now[0].mesh.size != cost.cluster.devices:
         return FusedTraining(plan, 1.0, 0.0, 0.0, "actor and critic do not both train on all devices")
-    choices = {role: train_options(workload, call, cost, options) for role, call in calls.items()}
+    choices = {role: compute_options(workload, call, cost, options) for role, call in calls.items()}
     known = {pair[0]: pair[1] for found in choices.values() for pair in found}
     serial = sum(known.get(call, float("inf")) for call in now)
     pairs = [
@@ -138,8 +138,10 @@ def _stages(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Forward and backward seconds of each stage for one micro-batch."""
     model, part = _micro_batch(workload, call)
-    forward = cost.stage_seconds(model, call.layout, part)
-    return forward, cost.stage_seconds(model, call.layout, part, backward=True, recompute=options.recompute)
+    return (
+        cost.stage_seconds(model, call.layout, part),
+        cost.stage_seconds(model, call.layout, part, backward=True, recompute=options.recompute),
+    )
 
 
 def _bound(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions) -> float:

@@ -33,7 +33,7 @@ from verl_fuse.spec.timeline import (
     TRAIN_STAGES,
     Timeline,
 )
-from verl_fuse.timeline.tracks import number, role
+from verl_fuse.timeline.tracks import number, role, totals
 
 SCORE_STAGES = (REWARD, *INFERENCE_STAGES)
 
@@ -76,9 +76,6 @@ def read_recorded(timeline: Timeline) -> ReplayedStep:
             f"{timeline.run}, step {timeline.step}: {len(spans)} requests on replicas with token counts; needs a step recorded by verl-fuse "
             "with trainer.v1.trainer_mode=fuse"
         )
-    stages: dict[str, float] = {}
-    for span in timeline.on(STEP):
-        stages[span.name] = stages.get(span.name, 0.0) + span.seconds
     begin, last = min(span.start for span in spans), max(span.end for span in spans)
     if begin == last:
         raise FuseError(
@@ -94,7 +91,7 @@ def read_recorded(timeline: Timeline) -> ReplayedStep:
     return ReplayedStep(
         step=timeline.step,
         seconds=timeline.end - timeline.start,
-        stages=stages,
+        stages=totals((span.name, span.seconds) for span in timeline.on(STEP)),
         replica=column(lambda span: number(span.track)).astype(np.int64),
         prompt=tokens("prompt_tokens"),
         response=np.maximum(tokens("response_tokens"), 1),

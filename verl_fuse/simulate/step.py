@@ -34,6 +34,7 @@ from verl_fuse.spec.timeline import (
     Timeline,
 )
 from verl_fuse.spec.workload import Call, Workload
+from verl_fuse.timeline.tracks import totals
 
 STAGES = {
     "actor_generate": GENERATION,
@@ -111,15 +112,11 @@ def simulate_step(
     last = tuple(replace(p, start=p.start - begin, end=p.end - begin) for p in last)
     seconds = end - before
     devices = plan.devices
-    given_back = _given_back(plan, generation)
-    stages: dict[str, float] = {}
-    for p in last:
-        stages[p.task.stage] = stages.get(p.task.stage, 0.0) + p.task.seconds
-    paid = devices * seconds - given_back
+    paid = devices * seconds - _given_back(plan, generation)
     return StepResult(
         strategy=strategy,
         seconds=seconds,
-        stages=stages,
+        stages=totals((p.task.stage, p.task.seconds) for p in last),
         idle=1 - sum(p.task.device_seconds for p in last) / (devices * seconds),
         device_seconds=paid,
         cost=paid / 3600 * cost.cluster.price_per_device_hour,
@@ -199,8 +196,7 @@ def step_tasks(
         if busy is None and left[call.name] != seconds[call.name]:
             busy = call_plan.mesh.size * seconds[call.name]
         category = "reward" if call.role == "reward" else "inference"
-        meshes = (call_plan.mesh,)
-        tasks.append(Task(call.name, STAGES[call.name], category, meshes, left[call.name], after, busy=busy))
+        tasks.append(Task(call.name, STAGES[call.name], category, (call_plan.mesh,), left[call.name], after, busy=busy))
     tasks += _train_tasks(workload, plan, cost, batches, options, fused.ratio if merged and fused else None)
     tasks.append(_sync_task(workload, plan, cost, trained["actor_train"]))
     return tasks, generation

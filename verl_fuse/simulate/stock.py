@@ -34,11 +34,11 @@ def stock_plan(workload: Workload, cost: CostModel, options: SimulationOptions =
         if call.kind == "generate":
             plans[call.name] = _fastest_rollout(workload, call, cost, options)
         elif call.kind == "train":
-            plans[call.name] = min(train_options(workload, call, cost, options), key=lambda found: found[1])[0]
+            plans[call.name] = _fastest(workload, call, cost, options)
     for call in workload.calls:
         if call.kind == "infer":
             twin = plans.get(f"{call.role}_train")
-            plans[call.name] = as_inference(workload, call, twin) if twin else _fastest_infer(workload, call, cost)
+            plans[call.name] = as_inference(workload, call, twin) if twin else _fastest(workload, call, cost, options)
     return Plan(tuple(plans[call.name] for call in workload.calls))
 
 
@@ -61,21 +61,25 @@ def layouts(cost: CostModel, model: Model) -> Iterator[Layout]:
 
 
 @lru_cache(maxsize=64)
-def train_options(
+def compute_options(
     workload: Workload, call: Call, cost: CostModel, options: SimulationOptions
 ) -> list[tuple[CallPlan, float]]:
-    """Every placement of a train call on all devices that fits their memory, and its seconds for a batch of mean lengths."""
+    """Every placement of a train or infer call on all devices that fits their memory, and its seconds for a batch of mean lengths."""
     model, batch, needs, found = workload.model(call.role), mean_batch(workload), [], []
+    updates = workload.minibatches if call.kind == "train" else 1
     for layout in layouts(cost, model):
-        for microbatches in _microbatches(workload.sequences / workload.minibatches / layout.dp):
-            part = batch.split(layout.dp * workload.minibatches * microbatches)
+        for microbatches in _microbatches(workload.sequences / updates / layout.dp):
+            part = batch.split(layout.dp * updates * microbatches)
             memory = cost.memory(
-                model, "train", layout, microbatch=part, microbatches=microbatches, recompute=options.recompute
+                model, call.kind, layout, microbatch=part, microbatches=microbatches, recompute=options.recompute
             )
             needs.append(memory.total)
             if memory.total <= cost.cluster.device.memory:
                 plan = CallPlan(call.name, Mesh(0, layout.devices), layout, microbatches)
-                found.append((plan, train_seconds(workload, call, plan, cost, batch, options)))
+                if call.kind == "train":
+                    found.append((plan, train_seconds(workload, call, plan, cost, batch, options)))
+                else:
+                    found.append((plan, infer_seconds(workload, call, plan, cost, batch)))
     if not found:
         raise _nowhere(model, call, cost, min(needs, default=float("inf")))
     return found
@@ -86,18 +90,8 @@ def _microbatches(sequences: float) -> list[int]:
     return [2**power for power in range(max(1, int(sequences)).bit_length())]
 
 
-def _fastest_infer(workload: Workload, call: Call, cost: CostModel) -> CallPlan:
-    model, batch, needs, found = workload.model(call.role), mean_batch(workload), [], []
-    for layout in layouts(cost, model):
-        for microbatches in _microbatches(workload.sequences / layout.dp):
-            memory = cost.memory(model, "infer", layout, microbatch=batch.split(layout.dp * microbatches))
-            needs.append(memory.total)
-            if memory.total <= cost.cluster.device.memory:
-                plan = CallPlan(call.name, Mesh(0, layout.devices), layout, microbatches)
-                found.append((infer_seconds(workload, call, plan, cost, batch), plan))
-    if not found:
-        raise _nowhere(model, call, cost, min(needs, default=float("inf")))
-    return min(found, key=lambda pair: pair[0])[1]
+def _fastest(workload: Workload, call: Call, cost: CostModel, options: SimulationOptions) -> CallPlan:
+    return min(compute_options(workload, call, cost, options), key=lambda found: found[1])[0]
 
 
 def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: SimulationOptions) -> CallPlan:

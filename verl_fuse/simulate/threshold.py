@@ -94,9 +94,7 @@ def search(scan: ThresholdScan, least_gain: float = 0.01) -> Threshold:
     replicas = scan.replicas
     found: dict[tuple[int, int], float] = {}
     thresholds = {round(fraction * scan.samples) for fraction in FRACTIONS} - {0}
-    for _ in range(1 + REFINEMENTS):
-        if replicas == 1:
-            break
+    for _ in range(1 + REFINEMENTS if replicas > 1 else 0):
         scan.prepare(thresholds)
         for threshold in thresholds:
             for survivors in _survivors(scan.least_survivors(threshold), replicas, found):

@@ -78,7 +78,10 @@ class ReplicaTiming:
         tokens = np.unique(np.geomspace(1, max(2, prefill_budget + longest), PREFILL_POINTS).round())
         request, square = _beyond_tokens(prefill, longest)
         seconds = np.array([_linear_seconds(prefill, n, request, square) for n in tokens])
-        timing = cls(
+        for name, values in (("decode", table), ("prefill", seconds)):
+            if not (np.isfinite(values).all() and (values > 0).all()):
+                raise FuseError(f"{name} cost: {values.min()} to {values.max()} seconds; needs finite seconds > 0")
+        return cls(
             table,
             integral,
             float(spacing),
@@ -90,10 +93,6 @@ class ReplicaTiming:
             int(kv_capacity),
             int(prefill_budget),
         )
-        for name, values in (("decode", table), ("prefill", seconds)):
-            if not (np.isfinite(values).all() and (values > 0).all()):
-                raise FuseError(f"{name} cost: {values.min()} to {values.max()} seconds; needs finite seconds > 0")
-        return timing
 
     def step_seconds(self, sequences: int, mean_context: float) -> float:
         """Seconds of one decode step."""

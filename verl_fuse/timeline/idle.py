@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from verl_fuse.spec.timeline import CATEGORIES, RANK, REPLICA, SLICE, Span, Timeline, union_seconds
-from verl_fuse.timeline.tracks import number, ordered_tracks, role
+from verl_fuse.timeline.tracks import number, ordered_tracks, role, totals
 
 BusyInterval = tuple[float, float]
 
@@ -60,7 +60,9 @@ def idle_table(timeline: Timeline) -> IdleTable:
     device r runs rank r, replica r // k and the slice of that number, where the step has slices.
     """
     tracks = ordered_tracks(timeline)
-    work = {track: _work(timeline, spans) for track, spans in tracks.items()}
+    work = {
+        track: _clip(timeline, (span for span in spans if span.category != "wait")) for track, spans in tracks.items()
+    }
     rows = tuple(_row(track, role(track), timeline, intervals) for track, intervals in work.items())
     devices = tuple(
         _row(f"device {index}", "device", timeline, [*work[replica], *work.get(slice, []), *work[rank]])
@@ -77,12 +79,11 @@ def idle_table(timeline: Timeline) -> IdleTable:
 
 def average(tables: Sequence[IdleTable]) -> IdleTable:
     """Totals over several steps: each track is weighed by the steps in which it appears."""
-    seconds: dict[str, float] = {}
-    for table in tables:
-        for name, value in table.categories:
-            seconds[name] = seconds.get(name, 0.0) + value
-    rows = _sum_rows(row for table in tables for row in table.rows)
-    return IdleTable(rows, _sum_rows(row for table in tables for row in table.devices), tuple(seconds.items()))
+    return IdleTable(
+        _sum_rows(row for table in tables for row in table.rows),
+        _sum_rows(row for table in tables for row in table.devices),
+        tuple(totals(amount for table in tables for amount in table.categories).items()),
+    )
 
 
 def _devices(tracks: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -93,10 +94,6 @@ def _devices(tracks: Sequence[str]) -> list[tuple[str, str, str]]:
         return []
     per_replica = len(ranks) // len(replicas)
     return [(replicas[index // per_replica], f"slice {index // per_replica}", rank) for index, rank in enumerate(ranks)]
-
-
-def _work(timeline: Timeline, spans: Iterable[Span]) -> list[BusyInterval]:
-    return _clip(timeline, (span for span in spans if span.category != "wait"))
 
 
 def _clip(timeline: Timeline, spans: Iterable[Span]) -> list[BusyInterval]:

@@ -19,18 +19,30 @@ def to_perfetto(timeline: Timeline) -> str:
     events: list[dict[str, Any]] = []
     thread = 0
     for process, (track, spans) in enumerate(ordered_tracks(timeline).items(), start=1):
-        events.append(_metadata("process_name", process, 0, name=track))
-        events.append(_metadata("process_sort_index", process, 0, sort_index=process))
+        events += [
+            _metadata("process_name", process, 0, name=track),
+            _metadata("process_sort_index", process, 0, sort_index=process),
+        ]
         for index, row in enumerate(pack(spans)):
             thread += 1
-            events.append(
-                _metadata("thread_name", process, thread, name=track if index == 0 else f"{track} #{index + 1}")
-            )
-            events.append(_metadata("thread_sort_index", process, thread, sort_index=index))
+            events += [
+                _metadata("thread_name", process, thread, name=track if index == 0 else f"{track} #{index + 1}"),
+                _metadata("thread_sort_index", process, thread, sort_index=index),
+            ]
             for span in row:
                 start, end = (_nanoseconds(time - timeline.start) for time in (span.start, span.end))
-                event = {"ph": "X", "name": span.name, "cat": span.category, "pid": process, "tid": thread}
-                events.append({**event, "ts": start / 1000, "dur": (end - start) / 1000, "args": dict(span.args)})
+                events.append(
+                    {
+                        "ph": "X",
+                        "name": span.name,
+                        "cat": span.category,
+                        "pid": process,
+                        "tid": thread,
+                        "ts": start / 1000,
+                        "dur": (end - start) / 1000,
+                        "args": dict(span.args),
+                    }
+                )
     other = {"run": timeline.run, "step": timeline.step, "step_start_unix_seconds": timeline.start}
     return json.dumps({"displayTimeUnit": "ms", "otherData": other, "traceEvents": events})
 

@@ -59,15 +59,13 @@ def _data(timeline: Timeline) -> dict[str, Any]:
 
 
 def _cards(summary: StepSummary) -> str:
-    overlap = None
-    if summary.inference_seconds:
-        overlap = percent((summary.overlap_seconds or 0.0) / summary.inference_seconds)
+    hidden = (summary.overlap_seconds or 0.0) / summary.inference_seconds if summary.inference_seconds else None
     cards = [
         ("Step", seconds(summary.seconds), ""),
         ("Generation", seconds(summary.generation_seconds), f"{summary.requests} requests" if summary.requests else ""),
         ("Long tail", percent(summary.long_tail_fraction), "of generation, after 80 % of requests"),
         ("Devices idle", percent(summary.idle_overall), "of the step"),
-        ("Inference hidden", overlap or "–", "inside generation"),
+        ("Inference hidden", percent(hidden), "inside generation"),
     ]
     return "".join(
         f"<div><span>{name}</span><b>{text(value)}</b><small>{note}</small></div>" for name, value, note in cards

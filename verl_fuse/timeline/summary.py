@@ -14,7 +14,7 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.timeline import GENERATION, LANE, RANK, REPLICA, STEP, Timeline, overlap_seconds, union_seconds
 from verl_fuse.timeline.idle import idle_table
-from verl_fuse.timeline.tracks import role
+from verl_fuse.timeline.tracks import role, totals
 
 # The long tail begins when this share of the step's requests has finished.
 TAIL_BEGINS = 0.8
@@ -58,9 +58,7 @@ class StepSummary:
 
 def summarize(timeline: Timeline) -> StepSummary:
     """Condense a timeline."""
-    stages: dict[str, float] = {}
-    for span in sorted(timeline.on(STEP), key=lambda s: s.start):
-        stages[span.name] = stages.get(span.name, 0.0) + span.seconds
+    stages = totals((span.name, span.seconds) for span in sorted(timeline.on(STEP), key=lambda s: s.start))
     parts = [s for s in timeline.spans if s.category == "generate" and role(s.track) == REPLICA]
     requests = [s for s in parts if s.args.get("stop_reason") not in MOVED]
     ends = sorted(span.end for span in requests)

@@ -1,4 +1,4 @@
-"""Order, role and sub-rows of a timeline's tracks.
+"""Order, role and sub-rows of a timeline's tracks, and sums by name.
 
 Invariants (tests/unit/timeline/test_tracks.py):
 - every track comes once, in the order step, lanes, replicas, slices, ranks, others, and by number within a role ("rank 2" before "rank 10");
@@ -32,6 +32,14 @@ def ordered_tracks(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
     for span in timeline.spans:
         spans.setdefault(span.track, []).append(span)
     return {track: tuple(spans[track]) for track in sorted(spans, key=_reading_order)}
+
+
+def totals(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The sum of the amounts of each name, in the order in which the names come first."""
+    found: dict[str, float] = {}
+    for name, amount in amounts:
+        found[name] = found.get(name, 0.0) + amount
+    return found
 
 
 def pack(spans: Iterable[Span]) -> list[list[Span]]:

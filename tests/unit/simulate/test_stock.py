@@ -5,7 +5,7 @@ from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.replicas import mean_batch
-from verl_fuse.simulate.stock import stock_plan, train_options
+from verl_fuse.simulate.stock import compute_options, stock_plan
 
 
 @pytest.mark.parametrize("workload", [ppo(), grpo()], ids=["ppo", "grpo"])
@@ -20,7 +20,7 @@ def test_train_calls_fit_and_are_the_fastest():
     workload, cost = ppo(), h100()
     call = next(call for call in workload.calls if call.name == "actor_train")
     chosen = stock_plan(workload, cost, NO_POLL).call(call.name)
-    found = dict(train_options(workload, call, cost, NO_POLL))
+    found = dict(compute_options(workload, call, cost, NO_POLL))
     assert found[chosen] == min(found.values())
     for plan in found:
         parts = plan.layout.dp * plan.microbatches * workload.minibatches
