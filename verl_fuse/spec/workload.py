@@ -95,15 +95,13 @@ class Workload:
     def calls(self) -> tuple[Call, ...]:
         """Calls in an order that respects `after`."""
         generate = Call("actor_generate", "actor", "generate")
-        scores: list[Call] = []
-        if self.reward is not None:
-            scores.append(Call("reward_infer", "reward", "infer", (generate.name,)))
-        if self.reference is not None:
-            scores.append(Call("reference_infer", "reference", "infer", (generate.name,)))
-        if self.critic is not None:
-            scores.append(Call("critic_infer", "critic", "infer", (generate.name,)))
-        if self.old_log_prob:
-            scores.append(Call("actor_infer", "actor", "infer", (generate.name,)))
+        inferring: tuple[tuple[Role, object], ...] = (
+            ("reward", self.reward),
+            ("reference", self.reference),
+            ("critic", self.critic),
+            ("actor", self.old_log_prob),
+        )
+        scores = [Call(f"{role}_infer", role, "infer", (generate.name,)) for role, used in inferring if used]
         ready = tuple(call.name for call in scores) or (generate.name,)
         train = [Call("critic_train", "critic", "train", ready)] if self.critic is not None else []
         return (generate, *scores, *train, Call("actor_train", "actor", "train", ready))
