@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import read_block
+from verl_fuse.spec.block import check_counts, read_block
 from verl_fuse.spec.length_files import lengths_from
 from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model import Model
@@ -54,10 +54,7 @@ class Workload:
     old_log_prob: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "samples", "epochs", "minibatches"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FuseError(f"workload: {name}={value!r}; needs a whole number >= 1")
+        check_counts("workload", self, ("prompts", "samples", "epochs", "minibatches"))
         if self.algorithm not in ("ppo", "grpo"):
             raise FuseError(f"workload: algorithm={self.algorithm!r}; needs ppo or grpo")
         if (self.critic is not None) != (self.algorithm == "ppo"):
