@@ -1,6 +1,7 @@
 """A function with one of its constants changed: everything else stays upstream's own code."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import FunctionType, ModuleType
 
 from verl_fuse.errors import FuseError
@@ -16,8 +17,13 @@ def with_constant(function: FunctionType, old: str, new: str) -> FunctionType:
     constants = _with(function.__code__.co_consts, old, new)
     if constants == function.__code__.co_consts:
         raise FuseError(f"{function.__qualname__} has no constant {old!r}")
-    code = function.__code__.replace(co_consts=constants)
-    copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy = FunctionType(
+        function.__code__.replace(co_consts=constants),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
     copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = (
         function.__kwdefaults__,
         function.__doc__,
@@ -39,6 +45,11 @@ def set_constants(module: ModuleType, qualnames: tuple[str, ...], constants: Map
             if _with(function.__code__.co_consts, old, new) != function.__code__.co_consts:
                 function = with_constant(function, old, new)
         setattr(owner, name, classmethod(function) if isinstance(found, classmethod) else function)
+
+
+def on_host(qualnames: tuple[str, ...]) -> Callable[[ModuleType], None]:
+    """A patch's `apply` that has the named functions and methods work on the host instead of CUDA."""
+    return partial(set_constants, qualnames=qualnames, constants=ON_HOST)
 
 
 def _with(constants: tuple[object, ...], old: str, new: str) -> tuple[object, ...]:

@@ -1,16 +1,9 @@
 """The causal mask of Megatron's own attention lies on the device that training runs on."""
 
-from types import ModuleType
-
-from verl_fuse_patches.constants import ON_HOST, set_constants
+from verl_fuse_patches.constants import on_host
 from verl_fuse_patches.registry import Patch
 
 FUNCTIONS = ("get_default_causal_mask",)
-
-
-def apply(module: ModuleType) -> None:
-    set_constants(module, FUNCTIONS, ON_HOST)
-
 
 PATCH = Patch(
     name="megatron_causal_mask",
@@ -20,5 +13,5 @@ PATCH = Patch(
     target="megatron.core.transformer.utils:" + ",".join(FUNCTIONS),
     fingerprints={"==0.16.1": "c7e69b1c67056412"},
     remove_when="the mask takes the device of the scores",
-    apply=apply,
+    apply=on_host(FUNCTIONS),
 )

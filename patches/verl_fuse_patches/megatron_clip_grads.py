@@ -1,19 +1,12 @@
 """Gradients of a model on the host can be clipped."""
 
-from types import ModuleType
-
-from verl_fuse_patches.constants import ON_HOST, set_constants
+from verl_fuse_patches.constants import on_host
 from verl_fuse_patches.registry import Patch
 
 FUNCTIONS = (
     "get_grad_norm_fp32",
     "clip_grad_by_total_norm_fp32",
 )
-
-
-def apply(module: ModuleType) -> None:
-    set_constants(module, FUNCTIONS, ON_HOST)
-
 
 PATCH = Patch(
     name="megatron_clip_grads",
@@ -23,5 +16,5 @@ PATCH = Patch(
     target="megatron.core.optimizer.clip_grads:" + ",".join(FUNCTIONS),
     fingerprints={"==0.16.1": "821a1630b42596ab"},
     remove_when="norms and checks follow the device of the gradients",
-    apply=apply,
+    apply=on_host(FUNCTIONS),
 )

@@ -1,16 +1,9 @@
 """The distributed optimizer takes parameters on the host."""
 
-from types import ModuleType
-
-from verl_fuse_patches.constants import ON_HOST, set_constants
+from verl_fuse_patches.constants import on_host
 from verl_fuse_patches.registry import Patch
 
 FUNCTIONS = ("DistributedOptimizer._build_model_and_main_param_groups",)
-
-
-def apply(module: ModuleType) -> None:
-    set_constants(module, FUNCTIONS, ON_HOST)
-
 
 PATCH = Patch(
     name="megatron_distributed_optimizer",
@@ -20,5 +13,5 @@ PATCH = Patch(
     target="megatron.core.optimizer.distrib_optimizer:" + ",".join(FUNCTIONS),
     fingerprints={"==0.16.1": "a898357cd585e3e6"},
     remove_when="parameters are told apart by their dtype",
-    apply=apply,
+    apply=on_host(FUNCTIONS),
 )

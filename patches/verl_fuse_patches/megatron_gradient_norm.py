@@ -1,16 +1,9 @@
 """Megatron's own norm of gradients lies on the device that training runs on."""
 
-from types import ModuleType
-
-from verl_fuse_patches.constants import ON_HOST, set_constants
+from verl_fuse_patches.constants import on_host
 from verl_fuse_patches.registry import Patch
 
 FUNCTIONS = ("local_multi_tensor_l2_norm",)
-
-
-def apply(module: ModuleType) -> None:
-    set_constants(module, FUNCTIONS, ON_HOST)
-
 
 PATCH = Patch(
     name="megatron_gradient_norm",
@@ -20,5 +13,5 @@ PATCH = Patch(
     target="megatron.core.utils:" + ",".join(FUNCTIONS),
     fingerprints={"==0.16.1": "f8d4e3a9ebe34604"},
     remove_when="the norm takes the device of the gradients",
-    apply=apply,
+    apply=on_host(FUNCTIONS),
 )

@@ -1,8 +1,6 @@
 """Megatron's optimizers take parameters on the host, and put their scale factors there."""
 
-from types import ModuleType
-
-from verl_fuse_patches.constants import ON_HOST, set_constants
+from verl_fuse_patches.constants import on_host
 from verl_fuse_patches.registry import Patch
 
 FUNCTIONS = (
@@ -10,11 +8,6 @@ FUNCTIONS = (
     "MixedPrecisionOptimizer.__init__",
     "Float16OptimizerWithFloat16Params.__init__",
 )
-
-
-def apply(module: ModuleType) -> None:
-    set_constants(module, FUNCTIONS, ON_HOST)
-
 
 PATCH = Patch(
     name="megatron_optimizer",
@@ -24,5 +17,5 @@ PATCH = Patch(
     target="megatron.core.optimizer.optimizer:" + ",".join(FUNCTIONS),
     fingerprints={"==0.16.1": "ed4be4570cbb9f9b"},
     remove_when="the optimizers take the device of the parameters",
-    apply=apply,
+    apply=on_host(FUNCTIONS),
 )

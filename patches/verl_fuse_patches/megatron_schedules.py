@@ -1,8 +1,6 @@
 """Megatron's pipeline schedules count tokens on the device that training runs on, not always on CUDA."""
 
-from types import ModuleType
-
-from verl_fuse_patches.constants import ON_HOST, set_constants
+from verl_fuse_patches.constants import on_host
 from verl_fuse_patches.registry import Patch
 
 FUNCTIONS = (
@@ -10,11 +8,6 @@ FUNCTIONS = (
     "forward_backward_pipelining_with_interleaving",
     "forward_backward_pipelining_without_interleaving",
 )
-
-
-def apply(module: ModuleType) -> None:
-    set_constants(module, FUNCTIONS, ON_HOST)
-
 
 PATCH = Patch(
     name="megatron_schedules",
@@ -24,5 +17,5 @@ PATCH = Patch(
     target="megatron.core.pipeline_parallel.schedules:" + ",".join(FUNCTIONS),
     fingerprints={"==0.16.1": "249ffa9390960ea0"},
     remove_when="the schedules take the device of the model",
-    apply=apply,
+    apply=on_host(FUNCTIONS),
 )

@@ -9,6 +9,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator, Generator, Iterator
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import ray
@@ -68,8 +69,7 @@ class GlooCheckpointEngine(CheckpointEngine):
             raise self._late("joined") from error
 
     def finalize(self) -> None:
-        self._group = None
-        self._store = None
+        self._group = self._store = None
 
     async def send_weights(
         self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
@@ -79,11 +79,8 @@ class GlooCheckpointEngine(CheckpointEngine):
             for _ in weights:
                 pass
             return {}
-        number = 0
-        for bucket in _buckets(weights, self._bucket_size):
+        for number, bucket in enumerate(chain(_buckets(weights, self._bucket_size), [[]])):
             await asyncio.to_thread(self._send, number, bucket)
-            number += 1
-        await asyncio.to_thread(self._send, number, [])
         return {}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:  # type: ignore[override]
@@ -110,13 +107,13 @@ class GlooCheckpointEngine(CheckpointEngine):
         if not contents:
             return []
         self._store.set(f"bucket/{number}/{self._rank}", b"1")
-        buffer = torch.empty(sum(nbytes for *_, nbytes in contents), dtype=torch.uint8)
+        sizes = [nbytes for *_, nbytes in contents]
+        buffer = torch.empty(sum(sizes), dtype=torch.uint8)
         self._broadcast(buffer, number)
-        parts = buffer.split([nbytes for *_, nbytes in contents])
         # A copy starts where its dtype may start; a slice of bytes need not.
         return [
             (name, part.clone().view(dtype).view(shape))
-            for (name, shape, dtype, _), part in zip(contents, parts, strict=True)
+            for (name, shape, dtype, _), part in zip(contents, buffer.split(sizes), strict=True)
         ]
 
     def _broadcast(self, buffer: torch.Tensor, number: int) -> None:

@@ -44,10 +44,8 @@ def _is_locked(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        # Its owner removed it in the meantime.
+    except (BlockingIOError, FileNotFoundError):
+        # Somebody holds the lock, or the owner removed the file in the meantime.
         return True
     return False
 

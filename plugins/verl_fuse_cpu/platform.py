@@ -107,4 +107,4 @@ class CpuPlatform(PlatformBase):
         return False
 
     def cudart(self) -> None:
-        return None
+        """There is no CUDA runtime."""

@@ -107,9 +107,8 @@ def _sleep(get: Get) -> Iterator[Refusal]:
 def _weight_buffers(get: Get) -> Iterator[Refusal]:
     key = f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
     bucket = get(key)
-    senders = _product(get("trainer.n_gpus_per_node"))
-    if get("actor_rollout_ref.hybrid_engine") is False:
-        senders = _product(get(f"{_ROLLOUT}.n_gpus_per_node"))
+    devices = _ROLLOUT if get("actor_rollout_ref.hybrid_engine") is False else "trainer"
+    senders = _product(get(f"{devices}.n_gpus_per_node"))
     if not isinstance(bucket, int) or not SHARED_MEMORY.is_dir():
         return
     free = shutil.disk_usage(SHARED_MEMORY).free + sum(path.stat().st_blocks * 512 for path in leftovers(SHARED_MEMORY))

@@ -10,10 +10,11 @@ from verl_fuse.timeline.summary import StepSummary
 
 def step_metrics(summary: StepSummary) -> dict[str, float]:
     """Metric name -> value."""
-    metrics = {"fuse/step_seconds": summary.seconds, "fuse/requests": float(summary.requests)}
-    metrics.update({f"fuse/idle_fraction/{kind}": fraction for kind, fraction in summary.idle.items()})
-    optional = {
+    metrics = {
+        "fuse/step_seconds": summary.seconds,
+        "fuse/requests": float(summary.requests),
+        **{f"fuse/idle_fraction/{kind}": fraction for kind, fraction in summary.idle.items()},
         "fuse/generation_seconds": summary.generation_seconds,
         "fuse/long_tail_fraction": summary.long_tail_fraction,
     }
-    return metrics | {name: value for name, value in optional.items() if value is not None}
+    return {name: value for name, value in metrics.items() if value is not None}

@@ -36,8 +36,8 @@ class StepProgress:
 
     def poll(self, step: int, time: float, view: RolloutView) -> str | None:
         """A line about a rollout that is under way."""
-        groups = max(view.groups, self._groups)
         self._scored = view.finished - len(view.ready)
+        groups = max(view.groups, self._groups)
         return self._running(step, time, view.groups_finished, groups, self._scored, view.expected, "generating")
 
     def stage(self, step: int, time: float, name: str) -> str | None:
@@ -81,6 +81,4 @@ def _clock(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

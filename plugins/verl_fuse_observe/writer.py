@@ -40,7 +40,9 @@ class StepWriter:
         try:
             self._record(timeline)
         except OSError as error:
-            folder = self._run_dir / TIMELINE_FOLDER
-            print(f"verl-fuse: timeline of step {timeline.step} not written to {folder}: {error}", flush=True)
+            print(
+                f"verl-fuse: timeline of step {timeline.step} not written to {self._run_dir / TIMELINE_FOLDER}: {error}",
+                flush=True,
+            )
             return False
         return True

@@ -53,10 +53,9 @@ class AnalyticCost:
         head = self.head(model, layout, batch.tokens, backward=backward)
         embedding = self.embedding(model, layout, batch.tokens)
         hop = self._hop(model, layout, batch.tokens)
-        last = layout.pp - 1
         floor = 0.0 if backward else self.engine.microbatch
         return tuple(
-            floor + layers * block + (embedding if stage == 0 else hop) + (head if stage == last else 0.0)
+            floor + layers * block + (embedding if stage == 0 else hop) + (head if stage == layout.pp - 1 else 0.0)
             for stage, layers in enumerate(stage_layers(model.layers, layout.pp))
         )
 
@@ -100,10 +99,9 @@ class AnalyticCost:
         parts = max(1, min(layout.pp, int(batch.sequences)))
         part = batch.split(parts)
         block = self.block(model, layout, part)
-        head = self.head(model, layout, part.sequences)
         hop = self._hop(model, layout, part.tokens)
         stages = [layers * block + hop for layers in stage_layers(model.layers, layout.pp)]
-        stages[-1] += head
+        stages[-1] += self.head(model, layout, part.sequences)
         floor = self.engine.decode_step + self.engine.request * batch.sequences
         return floor + _pipeline(tuple(stages), parts)
 
@@ -149,9 +147,9 @@ class AnalyticCost:
 
     def block(self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False) -> float:
         """Seconds of one block for one micro-batch, collectives included."""
-        products = BACKWARD_MATMUL if backward else 1.0
-        attention = BACKWARD_ATTENTION if backward else 1.0
-        traffic = BACKWARD_ELEMENTWISE if backward else 1.0
+        products, attention, traffic = (
+            (BACKWARD_MATMUL, BACKWARD_ATTENTION, BACKWARD_ELEMENTWISE) if backward else (1.0, 1.0, 1.0)
+        )
         peak = self.cluster.device.flops
         weights = shard.block_weight_bytes(model, layout, batch.tokens / layout.cp) / self._bandwidth
         seconds = products * max(
@@ -161,8 +159,8 @@ class AnalyticCost:
         seconds += (
             traffic * self.engine.traffic * shard.elementwise_bytes(model, layout, batch.tokens) / self._bandwidth
         )
-        floor = self.engine.block * (2.0 if backward else 1.0)
-        seconds = max(seconds, floor) + self._block_collectives(model, layout, batch.tokens)
+        seconds = max(seconds, self.engine.block * (2.0 if backward else 1.0))
+        seconds += self._block_collectives(model, layout, batch.tokens)
         return self._with_gathering(seconds, model, layout, backward)
 
     def decode_block(self, model: Model, layout: Layout, sequences: Numbers, context: Numbers) -> Numbers:

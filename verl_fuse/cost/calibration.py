@@ -68,6 +68,4 @@ _EFFICIENCIES = {"A100-40G": A100, "A100-80G": A100, **dict.fromkeys(("H100", "H
 
 def efficiency_of(device: Device) -> Efficiency:
     """The efficiencies of a device by its name; a name starting with CPU is a CPU, an unknown one some GPU."""
-    if device.is_cpu:
-        return CPU
-    return _EFFICIENCIES.get(device.name, OTHER_GPU)
+    return CPU if device.is_cpu else _EFFICIENCIES.get(device.name, OTHER_GPU)

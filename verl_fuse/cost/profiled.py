@@ -83,9 +83,7 @@ class ProfiledCost(AnalyticCost):
 
     def decode_head(self, model: Model, layout: Layout, sequences: Numbers) -> Numbers:
         grid = self._grid(model, layout, "head", "decode")
-        if grid is None:
-            return super().decode_head(model, layout, sequences)
-        return grid.at(sequences, grid.lengths[0])
+        return super().decode_head(model, layout, sequences) if grid is None else grid.at(sequences, grid.lengths[0])
 
     def embedding(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
         grid = self._grid(model, layout, "embedding", "forward")
@@ -112,10 +110,8 @@ class ProfiledCost(AnalyticCost):
 
 def _check_device(measured: Device, planned: Device) -> None:
     """Names do not tell: CUDA's are longer than the built-in ones."""
-    if measured.is_cpu and planned.is_cpu:
-        return
-    sizes = sorted((measured.memory, planned.memory))
-    if measured.is_cpu == planned.is_cpu and sizes[1] <= _SAME_MEMORY * sizes[0]:
+    less, more = sorted((measured.memory, planned.memory))
+    if measured.is_cpu == planned.is_cpu and (measured.is_cpu or more <= _SAME_MEMORY * less):
         return
     of, on = (f"{device.name} ({device.memory / GIB:.1f} GiB)" for device in (measured, planned))
     raise FuseError(

@@ -33,9 +33,8 @@ def block_weight_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers
 def elementwise_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
     """Memory traffic of one block's forward outside matrix products: two norms, two residuals, rotation of q and k, the gated activation."""
     active = max(1, model.experts_per_token) * model.intermediate + model.shared_intermediate
-    whole = 10 * model.hidden
     split = 4 * (model.heads + model.kv_heads) * model.head_dim + 3 * active
-    return BYTES * tokens * (whole + split / layout.tp) / layout.cp
+    return BYTES * tokens * (10 * model.hidden + split / layout.tp) / layout.cp
 
 
 def head_flops(model: Model, layout: Layout, tokens: Numbers) -> Numbers:

@@ -111,8 +111,7 @@ class ProfileTable:
         models = data.get("models")
         if not isinstance(models, list):
             raise FuseError(f"profile.models={models!r}; needs a list")
-        rest = {key: value for key, value in data.items() if key not in ("version", "models")}
-        read = read_block(_File, rest, "profile")
+        read = read_block(_File, {k: v for k, v in data.items() if k not in ("version", "models")}, "profile")
         return cls(
             device=read.device,
             precision=read.precision,
@@ -176,8 +175,9 @@ def _measurement(entry: Any, where: str) -> Measurement:
     if not isinstance(rows, list) or not all(isinstance(row, list) and all(map(_is_number, row)) for row in rows):
         raise FuseError(f"{where}.seconds={rows!r}; needs a list of rows of numbers")
     read = read_block(_MeasurementEntry, {key: value for key, value in entry.items() if key != "seconds"}, where)
-    times = tuple(tuple(map(float, row)) for row in rows)
-    return Measurement(read.part, read.direction, read.batches, read.lengths, times)
+    return Measurement(
+        read.part, read.direction, read.batches, read.lengths, tuple(tuple(map(float, row)) for row in rows)
+    )
 
 
 def _is_number(value: Any) -> bool:

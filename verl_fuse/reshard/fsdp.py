@@ -11,7 +11,7 @@ from functools import lru_cache
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.local import Entry, collected, row_block, shape_of
 from verl_fuse.reshard.parameters import ModelParameters, Parameter
-from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners, Piece, by_rows
+from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners, by_rows
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class FsdpSharding:
         rows = parameter.rows if projection == "down_proj" else 2 * parameter.rows
         stacked = "down_proj" if projection == "down_proj" else "gate_up_proj"
         before = local * rows + (parameter.rows if projection == "up_proj" else 0)
-        yield f"{prefix}experts.{stacked}", (count, rows, parameter.columns), _piece(parameter, before)
+        shape = (count, rows, parameter.columns)
+        yield f"{prefix}experts.{stacked}", shape, row_block(parameter, 0, parameter.rows, before)
 
     def _owners(self, shard: int) -> Owners:
         return tuple(shard + self.shards * replica for replica in range(self.replicas))
@@ -75,10 +76,6 @@ class FsdpSharding:
 def _share(rows: int, shards: int) -> int:
     """Rows of a full shard."""
     return -(-rows // shards)
-
-
-def _piece(parameter: Parameter, before: int) -> Piece:
-    return row_block(parameter, 0, parameter.rows, before)
 
 
 @lru_cache(maxsize=4096)

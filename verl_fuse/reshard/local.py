@@ -1,11 +1,12 @@
-"""Helpers that say where pieces lie in local tensors: collecting pieces by tensor, and the fused projection of query, key and value."""
+"""Helpers that say where pieces lie in local tensors: collecting pieces by tensor, the fused projection of query, key and value, and the cells
+of tensor-parallel ranks."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from verl_fuse.reshard.parameters import Parameter, ParameterKind
-from verl_fuse.reshard.sharding import LocalTensor, Piece
+from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners, Piece, by_columns, by_rows, even_cuts
 from verl_fuse.spec.model import Model
 
 # Name and shape of a local tensor, and a piece in it.
@@ -76,9 +77,11 @@ def stacked_heads(heads: int, kv_heads: int, head_dim: int, tp: int) -> tuple[He
     found = []
     for rank in range(tp):
         first_key = rank * kv_heads // tp * head_dim
-        found.append(HeadRows("query", rank * queries, queries, rank, 0))
-        found.append(HeadRows("key", first_key, keys, rank, queries))
-        found.append(HeadRows("value", first_key, keys, rank, queries + keys))
+        found += [
+            HeadRows("query", rank * queries, queries, rank, 0),
+            HeadRows("key", first_key, keys, rank, queries),
+            HeadRows("value", first_key, keys, rank, queries + keys),
+        ]
     return tuple(found)
 
 
@@ -96,3 +99,25 @@ def head_owners(found: tuple[HeadRows, ...], kind: ParameterKind) -> Iterator[tu
             ranks.setdefault((each.row, each.rows), []).append(each.rank)
     for (row, rows), owners in sorted(ranks.items()):
         yield row, rows, tuple(owners)
+
+
+def tensor_parallel_cells(
+    parameter: Parameter,
+    padded: int,
+    tp: int,
+    heads: tuple[HeadRows, ...],
+    owners: Callable[[tuple[int, ...]], Owners],
+) -> Cells:
+    """The cells of a parameter that tensor ranks share.
+
+    `padded` counts its rows with padding, which no cell has; `owners` gives the ranks behind tensor ranks.
+    """
+    single = [owners((rank,)) for rank in range(tp)]
+    if parameter.kind in ("query", "key", "value"):
+        parts = list(head_owners(heads, parameter.kind))
+        return by_rows(parameter, [row for row, _, _ in parts] + [parameter.rows], [owners(t) for _, _, t in parts])
+    if parameter.kind in ("embedding", "head", "column"):
+        return by_rows(parameter, [min(cut, parameter.rows) for cut in even_cuts(padded, tp)], single)
+    if parameter.kind == "row":
+        return by_columns(parameter, even_cuts(parameter.columns, tp), single)
+    return by_rows(parameter, (0, parameter.rows), [owners(tuple(range(tp)))])

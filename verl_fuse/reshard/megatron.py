@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.local import Entry, collected, column_block, head_owners, head_rows, row_block, shape_of
+from verl_fuse.reshard.local import (
+    Entry,
+    collected,
+    column_block,
+    head_rows,
+    row_block,
+    shape_of,
+    tensor_parallel_cells,
+)
 from verl_fuse.reshard.parameters import ModelParameters, Parameter
-from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners, by_columns, by_rows, even_cuts
+from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners
 from verl_fuse.spec.layout import Layout, stage_layers
 
 # Names of a block's tensors; those of a norm depend on the implementation (Transformer Engine fuses it into the projection after it).
@@ -181,12 +189,4 @@ def _cells(layout: Layout, homes: tuple[int, ...], ep: int, parameter: Parameter
             for tp in tensor_ranks
         )
 
-    single = [owners((tp,)) for tp in range(layout.tp)]
-    if parameter.kind in ("query", "key", "value"):
-        parts = list(head_owners(heads, parameter.kind))
-        return by_rows(parameter, [row for row, _, _ in parts] + [parameter.rows], [owners(t) for _, _, t in parts])
-    if parameter.kind in ("embedding", "head", "column"):
-        return by_rows(parameter, even_cuts(parameter.rows, layout.tp), single)
-    if parameter.kind == "row":
-        return by_columns(parameter, even_cuts(parameter.columns, layout.tp), single)
-    return by_rows(parameter, (0, parameter.rows), [owners(tuple(range(layout.tp)))])
+    return tensor_parallel_cells(parameter, parameter.rows, layout.tp, heads, owners)

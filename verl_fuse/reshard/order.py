@@ -14,9 +14,7 @@ BINS_PER_KEY = 8
 
 def order_of(keys: Ints, bins: int) -> Ints:
     """Indices that sort `keys`, whole numbers from 0 to below `bins`, and leave equal ones in order."""
-    if bins > BINS_PER_KEY * len(keys):
-        return np.argsort(keys, kind="stable")
-    return _counted(keys, bins)
+    return np.argsort(keys, kind="stable") if bins > BINS_PER_KEY * len(keys) else _counted(keys, bins)
 
 
 @njit(cache=True)

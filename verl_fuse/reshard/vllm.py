@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from verl_fuse.errors import FuseError
-from verl_fuse.reshard.local import Entry, collected, column_block, head_owners, head_rows, row_block, shape_of
+from verl_fuse.reshard.local import (
+    Entry,
+    collected,
+    column_block,
+    head_rows,
+    row_block,
+    shape_of,
+    tensor_parallel_cells,
+)
 from verl_fuse.reshard.parameters import ModelParameters, Parameter
-from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners, Piece, by_columns, by_rows, even_cuts
+from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners, Piece
 from verl_fuse.spec.layout import Layout
 
 VOCABULARY_MULTIPLE = 64
@@ -103,15 +111,4 @@ def _cells(layout: VllmSharding, parameter: Parameter, padded: int, heads: tuple
     def owners(tensor_ranks: tuple[int, ...]) -> Owners:
         return tuple(tp + layout.tp * replica for replica in range(layout.replicas) for tp in tensor_ranks)
 
-    single = [owners((tp,)) for tp in range(layout.tp)]
-    if parameter.kind in ("query", "key", "value"):
-        parts = list(head_owners(heads, parameter.kind))
-        return by_rows(parameter, [row for row, _, _ in parts] + [parameter.rows], [owners(t) for _, _, t in parts])
-    if parameter.kind in ("embedding", "head"):
-        cuts = tuple(min(cut, parameter.rows) for cut in even_cuts(padded, layout.tp))
-        return by_rows(parameter, cuts, single)
-    if parameter.kind == "column":
-        return by_rows(parameter, even_cuts(parameter.rows, layout.tp), single)
-    if parameter.kind == "row":
-        return by_columns(parameter, even_cuts(parameter.columns, layout.tp), single)
-    return by_rows(parameter, (0, parameter.rows), [owners(tuple(range(layout.tp)))])
+    return tensor_parallel_cells(parameter, padded, layout.tp, heads, owners)

@@ -4,6 +4,7 @@ Invariants (tests/unit/schedule/test_exact.py): every assignment the model accep
 with an exact scale and no limits the model accepts every such schedule, so that "infeasible" is a proof.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -73,6 +74,19 @@ class ConstraintModel:
         for op, expression in enumerate(self.starts):
             self.cp.add(end >= expression + self.durations[op])
         self.cp.minimize(end)
+
+
+def solver_for(seed: int, effort: float, deadline: float) -> cp_model.CpSolver:
+    """A solver on one thread, for `effort` (deterministic seconds) and until `deadline` at most."""
+    solver = cp_model.CpSolver()
+    settings = solver.parameters
+    settings.num_workers, settings.random_seed = 1, seed
+    settings.max_deterministic_time = effort
+    settings.max_time_in_seconds = max(0.01, deadline - time.monotonic())
+    settings.catch_sigint_signal = False
+    # Measured on the published instances: linear relaxation, probing and symmetry detection cost more than they find.
+    settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0
+    return solver
 
 
 def activation_ticks(table: OpTable, scales: Scales, op: int) -> int:

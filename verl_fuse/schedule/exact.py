@@ -4,13 +4,12 @@ Invariants (tests/unit/schedule/test_exact.py): agrees with brute force on tiny 
 """
 
 import math
-import time
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from verl_fuse.errors import FuseError
-from verl_fuse.schedule.constraint_model import build, scales
+from verl_fuse.schedule.constraint_model import build, scales, solver_for
 from verl_fuse.schedule.descent import Attempt, Goal, descend
 from verl_fuse.schedule.solution import Bounds, Budget, Solution, from_orders
 from verl_fuse.schedule.table import OpTable
@@ -51,17 +50,7 @@ class ExactSearch(Attempt):
         if minimise:
             model.minimize_end(wanted)
             model.hint(goal.incumbent.starts)
-        solver = self.solver = cp_model.CpSolver()
-        settings = solver.parameters
-        settings.num_workers = 1
-        settings.random_seed = seed
-        settings.max_deterministic_time = effort / 2
-        settings.max_time_in_seconds = max(0.01, goal.deadline - time.monotonic())
-        settings.catch_sigint_signal = False
-        # Measured on the published instances: linear relaxation, probing and symmetry detection cost more than they find.
-        settings.linearization_level = 0
-        settings.cp_model_probing_level = 0
-        settings.symmetry_level = 0
+        solver = self.solver = solver_for(seed, effort / 2, goal.deadline)
         if goal.over:
             return
         status = solver.solve(model.cp)

@@ -9,14 +9,13 @@ the makespan asked for; nothing is refuted.
 """
 
 import math
-import time
 from collections.abc import Mapping
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from verl_fuse.schedule.bounds import Limits, makespan_bound
-from verl_fuse.schedule.constraint_model import build, scales
+from verl_fuse.schedule.constraint_model import build, scales, solver_for
 from verl_fuse.schedule.descent import Attempt, Goal
 from verl_fuse.schedule.serial import serial
 from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Budget, from_orders
@@ -92,13 +91,7 @@ class InFlightSearch(Attempt):
     def _solve(self, goal: Goal, limits: Limits, effort: float, seed: int) -> bool:
         """Whether the goal's makespan was reached under these limits."""
         model = build(self.table, self.scales, self.scales.time.ticks(goal.makespan), limits)
-        solver = self.solver = cp_model.CpSolver()
-        settings = solver.parameters
-        settings.num_workers, settings.random_seed = 1, seed
-        settings.max_deterministic_time = effort
-        settings.max_time_in_seconds = max(0.01, goal.deadline - time.monotonic())
-        settings.catch_sigint_signal = False
-        settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0
+        solver = self.solver = solver_for(seed, effort, goal.deadline)
         if goal.over:
             return False
         status = solver.solve(model.cp)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from verl_fuse.schedule.constraint_model import activation_ticks, scales
+from verl_fuse.schedule.constraint_model import activation_ticks, scales, solver_for
 from verl_fuse.schedule.period import Period
 from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Solution, from_orders
 from verl_fuse.schedule.timing import earliest_ticks, orders_of
@@ -103,13 +103,7 @@ class _Cut:
         self._precedences()
         if math.isfinite(capacity):
             self._limit(self.scales.memory.floor(capacity))
-        solver = cp_model.CpSolver()
-        settings = solver.parameters
-        settings.num_workers, settings.random_seed = 1, seed
-        settings.max_deterministic_time = CUT_SECONDS
-        settings.max_time_in_seconds = max(0.01, deadline - time.monotonic())
-        settings.catch_sigint_signal = False
-        settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0
+        solver = solver_for(seed, CUT_SECONDS, deadline)
         if solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         starts = self._repeated(solver)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from verl_fuse.schedule.constraint_model import activation_ticks, scales
+from verl_fuse.schedule.constraint_model import activation_ticks, scales, solver_for
 from verl_fuse.schedule.descent import Attempt, Goal
 from verl_fuse.schedule.solution import Solution, from_orders
 from verl_fuse.schedule.table import OpTable
@@ -126,13 +126,7 @@ class WindowSearch(Attempt):
 
     def _solve(self, window: _Window, seed: int, goal: Goal) -> Solution | None:
         """The renewed schedule, or None when the solver found nothing in its time; also adapts the size of windows to what is solved in time."""
-        solver = self.solver = cp_model.CpSolver()
-        settings = solver.parameters
-        settings.num_workers, settings.random_seed = 1, seed
-        settings.max_deterministic_time = WINDOW_SECONDS
-        settings.max_time_in_seconds = max(0.01, goal.deadline - time.monotonic())
-        settings.catch_sigint_signal = False
-        settings.linearization_level, settings.cp_model_probing_level, settings.symmetry_level = 0, 0, 0
+        solver = self.solver = solver_for(seed, WINDOW_SECONDS, goal.deadline)
         status = solver.solve(window.model)
         self.solver = None
         self.ops_per_window = (

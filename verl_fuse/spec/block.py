@@ -15,7 +15,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from verl_fuse.errors import FuseError
@@ -36,6 +36,14 @@ def bounded(minimum: float | None = None, maximum: float | None = None) -> dict[
 def waiting() -> dict[str, Any]:
     """Metadata for seconds that something may take."""
     return bounded(1.0, LONGEST_WAIT)
+
+
+def check_counts(where: str, block: object, names: Iterable[str]) -> None:
+    """Refuse a block in which one of these fields is no whole number >= 1."""
+    for name in names:
+        value = getattr(block, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise FuseError(f"{where}: {name}={value!r}; needs a whole number >= 1")
 
 
 def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:

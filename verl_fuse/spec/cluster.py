@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import read_block
+from verl_fuse.spec.block import check_counts, read_block
 from verl_fuse.spec.units import GIB
 from verl_fuse.spec.yaml_file import read_yaml
 
@@ -86,10 +86,7 @@ class Cluster:
     price_per_device_hour: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "devices_per_node"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FuseError(f"cluster: {name}={value!r}; needs a whole number >= 1")
+        check_counts("cluster", self, ("nodes", "devices_per_node"))
         if self.devices > MOST_DEVICES:
             raise FuseError(
                 f"cluster: nodes={self.nodes} of {self.devices_per_node} are {self.devices} devices; needs at most {MOST_DEVICES}"

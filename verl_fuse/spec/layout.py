@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import check_counts
 from verl_fuse.spec.model import Model
 
 _PART = re.compile(r"(tp|pp|dp|cp|ep)(\d+)")
@@ -27,10 +28,7 @@ class Layout:
     ep: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp", "cp", "ep"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FuseError(f"layout: {name}={value!r}; needs a whole number >= 1")
+        check_counts("layout", self, ("tp", "pp", "dp", "cp", "ep"))
         if self.dp * self.cp % self.ep:
             raise FuseError(f"layout {self}: ep={self.ep}; needs a divisor of dp*cp={self.dp * self.cp}")
 

@@ -38,9 +38,7 @@ def read_lengths(path: Path, column: str) -> LengthDistribution:
 def lengths_from(text: str, base: Path = Path()) -> LengthDistribution:
     """The text form of `LengthDistribution`, or `FILE#COLUMN` or `RUN_DIR#response` with the path relative to `base`."""
     name, mark, column = text.rpartition("#")
-    if mark:
-        return read_lengths(base / name, column)
-    return LengthDistribution.parse(text)
+    return read_lengths(base / name, column) if mark else LengthDistribution.parse(text)
 
 
 def requests_of(timelines: Iterable[Timeline]) -> tuple[LengthDistribution, LengthDistribution]:

@@ -24,7 +24,6 @@ _FORMS = (
     "bimodal:short=200,long=1600,share=0.1,sigma=0.3,max=2048",
 )
 LONGEST_LENGTH = 2**22
-_NORMAL = math.sqrt(2.0)
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def _uniform(text: str, rest: str) -> LengthDistribution:
 
 def _lognormal_steps(median: float, sigma: float, top: int) -> np.ndarray:
     """Probabilities of 1..top: lengths rounded to the nearest token, at least one, cut at `top`."""
-    edges = np.log((np.arange(1, top) + 0.5) / median) / (sigma * _NORMAL)
+    edges = np.log((np.arange(1, top) + 0.5) / median) / (sigma * math.sqrt(2.0))
     below = np.array([0.5 * math.erfc(-edge) for edge in edges])
     return np.diff(below, prepend=0.0, append=1.0)
 

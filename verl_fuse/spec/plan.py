@@ -112,18 +112,20 @@ class Plan:
             }
             for call in self.calls
         ]
-        data = {
-            "version": PLAN_VERSION,
-            "features": list(self.features),
-            "calls": calls,
-            "migration_threshold": self.migration_threshold,
-            "replicas": self.replicas,
-            "schedule": self.schedule,
-            "strategy": self.strategy,
-            "overrides": dict(self.overrides),
-            "predicted": dict(self.predicted),
-        }
-        return json.dumps(data, indent=1)
+        return json.dumps(
+            {
+                "version": PLAN_VERSION,
+                "features": list(self.features),
+                "calls": calls,
+                "migration_threshold": self.migration_threshold,
+                "replicas": self.replicas,
+                "schedule": self.schedule,
+                "strategy": self.strategy,
+                "overrides": dict(self.overrides),
+                "predicted": dict(self.predicted),
+            },
+            indent=1,
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -160,15 +162,14 @@ class Plan:
     @classmethod
     def read(cls, path: Path) -> "Plan":
         """Read a plan file, JSON or, with comments, YAML; every error names the file."""
-        return load(path, lambda text: cls.from_json(text) if _is_json(text) else cls.from_dict(parse_yaml(text)))
+        return load(
+            path,
+            lambda text: cls.from_json(text) if text.lstrip().startswith("{") else cls.from_dict(parse_yaml(text)),
+        )
 
     def write(self, path: Path) -> None:
         """Write the JSON form, to a temporary file first."""
         save(path, self.to_json() + "\n")
-
-
-def _is_json(text: str) -> bool:
-    return text.lstrip().startswith("{")
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,7 @@ class _CallEntry:
 
 
 def _call(entry: Any, index: int) -> CallPlan:
-    where = f"plan.calls[{index}]"
-    read = read_block(_CallEntry, entry, where)
+    read = read_block(_CallEntry, entry, f"plan.calls[{index}]")
     return CallPlan(read.call, Mesh(*read.mesh), Layout.parse(read.layout), read.microbatches, read.offload)
 
 

@@ -143,16 +143,16 @@ class ScheduleProblem:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
-        pipelines = [{key: getattr(p, key) for key in _PIPELINE_KEYS} for p in self.pipelines]
-        data = {
-            "ranks": self.ranks,
-            "memory_limit": self.memory_limit,
-            "transfer": self.transfer,
-            "pipelines": pipelines,
-            # Only where they are known: a problem keeps the digest it had.
-            **{name: getattr(self, name) for name in _UNITS if getattr(self, name)},
-        }
-        return json.dumps(data)
+        return json.dumps(
+            {
+                "ranks": self.ranks,
+                "memory_limit": self.memory_limit,
+                "transfer": self.transfer,
+                "pipelines": [{key: getattr(p, key) for key in _PIPELINE_KEYS} for p in self.pipelines],
+                # Only where they are known: a problem keeps the digest it had.
+                **{name: getattr(self, name) for name in _UNITS if getattr(self, name)},
+            }
+        )
 
     @classmethod
     def from_dict(cls, data: Any) -> "ScheduleProblem":

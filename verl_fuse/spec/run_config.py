@@ -91,8 +91,9 @@ def _parse(text: str) -> DictConfig:
 
 def _without_secrets(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        hide = key == _ENVIRONMENT
-        return {name: REDACTED if hide else _without_secrets(item, str(name)) for name, item in value.items()}
+        return {
+            name: REDACTED if key == _ENVIRONMENT else _without_secrets(item, str(name)) for name, item in value.items()
+        }
     if isinstance(value, list):
         return [_without_secrets(item, key) for item in value]
     if value is None or isinstance(value, bool | int | float):

@@ -82,8 +82,7 @@ class Schedule:
     @property
     def bubble(self) -> float:
         """Idle fraction of rank-time before the makespan."""
-        busy = sum(op.end - op.start for op in self.ops)
-        return 1.0 - busy / (self.makespan * self.problem.ranks)
+        return 1.0 - sum(op.end - op.start for op in self.ops) / (self.makespan * self.problem.ranks)
 
     def to_text(self) -> str:
         """One line per rank: `0F0 1F0 0B0`."""

@@ -79,16 +79,16 @@ class Timeline:
         return tuple(span for span in self.spans if span.track == track)
 
     def to_json(self) -> str:
-        spans = [[s.name, s.track, s.category, s.start, s.end, dict(s.args)] for s in self.spans]
-        data = {
-            "format": FORMAT_VERSION,
-            "run": self.run,
-            "step": self.step,
-            "start": self.start,
-            "end": self.end,
-            "spans": spans,
-        }
-        return json.dumps(data)
+        return json.dumps(
+            {
+                "format": FORMAT_VERSION,
+                "run": self.run,
+                "step": self.step,
+                "start": self.start,
+                "end": self.end,
+                "spans": [[s.name, s.track, s.category, s.start, s.end, dict(s.args)] for s in self.spans],
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "Timeline":

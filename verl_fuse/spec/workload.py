@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import read_block
+from verl_fuse.spec.block import check_counts, read_block
 from verl_fuse.spec.length_files import lengths_from
 from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model import Model
@@ -54,10 +54,7 @@ class Workload:
     old_log_prob: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "samples", "epochs", "minibatches"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FuseError(f"workload: {name}={value!r}; needs a whole number >= 1")
+        check_counts("workload", self, ("prompts", "samples", "epochs", "minibatches"))
         if self.algorithm not in ("ppo", "grpo"):
             raise FuseError(f"workload: algorithm={self.algorithm!r}; needs ppo or grpo")
         if (self.critic is not None) != (self.algorithm == "ppo"):
@@ -95,15 +92,13 @@ class Workload:
     def calls(self) -> tuple[Call, ...]:
         """Calls in an order that respects `after`."""
         generate = Call("actor_generate", "actor", "generate")
-        scores: list[Call] = []
-        if self.reward is not None:
-            scores.append(Call("reward_infer", "reward", "infer", (generate.name,)))
-        if self.reference is not None:
-            scores.append(Call("reference_infer", "reference", "infer", (generate.name,)))
-        if self.critic is not None:
-            scores.append(Call("critic_infer", "critic", "infer", (generate.name,)))
-        if self.old_log_prob:
-            scores.append(Call("actor_infer", "actor", "infer", (generate.name,)))
+        inferring: tuple[tuple[Role, object], ...] = (
+            ("reward", self.reward),
+            ("reference", self.reference),
+            ("critic", self.critic),
+            ("actor", self.old_log_prob),
+        )
+        scores = [Call(f"{role}_infer", role, "infer", (generate.name,)) for role, used in inferring if used]
         ready = tuple(call.name for call in scores) or (generate.name,)
         train = [Call("critic_train", "critic", "train", ready)] if self.critic is not None else []
         return (generate, *scores, *train, Call("actor_train", "actor", "train", ready))

@@ -39,18 +39,22 @@ class Parameters:
     warm_start: WarmStart = field(default_factory=WarmStart)
 
     def __post_init__(self) -> None:
-        if not 10 <= self.largest <= LARGEST_ALLOWED:
-            raise FuseError(f"largest number {self.largest}: allowed 10 to {LARGEST_ALLOWED}")
-        if self.validation < 1:
-            raise FuseError(f"{self.validation} validation problems: allowed 1 or more")
-        if self.train < 1:
-            raise FuseError(f"{self.train} training problems: allowed 1 or more")
-        if not 0.0 <= self.tail_exponent <= 3.0:
-            raise FuseError(f"tail exponent {self.tail_exponent}: allowed 0 to 3 (3: nearly all problems short)")
-        if not 1 <= self.layers <= 64:
-            raise FuseError(f"{self.layers} layers: allowed 1 to 64")
-        if self.seed < 0:
-            raise FuseError(f"seed {self.seed}: allowed 0 or more")
+        for allowed, otherwise in (
+            (
+                10 <= self.largest <= LARGEST_ALLOWED,
+                f"largest number {self.largest}: allowed 10 to {LARGEST_ALLOWED}",
+            ),
+            (self.validation >= 1, f"{self.validation} validation problems: allowed 1 or more"),
+            (self.train >= 1, f"{self.train} training problems: allowed 1 or more"),
+            (
+                0.0 <= self.tail_exponent <= 3.0,
+                f"tail exponent {self.tail_exponent}: allowed 0 to 3 (3: nearly all problems short)",
+            ),
+            (1 <= self.layers <= 64, f"{self.layers} layers: allowed 1 to 64"),
+            (self.seed >= 0, f"seed {self.seed}: allowed 0 or more"),
+        ):
+            if not allowed:
+                raise FuseError(otherwise)
 
     def manifest(self) -> dict[str, Any]:
         return {"format": FORMAT, "task": DATA_SOURCE, **asdict(self)}
