@@ -67,12 +67,10 @@ def all_recipes() -> list[Recipe]:
 
 def find_recipe(name: str) -> Recipe:
     """The recipe of that name; a FuseError lists the choices."""
-    found = all_recipes()
-    for recipe in found:
-        if recipe.name == name:
-            return recipe
-    names = [recipe.name for recipe in found]
-    raise FuseError(f"no recipe {name!r}{nearest(name, names)}; choose from: {', '.join(names)}")
+    found = {recipe.name: recipe for recipe in all_recipes()}
+    if name not in found:
+        raise FuseError(f"no recipe {name!r}{nearest(name, found)}; choose from: {', '.join(found)}")
+    return found[name]
 
 
 def _load(root: Path) -> Iterator[Recipe]:

@@ -103,8 +103,7 @@ def home_from(environment: Mapping[str, str]) -> Path:
 
 def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> PlannedRun:
     """Everything about the run that can be known and refused before anything is started; a FuseError has all that is wrong."""
-    name = f"{recipe.name}-baseline" if baseline else recipe.name
-    chosen = [f"trainer.experiment_name={name}", *BASELINE, *overrides] if baseline else overrides
+    chosen = [f"trainer.experiment_name={recipe.name}-baseline", *BASELINE, *overrides] if baseline else overrides
     # The recipes read it through oc.env.
     os.environ[HOME_VARIABLE] = str(home)
     config, problems = compose_what_fits(recipe, chosen)

@@ -76,9 +76,7 @@ class Screen:
         return None
 
     def _own(self, text: str) -> str | None:
-        if _STEP_UNDER_WAY.match(text):
-            return None
-        if text.startswith(_SAID_AT_THE_END):
+        if _STEP_UNDER_WAY.match(text) or text.startswith(_SAID_AT_THE_END):
             return None
         if done := _STEP_DONE.match(text):
             self._steps.add(int(done[1]))

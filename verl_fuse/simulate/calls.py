@@ -24,8 +24,8 @@ def call_batch(workload: Workload, call: Call, plan: CallPlan, lengths: Ints, op
 
 def infer_seconds(workload: Workload, call: Call, plan: CallPlan, cost: CostModel, batch: Batch) -> float:
     """One forward call over the batch, with what it loads from host memory first."""
-    once = cost.infer(workload.model(call.role), plan.layout, plan.mesh, batch, plan.microbatches)
-    return once + _loading(workload, call, plan, cost)
+    seconds = cost.infer(workload.model(call.role), plan.layout, plan.mesh, batch, plan.microbatches)
+    return seconds + _loading(workload, call, plan, cost)
 
 
 def train_seconds(
