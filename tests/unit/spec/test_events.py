@@ -41,6 +41,6 @@ def test_the_host_gives_every_event_its_fields():
     emitted = {
         ast.unparse(call.args[0]): sorted(str(keyword.arg) for keyword in call.keywords)
         for call in calls
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "_emit"
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "emit"
     }
     assert emitted == {kind.__name__: sorted(fields(kind)[2:]) for kind in KINDS}
