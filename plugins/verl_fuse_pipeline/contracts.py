@@ -134,7 +134,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("megatron.core.parallel_state:_PIPELINE_GLOBAL_RANKS"),
     Attribute("megatron.core.parallel_state:_DATA_PARALLEL_GROUP"),
     Attribute("megatron.core.parallel_state:_DATA_PARALLEL_GLOBAL_RANKS"),
-    # Megatron's steps, and what its schedules do around them, which a lane does as well (lane.py).
+    # Megatron's steps, and what its schedules do around them, which a stage does as well (stage.py).
     Function(
         "megatron.core.pipeline_parallel.schedules:forward_step",
         "(forward_step_func, data_iterator, model, num_microbatches, input_tensor, forward_data_store, config, cp_group_size, collect_non_loss_data=False, checkpoint_activations_microbatch=None, is_first_microbatch=False, current_microbatch=None, vp_stage=None, is_last_stage=True)",

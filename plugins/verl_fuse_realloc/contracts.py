@@ -92,7 +92,7 @@ SYNC_CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(PPO_YAML, "actor_rollout_ref.hybrid_engine", bool),
 )
 MEGATRON_SYNC_CONTRACTS: tuple[Contract, ...] = (
-    # The seam, and what the engine holds: the parts of a pipeline on this rank, wrapped (weight_sync/megatron.py).
+    # The seam, and what the engine holds: the parts of a pipeline on this rank, wrapped (weights/sync/megatron.py).
     Function(
         f"{MEGATRON_LM_ENGINE}.get_per_tensor_param", "(self, base_sync_done=False, **kwargs)", "3e23c0477ca95e4c"
     ),

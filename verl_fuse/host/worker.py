@@ -46,7 +46,7 @@ def recording_worker_class(role: str, base: type) -> type:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_weights(self: Any) -> list[Any]:
-        """References to this rank's share of the model's parameters in Ray's object store, see weights.py."""
+        """References to this rank's share of the model's parameters in Ray's object store, see weights/buckets.py."""
         from verl_fuse.host.weights.buckets import export_parameters
 
         return [ray.put(bucket) for bucket in export_parameters((self.actor if role == "actor" else self).engine)]

@@ -1,6 +1,6 @@
 """A plan as keys of verl 0.9.1's configuration.
 
-Invariants (tests/integration/test_plan_overrides.py, tests/unit/plan/test_overrides.py):
+Invariants (tests/integration/test_plan_overrides.py):
 - every other key exists in verl's own configuration, and verl's checks accept the values, for PPO and GRPO on FSDP and Megatron;
 - a key that verl reads but its YAML lacks begins with ++, as on Hydra's command line;
 - roles that verl ties together get the same values; interpolated keys are named themselves, because a plan is applied after they are resolved.

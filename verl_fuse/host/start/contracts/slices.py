@@ -1,4 +1,4 @@
-"""Worker groups of their own on a replica's devices, and the models in them (slices.py, slice_worker.py, slice_models.py, weights.py, assembly.py)."""
+"""Worker groups of their own on a replica's devices, and the models in them (slices.py, slice_worker.py, slice_models.py, buckets.py, assembly.py)."""
 
 from verl_fuse.host.upstream.targets import ENGINE_WORKERS, FSDP_ENGINE, RAY_WORKER_GROUPS
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
