@@ -42,7 +42,7 @@ class TrainerPart:
         """As `before_weight_sync`, at the last moment, on the lane of the training workers."""
 
     def after_weight_sync(self, step: int) -> None:
-        """Every replica of verl holds the weights of `step`."""
+        """Every replica of verl holds the weights of `step`; those that were freed take no requests yet."""
 
     def close(self) -> None:
         """The run is over."""

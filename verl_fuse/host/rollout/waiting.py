@@ -1,6 +1,7 @@
 """Waits for actors of the rollout, none longer than `timeout` seconds (fuse.replica_timeout); whoever fails or is late is named."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
@@ -12,6 +13,8 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.replica import Replica
 from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.upstream.watchdog import is_dead
+
+logger = logging.getLogger(__name__)
 
 # Seconds between two looks at a replica that is to stop, and until it answers one.
 LOOK = 2.0
@@ -68,6 +71,7 @@ class Waiting:
             doing.result()
             return ""
         except RayError as error:
+            logger.error("%s failed", replica, exc_info=error)
             return f": {first_line(error)}"
         finally:
             doing.cancel()
