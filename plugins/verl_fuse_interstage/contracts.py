@@ -4,9 +4,6 @@ from verl_fuse.host.upstream.targets import FSDP_YAML, MODEL_YAML, PPO_YAML, ROL
 from verl_fuse.spec.contract import ConfigGroup, ConfigKey, Contract
 
 CONTRACTS: tuple[Contract, ...] = (
-    ConfigKey(PPO_YAML, "algorithm.filter_groups.enable", False),
-    ConfigKey(PPO_YAML, "trainer.v1.sampler.sync_refill_failed_groups", False),
-    ConfigKey(PPO_YAML, "trainer.v1.sampler.custom_sampler.path", object),
     ConfigKey("verl/trainer/config/reward/reward.yaml", "reward_model.enable", False),
     ConfigKey("verl/trainer/config/reward/reward.yaml", "reward_model.enable_resource_pool", False),
     ConfigKey(ROLLOUT_YAML, "name", "???"),

@@ -36,16 +36,6 @@ def refusals(get: Get) -> Iterator[Refusal]:
 
 def _streaming(get: Get) -> Iterator[Refusal]:
     yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_STREAMS} needs trainer.v1.trainer_mode=fuse")})
-    dropped = f"not yet with {_STREAMS}: groups may be dropped while their samples are in inference; switch one of the two off"
-    needs = {
-        "algorithm.filter_groups.enable": (False, dropped),
-        "trainer.v1.sampler.sync_refill_failed_groups": (False, dropped),
-        "trainer.v1.sampler.custom_sampler.path": (
-            None,
-            f"not yet with {_STREAMS}: a sampler of your own may drop groups whose samples are in inference",
-        ),
-    }
-    yield from required_if_set(get, needs)
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
         yield Refusal(
             "reward.reward_model.enable_resource_pool",

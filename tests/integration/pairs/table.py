@@ -143,7 +143,6 @@ FAILING: dict[tuple[tuple[str, str], tuple[str, str]], str] = {
 
 # Two factors' values that a run refuses together before it starts, and the key that its message names.
 REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
-    ("algorithm", ("dapo",), "interstage", tuple(FACTORS["interstage"])[1:], "algorithm.filter_groups.enable"),
     (
         "interstage",
         ("shared+tail", "slices+tail", "slices+auto"),
@@ -182,7 +181,7 @@ ALWAYS: tuple[Row, ...] = (
         "precision": "fp32",
         "recovery": "none",
     },
-    {"algorithm": "dapo", "elastic": "scale", "recovery": "none"},
+    {"algorithm": "dapo", "interstage": "shared", "elastic": "scale", "recovery": "none"},
     {"interstage": "slices+auto", "weight sync": "shards", "precision": "bf16", "recovery": "none"},
 )
 

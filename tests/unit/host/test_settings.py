@@ -148,15 +148,6 @@ STREAMING = {"interstage": {"enabled": True}}
             {"trainer": {"v1": {"trainer_mode": "sync"}}},
             "trainer.v1.trainer_mode='sync': fuse.interstage.enabled=true needs",
         ),
-        ({"algorithm": {"filter_groups": {"enable": True}}}, "algorithm.filter_groups.enable=True: not yet with"),
-        (
-            {"trainer": {"v1": {"sampler": {"sync_refill_failed_groups": True}}}},
-            "trainer.v1.sampler.sync_refill_failed_groups=True: not yet with",
-        ),
-        (
-            {"trainer": {"v1": {"sampler": {"custom_sampler": {"path": "mine.py", "name": "Mine"}}}}},
-            "trainer.v1.sampler.custom_sampler.path='mine.py': not yet with",
-        ),
         (
             {"critic": {"megatron": {"virtual_pipeline_model_parallel_size": 2}}},
             "critic.megatron.virtual_pipeline_model_parallel_size=2: not yet with",
