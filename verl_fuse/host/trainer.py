@@ -159,6 +159,8 @@ class FuseTrainer(PPOTrainerSync):
         with self.journal.stage(names.DRAIN):
             self.inference.submit_rest(tags_of(batch))
             self.inference.drain()
+            for part in self.parts:
+                part.after_inference(self.global_steps)
         with self.journal.stage(names.BALANCE):
             batch = super()._balance_batch(batch, metrics, *args, **kwargs)
             replay = self.config.skip.rollout_tq

@@ -90,6 +90,12 @@ class Slices:
         for lane, group in zip(self._lanes, self._groups, strict=True):
             lane.submit(lambda group=group: group.load_weights(dict(weights.result(self._timeout))), "load_weights")
 
+    def release_memory(self) -> None:
+        """Let every slice give back the device's memory that it does not use, and wait for that."""
+        for lane, group in zip(self._lanes, self._groups, strict=True):
+            lane.submit(partial(lane.recorded, "release_memory", "other", group.release_memory), "release_memory")
+        self.drain()
+
     def drain(self) -> None:
         """Wait for all slices."""
         for lane in self._lanes:

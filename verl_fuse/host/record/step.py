@@ -41,6 +41,9 @@ class TrainerPart:
     # Metrics of the last step.
     metrics: Mapping[str, float] = {}
 
+    def after_inference(self, step: int) -> None:
+        """No lane will be given a sample of `step` any more."""
+
     def before_weight_sync(self, step: int) -> None:
         """The weights of `step` are about to be given to the replicas, which sleep."""
 
