@@ -110,6 +110,10 @@ def _slices(get: Get) -> Iterator[Refusal]:
         for model in ("actor_rollout_ref.model", "critic.model")
     )
     yield from required_if_set(get, dict.fromkeys(keys, (None, lora)))
+    key = f"{ROLLOUT}.free_cache_engine"
+    if get(key) is False and get("trainer.device") != "cpu":
+        allowed = f"{_SLICES} needs true: a replica that keeps its memory leaves none for the slice on its devices"
+        yield Refusal(key, False, allowed)
     copies = tuple(_copies(get))
     qat = f"{_SLICES} needs false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers"
     yield from required_if_set(

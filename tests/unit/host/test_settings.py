@@ -193,6 +193,10 @@ def test_an_automatic_threshold_without_slices_is_refused():
     [
         ({"critic": {"strategy": "megatron"}}, "critic.strategy='megatron': fuse.interstage.layout=slices needs fsdp"),
         (
+            {"actor_rollout_ref": {"rollout": {"free_cache_engine": False}}},
+            "actor_rollout_ref.rollout.free_cache_engine=False: fuse.interstage.layout=slices needs true",
+        ),
+        (
             {"actor_rollout_ref": {"model": {"lora_rank": 8}}},
             "actor_rollout_ref.model.lora_rank=8: fuse.interstage.layout=slices needs a model without LoRA",
         ),
