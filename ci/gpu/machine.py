@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.cuda.nccl import version as nccl_version
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import read_block
@@ -85,5 +86,5 @@ def versions(kind: str) -> dict[str, str]:
     found = {name: text for name in PACKAGES if (text := installed(name))}
     found |= {"torch": torch.__version__, "python": platform.python_version()}
     if kind == "cuda":
-        found |= {"cuda": torch.version.cuda or "none", "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+        found |= {"cuda": torch.version.cuda or "none", "nccl": ".".join(map(str, nccl_version()))}
     return found

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from verl_fuse.errors import FuseError
 
@@ -21,7 +22,6 @@ class Rank:
 
     number: int
     size: int
-    backend: str
     device: torch.device
     store: Any
 
@@ -29,7 +29,7 @@ class Rank:
 def on_ranks(size: int, backend: str, kind: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """`function(rank, *arguments)` of every rank; with several devices each has its own. A FuseError has the first error, shortened."""
     context = multiprocessing.get_context("spawn")
-    store = dist.TCPStore("127.0.0.1", 0, None, True, TIMEOUT, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, None, True, TIMEOUT, wait_for_workers=False)
     results = context.SimpleQueue()
     asked = (size, backend, kind, store.port, results, function, arguments)
     processes = [context.Process(target=_serve, args=(number, *asked), daemon=True) for number in range(size)]
@@ -67,11 +67,13 @@ def _serve(
         device = torch.device(kind, number % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
         if kind == "cuda":
             torch.cuda.set_device(device)
-        store = dist.TCPStore("127.0.0.1", port, None, False, TIMEOUT)
+        store = TCPStore("127.0.0.1", port, None, False, TIMEOUT)
         # Both: what is on the host goes over gloo.
         groups = f"cpu:gloo,cuda:{backend}" if kind == "cuda" else backend
-        dist.init_process_group(groups, store=dist.PrefixStore("group", store), rank=number, world_size=size, timeout=TIMEOUT)
-        value = function(Rank(number, size, backend, device, store), *arguments)
+        dist.init_process_group(
+            groups, store=PrefixStore("group", store), rank=number, world_size=size, timeout=TIMEOUT
+        )
+        value = function(Rank(number, size, device, store), *arguments)
         dist.destroy_process_group()
         results.put((number, value, ""))
     except Exception as error:  # noqa: BLE001  it is said to who asked

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ci.gpu.processes import Rank
 from verl_fuse.reshard.program import plan_transfer
@@ -24,7 +24,7 @@ from verl_fuse.schedule.solution import Budget
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "unit" / "runtime"))
-from transfers import QWEN2, content, different, placed, tensors_of
+from transfers import QWEN2, content, different, placed, tensors_of  # pyright: ignore[reportMissingImports]
 
 SECONDS = 60.0
 REPEATS = 3
@@ -51,7 +51,9 @@ def fused_problem(ranks: int) -> ScheduleProblem:
     """An actor through all ranks and a critic back, two micro-batches a rank."""
     order = tuple(range(ranks))
     count = 2 * ranks
-    return ScheduleProblem(ranks, (Pipeline("actor", order, count, 1, 2, 1), Pipeline("critic", order[::-1], count, 1, 2, 1)))
+    return ScheduleProblem(
+        ranks, (Pipeline("actor", order, count, 1, 2, 1), Pipeline("critic", order[::-1], count, 1, 2, 1))
+    )
 
 
 def fused(rank: Rank, width: int) -> dict[str, Any]:
@@ -61,17 +63,24 @@ def fused(rank: Rank, width: int) -> dict[str, Any]:
     links = open_links([pipeline.ranks for pipeline in problem.pipelines], rank.device)
     wanted = _serial(problem, width, rank)
     seconds, equal = [], True
-    with Watch("kit", dist.PrefixStore("watch", rank.store), rank.number, range(rank.size), SECONDS) as watch:
+    store: Any = PrefixStore("watch program", rank.store)
+    with Watch("kit", store, rank.number, range(rank.size), SECONDS) as watch:
         executor = Executor(lower_schedule(schedule), rank.number, links, watch)
         for _ in range(REPEATS):
-            weights = {index: _weight(index, p.ranks.index(rank.number), width, rank) for index, p in _mine(problem, rank)}
+            weights = {
+                index: _weight(index, p.ranks.index(rank.number), width, rank) for index, p in _mine(problem, rank)
+            }
             stages = {index: _stage(problem, index, rank, weight, width) for index, weight in weights.items()}
             begun = time.monotonic()
             executor.run(stages)
             _wait(rank.device)
             seconds.append(time.monotonic() - begun)
-            equal &= all(torch.equal(weight.grad, wanted[index]) for index, weight in weights.items())
+            equal &= all(_same(weight.grad, wanted[index]) for index, weight in weights.items())
     return {"seconds": min(seconds), "bitwise": bool(equal), "backend": links[0].backend(rank.device)}
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return one is not None and torch.equal(one, other)
 
 
 def _mine(problem: ScheduleProblem, rank: Rank) -> list[tuple[int, Pipeline]]:
@@ -126,9 +135,10 @@ def transferred(rank: Rank, backend: str, source: str, target: str) -> dict[str,
     have, want = placed(source, QWEN2), placed(target, QWEN2)
     program = plan_transfer(QWEN2, have, want, nodes=[0] * rank.size, item_bytes=4, bucket_bytes=1 << 18)
     name = f"{source} to {target}"
-    port = open_port(dist.PrefixStore(f"port {name}", rank.store), rank.number, rank.size, backend)
+    port = open_port(PrefixStore(f"port {name}", rank.store), rank.number, rank.size, backend)
     seconds, wrong = [], []
-    with Watch(name, dist.PrefixStore("watch", rank.store), rank.number, range(rank.size), SECONDS, "transfer") as watch:
+    store: Any = PrefixStore("watch", rank.store)
+    with Watch(name, store, rank.number, range(rank.size), SECONDS, "transfer") as watch:
         move = Transfer(program, rank.number, port, watch, dtype=torch.float32, device=rank.device, checksums=True)
         for version in range(REPEATS):
             whole = content(QWEN2, version)

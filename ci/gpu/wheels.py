@@ -87,7 +87,9 @@ def join(pieces: Path, into: Path) -> list[Path]:
 def install(wheels: list[Path], target: Path) -> None:
     """Into a folder for PYTHONPATH, without a network and without looking for what they need: torch and CUDA are the machine's."""
     quiet = ("--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--upgrade")
-    subprocess.run([sys.executable, "-m", "pip", "install", *quiet, "--target", str(target), *map(str, wheels)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *quiet, "--target", str(target), *map(str, wheels)], check=True
+    )
 
 
 def _blocks(paths: list[Path]):

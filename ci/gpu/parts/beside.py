@@ -21,7 +21,10 @@ from verl_fuse.spec.model_names import model_named
 
 TINY = Model("tiny", 2, 32, 4, 2, 8, 48, 50)
 # Layers are cut so that weights, gradients and KV cache of both processes fit.
-CASES: dict[str, tuple[str, int, int, int]] = {"cuda": ("qwen2.5-7b", 8, 4096, 8192), "cpu": ("qwen2.5-0.5b", 2, 128, 256)}
+CASES: dict[str, tuple[str, int, int, int]] = {
+    "cuda": ("qwen2.5-7b", 8, 4096, 8192),
+    "cpu": ("qwen2.5-0.5b", 2, 128, 256),
+}
 SEQUENCES = {"cuda": (1, 8, 64), "cpu": (1, 8)}
 ROUNDS, SECONDS = 3, 3.0
 
@@ -126,7 +129,7 @@ def _decode(kind: str, model: Model, layers: int, context: int, sequences: int) 
     """One token of each sequence through all layers, its context cached."""
     blocks = _blocks(kind, model, layers)
     given = torch.randn(sequences, 1, model.hidden, device=kind, dtype=_dtype(kind))
-    shape = (2, sequences, blocks[0].kv_heads, context, blocks[0].head_dim)
+    shape = (2, sequences, model.kv_heads, context, model.head_dim)
     caches = [torch.randn(shape, device=kind, dtype=_dtype(kind)) for _ in blocks]
 
     def step() -> None:

@@ -24,7 +24,9 @@ def run(device: torch.device, out: Path, *, tiny: bool) -> dict[str, Any]:
     kind = device.type
     if kind == "cpu":
         set_threads(1)
-    bench = BenchSettings(device, BenchSettings.on(kind, PRECISION[kind]).dtype, 1 if tiny else 5, 0.0 if tiny else 0.05)
+    bench = BenchSettings(
+        device, BenchSettings.on(kind, PRECISION[kind]).dtype, 1 if tiny else 5, 0.0 if tiny else 0.05
+    )
     measured = measure_device(bench)
     models = [(TINY, (1,))] if tiny else [(model_named(name), degrees) for name, degrees in MODELS[kind]]
     found = []

@@ -46,12 +46,12 @@ def run(device: torch.device, out: Path, *, tiny: bool) -> dict[str, Any]:
     return {"bytes": found, "faults": faults(found, kind)}
 
 
-def faults(found: dict[str, dict[str, float]], kind: str) -> list[str]:
+def faults(found: dict[str, dict[str, int]], kind: str) -> list[str]:
     """On a host memory is not given back to the system when it is freed."""
     if kind == "cpu":
         return []
     left = found["after a step"]["now"] - found["before"]["now"]
-    return [f"a slice keeps {left:.0f} bytes after a step; needs at most {MOST_LEFT}"] if left > MOST_LEFT else []
+    return [f"a slice keeps {left} bytes after a step; needs at most {MOST_LEFT}"] if left > MOST_LEFT else []
 
 
 def _write_model(folder: Path, layers: int, hidden: int, intermediate: int, heads: int) -> None:
@@ -65,11 +65,12 @@ def _write_model(folder: Path, layers: int, hidden: int, intermediate: int, head
     changed = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": intermediate}
     changed |= {"num_attention_heads": heads, "num_key_value_heads": heads // 2, "head_dim": hidden // heads}
     changed |= {"max_position_embeddings": 4096}
-    LlamaForCausalLM(type(small)(**{**small.to_dict(), **changed})).to(torch.bfloat16).save_pretrained(folder)
+    model: Any = LlamaForCausalLM(type(small)(**{**small.to_dict(), **changed}))
+    model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def memory(rank: Rank, folder: str, prompt: int, response: int) -> dict[str, dict[str, float]]:
+def memory(rank: Rank, folder: str, prompt: int, response: int) -> dict[str, dict[str, int]]:
     """Bytes of this process's device, now and at most since the line before, by what was done."""
     import gc
 
@@ -80,7 +81,9 @@ def memory(rank: Rank, folder: str, prompt: int, response: int) -> dict[str, dic
     from verl_fuse.host.inference.slice_models import build_models, compute
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
 
-    os.environ.update({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"})
+    os.environ.update(
+        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    )
     paths = [f"actor_rollout_ref.model.path={folder}", f"critic.model.path={folder}"]
     platform = ON_GPU if rank.device.type == "cuda" else ()
     config: Any = compose(find_recipe("ppo-cpu"), [*paths, *platform])
@@ -102,10 +105,14 @@ def memory(rank: Rank, folder: str, prompt: int, response: int) -> dict[str, dic
     return found
 
 
-def _bytes(device: torch.device) -> dict[str, float]:
+def _bytes(device: torch.device) -> dict[str, int]:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info()
-        found = {"now": torch.cuda.memory_allocated(), "at most": torch.cuda.max_memory_allocated(), "device": total - free}
+        found = {
+            "now": torch.cuda.memory_allocated(),
+            "at most": torch.cuda.max_memory_allocated(),
+            "device": total - free,
+        }
         torch.cuda.reset_peak_memory_stats()
         return found
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

@@ -43,9 +43,9 @@ def test_a_profile_is_one_that_the_cost_model_reads(tmp_path: Path):
 def test_decoding_beside_training_is_timed_in_both_ways(tmp_path: Path):
     report = tiny("beside", tmp_path / "beside.json")
     (times,) = report.result["sequences"].values()
-    assert set(times) == {f"{which} {how}" for which in ("decode", "train") for how in ("alone", "beside", "slower")} | {
-        "gain"
-    }
+    assert set(times) == {
+        f"{which} {how}" for which in ("decode", "train") for how in ("alone", "beside", "slower")
+    } | {"gain"}
     assert times["gain"] == pytest.approx(1 / times["decode slower"] + 1 / times["train slower"])
 
 
@@ -77,9 +77,9 @@ def test_the_samplers_kernels_are_those_that_were_read_and_sample_what_they_shou
 def test_a_kernel_that_changed_is_named():
     text = "def expand_kernel(a):\n    return a\n"
     assert kernels.unread(kernels.fingerprints_of(text)).keys() == set(kernels.READ)
-    assert kernels.unread(dict.fromkeys(kernels.READ, "?") | {"expand_kernel": kernels.READ["expand_kernel"][0]}).keys() == set(
-        kernels.READ
-    ) - {"expand_kernel"}
+    assert kernels.unread(
+        dict.fromkeys(kernels.READ, "?") | {"expand_kernel": kernels.READ["expand_kernel"][0]}
+    ).keys() == set(kernels.READ) - {"expand_kernel"}
 
 
 def test_a_wrong_distribution_is_far_and_a_right_one_near():
@@ -91,7 +91,7 @@ def test_a_wrong_distribution_is_far_and_a_right_one_near():
 
 
 def test_a_slice_that_keeps_memory_of_a_device_is_a_fault():
-    found = {"before": {"now": 0.0}, "after a step": {"now": slices.MOST_LEFT + 1.0}}
+    found = {"before": {"now": 0}, "after a step": {"now": slices.MOST_LEFT + 1}}
     assert slices.faults(found, "cpu") == []
     assert ["keeps" in fault for fault in slices.faults(found, "cuda")] == [True]
 

@@ -8,7 +8,12 @@ import pytest
 
 from ci.gpu.wheels import LIST, MIB, join, main, pack
 
-SIZES = {"a-1-py3-none-any.whl": 10, "b-2-py3-none-any.whl": 2 * MIB + 17, "c-3-py3-none-any.whl": MIB, "d-1-py3-none-any.whl": 3}
+SIZES = {
+    "a-1-py3-none-any.whl": 10,
+    "b-2-py3-none-any.whl": 2 * MIB + 17,
+    "c-3-py3-none-any.whl": MIB,
+    "d-1-py3-none-any.whl": 3,
+}
 
 
 @pytest.fixture
@@ -56,5 +61,9 @@ def test_the_command_packs_and_joins(wheels: Path, tmp_path: Path, capsys):
     assert main(["pack", str(wheels), "--into", str(tmp_path / "pieces"), "--mib", "1"]) == 0
     assert main(["join", str(tmp_path / "pieces"), "--into", str(tmp_path / "joined")]) == 0
     assert "4 pieces in" in capsys.readouterr().out
-    assert len(json.loads((tmp_path / "pieces" / LIST).read_text())["wheels"]) == len(list((tmp_path / "joined").iterdir())) == 4
+    assert (
+        len(json.loads((tmp_path / "pieces" / LIST).read_text())["wheels"])
+        == len(list((tmp_path / "joined").iterdir()))
+        == 4
+    )
     assert main(["join", str(tmp_path), "--into", str(tmp_path / "joined")]) == 2
