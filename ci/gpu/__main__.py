@@ -20,7 +20,7 @@ PARTS = {
     "executor": "the executor of fused schedules and the transfer of weights",
     "runs": "observe mode, then GRPO with everything",
 }
-# Seconds: a command on the machine may take ten minutes.
+# A command on a lent machine may take ten minutes.
 MOST_SECONDS = 9 * 60
 REFUSED, FAILED = 2, 1
 
@@ -66,7 +66,9 @@ def run_all(folder: Path, kind: str, *, tiny: bool) -> int:
         command = [sys.executable, "-m", "ci.gpu", part, "--device", kind, "--out", str(folder / f"{part}.json")]
         command += ["--tiny"] if tiny else []
         try:
-            code = subprocess.run(command, cwd=ROOT, timeout=MOST_SECONDS, check=False).returncode
+            code = subprocess.run(
+                command, cwd=ROOT, timeout=MOST_SECONDS if kind == "cuda" else None, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
             print(f"ci.gpu {part}: took more than {MOST_SECONDS} s", file=sys.stderr)
             code = FAILED

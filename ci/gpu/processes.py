@@ -1,6 +1,7 @@
 """Ranks of a process group, one process each: all on one device, or each on its own."""
 
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from verl_fuse.errors import FuseError
 
 TIMEOUT = timedelta(seconds=120)
+# Ranks that NCCL leaves waiting for each other do not end by themselves.
+MOST_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,15 @@ def on_ranks(size: int, backend: str, kind: str, function: Callable[..., Any], *
 
 def _gathered(results: Any, processes: list[Any]) -> list[Any]:
     found: dict[int, Any] = {}
+    deadline = time.monotonic() + MOST_SECONDS
     while len(found) < len(processes):
         if not results._reader.poll(1.0):
             if dead := [p for n, p in enumerate(processes) if n not in found and p.exitcode not in (None, 0)]:
                 raise FuseError(f"a rank ended with exit code {dead[0].exitcode}")
+            if time.monotonic() > deadline:
+                raise FuseError(
+                    f"ranks {sorted(set(range(len(processes))) - set(found))} did not end in {MOST_SECONDS:g} s"
+                )
             continue
         number, value, error = results.get()
         if error:

@@ -13,8 +13,8 @@ from verl_fuse.spec.model_names import model_named
 # Measured models with the degrees of tensor parallelism of a shard, by kind of device.
 MODELS = {"cuda": (("qwen2.5-0.5b", (1,)), ("qwen2.5-7b", (1, 2, 4))), "cpu": (("qwen2.5-0.5b", (1,)),)}
 PRECISION = {"cuda": "bfloat16", "cpu": "float32"}
-BATCHES = {"cuda": (1, 8, 64, 256), "cpu": (1, 4)}
-LENGTHS = {"cuda": (128, 512, 2048), "cpu": (16, 64)}
+BATCHES = {"cuda": (1, 8, 32, 128), "cpu": (1, 4)}
+LENGTHS = {"cuda": (128, 512, 1024), "cpu": (16, 64)}
 TINY = Model("tiny", 2, 32, 4, 2, 8, 48, 50)
 # Bytes per token and word of logits, their gradients and what softmax keeps; of the device's memory, the part they may take.
 LOGIT_BYTES, PART_OF_MEMORY = 16, 0.6

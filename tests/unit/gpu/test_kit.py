@@ -105,6 +105,22 @@ def test_runs_that_lose_a_sample_or_drift_are_faults():
     assert ["step 1" in fault for fault in runs.faults(found)] == [True, False]
 
 
+def test_the_slices_of_a_gpu_are_composed_without_the_recipes_platform():
+    pytest.importorskip("hydra")
+    from omegaconf import OmegaConf
+
+    from verl_fuse.cli.composition import compose
+    from verl_fuse.cli.recipes import find_recipe
+
+    config = compose(find_recipe("ppo-cpu"), slices.ON_GPU)
+    OmegaConf.resolve(config)
+    assert (config.trainer.device, config.actor_rollout_ref.actor.strategy, config.critic.strategy) == (
+        "cuda",
+        "fsdp2",
+        "fsdp2",
+    )
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_runs_on_a_gpu_are_accepted(devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is refused there would be refused here: everything but the device is the same."""
@@ -159,7 +175,7 @@ def test_results_in_the_repository_are_read(path: Path):
     report = Report.read(path)
     assert path.parent.name == f"{report.date}-{report.kind}"
     assert report.result.get("faults", []) == []
-    assert report.seconds < MOST_SECONDS
+    assert report.kind == "cpu" or report.seconds < MOST_SECONDS
 
 
 def test_there_are_results_of_every_part_that_needs_no_gpu():
