@@ -185,6 +185,16 @@ ALWAYS: tuple[Row, ...] = (
     {"interstage": "slices+auto", "weight sync": "shards", "precision": "bf16", "recovery": "none"},
 )
 
+# Everything that verl-fuse does in a step of PPO at once: the largest combination that is accepted.
+EVERYTHING: Row = {
+    **{name: next(iter(values)) for name, values in FACTORS.items()},
+    "interstage": "slices+tail",
+    "elastic": "on",
+    "weight sync": "shards",
+    "layout": "changed",
+    "batches": "packed",
+}
+
 # Values that stock verl 0.9.1 cannot run without an accelerator, and why; they are in no row.
 EXCLUDED = {
     "strategy=fsdp (FSDP1)": "torch's FSDP1 needs an accelerator; the cpu platform refuses it before start",
