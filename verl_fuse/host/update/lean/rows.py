@@ -1,0 +1,43 @@
+"""Rows of a batch as verl's workers get it: nested tensors, one row per sample."""
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+
+from verl_fuse.host.update.lean.options import NO_ROW, ROW
+
+# What says which tokens count; without any, a row's loss and gradient are exactly 0.
+MASKS = ("response_mask", "loss_mask")
+
+
+def has_gradient(data: TensorDict) -> list[bool]:
+    """Of each row, whether any token that counts has an advantage other than exactly 0."""
+    pairs = zip(data["advantages"].unbind(), data["response_mask"].unbind(), strict=True)
+    return [bool(((advantages != 0) & (mask != 0)).any()) for advantages, mask in pairs]
+
+
+def lengths(data: TensorDict) -> list[int]:
+    """Tokens of each row, prompt and response."""
+    return data["input_ids"].offsets().diff().tolist()
+
+
+def selected(data: TensorDict, rows: Sequence[int]) -> TensorDict:
+    """These rows, with what the batch carries besides."""
+    return tu.index_select_tensor_dict(data, list(rows))
+
+
+def nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor of rows of any lengths."""
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def without_weight(data: TensorDict) -> TensorDict:
+    """The rows with other masks: no token of them counts, and they are none of the batch's."""
+    for name in MASKS:
+        if name in data.keys():
+            mask = data[name]
+            data[name] = torch.nested.nested_tensor_from_jagged(torch.zeros_like(mask.values()), mask.offsets())
+    data[ROW] = torch.full_like(data[ROW], NO_ROW)
+    return data
