@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from lean_engines import KL, Arm, compared, write_model
+from lean_engines import Arm, compared, write_model
 from small_engines import Ranks, cpu_server
 
-from verl_fuse_update.losses import ANY_LOSS, ROW_LOSSES
+from verl_fuse_update.losses import ROW_LOSSES
 
 pytest.importorskip("verl")
 pytestmark = pytest.mark.integration
@@ -54,7 +54,13 @@ def differences(ranks: Ranks, folder: Path, engine: str, stock: Arm, zeros=ZEROS
 
 def same(found: dict, name: str, gap: dict) -> None:
     """`name` differs from stock verl by no more than stock verl does from itself with other micro-batches."""
-    for what, most in (("parameters", 2e-7), ("exp_avg", 1e-6), ("exp_avg_sq", 1.5e-6), ("loss", 1e-7), ("grad_norm", 3e-7)):
+    for what, most in (
+        ("parameters", 2e-7),
+        ("exp_avg", 1e-6),
+        ("exp_avg_sq", 1.5e-6),
+        ("loss", 1e-7),
+        ("grad_norm", 3e-7),
+    ):
         assert found[f"stock - {name}"][what] <= max(most, 2 * gap[what]), (name, what, found)
 
 
@@ -77,5 +83,3 @@ def test_samples_without_a_gradient_are_left_out_exactly(ranks: Ranks, folder: P
             same(found, name, gap)
         for name in ("lean", "both"):
             assert found[f"stock - {name}"]["metrics"] < 1e-6, "metrics are stock's"
-
-

@@ -163,7 +163,8 @@ class FuseTrainer(PPOTrainerSync):
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self._barrier("old_log_prob", batch, metrics, super()._compute_old_log_prob)
+        barrier = partial(self._barrier, "old_log_prob", stock=super()._compute_old_log_prob)
+        return self.updates.old_log_prob(batch, metrics, barrier)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         return self._barrier("ref", batch, metrics, super()._compute_ref_log_prob)
@@ -180,7 +181,7 @@ class FuseTrainer(PPOTrainerSync):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         with self.journal.stage(names.ADVANTAGE):
-            return super()._compute_advantage(batch, metrics)
+            return self.updates.advantage(batch, metrics, super()._compute_advantage)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         return self.updates.critic(batch, metrics, super()._update_critic, super()._update_actor)
@@ -220,9 +221,9 @@ class FuseTrainer(PPOTrainerSync):
         for part in self.parts:
             part.after_weight_sync(self.global_steps)
 
-    def run_stage(self, name: str, category: names.Category, work: Callable[[], Any]) -> Any:
-        """Run a stage of the step on the lane of the training workers, and record it."""
-        with self.journal.stage(name, "sync" if category == "sync" else "stage"):
+    def run_stage(self, name: str, category: names.Category, work: Callable[[], Any], **args: float) -> Any:
+        """Run a stage of the step on the lane of the training workers, and record it with `args`."""
+        with self.journal.stage(name, "sync" if category == "sync" else "stage", **args):
             return self.lane.call(name, category, work)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:

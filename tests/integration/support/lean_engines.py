@@ -6,7 +6,7 @@ Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -306,7 +306,12 @@ _benches: dict[tuple[int, str], Bench] = {}
 
 
 def compared(
-    world: World, folder: Path, engine: str, arms: dict[str, Arm], zeros: Sequence[str], pairs: Sequence[tuple[str, str]]
+    world: World,
+    folder: Path,
+    engine: str,
+    arms: dict[str, Arm],
+    zeros: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
 ) -> dict[str, dict[str, float]]:
     """Differences of pairs of arms, by "one - other"."""
     import torch

@@ -41,10 +41,10 @@ class Journal:
         self._hook.fuse_event(event=kind(self.step.number, time.time(), **fields))
 
     @contextmanager
-    def stage(self, name: str, category: Category = "stage") -> Iterator[None]:
-        """The block is a stage of the step."""
+    def stage(self, name: str, category: Category = "stage", **args: float) -> Iterator[None]:
+        """The block is a stage of the step, with `args`."""
         self.emit(StageBegun, name=name)
-        with self.recorder.span(name, STEP, category):
+        with self.recorder.span(name, STEP, category, **args):
             yield
 
     def account(self, run_dir: Path, batch: KVBatchMeta, replayed: bool) -> Mapping[str, float]:

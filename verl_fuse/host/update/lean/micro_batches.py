@@ -7,6 +7,7 @@ Invariants (tests/unit/host/test_lean_micro_batches.py, tests/integration/test_l
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
@@ -18,7 +19,7 @@ def by_rows(count: int, most: int, largest: Largest, multiple: int = 1) -> list[
     """Of `count` rows, at most `most` in each micro-batch; their number is a multiple of `multiple`."""
     number = _rounded(largest(-(-count // most)), multiple)
     ends = [count * place // number for place in range(number + 1)]
-    return [list(range(start, end)) for start, end in zip(ends, ends[1:], strict=False)]
+    return [list(range(start, end)) for start, end in pairwise(ends)]
 
 
 def by_tokens(lengths: Sequence[int], most: int, largest: Largest, multiple: int = 1) -> list[list[int]]:

@@ -26,7 +26,7 @@ from verl.utils.py_functional import append_to_dict
 from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
-from verl_fuse.host.update.lean.options import NO_ROW, OWN_LOG_PROBS, ROW, LeanOptions
+from verl_fuse.host.update.lean.options import NO_ROW, OWN_LOG_PROBS, ROW_FIELD, LeanOptions
 from verl_fuse.host.update.lean.rows import has_gradient, lengths, nested, selected, without_weight
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
@@ -98,9 +98,7 @@ class LeanMiniBatch:
             parts = by_rows(len(rows), data["micro_batch_size_per_gpu"], self._largest, multiple)
         shortest = min(range(len(mine)), key=mine.__getitem__)
         batches = [
-            selected(data, [rows[place] for place in part])
-            if part
-            else without_weight(selected(data, [shortest]))
+            selected(data, [rows[place] for place in part]) if part else without_weight(selected(data, [shortest]))
             for part in parts
         ]
         ends = list(accumulate(map(len, batches), initial=0))
@@ -135,7 +133,7 @@ class LeanMiniBatch:
 
     def _note(self, model_output: dict[str, Any], data: TensorDict) -> None:
         found = {key: model_output[key].detach().unbind() for key in ("log_probs", "entropy") if key in model_output}
-        for place, row in enumerate(data[ROW].tolist()):
+        for place, row in enumerate(data[ROW_FIELD].tolist()):
             if row != NO_ROW:
                 self.outputs[row] = {key: rows[place] for key, rows in found.items()}
 
@@ -179,7 +177,10 @@ class LeanMiniBatch:
 
     def _evaluated(self, batch: TensorDict) -> tuple[float, dict[str, Any]]:
         batch = batch.to(get_device_name())
-        found = [self.outputs.get(row) or self._as_before(batch, place) for place, row in enumerate(batch[ROW].tolist())]
+        found = [
+            self.outputs.get(row) or self._as_before(batch, place)
+            for place, row in enumerate(batch[ROW_FIELD].tolist())
+        ]
         model_output = {key: nested([row[key] for row in found]) for key in found[0]}
         loss, metrics = self._loss(model_output=self._known(model_output, batch), data=batch, dp_group=None)
         return loss.item(), metrics

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch.nn.modules.dropout import _DropoutNd
+from torch.nn import Dropout
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.update.lean.options import LeanOptions
@@ -41,5 +41,5 @@ def _dropouts(engine: Any) -> Iterator[str]:
         # What a dropout layer, and attention of transformers, drops is a number of the module.
         for name in ("p", "dropout", "attention_dropout"):
             value = getattr(part, name, None)
-            if isinstance(value, float) and value > 0 and (name != "p" or isinstance(part, _DropoutNd)):
+            if isinstance(value, float) and value > 0 and (name != "p" or isinstance(part, Dropout)):
                 yield f"{type(part).__name__}.{name}={value}"

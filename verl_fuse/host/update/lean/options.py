@@ -19,6 +19,6 @@ class LeanOptions:
 # In a batch's extra_info: its old log-probs are those of its own update.
 OWN_LOG_PROBS = "verl_fuse_own_log_probs"
 # A row's place in the batch of its rank.
-ROW = "verl_fuse_row"
+ROW_FIELD = "verl_fuse_row"
 # That of a row which only carries collectives.
 NO_ROW = -1

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_fuse.host.update.lean.options import NO_ROW, ROW
+from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD
 
 # What says which tokens count; without any, a row's loss and gradient are exactly 0.
 MASKS = ("response_mask", "loss_mask")
@@ -36,8 +36,8 @@ def nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 def without_weight(data: TensorDict) -> TensorDict:
     """The rows with other masks: no token of them counts, and they are none of the batch's."""
     for name in MASKS:
-        if name in data.keys():
+        if name in data:
             mask = data[name]
             data[name] = torch.nested.nested_tensor_from_jagged(torch.zeros_like(mask.values()), mask.offsets())
-    data[ROW] = torch.full_like(data[ROW], NO_ROW)
+    data[ROW_FIELD] = torch.full_like(data[ROW_FIELD], NO_ROW)
     return data

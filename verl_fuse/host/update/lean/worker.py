@@ -10,7 +10,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.update.lean.mini_batch import LeanMiniBatch
 from verl_fuse.host.update.lean.model import check_model
-from verl_fuse.host.update.lean.options import ROW, LeanOptions
+from verl_fuse.host.update.lean.options import ROW_FIELD, LeanOptions
 from verl_fuse.host.update.lean.rows import lengths, nested
 
 
@@ -28,7 +28,7 @@ class LeanTrainingWorker(TrainingWorker):
 
     def train_mini_batch(self, data: TensorDict) -> TensorDict:
         """Update on a batch as verl does."""
-        data[ROW] = torch.arange(len(data))
+        data[ROW_FIELD] = torch.arange(len(data))
         self._fresh = True
         return super().train_mini_batch(data=data)
 
@@ -49,9 +49,7 @@ class LeanTrainingWorker(TrainingWorker):
         if not forward_only and self._mini_batch is not None:
             self._mini_batch.report(output)
             global_token_num = self._mini_batch.computed_tokens()
-        return super()._postprocess_output(
-            output, global_token_num=global_token_num, forward_only=forward_only, **more
-        )
+        return super()._postprocess_output(output, global_token_num=global_token_num, forward_only=forward_only, **more)
 
     def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
         """Log-probs and entropy that the last update, of one mini-batch, computed for these rows; 0 where it computed none."""
@@ -62,7 +60,9 @@ class LeanTrainingWorker(TrainingWorker):
         whole, mask = lengths(data), data["response_mask"]
         found = {
             name: response_from_nested(
-                nested([outputs[row][key].cpu() if row in outputs else torch.zeros(whole[row]) for row in range(len(data))]),
+                nested(
+                    [outputs[row][key].cpu() if row in outputs else torch.zeros(whole[row]) for row in range(len(data))]
+                ),
                 mask,
             )
             for name, key in (("old_log_probs", "log_probs"), ("entropy", "entropy"))
