@@ -15,24 +15,13 @@ CORRECTION_YAML = "verl/trainer/config/algorithm/rollout_correction.yaml"
 
 CONTRACTS: tuple[Contract, ...] = (
     Function(
-        "verl.workers.engine_workers:TrainingWorker.train_mini_batch", "(self, data)", "8a039f36db8256f8", closed=True
-    ),
-    Function("verl.workers.engine_workers:TrainingWorker.train_batch", "(self, data)", "92d0f344d1d4c11c", closed=True),
-    Function(
         "verl.workers.engine_workers:TrainingWorker._postprocess_output",
         "(self, output, *, global_token_num, delta_time, forward_only, images_seqlens)",
         "418bf949581d4cd1",
         closed=True,
     ),
-    Function("verl.workers.engine_workers:TrainingWorker.reset", "(self)", "f6bc0d111a3b2c99", closed=True),
     Function("verl.workers.engine_workers:ActorRolloutRefWorker.init_model", "(self)", "08285ce005c99bc5"),
-    Function("verl.workers.engine.base:BaseEngine.train_batch", "(self, data, loss_function)", "9b4325972cede6ec"),
     Function("verl.workers.engine.base:BaseEngine.optimizer_step", "(self)", "aa7ecf4cb2f986b5"),
-    Function(
-        "verl.workers.engine.utils:prepare_micro_batches",
-        "(data, dp_group=None, num_batches_divided_by=None, same_micro_num_in_dp=True, min_num_micro_batch=None, use_dynamic_bsz_balance=True)",
-        "436e7986ed87d126",
-    ),
     Function("verl.workers.engine.utils:postprocess_batch_func", "(output_lst, indices, data)", "e6effcf999af3b51"),
     Function(
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch",
@@ -49,17 +38,7 @@ CONTRACTS: tuple[Contract, ...] = (
         "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_data_parallel_group", "(self)", "4717be2dcd1e53c0"
     ),
     Function(
-        "verl.workers.engine.megatron.transformer_impl:MegatronEngine.forward_backward_batch",
-        "(self, data, loss_function, forward_only=False)",
-        "da9707df5fce7407",
-    ),
-    Function(
         "verl.workers.engine.megatron.transformer_impl:MegatronEngine.optimizer_step", "(self)", "b70ef03cf89cdbe8"
-    ),
-    Function(
-        "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead.postprocess_micro_batch_func",
-        "(self, output, data, forward_only, loss_function, local_cp_size=None)",
-        "1d4ef4ecfaf0e336",
     ),
     Function(
         "verl.workers.engine.megatron.transformer_impl:MegatronEngine.get_data_parallel_group",
@@ -68,7 +47,6 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Function("verl.workers.utils.losses:ppo_loss", "(config, model_output, data, dp_group=None)", "660afc801005638d"),
     Function("verl.workers.utils.padding:no_padding_2_padding", "(tensor, data)", "cdacadb3ad5acda6"),
-    Function("verl.workers.utils.padding:response_from_nested", "(tensor, response_mask)", "38284686ba46f31a"),
     Function("verl.utils.tensordict_utils:index_select_tensor_dict", "(batch, indices)", "eb6e05d4bf275a38"),
     Function(
         "verl.utils.tensordict_utils:make_iterator",
@@ -76,7 +54,6 @@ CONTRACTS: tuple[Contract, ...] = (
         "66fce2b30614f39c",
     ),
     Function("verl.utils.tensordict_utils:assign_non_tensor", "(tensor_dict, **kwargs)", "55bc5e28e0751e16"),
-    Function("verl.utils.tensordict_utils:get_non_tensor_data", "(data, key, default)", "6e8619fa3e304de8"),
     Function(
         "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions",
         "(seqlen_list, k_partitions, equal_size)",
@@ -88,25 +65,10 @@ CONTRACTS: tuple[Contract, ...] = (
         "(batch, max_token_len, dp_group=None, num_batches_divided_by=None, same_micro_num_in_dp=True, min_num_micro_batch=None, use_dynamic_bsz_balance=True, force_group_size=1)",
         "58917f7f19815c14",
     ),
-    Function("verl.utils.device:get_device_name", "()", "f63a98cb111b11b9"),
     Function("verl.utils.py_functional:append_to_dict", "(data, new_data, prefix='')", "255fb4f76532c5d7"),
     Function("verl.utils.metric.utils:Metric.aggregate", "(self)", "b2766b233c968c83"),
     Function("verl.utils.metric.utils:Metric.aggregate_dp", "class (cls, metric_lists)", "8e12006e5f10e2a0"),
     Function("verl.utils.metric.utils:Metric.__init__", "(self, aggregation, value=None)", "97f324f86bb5d197"),
-    Function(
-        "verl.single_controller.base.decorator:make_nd_compute_dataproto_dispatch_fn", "(mesh_name)", "6f8d458d5d3dcbe2"
-    ),
-    Function(
-        "verl.single_controller.base.decorator:dispatch_lazy_compute_data_proto",
-        "(mesh_name, worker_group, *args, **kwargs)",
-        "69557a8dd8b7f171",
-    ),
-    Function("verl.utils.transferqueue_utils:tqbridge", "(dispatch_mode=None)", "acb0bfd4ed7630a0"),
-    Function(
-        "verl.trainer.ppo.core_algos:agg_loss",
-        "(loss_mat, loss_mask, loss_agg_mode, dp_size=1, batch_num_tokens=None, global_batch_size=None, loss_scale_factor=None)",
-        "2fea5684032c5564",
-    ),
     Function(
         "verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_and_add_to_batch",
         "(batch, rollout_corr_config)",
@@ -118,33 +80,30 @@ CONTRACTS: tuple[Contract, ...] = (
     Class("verl.utils.metric.utils:Metric"),
     Attribute("verl.utils.metric.utils:AggregationType.MEAN"),
     # What is required, or refused (refusals.py).
-    ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", False),
+    ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", bool),
     ConfigKey(PPO_YAML, "algorithm.adv_estimator", str),
     ConfigGroup(PPO_YAML, "distillation@distillation: distillation"),
     ConfigKey("verl/trainer/config/distillation/distillation.yaml", "enabled", False),
-    ConfigKey(CORRECTION_YAML, "bypass_mode", False),
     ConfigKey(CORRECTION_YAML, "rollout_is", None),
     ConfigKey(CORRECTION_YAML, "rollout_rs", None),
     ConfigKey(CORRECTION_YAML, "rollout_is_batch_normalize", False),
-    ConfigKey(ACTOR_YAML, "use_kl_loss", bool),
+    ConfigKey(ACTOR_YAML, "use_kl_loss", False),
     ConfigKey(ACTOR_YAML, "entropy_coeff", object),
-    ConfigKey(ACTOR_YAML, "loss_agg_mode", str),
-    ConfigKey(ACTOR_YAML, "loss_scale_factor", object),
     ConfigKey(ACTOR_YAML, "policy_loss.loss_mode", "vanilla"),
     ConfigKey(ACTOR_YAML, "ppo_mini_batch_size", int),
     ConfigKey(ACTOR_YAML, "ppo_epochs", int),
     ConfigKey(ACTOR_YAML, "shuffle", bool),
-    ConfigKey(MODEL_YAML, "mtp.enable", False),
+    ConfigKey(MODEL_YAML, "mtp.enable", object),
     ConfigKey(MODEL_YAML, "lora.dropout", 0.0),
-    ConfigKey(MODEL_YAML, "override_config", dict),
-    ConfigKey(FSDP_YAML, "qat.enable", False),
-    ConfigKey(MEGATRON_YAML, "qat.enable", False),
-    ConfigKey(MEGATRON_YAML, "dynamic_context_parallel", False),
-    ConfigKey(MEGATRON_YAML, "context_parallel_size", 1),
-    ConfigKey(MEGATRON_YAML, "virtual_pipeline_model_parallel_size", None),
-    ConfigKey(MEGATRON_YAML, "use_megatron_fsdp", False),
-    ConfigKey(MEGATRON_YAML, "router_replay.mode", "disabled"),
-    ConfigKey(MEGATRON_YAML, "override_transformer_config", dict),
+    ConfigKey(MODEL_YAML, "override_config", object),
+    ConfigKey(FSDP_YAML, "qat.enable", object),
+    ConfigKey(MEGATRON_YAML, "qat.enable", object),
+    ConfigKey(MEGATRON_YAML, "dynamic_context_parallel", object),
+    ConfigKey(MEGATRON_YAML, "context_parallel_size", object),
+    ConfigKey(MEGATRON_YAML, "virtual_pipeline_model_parallel_size", type(None)),
+    ConfigKey(MEGATRON_YAML, "use_megatron_fsdp", object),
+    ConfigKey(MEGATRON_YAML, "router_replay.mode", str),
+    ConfigKey(MEGATRON_YAML, "override_transformer_config", object),
 )
 
 

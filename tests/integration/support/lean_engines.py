@@ -67,6 +67,7 @@ class Bench:
     """Both workers of an engine, kept for all arms."""
 
     def __init__(self, world: World, folder: Path, engine: str) -> None:
+        from verl_fuse.host.update.lean.options import LeanOptions
         from verl_fuse.host.update.lean.worker import LeanTrainingWorker
 
         with open(os.devnull, "w") as silence, redirect_stdout(silence):
@@ -76,7 +77,7 @@ class Bench:
                 sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp") or 1))
                 case = small_engines.Case(actor=sizes, critic=sizes)
                 build = partial(small_engines.worker, world, folder / "actor", case, "actor")
-            self.workers = {False: build(), True: build(kind=LeanTrainingWorker)}
+            self.workers = {False: build(), True: build(kind=partial(LeanTrainingWorker, lean=LeanOptions()))}
         self.engine = engine
         self.first = {name: tensor.clone() for name, tensor in _parameters(self.workers[False]).items()}
 

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch.distributed.fsdp import FSDPModule
-from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_name
 from verl.utils.metric import AggregationType, Metric
 from verl.utils.py_functional import append_to_dict
+from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data
 from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
@@ -39,8 +39,8 @@ class LeanMiniBatch:
         self._engine, self._data, self._options, self._loss = engine, data, options, loss
         self._fresh = fresh and not options.bypass
         self._group = engine.get_data_parallel_group()
-        self.own = bool(tu.get_non_tensor_data(data, OWN_LOG_PROBS, default=False))
-        self._entropy = bool(tu.get_non_tensor_data(data, "calculate_entropy", default=False))
+        self.own = bool(get_non_tensor_data(data, OWN_LOG_PROBS, default=False))
+        self._entropy = bool(get_non_tensor_data(data, "calculate_entropy", default=False))
         keep = has_gradient(data) if options.skip_zero_gradient else [True] * len(data)
         self._kept = [row for row, kept in enumerate(keep) if kept]
         self._rest = [row for row, kept in enumerate(keep) if not kept]
@@ -91,8 +91,8 @@ class LeanMiniBatch:
         self, rows: Sequence[int], data: TensorDict, num_batches_divided_by: int | None = None, **_: Any
     ) -> tuple[list[TensorDict], list[list[int]]]:
         multiple, mine = num_batches_divided_by or 1, lengths(data)
-        if tu.get_non_tensor_data(data, "use_dynamic_bsz", default=True):
-            most = data["max_token_len_per_gpu"] * tu.get_non_tensor_data(data, "sp_size", default=1)
+        if get_non_tensor_data(data, "use_dynamic_bsz", default=True):
+            most = data["max_token_len_per_gpu"] * get_non_tensor_data(data, "sp_size", default=1)
             parts = by_tokens([mine[row] for row in rows], most, self._largest, multiple)
         else:
             parts = by_rows(len(rows), data["micro_batch_size_per_gpu"], self._largest, multiple)
@@ -125,7 +125,7 @@ class LeanMiniBatch:
     @contextmanager
     def _with_entropy(self) -> Iterator[None]:
         """The pass that is left out would have told the entropy: nothing is trained on it, so that no gradient of it is prepared."""
-        tu.assign_non_tensor(self._data, calculate_entropy=True)
+        assign_non_tensor(self._data, calculate_entropy=True)
         with ExitStack() as stack:
             if not self._entropy and hasattr(self._engine, "compute_entropy_from_logits"):
                 stack.enter_context(_replaced(self._engine, "compute_entropy_from_logits", _without_gradient))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from tensordict import TensorDict
-from verl.utils import tensordict_utils as tu
+from verl.utils.tensordict_utils import index_select_tensor_dict
 
 from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD
 
@@ -25,7 +25,7 @@ def lengths(data: TensorDict) -> list[int]:
 
 def selected(data: TensorDict, rows: Sequence[int]) -> TensorDict:
     """These rows, with what the batch carries besides."""
-    return tu.index_select_tensor_dict(data, list(rows))
+    return index_select_tensor_dict(data, list(rows))
 
 
 def nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:

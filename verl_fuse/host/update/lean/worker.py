@@ -1,5 +1,6 @@
 """verl's actor worker, which leaves out of an update what it does not need."""
 
+import functools
 from typing import Any
 
 import torch
@@ -17,14 +18,11 @@ from verl_fuse.host.update.lean.rows import lengths, nested
 class LeanTrainingWorker(TrainingWorker):
     """verl's worker of one model."""
 
-    lean = LeanOptions()
-    _mini_batch: LeanMiniBatch | None = None
-    _fresh = False
-
-    def reset(self) -> None:
-        """Build the model, and refuse one whose gradients say more than advantages do."""
-        super().reset()
-        check_model(self.engine, self.lean)
+    def __init__(self, *args: Any, lean: LeanOptions, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lean = lean
+        self._mini_batch: LeanMiniBatch | None = None
+        self._fresh = False
 
     def train_mini_batch(self, data: TensorDict) -> TensorDict:
         """Update on a batch as verl does."""
@@ -72,12 +70,23 @@ class LeanTrainingWorker(TrainingWorker):
 
 def lean_worker_class(base: type, options: LeanOptions) -> type:
     """A subclass of verl's actor worker `base` whose updates leave out what `options` say."""
-    inner = type("LeanActor", (LeanTrainingWorker,), {"lean": options, "__doc__": LeanTrainingWorker.__doc__})
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # pyright: ignore[reportAttributeAccessIssue]
     def log_probs_of_update(self: Any, data: TensorDict) -> TensorDict | None:
         """The old log-probs and the entropy of these rows, from their own update."""
         return self.actor.log_probs_of_update(data)
 
-    members = {"actor_worker_cls": inner, "log_probs_of_update": log_probs_of_update, "__doc__": base.__doc__}
+    build = base.init_model  # type: ignore[attr-defined]
+
+    @functools.wraps(build)
+    def init_model(self: Any) -> None:
+        build(self)
+        check_model(self.actor.engine, options)
+
+    members = {
+        "__doc__": base.__doc__,
+        "actor_worker_cls": staticmethod(functools.partial(LeanTrainingWorker, lean=options)),
+        "init_model": init_model,
+        "log_probs_of_update": log_probs_of_update,
+    }
     return type(f"Lean{base.__name__}", (base,), members)
