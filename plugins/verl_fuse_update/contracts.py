@@ -18,7 +18,6 @@ CONTRACTS: tuple[Contract, ...] = (
         "verl.workers.engine_workers:TrainingWorker._postprocess_output",
         "(self, output, *, global_token_num, delta_time, forward_only, images_seqlens)",
         "418bf949581d4cd1",
-        closed=True,
     ),
     Function("verl.workers.engine_workers:ActorRolloutRefWorker.init_model", "(self)", "08285ce005c99bc5"),
     Function("verl.workers.engine.base:BaseEngine.optimizer_step", "(self)", "aa7ecf4cb2f986b5"),

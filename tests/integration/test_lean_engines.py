@@ -4,15 +4,16 @@ What is compared with: two of verl's own splits of the same batch into micro-bat
 verl_fuse/host/update/lean.
 """
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from lean_engines import Arm, compared, write_model
+from lean_engines import KL, Arm, compared, write_model
 from small_engines import Ranks, cpu_server
 
 from verl_fuse_update.losses import ROW_LOSSES
@@ -22,13 +23,18 @@ pytestmark = pytest.mark.integration
 
 SKIP = {"skip_zero_gradient": True}
 OWN = {"skip_old_log_prob": True}
-# Equal rewards in half of the groups; on one rank only; everywhere; in no group.
+COMPUTED = {"metrics": "computed"}
+# Equal rewards in half of the groups; on one rank only; everywhere.
 ZEROS = ("some", "rank 1", "all")
-ENGINES = ("fsdp2", "megatron pp1", "megatron pp2")
+LONG = pytest.mark.skipif(not os.environ.get("VERL_FUSE_LONG"), reason="VERL_FUSE_LONG is not set")
+ENGINES = ("fsdp2", "megatron pp1", pytest.param("megatron pp2", marks=LONG))
+# Every loss on FSDP2, where all is float32; on Megatron, whose parameters are bfloat16, those that differ most.
+SHORT = {"fsdp2": sorted(ROW_LOSSES), "megatron pp1": ["gspo", "vanilla"]}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The model's folder; meanwhile ranks have the cpu platform."""
     folder = tmp_path_factory.mktemp("models")
     with cpu_server():
         write_model(folder)
@@ -46,40 +52,86 @@ def ranks(folder: Path, engine: str) -> Iterator[Ranks]:
         yield ranks
 
 
-def differences(ranks: Ranks, folder: Path, engine: str, stock: Arm, zeros=ZEROS, **arms: Arm) -> list[dict]:
-    """Of each rank: how arms differ from stock verl."""
+def differences(ranks: Ranks, folder: Path, engine: str, stock: Arm, zeros: Sequence[str] = ZEROS, **arms: Arm) -> list:
+    """Of each rank: how arms differ from stock verl, by arm."""
     pairs = [("stock", name) for name in arms]
-    return ranks.call(compared, folder, engine, {"stock": stock, **arms}, zeros, pairs)
+    found = ranks.call(compared, folder, engine, {"stock": stock, **arms}, zeros, pairs)
+    return [{name: one[f"stock - {name}"] for name in arms} for one in found]
 
 
-def same(found: dict, name: str, gap: dict) -> None:
-    """`name` differs from stock verl by no more than stock verl does from itself with other micro-batches."""
-    for what, most in (
-        ("parameters", 2e-7),
-        ("exp_avg", 1e-6),
-        ("exp_avg_sq", 1.5e-6),
-        ("loss", 1e-7),
-        ("grad_norm", 3e-7),
-    ):
-        assert found[f"stock - {name}"][what] <= max(most, 2 * gap[what]), (name, what, found)
+def assert_same(found: dict[str, dict[str, float]], *names: str) -> None:
+    """These arms differ from stock verl about as much as stock verl does from itself with other micro-batches (`other`)."""
+    gap = found["other"]
+    assert 0 < gap["parameters"] < 0.05, "two of verl's own splits differ, by rounding"
+    for name in names:
+        for what in gap.keys() - {"metrics", "bitwise"}:
+            assert found[name][what] <= 3 * gap[what] + 1e-7, (name, what, found)
 
 
-@pytest.mark.parametrize("loss", sorted(ROW_LOSSES))
-def test_samples_without_a_gradient_are_left_out_exactly(ranks: Ranks, folder: Path, engine: str, loss: str):
-    stock = Arm(loss=loss, own=True)
+def test_samples_without_a_gradient_are_left_out(ranks: Ranks, folder: Path, engine: str):
+    for loss in sorted(ROW_LOSSES) if os.environ.get("VERL_FUSE_LONG") else SHORT[engine]:
+        stock = Arm(loss=loss, own=True)
+        other, both = replace(stock, micro_batch=4), replace(stock, lean=SKIP | OWN)
+        for found in differences(ranks, folder, engine, stock, other=other, both=both):
+            assert_same(found, "both")
+            assert found["both"].get("metrics", 0.0) < 1e-6, "metrics are stock's"
+
+
+def test_each_switch_alone(ranks: Ranks, folder: Path, engine: str):
+    stock = Arm(own=True)
+    arms = {
+        "other": replace(stock, micro_batch=4),
+        "skip": replace(stock, lean=SKIP),
+        "computed": replace(stock, lean=SKIP | COMPUTED),
+        "own": replace(stock, lean=OWN),
+    }
+    for found in differences(ranks, folder, engine, stock, **arms):
+        assert_same(found, "skip", "computed")
+        assert found["skip"].get("metrics", 0.0) < 1e-6
+        assert found["own"]["bitwise"] == 1.0, "the same micro-batches"
+        assert found["own"].get("metrics", 0.0) == 0.0
+
+
+def test_where_every_sample_has_a_gradient_the_update_is_bitwise_stock(ranks: Ranks, folder: Path, engine: str):
+    stock = Arm(own=True)
+    # The row of padding would be left out.
+    both = {"skip": replace(stock, lean=SKIP, padding=False), "own": replace(stock, lean=OWN, padding=False)}
+    for found in differences(ranks, folder, engine, replace(stock, padding=False), ("none",) * 2, **both):
+        assert [found[name]["bitwise"] for name in both] == [1.0, 1.0]
+
+
+def test_several_mini_batches_and_epochs_dynamic_batches_and_packing(ranks: Ranks, folder: Path, engine: str):
+    # Later mini-batches have metrics that old log-probs do not tell: what is left out goes through a forward pass.
+    stock = Arm(own=True, mini_batches=2, epochs=2)
     for found in differences(
-        ranks,
-        folder,
-        engine,
-        stock,
-        other=replace(stock, micro_batch=4),
-        lean=replace(stock, lean=SKIP),
-        computed=replace(stock, lean=SKIP | {"metrics": "computed"}),
-        both=replace(stock, lean=SKIP | OWN),
+        ranks, folder, engine, stock, other=replace(stock, micro_batch=4), skip=replace(stock, lean=SKIP)
     ):
-        gap = found["stock - other"]
-        assert 0 < gap["parameters"] < 1e-6, "two of verl's own splits differ, by rounding"
-        for name in ("lean", "computed", "both"):
-            same(found, name, gap)
-        for name in ("lean", "both"):
-            assert found[f"stock - {name}"]["metrics"] < 1e-6, "metrics are stock's"
+        assert_same(found, "skip")
+        assert found["skip"].get("metrics", 0.0) <= 3 * found["other"].get("metrics", 0.0)
+    stock = Arm(own=True, tokens=40, mini_batches=2, agg="seq-mean-token-mean")
+    for found in differences(
+        ranks, folder, engine, stock, other=replace(stock, tokens=70), skip=replace(stock, lean=SKIP)
+    ):
+        assert_same(found, "skip")
+    if engine == "fsdp2":
+        stock = Arm(own=True, tokens=70, packed=True)
+        lean = replace(stock, lean=SKIP | OWN)
+        for found in differences(ranks, folder, engine, stock, other=replace(stock, tokens=40), both=lean):
+            assert_same(found, "both")
+
+
+def test_old_log_probs_of_the_update_beside_penalties(ranks: Ranks, folder: Path, engine: str):
+    stock = Arm(own=True, actor=KL | {"entropy_coeff": 0.01, "calculate_entropy": True})
+    for found in differences(ranks, folder, engine, stock, own=replace(stock, lean=OWN)):
+        assert found["own"]["bitwise"] == 1.0
+        assert found["own"].get("metrics", 0.0) == 0.0
+
+
+@pytest.mark.parametrize("fault", ["skips a small advantage", "wrong denominator", "no step"])
+def test_what_would_be_wrong_shows(ranks: Ranks, folder: Path, engine: str, fault: str):
+    # Both have the sample that counts little.
+    stock = Arm(own=True, fault=fault if fault.startswith("skips") else "")
+    other = replace(stock, micro_batch=4)
+    for found in differences(ranks, folder, engine, stock, other=other, wrong=replace(stock, lean=SKIP, fault=fault)):
+        with pytest.raises(AssertionError, match="wrong"):
+            assert_same(found, "wrong")

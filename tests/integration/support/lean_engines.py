@@ -37,6 +37,7 @@ class Arm:
     own: bool = False  # old log-probs are the model's: by verl's pass, or left to the update
     fault: str = ""
     packed: bool = False
+    padding: bool = True
 
 
 def write_model(folder: Path) -> None:
@@ -120,8 +121,8 @@ def _adam(worker: Any) -> Any:
     return optimizer
 
 
-def batch(step: int, zeros: str) -> Any:
-    """All samples of a step, group after group: 0/1 rewards with equal ones in some groups, one row of padding.
+def batch(step: int, zeros: str, padding: bool) -> Any:
+    """All samples of a step, group after group: 0/1 rewards with equal ones in some groups, and a row of padding or none.
 
     `zeros`: "some" groups, those of "rank 1", "all", or "none"."""
     import torch
@@ -135,26 +136,27 @@ def batch(step: int, zeros: str) -> Any:
         advantages = torch.zeros(GROUP) if equal else (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         for sample in range(GROUP):
             prompt, response = torch.randint(3, 12, (2,), generator=draw).tolist()
-            rows.append((prompt, response, float(advantages[sample]), float(equal)))
-    # The last but one row is padding: no token of it counts, and its advantages are 0.
-    masks = [torch.ones(r) if place != SAMPLES - 2 else torch.zeros(r) for place, (_, r, _, _) in enumerate(rows)]
-    advantages = [a * mask for (_, _, a, _), mask in zip(rows, masks, strict=True)]
+            rows.append((prompt, response, float(advantages[sample])))
+    # The last but one row: no token of it counts, and its advantages are 0.
+    empty = SAMPLES - 2 if padding else None
+    masks = [torch.zeros(r) if place == empty else torch.ones(r) for place, (_, r, _) in enumerate(rows)]
+    advantages = [a * mask for (_, _, a), mask in zip(rows, masks, strict=True)]
 
     def nested(tensors: Sequence[Any]) -> Any:
         return torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
 
     def noise(scale: float) -> Any:
-        return nested([-4 + scale * torch.randn(r, generator=draw) for _, r, _, _ in rows])
+        return nested([-4 + scale * torch.randn(r, generator=draw) for _, r, _ in rows])
 
-    prompts = [torch.randint(1, 64, (p,), generator=draw) for p, _, _, _ in rows]
-    responses = [torch.randint(1, 64, (r,), generator=draw) for _, r, _, _ in rows]
+    prompts = [torch.randint(1, 64, (p,), generator=draw) for p, _, _ in rows]
+    responses = [torch.randint(1, 64, (r,), generator=draw) for _, r, _ in rows]
     fields = {
         "input_ids": nested([torch.cat(pair) for pair in zip(prompts, responses, strict=True)]),
-        "position_ids": nested([torch.arange(p + r) for p, r, _, _ in rows]),
+        "position_ids": nested([torch.arange(p + r) for p, r, _ in rows]),
         "prompts": nested(prompts),
         "responses": nested(responses),
         "response_mask": nested(masks),
-        "loss_mask": nested([torch.cat([torch.zeros(p), m]) for (p, _, _, _), m in zip(rows, masks, strict=True)]),
+        "loss_mask": nested([torch.cat([torch.zeros(p), m]) for (p, _, _), m in zip(rows, masks, strict=True)]),
         "advantages": nested(advantages),
         "old_log_probs": noise(0.1),
         "ref_log_prob": noise(0.3),
@@ -175,7 +177,7 @@ def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
     _set_loss(bench, worker, arm)
     engine, steps = worker.engine, []
     for step, kind in enumerate(zeros):
-        data = batch(step, kind)
+        data = batch(step, kind, arm.padding)
         size, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
         data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
         tu.assign_non_tensor(
@@ -274,7 +276,9 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
     """How two arms differ on this rank: parameters and moments (l2 of all together, relative); loss, gradient norm and other metrics of all steps."""
     import torch
 
-    assert one["held"].keys() == other["held"].keys(), set(one["held"]) ^ set(other["held"])
+    if one["held"].keys() != other["held"].keys():
+        # The optimizer of one never stepped.
+        return dict.fromkeys(("parameters", "exp_avg", "exp_avg_sq", "loss", "grad_norm"), float("inf"))
 
     def flat(held: dict[str, Any], end: str) -> Any:
         chosen = [t.double().flatten() for name, t in sorted(held.items()) if name.endswith(end)]

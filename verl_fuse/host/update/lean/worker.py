@@ -12,7 +12,7 @@ from verl.workers.utils.padding import response_from_nested
 from verl_fuse.host.update.lean.mini_batch import LeanMiniBatch
 from verl_fuse.host.update.lean.model import check_model
 from verl_fuse.host.update.lean.options import ROW_FIELD, LeanOptions
-from verl_fuse.host.update.lean.rows import lengths, nested
+from verl_fuse.host.update.lean.rows import nested
 
 
 class LeanTrainingWorker(TrainingWorker):
@@ -55,16 +55,13 @@ class LeanTrainingWorker(TrainingWorker):
             return None
         assert self._mini_batch is not None, "log-probs of an update before any"
         outputs, self._mini_batch = self._mini_batch.outputs, None
-        whole, mask = lengths(data), data["response_mask"]
-        found = {
-            name: response_from_nested(
-                nested(
-                    [outputs[row][key].cpu() if row in outputs else torch.zeros(whole[row]) for row in range(len(data))]
-                ),
-                mask,
-            )
-            for name, key in (("old_log_probs", "log_probs"), ("entropy", "entropy"))
-        }
+        mask = data["response_mask"]
+        # Log-probs of a response begin one token before it.
+        nothing = [torch.zeros(1 + len(row)) for row in mask.unbind()]
+        found = {}
+        for name, key in (("old_log_probs", "log_probs"), ("entropy", "entropy")):
+            whole = [outputs[row][key].cpu() if row in outputs else zeros for row, zeros in enumerate(nothing)]
+            found[name] = response_from_nested(nested(whole), mask)
         return TensorDict(found, batch_size=[len(data)])
 
 
