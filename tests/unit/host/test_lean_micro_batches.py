@@ -1,6 +1,7 @@
 """Micro-batches of the rows that a lean update computes: the invariants in the docstring of the module."""
 
 import random
+from contextlib import suppress
 
 import pytest
 
@@ -25,10 +26,8 @@ def all_ranks(split, *ranks):
         for rank in ranks:
             mine: list[int] = []
             place = [0]
-            try:
+            with suppress(StopIteration):
                 found.append(split(rank, lambda number, place=place, mine=mine: largest(number, place, mine)))
-            except StopIteration:
-                pass
             asked.append(mine)
         if len(found) == len(ranks):
             return found
