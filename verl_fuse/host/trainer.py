@@ -34,6 +34,7 @@ from verl_fuse.host.rollout.transfer import has_connector
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.host.start.begin import checked_settings
 from verl_fuse.host.update.separate import SeparateUpdates
+from verl_fuse.host.upstream.advantages import without_gradient
 from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at
 from verl_fuse.host.upstream.rows import lengths_by_source, response_tokens, tags_of
 from verl_fuse.host.upstream.watchdog import with_deadline
@@ -180,8 +181,12 @@ class FuseTrainer(PPOTrainerSync):
             return self.inference.complete(stage, batch, metrics, whole)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        with self.journal.stage(names.ADVANTAGE):
-            return self.updates.advantage(batch, metrics, super()._compute_advantage)
+        with self.journal.stage(names.ADVANTAGE) as said:
+            batch = self.updates.advantage(batch, metrics, super()._compute_advantage)
+            shares = without_gradient(batch)
+            said |= shares
+        metrics.update({f"fuse/{name}": share for name, share in shares.items()})
+        return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         return self.updates.critic(batch, metrics, super()._update_critic, super()._update_actor)

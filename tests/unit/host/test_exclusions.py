@@ -53,7 +53,19 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "fsdp2"),
     ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "megatron"),
 )
-VALUES = (None, True, False, 1, 3, 0.5, "x", "shared", "optimal_token_baseline", "seq-mean-token-sum-norm", {"kv_connector": "MooncakeStoreConnector"})
+VALUES = (
+    None,
+    True,
+    False,
+    1,
+    3,
+    0.5,
+    "x",
+    "shared",
+    "optimal_token_baseline",
+    "seq-mean-token-sum-norm",
+    {"kv_connector": "MooncakeStoreConnector"},
+)
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,18 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "ppo of qwen2.5-0.5b, 64 samples, on 8 x H100; 2 steps each" in out
     rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
-    assert rows == ["stock", "observe", "streaming", "interstage", "pipeline", "elastic", "all"]
+    assert rows == [
+        "stock",
+        "observe",
+        "streaming",
+        "interstage",
+        "pipeline",
+        "elastic",
+        "zero_gradient",
+        "old_log_prob",
+        "update",
+        "all",
+    ]
     assert "stock places actor_train as" in out
     assert "\nVerdict: switch " in out
     assert max(map(len, out.splitlines())) <= 100

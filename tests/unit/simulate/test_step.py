@@ -107,7 +107,7 @@ def test_seeds_differ_and_repeat():
 def test_an_unknown_strategy_is_refused():
     with pytest.raises(
         FuseError,
-        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, all",
+        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, zero_gradient, old_log_prob, update, all",
     ):
         run(ppo(), "fast")
 

@@ -9,7 +9,7 @@ Invariants (tests/integration/test_lean_run.py, tests/unit/host/test_lean_driver
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,11 +25,11 @@ from verl_fuse.host.record.spans import Stopwatch
 from verl_fuse.host.record.step import RunStage, TrainerPart
 from verl_fuse.host.update.lean.balance import balanced
 from verl_fuse.host.update.lean.options import OWN_LOG_PROBS, LeanOptions
-from verl_fuse.host.update.lean.rows import has_gradient
 from verl_fuse.host.update.separate import SeparateUpdates, UpdateCall
+from verl_fuse.host.upstream.advantages import with_gradient, without_gradient
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.host.upstream.rows import read, rows, tags_of
-from verl_fuse.spec.timeline import UPDATE_ACTOR
+from verl_fuse.spec.timeline import UPDATE_ACTOR, ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -37,30 +37,11 @@ logger = logging.getLogger(__name__)
 FORWARD = 1 / 3
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """What a step's update does not compute: samples and tokens of those without a gradient; whether it computes the old log-probs."""
-
-    samples: int = 0
-    tokens: int = 0
-    of_samples: int = 0
-    of_tokens: int = 0
-    own: bool = False
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """As fractions."""
-        return {
-            "skipped_samples": self.samples / max(self.of_samples, 1),
-            "skipped_tokens": self.tokens / max(self.of_tokens, 1),
-            "own_log_probs": float(self.own),
-        }
-
-    def saved(self, seconds: float, forwarded: bool) -> float:
-        """Seconds that were saved by an update that took `seconds`, by tokens; `forwarded`: metrics needed a forward pass of what was left out."""
-        skipped = self.tokens * (1 - FORWARD * forwarded)
-        computed = self.of_tokens - skipped
-        return seconds / max(computed, 1) * (skipped + self.own * self.of_tokens * FORWARD)
+def saved_seconds(seconds: float, skipped: float, own: bool, forwarded: bool) -> float:
+    """Of an update that took `seconds`, what it saved: the share `skipped` of its tokens, of which `forwarded` says whether metrics needed a forward
+    pass, and with `own` the pass for old log-probs."""
+    left = skipped * (1 - FORWARD * forwarded)
+    return seconds * (left + FORWARD * own) / (1 - left) if left < 1 else 0.0
 
 
 class LeanUpdates(SeparateUpdates, TrainerPart):
@@ -89,15 +70,18 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
 
     def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
         """Update the actor, on the same mini-batches."""
-        kept = self._with_gradient(batch)
-        left = self._left_out(batch, kept)
+        kept = with_gradient(batch) if self._options.skip_zero_gradient else [True] * len(batch)
+        shares = without_gradient(batch, kept)
         ordered = self._ordered(batch, kept)
         ordered.extra_info[OWN_LOG_PROBS] = self._own
+        said = {"skipped_samples": shares[ZERO_GRADIENT_SAMPLES], "skipped_tokens": shares[ZERO_GRADIENT_TOKENS]}
+        said["own_log_probs"] = float(self._own)
         watch = Stopwatch()
-        self._run(UPDATE_ACTOR, "train", partial(self._update, ordered, metrics, actor), **left.shares)
+        self._run(UPDATE_ACTOR, "train", partial(self._update, ordered, metrics, actor), **said)
         forwarded = self._own and self._options.metrics == "stock"
-        self.metrics = {f"fuse/update_{name}": share for name, share in left.shares.items()} | {
-            "fuse/update_saved_seconds": left.saved(watch.now - watch.start, forwarded),
+        saved = saved_seconds(watch.now - watch.start, said["skipped_tokens"], self._own, forwarded)
+        self.metrics = {f"fuse/update_{name}": share for name, share in said.items()} | {
+            "fuse/update_saved_seconds": saved,
             "fuse/update_old_log_prob_passes": float(self._passes),
         }
         if self._own:
@@ -124,22 +108,6 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
     def _mini_batch(self) -> int:
         block = self._trainer.config.actor_rollout_ref
         return block.actor.ppo_mini_batch_size * block.rollout.n
-
-    def _with_gradient(self, batch: KVBatchMeta) -> list[bool]:
-        if not self._options.skip_zero_gradient:
-            return [True] * len(batch)
-        return has_gradient(read(batch, ["advantages", "response_mask"]))
-
-    def _left_out(self, batch: KVBatchMeta, kept: list[bool]) -> LeftOut:
-        real = [(one, tag) for one, tag in zip(kept, batch.tags, strict=True) if not tag.get("is_padding")]
-        lengths = [(one, int(tag["seq_len"])) for one, tag in real]
-        return LeftOut(
-            samples=sum(not one for one, _ in lengths),
-            tokens=sum(length for one, length in lengths if not one),
-            of_samples=len(lengths),
-            of_tokens=sum(length for _, length in lengths),
-            own=self._own,
-        )
 
     def _ordered(self, batch: KVBatchMeta, kept: list[bool]) -> KVBatchMeta:
         order, actor = list(range(len(batch))), self._trainer.config.actor_rollout_ref.actor

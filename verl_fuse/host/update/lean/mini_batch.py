@@ -27,7 +27,8 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
 from verl_fuse.host.update.lean.options import NO_ROW, OWN_LOG_PROBS, ROW_FIELD, LeanOptions
-from verl_fuse.host.update.lean.rows import has_gradient, lengths, nested, selected, without_weight
+from verl_fuse.host.update.lean.rows import lengths, nested, selected, without_weight
+from verl_fuse.host.upstream.advantages import has_gradient
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 

@@ -12,12 +12,6 @@ from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD
 MASKS = ("response_mask", "loss_mask")
 
 
-def has_gradient(data: TensorDict) -> list[bool]:
-    """Of each row, whether any token that counts has an advantage other than exactly 0."""
-    pairs = zip(data["advantages"].unbind(), data["response_mask"].unbind(), strict=True)
-    return [bool(((advantages != 0) & (mask != 0)).any()) for advantages, mask in pairs]
-
-
 def lengths(data: TensorDict) -> list[int]:
     """Tokens of each row, prompt and response."""
     return data["input_ids"].offsets().diff().tolist()
