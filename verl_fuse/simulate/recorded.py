@@ -97,10 +97,10 @@ def read_recorded(timeline: Timeline) -> ReplayedStep:
         return column(lambda span: int(span.args.get(name, 0))).astype(np.int64)
 
     said = {span.name: span.args for span in timeline.on(STEP)}
-    update = said.get(UPDATE_ACTOR, {})
+    update, share = said.get(UPDATE_ACTOR, {}), said.get(ADVANTAGE, {}).get(ZERO_GRADIENT_TOKENS)
     return ReplayedStep(
         step=timeline.step,
-        zero_gradient=said.get(ADVANTAGE, {}).get(ZERO_GRADIENT_TOKENS),
+        zero_gradient=None if share is None else float(share),
         skipped=bool(update.get("skipped_tokens")),
         own_log_probs=bool(update.get("own_log_probs")),
         seconds=timeline.end - timeline.start,

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tensordict import TensorDict
 from torch.distributed.fsdp import FSDPModule
 from verl.utils.device import get_device_name
 from verl.utils.metric import AggregationType, Metric
@@ -36,7 +35,7 @@ Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 class LeanMiniBatch:
     """`loss` is verl's loss function; `fresh`: parameters are still those that the batch's old log-probs were computed with."""
 
-    def __init__(self, engine: Any, data: TensorDict, options: LeanOptions, loss: Loss, fresh: bool) -> None:
+    def __init__(self, engine: Any, data: Any, options: LeanOptions, loss: Loss, fresh: bool) -> None:
         self._engine, self._data, self._options, self._loss = engine, data, options, loss
         self._fresh = fresh and not options.bypass
         self._group = engine.get_data_parallel_group()
@@ -60,7 +59,7 @@ class LeanMiniBatch:
                 stack.enter_context(_replaced(self._engine, "optimizer_step", self._step))
             yield
 
-    def loss(self, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> Any:
+    def loss(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:
         """verl's loss of a micro-batch, whose log-probs are noted."""
         self._note(model_output, data)
         return self._loss(model_output=self._known(model_output, data), data=data, dp_group=dp_group)
@@ -83,14 +82,14 @@ class LeanMiniBatch:
 
     # -- while the engine computes
 
-    def _split(self, stock: Any, data: TensorDict, **request: Any) -> tuple[list[TensorDict], list[list[int]]]:
+    def _split(self, stock: Any, data: Any, **request: Any) -> tuple[list[Any], list[list[int]]]:
         """In place of verl's `prepare_micro_batches`: those of the rows that have a gradient."""
         self._stock_split = partial(stock, data, **request)
         return self._micro_batches(self._kept, data, **request)
 
     def _micro_batches(
-        self, rows: Sequence[int], data: TensorDict, num_batches_divided_by: int | None = None, **_: Any
-    ) -> tuple[list[TensorDict], list[list[int]]]:
+        self, rows: Sequence[int], data: Any, num_batches_divided_by: int | None = None, **_: Any
+    ) -> tuple[list[Any], list[list[int]]]:
         multiple, mine = num_batches_divided_by or 1, lengths(data)
         if get_non_tensor_data(data, "use_dynamic_bsz", default=True):
             most = data["max_token_len_per_gpu"] * get_non_tensor_data(data, "sp_size", default=1)
@@ -116,10 +115,10 @@ class LeanMiniBatch:
                     parameter.grad = torch.zeros_like(parameter)
         return stock()
 
-    def _split_rest(self, _stock: Any, data: TensorDict, **request: Any) -> tuple[list[TensorDict], list[list[int]]]:
+    def _split_rest(self, _stock: Any, data: Any, **request: Any) -> tuple[list[Any], list[list[int]]]:
         return self._micro_batches(self._rest, data, **request)
 
-    def _only_note(self, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> Any:
+    def _only_note(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:
         self._note(model_output, data)
         return torch.zeros((), device=get_device_name()), {}
 
@@ -132,13 +131,13 @@ class LeanMiniBatch:
                 stack.enter_context(_replaced(self._engine, "compute_entropy_from_logits", _without_gradient))
             yield
 
-    def _note(self, model_output: dict[str, Any], data: TensorDict) -> None:
+    def _note(self, model_output: dict[str, Any], data: Any) -> None:
         found = {key: model_output[key].detach().unbind() for key in ("log_probs", "entropy") if key in model_output}
         for place, row in enumerate(data[ROW_FIELD].tolist()):
             if row != NO_ROW:
                 self.outputs[row] = {key: rows[place] for key, rows in found.items()}
 
-    def _known(self, model_output: dict[str, Any], data: TensorDict) -> dict[str, Any]:
+    def _known(self, model_output: dict[str, Any], data: Any) -> dict[str, Any]:
         """The model's output as verl's update would have it, and the batch's old log-probs where they are its own."""
         if self.own:
             data["old_log_probs"] = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
@@ -176,7 +175,7 @@ class LeanMiniBatch:
             append_to_dict(metrics, {key: value})
         return [loss], metrics
 
-    def _evaluated(self, batch: TensorDict) -> tuple[float, dict[str, Any]]:
+    def _evaluated(self, batch: Any) -> tuple[float, dict[str, Any]]:
         batch = batch.to(get_device_name())
         found = [
             self.outputs.get(row) or self._as_before(batch, place)
@@ -186,7 +185,7 @@ class LeanMiniBatch:
         loss, metrics = self._loss(model_output=self._known(model_output, batch), data=batch, dp_group=None)
         return loss.item(), metrics
 
-    def _as_before(self, batch: TensorDict, place: int) -> dict[str, torch.Tensor]:
+    def _as_before(self, batch: Any, place: int) -> dict[str, torch.Tensor]:
         """What the model would say of a row that was not computed: under the same parameters, its old log-probs."""
         length, answer = lengths(batch)[place], len(batch["response_mask"].unbind()[place])
         log_probs = torch.zeros(length, device=get_device_name())

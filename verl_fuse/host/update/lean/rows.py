@@ -1,9 +1,9 @@
 """Rows of a batch as verl's workers get it: nested tensors, one row per sample."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from tensordict import TensorDict
 from verl.utils.tensordict_utils import index_select_tensor_dict
 
 from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD
@@ -12,12 +12,12 @@ from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD
 MASKS = ("response_mask", "loss_mask")
 
 
-def lengths(data: TensorDict) -> list[int]:
+def lengths(data: Any) -> list[int]:
     """Tokens of each row, prompt and response."""
     return data["input_ids"].offsets().diff().tolist()
 
 
-def selected(data: TensorDict, rows: Sequence[int]) -> TensorDict:
+def selected(data: Any, rows: Sequence[int]) -> Any:
     """These rows, with what the batch carries besides."""
     return index_select_tensor_dict(data, list(rows))
 
@@ -27,7 +27,7 @@ def nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 
 
-def without_weight(data: TensorDict) -> TensorDict:
+def without_weight(data: Any) -> Any:
     """The rows with other masks: no token of them counts, and they are none of the batch's."""
     for name in MASKS:
         if name in data:

@@ -24,15 +24,15 @@ class LeanTrainingWorker(TrainingWorker):
         self._mini_batch: LeanMiniBatch | None = None
         self._fresh = False
 
-    def train_mini_batch(self, data: TensorDict) -> TensorDict:
+    def train_mini_batch(self, data: Any) -> TensorDict:
         """Update on a batch as verl does."""
         data[ROW_FIELD] = torch.arange(len(data))
         self._fresh = True
         return super().train_mini_batch(data=data)
 
-    def train_batch(self, data: TensorDict) -> TensorDict:
+    def train_batch(self, data: Any) -> TensorDict:
         """Update on one mini-batch."""
-        stock = self.loss_fn
+        stock: Any = self.loss_fn
         self._mini_batch = LeanMiniBatch(self.engine, data, self.lean, stock, self._fresh)
         self._fresh, self.loss_fn = False, self._mini_batch.loss
         try:
@@ -49,7 +49,7 @@ class LeanTrainingWorker(TrainingWorker):
             global_token_num = self._mini_batch.computed_tokens()
         return super()._postprocess_output(output, global_token_num=global_token_num, forward_only=forward_only, **more)
 
-    def log_probs_of_update(self, data: TensorDict) -> TensorDict | None:
+    def log_probs_of_update(self, data: Any) -> TensorDict | None:
         """Log-probs and entropy that the last update, of one mini-batch, computed for these rows; 0 where it computed none."""
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
@@ -69,7 +69,7 @@ def lean_worker_class(base: type, options: LeanOptions) -> type:
     """A subclass of verl's actor worker `base` whose updates leave out what `options` say."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # pyright: ignore[reportAttributeAccessIssue]
-    def log_probs_of_update(self: Any, data: TensorDict) -> TensorDict | None:
+    def log_probs_of_update(self: Any, data: Any) -> TensorDict | None:
         """The old log-probs and the entropy of these rows, from their own update."""
         return self.actor.log_probs_of_update(data)
 
