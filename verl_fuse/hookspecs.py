@@ -1,7 +1,7 @@
 """The contract between verl-fuse and its plugins. Built-in features use these hooks and no others."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pluggy
 from omegaconf import DictConfig
@@ -57,6 +57,12 @@ class Trainer(Protocol):
     def use_fused_update(self, solve: Callable[[ScheduleProblem], Schedule | None], timeout: float) -> None:
         """Critic and actor are updated in one call, in the order of the schedule that `solve` finds (None: no order is faster than
         one model after the other). `timeout`: seconds a rank may wait within an update."""
+
+    def use_lean_update(
+        self, skip_zero_gradient: bool, skip_old_log_prob: bool, metrics: Literal["stock", "computed"]
+    ) -> None:
+        """The actor's update leaves out samples all advantages of which are 0, and computes its old log-probs itself. `metrics` are those of all samples
+        ("stock") or of those that are computed. `fuse_worker_class` must have returned the workers of such an update."""
 
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
         """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""

@@ -38,26 +38,6 @@ CONTRACTS: tuple[Contract, ...] = (
         "verl.workers.engine.megatron.transformer_impl:MegatronEngine._init_device_mesh", "(self)", "84295086446f9376"
     ),
     Function(
-        "verl.workers.engine.megatron.transformer_impl:MegatronEngine.forward_backward_batch",
-        "(self, data, loss_function, forward_only=False)",
-        "da9707df5fce7407",
-    ),
-    Function(
-        "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead.forward_step",
-        "(self, batch_iter, model, logits_processor_func, postprocess_micro_batch_func)",
-        "8df7dc2f7b30ba5d",
-    ),
-    Function(
-        "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithValueHead.forward_step",
-        "(self, batch_iter, model, logits_processor_func, postprocess_micro_batch_func)",
-        "05c230526f9ff2e9",
-    ),
-    Function(
-        "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead.postprocess_micro_batch_func",
-        "(self, output, data, forward_only, loss_function, local_cp_size=None)",
-        "1d4ef4ecfaf0e336",
-    ),
-    Function(
         "verl.workers.engine.megatron.transformer_impl:MegatronEngine.get_per_tensor_param",
         "(self, base_sync_done=False, **kwargs)",
         "3e23c0477ca95e4c",
@@ -66,8 +46,6 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("verl.workers.engine.megatron.transformer_impl:MegatronEngine.tf_config"),
     Attribute("verl.workers.engine.megatron.transformer_impl:MegatronEngine.engine_config"),
     Attribute("verl.workers.engine.megatron.transformer_impl:MegatronEngine.module"),
-    Function("verl.workers.engine.base:BaseEngine.train_batch", "(self, data, loss_function)", "9b4325972cede6ec"),
-    Function("verl.utils.tensordict_utils:get_non_tensor_data", "(data, key, default)", "6e8619fa3e304de8"),
     # Imported there from Megatron, and called by that name.
     Function("verl.workers.engine.megatron.transformer_impl:get_forward_backward_func", "(pp_size=None, vp_size=None)"),
     # Sizes and padding of a model (engine.py, messages.py).
@@ -92,7 +70,6 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     # Workers: built side by side in one process, updated through verl's own methods (worker.py, update/fused.py).
     Function("verl.single_controller.ray.base:create_colocated_worker_cls", "(class_dict)", "2692e654d22db785"),
-    Function("verl.workers.engine_workers:TrainingWorker.train_batch", "(self, data)", "92d0f344d1d4c11c"),
     Function("verl.single_controller.ray.base:RayWorkerGroup.world_size", "property (self)", "87e1621418bf100a"),
     Function(
         "verl.single_controller.base.decorator:collect_lazy_compute_data_proto",
@@ -104,7 +81,6 @@ CONTRACTS: tuple[Contract, ...] = (
         "(self, method_name, *args, **kwargs)",
         "18e90cee9e84b7a7",
     ),
-    Function("verl.utils.transferqueue_utils:tqbridge", "(dispatch_mode=None)", "acb0bfd4ed7630a0"),
     # Megatron's parallel state, its groups and how it makes them (view.py, placement.py).
     Function(
         "megatron.core.parallel_state:initialize_model_parallel",

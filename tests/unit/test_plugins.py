@@ -35,6 +35,7 @@ def test_builtin_plugins_load_and_are_named_after_their_config_block():
         "elastic",
         "pipeline",
         "realloc",
+        "update",
         "observe",
         "cpu",
     ]
@@ -50,7 +51,7 @@ def test_a_disabled_plugin_is_not_imported(no_builtins: None, installed_plugin: 
 def test_disabling_an_unknown_plugin_lists_the_known_ones():
     with pytest.raises(
         FuseError,
-        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, realloc, observe, cpu",
+        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, realloc, update, observe, cpu",
     ):
         plugins.load(disabled=["interstge"])
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from verl_fuse.host import assembly
 from verl_fuse.host.inference.refresh import SliceRefresh
 from verl_fuse.host.rollout.routing import Routing
 from verl_fuse.host.rollout.standalone.sync import StandaloneSync
+from verl_fuse.host.update.lean.driver import LeanUpdates
+from verl_fuse.host.update.lean.options import LeanOptions
 from verl_fuse.host.update.schedules import Solve
 from verl_fuse.host.weights.layouts.driver import Layouts
 from verl_fuse.spec.step import ReplicaView, Stage
@@ -78,6 +80,15 @@ class Features:
         groups, recorder = assembly.training_groups(trainer), trainer.journal.recorder
         trainer.updates = fused = FusedUpdates(trainer, groups, trainer.run_stage, solve, timeout, recorder)
         trainer.parts.append(fused)
+
+    def use_lean_update(
+        self, skip_zero_gradient: bool, skip_old_log_prob: bool, metrics: Literal["stock", "computed"]
+    ) -> None:
+        """The actor's update leaves out samples without a gradient, and computes its old log-probs itself; `metrics` are of all samples or of those
+        that are computed. The actor's workers must be of the class that host/update/lean/worker.py makes."""
+        trainer, options = self._trainer, LeanOptions(skip_zero_gradient, skip_old_log_prob, metrics)
+        trainer.updates = lean = LeanUpdates(trainer, trainer.run_stage, options)
+        trainer.parts.append(lean)
 
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
         """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""

@@ -34,6 +34,7 @@ from verl_fuse.host.rollout.transfer import has_connector
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.host.start.begin import checked_settings
 from verl_fuse.host.update.separate import SeparateUpdates
+from verl_fuse.host.upstream.advantages import without_gradient
 from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at
 from verl_fuse.host.upstream.rows import lengths_by_source, response_tokens, tags_of
 from verl_fuse.host.upstream.watchdog import with_deadline
@@ -171,7 +172,8 @@ class FuseTrainer(PPOTrainerSync):
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self._barrier("old_log_prob", batch, metrics, super()._compute_old_log_prob)
+        barrier = partial(self._barrier, "old_log_prob", stock=super()._compute_old_log_prob)
+        return self.updates.old_log_prob(batch, metrics, barrier)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         return self._barrier("ref", batch, metrics, super()._compute_ref_log_prob)
@@ -187,8 +189,12 @@ class FuseTrainer(PPOTrainerSync):
             return self.inference.complete(stage, batch, metrics, whole)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        with self.journal.stage(names.ADVANTAGE):
-            return super()._compute_advantage(batch, metrics)
+        with self.journal.stage(names.ADVANTAGE) as said:
+            batch = self.updates.advantage(batch, metrics, super()._compute_advantage)
+            shares = without_gradient(batch)
+            said |= shares
+        metrics.update({f"fuse/{name}": share for name, share in shares.items()})
+        return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         return self.updates.critic(batch, metrics, super()._update_critic, super()._update_actor)
@@ -228,9 +234,9 @@ class FuseTrainer(PPOTrainerSync):
         for part in self.parts:
             part.after_weight_sync(self.global_steps)
 
-    def run_stage(self, name: str, category: names.Category, work: Callable[[], Any]) -> Any:
-        """Run a stage of the step on the lane of the training workers, and record it."""
-        with self.journal.stage(name, "sync" if category == "sync" else "stage"):
+    def run_stage(self, name: str, category: names.Category, work: Callable[[], Any], **args: float) -> Any:
+        """Run a stage of the step on the lane of the training workers, and record it with `args`."""
+        with self.journal.stage(name, "sync" if category == "sync" else "stage", **args):
             return self.lane.call(name, category, work)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:

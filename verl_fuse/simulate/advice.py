@@ -24,10 +24,17 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     ),
     "pipeline": ("fuse.pipeline.enabled=true",),
     "elastic": ("fuse.elastic.enabled=true", "fuse.elastic.scale=true", "fuse.elastic.release=true"),
+    "zero_gradient": ("fuse.update.skip_zero_gradient=true",),
+    "old_log_prob": ("fuse.update.skip_old_log_prob=true",),
     "weight sync": ("fuse.realloc.weight_sync=shards",),
 }
 """Overrides of each feature, beside those of SWITCH."""
-_EXCLUSIVE = ({"streaming", "interstage"}, {"interstage", "elastic"})
+_EXCLUSIVE = (
+    {"streaming", "interstage"},
+    {"interstage", "elastic"},
+    {"pipeline", "zero_gradient"},
+    {"pipeline", "old_log_prob"},
+)
 LEAST_GAIN_SHARE = 0.01
 
 

@@ -14,10 +14,13 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "pipeline": frozenset({"pipeline"}),
     "realloc": frozenset({"realloc"}),
     "elastic": frozenset({"elastic"}),
+    "zero_gradient": frozenset({"zero_gradient"}),
+    "old_log_prob": frozenset({"old_log_prob"}),
+    "update": frozenset({"zero_gradient", "old_log_prob"}),
     "all": frozenset({"interstage", "pipeline", "realloc", "elastic"}),
 }
 """Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are inferred on the training
-workers while others generate (`fuse.interstage` with `layout: shared`); `realloc`: the plan given replaces the stock placement."""
+workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`, `old_log_prob`: the switches of `fuse.update`, with metrics of what is computed; `realloc`: the plan given replaces the stock placement."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ A replica's decode time is fitted to the recorded requests: the seconds of a req
 sequence that ran at the time; two requests that started together share as many steps as the shorter one has tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -24,13 +24,17 @@ from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.timeline import (
+    ADVANTAGE,
     FUSED_UPDATE,
     GENERATION,
     INFERENCE_STAGES,
+    OLD_LOG_PROB,
     REPLICA,
     REWARD,
     STEP,
     TRAIN_STAGES,
+    UPDATE_ACTOR,
+    ZERO_GRADIENT_TOKENS,
     Timeline,
 )
 from verl_fuse.timeline.tracks import number, role, totals
@@ -50,6 +54,10 @@ class ReplayedStep:
     response: Ints
     start: Floats
     end: Floats
+    # Share of its tokens that have no gradient, where the run says it; whether its update left them out, or the pass for old log-probs.
+    zero_gradient: float | None = None
+    skipped: bool = False
+    own_log_probs: bool = False
 
     @property
     def replicas(self) -> int:
@@ -88,8 +96,13 @@ def read_recorded(timeline: Timeline) -> ReplayedStep:
     def tokens(name: str) -> Ints:
         return column(lambda span: int(span.args.get(name, 0))).astype(np.int64)
 
+    said = {span.name: span.args for span in timeline.on(STEP)}
+    update, share = said.get(UPDATE_ACTOR, {}), said.get(ADVANTAGE, {}).get(ZERO_GRADIENT_TOKENS)
     return ReplayedStep(
         step=timeline.step,
+        zero_gradient=None if share is None else float(share),
+        skipped=bool(update.get("skipped_tokens")),
+        own_log_probs=bool(update.get("own_log_probs")),
         seconds=timeline.end - timeline.start,
         stages=totals((span.name, span.seconds) for span in timeline.on(STEP)),
         replica=column(lambda span: number(span.track)).astype(np.int64),
@@ -189,6 +202,8 @@ def replay(steps: Sequence[ReplayedStep], options: SimulationOptions) -> Replay:
         _observe(steps, options.stock_poll),
         _interstage(begun, through, inference, moving, threshold),
         _pipeline(stages),
+        _zero_gradient(steps),
+        _old_log_prob(steps, stages),
         _elastic(steps, timings, seconds, options),
     )
     return Replay(len(steps), seconds, stages, float(np.median(errors)), threshold, savings)
@@ -246,6 +261,24 @@ def _pipeline(stages: dict[str, float]) -> Saving:
         "pipeline", 0.0, 0.0,
         f"nothing without pipeline parallelism, whose bubbles it fills; with it at most {min(critic, actor):.2f} s, `simulate` with a plan says",
     )  # fmt: skip
+
+
+def _zero_gradient(steps: Sequence[ReplayedStep]) -> Saving:
+    if any(step.skipped for step in steps):
+        return Saving("zero_gradient", 0.0, 0.0, "it was on: samples without a gradient were left out")
+    if any(step.zero_gradient is None for step in steps):
+        return Saving("zero_gradient", 0.0, 0.0, "the run does not say how many samples have no gradient")
+    shares = [step.zero_gradient or 0.0 for step in steps]
+    saved = [share * step.total([UPDATE_ACTOR]) for share, step in zip(shares, steps, strict=True)]
+    note = f"{np.mean(shares):.0%} of the tokens had no gradient"
+    return Saving("zero_gradient", float(np.mean(saved)), 0.0, note)
+
+
+def _old_log_prob(steps: Sequence[ReplayedStep], stages: Mapping[str, float]) -> Saving:
+    if any(step.own_log_probs for step in steps):
+        return Saving("old_log_prob", 0.0, 0.0, "it was on: the update computed its own")
+    note = "with one mini-batch a step the update computes the same"
+    return Saving("old_log_prob", stages.get(OLD_LOG_PROB, 0.0), 0.0, note)
 
 
 def _elastic(

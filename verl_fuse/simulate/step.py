@@ -6,7 +6,7 @@ Invariants (tests/unit/simulate/test_step.py):
 - a step's seconds are at least those of any of its tasks, and idle shares are between 0 and 1.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -96,6 +96,10 @@ def simulate_step(
 ) -> StepResult:
     """Simulate one step of `workload` placed as `plan` says; `realloc` adds nothing to a plan that already has several layouts."""
     features = features_of(strategy)
+    if "old_log_prob" in features and workload.epochs == workload.minibatches == 1:
+        workload = replace(workload, old_log_prob=False)
+    if "zero_gradient" not in features:
+        workload = replace(workload, zero_gradient=0.0)
     fused = fused_training(workload, plan, cost, options) if "pipeline" in features else None
     plan = fused.plan if fused else plan
     apart = len({plan.call(call.name).mesh for call in workload.calls}) > 1
@@ -124,7 +128,7 @@ def simulate_step(
         placed=last,
         plan=plan,
         lengths=lengths,
-        notes=_notes(features, generation, fused, lengths),
+        notes=(*_notes(features, generation, fused, lengths), *_left_out(features, workload)),
     )
 
 
@@ -142,6 +146,13 @@ def _notes(
     if fused is not None:
         notes.append(fused.reason or f"fused passes take {fused.ratio:.0%} of serial ones")
     return tuple(notes)
+
+
+def _left_out(features: frozenset[str], workload: Workload) -> Iterator[str]:
+    if "zero_gradient" in features:
+        yield f"{workload.zero_gradient:.0%} of the samples have no gradient"
+    if "old_log_prob" in features and workload.old_log_prob:
+        yield "several updates a step: old log-probs are needed"
 
 
 def step_tasks(
@@ -246,11 +257,14 @@ def _train_tasks(
     """One task per train call, or, with `ratio` fused over serial, one for both."""
     calls = [call for call in workload.calls if call.kind == "train"]
     seconds = {c.name: train_seconds(workload, c, plan.call(c.name), cost, batches[c.name], options) for c in calls}
+    updates = workload.epochs * workload.minibatches
+    # The optimizer steps as ever.
+    steps = updates * cost.update(workload.actor, plan.call("actor_train").layout)
+    seconds["actor_train"] -= workload.zero_gradient * (seconds["actor_train"] - steps)
     if ratio is None:
         return [
             Task(c.name, STAGES[c.name], "train", (plan.call(c.name).mesh,), seconds[c.name], c.after) for c in calls
         ]
-    updates = workload.epochs * workload.minibatches
     fixed = sum(updates * cost.update(workload.model(c.role), plan.call(c.name).layout) for c in calls)
     total = fixed + ratio * (sum(seconds.values()) - fixed)
     return [Task("train", "update_fused", "train", (plan.call(calls[0].name).mesh,), total, calls[0].after)]

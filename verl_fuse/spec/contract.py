@@ -17,13 +17,14 @@ class Function:
 
     `signature` is written as in its `def`, without annotations, after "async", "static", "class" or "property" where these apply,
     e.g. "async (self, request_id, **extra)"; a default written `...` may be any. `body` is the fingerprint of the code we have read,
-    or those of several versions: other code is yellow. `closed`: our override takes no parameter that upstream adds.
+    or those of several versions: other code is yellow, or red if it must be `exact`. `closed`: our override takes no parameter that upstream adds.
     """
 
     target: str
     signature: str
     body: Fingerprints | None = None
     closed: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

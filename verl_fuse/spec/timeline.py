@@ -27,6 +27,8 @@ GENERATION, SLEEP, DRAIN, BALANCE = "gen", "sleep", "drain", "balance"
 REWARD, OLD_LOG_PROB, REF_LOG_PROB, VALUES, ADVANTAGE = "reward", "old_log_prob", "ref", "values", "adv"
 UPDATE_CRITIC, UPDATE_ACTOR, FUSED_UPDATE = "update_critic", "update_actor", "fused_update"
 SAVE_CHECKPOINT, EXPORT_WHOLE, UPDATE_WEIGHTS = "save_checkpoint", "export_whole", "update_weights"
+# Of the stage `adv`, the shares of the step's samples and of their tokens that have no gradient.
+ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS = "zero_gradient_samples", "zero_gradient_tokens"
 INFERENCE_STAGES, TRAIN_STAGES = (OLD_LOG_PROB, REF_LOG_PROB, VALUES), (UPDATE_CRITIC, UPDATE_ACTOR)
 # On a replica's track: a request, one that prefills what samples share, the replica's start, and its stop before the rollout's end.
 REQUEST, WARM_REQUEST, START, MIGRATE = "request", "warm", "start", "migrate"

@@ -38,7 +38,9 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """`prompts` per step with `samples` responses each; training makes `epochs` passes in `minibatches` updates each."""
+    """`prompts` per step with `samples` responses each; training makes `epochs` passes in `minibatches` updates each.
+
+    `zero_gradient`: share of the samples all advantages of which are 0."""
 
     algorithm: Literal["ppo", "grpo"]
     prompts: int
@@ -52,9 +54,12 @@ class Workload:
     epochs: int = 1
     minibatches: int = 1
     old_log_prob: bool = True
+    zero_gradient: float = 0.0
 
     def __post_init__(self) -> None:
         check_counts("workload", self, ("prompts", "samples", "epochs", "minibatches"))
+        if not 0 <= self.zero_gradient <= 1:
+            raise FuseError(f"workload: zero_gradient={self.zero_gradient!r}; needs a share from 0 to 1")
         if self.algorithm not in ("ppo", "grpo"):
             raise FuseError(f"workload: algorithm={self.algorithm!r}; needs ppo or grpo")
         if (self.critic is not None) != (self.algorithm == "ppo"):
@@ -135,6 +140,7 @@ class Workload:
             epochs=read.epochs,
             minibatches=read.minibatches,
             old_log_prob=read.old_log_prob,
+            zero_gradient=read.zero_gradient,
         )
 
 
@@ -154,3 +160,4 @@ class _File:
     epochs: int = 1
     minibatches: int = 1
     old_log_prob: bool = True
+    zero_gradient: float = 0.0

@@ -18,7 +18,11 @@ def arm(step: int) -> str:
     return plan()["arms"][step - 1]
 
 
+def group(step: int) -> int:
+    """The step group of step `step`, which runs every arm once."""
+    return (step - 1) // plan()["arms_per_group"]
+
+
 def length(step: int, prompt: int, session: int) -> int:
     """Tokens of a sample: all arms of a step group generate the same lengths."""
-    group = plan()["lengths"][(step - 1) // plan()["arms_per_group"]]
-    return group[prompt * plan()["samples_per_prompt"] + session]
+    return plan()["lengths"][group(step)][prompt * plan()["samples_per_prompt"] + session]

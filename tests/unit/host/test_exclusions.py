@@ -28,6 +28,7 @@ ENGINES = {
 ON = {"fuse.interstage.enabled": True, "fuse.elastic.enabled": True}
 SLICES = {**ON, "fuse.interstage.layout": "slices"}
 SIZES = {2: {"actor": {"fsdp_size": 2}, "critic": {"fsdp_size": 2}}}
+ONE_MINI_BATCH = {"data.train_batch_size": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 8}
 # A key that asks something of the run, the value that asks it, what else is set then, and an engine it can run with.
 CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.interstage.enabled", True, {}, "fsdp2"),
@@ -47,8 +48,24 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.realloc.weight_sync", "shards", {}, "fsdp2"),
     ("fuse.realloc.weight_sync", "shards", {}, "megatron"),
     ("fuse.realloc.schedule", SIZES, {}, "fsdp2"),
+    ("fuse.update.skip_zero_gradient", True, {}, "fsdp2"),
+    ("fuse.update.skip_zero_gradient", True, {}, "megatron"),
+    ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "fsdp2"),
+    ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "megatron"),
 )
-VALUES = (None, True, False, 1, 3, 0.5, "x", "shared", {"kv_connector": "MooncakeStoreConnector"})
+VALUES = (
+    None,
+    True,
+    False,
+    1,
+    3,
+    0.5,
+    "x",
+    "shared",
+    "optimal_token_baseline",
+    "seq-mean-token-sum-norm",
+    {"kv_connector": "MooncakeStoreConnector"},
+)
 
 
 @pytest.fixture(scope="module")

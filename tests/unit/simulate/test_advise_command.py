@@ -79,7 +79,7 @@ def test_a_feature_that_is_on_is_not_advised(run_dir: Path, capsys: pytest.Captu
 
 def test_without_a_configuration_what_was_not_checked_is_said(run_dir: Path, capsys: pytest.CaptureFixture[str]):
     found = json.loads(ask(capsys, run_dir, "--json"))
-    assert found["features"] == ["interstage"]
+    assert found["features"] == ["interstage", "old_log_prob"]
     assert set(map(tuple, found["refused"].values())) == {()}
     assert (
         found["notes"][0] == "the run's configuration was not kept (config.yaml): what refuses a feature is not checked"

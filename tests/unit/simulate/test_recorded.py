@@ -1,5 +1,7 @@
 """Replaying recorded steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from setups import NO_POLL, h100, ppo
@@ -53,12 +55,42 @@ def test_a_replay_takes_as_long_as_the_run():
 
 def test_what_every_feature_would_have_saved():
     savings = {saving.feature: saving for saving in ask(step(0), step(1)).savings}
-    assert list(savings) == ["observe", "interstage", "pipeline", "elastic"]
+    assert list(savings) == ["observe", "interstage", "pipeline", "zero_gradient", "old_log_prob", "elastic"]
     assert savings["observe"].seconds == pytest.approx(0.7)
     assert 0.5 < savings["interstage"].seconds < 3.0
     assert savings["pipeline"].seconds == 0
     assert "at most 3.00 s" in savings["pipeline"].note
     assert savings["elastic"].device_share > 0
+
+
+def test_what_an_update_could_have_left_out():
+    plain = step(stages={"gen": 9.3, "old_log_prob": 2.0, "adv": 0.5, "update_actor": 6.0})
+
+    def found(*steps: ReplayedStep):
+        savings = {saving.feature: saving for saving in ask(*steps).savings}
+        return [savings[name] for name in ("zero_gradient", "old_log_prob")]
+
+    zero, old = found(plain)
+    assert (zero.seconds, old.seconds) == (0.0, pytest.approx(2.0))
+    assert "does not say" in zero.note
+    zero, _ = found(*(replace(plain, zero_gradient=share) for share in (0.25, 0.75)))
+    assert (zero.seconds, zero.note) == (pytest.approx(3.0), "50% of the tokens had no gradient")
+    on = found(replace(plain, zero_gradient=0.5, skipped=True, own_log_probs=True))
+    assert [saving.seconds for saving in on] == [0.0, 0.0]
+    assert all(saving.note.startswith("it was on") for saving in on)
+
+
+def test_a_step_says_what_has_no_gradient_and_what_its_update_left_out():
+    request = Span("r", "replica 0", "generate", 0.0, 1.0, {"prompt_tokens": 1, "response_tokens": 1})
+    stages = (
+        Span("adv", "step", "stage", 1.0, 2.0, {"zero_gradient_tokens": 0.4}),
+        Span("update_actor", "step", "stage", 2.0, 3.0, {"skipped_tokens": 0.4, "own_log_probs": 1.0}),
+    )
+    read = read_recorded(Timeline("run", 1, 0.0, 3.0, (request, *stages)))
+    assert (read.zero_gradient, read.skipped, read.own_log_probs) == (0.4, True, True)
+    bare = [replace(span, args={}) for span in stages]
+    read = read_recorded(Timeline("run", 1, 0.0, 3.0, (request, *bare)))
+    assert (read.zero_gradient, read.skipped, read.own_log_probs) == (None, False, False)
 
 
 def test_shared_devices_save_nothing_by_overlap_or_by_fewer_replicas():

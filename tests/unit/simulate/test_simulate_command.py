@@ -53,7 +53,18 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "ppo of qwen2.5-0.5b, 64 samples, on 8 x H100; 2 steps each" in out
     rows = [line.split("│")[1].strip() for line in out.splitlines() if line.startswith("│")]
-    assert rows == ["stock", "observe", "streaming", "interstage", "pipeline", "elastic", "all"]
+    assert rows == [
+        "stock",
+        "observe",
+        "streaming",
+        "interstage",
+        "pipeline",
+        "elastic",
+        "zero_gradient",
+        "old_log_prob",
+        "update",
+        "all",
+    ]
     assert "stock places actor_train as" in out
     assert "\nVerdict: switch " in out
     assert max(map(len, out.splitlines())) <= 100
@@ -65,7 +76,8 @@ def test_what_to_switch_on_is_the_last_that_is_said(tmp_path: Path, capsys: pyte
     out = capsys.readouterr().out
     assert "Verdict: switch on interstage (0.7" in out
     assert out.endswith(
-        "Overrides to paste:\n  fuse.interstage.enabled=true \\\n  fuse.interstage.layout=slices \\\n  fuse.interstage.migration_threshold=auto\n"
+        "Overrides to paste:\n  fuse.interstage.enabled=true \\\n  fuse.interstage.layout=slices \\\n  fuse.interstage.migration_threshold=auto \\\n"
+        "  fuse.update.skip_old_log_prob=true\n"
     )
     assert max(map(len, out.splitlines())) <= 100
 

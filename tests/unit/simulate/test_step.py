@@ -49,6 +49,28 @@ def test_realloc_alone_is_the_plan_it_is_given():
     assert run(ppo(), "realloc", replace(NO_POLL, fuse_poll=0.0)).seconds == run(ppo(), "stock").seconds
 
 
+def test_samples_without_a_gradient_are_not_trained_on():
+    workload = replace(ppo(), zero_gradient=0.4)
+    stock, ours = run(workload, "stock"), run(workload, "zero_gradient", replace(NO_POLL, fuse_poll=0.0))
+    assert stock.seconds == run(ppo(), "stock").seconds, "stock verl trains on them"
+    kept = ours.stages["update_actor"] / stock.stages["update_actor"]
+    assert 0.6 < kept < 0.65, "the optimizer steps as ever"
+    assert ours.stages["update_critic"] == stock.stages["update_critic"]
+    assert "40% of the samples have no gradient" in ours.notes
+
+
+def test_old_log_probs_are_left_out_of_steps_with_one_update():
+    options = replace(NO_POLL, fuse_poll=0.0)
+    one = replace(ppo(), minibatches=1)
+    ours = run(one, "old_log_prob", options)
+    assert "old_log_prob" not in ours.stages
+    assert run(one, "stock").seconds - ours.seconds == pytest.approx(run(one, "stock").stages["old_log_prob"], rel=0.01)
+    several = run(replace(ppo(), minibatches=2), "old_log_prob", options)
+    assert several.seconds == run(replace(ppo(), minibatches=2), "stock").seconds
+    assert "several updates a step: old log-probs are needed" in several.notes
+    assert run(one, "update", options).seconds == ours.seconds
+
+
 def test_interstage_hides_inference_behind_the_tail():
     stock, fused = run(ppo(), "stock"), run(ppo(), "interstage")
     assert fused.seconds < stock.seconds
@@ -107,7 +129,7 @@ def test_seeds_differ_and_repeat():
 def test_an_unknown_strategy_is_refused():
     with pytest.raises(
         FuseError,
-        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, all",
+        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, zero_gradient, old_log_prob, update, all",
     ):
         run(ppo(), "fast")
 

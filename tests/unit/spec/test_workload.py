@@ -78,6 +78,7 @@ def test_lengths_and_models_are_relative_to_the_file(tmp_path: Path):
         ("minibatches: 4", "samples: 4\nminibatches: 1024", "minibatches=1024 do not divide prompts=512"),
         ("prompts: 512", "prompts: 99999999999999", "99999999999999 sequences a step; needs at most 262144"),
         ("prompts: 512", "prompts: 512\nsamples: 513", "262656 sequences a step"),
+        ("minibatches: 4", "zero_gradient: 1.5", "zero_gradient=1.5; needs a share from 0 to 1"),
         ("minibatches: 4", "epochs: 1001", "epochs=1001; needs at most 1000"),
         ("minibatches: 4", "minibatch: 4", r"workload.minibatch: unknown key \(did you mean 'minibatches'\?\)"),
         ("critic: llama-7b", "critic: llama-9b", "model 'llama-9b': unknown; did you mean"),

@@ -7,7 +7,7 @@ A stage's batch must divide evenly over data-parallel ranks, and over micro-batc
 
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import agg_loss
@@ -25,11 +25,12 @@ STAGE_FIELDS: dict[Stage, tuple[str, ...]] = {
 
 
 def streamed_stages(config: DictConfig, use_reference_policy: bool, use_critic: bool) -> tuple[Stage, ...]:
-    """Stages a finished sample can go through before the batch is complete; a bypassed old log-prob costs nothing, so verl keeps it."""
+    """Stages a finished sample can go through before the batch is complete; a bypassed old log-prob costs nothing, so verl keeps it, and one that the
+    update computes is not computed before."""
     correction = config.algorithm.get("rollout_correction", None)
     bypass = bool(correction and correction.get("bypass_mode", False))
     wanted: tuple[tuple[Stage, bool], ...] = (
-        ("old_log_prob", not bypass),
+        ("old_log_prob", not bypass and not OmegaConf.select(config, "fuse.update.skip_old_log_prob")),
         ("ref", use_reference_policy),
         ("values", use_critic),
     )

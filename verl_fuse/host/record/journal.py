@@ -41,11 +41,11 @@ class Journal:
         self._hook.fuse_event(event=kind(self.step.number, time.time(), **fields))
 
     @contextmanager
-    def stage(self, name: str, category: Category = "stage") -> Iterator[None]:
-        """The block is a stage of the step."""
+    def stage(self, name: str, category: Category = "stage", **args: float) -> Iterator[dict[str, Any]]:
+        """The block is a stage of the step, with `args` and those put into the yielded dict."""
         self.emit(StageBegun, name=name)
-        with self.recorder.span(name, STEP, category):
-            yield
+        with self.recorder.span(name, STEP, category, **args) as said:
+            yield said
 
     def account(self, run_dir: Path, batch: KVBatchMeta, replayed: bool) -> Mapping[str, float]:
         """Account for the batch that the step trains on, write that down, and return its metrics. A `replayed` one comes from disk, of any

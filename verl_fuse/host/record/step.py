@@ -30,9 +30,9 @@ class Step:
 
 
 class RunStage(Protocol):
-    """Runs a stage of the step on the lane of the training workers, and records it."""
+    """Runs a stage of the step on the lane of the training workers, and records it with `args`."""
 
-    def __call__(self, name: str, category: Category, work: Callable[[], Any]) -> Any: ...
+    def __call__(self, name: str, category: Category, work: Callable[[], Any], **args: float) -> Any: ...
 
 
 class TrainerPart:

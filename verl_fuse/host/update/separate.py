@@ -8,7 +8,7 @@ from transfer_queue import KVBatchMeta
 from verl_fuse.host.record.step import RunStage
 from verl_fuse.spec.timeline import UPDATE_ACTOR, UPDATE_CRITIC
 
-# One of verl's update methods: trains on a batch, adds metrics, returns the batch.
+# One of verl's stage methods: works on a batch, adds metrics, returns the batch.
 UpdateCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
 
 
@@ -21,6 +21,14 @@ class SeparateUpdates:
     def critic(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall, actor: UpdateCall) -> KVBatchMeta:
         """verl's turn of the critic, in which both may be updated; `critic` and `actor` are verl's methods."""
         return self._run(UPDATE_CRITIC, "train", partial(critic, batch, metrics))
+
+    def old_log_prob(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
+        """verl's old log-probs, which the update of the actor compares with."""
+        return stock(batch, metrics)
+
+    def advantage(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
+        """verl's advantages."""
+        return stock(batch, metrics)
 
     def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
         """verl's turn of the actor."""

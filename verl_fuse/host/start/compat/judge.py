@@ -62,9 +62,8 @@ def _function(contract: Function, tree: SourceTree) -> list[ContractProblem]:
         for difference in changed
     ]
     if contract.body is not None and (now := fingerprint([found.node])) not in (read := fingerprints(contract.body)):
-        problems.append(
-            ContractProblem(Level.YELLOW, f"body changed: fingerprint was {' or '.join(read)}, is {now}", True)
-        )
+        level = Level.RED if contract.exact else Level.YELLOW
+        problems.append(ContractProblem(level, f"body changed: fingerprint was {' or '.join(read)}, is {now}", True))
     return problems
 
 

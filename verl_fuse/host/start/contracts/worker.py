@@ -69,4 +69,29 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Function(f"{DECORATOR}:make_nd_compute_dataproto_dispatch_fn", "(mesh_name)", "6f8d458d5d3dcbe2"),
     Function("verl.single_controller.base.worker:Worker.rank", "property (self)"),
+    # How an update goes through a mini-batch, whoever changes what of it (update/megatron, update/lean).
+    Function(
+        "verl.workers.engine.megatron.transformer_impl:MegatronEngine.forward_backward_batch",
+        "(self, data, loss_function, forward_only=False)",
+        "da9707df5fce7407",
+    ),
+    Function(
+        "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead.forward_step",
+        "(self, batch_iter, model, logits_processor_func, postprocess_micro_batch_func)",
+        "8df7dc2f7b30ba5d",
+    ),
+    Function(
+        "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithValueHead.forward_step",
+        "(self, batch_iter, model, logits_processor_func, postprocess_micro_batch_func)",
+        "05c230526f9ff2e9",
+    ),
+    Function(
+        "verl.workers.engine.megatron.transformer_impl:MegatronEngineWithLMHead.postprocess_micro_batch_func",
+        "(self, output, data, forward_only, loss_function, local_cp_size=None)",
+        "1d4ef4ecfaf0e336",
+    ),
+    Function(f"{ENGINE_WORKERS}:TrainingWorker.train_batch", "(self, data)", "92d0f344d1d4c11c", closed=True),
+    Function("verl.workers.engine.base:BaseEngine.train_batch", "(self, data, loss_function)", "9b4325972cede6ec"),
+    Function("verl.utils.tensordict_utils:get_non_tensor_data", "(data, key, default)", "6e8619fa3e304de8"),
+    Function("verl.utils.transferqueue_utils:tqbridge", "(dispatch_mode=None)", "acb0bfd4ed7630a0"),
 )

@@ -1,0 +1,159 @@
+"""External module of the bench `update` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the same worker groups.
+
+- stock: verl's own pass and update, on workers that leave nothing out;
+- skip_zero_gradient, skip_old_log_prob: one switch, with verl's metrics;
+- all: both, with metrics of what is computed.
+
+A step's seconds are from its begin to the end of its weight sync. In the warm-up, a step of `all` is updated by verl as well, from the same weights.
+"""
+
+import functools
+import importlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from bench_plan import arm, group, plan
+from pinning import pin, pin_replicas
+
+from verl_fuse.host.upstream.on_import import on_import
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "stock": {},
+    "skip_zero_gradient": {"skip_zero_gradient": True},
+    "skip_old_log_prob": {"skip_old_log_prob": True},
+    "all": {"skip_zero_gradient": True, "skip_old_log_prob": True, "metrics": "computed"},
+}
+
+
+def _register_agent(module: Any) -> None:
+    # Hydra looks the agent up by its module and name.
+    importlib.import_module("forced_reward_agent")
+
+
+def _on_workers(trainer: Any, function: Any, *args: Any) -> list[Any]:
+    """What `function(actor, *args)` returns on each rank."""
+    import ray
+
+    def call(worker: Any) -> Any:
+        (found,) = worker.worker_dict.values()
+        return function(found.actor, *args)
+
+    return ray.get([worker.__ray_call__.remote(call) for worker in trainer.actor_rollout_wg.workers])
+
+
+def _leave_out(actor: Any, options: Any) -> None:
+    actor.lean = options
+
+
+def _held(actor: Any) -> dict[str, Any]:
+    held = dict(actor.engine.module.named_parameters())
+    for place, state in enumerate(actor.engine.optimizer.state.values()):
+        held |= {f"{place} {key}": value for key, value in state.items()}
+    return {name: getattr(tensor, "_local_tensor", tensor).detach() for name, tensor in held.items()}
+
+
+def _keep(actor: Any) -> None:
+    actor._before = {name: tensor.clone() for name, tensor in _held(actor).items()}
+    actor._rate = actor.engine.lr_scheduler.state_dict()
+
+
+def _undo(actor: Any) -> None:
+    import torch
+
+    actor._stock = {name: tensor.clone() for name, tensor in _held(actor).items()}
+    with torch.no_grad():
+        for name, tensor in _held(actor).items():
+            # What the optimizer did not have yet begins at zero.
+            tensor.copy_(actor._before[name]) if name in actor._before else tensor.zero_()
+    actor.engine.lr_scheduler.load_state_dict(actor._rate)
+
+
+def _difference(actor: Any) -> float:
+    import torch
+
+    def flat(held: dict[str, Any]) -> Any:
+        return torch.cat([(held[name].double() - actor._before.get(name, 0.0)).flatten() for name in sorted(held)])
+
+    stock, ours = flat(actor._stock), flat(_held(actor))
+    return float((stock - ours).norm() / stock.norm())
+
+
+def _switch_arms(module: Any) -> None:
+    from verl_fuse.host.update.lean.driver import LeanUpdates
+    from verl_fuse.host.update.lean.options import LeanOptions
+
+    trainer: Any = module.FuseTrainer
+    stock: Any = module.PPOTrainerSync
+    begin, end, old, update = (
+        trainer.on_step_begin,
+        trainer.on_step_end,
+        trainer._compute_old_log_prob,
+        trainer._update_actor,
+    )
+
+    def on_step_begin(self: Any) -> None:
+        import ray
+
+        if self.global_steps == 1:
+            cores = pin_replicas(self)
+            for rank, worker in enumerate(self.actor_rollout_wg.workers):
+                pin([ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))], cores[rank])
+            self.parts.clear()
+        self._options = LeanOptions(**OPTIONS[arm(self.global_steps)])
+        self.updates = LeanUpdates(self, self.run_stage, self._options)
+        _on_workers(self, _leave_out, self._options)
+        self._seconds = {"begin": time.monotonic()}
+        begin(self)
+
+    def timed(name: str, method: Any) -> Any:
+        @functools.wraps(method)
+        def stage(self: Any, batch: Any, metrics: dict) -> Any:
+            begun = time.monotonic()
+            batch = method(self, batch, metrics)
+            self._seconds[name] = time.monotonic() - begun
+            return batch
+
+        return stage
+
+    def _update_actor(self: Any, batch: Any, metrics: dict) -> Any:
+        compared = group(self.global_steps) == 0 and arm(self.global_steps) == "all"
+        if compared:
+            from dataclasses import replace
+
+            copy = replace(batch, extra_info=dict(batch.extra_info or {}))
+            stock._compute_old_log_prob(self, copy, {})
+            _on_workers(self, _leave_out, LeanOptions())
+            _on_workers(self, _keep)
+            stock._update_actor(self, copy, {})
+            _on_workers(self, _undo)
+            _on_workers(self, _leave_out, self._options)
+        batch = update(self, batch, metrics)
+        if compared:
+            self._seconds["difference"] = max(_on_workers(self, _difference))
+        return batch
+
+    def on_step_end(self: Any) -> None:
+        end(self)
+        seconds, account = self._seconds, self.journal.step.account
+        record = {
+            "step": self.global_steps,
+            "arm": arm(self.global_steps),
+            "seconds": time.monotonic() - seconds.pop("begin"),
+            "samples": account.samples,
+            "lost": account.missing,
+            "skipped_tokens": self.updates.metrics["fuse/update_skipped_tokens"],
+            **seconds,
+        }
+        with Path(plan()["measurements"]).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    trainer.on_step_begin, trainer.on_step_end = on_step_begin, on_step_end
+    trainer._compute_old_log_prob = timed("old_log_prob", old)
+    trainer._update_actor = timed("update", _update_actor)
+
+
+on_import("verl.experimental.agent_loop", _register_agent)
+on_import("verl_fuse.host.trainer", _switch_arms)

@@ -1,0 +1,122 @@
+"""What a lean update rests on: how verl's worker and engines go through a mini-batch, its losses, and the configuration refused.
+
+Asked for by runs with such an update; every fingerprint was taken, and the code behind it read, at verl 0.9.1 and megatron-core 0.16.1.
+"""
+
+from collections.abc import Sequence
+
+from verl_fuse.host.upstream.targets import ACTOR_YAML, FSDP_YAML, MEGATRON_YAML, MODEL_YAML, PPO_YAML
+from verl_fuse.spec.composed import ACTOR, Get
+from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
+from verl_fuse_update.losses import ANY_LOSSES, CORE_ALGORITHMS
+from verl_fuse_update.refusals import switched_on
+
+CORRECTION_YAML = "verl/trainer/config/algorithm/rollout_correction.yaml"
+
+CONTRACTS: tuple[Contract, ...] = (
+    Function(
+        "verl.workers.engine_workers:TrainingWorker._postprocess_output",
+        "(self, output, *, global_token_num, delta_time, forward_only, images_seqlens)",
+        "418bf949581d4cd1",
+    ),
+    Function("verl.workers.engine_workers:ActorRolloutRefWorker.init_model", "(self)", "08285ce005c99bc5"),
+    Function("verl.workers.engine.base:BaseEngine.optimizer_step", "(self)", "aa7ecf4cb2f986b5"),
+    Function("verl.workers.engine.utils:postprocess_batch_func", "(output_lst, indices, data)", "e6effcf999af3b51"),
+    Function(
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.forward_backward_batch",
+        "(self, data, loss_function, forward_only=False)",
+        "c79ef041c2bf7a37",
+    ),
+    Function("verl.workers.engine.fsdp.transformer_impl:FSDPEngine.optimizer_step", "(self)", "1ed9f1fddab5ac14"),
+    Function(
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.forward_step",
+        "(self, micro_batch, loss_function, forward_only)",
+        "cf6fe0aa07a5c5f2",
+    ),
+    Function(
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_data_parallel_group", "(self)", "4717be2dcd1e53c0"
+    ),
+    Function(
+        "verl.workers.engine.megatron.transformer_impl:MegatronEngine.optimizer_step", "(self)", "b70ef03cf89cdbe8"
+    ),
+    Function(
+        "verl.workers.engine.megatron.transformer_impl:MegatronEngine.get_data_parallel_group",
+        "(self)",
+        "aa0d710bd74da7b9",
+    ),
+    Function("verl.workers.utils.losses:ppo_loss", "(config, model_output, data, dp_group=None)", "660afc801005638d"),
+    Function("verl.workers.utils.padding:no_padding_2_padding", "(tensor, data)", "cdacadb3ad5acda6"),
+    Function("verl.utils.tensordict_utils:index_select_tensor_dict", "(batch, indices)", "eb6e05d4bf275a38"),
+    Function(
+        "verl.utils.tensordict_utils:make_iterator",
+        "(tensordict, mini_batch_size, epochs, seed=None, dataloader_kwargs=None)",
+        "66fce2b30614f39c",
+    ),
+    Function("verl.utils.tensordict_utils:assign_non_tensor", "(tensor_dict, **kwargs)", "55bc5e28e0751e16"),
+    Function(
+        "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions",
+        "(seqlen_list, k_partitions, equal_size)",
+        "d1884e325704f03e",
+    ),
+    Function("verl.utils.seqlen_balancing:calculate_workload", "(seqlen_list)", "62b076431d90daf9"),
+    Function(
+        "verl.utils.seqlen_balancing:rearrange_micro_batches",
+        "(batch, max_token_len, dp_group=None, num_batches_divided_by=None, same_micro_num_in_dp=True, min_num_micro_batch=None, use_dynamic_bsz_balance=True, force_group_size=1)",
+        "58917f7f19815c14",
+    ),
+    Function("verl.utils.py_functional:append_to_dict", "(data, new_data, prefix='')", "255fb4f76532c5d7"),
+    Function("verl.utils.metric.utils:Metric.aggregate", "(self)", "b2766b233c968c83"),
+    Function("verl.utils.metric.utils:Metric.aggregate_dp", "class (cls, metric_lists)", "8e12006e5f10e2a0"),
+    Function("verl.utils.metric.utils:Metric.__init__", "(self, aggregation, value=None)", "97f324f86bb5d197"),
+    Function(
+        "verl.trainer.ppo.rollout_corr_helper:compute_rollout_correction_and_add_to_batch",
+        "(batch, rollout_corr_config)",
+        "12d1ba1183d209cc",
+    ),
+    Attribute("verl.workers.engine_workers:ActorRolloutRefWorker.actor_worker_cls"),
+    Attribute("verl.workers.engine_workers:TrainingWorker.loss_fn"),
+    Class("verl.utils.metric.utils:AggregationType"),
+    Class("verl.utils.metric.utils:Metric"),
+    Attribute("verl.utils.metric.utils:AggregationType.MEAN"),
+    # What is required, or refused (refusals.py).
+    ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", bool),
+    ConfigKey(PPO_YAML, "algorithm.adv_estimator", str),
+    ConfigGroup(PPO_YAML, "distillation@distillation: distillation"),
+    ConfigKey("verl/trainer/config/distillation/distillation.yaml", "enabled", False),
+    ConfigKey(CORRECTION_YAML, "rollout_is", None),
+    ConfigKey(CORRECTION_YAML, "rollout_rs", None),
+    ConfigKey(CORRECTION_YAML, "rollout_is_batch_normalize", False),
+    ConfigKey(ACTOR_YAML, "use_kl_loss", False),
+    ConfigKey(ACTOR_YAML, "entropy_coeff", object),
+    ConfigKey(ACTOR_YAML, "policy_loss.loss_mode", "vanilla"),
+    ConfigKey(ACTOR_YAML, "ppo_mini_batch_size", int),
+    ConfigKey(ACTOR_YAML, "ppo_epochs", int),
+    ConfigKey(ACTOR_YAML, "shuffle", bool),
+    ConfigKey(MODEL_YAML, "mtp.enable", object),
+    ConfigKey(MODEL_YAML, "lora.dropout", 0.0),
+    ConfigKey(MODEL_YAML, "override_config", object),
+    ConfigKey(FSDP_YAML, "qat.enable", object),
+    ConfigKey(MEGATRON_YAML, "qat.enable", object),
+    ConfigKey(MEGATRON_YAML, "dynamic_context_parallel", object),
+    ConfigKey(MEGATRON_YAML, "context_parallel_size", object),
+    ConfigKey(MEGATRON_YAML, "virtual_pipeline_model_parallel_size", type(None)),
+    ConfigKey(MEGATRON_YAML, "use_megatron_fsdp", object),
+    ConfigKey(MEGATRON_YAML, "router_replay.mode", str),
+    ConfigKey(MEGATRON_YAML, "override_transformer_config", object),
+)
+
+
+def contracts(get: Get | None) -> Sequence[Contract]:
+    """Those of a run (None: of any), with the loss that it trains by."""
+    if get is not None and not switched_on(get):
+        return ()
+    names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()
+    return (*CONTRACTS, *(_loss(*ANY_LOSSES[name]) for name in sorted(names)))
+
+
+def _loss(function: str, fingerprint: str) -> Contract:
+    signature = (
+        "(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode=..., config=None, rollout_is_weights=None)"
+    )
+    # Exact: another loss may give samples without an advantage a gradient.
+    return Function(f"{CORE_ALGORITHMS}:{function}", signature, fingerprint, exact=True)

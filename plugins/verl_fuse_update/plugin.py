@@ -1,0 +1,52 @@
+"""Hooks of the plugin `update`."""
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from verl_fuse.hookspecs import Trainer, hookimpl
+from verl_fuse.spec.composed import getter
+from verl_fuse.spec.contract import Contract
+from verl_fuse.spec.step import Refusal
+from verl_fuse_update.config import UpdateConfig
+from verl_fuse_update.contracts import contracts
+from verl_fuse_update.refusals import CORRECTION, refusals, switched_on
+
+
+class UpdatePlugin:
+    """Puts what leaves work out of an update in place; what does it is in the host."""
+
+    HOOK_API = 2
+
+    @hookimpl
+    def fuse_config(self) -> type:
+        return UpdateConfig
+
+    @hookimpl
+    def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:
+        return list(refusals(getter(config)))
+
+    @hookimpl
+    def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
+        return contracts(None if config is None else getter(config))
+
+    @hookimpl(wrapper=True)
+    def fuse_worker_class(
+        self, model: str, base: type, config: Mapping[str, Any]
+    ) -> Generator[None, type | None, type | None]:
+        # On top of what another plugin makes of verl's class: what is trained is another's concern.
+        found = yield
+        get = getter(config)
+        if model != "actor" or not switched_on(get):
+            return found
+        from verl_fuse.host.update.lean.options import LeanOptions
+        from verl_fuse.host.update.lean.worker import lean_worker_class
+
+        block = {name: get(f"fuse.update.{name}") for name in ("skip_zero_gradient", "skip_old_log_prob", "metrics")}
+        chosen = {name: value for name, value in block.items() if value is not None}
+        return lean_worker_class(found or base, LeanOptions(**chosen, bypass=bool(get(f"{CORRECTION}.bypass_mode"))))
+
+    @hookimpl
+    def fuse_setup(self, trainer: Trainer) -> None:
+        block: UpdateConfig = trainer.block("update")
+        if block.skip_zero_gradient or block.skip_old_log_prob:
+            trainer.use_lean_update(block.skip_zero_gradient, block.skip_old_log_prob, block.metrics)

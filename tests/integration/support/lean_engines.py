@@ -1,0 +1,333 @@
+"""An actor in verl's own TrainingWorker and in the lean one, on FSDP2 or Megatron, gloo processes, fixed batches: several steps of each, side by side.
+
+Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sharded_engines
+import small_engines
+from ranks import World
+
+STEPS = 3
+SAMPLES = 16
+GROUP = 4
+KL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "low_var_kl"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How three steps are trained: by stock verl (`lean` is None) or leanly; `fault` is planted."""
+
+    lean: dict[str, Any] | None = None
+    micro_batch: int = 2
+    tokens: int | None = None
+    mini_batches: int = 1
+    epochs: int = 1
+    loss: str = "vanilla"
+    agg: str = "token-mean"
+    actor: dict[str, Any] = field(default_factory=dict)
+    own: bool = False  # old log-probs are the model's: by verl's pass, or left to the update
+    fault: str = ""
+    packed: bool = False
+    padding: bool = True
+
+
+def write_model(folder: Path) -> None:
+    """A random Llama of two layers."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4.0)  # livelier than a fresh model
+    model.save_pretrained(folder / "actor")
+
+
+class Bench:
+    """Both workers of an engine, kept for all arms."""
+
+    def __init__(self, world: World, folder: Path, engine: str) -> None:
+        from verl_fuse.host.update.lean.options import LeanOptions
+        from verl_fuse.host.update.lean.worker import LeanTrainingWorker
+
+        with open(os.devnull, "w") as silence, redirect_stdout(silence):
+            if engine == "fsdp2":
+                build = partial(sharded_engines.worker, world, folder, "actor")
+            else:
+                sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp") or 1))
+                case = small_engines.Case(actor=sizes, critic=sizes)
+                build = partial(small_engines.worker, world, folder / "actor", case, "actor")
+            self.workers = {False: build(), True: build(kind=partial(LeanTrainingWorker, lean=LeanOptions()))}
+        self.engine = engine
+        self.first = {name: tensor.clone() for name, tensor in _parameters(self.workers[False]).items()}
+
+    def restore(self, worker: Any) -> None:
+        """Parameters, moments and learning rate as after the model was built."""
+        import torch
+
+        with torch.no_grad():
+            for name, tensor in _parameters(worker).items():
+                tensor.copy_(self.first[name])
+        _adam(worker).state.clear()
+        worker.engine.optimizer_zero_grad()
+        scheduler = worker.engine.lr_scheduler
+        if self.engine == "fsdp2":
+            scheduler.last_epoch = 0
+            scheduler._step_count = 1
+            for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
+                group["lr"] = scheduler.lr_lambdas[0](0) * rate
+        else:
+            scheduler.num_steps = 0
+            scheduler.step(0)
+
+
+def _parameters(worker: Any) -> dict[str, Any]:
+    modules = worker.engine.module if isinstance(worker.engine.module, list) else [worker.engine.module]
+    found = {}
+    for place, module in enumerate(modules):
+        for name, parameter in module.named_parameters():
+            found[f"{place} {name}"] = getattr(parameter, "_local_tensor", parameter)
+            # Megatron's copy in full precision.
+            if (whole := getattr(parameter, "main_param", None)) is not None:
+                found[f"{place} main {name}"] = whole
+    return found
+
+
+def _adam(worker: Any) -> Any:
+    optimizer = worker.engine.optimizer
+    while hasattr(optimizer, "chained_optimizers") or hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.chained_optimizers[0] if hasattr(optimizer, "chained_optimizers") else optimizer.optimizer
+    return optimizer
+
+
+def batch(step: int, zeros: str, padding: bool) -> Any:
+    """All samples of a step, group after group: 0/1 rewards with equal ones in some groups, and a row of padding or none.
+
+    `zeros`: "some" groups, those of "rank 1", "all", or "none"."""
+    import torch
+    from tensordict import TensorDict
+
+    draw = torch.Generator().manual_seed(100 + step)
+    rows = []
+    for group in range(SAMPLES // GROUP):
+        rewards = torch.tensor([0.0, 1.0, *torch.randint(0, 2, (GROUP - 2,), generator=draw).tolist()])
+        equal = {"some": group % 2 == 0, "rank 1": group >= 2, "all": True, "none": False}[zeros]
+        advantages = torch.zeros(GROUP) if equal else (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        for sample in range(GROUP):
+            prompt, response = torch.randint(3, 12, (2,), generator=draw).tolist()
+            rows.append((prompt, response, float(advantages[sample])))
+    # The last but one row: no token of it counts, and its advantages are 0.
+    empty = SAMPLES - 2 if padding else None
+    masks = [torch.zeros(r) if place == empty else torch.ones(r) for place, (_, r, _) in enumerate(rows)]
+    advantages = [a * mask for (_, _, a), mask in zip(rows, masks, strict=True)]
+
+    def nested(tensors: Sequence[Any]) -> Any:
+        return torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
+
+    def noise(scale: float) -> Any:
+        return nested([-4 + scale * torch.randn(r, generator=draw) for _, r, _ in rows])
+
+    prompts = [torch.randint(1, 64, (p,), generator=draw) for p, _, _ in rows]
+    responses = [torch.randint(1, 64, (r,), generator=draw) for _, r, _ in rows]
+    fields = {
+        "input_ids": nested([torch.cat(pair) for pair in zip(prompts, responses, strict=True)]),
+        "position_ids": nested([torch.arange(p + r) for p, r, _ in rows]),
+        "prompts": nested(prompts),
+        "responses": nested(responses),
+        "response_mask": nested(masks),
+        "loss_mask": nested([torch.cat([torch.zeros(p), m]) for (p, _, _), m in zip(rows, masks, strict=True)]),
+        "advantages": nested(advantages),
+        "old_log_probs": noise(0.1),
+        "ref_log_prob": noise(0.3),
+        "temperature": torch.ones(SAMPLES),
+    }
+    return TensorDict(fields, batch_size=[SAMPLES])
+
+
+def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
+    """Train; of each step verl's metrics, then what every rank holds: parameters and Adam's state."""
+    from verl.utils import tensordict_utils as tu
+
+    from verl_fuse.host.update.lean.options import LeanOptions
+
+    worker = bench.workers[arm.lean is not None]
+    worker.lean = LeanOptions(**arm.lean or {})
+    bench.restore(worker)
+    _set_loss(bench, worker, arm)
+    engine, steps = worker.engine, []
+    for step, kind in enumerate(zeros):
+        data = batch(step, kind, arm.padding)
+        size, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
+        data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
+        tu.assign_non_tensor(
+            data,
+            mini_batch_size=SAMPLES // arm.mini_batches,
+            global_batch_size=SAMPLES // arm.mini_batches,
+            epochs=arm.epochs,
+            seed=1,
+            dataloader_kwargs={"shuffle": False},
+            use_dynamic_bsz=arm.tokens is not None,
+            max_token_len_per_gpu=arm.tokens,
+            micro_batch_size_per_gpu=arm.micro_batch,
+            use_remove_padding=arm.packed,
+        )
+        if arm.own:
+            _own(worker, data, arm)
+        with _fault(worker, arm.fault, data):
+            output = worker.train_mini_batch(data)
+        metrics = dict(tu.get(output, "metrics")) if output is not None else {}
+        steps.append({key: value for key, value in metrics.items() if not key.startswith("perf/")})
+        if arm.own and arm.lean and arm.lean.get("skip_old_log_prob"):
+            worker.log_probs_of_update(data)
+    adam = _adam(worker)
+    held = dict(_parameters(worker))
+    for place, state in enumerate(adam.state.values()):
+        held |= {f"{place} {key}": getattr(value, "_local_tensor", value) for key, value in state.items()}
+    return {"steps": steps, "held": {name: tensor.detach().clone() for name, tensor in held.items()}}
+
+
+def _set_loss(bench: Bench, worker: Any, arm: Arm) -> None:
+    from verl.workers.config import FSDPActorConfig, McoreActorConfig
+    from verl.workers.config.actor import PolicyLossConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    kind = FSDPActorConfig if bench.engine == "fsdp2" else McoreActorConfig
+    config = kind(
+        rollout_n=1,
+        ppo_mini_batch_size=8,
+        ppo_micro_batch_size_per_gpu=2,
+        use_dynamic_bsz=False,
+        strategy=bench.engine.split()[0],
+        loss_agg_mode=arm.agg,
+        policy_loss=PolicyLossConfig(loss_mode=arm.loss, dro_beta=0.1),
+        **arm.actor,
+    )
+    worker.set_loss_fn(partial(ppo_loss, config=config))
+
+
+def _own(worker: Any, data: Any, arm: Arm) -> None:
+    """Old log-probs of the model: by verl's pass, or left to the update."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import response_from_nested
+
+    from verl_fuse.host.update.lean.options import OWN_LOG_PROBS
+
+    if arm.lean and arm.lean.get("skip_old_log_prob"):
+        data.pop("old_log_probs")
+        tu.assign_non_tensor(data, **{OWN_LOG_PROBS: True})
+        return
+    rows = data.clone(recurse=False)
+    tu.assign_non_tensor(rows, compute_loss=False, calculate_entropy=True)
+    output = worker.infer_batch(rows)
+    if output is not None:
+        data["old_log_probs"] = response_from_nested(output["log_probs"], data["response_mask"])
+
+
+@contextmanager
+def _fault(worker: Any, fault: str, data: Any) -> Iterator[None]:
+    """What must show in a comparison."""
+    from verl_fuse.host.update.lean import mini_batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        if fault == "skips a small advantage":
+            # One sample that counts, by little.
+            tiny = data["advantages"].unbind()[0]
+            tiny.fill_(1e-3)
+            if worker.lean.skip_zero_gradient:
+                large = [bool((row.abs() > 0.01).any()) for row in data["advantages"].unbind()]
+                patch.setattr(mini_batch, "has_gradient", lambda _: large)
+        elif fault == "wrong denominator":
+            split = mini_batch.LeanMiniBatch._split
+
+            def counted(self: Any, stock: Any, data: Any, **request: Any) -> Any:
+                from verl.utils import tensordict_utils as tu
+
+                tu.assign_non_tensor(data, batch_num_tokens=0.9 * data["batch_num_tokens"])
+                return split(self, stock, data, **request)
+
+            patch.setattr(mini_batch.LeanMiniBatch, "_split", counted)
+        elif fault == "no step":
+            patch.setattr(worker.engine, "optimizer_step", lambda: 0.0)
+        yield
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """How two arms differ on this rank: parameters and moments (l2 of all together, relative); loss, gradient norm and other metrics of all steps."""
+    import torch
+
+    if one["held"].keys() != other["held"].keys():
+        # The optimizer of one never stepped.
+        return dict.fromkeys(("parameters", "exp_avg", "exp_avg_sq", "loss", "grad_norm"), float("inf"))
+
+    def flat(held: dict[str, Any], end: str) -> Any:
+        chosen = [t.double().flatten() for name, t in sorted(held.items()) if name.endswith(end)]
+        return torch.cat(chosen)
+
+    def relative(end: str) -> float:
+        first, second = flat(one["held"], end), flat(other["held"], end)
+        return float((first - second).norm() / first.norm().clamp_min(1e-30))
+
+    found = {"exp_avg": relative("exp_avg"), "exp_avg_sq": relative("exp_avg_sq")}
+    found["parameters"] = relative("weight")
+    found["bitwise"] = float(all(torch.equal(t, other["held"][name]) for name, t in one["held"].items()))
+    for step, (mine, theirs) in enumerate(zip(one["steps"], other["steps"], strict=True)):
+        for key, value in mine.items():
+            a, b = _number(value), _number(theirs[key]) if key in theirs else float("nan")
+            name = key if key in ("loss", "grad_norm") else "metrics"
+            gap = abs(a - b) / max(abs(a), 1e-30) if name == "grad_norm" else abs(a - b)
+            found[name] = max(found.get(name, 0.0), gap) if gap == gap else gap
+        assert mine.keys() <= theirs.keys(), (step, mine.keys() ^ theirs.keys())
+    return found
+
+
+def _number(value: Any) -> float:
+    import numpy as np
+
+    return float(np.mean(value.values if hasattr(value, "values") else value))
+
+
+_benches: dict[tuple[int, str], Bench] = {}
+
+
+def compared(
+    world: World,
+    folder: Path,
+    engine: str,
+    arms: dict[str, Arm],
+    zeros: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
+) -> dict[str, dict[str, float]]:
+    """Differences of pairs of arms, by "one - other"."""
+    import torch
+
+    if (world.size, engine) not in _benches:
+        _benches[world.size, engine] = Bench(world, folder, engine)
+    bench = _benches[world.size, engine]
+    ran = {}
+    for name, arm in arms.items():
+        torch.manual_seed(0)
+        ran[name] = run(bench, arm, zeros)
+    return {f"{one} - {other}": difference(ran[one], ran[other]) for one, other in pairs} | {
+        "metrics": {name: found["steps"] for name, found in ran.items()}
+    }

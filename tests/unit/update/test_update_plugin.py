@@ -1,0 +1,120 @@
+"""What the plugin `update` refuses, and when it takes part."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
+from verl_fuse_update.plugin import UpdatePlugin
+
+PLUGIN = UpdatePlugin()
+SKIP, OWN = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob"
+ACTOR = "actor_rollout_ref.actor"
+TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
+
+
+def composed(*switches, **changes):
+    config = OmegaConf.create(
+        {
+            "trainer": {"v1": {"trainer_mode": "fuse"}},
+            "algorithm": {"adv_estimator": "grpo", "rollout_correction": {"bypass_mode": False}},
+            "data": {"train_batch_size": 8},
+            "actor_rollout_ref": {
+                "actor": {"strategy": "fsdp2", "ppo_mini_batch_size": 8, "policy_loss": {"loss_mode": "vanilla"}}
+            },
+        }
+    )
+    for key, value in {**dict.fromkeys(switches, True), **changes}.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    return config
+
+
+def refused(*switches, **changes) -> set[str]:
+    return {refusal.key for refusal in PLUGIN.fuse_validate(config=composed(*switches, **changes))}
+
+
+def test_what_fits_is_not_refused_and_without_a_switch_nothing_is_asked():
+    for strategy in ("fsdp2", "megatron"):
+        assert refused(SKIP, OWN, **{f"{ACTOR}.strategy": strategy}) == set()
+    off = {f"{ACTOR}.strategy": "fsdp", f"{ACTOR}.use_kl_loss": True, "trainer.v1.trainer_mode": "sync"}
+    assert refused(**off) == set()
+    assert PLUGIN.fuse_contracts(config=composed()) == ()
+
+
+EITHER = {
+    "trainer.v1.trainer_mode": "sync",
+    f"{ACTOR}.strategy": "fsdp",
+    "fuse.pipeline.enabled": True,
+    "distillation.enabled": True,
+    "algorithm.rollout_correction.rollout_is_batch_normalize": True,
+    "actor_rollout_ref.model.mtp.enable": True,
+    "actor_rollout_ref.model.lora.dropout": 0.1,
+    "actor_rollout_ref.model.override_config.attention_dropout": 0.1,
+    f"{ACTOR}.fsdp_config.qat.enable": True,
+    f"{ACTOR}.policy_loss.loss_mode": "clip_cov",
+}
+ONLY_SKIP = {
+    f"{ACTOR}.use_kl_loss": True,
+    f"{ACTOR}.entropy_coeff": 0.01,
+    f"{ACTOR}.policy_loss.loss_mode": "dro",
+}
+ONLY_OWN = {
+    "algorithm.use_kl_in_reward": True,
+    "algorithm.adv_estimator": "optimal_token_baseline",
+    "algorithm.rollout_correction.bypass_mode": True,
+    "algorithm.rollout_correction.rollout_is": "token",
+    "algorithm.rollout_correction.rollout_rs": "token_k1",
+    f"{ACTOR}.ppo_mini_batch_size": 4,
+    f"{ACTOR}.ppo_epochs": 2,
+}
+MEGATRON = {
+    f"{ACTOR}.megatron.dynamic_context_parallel": True,
+    f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size": 2,
+    f"{ACTOR}.megatron.use_megatron_fsdp": True,
+    f"{ACTOR}.megatron.router_replay.mode": "R2",
+    f"{TRANSFORMER}.hidden_dropout": 0.1,
+    f"{TRANSFORMER}.fp8": "hybrid",
+}
+MEGATRON_SKIP = {
+    f"{ACTOR}.megatron.context_parallel_size": 2,
+    f"{TRANSFORMER}.moe_aux_loss_coeff": 0.01,
+    f"{TRANSFORMER}.moe_z_loss_coeff": 0.01,
+    f"{TRANSFORMER}.moe_router_enable_expert_bias": True,
+}
+
+
+@pytest.mark.parametrize(("key", "value"), EITHER.items())
+def test_neither_switch_goes_with(key, value):
+    assert refused(SKIP, **{key: value}) == refused(OWN, **{key: value}) == {key}
+
+
+@pytest.mark.parametrize(("key", "value"), ONLY_SKIP.items())
+def test_what_gives_every_sample_a_gradient_is_refused(key, value):
+    assert refused(SKIP, **{key: value}) == {key}
+    assert refused(OWN, **{key: value}) == set()
+
+
+@pytest.mark.parametrize(("key", "value"), ONLY_OWN.items())
+def test_what_reads_old_log_probs_is_refused(key, value):
+    assert refused(OWN, **{key: value}) == {key}
+    assert refused(SKIP, **{key: value}) == set()
+
+
+@pytest.mark.parametrize(("key", "value"), (MEGATRON | MEGATRON_SKIP).items())
+def test_what_megatron_adds_is_refused(key, value):
+    changes = {f"{ACTOR}.strategy": "megatron", key: value}
+    assert refused(SKIP, **changes) == {key}
+    assert refused(OWN, **changes) == ({key} if key in MEGATRON else set())
+
+
+def test_a_sum_over_the_longest_response_needs_a_scale():
+    mode = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}
+    assert refused(SKIP, **mode) == {f"{ACTOR}.loss_scale_factor"}
+    assert refused(SKIP, **mode, **{f"{ACTOR}.loss_scale_factor": 100}) == set()
+
+
+def test_a_run_asks_for_the_loss_it_trains_by():
+    for loss, (function, fingerprint) in ANY_LOSSES.items():
+        switch = SKIP if loss in ROW_LOSSES else OWN
+        asked = PLUGIN.fuse_contracts(config=composed(switch, **{f"{ACTOR}.policy_loss.loss_mode": loss}))
+        losses = [one for one in asked if getattr(one, "exact", False)]
+        assert [(one.target.partition(":")[2], one.body) for one in losses] == [(function, fingerprint)]

@@ -1,0 +1,142 @@
+"""The driver's part of a lean update: which stages run, which rank computes what, and what was left out.
+
+Invariants (tests/integration/test_lean_run.py, tests/unit/host/test_lean_driver.py):
+- the old log-prob pass is left out only in steps that train the actor on one mini-batch, and is run and counted in all others;
+- metrics that are made of old log-probs are made of the update's, after it;
+- the batch that goes on is verl's, whatever order its rows were trained in.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.utils.seqlen_balancing import calculate_workload
+
+from verl_fuse.host.inference.stages import old_log_prob_metrics
+from verl_fuse.host.record.spans import Stopwatch
+from verl_fuse.host.record.step import RunStage, TrainerPart
+from verl_fuse.host.update.lean.balance import balanced
+from verl_fuse.host.update.lean.options import OWN_LOG_PROBS, LeanOptions
+from verl_fuse.host.update.separate import SeparateUpdates, UpdateCall
+from verl_fuse.host.upstream.advantages import with_gradient, without_gradient
+from verl_fuse.host.upstream.dispatch import data_parallel_size
+from verl_fuse.host.upstream.rows import read, rows, tags_of
+from verl_fuse.spec.timeline import UPDATE_ACTOR, ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS
+
+logger = logging.getLogger(__name__)
+
+# Of the time that a token takes in an update, what its forward pass takes.
+FORWARD = 1 / 3
+
+
+def saved_seconds(seconds: float, skipped: float, own: bool, forwarded: bool) -> float:
+    """Of an update that took `seconds`, what it saved: the share `skipped` of its tokens, of which `forwarded` says whether metrics needed a forward
+    pass, and with `own` the pass for old log-probs."""
+    left = skipped * (1 - FORWARD * forwarded)
+    return seconds * (left + FORWARD * own) / (1 - left) if left < 1 else 0.0
+
+
+class LeanUpdates(SeparateUpdates, TrainerPart):
+    """The updates of `trainer`, of which `options` say what is left out."""
+
+    def __init__(self, trainer: Any, run: RunStage, options: LeanOptions) -> None:
+        super().__init__(run)
+        self._trainer, self._options = trainer, options
+        self._own = False
+        self._passes = 0
+        self.metrics: dict[str, float] = {}
+
+    def old_log_prob(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
+        """verl's pass, or none where the update computes the same."""
+        reason = self._why_pass(batch) if self._options.skip_old_log_prob else ""
+        self._own = reason is None
+        if reason:
+            self._passes += 1
+            logger.info("verl-fuse: step %d computes old log-probs: %s", self._trainer.global_steps, reason)
+        return batch if self._own else stock(batch, metrics)
+
+    def advantage(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
+        """verl's advantages, which old log-probs have no part in."""
+        with self._without_correction() if self._own else nullcontext():
+            return stock(batch, metrics)
+
+    def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
+        """Update the actor, on the same mini-batches."""
+        kept = with_gradient(batch) if self._options.skip_zero_gradient else [True] * len(batch)
+        shares = without_gradient(batch, kept)
+        ordered = self._ordered(batch, kept)
+        ordered.extra_info[OWN_LOG_PROBS] = self._own
+        said = {"skipped_samples": shares[ZERO_GRADIENT_SAMPLES], "skipped_tokens": shares[ZERO_GRADIENT_TOKENS]}
+        said["own_log_probs"] = float(self._own)
+        watch = Stopwatch()
+        self._run(UPDATE_ACTOR, "train", partial(self._update, ordered, metrics, actor), **said)
+        forwarded = self._own and self._options.metrics == "stock"
+        saved = saved_seconds(watch.now - watch.start, said["skipped_tokens"], self._own, forwarded)
+        self.metrics = {f"fuse/update_{name}": share for name, share in said.items()} | {
+            "fuse/update_saved_seconds": saved,
+            "fuse/update_old_log_prob_passes": float(self._passes),
+        }
+        if self._own:
+            computed = [key for key, one in zip(batch.keys, kept, strict=True) if one]
+            told = list(batch.keys) if self._options.metrics == "stock" else computed
+            metrics.update(self._of_old_log_probs(rows(told, tags_of(batch), None)) if told else {})
+        return batch
+
+    def _update(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> None:
+        actor(batch, metrics)
+        if self._own:
+            asked = replace(batch, fields=["response_mask"], extra_info={})
+            self._trainer.actor_rollout_wg.log_probs_of_update(asked)
+
+    def _why_pass(self, batch: KVBatchMeta) -> str | None:
+        config, step = self._trainer.config, self._trainer.global_steps
+        if config.trainer.critic_warmup > step:
+            return "the actor is not trained yet"
+        if len(batch) != self._mini_batch:
+            return f"{len(batch)} rows are not one mini-batch of {self._mini_batch}"
+        return None
+
+    @property
+    def _mini_batch(self) -> int:
+        block = self._trainer.config.actor_rollout_ref
+        return block.actor.ppo_mini_batch_size * block.rollout.n
+
+    def _ordered(self, batch: KVBatchMeta, kept: list[bool]) -> KVBatchMeta:
+        order, actor = list(range(len(batch))), self._trainer.config.actor_rollout_ref.actor
+        # With shuffled rows each epoch has mini-batches of its own.
+        if not all(kept) and not actor.shuffle:
+            work = calculate_workload(torch.tensor([int(tag["seq_len"]) for tag in batch.tags])).tolist()
+            computed = [one * amount for one, amount in zip(kept, work, strict=True)]
+            order = balanced(computed, data_parallel_size(self._trainer.actor_rollout_wg, "actor"), self._mini_batch)
+        keys, tags = [batch.keys[place] for place in order], [batch.tags[place] for place in order]
+        return replace(batch, keys=keys, tags=tags, extra_info=dict(batch.extra_info or {}))
+
+    @contextmanager
+    def _without_correction(self) -> Iterator[None]:
+        """verl compares old log-probs with the rollout's beside advantages; there are none yet."""
+        algorithm = self._trainer.config.algorithm
+        correction = algorithm.get("rollout_correction", None)
+        OmegaConf.update(algorithm, "rollout_correction", None, merge=False, force_add=True)
+        try:
+            yield
+        finally:
+            OmegaConf.update(algorithm, "rollout_correction", correction, merge=False, force_add=True)
+
+    def _of_old_log_probs(self, batch: KVBatchMeta) -> dict[str, float]:
+        """verl's metrics of these rows that are made of old log-probs."""
+        config = self._trainer.config
+        found = old_log_prob_metrics(config, batch)
+        correction = config.algorithm.get("rollout_correction", None)
+        data = read(batch, ["response_mask", "rollout_log_probs", "old_log_probs"])
+        if correction is not None and "rollout_log_probs" in data:
+            _, more = compute_rollout_correction_and_add_to_batch(DataProto(batch=data.to_padded_tensor()), correction)
+            found |= more
+        return found

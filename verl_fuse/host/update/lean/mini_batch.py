@@ -1,0 +1,216 @@
+"""One mini-batch of a lean update on one rank: verl's engine computes fewer rows of it, and everything else is as if it had computed all.
+
+The engine gets the whole mini-batch and takes from it what its losses are divided by; only what it splits into micro-batches is replaced.
+
+Invariants (tests/integration/test_lean_engines.py):
+- rows are left out only where every advantage that counts is exactly 0; where no rank has any, verl's own split is used;
+- denominators, optimizer steps and learning rates are verl's; every parameter has a gradient when the optimizer steps;
+- metrics are verl's loss function on verl's own micro-batches (`stock`), or on all computed rows at once (`computed`).
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from verl.utils.device import get_device_name
+from verl.utils.metric import AggregationType, Metric
+from verl.utils.py_functional import append_to_dict
+from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data
+from verl.workers.utils.padding import response_from_nested
+
+from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
+from verl_fuse.host.update.lean.options import NO_ROW, OWN_LOG_PROBS, ROW_FIELD, LeanOptions
+from verl_fuse.host.update.lean.rows import lengths, nested, selected, without_weight
+from verl_fuse.host.upstream.advantages import has_gradient
+
+Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
+
+
+class LeanMiniBatch:
+    """`loss` is verl's loss function; `fresh`: parameters are still those that the batch's old log-probs were computed with."""
+
+    def __init__(self, engine: Any, data: Any, options: LeanOptions, loss: Loss, fresh: bool) -> None:
+        self._engine, self._data, self._options, self._loss = engine, data, options, loss
+        self._fresh = fresh and not options.bypass
+        self._group = engine.get_data_parallel_group()
+        self.own = bool(get_non_tensor_data(data, OWN_LOG_PROBS, default=False))
+        self._entropy = bool(get_non_tensor_data(data, "calculate_entropy", default=False))
+        keep = has_gradient(data) if options.skip_zero_gradient else [True] * len(data)
+        self._kept = [row for row, kept in enumerate(keep) if kept]
+        self._rest = [row for row, kept in enumerate(keep) if not kept]
+        self._skips = bool(self._largest(len(self._rest)))
+        # What the model said of each row.
+        self.outputs: dict[int, dict[str, torch.Tensor]] = {}
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Meanwhile the engine computes the rows that have a gradient."""
+        with ExitStack() as stack:
+            if self.own:
+                stack.enter_context(self._with_entropy())
+            if self._skips:
+                stack.enter_context(_replaced(_module_of(self._engine), "prepare_micro_batches", self._split))
+                stack.enter_context(_replaced(self._engine, "optimizer_step", self._step))
+            yield
+
+    def loss(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:
+        """verl's loss of a micro-batch, whose log-probs are noted."""
+        self._note(model_output, data)
+        return self._loss(model_output=self._known(model_output, data), data=data, dp_group=dp_group)
+
+    def report(self, output: dict[str, Any]) -> None:
+        """Put the losses and metrics of the mini-batch into the engine's output."""
+        if not self._skips:
+            return
+        with torch.no_grad():
+            losses, metrics = self._of_all() if self._options.metrics == "stock" else self._of_computed()
+        kept = {key: output["metrics"][key] for key in ("grad_norm", "lr") if key in output["metrics"]}
+        output["loss"], output["metrics"] = losses, metrics | kept
+
+    def computed_tokens(self) -> list[int]:
+        """The length of each row that is computed, of all ranks."""
+        mine = lengths(self._data)
+        found: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(found, [mine[row] for row in self._kept], group=self._group)
+        return [length for rank in found for length in rank]
+
+    # -- while the engine computes
+
+    def _split(self, stock: Any, data: Any, **request: Any) -> tuple[list[Any], list[list[int]]]:
+        """In place of verl's `prepare_micro_batches`: those of the rows that have a gradient."""
+        self._stock_split = partial(stock, data, **request)
+        return self._micro_batches(self._kept, data, **request)
+
+    def _micro_batches(
+        self, rows: Sequence[int], data: Any, num_batches_divided_by: int | None = None, **_: Any
+    ) -> tuple[list[Any], list[list[int]]]:
+        multiple, mine = num_batches_divided_by or 1, lengths(data)
+        if get_non_tensor_data(data, "use_dynamic_bsz", default=True):
+            most = data["max_token_len_per_gpu"] * get_non_tensor_data(data, "sp_size", default=1)
+            parts = by_tokens([mine[row] for row in rows], most, self._largest, multiple)
+        else:
+            parts = by_rows(len(rows), data["micro_batch_size_per_gpu"], self._largest, multiple)
+        shortest = min(range(len(mine)), key=mine.__getitem__)
+        batches = [
+            selected(data, [rows[place] for place in part]) if part else without_weight(selected(data, [shortest]))
+            for part in parts
+        ]
+        ends = list(accumulate(map(len, batches), initial=0))
+        return batches, [list(range(*pair)) for pair in pairwise(ends)]
+
+    def _step(self, stock: Callable[[], Any]) -> Any:
+        """Before the optimizer steps: what metrics need of the rows left out, and a gradient for every parameter."""
+        if self._options.metrics == "stock" and (self.own or self._entropy or not self._fresh):
+            with torch.no_grad(), _replaced(_module_of(self._engine), "prepare_micro_batches", self._split_rest):
+                self._engine.forward_backward_batch(self._data, self._only_note, forward_only=True)
+        if isinstance(self._engine.module, FSDPModule):
+            for parameter in self._engine.module.parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        return stock()
+
+    def _split_rest(self, _stock: Any, data: Any, **request: Any) -> tuple[list[Any], list[list[int]]]:
+        return self._micro_batches(self._rest, data, **request)
+
+    def _only_note(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:
+        self._note(model_output, data)
+        return torch.zeros((), device=get_device_name()), {}
+
+    @contextmanager
+    def _with_entropy(self) -> Iterator[None]:
+        """The pass that is left out would have told the entropy: nothing is trained on it, so that no gradient of it is prepared."""
+        assign_non_tensor(self._data, calculate_entropy=True)
+        with ExitStack() as stack:
+            if not self._entropy and hasattr(self._engine, "compute_entropy_from_logits"):
+                stack.enter_context(_replaced(self._engine, "compute_entropy_from_logits", _without_gradient))
+            yield
+
+    def _note(self, model_output: dict[str, Any], data: Any) -> None:
+        found = {key: model_output[key].detach().unbind() for key in ("log_probs", "entropy") if key in model_output}
+        for place, row in enumerate(data[ROW_FIELD].tolist()):
+            if row != NO_ROW:
+                self.outputs[row] = {key: rows[place] for key, rows in found.items()}
+
+    def _known(self, model_output: dict[str, Any], data: Any) -> dict[str, Any]:
+        """The model's output as verl's update would have it, and the batch's old log-probs where they are its own."""
+        if self.own:
+            data["old_log_probs"] = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
+        return {key: value for key, value in model_output.items() if key != "entropy" or self._entropy}
+
+    def _largest(self, number: int) -> int:
+        found = torch.tensor([number], device=get_device_name())
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
+        return int(found.item())
+
+    # -- metrics
+
+    def _of_all(self) -> tuple[list[float], dict[str, Any]]:
+        """As verl has them: a value for each of its own micro-batches."""
+        batches, _ = self._stock_split()
+        losses, metrics = [], {}
+        for batch in batches:
+            loss, found = self._evaluated(batch)
+            losses.append(loss)
+            append_to_dict(metrics, found)
+        return losses, metrics
+
+    def _of_computed(self) -> tuple[list[float], dict[str, Any]]:
+        """One value of this rank; means weigh as many tokens as they are of."""
+        batch = selected(self._data, self._kept) if self._kept else without_weight(selected(self._data, [0]))
+        tokens = float(batch["response_mask"].values().sum())
+        total = torch.tensor([tokens], dtype=torch.float64, device=get_device_name())
+        dist.all_reduce(total, group=self._group)
+        weight = tokens * dist.get_world_size(self._group) / max(total.item(), 1.0)
+        loss, found = self._evaluated(batch)
+        metrics: dict[str, Any] = {}
+        for key, value in found.items():
+            if isinstance(value, Metric) and value.aggregation is AggregationType.MEAN:
+                value = Metric(value.aggregation, value.aggregate() * weight)
+            append_to_dict(metrics, {key: value})
+        return [loss], metrics
+
+    def _evaluated(self, batch: Any) -> tuple[float, dict[str, Any]]:
+        batch = batch.to(get_device_name())
+        found = [
+            self.outputs.get(row) or self._as_before(batch, place)
+            for place, row in enumerate(batch[ROW_FIELD].tolist())
+        ]
+        model_output = {key: nested([row[key] for row in found]) for key in found[0]}
+        loss, metrics = self._loss(model_output=self._known(model_output, batch), data=batch, dp_group=None)
+        return loss.item(), metrics
+
+    def _as_before(self, batch: Any, place: int) -> dict[str, torch.Tensor]:
+        """What the model would say of a row that was not computed: under the same parameters, its old log-probs."""
+        length, answer = lengths(batch)[place], len(batch["response_mask"].unbind()[place])
+        log_probs = torch.zeros(length, device=get_device_name())
+        if not self.own:
+            log_probs[length - answer - 1 : length - 1] = batch["old_log_probs"].unbind()[place]
+        return {"log_probs": log_probs} | ({"entropy": torch.zeros_like(log_probs)} if self._entropy else {})
+
+
+def _module_of(engine: Any) -> Any:
+    """The module in which the engine's class looks for `prepare_micro_batches`."""
+    (owner, *_) = [kind for kind in type(engine).__mro__ if "forward_backward_batch" in vars(kind)]
+    return sys.modules[owner.__module__]
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Meanwhile `owner.name` is `function`, which gets what it replaces first."""
+    stock, own = getattr(owner, name), name in vars(owner)
+    setattr(owner, name, partial(function, stock))
+    try:
+        yield
+    finally:
+        setattr(owner, name, stock) if own else delattr(owner, name)
+
+
+def _without_gradient(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch.no_grad():
+        return stock(*args, **kwargs)

@@ -1,0 +1,45 @@
+"""What a model must not have for its updates to be lean: gradients that do not come from advantages, or randomness that passes differ by."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.nn import Dropout
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.update.lean.options import LeanOptions
+
+# Of Megatron's configuration of a model: randomness, and statistics that every forward pass changes.
+_PASSES = ("hidden_dropout", "attention_dropout", "moe_input_jitter_eps", "fp8", "fp4")
+# What adds to the gradients of every row, counts rows, or divides by those that are computed.
+_ROWS = (
+    "moe_aux_loss_coeff",
+    "moe_z_loss_coeff",
+    "moe_router_enable_expert_bias",
+    "mtp_num_layers",
+    "calculate_per_token_loss",
+)
+
+
+def check_model(engine: Any, options: LeanOptions) -> None:
+    """Refuse a model of which an update cannot leave out exactly what `options` say."""
+    for switch, names in (("skip_zero_gradient", (*_PASSES, *_ROWS)), ("skip_old_log_prob", _PASSES)):
+        if getattr(options, switch) and (found := sorted({*_configured(engine, names), *_dropouts(engine)})):
+            raise FuseError(f"fuse.update.{switch}=true: not with a model that has {', '.join(found)}")
+
+
+def _configured(engine: Any, names: Iterable[str]) -> Iterator[str]:
+    transformer = getattr(engine, "tf_config", None)
+    for name in names:
+        value = getattr(transformer, name, None)
+        if any(value) if isinstance(value, list | tuple) else value:
+            yield f"{name}={value}"
+
+
+def _dropouts(engine: Any) -> Iterator[str]:
+    modules = engine.module if isinstance(engine.module, list) else [engine.module]
+    for part in (part for whole in modules for part in whole.modules()):
+        # What a dropout layer, and attention of transformers, drops is a number of the module.
+        for name in ("p", "dropout", "attention_dropout"):
+            value = getattr(part, name, None)
+            if isinstance(value, float) and value > 0 and (name != "p" or isinstance(part, Dropout)):
+                yield f"{type(part).__name__}.{name}={value}"

@@ -1,0 +1,24 @@
+"""What driver and workers of a lean update agree on."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class LeanOptions:
+    """What is left out of an update. `metrics`: of all samples as in stock verl, or of those that were computed.
+
+    `bypass`: old log-probs are those of the rollout, not of the trained model."""
+
+    skip_zero_gradient: bool = False
+    skip_old_log_prob: bool = False
+    metrics: Literal["stock", "computed"] = "stock"
+    bypass: bool = False
+
+
+# In a batch's extra_info: its old log-probs are those of its own update.
+OWN_LOG_PROBS = "verl_fuse_own_log_probs"
+# A row's place in the batch of its rank.
+ROW_FIELD = "verl_fuse_row"
+# That of a row which only carries collectives.
+NO_ROW = -1

@@ -1,0 +1,37 @@
+"""Rows of a batch as verl's workers get it: nested tensors, one row per sample."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from verl.utils.tensordict_utils import index_select_tensor_dict
+
+from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD
+
+# What says which tokens count; without any, a row's loss and gradient are exactly 0.
+MASKS = ("response_mask", "loss_mask")
+
+
+def lengths(data: Any) -> list[int]:
+    """Tokens of each row, prompt and response."""
+    return data["input_ids"].offsets().diff().tolist()
+
+
+def selected(data: Any, rows: Sequence[int]) -> Any:
+    """These rows, with what the batch carries besides."""
+    return index_select_tensor_dict(data, list(rows))
+
+
+def nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor of rows of any lengths."""
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def without_weight(data: Any) -> Any:
+    """The rows with other masks: no token of them counts, and they are none of the batch's."""
+    for name in MASKS:
+        if name in data:
+            mask = data[name]
+            data[name] = torch.nested.nested_tensor_from_jagged(torch.zeros_like(mask.values()), mask.offsets())
+    data[ROW_FIELD] = torch.full_like(data[ROW_FIELD], NO_ROW)
+    return data

@@ -1,0 +1,89 @@
+"""verl's actor worker, which leaves out of an update what it does not need."""
+
+import functools
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.workers.engine_workers import TrainingWorker
+from verl.workers.utils.padding import response_from_nested
+
+from verl_fuse.host.update.lean.mini_batch import LeanMiniBatch
+from verl_fuse.host.update.lean.model import check_model
+from verl_fuse.host.update.lean.options import ROW_FIELD, LeanOptions
+from verl_fuse.host.update.lean.rows import nested
+
+
+class LeanTrainingWorker(TrainingWorker):
+    """verl's worker of one model."""
+
+    def __init__(self, *args: Any, lean: LeanOptions, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lean = lean
+        self._mini_batch: LeanMiniBatch | None = None
+        self._fresh = False
+
+    def train_mini_batch(self, data: Any) -> TensorDict:
+        """Update on a batch as verl does."""
+        data[ROW_FIELD] = torch.arange(len(data))
+        self._fresh = True
+        return super().train_mini_batch(data=data)
+
+    def train_batch(self, data: Any) -> TensorDict:
+        """Update on one mini-batch."""
+        stock: Any = self.loss_fn
+        self._mini_batch = LeanMiniBatch(self.engine, data, self.lean, stock, self._fresh)
+        self._fresh, self.loss_fn = False, self._mini_batch.loss
+        try:
+            with self._mini_batch.computing():
+                return super().train_batch(data)
+        finally:
+            self.loss_fn = stock
+            if not self._mini_batch.own:
+                self._mini_batch = None
+
+    def _postprocess_output(self, output: Any, *, global_token_num: Any, forward_only: bool, **more: Any) -> TensorDict:
+        if not forward_only and self._mini_batch is not None:
+            self._mini_batch.report(output)
+            global_token_num = self._mini_batch.computed_tokens()
+        return super()._postprocess_output(output, global_token_num=global_token_num, forward_only=forward_only, **more)
+
+    def log_probs_of_update(self, data: Any) -> TensorDict | None:
+        """Log-probs and entropy that the last update, of one mini-batch, computed for these rows; 0 where it computed none."""
+        if not self.engine.is_mp_src_rank_with_outputs():
+            return None
+        assert self._mini_batch is not None, "log-probs of an update before any"
+        outputs, self._mini_batch = self._mini_batch.outputs, None
+        mask = data["response_mask"]
+        # Log-probs of a response begin one token before it.
+        nothing = [torch.zeros(1 + len(row)) for row in mask.unbind()]
+        found = {}
+        for name, key in (("old_log_probs", "log_probs"), ("entropy", "entropy")):
+            whole = [outputs[row][key].cpu() if row in outputs else zeros for row, zeros in enumerate(nothing)]
+            found[name] = response_from_nested(nested(whole), mask)
+        return TensorDict(found, batch_size=[len(data)])
+
+
+def lean_worker_class(base: type, options: LeanOptions) -> type:
+    """A subclass of verl's actor worker `base` whose updates leave out what `options` say."""
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # pyright: ignore[reportAttributeAccessIssue]
+    def log_probs_of_update(self: Any, data: Any) -> TensorDict | None:
+        """The old log-probs and the entropy of these rows, from their own update."""
+        return self.actor.log_probs_of_update(data)
+
+    build = base.init_model  # type: ignore[attr-defined]
+
+    @functools.wraps(build)
+    def init_model(self: Any) -> None:
+        build(self)
+        check_model(self.actor.engine, options)
+
+    members = {
+        "__doc__": base.__doc__,
+        "actor_worker_cls": staticmethod(functools.partial(LeanTrainingWorker, lean=options)),
+        "init_model": init_model,
+        "log_probs_of_update": log_probs_of_update,
+    }
+    return type(f"Lean{base.__name__}", (base,), members)
