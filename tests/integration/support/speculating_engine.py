@@ -24,8 +24,8 @@ def engine(model: str, speculation: dict[str, Any] | None, patched: bool = True,
     from verl_fuse_patches import registry
     from verl_fuse_speculation.engine import engine_arguments
 
-    if patched:
-        registry.install([registry.load("vllm_cpu_expand")])
+    kernels = ("vllm_cpu_expand", "vllm_cpu_recovered") if patched else ("vllm_cpu_recovered",)
+    registry.install(map(registry.load, kernels))
     from vllm import LLM
 
     extra = engine_arguments(**speculation) if speculation else {}
