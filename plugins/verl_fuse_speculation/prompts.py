@@ -13,14 +13,14 @@ import numpy as np
 from verl_fuse.spec.arrays import Ints
 
 
-class Prompt(NamedTuple):
+class PromptDigest(NamedTuple):
     """A prompt by its number of tokens and a digest of them."""
 
     length: int
     digest: bytes
 
     @classmethod
-    def of(cls, tokens: Ints) -> "Prompt":
+    def of(cls, tokens: Ints) -> "PromptDigest":
         """The prompt with these tokens."""
         return cls(len(tokens), blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=16).digest())
 
@@ -29,21 +29,21 @@ class Prompts:
     """The prompts that were met, numbered."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Prompt, int] = {}
+        self._numbers: dict[PromptDigest, int] = {}
         # How many prompts there are of each length.
         self._lengths: dict[int, int] = {}
 
-    def number(self, prompt: Prompt) -> int:
+    def number(self, prompt: PromptDigest) -> int:
         """The group of samples of `prompt`."""
         if prompt not in self._numbers:
             self._numbers[prompt] = len(self._numbers)
             self._lengths[prompt.length] = self._lengths.get(prompt.length, 0) + 1
         return self._numbers[prompt]
 
-    def find(self, tokens: Ints) -> Prompt:
+    def find(self, tokens: Ints) -> PromptDigest:
         """The longest prompt that was met and begins `tokens`; all of them, where there is none."""
         for length in sorted((found for found in self._lengths if found <= len(tokens)), reverse=True):
-            prompt = Prompt.of(tokens[:length])
+            prompt = PromptDigest.of(tokens[:length])
             if prompt in self._numbers:
                 return prompt
-        return Prompt.of(tokens)
+        return PromptDigest.of(tokens)

@@ -23,26 +23,26 @@ from verl_fuse_speculation import passes
 from verl_fuse_speculation.engine import BLOCK
 from verl_fuse_speculation.history import LEAST_CHANCE, NOWHERE, History
 from verl_fuse_speculation.pays import Pays
-from verl_fuse_speculation.prompts import Prompt, Prompts
-from verl_fuse_speculation.shelf import Sample, Shelf
+from verl_fuse_speculation.prompts import PromptDigest, Prompts
+from verl_fuse_speculation.shelf import PastSample, Shelf
 
 # Seconds without a pass after which all samples have ended, as far as other replicas are concerned.
-IDLE = 0.5
+IDLE_SECONDS = 0.5
 # Seconds between two looks at what other replicas left.
-LOOK = 0.2
+NEWS_SECONDS = 0.2
 # Tokens of a prompt's end before the first token of each of its samples.
-CONTEXT = 8
+CONTEXT_TOKENS = 8
 # Tokens of a prompt that may be drafted from.
-PROMPT = 4096
+PROMPT_TOKENS = 4096
 # Tokens by which a sample is known again in another row.
-KNOWN = 8
+KNOWN_TOKENS = 8
 
 
 @dataclass(eq=False)
 class Running:
     """A sample that is being generated: `length` tokens with its prompt, `end` its last node in the history."""
 
-    prompt: Prompt
+    prompt: PromptDigest
     group: int
     context: Ints
     length: int
@@ -68,8 +68,8 @@ class HistoryProposer:
         self._epochs = block["epochs"]
         self._nodes: dict[int, int] = {}
         self._rows: dict[int, Running] = {}
-        self._passes: list[passes.Pass] = []
-        self._ended: list[Sample] = []
+        self._passes: list[passes.ForwardPass] = []
+        self._ended: list[PastSample] = []
         self._looked = self._passed = 0.0
         self._step = 0
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class HistoryProposer:
         self._shelf = Shelf(folder, block["history_bytes"])
         # One worker of an engine drafts for all of them.
         self._speaks = vllm_config.parallel_config.rank == 0
-        self._counts = folder / f"{self._shelf.name}{passes.SUFFIX}"
+        self._counts = folder / f"{self._shelf.name}{passes.PASSES_SUFFIX}"
         self._look()
         if self._speaks:
             threading.Thread(target=self._write_forever, name="verl-fuse-speculation", daemon=True).start()
@@ -103,9 +103,7 @@ class HistoryProposer:
         least = LEAST_CHANCE if self._pays is None else self._pays.least
         return [self._draft(self._rows[row], least) if new else [] for row, new in enumerate(sampled)]
 
-    def _match(
-        self, before: dict[int, Running], sampled: Sequence[Sequence[int]], lengths: Ints, rows: Ints
-    ) -> None:
+    def _match(self, before: dict[int, Running], sampled: Sequence[Sequence[int]], lengths: Ints, rows: Ints) -> None:
         """Which sample is in which row by now."""
         unmet = dict(before)
         moved = []
@@ -124,29 +122,30 @@ class HistoryProposer:
 
     def _is(self, running: Running, tokens: Ints, length: int) -> bool:
         at = running.length
-        return at < length and self._history.ends_with(running.end, tokens[max(at - KNOWN, 0) : at])
+        return at < length and self._history.ends_with(running.end, tokens[max(at - KNOWN_TOKENS, 0) : at])
 
     def _begin(self, tokens: Ints) -> Running:
         """A sample that has `tokens`, with its prompt, and is met for the first time."""
-        if time.monotonic() - self._looked > LOOK:
+        if time.monotonic() - self._looked > NEWS_SECONDS:
             self._look()
         prompt = self._prompts.find(tokens)
         group = self._visit(prompt, self._step)
         node = self._nodes.get(group, NOWHERE)
         if not self._history.holds(node):
-            start = max(prompt.length - PROMPT, 0)
+            start = max(prompt.length - PROMPT_TOKENS, 0)
             self._nodes[group] = self._history.add(tokens[start : prompt.length], group, self._step)
-        context = tokens[max(prompt.length - CONTEXT, 0) : prompt.length].copy()
+        context = tokens[max(prompt.length - CONTEXT_TOKENS, 0) : prompt.length].copy()
         end = self._history.add(context, group, self._step)
         running = Running(prompt, group, context, prompt.length, end)
         # What a sample that came from another replica has already.
         self._grow(running, tokens[prompt.length :])
         return running
 
-    def _visit(self, prompt: Prompt, step: int) -> int:
-        """The group of `prompt`, which is met in `step`."""
+    def _visit(self, prompt: PromptDigest, step: int) -> int:
+        """The group of `prompt`, which is met in `step`. A run that goes on from a checkpoint may find samples of steps to come."""
         group = self._prompts.number(prompt)
-        self._steps[group] = sorted({*self._steps.get(group, ()), step})[-self._epochs - 1 :]
+        steps = {*self._steps.get(group, ()), step}
+        self._steps[group] = sorted(found for found in steps if found <= self._step)[-self._epochs - 1 :]
         return group
 
     def _grow(self, running: Running, tokens: Ints) -> None:
@@ -156,7 +155,7 @@ class HistoryProposer:
 
     def _draft(self, running: Running, least: float) -> list[int]:
         most = min(self._most, self._longest - running.length - 1)
-        since = min(self._steps[running.group])
+        since = self._steps[running.group][0]
         drafted, running.expected = self._history.draft(running.end, since, most, least)
         running.tried = len(drafted)
         return drafted
@@ -171,7 +170,7 @@ class HistoryProposer:
         least = LEAST_CHANCE if self._pays is None else self._pays.least
         if not self._rows:
             return
-        self._passes.append(passes.Pass(now, self._step, len(self._rows), tokens, tried, least))
+        self._passes.append(passes.ForwardPass(now, self._step, len(self._rows), tokens, tried, least))
         if self._pays is not None and decodes and last:
             expected = sum(one.expected for one in running)
             self._pays.observe(now - last, len(self._rows), tried, tokens - len(self._rows), expected)
@@ -182,7 +181,7 @@ class HistoryProposer:
             if len(running.tokens) > running.left:
                 running.left = len(running.tokens)
                 tokens = np.array(running.tokens, np.int32)
-                self._ended.append(Sample(running.prompt, self._step, running.context, tokens))
+                self._ended.append(PastSample(running.prompt, self._step, running.context, tokens))
 
     def _look(self) -> None:
         """Take in the step, and what other replicas left."""
@@ -195,13 +194,13 @@ class HistoryProposer:
 
     def _write_forever(self) -> None:
         while True:
-            time.sleep(IDLE / 2)
+            time.sleep(IDLE_SECONDS / 2)
             self.write()
 
     def write(self) -> None:
         """Leave for others what has ended."""
         with self._lock:
-            if self._passed and time.time() - self._passed > IDLE:
+            if self._passed and time.time() - self._passed > IDLE_SECONDS:
                 self._end(set(self._rows.values()))
             counted, self._passes = self._passes, []
             ended, self._ended = self._ended, []

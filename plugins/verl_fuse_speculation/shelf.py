@@ -17,20 +17,20 @@ from uuid import uuid4
 import numpy as np
 
 from verl_fuse.spec.arrays import Ints
-from verl_fuse_speculation.prompts import Prompt
+from verl_fuse_speculation.prompts import PromptDigest
 
-SUFFIX = ".samples"
-STEP = "step"
+SAMPLES_SUFFIX = ".samples"
+STEP_FILE = "step"
 # Files a drafter fills one after the other, of so much of the folder's limit each.
-SHARE = 1 / 16
+FILE_SHARE = 1 / 16
 _HEAD = struct.Struct("<iiii16s")
 
 
 @dataclass(frozen=True)
-class Sample:
+class PastSample:
     """Tokens of a sample of `prompt` of the step `step`, after `context`, the prompt's last tokens."""
 
-    prompt: Prompt
+    prompt: PromptDigest
     step: int
     context: Ints
     tokens: Ints
@@ -53,17 +53,17 @@ class Shelf:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def put(self, samples: list[Sample]) -> None:
+    def put(self, samples: list[PastSample]) -> None:
         """Leave samples for the others."""
-        path = self.folder / f"{self.name}-{self._files}{SUFFIX}"
+        path = self.folder / f"{self.name}-{self._files}{SAMPLES_SUFFIX}"
         with path.open("ab") as file:
             file.write(b"".join(sample.to_bytes() for sample in samples))
-            full = file.tell() > self.limit * SHARE
+            full = file.tell() > self.limit * FILE_SHARE
         if full:
             self._files += 1
             self._make_room()
 
-    def news(self) -> Iterator[Sample]:
+    def news(self) -> Iterator[PastSample]:
         """Samples that others left since this was asked last, the oldest files first."""
         for path in self._by_age():
             if not path.name.startswith(self.name):
@@ -72,11 +72,11 @@ class Shelf:
     def step(self) -> int:
         """The step that the driver says is running; 0 where it says nothing."""
         try:
-            return int((self.folder / STEP).read_text())
+            return int((self.folder / STEP_FILE).read_text())
         except FileNotFoundError:
             return 0
 
-    def _unread(self, path: Path) -> Iterator[Sample]:
+    def _unread(self, path: Path) -> Iterator[PastSample]:
         try:
             with path.open("rb") as file:
                 file.seek(self._read.get(path.name, 0))
@@ -90,13 +90,13 @@ class Shelf:
             if end > len(data):
                 break
             found = np.frombuffer(data, np.int32, tokens + context, at + _HEAD.size)
-            yield Sample(Prompt(length, digest), step, found[:context], found[context:])
+            yield PastSample(PromptDigest(length, digest), step, found[:context], found[context:])
             at = end
         self._read[path.name] = self._read.get(path.name, 0) + at
 
     def _by_age(self) -> list[Path]:
         found = []
-        for path in self.folder.glob(f"*{SUFFIX}"):
+        for path in self.folder.glob(f"*{SAMPLES_SUFFIX}"):
             try:
                 found.append((path.stat().st_mtime_ns, path))
             except FileNotFoundError:
@@ -117,6 +117,6 @@ class Shelf:
 def say_step(folder: Path, step: int) -> None:
     """Tell the drafters that share `folder` which step begins."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = folder / f".{STEP}"
+    whole = folder / f".{STEP_FILE}"
     whole.write_text(str(step))
-    os.replace(whole, folder / STEP)
+    os.replace(whole, folder / STEP_FILE)

@@ -61,6 +61,7 @@ def test_the_wheel_holds_library_plugins_patches_recipes_and_licence(wheel: Path
         "verl_fuse_observe",
         "verl_fuse_pipeline",
         "verl_fuse_realloc",
+        "verl_fuse_speculation",
         "verl_fuse_patches",
         "verl_fuse_recipes",
         f"verl_fuse-{__version__}.dist-info",
@@ -83,6 +84,7 @@ def test_the_wheel_holds_every_file_of_its_packages(wheel: Path):
         "verl_fuse_observe": "plugins/verl_fuse_observe",
         "verl_fuse_pipeline": "plugins/verl_fuse_pipeline",
         "verl_fuse_realloc": "plugins/verl_fuse_realloc",
+        "verl_fuse_speculation": "plugins/verl_fuse_speculation",
         "verl_fuse_patches": "patches/verl_fuse_patches",
         "verl_fuse_recipes": "recipes",
     }

@@ -21,6 +21,7 @@ PACKAGES = (
     "verl_fuse_observe",
     "verl_fuse_pipeline",
     "verl_fuse_realloc",
+    "verl_fuse_speculation",
     "verl_fuse_cpu",
     "hydra_plugins",
 )
@@ -54,6 +55,7 @@ LAYERS = (
         "verl_fuse_observe",
         "verl_fuse_pipeline",
         "verl_fuse_realloc",
+        "verl_fuse_speculation",
         "verl_fuse_cpu",
         "hydra_plugins",
     ),

@@ -72,7 +72,9 @@ def difference(model: str, samples: list[tuple[list[int], list[int], list[float]
     return worst
 
 
-def generate(engine: Any, given: list[list[int]], samples: int, **params: Any) -> list[tuple[list[int], list[int], list[float]]]:
+def generate(
+    engine: Any, given: list[list[int]], samples: int, **params: Any
+) -> list[tuple[list[int], list[int], list[float]]]:
     """(prompt, response, log-probs) of `samples` samples of each prompt."""
     from vllm import SamplingParams
 
