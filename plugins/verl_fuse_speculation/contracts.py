@@ -25,6 +25,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("vllm.config:VllmConfig.parallel_config"),
     Attribute("vllm.config:SpeculativeConfig.num_speculative_tokens"),
     Attribute("vllm.config:ModelConfig.max_model_len"),
+    Attribute("vllm.config:ModelConfig.hf_config"),
     Attribute("vllm.config:ParallelConfig.rank"),
     # Which sampling parameters vLLM refuses together with drafts.
     Function(

@@ -60,6 +60,8 @@ class HistoryProposer:
         block = vllm_config.additional_config[BLOCK]
         self._most = vllm_config.speculative_config.num_speculative_tokens
         self._longest = vllm_config.model_config.max_model_len
+        ends = getattr(vllm_config.model_config.hf_config, "eos_token_id", None)
+        self._ends = set(ends if isinstance(ends, list) else [ends])
         self._pays = Pays() if block["auto"] else None
         self._history = History.of_bytes(block["history_bytes"])
         self._prompts = Prompts()
@@ -157,8 +159,10 @@ class HistoryProposer:
         most = min(self._most, self._longest - running.length - 1)
         since = self._steps[running.group][0]
         drafted, running.expected = self._history.draft(running.end, since, most, least)
-        running.tried = len(drafted)
-        return drafted
+        # What is drafted after the end of a sample was never generated: vLLM drops it.
+        last = next((place for place, token in enumerate(drafted) if token in self._ends), len(drafted))
+        running.tried = min(last + 1, len(drafted))
+        return drafted[: running.tried]
 
     def _count(self, sampled: Sequence[Sequence[int]], decodes: bool) -> None:
         """Account for the pass that has just ended; one that only `decodes` tells what a pass costs."""

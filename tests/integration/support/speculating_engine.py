@@ -19,6 +19,32 @@ os.environ.update(
 )
 
 
+def kernel() -> dict[str, list[list[float]]]:
+    """Logits of drafted positions, processed as shipped and as patched: of a request with two drafted tokens and of one with three, at temperatures 0.5
+    and 2.0, the second without its least likely token."""
+    import torch
+    import vllm.utils.cpu_triton_utils as kernels
+    import vllm.v1.sample.rejection_sampler as sampler
+
+    from verl_fuse_patches import registry
+
+    class Metadata:
+        all_greedy = False
+        temperature = torch.tensor([0.5, 2.0])
+        top_k = torch.tensor([3, 2], dtype=torch.int32)
+        top_p = None
+
+    def processed() -> list[list[float]]:
+        # As vLLM's model runner takes it from there.
+        sampler.expand_kernel = kernels.expand_kernel
+        logits = torch.tensor([[1.0, 2.0, 3.0]] * 5)
+        return sampler.apply_sampling_constraints(logits, torch.tensor([2, 5], dtype=torch.int32), Metadata()).tolist()
+
+    shipped = processed()
+    registry.install([registry.load("vllm_cpu_expand")])
+    return {"shipped": shipped, "patched": processed()}
+
+
 def engine(model: str, speculation: dict[str, Any] | None, patched: bool = True, **kwargs: Any) -> Any:
     """vLLM's own, in float32; `speculation` is the block that drafters get."""
     from verl_fuse_patches import registry
@@ -96,11 +122,12 @@ def generate(
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
+    kernels = kernel() if asked.get("kernel") else None
     speculation = asked.get("speculation")
     llm = engine(asked["model"], speculation, not asked.get("unpatched"), logprobs_mode="processed_logprobs")
     given = prompts(llm, asked["data"], asked["prompts"])
     generate(llm, given[:1], 1, max_tokens=4)
-    result: dict[str, Any] = {"passes": [], "tokens": [], "lengths": []}
+    result: dict[str, Any] = {"kernel": kernels, "passes": [], "lengths": []}
     for step in range(asked["steps"]):
         if speculation:
             from verl_fuse_speculation.shelf import say_step

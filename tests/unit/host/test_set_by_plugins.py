@@ -36,7 +36,7 @@ def test_two_plugins_that_disagree_end_the_run_with_nothing_set(config, installe
     for name, value in (("one", 3), ("two", 4)):
         source = SETS.format(name=name.title(), value=value)
         installed_plugin(name, source, distribution=f"acme-{name}", value=f"acme_{name}_{name}:{name.title()}")
-    with pytest.raises(FuseError, match="two plugins set engine.steps"):
+    with pytest.raises(FuseError, match=r"two plugins set engine\.steps"):
         set_by_plugins(config, load_settings(config))
     assert "steps" not in config.engine
     assert config.engine.folder is None

@@ -111,9 +111,7 @@ def test_a_draft_is_what_followed_the_same_two_tokens_somewhere(samples, size, l
     for length in range(1, len(found) + 1):
         # The first token follows what the sample ends with, and all of them stand in a row in one sample.
         pattern = last[-2:] + found[:length]
-        assert any(
-            pattern == sequence[at : at + len(pattern)] for sequence in sequences for at in range(len(sequence))
-        )
+        assert any(pattern == sequence[at : at + len(pattern)] for sequence in sequences for at in range(len(sequence)))
 
 
 @settings(max_examples=60, deadline=None)

@@ -23,7 +23,7 @@ def proposer(folder, *, tokens=4, rank=1, epochs=2) -> HistoryProposer:
         SimpleNamespace(
             additional_config=found["additional_config"],
             speculative_config=SimpleNamespace(**found["speculative_config"]),
-            model_config=SimpleNamespace(max_model_len=LONGEST),
+            model_config=SimpleNamespace(max_model_len=LONGEST, hf_config=SimpleNamespace(eos_token_id=END)),
             parallel_config=SimpleNamespace(rank=rank),
         )
     )
@@ -121,6 +121,15 @@ def test_prompts_of_old_steps_are_forgotten(tmp_path):
     say_step(tmp_path, 4)
     drafter._looked = -1e9
     assert Engine(drafter, [([1, 2, 3], response)]).run() == 31
+
+
+def test_nothing_is_drafted_after_the_end(tmp_path):
+    drafter = proposer(tmp_path, tokens=8)
+    # vLLM's sampler goes on after an end that was accepted; the scheduler drops what it finds.
+    Engine(drafter, [([1, 2, 3], [10, 11, 12, END, 50, 51])]).run()
+    engine = Engine(drafter, [([1, 2, 3], [10, 11, 12, END])])
+    engine.step()
+    assert engine.drafts == [[11, 12, END]]
 
 
 def test_a_sample_that_paused_is_left_once_it_has_grown(tmp_path):

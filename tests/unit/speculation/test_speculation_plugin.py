@@ -73,7 +73,9 @@ def test_what_does_not_fit_is_refused_by_its_key(key, value):
 
 
 def test_a_rollout_with_a_drafter_of_its_own_is_refused():
-    found = PLUGIN.fuse_validate(config=composed(actor_rollout_ref__model__mtp={"enable": True, "enable_rollout": True}))
+    found = PLUGIN.fuse_validate(
+        config=composed(actor_rollout_ref__model__mtp={"enable": True, "enable_rollout": True})
+    )
     assert [refusal.key for refusal in found] == ["actor_rollout_ref.model.mtp.enable_rollout"]
 
 
