@@ -21,7 +21,7 @@ os.environ.update(
 
 def kernel() -> dict[str, list[list[float]]]:
     """Logits of drafted positions, processed as shipped and as patched: of a request with two drafted tokens and of one with three, at temperatures 0.5
-    and 2.0, the second without its least likely token."""
+    and 2.0, and, as patched, the second without its least likely token."""
     import torch
     import vllm.utils.cpu_triton_utils as kernels
     import vllm.v1.sample.rejection_sampler as sampler
@@ -31,18 +31,20 @@ def kernel() -> dict[str, list[list[float]]]:
     class Metadata:
         all_greedy = False
         temperature = torch.tensor([0.5, 2.0])
-        top_k = torch.tensor([3, 2], dtype=torch.int32)
+        top_k: Any = None
         top_p = None
 
-    def processed() -> list[list[float]]:
+    def processed(top_k: Any) -> list[list[float]]:
+        Metadata.top_k = top_k
         # As vLLM's model runner takes it from there.
         sampler.expand_kernel = kernels.expand_kernel
         logits = torch.tensor([[1.0, 2.0, 3.0]] * 5)
         return sampler.apply_sampling_constraints(logits, torch.tensor([2, 5], dtype=torch.int32), Metadata()).tolist()
 
-    shipped = processed()
+    # A top-k that is left-over memory would be an error.
+    shipped = processed(None)
     registry.install([registry.load("vllm_cpu_expand")])
-    return {"shipped": shipped, "patched": processed()}
+    return {"shipped": shipped, "patched": processed(torch.tensor([3, 2], dtype=torch.int32))}
 
 
 def engine(model: str, speculation: dict[str, Any] | None, patched: bool = True, **kwargs: Any) -> Any:
