@@ -1,6 +1,6 @@
-"""A real vLLM engine in this process, with drafts from history or without: `python speculating_engine.py '{JSON}'` prints what it did as JSON.
+"""A real vLLM engine in this process that drafts from history: `python speculating_engine.py '{JSON}'` prints what it did as JSON.
 
-Steps are numbered as the driver would. Told `"unpatched"`, the CPU's kernel stays as vLLM ships it.
+Steps are numbered as the driver would.
 """
 
 import json
@@ -8,6 +8,9 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from verl_fuse_speculation.engine import engine_arguments
+from verl_fuse_speculation.shelf import say_step
 
 # One process, one thread: `make test` has two cores for all its workers.
 os.environ.update(
@@ -17,6 +20,28 @@ os.environ.update(
     VLLM_CPU_OMP_THREADS_BIND="nobind",
     OMP_NUM_THREADS="1",
 )
+
+
+def certain() -> tuple[list[int], list[int]]:
+    """What a draft of probability 1 becomes where its random number is the largest below 1, as shipped and as patched: the draft is token 2."""
+    import torch
+    import vllm.utils.cpu_triton_utils as kernels
+
+    from verl_fuse_patches import registry
+
+    def sampled() -> list[int]:
+        output = torch.full((1, 2), -1, dtype=torch.int32)
+        one = torch.tensor([1], dtype=torch.int32)
+        kernels.rejection_random_sample_kernel[(1,)](
+            output, one, torch.tensor([2], dtype=torch.int32), None, torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[7]], dtype=torch.int32),
+            torch.tensor([0], dtype=torch.int32), torch.tensor([1 - 2.0**-53], dtype=torch.float64), torch.tensor([False]), 1, 3,
+            None, NO_DRAFT_PROBS=True, SYNTHETIC_MODE=False,
+        )  # fmt: skip
+        return output[0].tolist()
+
+    shipped = sampled()
+    registry.install([registry.load("vllm_cpu_uniforms")])
+    return shipped, sampled()
 
 
 def kernel() -> dict[str, list[list[float]]]:
@@ -50,9 +75,8 @@ def kernel() -> dict[str, list[list[float]]]:
 def engine(model: str, speculation: dict[str, Any] | None, patched: bool = True, **kwargs: Any) -> Any:
     """vLLM's own, in float32; `speculation` is the block that drafters get."""
     from verl_fuse_patches import registry
-    from verl_fuse_speculation.engine import engine_arguments
 
-    kernels = ("vllm_cpu_expand", "vllm_cpu_recovered") if patched else ("vllm_cpu_recovered",)
+    kernels = ("vllm_cpu_recovered", "vllm_cpu_uniforms", *(("vllm_cpu_expand",) if patched else ()))
     registry.install(map(registry.load, kernels))
     from vllm import LLM
 
@@ -124,22 +148,20 @@ def generate(
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
-    kernels = kernel() if asked.get("kernel") else None
-    speculation = asked.get("speculation")
-    llm = engine(asked["model"], speculation, not asked.get("unpatched"), logprobs_mode="processed_logprobs")
+    kernels = {**kernel(), "certain": certain()} if asked.get("kernel") else None
+    speculation = asked["speculation"]
+    llm = engine(asked["model"], speculation, logprobs_mode="processed_logprobs")
     given = prompts(llm, asked["data"], asked["prompts"])
     generate(llm, given[:1], 1, max_tokens=4)
     result: dict[str, Any] = {"kernel": kernels, "passes": [], "lengths": []}
     for step in range(asked["steps"]):
-        if speculation:
-            from verl_fuse_speculation.shelf import say_step
-
-            say_step(Path(speculation["folder"]), step + 1)
+        say_step(Path(speculation["folder"]), step + 1)
         before = passes(llm)
         found = generate(llm, given, asked["samples"], temperature=asked["temperature"], max_tokens=200)
         result["passes"].append(passes(llm) - before)
         result["lengths"].append([len(response) for _, response, _ in found])
     result["difference"] = difference(asked["model"], found, asked["temperature"])
+    say_step(Path(speculation["folder"]), asked["steps"] + 1)
     # A sample that goes on elsewhere has what it generated as its prompt.
     begun = [prompt + response[: len(response) // 2] for prompt, response, _ in found if len(response) > 8]
     moved = generate(llm, begun, 1, temperature=asked["temperature"], max_tokens=200)
