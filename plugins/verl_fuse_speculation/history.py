@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numba import njit
 
-from verl_fuse.spec.arrays import Ints
+from verl_fuse.spec.arrays import Tokens
 
 # How many last tokens are the same along a chain, and whether it stays in its group: long likenesses are found among many nodes, short ones too.
 CHAINS = ((6, True), (2, True), (2, False))
@@ -39,13 +39,13 @@ class History:
 
     size: int
     written: int = 0
-    _tokens: Ints = field(init=False)
-    _groups: Ints = field(init=False)
-    _steps: Ints = field(init=False)
-    _before: Ints = field(init=False)
-    _after: Ints = field(init=False)
-    _same: Ints = field(init=False)
-    _heads: Ints = field(init=False)
+    _tokens: Tokens = field(init=False)
+    _groups: Tokens = field(init=False)
+    _steps: Tokens = field(init=False)
+    _before: Tokens = field(init=False)
+    _after: Tokens = field(init=False)
+    _same: Tokens = field(init=False)
+    _heads: Tokens = field(init=False)
 
     def __post_init__(self) -> None:
         self._tokens, self._groups, self._steps = (np.zeros(self.size, np.int32) for _ in range(3))
@@ -57,7 +57,7 @@ class History:
         """As many tokens as fit into `size` bytes."""
         return cls(max(size // NODE_BYTES, LONGEST))
 
-    def add(self, tokens: Ints, group: int, step: int, end: int = NOWHERE) -> int:
+    def add(self, tokens: Tokens, group: int, step: int, end: int = NOWHERE) -> int:
         """Put `tokens` after the node `end` of their sample; returns the sample's new end."""
         new = np.ascontiguousarray(tokens, np.int32)
         nodes = self._tokens, self._groups, self._steps, self._before, self._after
@@ -72,7 +72,7 @@ class History:
         drafted, expected = _draft(*nodes, self._same, self._heads, self.written, end, since, max(most, 0), least)
         return drafted.tolist(), expected
 
-    def ends_with(self, end: int, tokens: Ints) -> bool:
+    def ends_with(self, end: int, tokens: Tokens) -> bool:
         """Whether the sample that ends at the node `end` ends with `tokens`."""
         for token in reversed(tokens):
             if not self.holds(end) or self._tokens[end % self.size] != token:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from verl_fuse.spec.arrays import Ints
+from verl_fuse.spec.arrays import Tokens
 
 
 class PromptDigest(NamedTuple):
@@ -20,7 +20,7 @@ class PromptDigest(NamedTuple):
     digest: bytes
 
     @classmethod
-    def of(cls, tokens: Ints) -> "PromptDigest":
+    def of(cls, tokens: Tokens) -> "PromptDigest":
         """The prompt with these tokens."""
         return cls(len(tokens), blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=16).digest())
 
@@ -40,7 +40,7 @@ class Prompts:
             self._lengths[prompt.length] = self._lengths.get(prompt.length, 0) + 1
         return self._numbers[prompt]
 
-    def find(self, tokens: Ints) -> PromptDigest:
+    def find(self, tokens: Tokens) -> PromptDigest:
         """The longest prompt that was met and begins `tokens`; all of them, where there is none."""
         for length in sorted((found for found in self._lengths if found <= len(tokens)), reverse=True):
             prompt = PromptDigest.of(tokens[:length])

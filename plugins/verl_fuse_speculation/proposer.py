@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_fuse.spec.arrays import Ints
+from verl_fuse.spec.arrays import Tokens
 from verl_fuse_speculation import passes
 from verl_fuse_speculation.engine import BLOCK
 from verl_fuse_speculation.history import LEAST_CHANCE, NOWHERE, History
@@ -44,7 +44,7 @@ class Running:
 
     prompt: PromptDigest
     group: int
-    context: Ints
+    context: Tokens
     length: int
     end: int
     tokens: list[int] = field(default_factory=list)
@@ -88,13 +88,17 @@ class HistoryProposer:
         """There is no model."""
 
     def propose(
-        self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Ints, token_ids_cpu: Ints, **kwargs: Any
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Tokens,
+        token_ids_cpu: Tokens,
+        **kwargs: Any,
     ) -> list[list[int]]:
         """Drafts for each row of the batch, after the tokens that it has by now; none for a row whose prompt is not computed yet."""
         with self._lock:
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
 
-    def _propose(self, sampled: Sequence[Sequence[int]], lengths: Ints, rows: Ints) -> list[list[int]]:
+    def _propose(self, sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens) -> list[list[int]]:
         before, self._rows = self._rows, {}
         self._match(before, sampled, lengths, rows)
         self._end(set(before.values()) - set(self._rows.values()))
@@ -105,7 +109,9 @@ class HistoryProposer:
         least = LEAST_CHANCE if self._pays is None else self._pays.least
         return [self._draft(self._rows[row], least) if new else [] for row, new in enumerate(sampled)]
 
-    def _match(self, before: dict[int, Running], sampled: Sequence[Sequence[int]], lengths: Ints, rows: Ints) -> None:
+    def _match(
+        self, before: dict[int, Running], sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens
+    ) -> None:
         """Which sample is in which row by now."""
         unmet = dict(before)
         moved = []
@@ -122,11 +128,11 @@ class HistoryProposer:
             start = length - len(sampled[row])
             self._rows[row] = self._begin(tokens[:start]) if found is None else unmet.pop(found)
 
-    def _is(self, running: Running, tokens: Ints, length: int) -> bool:
+    def _is(self, running: Running, tokens: Tokens, length: int) -> bool:
         at = running.length
         return at < length and self._history.ends_with(running.end, tokens[max(at - KNOWN_TOKENS, 0) : at])
 
-    def _begin(self, tokens: Ints) -> Running:
+    def _begin(self, tokens: Tokens) -> Running:
         """A sample that has `tokens`, with its prompt, and is met for the first time."""
         if time.monotonic() - self._looked > NEWS_SECONDS:
             self._look()
@@ -150,7 +156,7 @@ class HistoryProposer:
         self._steps[group] = sorted(found for found in steps if found <= self._step)[-self._epochs - 1 :]
         return group
 
-    def _grow(self, running: Running, tokens: Ints) -> None:
+    def _grow(self, running: Running, tokens: Tokens) -> None:
         running.end = self._history.add(tokens, running.group, self._step, running.end)
         running.tokens += tokens.tolist()
         running.length += len(tokens)

@@ -34,12 +34,10 @@ def refusals(get: Get) -> Iterator[Refusal]:
         ),
         f"{ROLLOUT}.full_determinism": (False, f"{_ON} needs false: {seeded}"),
         f"{ROLLOUT}.enable_rollout_routing_replay": (False, f"{_ON} needs false: {unaligned}"),
+        f"{MODEL}.mtp.enable_rollout": (False, f"{_ON} needs false: an engine has one drafter"),
         f"{ROLLOUT}.disaggregation.enabled": (False, f"{_ON} needs false: a prefill server drafts nothing"),
     }
     yield from required_if_set(get, needs)
     if get(f"{ROLLOUT}.checkpoint_engine.backend") == "delta_sharded":
         allowed = f"not delta_sharded with {_ON}: verl sends no differences of weights to an engine that speculates"
         yield Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "delta_sharded", allowed)
-    if get(f"{MODEL}.mtp.enable") and get(f"{MODEL}.mtp.enable_rollout"):
-        allowed = f"{_ON} needs false: an engine has one drafter"
-        yield Refusal(f"{MODEL}.mtp.enable_rollout", True, allowed)

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from verl_fuse.spec.arrays import Ints
+from verl_fuse.spec.arrays import Tokens
 from verl_fuse_speculation.prompts import PromptDigest
 
 SAMPLES_SUFFIX = ".samples"
@@ -32,8 +32,8 @@ class PastSample:
 
     prompt: PromptDigest
     step: int
-    context: Ints
-    tokens: Ints
+    context: Tokens
+    tokens: Tokens
 
     def to_bytes(self) -> bytes:
         head = _HEAD.pack(len(self.tokens), len(self.context), self.prompt.length, self.step, self.prompt.digest)

@@ -91,11 +91,12 @@ def _generate(task: Path, folder: Path, temperature: float, top_p: float, drafts
     }
     if drafts:
         asked["speculation"] = {"tokens": 8, "history_bytes": 1 << 24, "epochs": 2, "folder": str(folder)}
-    out = folder.with_suffix(".npz")
+    out = folder.with_name(f"{folder.name}.npz")
     command = [sys.executable, str(SUPPORT / "verified_tokens.py"), json.dumps(asked), str(out)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert found.returncode == 0, found.stderr[-4000:]
-    return np.load(out)
+    with np.load(out) as whole:
+        return dict(whole)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), SETTINGS)

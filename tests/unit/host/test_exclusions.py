@@ -47,8 +47,9 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.realloc.weight_sync", "shards", {}, "fsdp2"),
     ("fuse.realloc.weight_sync", "shards", {}, "megatron"),
     ("fuse.realloc.schedule", SIZES, {}, "fsdp2"),
+    ("fuse.speculation.enabled", True, {}, "fsdp2"),
 )
-VALUES = (None, True, False, 1, 3, 0.5, "x", "shared", {"kv_connector": "MooncakeStoreConnector"})
+VALUES = (None, True, False, 1, 3, 0.5, "x", "shared", "delta_sharded", {"kv_connector": "MooncakeStoreConnector"})
 
 
 @pytest.fixture(scope="module")

@@ -66,17 +66,11 @@ def test_what_fits_is_not_refused_and_off_asks_and_sets_nothing():
         ("actor_rollout_ref.rollout.enable_rollout_routing_replay", True),
         ("actor_rollout_ref.rollout.disaggregation.enabled", True),
         ("actor_rollout_ref.rollout.checkpoint_engine.backend", "delta_sharded"),
+        ("actor_rollout_ref.model.mtp.enable_rollout", True),
     ],
 )
 def test_what_does_not_fit_is_refused_by_its_key(key, value):
     assert refused(**{key.replace(".", "__"): value}) == [key]
-
-
-def test_a_rollout_with_a_drafter_of_its_own_is_refused():
-    found = PLUGIN.fuse_validate(
-        config=composed(actor_rollout_ref__model__mtp={"enable": True, "enable_rollout": True})
-    )
-    assert [refusal.key for refusal in found] == ["actor_rollout_ref.model.mtp.enable_rollout"]
 
 
 def test_engines_are_told_what_to_draft_with():
