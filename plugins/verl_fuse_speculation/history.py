@@ -85,6 +85,12 @@ class History:
         return node >= max(0, self.written - self.size)
 
 
+def compile_kernels() -> None:
+    """Compile what a history calls, or read it from numba's cache, before an engine waits for it."""
+    history = History(LONGEST)
+    history.draft(history.add(np.zeros(4), 0, 0), 0, 1)
+
+
 @njit(cache=True, nogil=True)
 def _key(tokens, before, oldest, end, count, seed):  # type: ignore[no-untyped-def]
     """A number of the `count` last tokens at the node `end`, or -1 where there are fewer."""

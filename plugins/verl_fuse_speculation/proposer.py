@@ -9,6 +9,7 @@ Invariants (tests/unit/speculation/test_proposer.py):
 - a sample is left for other replicas once it has ended, whatever ended it.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -21,10 +22,12 @@ import numpy as np
 from verl_fuse.spec.arrays import Tokens
 from verl_fuse_speculation import passes
 from verl_fuse_speculation.engine import BLOCK
-from verl_fuse_speculation.history import LEAST_CHANCE, NOWHERE, History
+from verl_fuse_speculation.history import LEAST_CHANCE, NOWHERE, History, compile_kernels
 from verl_fuse_speculation.pays import Pays
 from verl_fuse_speculation.prompts import PromptDigest, Prompts
 from verl_fuse_speculation.shelf import PastSample, Shelf
+
+logger = logging.getLogger(__name__)
 
 # Seconds without a pass after which all samples have ended, as far as other replicas are concerned.
 IDLE_SECONDS = 0.5
@@ -80,6 +83,7 @@ class HistoryProposer:
         # One worker of an engine drafts for all of them.
         self._speaks = vllm_config.parallel_config.rank == 0
         self._counts = folder / f"{self._shelf.name}{passes.PASSES_SUFFIX}"
+        compile_kernels()
         self._look()
         if self._speaks:
             threading.Thread(target=self._write_forever, name="verl-fuse-speculation", daemon=True).start()
@@ -205,7 +209,11 @@ class HistoryProposer:
     def _write_forever(self) -> None:
         while True:
             time.sleep(IDLE_SECONDS / 2)
-            self.write()
+            try:
+                self.write()
+            except OSError as error:
+                # A full disk costs history and counts, not the rollout.
+                logger.warning("samples and passes were not left in %s: %s", self._counts.parent, error)
 
     def write(self) -> None:
         """Leave for others what has ended."""
