@@ -45,7 +45,6 @@ NAMES = (
     "unpinned_offload",
     "vllm_cpu_expand",
     "vllm_cpu_recovered",
-    "vllm_cpu_uniforms",
     "vllm_cpu_weights",
     "vllm_distribution",
     "weight_buffer_lock",

@@ -22,28 +22,6 @@ os.environ.update(
 )
 
 
-def certain() -> tuple[list[int], list[int]]:
-    """What a draft of probability 1 becomes where its random number is the largest below 1, as shipped and as patched: the draft is token 2."""
-    import torch
-    import vllm.utils.cpu_triton_utils as kernels
-
-    from verl_fuse_patches import registry
-
-    def sampled() -> list[int]:
-        output = torch.full((1, 2), -1, dtype=torch.int32)
-        one = torch.tensor([1], dtype=torch.int32)
-        kernels.rejection_random_sample_kernel[(1,)](
-            output, one, torch.tensor([2], dtype=torch.int32), None, torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[7]], dtype=torch.int32),
-            torch.tensor([0], dtype=torch.int32), torch.tensor([1 - 2.0**-53], dtype=torch.float64), torch.tensor([False]), 1, 3,
-            None, NO_DRAFT_PROBS=True, SYNTHETIC_MODE=False,
-        )  # fmt: skip
-        return output[0].tolist()
-
-    shipped = sampled()
-    registry.install([registry.load("vllm_cpu_uniforms")])
-    return shipped, sampled()
-
-
 def kernel() -> dict[str, list[list[float]]]:
     """Logits of drafted positions, processed as shipped and as patched: of a request with two drafted tokens and of one with three, at temperatures 0.5
     and 2.0, and, as patched, the second without its least likely token."""
@@ -76,7 +54,7 @@ def engine(model: str, speculation: dict[str, Any] | None, patched: bool = True,
     """vLLM's own, in float32; `speculation` is the block that drafters get."""
     from verl_fuse_patches import registry
 
-    kernels = ("vllm_cpu_recovered", "vllm_cpu_uniforms", *(("vllm_cpu_expand",) if patched else ()))
+    kernels = ("vllm_cpu_recovered", "vllm_cpu_expand") if patched else ("vllm_cpu_recovered",)
     registry.install(map(registry.load, kernels))
     from vllm import LLM
 
@@ -148,7 +126,7 @@ def generate(
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
-    kernels = {**kernel(), "certain": certain()} if asked.get("kernel") else None
+    kernels = kernel() if asked.get("kernel") else None
     speculation = asked["speculation"]
     llm = engine(asked["model"], speculation, logprobs_mode="processed_logprobs")
     given = prompts(llm, asked["data"], asked["prompts"])
