@@ -66,6 +66,7 @@ FACTORS: Factors = {
         "stock": Value(),
         "shards": Value({"fuse.realloc.weight_sync": "shards", "fuse.realloc.checksums": True}),
     },
+    "speculation": {"off": Value(), "on": Value({"fuse.speculation.enabled": True, "fuse.speculation.tokens": 4})},
     "layout": {
         "fixed": Value(),
         "changed": Value({"fuse.realloc.schedule": {2: {"actor": {"fsdp_size": 1}}}}),
@@ -158,7 +159,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
 NAMES = {name: list(values) for name, values in FACTORS.items()}
 
 # Factors that are features of verl-fuse, or of the test: stock verl runs at their first value.
-FEATURES = ("interstage", "elastic", "weight sync", "layout", "recovery")
+FEATURES = ("interstage", "elastic", "weight sync", "speculation", "layout", "recovery")
 
 # What rows that `make test` runs have: pairs that went wrong once, each with what would hide it at its first value.
 ALWAYS: tuple[Row, ...] = (

@@ -116,5 +116,6 @@ def test_a_run_that_loses_a_sample_or_differs_does_not_hold():
         (judged(metrics={**metrics, "fuse/overlap_seconds": 0.0}), "no tail moved"),
         (judged(metrics={**metrics, "fuse/streamed_samples": 0}), "no sample was streamed"),
         (judged(metrics={**metrics, "fuse/fallbacks": 1}), "1 policies failed"),
+        (judged(metrics={**metrics, "fuse/speculation_drafted_tokens": 5}), "5 tokens were drafted"),
     ):
         assert [words in each for each in fault].count(True) == 1, (words, fault)
