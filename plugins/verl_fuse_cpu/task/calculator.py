@@ -8,8 +8,8 @@ import re
 
 from verl_fuse_cpu.task.euclid import Pair, response
 
-OPENING = '<tool_call>{"name": "calculator", "arguments": {"expression": "'
-CLOSING = '"}}</tool_call>'
+CALL_START = '<tool_call>{"name": "calculator", "arguments": {"expression": "'
+CALL_END = '"}}</tool_call>'
 # What verl loads as `function_tool_path`; it lies in the task's directory.
 TOOL_FILE = "tools.py"
 TOOL_SOURCE = """from verl.tools.function_tool import function_tool
@@ -35,7 +35,7 @@ def calculator(expression: str) -> str:
 
 def call(expression: str) -> str:
     """The text of a turn that asks the calculator."""
-    return f"{OPENING}{expression}{CLOSING}"
+    return f"{CALL_START}{expression}{CALL_END}"
 
 
 def transcript(pair: Pair) -> str:

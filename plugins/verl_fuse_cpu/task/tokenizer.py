@@ -6,7 +6,7 @@ import re
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from verl_fuse_cpu.task.calculator import CLOSING, OPENING
+from verl_fuse_cpu.task.calculator import CALL_END, CALL_START
 from verl_fuse_cpu.task.euclid import LARGEST_ALLOWED
 
 CHARACTERS = " ;=gcd"
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 def build_tokenizer(tools: bool = False) -> PreTrainedTokenizerFast:
     special = [PAD, END, USER, ASSISTANT, UNKNOWN_CHARACTER]
     numbers = [f"{number:02d}" for number in range(LARGEST_ALLOWED + 1)]
-    calls = [TOOL, "-", OPENING, CLOSING] if tools else []
+    calls = [TOOL, "-", CALL_START, CALL_END] if tools else []
     vocabulary = {token: i for i, token in enumerate([*special, *CHARACTERS, *numbers, *calls])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN_CHARACTER))
     parts = [*(re.escape(token) for token in calls[2:]), r"\d\d", "."]

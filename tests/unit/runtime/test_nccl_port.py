@@ -116,7 +116,7 @@ def test_after_a_fault_what_is_on_its_way_is_aborted_and_nobody_is_waited_for():
 
 
 def test_a_shutdown_that_hangs_with_nothing_on_its_way_is_said(monkeypatch):
-    monkeypatch.setattr(nccl, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(nccl, "SHUTDOWN_SECONDS", 0.2)
     port = NcclPort(group := Group())
     group.blocks.clear()
     with pytest.raises(FuseError, match=r"NCCL did not free its communicators in 0\.2 s, with nothing on its way"):

@@ -22,7 +22,7 @@ from verl_fuse.host.upstream.rows import rows
 from verl_fuse.spec.step import Stage
 
 # What a forward pass reads of a sample; everything else stays in TransferQueue.
-FIELDS = ("input_ids", "position_ids", "loss_mask", "response_mask", "prompts", "responses")
+READ_FIELDS = ("input_ids", "position_ids", "loss_mask", "response_mask", "prompts", "responses")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Slices:
     def __init__(self, setup: SliceSetup, pool: Any, size: int, recorder: Recorder, timeout: float):
         self._setup = setup
         self._timeout = timeout
-        self._fields = [*FIELDS, *(["multi_modal_inputs"] if setup.multimodal else [])]
+        self._fields = [*READ_FIELDS, *(["multi_modal_inputs"] if setup.multimodal else [])]
         self._groups = [
             self._group(number, part) for number, part in enumerate(split_resource_pool(pool, split_size=size))
         ]

@@ -17,7 +17,7 @@ from verl_fuse.runtime.lost import LostPeer
 from verl_fuse.runtime.nccl import POLL_SECONDS
 
 # NCCL frees its communicators in less, where nothing is on its way.
-CLOSE_SECONDS = 60.0
+SHUTDOWN_SECONDS = 60.0
 
 
 class NcclHandle:
@@ -70,9 +70,9 @@ class NcclPort:
             return
         ending = threading.Thread(target=self._group.shutdown, name="verl-fuse nccl shutdown", daemon=True)
         ending.start()
-        ending.join(CLOSE_SECONDS)
+        ending.join(SHUTDOWN_SECONDS)
         if ending.is_alive():
-            raise FuseError(f"NCCL did not free its communicators in {CLOSE_SECONDS:g} s, with nothing on its way")
+            raise FuseError(f"NCCL did not free its communicators in {SHUTDOWN_SECONDS:g} s, with nothing on its way")
 
     def _kept(self, handle: NcclHandle) -> NcclHandle:
         self._posted = [posted for posted in self._posted if posted.on_its_way] + [handle]
