@@ -44,10 +44,6 @@ def _on_workers(trainer: Any, function: Any, *args: Any) -> list[Any]:
     return ray.get([worker.__ray_call__.remote(call) for worker in trainer.actor_rollout_wg.workers])
 
 
-def _leave_out(actor: Any, options: Any) -> None:
-    actor.lean = options
-
-
 def _held(actor: Any) -> dict[str, Any]:
     held = dict(actor.engine.module.named_parameters())
     for place, state in enumerate(actor.engine.optimizer.state.values()):
@@ -102,9 +98,7 @@ def _switch_arms(module: Any) -> None:
             for rank, worker in enumerate(self.actor_rollout_wg.workers):
                 pin([ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))], cores[rank])
             self.parts.clear()
-        self._options = LeanOptions(**OPTIONS[arm(self.global_steps)])
-        self.updates = LeanUpdates(self, self.run_stage, self._options)
-        _on_workers(self, _leave_out, self._options)
+        self.updates = LeanUpdates(self, self.run_stage, LeanOptions(**OPTIONS[arm(self.global_steps)]))
         self._seconds = {"begin": time.monotonic()}
         begin(self)
 
@@ -125,11 +119,9 @@ def _switch_arms(module: Any) -> None:
 
             copy = replace(batch, extra_info=dict(batch.extra_info or {}))
             stock._compute_old_log_prob(self, copy, {})
-            _on_workers(self, _leave_out, LeanOptions())
             _on_workers(self, _keep)
             stock._update_actor(self, copy, {})
             _on_workers(self, _undo)
-            _on_workers(self, _leave_out, self._options)
         batch = update(self, batch, metrics)
         if compared:
             self._seconds["difference"] = max(_on_workers(self, _difference))
