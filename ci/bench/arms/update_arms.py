@@ -117,7 +117,8 @@ def _switch_arms(module: Any) -> None:
         if compared:
             from dataclasses import replace
 
-            copy = replace(batch, extra_info=dict(batch.extra_info or {}))
+            # All fields: those that verl's pass leaves are not among the ones the batch names.
+            copy = replace(batch, fields=None, extra_info=dict(batch.extra_info or {}))
             stock._compute_old_log_prob(self, copy, {})
             _on_workers(self, _keep)
             stock._update_actor(self, copy, {})
