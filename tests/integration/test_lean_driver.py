@@ -159,10 +159,12 @@ def test_only_advantages_that_are_zero_where_they_count():
         ({"fp8": "hybrid"}, torch.nn.Linear(1, 1), ["skip_zero_gradient", "skip_old_log_prob"]),
         ({}, torch.nn.Dropout(0.1), ["skip_zero_gradient", "skip_old_log_prob"]),
         ({}, torch.nn.Dropout(0.0), []),
+        ({"vision_config": {}}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
     ],
 )
 def test_a_model_with_more_than_advantages_in_its_gradient_is_refused(transformer, module, switches):
-    engine = SimpleNamespace(tf_config=SimpleNamespace(**transformer), module=[module])
+    both = SimpleNamespace(**transformer)
+    engine = SimpleNamespace(tf_config=both, model_config=SimpleNamespace(hf_config=both), module=[module])
     for switch in ("skip_zero_gradient", "skip_old_log_prob"):
         if switch in switches:
             with pytest.raises(FuseError, match=f"fuse.update.{switch}=true: not with a model that has"):
