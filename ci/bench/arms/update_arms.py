@@ -68,13 +68,15 @@ def _undo(actor: Any) -> None:
 
 
 def _difference(actor: Any) -> float:
+    """Of parameters, and of each of Adam's moments: the largest relative difference (l2 of all together)."""
     import torch
 
-    def flat(held: dict[str, Any]) -> Any:
-        return torch.cat([(held[name].double() - actor._before.get(name, 0.0)).flatten() for name in sorted(held)])
-
-    stock, ours = flat(actor._stock), flat(_held(actor))
-    return float((stock - ours).norm() / stock.norm())
+    ours, found = _held(actor), []
+    for moment in ("", "exp_avg", "exp_avg_sq"):
+        names = [name for name in sorted(ours) if moment == name.partition(" ")[2]]
+        one, other = (torch.cat([held[name].double().flatten() for name in names]) for held in (actor._stock, ours))
+        found.append(float((one - other).norm() / one.norm()))
+    return max(found)
 
 
 def _switch_arms(module: Any) -> None:
