@@ -1,6 +1,7 @@
 """The contract between verl-fuse and its plugins. Built-in features use these hooks and no others."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pluggy
@@ -81,6 +82,11 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
 @hookspec
 def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:  # type: ignore[empty-body]
     """Return what this plugin rests on upstream under the composed configuration, or under any (None); checked before a run starts."""
+
+
+@hookspec
+def fuse_overrides(config: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any] | None:
+    """Return what this plugin sets in verl's configuration, by dotted key; a run keeps its files in `run_dir`."""
 
 
 @hookspec(firstresult=True)

@@ -26,6 +26,7 @@ BUILTIN = {
     "elastic": "verl_fuse_elastic.plugin:ElasticPlugin",
     "pipeline": "verl_fuse_pipeline.plugin:PipelinePlugin",
     "realloc": "verl_fuse_realloc.plugin:ReallocPlugin",
+    "speculation": "verl_fuse_speculation.plugin:SpeculationPlugin",
     "update": "verl_fuse_update.plugin:UpdatePlugin",
     "observe": "verl_fuse_observe.plugin:ObservePlugin",
     "cpu": "verl_fuse_cpu.plugin:CpuPlugin",

@@ -135,10 +135,12 @@ def run(folder: Path, groups: int) -> list[dict[str, Any]]:
     return records[len(ARMS) :]
 
 
-def launch(folder: Path, module: str, overrides: Sequence[str], log: Path, **variables: str) -> int:
-    """Exit code of a run of the recipe ppo-cpu with the external `module` of arms/; all its processes end with it."""
+def launch(
+    folder: Path, module: str, overrides: Sequence[str], log: Path, recipe: str = "ppo-cpu", **variables: str
+) -> int:
+    """Exit code of a run of a recipe with the external `module` of arms/; all its processes end with it."""
     command = [sys.executable, "-P", "-m", "verl.trainer.main_ppo"]
-    command += ["--config-path", str(find_recipe("ppo-cpu").folder), "--config-name", "config", *overrides]
+    command += ["--config-path", str(find_recipe(recipe).folder), "--config-name", "config", *overrides]
     environment = {
         **os.environ,
         **cpu_environment(),
@@ -154,7 +156,7 @@ def launch(folder: Path, module: str, overrides: Sequence[str], log: Path, **var
         try:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            return child.run(command, environment)
+            return child.run(command, environment).code
         finally:
             os.dup2(saved[0], 1)
             os.dup2(saved[1], 2)

@@ -43,6 +43,8 @@ NAMES = (
     "megatron_schedules",
     "megatron_softmax_mask",
     "unpinned_offload",
+    "vllm_cpu_expand",
+    "vllm_cpu_recovered",
     "vllm_cpu_weights",
     "vllm_distribution",
     "weight_buffer_lock",

@@ -4,14 +4,13 @@ from verl_fuse.host.upstream.targets import FSDP_YAML, MODEL_YAML, PPO_YAML, ROL
 from verl_fuse.spec.contract import ConfigGroup, ConfigKey, Contract
 
 CONTRACTS: tuple[Contract, ...] = (
-    ConfigKey(PPO_YAML, "algorithm.filter_groups.enable", False),
-    ConfigKey(PPO_YAML, "trainer.v1.sampler.sync_refill_failed_groups", False),
-    ConfigKey(PPO_YAML, "trainer.v1.sampler.custom_sampler.path", object),
     ConfigKey("verl/trainer/config/reward/reward.yaml", "reward_model.enable", False),
     ConfigKey("verl/trainer/config/reward/reward.yaml", "reward_model.enable_resource_pool", False),
     ConfigKey(ROLLOUT_YAML, "name", "???"),
     ConfigKey(ROLLOUT_YAML, "full_determinism", False),
     ConfigKey(ROLLOUT_YAML, "disaggregation.enabled", False),
+    ConfigKey(ROLLOUT_YAML, "free_cache_engine", True),
+    ConfigKey(PPO_YAML, "trainer.device", str),
     # Devices of a replica, and how a slice's models use them.
     ConfigKey(ROLLOUT_YAML, "data_parallel_size", int),
     ConfigKey(ROLLOUT_YAML, "pipeline_model_parallel_size", int),

@@ -36,16 +36,6 @@ def refusals(get: Get) -> Iterator[Refusal]:
 
 def _streaming(get: Get) -> Iterator[Refusal]:
     yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_STREAMS} needs trainer.v1.trainer_mode=fuse")})
-    dropped = f"not yet with {_STREAMS}: groups may be dropped while their samples are in inference; switch one of the two off"
-    needs = {
-        "algorithm.filter_groups.enable": (False, dropped),
-        "trainer.v1.sampler.sync_refill_failed_groups": (False, dropped),
-        "trainer.v1.sampler.custom_sampler.path": (
-            None,
-            f"not yet with {_STREAMS}: a sampler of your own may drop groups whose samples are in inference",
-        ),
-    }
-    yield from required_if_set(get, needs)
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
         yield Refusal(
             "reward.reward_model.enable_resource_pool",
@@ -120,6 +110,10 @@ def _slices(get: Get) -> Iterator[Refusal]:
         for model in ("actor_rollout_ref.model", "critic.model")
     )
     yield from required_if_set(get, dict.fromkeys(keys, (None, lora)))
+    key = f"{ROLLOUT}.free_cache_engine"
+    if get(key) is False and get("trainer.device") != "cpu":
+        allowed = f"{_SLICES} needs true: a replica that keeps its memory leaves none for the slice on its devices"
+        yield Refusal(key, False, allowed)
     copies = tuple(_copies(get))
     qat = f"{_SLICES} needs false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers"
     yield from required_if_set(

@@ -37,6 +37,7 @@ SOURCES = use.sources(
             "plugins/verl_fuse_cpu",
             "plugins/verl_fuse_pipeline",
             "plugins/verl_fuse_realloc",
+            "plugins/verl_fuse_speculation",
             "plugins/verl_fuse_update",
             "patches/verl_fuse_patches",
         )

@@ -123,6 +123,41 @@ def whole(batch):
     return {"rows": len(batch), "whole": True}
 
 
+def test_rows_of_a_discarded_group_stay_until_the_lane_that_has_them_is_done(inference, stages, batch):
+    running, go_on, order = threading.Event(), threading.Event(), []
+    compute = stages["ref"].__call__
+
+    def slow(rows, metrics):
+        running.set()
+        assert go_on.wait(30)
+        result = compute(rows, metrics)
+        order.append("computed")
+        return result
+
+    inference._calls = {"ref": slow, "values": stages["values"]}
+    inference.submit(batch.keys[:4], tags_of(batch))
+    inference.submit(batch.keys[4:6], tags_of(batch))
+    assert running.wait(30)
+    discarding = threading.Thread(target=lambda: (inference.discard(batch.keys[:2]), order.append("discarded")))
+    discarding.start()
+    discarding.join(0.2)
+    assert discarding.is_alive(), "it does not wait for the micro-group"
+    go_on.set()
+    discarding.join(30)
+    assert order[:2] == ["computed", "discarded"] or order == ["computed", "computed", "discarded"]
+    assert inference.discarded == 2
+    # Of no lane: nothing to wait for, nothing in vain.
+    inference.discard(batch.keys[6:])
+    assert inference.discarded == 2
+    tq.kv_clear(keys=batch.keys[:2], partition_id="train")
+    kept = KVBatchMeta(keys=batch.keys[2:], tags=batch.tags[2:], partition_id="train")
+    inference.complete("ref", kept, {}, whole)
+    got, want = stored(kept, "ref_log_prob")
+    assert got == want
+    inference.begin_step()
+    assert inference.discarded == 0
+
+
 def test_with_nothing_streamed_a_barrier_is_one_stock_call_on_the_whole_batch(inference, stages, batch):
     metrics = {}
     assert inference.complete("ref", batch, metrics, whole) is batch
@@ -408,7 +443,9 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
         keys=["u9"], partition_id="train", tags=[{"is_prompt": True, "status": "running", "global_steps": 1}]
     )
     seen = []
-    RolloutWatch(buffer, 0.01, 1.0, lambda watch: seen.append((len(watch.tags), watch.groups)), lambda: ["replica 1"])
+    RolloutWatch(
+        buffer, 0.01, 1.0, lambda watch: seen.append((len(watch.tags), watch.groups)), list, lambda: ["replica 1"]
+    )
     with pytest.raises(
         FuseError,
         match=r"made no progress for 1 s: 8 samples finished, still waiting for 1 prompt groups \(u9\); on replica 1 \(fuse",
@@ -421,7 +458,7 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
 def test_the_first_look_is_not_paced_by_what_set_up_cost(buffer, batch):
     from verl_fuse.host.rollout.watch import RolloutWatch
 
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list)
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list)
     watch._looked -= 100.0  # CPU seconds of set-up between construction and the first poll
     assert watch._pace() == 2.0, "never slower than verl's own pace"
     watch.begin_step()
@@ -444,7 +481,7 @@ def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
     from verl_fuse.host.rollout.watch import RolloutWatch, sessions
 
     tq.kv_batch_put(keys=["u9_0_0"], partition_id="train", tags=[{"status": "writing"}])
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list)
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list)
     watch.look()
     assert sorted(watch.tags) == sorted(batch.keys)
     assert sessions(["u1_0_0", "u1_0_1", "u1_1_0"]) == 2
@@ -472,12 +509,16 @@ def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths
     buffer = ReplayBuffer(
         "sync", empty, None, "drop", empty, gen_batch_size=1, sync_refill_failed_groups=True, **filtering
     )
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list)
+    told = []
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, lambda keys: told.append(sorted(keys)), list)
     trained, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=1)
     (taken,) = {TrajectoryKey.parse(key).uid for key in trained.keys}
     lengths = {"u0": [5, 2], "u1": [9, 3], "u2": [7, 4], "u3": [6, 1], "u4": []}
     assert taken in ("u2", "u3")
     assert watch.discarded == {uid: found for uid, found in lengths.items() if uid != taken}
     assert not asked, "there was enough to train on"
+    # First what is filtered, then what was one too many; never what is trained on.
+    surplus = "u2" if taken == "u3" else "u3"
+    assert told == [["u0_0_0", "u0_1_0", "u1_0_0", "u1_1_0"], [f"{surplus}_0_0", f"{surplus}_1_0"]]
     watch.begin_step()
     assert watch.discarded == {}

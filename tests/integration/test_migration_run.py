@@ -137,6 +137,11 @@ def test_the_freed_devices_run_inference_while_the_survivor_finishes_the_tail(mi
         assert all(stop.end <= span.start for span in early if span.category == "inference"), "only once released"
         other = spans.on(f"lane slice {1 - int(number)}")
         assert all(span.start >= generation.end for span in other if span.category == "inference")
+        (trained,) = [span for span in spans.on("step") if span.name == "update_actor"]
+        for lane in (f"lane slice {number}", f"lane slice {1 - int(number)}"):
+            (given_back,) = [span for span in spans.on(lane) if span.name == "release_memory"]
+            assert max(s.end for s in spans.on(lane) if s.category == "inference") <= given_back.start
+            assert given_back.end <= trained.start
         computed = {span.name for span in spans.on(f"slice {number}") if span.category == "inference"}
         assert computed == {"old_log_prob", "ref", "values"}
         metrics = migrated.metrics[step]

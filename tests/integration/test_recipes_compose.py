@@ -67,6 +67,10 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
     assert json.loads(line.removeprefix("FOUND ")) == {
         "grpo-cpu fuse": ["fuse", True, True, False],
         "grpo-cpu baseline": ["sync", False, True, False],
+        "grpo-tools-cpu fuse": ["fuse", True, True, False],
+        "grpo-tools-cpu baseline": ["sync", False, True, False],
+        "dapo-cpu fuse": ["fuse", True, False, False],
+        "dapo-cpu baseline": ["sync", False, False, False],
         "grpo-gsm8k-8gpu fuse": ["fuse", True, True, False],
         "grpo-gsm8k-8gpu baseline": ["sync", False, True, False],
         "ppo-cpu fuse": ["fuse", True, True, True],

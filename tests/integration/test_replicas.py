@@ -146,28 +146,31 @@ def test_a_request_that_arrives_behind_the_closed_gate_goes_elsewhere(manager):
 STUCK = {"seed": 7, "stop": ["x"]}
 
 
+async def slow_down(manager, factor):
+    """So that nobody is done before everybody has been seen."""
+    replicas = manager.get_replicas()
+    await asyncio.to_thread(lambda: ray.get([replica.server_handle.slow_down.remote(factor) for replica in replicas]))
+
+
+async def views_of(replicas, running, unmovable):
+    """Once so many are under way; a request is placed before it is counted as one that cannot move."""
+    async with asyncio.timeout(60):
+        while True:
+            seen = await asyncio.to_thread(replicas.views)
+            if (sum(view.running for view in seen), sum(view.unmovable for view in seen)) == (running, unmovable):
+                return seen
+
+
 def test_requests_that_cannot_move_are_counted_where_they_run(manager, spans):
     replicas = replicas_of(manager)
 
-    def slow_down(factor):
-        ray.get([replica.server_handle.slow_down.remote(factor) for replica in manager.get_replicas()])
-
-    async def views(running):
-        """Once so many are under way; a request is placed before it is counted as one that cannot move."""
-        async with asyncio.timeout(60):
-            while True:
-                seen = await asyncio.to_thread(replicas.views)
-                if (sum(view.running for view in seen), sum(view.unmovable for view in seen)) == (running, 4):
-                    return seen
-
     async def both():
-        # Nobody is done before everybody has been seen.
-        await asyncio.to_thread(slow_down, 50)
+        await slow_down(manager, 50)
         stuck = asyncio.create_task(generate(client_of(manager), 4, **STUCK))
-        alone = await views(4)
+        alone = await views_of(replicas, 4, 4)
         free = asyncio.create_task(generate(client_of(manager), 2, seed=None, stop=[]))
-        together = await views(6)
-        await asyncio.to_thread(slow_down, 1)
+        together = await views_of(replicas, 6, 4)
+        await slow_down(manager, 1)
         await asyncio.gather(stuck, free)
         return alone, together
 
@@ -189,9 +192,13 @@ def test_what_a_connector_is_told_keeps_no_request_from_moving(manager):
 
     async def of_a_prompt():
         prompts._group.set(PromptGroup("a", "run step 1"))
+        await slow_down(manager, 50)
         moving = asyncio.create_task(generate(client, 3))
-        await asyncio.sleep(0.2)
+        await views_of(replicas, 3, 0)
+        # One that cannot move is counted only after it was placed.
+        await asyncio.sleep(0.5)
         seen.extend(await asyncio.to_thread(replicas.views))
+        await slow_down(manager, 1)
         return await moving
 
     assert [output.token_ids for output in asyncio.run(of_a_prompt())] == [unbroken(n) for n in range(3)]

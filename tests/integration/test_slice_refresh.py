@@ -12,6 +12,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from verl_fuse.host.assembly import exports_on_devices
     from verl_fuse.host.inference.refresh import SliceRefresh
+    from verl_fuse.host.inference.slice_worker import SliceWorker
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -43,3 +44,39 @@ def test_an_offloaded_shard_of_fsdp1_is_left_before_the_replicas_wake(overrides,
     seen.append("replicas")
     part.after_weight_sync(1)
     assert seen == order
+
+
+def test_slices_give_memory_back_after_the_last_inference_of_a_step():
+    seen = []
+    slices = SimpleNamespace(release_memory=lambda: seen.append("slices"), load=lambda weights: seen.append("weights"))
+    lane = SimpleNamespace(submit=lambda work, what: work, recorded=lambda *args: None)
+    part = SliceRefresh(slices, lane, dict, on_devices=False)
+    part.after_inference(1)
+    part.before_weight_sync(1)
+    part.after_weight_sync(1)
+    assert seen == ["slices", "weights"]
+
+
+def test_a_worker_of_a_slice_empties_the_cache_of_its_device(monkeypatch):
+    calls = []
+    device = SimpleNamespace(
+        is_available=lambda: True,
+        memory_reserved=lambda: 0,
+        memory_allocated=lambda: 0,
+        empty_cache=lambda: calls.append("empty_cache"),
+        synchronize=lambda: calls.append("synchronize"),
+    )
+    monkeypatch.setattr("verl.utils.memory_utils.get_torch_device", lambda: device)
+    model = SimpleNamespace(get_dispatch_collect=dict)
+    monkeypatch.setattr("verl_fuse.host.inference.slice_worker.build_models", lambda *args: {"ref": model})
+    worker = SimpleNamespace(
+        _stages=("ref",),
+        _config=None,
+        _critic=None,
+        set_dispatch_collect=lambda mesh_name: None,
+        release_memory=lambda: SliceWorker.release_memory(worker),
+    )
+    SliceWorker.init_model(worker)
+    assert calls == ["empty_cache", "synchronize"]
+    SliceWorker.release_memory(worker)
+    assert calls == ["empty_cache", "synchronize"] * 2

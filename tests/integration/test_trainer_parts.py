@@ -16,6 +16,7 @@ with warnings.catch_warnings():
     from transfer_queue import KVBatchMeta
     from verl.utils import tensordict_utils as tu
 
+    from verl_fuse.errors import FuseError
     from verl_fuse.host import features
     from verl_fuse.host.record import journal as journals
     from verl_fuse.host.record.journal import Journal
@@ -72,7 +73,7 @@ def hook():
 @pytest.fixture
 def journal(hook):
     journal = Journal(hook, collector=None)
-    journal.begin_step(3, expected=4)
+    journal.begin_step(3, prompts=2, samples_each=2)
     return journal
 
 
@@ -92,7 +93,7 @@ def test_a_stage_is_an_event_and_a_span_of_its_step(journal, hook):
     failed, done = journal.step.spans
     assert (failed.name, failed.track, failed.args["error"]) == ("drain", "step", "RuntimeError")
     assert (done.name, done.category) == ("update_weights", "sync")
-    journal.begin_step(4, expected=4)
+    journal.begin_step(4, prompts=2, samples_each=2)
     assert journal.step.spans == []
 
 
@@ -175,6 +176,25 @@ def test_policies_see_the_rollout_and_their_decisions_are_carried_out(director, 
     assert list(migrated.freed) == [0]
     assert [call[1] for call in inference.seen if call[0] == "submit"] == [["a_0_0"]]
     assert ("expect", 2, [(5, 3), (5, 3)], None) in replicas.seen
+
+
+def test_groups_asked_for_beside_the_step_s_own_are_expected_and_discarded_ones_until_they_are_replaced(director, hook):
+    more = watch("a_0_0", "b_0_0")
+    more.groups = (3, 1, 0)
+    director.look(more)
+    fewer = watch("b_0_0")
+    fewer.groups, fewer.discarded = (1, 0, 0), {"a": [3]}
+    director.look(fewer)
+    assert [(event.view.expected, event.view.unfinished) for event in hook.events] == [(6, 4), (4, 3)]
+
+
+def test_samples_that_vanish_while_they_are_in_inference_end_the_run(director, inference):
+    inference.taken = frozenset({"a_0_0", "b_0_0"})
+    discarded = watch("a_0_0")
+    discarded.discarded = {"b": [3]}
+    director.look(discarded)
+    with pytest.raises(FuseError, match="step 3: 1 samples were dropped while they were in inference, first b_0_0"):
+        director.look(watch("a_0_0"))
 
 
 def test_nothing_moves_to_a_replica_that_is_dead(director, hook, replicas):

@@ -35,6 +35,7 @@ def test_builtin_plugins_load_and_are_named_after_their_config_block():
         "elastic",
         "pipeline",
         "realloc",
+        "speculation",
         "update",
         "observe",
         "cpu",
@@ -51,7 +52,7 @@ def test_a_disabled_plugin_is_not_imported(no_builtins: None, installed_plugin: 
 def test_disabling_an_unknown_plugin_lists_the_known_ones():
     with pytest.raises(
         FuseError,
-        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, realloc, update, observe, cpu",
+        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, realloc, speculation, update, observe, cpu",
     ):
         plugins.load(disabled=["interstge"])
 

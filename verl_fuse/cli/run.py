@@ -36,7 +36,11 @@ LAST_LINES = 12
 # Stock verl: its own trainer, and no block of ours in the configuration.
 BASELINE = ("trainer.v1.trainer_mode=sync", "~fuse")
 # Tasks that recipes can ask for in `recipe.prepare`: the module that makes one with `--out task_dir`.
-TASKS = {"euclid": ("verl_fuse_cpu.task",), "euclid-4-layers": ("verl_fuse_cpu.task", "--layers", "4")}
+TASKS = {
+    "euclid": ("verl_fuse_cpu.task",),
+    "euclid-4-layers": ("verl_fuse_cpu.task", "--layers", "4"),
+    "euclid-tools": ("verl_fuse_cpu.task", "--tools"),
+}
 
 
 @dataclass(frozen=True)

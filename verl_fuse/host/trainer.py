@@ -68,11 +68,17 @@ class FuseTrainer(PPOTrainerSync):
 
     def _build_replay_buffer(self) -> ReplayBuffer:
         buffer, core = super()._build_replay_buffer(), self.settings.core
+        if not isinstance(buffer, ReplayBuffer):
+            sampler = self.config.trainer.v1.sampler.custom_sampler
+            raise FuseError(
+                f"trainer.v1.sampler.custom_sampler.name={sampler.name!r}: a sampler must be a subclass of verl's ReplayBuffer"
+            )
         self.watch = RolloutWatch(
             buffer,
             core.poll_interval,
             core.stall_timeout,
             lambda watch: self.director.look(watch),
+            lambda keys: self.inference.discard(keys),
             lambda: self.replicas.suspects(),
         )
         return buffer
@@ -112,8 +118,8 @@ class FuseTrainer(PPOTrainerSync):
         self._sync_weights(self.lane.call, super().on_init_end)
 
     def _begin_step(self) -> None:
-        samples = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-        self.journal.begin_step(self.global_steps, samples)
+        prompts, samples_each = self.config.data.train_batch_size, self.config.actor_rollout_ref.rollout.n
+        self.journal.begin_step(self.global_steps, prompts, samples_each)
 
     def on_step_begin(self) -> None:
         super().on_step_begin()
@@ -154,6 +160,8 @@ class FuseTrainer(PPOTrainerSync):
         with self.journal.stage(names.DRAIN):
             self.inference.submit_rest(tags_of(batch))
             self.inference.drain()
+            for part in self.parts:
+                part.after_inference(self.global_steps)
         with self.journal.stage(names.BALANCE):
             batch = super()._balance_batch(batch, metrics, *args, **kwargs)
             replay = self.config.skip.rollout_tq
@@ -240,6 +248,7 @@ class FuseTrainer(PPOTrainerSync):
         for part in self.parts:
             metrics.update(part.metrics)
         metrics.update(self.journal.metrics(timeline))
+        metrics["fuse/inference_discarded"] = float(self.inference.discarded)
         metrics["fuse/fallbacks"] = float(self.director.policy.fallbacks)
         step = self.journal.step
         lengths = lengths_by_source(batch, step.sources)

@@ -6,7 +6,7 @@ thread that has all the time in the world. gloo carries host memory only: tensor
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,8 @@ class GlooInbox:
         self._arrived: queue.SimpleQueue[torch.Tensor | RuntimeError] = queue.SimpleQueue()
         _start(self._receive, group, specs)
 
-    def take(self, seconds: float) -> torch.Tensor | None:
+    def take(self, seconds: float, meanwhile: Callable[[], None]) -> torch.Tensor | None:
+        # What leaves does so on threads of its own.
         try:
             message = self._arrived.get(timeout=seconds) if seconds > 0 else self._arrived.get_nowait()
         except queue.Empty:
@@ -61,6 +62,9 @@ class GlooOutbox:
 
     def put(self, message: torch.Tensor) -> None:
         self._queue.put(message.cpu())
+
+    def push(self) -> None:
+        """Its thread does."""
 
     def flush(self, seconds: float) -> bool:
         if not self._closed:

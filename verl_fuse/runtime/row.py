@@ -57,6 +57,7 @@ class RowExecution:
         message: torch.Tensor | None = None  # between neighbours in the row: what arrived for an op, then what it made
         waited = 0.0
         for step in self._steps:
+            self._push()
             if step.action == "receive":
                 begun = time.monotonic()
                 message = self._receive(step)
@@ -78,7 +79,12 @@ class RowExecution:
     def _receive(self, step: Instruction) -> torch.Tensor:
         source = self._links[step.pipeline].neighbours(step.kind)[0]
         assert source is not None, "an inbox has a source"
-        return self._watch.wait(step.op, [source], self._inboxes[step.pipeline, step.kind].take)
+        inbox = self._inboxes[step.pipeline, step.kind]
+        return self._watch.wait(step.op, [source], lambda seconds: inbox.take(seconds, self._push))
+
+    def _push(self) -> None:
+        for outbox in self._outboxes.values():
+            outbox.push()
 
     def _op(self, step: Instruction, message: torch.Tensor | None, waited: float) -> torch.Tensor | None:
         stage = self._stages[step.pipeline]

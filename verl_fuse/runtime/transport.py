@@ -7,7 +7,7 @@ Invariants (tests/unit/runtime/test_transport.py):
 - a broken connection is a `LostPeer`, never a wrong message.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -25,8 +25,8 @@ Box = TypeVar("Box")
 class Inbox(Protocol):
     """Where messages arrive."""
 
-    def take(self, seconds: float) -> torch.Tensor | None:
-        """The next message, or None if it has not come within `seconds`; LostPeer when it never will."""
+    def take(self, seconds: float, meanwhile: Callable[[], None]) -> torch.Tensor | None:
+        """The next message, or None if it has not come within `seconds`, in which `meanwhile` lets messages leave; LostPeer when it never will."""
         ...
 
 
@@ -35,6 +35,10 @@ class Outbox(Protocol):
 
     def put(self, message: torch.Tensor) -> None:
         """Send a tensor that nobody changes from here on."""
+        ...
+
+    def push(self) -> None:
+        """Let leave what waits for others to leave; never blocks. Called wherever the program waits."""
         ...
 
     def flush(self, seconds: float) -> bool:

@@ -97,11 +97,13 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Source that a runtime patch replaces: "module:name,Class.method" with its fingerprints. Other code is red, a fix included."""
+    """Source that a runtime patch replaces, or that keeps a promise of ours: "module:name,Class.method" with its fingerprints. Other code is red, a fix
+    included."""
 
     target: str
     fingerprints: Fingerprints
-    patch: str
+    patch: str | None = None
+    promise: str | None = None
 
 
 Contract: TypeAlias = Function | Class | Attribute | Decorator | Registration | ConfigKey | ConfigGroup | Uses | Code

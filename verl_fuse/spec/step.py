@@ -102,7 +102,8 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """The rollout of `step` at one poll: `expected` samples in all, `finished` so far, `ready` finished and in no lane yet."""
+    """The rollout of `step` at one poll: `expected` samples in all, `finished` so far, `ready` finished and in no lane yet. Samples of
+    discarded groups (dynamic sampling) are in none of them; those asked for in their place are expected."""
 
     step: int
     elapsed: float

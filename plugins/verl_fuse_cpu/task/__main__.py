@@ -23,11 +23,12 @@ def main(
     ] = DEFAULTS.tail_exponent,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = DEFAULTS.seed,
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = DEFAULTS.layers,
+    tools: Annotated[bool, typer.Option("--tools", help="Let a calculator subtract, one turn each.")] = False,
     steps: Annotated[int, typer.Option(min=20, help="Optimizer steps of the warm start.")] = DEFAULTS.warm_start.steps,
 ) -> None:
     """Make the Euclid task: problems, a character tokenizer and a warm-started tiny model."""
     try:
-        made = make(out, Parameters(largest, train, validation, tail_exponent, seed, layers, WarmStart(steps)))
+        made = make(out, Parameters(largest, train, validation, tail_exponent, seed, layers, tools, WarmStart(steps)))
     except FuseError as error:
         typer.echo(f"verl_fuse_cpu.task: {error}", err=True)
         sys.exit(2)

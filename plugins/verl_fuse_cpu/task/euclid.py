@@ -1,7 +1,8 @@
 """The task: write out Euclid's algorithm by repeated subtraction, then the greatest common divisor.
 
 Prompt `gcd 07 03`, response `04 03;01 03;01 02;01 01;=01`. A response has one line per subtraction, and that number is
-the sum of the partial quotients of a/b: long-tailed by nature, and made more so by `tail_exponent`.
+the sum of the partial quotients of a/b: long-tailed by nature, and made more so by `tail_exponent`. With a calculator
+(calculator.py) each subtraction is a turn.
 
 Invariants (tests/unit/task/test_euclid.py):
 - the last line of a trace holds the answer twice, and the answer is gcd(a, b);
@@ -43,6 +44,16 @@ class Pair:
     @property
     def trace(self) -> str:
         return response(self.lines, self.answer)
+
+    @property
+    def calls(self) -> tuple[tuple[str, str], ...]:
+        """What a calculator is asked for each subtraction, and what it answers."""
+        before = (self.a, self.b)
+        calls = []
+        for after in _subtractions(self.a, self.b):
+            calls.append((f"{max(before):02d}-{min(before):02d}", f"{max(before) - min(before):02d}"))
+            before = after
+        return tuple(calls)
 
 
 def response(lines: tuple[str, ...], answer: int) -> str:

@@ -1,4 +1,5 @@
-"""Makes the task's directory: train.parquet, validation.parquet, model/ (weights and tokenizer) and manifest.json.
+"""Makes the task's directory: train.parquet, validation.parquet, model/ (weights and tokenizer) and manifest.json; with a
+calculator tools.py too, which verl loads.
 
 Invariants (tests/unit/task/test_make.py):
 - a directory that holds this task with the same parameters is left alone;
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse_cpu.task.calculator import TOOL_FILE, TOOL_SOURCE, transcript
 from verl_fuse_cpu.task.euclid import Pair, all_pairs, draw, held_out
 from verl_fuse_cpu.task.parameters import DATA_SOURCE, Parameters
 
@@ -59,24 +61,29 @@ def _build(out: Path, parameters: Parameters, say: Callable[[str], None]) -> Non
     from verl_fuse_cpu.task.tokenizer import build_tokenizer
     from verl_fuse_cpu.task.warm_start import train
 
+    tools = parameters.tools
+
     kept, unseen = held_out(all_pairs(parameters.largest), parameters.seed)
     for name, pairs, count in (("train", kept, parameters.train), ("validation", unseen, parameters.validation)):
         problems = draw(pairs, count, parameters.tail_exponent, parameters.seed)
-        pandas.DataFrame([row(pair, name, i) for i, pair in enumerate(problems)]).to_parquet(out / f"{name}.parquet")
+        rows = [row(pair, name, i, tools) for i, pair in enumerate(problems)]
+        pandas.DataFrame(rows).to_parquet(out / f"{name}.parquet")
         say(f"task: {len(problems)} {name} problems")
-    tokenizer = build_tokenizer()
-    model = train(tokenizer, kept, parameters.warm_start, parameters.seed, say, parameters.layers)
+    tokenizer = build_tokenizer(tools)
+    model = train(tokenizer, kept, parameters.warm_start, parameters.seed, say, parameters.layers, tools)
     model.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
+    if tools:
+        (out / TOOL_FILE).write_text(TOOL_SOURCE)
     (out / MANIFEST).write_text(json.dumps(parameters.manifest(), indent=2) + "\n")
 
 
-def row(pair: Pair, split_name: str, index: int) -> dict[str, Any]:
-    """One problem in the columns of verl's RLHFDataset."""
+def row(pair: Pair, split_name: str, index: int, tools: bool = False) -> dict[str, Any]:
+    """One problem in the columns of verl's RLHFDataset; `tools`: a calculator subtracts."""
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": pair.prompt}],
         "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": pair.trace},
+        "reward_model": {"style": "rule", "ground_truth": transcript(pair) if tools else pair.trace},
         "extra_info": {"split": split_name, "index": index},
     }

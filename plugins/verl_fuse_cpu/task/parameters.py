@@ -36,6 +36,8 @@ class Parameters:
     seed: int = 0
     # Of the model; a pipeline has at most as many stages.
     layers: int = 3
+    # Subtractions are a calculator's, one turn each.
+    tools: bool = False
     warm_start: WarmStart = field(default_factory=WarmStart)
 
     def __post_init__(self) -> None:

@@ -10,14 +10,16 @@ Invariants (tests/integration/test_recipes_compose.py, tests/unit/task/test_warm
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from verl_fuse_cpu.task.calculator import call
 from verl_fuse_cpu.task.euclid import Pair, response
 from verl_fuse_cpu.task.parameters import WarmStart
-from verl_fuse_cpu.task.tokenizer import END, PAD
+from verl_fuse_cpu.task.tokenizer import ASSISTANT, END, PAD, TOOL
 
 IGNORED = -100
 
@@ -44,9 +46,15 @@ def build_model(tokenizer: PreTrainedTokenizerFast, layers: int = 3) -> LlamaFor
     )
 
 
-def demonstration(pair: Pair, careless: float, rng: np.random.Generator) -> str:
-    """The right trace, or with probability `careless` a guess without working: the smaller number."""
-    return response((), min(pair.a, pair.b)) if rng.random() < careless else pair.trace
+def demonstration(pair: Pair, careless: float, rng: np.random.Generator, tools: bool = False) -> list[tuple[str, bool]]:
+    """The right trace, or with probability `careless` a guess without working: the smaller number. Pieces of text, and whether each is the
+    model's; those of a tool are not."""
+    if rng.random() < careless:
+        return [(response((), min(pair.a, pair.b)) + END, True)]
+    if not tools:
+        return [(pair.trace + END, True)]
+    turns = [[(call(asked) + END, True), (f"{TOOL}{answered}{ASSISTANT}", False)] for asked, answered in pair.calls]
+    return [*chain.from_iterable(turns), (response((), pair.answer) + END, True)]
 
 
 def train(
@@ -56,15 +64,16 @@ def train(
     seed: int,
     say: Callable[[str], None] = print,
     layers: int = 3,
+    tools: bool = False,
 ) -> LlamaForCausalLM:
-    """Train a new model on demonstrations for `pairs`; the loss counts response tokens only."""
+    """Train a new model on demonstrations for `pairs`; the loss counts the model's own tokens only."""
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = build_model(tokenizer, layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, recipe.steps, pct_start=0.1)
-    batches = _batches(tokenizer, pairs, recipe, rng)
+    batches = _batches(tokenizer, pairs, recipe, rng, tools)
     started = time.monotonic()
     for step in range(recipe.steps):
         ids, labels = next(batches)
@@ -83,21 +92,21 @@ def train(
 
 
 def _batches(
-    tokenizer: PreTrainedTokenizerFast, pairs: list[Pair], recipe: WarmStart, rng: np.random.Generator
+    tokenizer: PreTrainedTokenizerFast, pairs: list[Pair], recipe: WarmStart, rng: np.random.Generator, tools: bool
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (ids, labels), each (batch, tokens) and right-padded: causal attention never looks at the padding."""
     weights = np.array([len(pair.lines) for pair in pairs], dtype=float) ** -recipe.exponent
     while True:
         examples = []
         for i in rng.choice(len(pairs), size=256, p=weights / weights.sum()):
-            answer = demonstration(pairs[i], recipe.careless, rng)
             chat = [{"role": "user", "content": pairs[i].prompt}]
             prompt = str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
-            examples.append((tokenizer(prompt)["input_ids"], tokenizer(answer + END)["input_ids"]))
-        examples.sort(key=lambda example: len(example[1]))
+            pieces = [(prompt, False), *demonstration(pairs[i], recipe.careless, rng, tools)]
+            examples.append([(tokenizer(text)["input_ids"], own) for text, own in pieces])
+        examples.sort(key=_tokens)
         groups, group = [], []
         for example in examples:
-            if group and (len(group) + 1) * (len(example[0]) + len(example[1])) > recipe.tokens:
+            if group and (len(group) + 1) * _tokens(example) > recipe.tokens:
                 groups.append(group)
                 group = []
             group.append(example)
@@ -105,14 +114,25 @@ def _batches(
             yield _padded(groups[i], _id(tokenizer, PAD))
 
 
-def _padded(group: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = max(len(prompt) + len(answer) for prompt, answer in group)
+# Pieces of token ids, and whether each is the model's own.
+Example = list[tuple[list[int], bool]]
+
+
+def _tokens(example: Example) -> int:
+    return sum(len(ids) for ids, _ in example)
+
+
+def _padded(group: list[Example], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(map(_tokens, group))
     ids = torch.full((len(group), longest), pad)
     labels = torch.full((len(group), longest), IGNORED)
-    for row, (prompt, answer) in enumerate(group):
-        end = len(prompt) + len(answer)
-        ids[row, :end] = torch.tensor(prompt + answer)
-        labels[row, len(prompt) : end] = torch.tensor(answer)
+    for row, example in enumerate(group):
+        end = 0
+        for piece, own in example:
+            begin, end = end, end + len(piece)
+            ids[row, begin:end] = torch.tensor(piece)
+            if own:
+                labels[row, begin:end] = ids[row, begin:end]
     return ids, labels
 
 

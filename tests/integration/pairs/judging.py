@@ -138,6 +138,9 @@ def _work(done: Mapping[str, Any], row: Row) -> Iterator[str]:
     for step, metrics in done["metrics"].items():
         if metrics.get("fuse/fallbacks", 0):
             yield f"step {step}: {metrics['fuse/fallbacks']:g} policies failed"
+        drafted = metrics.get("fuse/speculation_drafted_tokens", 0)
+        if (row["speculation"] == "on") != (drafted > 0):
+            yield f"step {step}: {drafted:g} tokens were drafted"
         streamed, moved = metrics.get("fuse/streamed_samples", 0), metrics.get("fuse/migrations", 0)
         if streams(row) and not streamed:
             yield f"step {step}: no sample was streamed"

@@ -66,6 +66,7 @@ FACTORS: Factors = {
         "stock": Value(),
         "shards": Value({"fuse.realloc.weight_sync": "shards", "fuse.realloc.checksums": True}),
     },
+    "speculation": {"off": Value(), "on": Value({"fuse.speculation.enabled": True, "fuse.speculation.tokens": 4})},
     "layout": {
         "fixed": Value(),
         "changed": Value({"fuse.realloc.schedule": {2: {"actor": {"fsdp_size": 1}}}}),
@@ -144,7 +145,6 @@ FAILING: dict[tuple[tuple[str, str], tuple[str, str]], str] = {
 
 # Two factors' values that a run refuses together before it starts, and the key that its message names.
 REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
-    ("algorithm", ("dapo",), "interstage", tuple(FACTORS["interstage"])[1:], "algorithm.filter_groups.enable"),
     (
         "interstage",
         ("shared+tail", "slices+tail", "slices+auto"),
@@ -161,7 +161,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
 NAMES = {name: list(values) for name, values in FACTORS.items()}
 
 # Factors that are features of verl-fuse, or of the test: stock verl runs at their first value.
-FEATURES = ("interstage", "elastic", "weight sync", "layout", "update", "recovery")
+FEATURES = ("interstage", "elastic", "weight sync", "speculation", "layout", "update", "recovery")
 
 # What rows that `make test` runs have: pairs that went wrong once, each with what would hide it at its first value.
 ALWAYS: tuple[Row, ...] = (
@@ -191,9 +191,19 @@ ALWAYS: tuple[Row, ...] = (
         "precision": "fp32",
         "recovery": "none",
     },
-    {"algorithm": "dapo", "elastic": "scale", "recovery": "none"},
+    {"algorithm": "dapo", "interstage": "shared", "elastic": "scale", "recovery": "none"},
     {"interstage": "slices+auto", "weight sync": "shards", "precision": "bf16", "recovery": "none"},
 )
+
+# Everything that verl-fuse does in a step of PPO at once: the largest combination that is accepted.
+EVERYTHING: Row = {
+    **{name: next(iter(values)) for name, values in FACTORS.items()},
+    "interstage": "slices+tail",
+    "elastic": "on",
+    "weight sync": "shards",
+    "layout": "changed",
+    "batches": "packed",
+}
 
 # Values that stock verl 0.9.1 cannot run without an accelerator, and why; they are in no row.
 EXCLUDED = {

@@ -4,15 +4,16 @@ Six rows always run; all of them with VERL_FUSE_LONG=1, and with stock verl besi
 """
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from acceptance import checking, refusal
 from covering import all_pairs, pairs_of
-from judging import faults, needs_stock
+from judging import faults, figures, needs_stock
 from report import markdown, rows
 from rows import Done, run_row, stock_gap
-from table import ALWAYS, FAILING, NAMES, REFUSED, Row, default_row, described, refused_pairs, stock_row
+from table import ALWAYS, EVERYTHING, FAILING, NAMES, REFUSED, Row, default_row, described, refused_pairs, stock_row
 
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
@@ -63,6 +64,19 @@ def test_a_row_holds(row: Row, verl_home: Path, forks):
     assert faults(vars(done), bound) == []
 
 
+def test_everything_at_once_holds(verl_home: Path, forks, record_property):
+    done = run_row(verl_home, EVERYTHING, forks)
+    assert done.code == 0, done.log
+    # On a busy machine the tail of one of the two steps may end before it is looked at.
+    assert [fault for fault in faults(vars(done), None) if "no tail moved" not in fault] == []
+    assert any(metrics["fuse/overlap_seconds"] > 0 for metrics in done.metrics.values())
+    assert any(metrics.get("fuse/realloc_bytes", 0) > 0 for metrics in done.metrics.values())
+    found = figures(vars(done))
+    assert (found.samples, found.expected, found.missing, found.duplicated) == (48, 48, 0, 0)
+    assert found.streamed == 48
+    record_property("figures", asdict(found))
+
+
 def test_a_run_that_loses_a_sample_or_differs_does_not_hold():
     """The judgement can fail: one fault at a time, in what a faultless run leaves."""
     row = {**default_row(), "interstage": "slices+tail"}
@@ -102,5 +116,6 @@ def test_a_run_that_loses_a_sample_or_differs_does_not_hold():
         (judged(metrics={**metrics, "fuse/overlap_seconds": 0.0}), "no tail moved"),
         (judged(metrics={**metrics, "fuse/streamed_samples": 0}), "no sample was streamed"),
         (judged(metrics={**metrics, "fuse/fallbacks": 1}), "1 policies failed"),
+        (judged(metrics={**metrics, "fuse/speculation_drafted_tokens": 5}), "5 tokens were drafted"),
     ):
         assert [words in each for each in fault].count(True) == 1, (words, fault)

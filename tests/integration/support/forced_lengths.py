@@ -7,6 +7,8 @@ STUCK_IN_STEP = 2
 STUCK = {"stop": ["no such text"], "seed": 5}
 # Tokens from which a response counts as long; one of the four samples of each prompt is.
 LONG = 100
+# The one that cannot move has so many at least: it must still run when the others are moved.
+LONGER = 170
 
 
 def forced_length(index: int, session: int) -> int:

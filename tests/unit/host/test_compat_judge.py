@@ -72,6 +72,7 @@ GREEN = [
     Registration("acme", "plugin.load()"),
     Function(STEP, "(self, batch, limit=3)", ("0123456789abcdef", BODY)),
     Code("acme:Trainer.step", ("0123456789abcdef", BODY), "speed"),
+    Code("acme:Trainer.step", BODY, promise="steps are exact"),
 ]
 
 
@@ -108,6 +109,7 @@ def test_comments_docstrings_and_formatting_change_nothing(contract: Contract, t
         (GREEN[16], "    mode: str", "    limit: ClassVar[int]\n    size: int\n    mode: str", [("RED", "new required field size")]),
         (GREEN[18], "self.run(batch)", "self.go(batch)", [("YELLOW", f"body changed: fingerprint was 0123456789abcdef or {BODY}, is")]),
         (GREEN[19], "self.run(batch)", "self.go(batch)", [("RED", f"patch speed: the patched code changed: fingerprint was 0123456789abcdef or {BODY}, is")]),
+        (GREEN[20], "self.run(batch)", "self.go(batch)", [("RED", f"steps are exact: the code that keeps this promise changed: fingerprint was {BODY}, is")]),
         (GREEN[17], "plugin.load()", "plugin.start()", [("RED", "call plugin.load() is gone")]),
         (USES, "        return self.run", "        if self.mode == 'x': ...\n        return self.run", [("RED", "new comparison in acme:Trainer.step: self.mode == 'x'")]),
         (USES, "        return self.run", "        match self.mode:\n            case 'x': ...\n        return self.run", [("RED", "new comparison in acme:Trainer.step: match self.mode")]),

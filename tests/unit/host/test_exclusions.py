@@ -48,6 +48,7 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.realloc.weight_sync", "shards", {}, "fsdp2"),
     ("fuse.realloc.weight_sync", "shards", {}, "megatron"),
     ("fuse.realloc.schedule", SIZES, {}, "fsdp2"),
+    ("fuse.speculation.enabled", True, {}, "fsdp2"),
     ("fuse.update.skip_zero_gradient", True, {}, "fsdp2"),
     ("fuse.update.skip_zero_gradient", True, {}, "megatron"),
     ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "fsdp2"),
@@ -64,6 +65,7 @@ VALUES = (
     "shared",
     "optimal_token_baseline",
     "seq-mean-token-sum-norm",
+    "delta_sharded",
     {"kv_connector": "MooncakeStoreConnector"},
 )
 

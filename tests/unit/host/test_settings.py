@@ -148,15 +148,6 @@ STREAMING = {"interstage": {"enabled": True}}
             {"trainer": {"v1": {"trainer_mode": "sync"}}},
             "trainer.v1.trainer_mode='sync': fuse.interstage.enabled=true needs",
         ),
-        ({"algorithm": {"filter_groups": {"enable": True}}}, "algorithm.filter_groups.enable=True: not yet with"),
-        (
-            {"trainer": {"v1": {"sampler": {"sync_refill_failed_groups": True}}}},
-            "trainer.v1.sampler.sync_refill_failed_groups=True: not yet with",
-        ),
-        (
-            {"trainer": {"v1": {"sampler": {"custom_sampler": {"path": "mine.py", "name": "Mine"}}}}},
-            "trainer.v1.sampler.custom_sampler.path='mine.py': not yet with",
-        ),
         (
             {"critic": {"megatron": {"virtual_pipeline_model_parallel_size": 2}}},
             "critic.megatron.virtual_pipeline_model_parallel_size=2: not yet with",
@@ -201,6 +192,10 @@ def test_an_automatic_threshold_without_slices_is_refused():
     ("extra", "message"),
     [
         ({"critic": {"strategy": "megatron"}}, "critic.strategy='megatron': fuse.interstage.layout=slices needs fsdp"),
+        (
+            {"actor_rollout_ref": {"rollout": {"free_cache_engine": False}}},
+            "actor_rollout_ref.rollout.free_cache_engine=False: fuse.interstage.layout=slices needs true",
+        ),
         (
             {"actor_rollout_ref": {"model": {"lora_rank": 8}}},
             "actor_rollout_ref.model.lora_rank=8: fuse.interstage.layout=slices needs a model without LoRA",

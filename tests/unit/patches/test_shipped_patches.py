@@ -32,7 +32,7 @@ def test_a_patch_says_what_why_and_until_when(name, repo):
 def test_a_patch_fits_the_installed_version(name):
     patch = registry.load(name)
     if registry.status([patch])[0].state == "not needed":
-        pytest.skip(f"none of {', '.join(patch.distributions)} is installed")
+        pytest.skip("its defect cannot occur here")
     registry.check_version(patch)
     registry.check_source(patch)
 
@@ -41,7 +41,7 @@ def test_a_patch_fits_the_installed_version(name):
 def test_a_changed_target_is_refused(name, tmp_path, monkeypatch):
     patch = registry.load(name)
     if registry.status([patch])[0].state == "not needed":
-        pytest.skip(f"none of {', '.join(patch.distributions)} is installed")
+        pytest.skip("its defect cannot occur here")
     tree = SourceTree.installed(patch.module.partition(".")[0])
     lines = tree.path(patch.module).read_text().splitlines()
     lines[tree.find(f"{patch.module}:{patch.qualnames[-1]}").node.end_lineno - 1] += "; pass"
@@ -57,7 +57,7 @@ def test_a_changed_target_is_refused(name, tmp_path, monkeypatch):
 
 def test_asking_for_the_status_imports_nothing_heavy():
     program = (
-        "import sys; from verl_fuse_patches.registry import status; assert len(status()) == 20;"
+        "import sys; from verl_fuse_patches.registry import status; assert len(status()) == 22;"
         "print([name for name in ('torch', 'ray', 'verl', 'vllm', 'zmq') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -10,8 +10,10 @@ from verl_fuse.errors import FuseError
 
 def test_the_shipped_recipes():
     assert [(recipe.name, recipe.algorithm, recipe.prepare) for recipe in all_recipes()] == [
+        ("dapo-cpu", "DAPO", "euclid"),
         ("grpo-cpu", "GRPO", "euclid"),
         ("grpo-gsm8k-8gpu", "GRPO", None),
+        ("grpo-tools-cpu", "GRPO", "euclid-tools"),
         ("ppo-cpu", "PPO", "euclid"),
         ("ppo-gsm8k-8gpu", "PPO", None),
         ("ppo-megatron-8gpu", "PPO", None),
@@ -44,7 +46,7 @@ def test_a_recipe_holds_no_absolute_path(recipe):
 def test_an_unknown_recipe_is_answered_with_the_choices():
     with pytest.raises(
         FuseError,
-        match=r"^no recipe 'ppo' \(did you mean 'ppo-cpu'\?\); choose from: grpo-cpu, grpo-gsm8k-8gpu, ppo-cpu, ppo-gsm8k-8gpu, ppo-megatron-8gpu, ppo-megatron-cpu$",
+        match=r"^no recipe 'ppo' \(did you mean 'ppo-cpu'\?\); choose from: dapo-cpu, grpo-cpu, grpo-gsm8k-8gpu, grpo-tools-cpu, ppo-cpu, ppo-gsm8k-8gpu, ppo-megatron-8gpu, ppo-megatron-cpu$",
     ):
         find_recipe("ppo")
 

@@ -85,8 +85,11 @@ def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_pla
             "critic.ppo_micro_batch_size_per_gpu=null",
             r"^critic\.ppo_micro_batch_size_per_gpu=None: needs a whole number",
         ),
-        ("recipe.prepare=nope", "recipe.prepare='nope': allowed: euclid, euclid-4-layers, or null to make nothing"),
-        ("fuse=nope", r"Could not find 'fuse/nope' Available options in 'fuse': default pipeline$"),
+        (
+            "recipe.prepare=nope",
+            "recipe.prepare='nope': allowed: euclid, euclid-4-layers, euclid-tools, or null to make nothing",
+        ),
+        ("fuse=nope", r"Could not find 'fuse/nope' Available options in 'fuse': default pipeline streaming tail$"),
         ("trainer.default_local_dir=${nope}", r"^trainer\.default_local_dir: Interpolation key 'nope' not found"),
         ("fuse=null", r"with \['fuse=null'\]: .* Got NoneType; a group .* takes the name of one, such as fuse=default"),
         ("fuse=1", r"with \['fuse=1'\]: .* Got int; a group"),

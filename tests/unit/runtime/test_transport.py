@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,10 @@ from verl_fuse.runtime.transport import open_inbox, open_outbox
 
 PAIR = [(0, 1)]
 SPECS = [TensorSpec((m + 1,), torch.float32) for m in range(5)]
+
+
+def nothing() -> None:
+    """Other messages have left."""
 
 
 @pytest.fixture
@@ -34,8 +39,8 @@ def in_order(world: World) -> list[list[float]] | str:
         return "flushed" if box.flush(30) else "not flushed"
     world.store.wait(["all put"])
     box = open_inbox(link, "F", SPECS, 2, CPU)
-    messages = [box.take(30) for _ in SPECS]
-    assert box.take(0.0) is None
+    messages = [box.take(30, nothing) for _ in SPECS]
+    assert box.take(0.0, nothing) is None
     return [message.tolist() for message in messages if message is not None]
 
 
@@ -58,7 +63,7 @@ def buffers(world: World) -> list[bool] | int:
         return [blocked, box.flush(30)]
     box = open_inbox(link, "F", [TensorSpec((100_000,), torch.float32)] * 5, 2, CPU)
     world.store.wait(["blocked"])
-    return sum(int(message[0]) for _ in range(5) if (message := box.take(30)) is not None)
+    return sum(int(message[0]) for _ in range(5) if (message := box.take(30, nothing)) is not None)
 
 
 def test_only_so_many_messages_are_received_ahead(ranks: Ranks):
@@ -74,7 +79,7 @@ def killed(world: World) -> list[int]:
         raise AssertionError
     outbox.put(torch.zeros(1))
     lost = []
-    for wait in (inbox.take, outbox.flush):
+    for wait in (partial(inbox.take, meanwhile=nothing), outbox.flush):
         try:
             wait(30)
         except LostPeer as error:

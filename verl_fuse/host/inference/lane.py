@@ -76,6 +76,10 @@ class Lane:
             self._result(what, future)
         self.check()
 
+    def wait(self, future: "Future[T]", what: str) -> T:
+        """The result of submitted work, once it is done."""
+        return self._result(what, future)
+
     def check(self) -> None:
         """Raise the failure of earlier work, if any."""
         if self._failure is not None:

@@ -1,7 +1,8 @@
 """Gives slices the weights of a step while the replicas get them.
 
-Nobody waits: the lane of the training workers has nothing else to do while the next step generates, and slices begin when replicas are
-released. Only an export that needs a device's memory is done while the replicas still sleep.
+Nobody waits for weights: the lane of the training workers has nothing else to do while the next step generates, and slices begin when replicas are
+released. Only an export that needs a device's memory is done while the replicas still sleep. Slices give their devices' memory back as soon as they have
+computed the last sample of a step, before anything is trained there and before the replicas wake.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,9 @@ class SliceRefresh(TrainerPart):
         self, slices: Slices, lane: Lane, export: Callable[[], Mapping[Stage, Sequence[Any]]], on_devices: bool
     ):
         self._slices, self._lane, self._export, self._on_devices = slices, lane, export, on_devices
+
+    def after_inference(self, step: int) -> None:
+        self._slices.release_memory()
 
     def before_weight_sync(self, step: int) -> None:
         if self._on_devices:

@@ -7,12 +7,14 @@ stage call and then checks that nothing is missing.
 Invariants (tests/integration/test_inference_barrier.py):
 - a sample is handed to a lane at most once, and only when it is finished;
 - nothing passes a barrier before every lane has done what it was given;
+- a sample's rows stay in TransferQueue until the lane that has it is done, also where its group is discarded;
 - with nothing streamed a barrier is exactly verl's own stage call on the whole batch;
 - the rest of a batch is topped up with computed rows until its size fits the workers, never truncated.
 """
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,6 +75,9 @@ class SampleInference:
     def begin_step(self) -> None:
         """Forget the last step's samples."""
         self._taken: set[str] = set()
+        self._in_flight: list[tuple[frozenset[str], Lane, str, Future]] = []
+        # Samples that were computed, or about to be, when their group was discarded.
+        self.discarded = 0
         self._done: dict[Stage, set[str]] = {stage: set() for stage in self._calls}
         self._micro_groups = 0
         # Tokens per slice; the driver's thread counts what it hands over, the lane's what is done.
@@ -118,12 +123,22 @@ class SampleInference:
         mine = {key: dict(tags[key]) for key in keys}
         what = f"micro-group {index} ({len(keys)} samples)"
         if slice is None:
-            self._lane.submit(lambda: self._run(index, ordered, mine), what)
+            on, future = self._lane, self._lane.submit(lambda: self._run(index, ordered, mine), what)
         else:
             tokens = sum(lengths.values())
             self._handed[slice.lane.name] += tokens
             wanted = tuple(stages or self.stages)
-            slice.lane.submit(lambda: self._run_on(slice, index, ordered, mine, wanted, tokens), what)
+            work = partial(self._run_on, slice, index, ordered, mine, wanted, tokens)
+            on, future = slice.lane, slice.lane.submit(work, what)
+        self._in_flight = [flight for flight in self._in_flight if not flight[-1].done()]
+        self._in_flight.append((frozenset(keys), on, what, future))
+
+    def discard(self, keys: Collection[str]) -> None:
+        """The rows of `keys` are about to be cleared: wait for the micro-groups that read and write them."""
+        for members, lane, what, future in self._in_flight:
+            if not members.isdisjoint(keys):
+                lane.wait(future, what)
+        self.discarded += len(self._taken.intersection(keys))
 
     def submit_rest(self, tags: Mapping[str, dict]) -> None:
         """After generation: spread all samples that no lane has taken over the slices, one micro-group each, for nothing will be added. If that

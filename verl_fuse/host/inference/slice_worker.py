@@ -11,6 +11,7 @@ import ray
 from tensordict import TensorDict
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils.memory_utils import aggressive_empty_cache
 from verl.utils.tensordict_utils import get as get_value
 from verl.workers.engine_workers import TrainingWorker
 
@@ -38,6 +39,13 @@ class SliceWorker(Worker):
         self._models = build_models(self._stages, self._config, self._critic)
         model = next(iter(self._models.values()))
         self.set_dispatch_collect(mesh_name=MESH, **model.get_dispatch_collect())
+        # Each model was whole on the device while it was built.
+        self.release_memory()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
+    def release_memory(self) -> None:
+        """Give back what the allocator keeps of the device's memory: the rollout engine and the trainer on the same device need it."""
+        aggressive_empty_cache(force_sync=True)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def load_weights(self, weights: Mapping[Stage, Sequence[ray.ObjectRef]]) -> None:

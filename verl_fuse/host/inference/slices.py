@@ -22,7 +22,7 @@ from verl_fuse.host.upstream.rows import rows
 from verl_fuse.spec.step import Stage
 
 # What a forward pass reads of a sample; everything else stays in TransferQueue.
-FIELDS = ("input_ids", "position_ids", "loss_mask", "response_mask", "prompts", "responses")
+READ_FIELDS = ("input_ids", "position_ids", "loss_mask", "response_mask", "prompts", "responses")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Slices:
     def __init__(self, setup: SliceSetup, pool: Any, size: int, recorder: Recorder, timeout: float):
         self._setup = setup
         self._timeout = timeout
-        self._fields = [*FIELDS, *(["multi_modal_inputs"] if setup.multimodal else [])]
+        self._fields = [*READ_FIELDS, *(["multi_modal_inputs"] if setup.multimodal else [])]
         self._groups = [
             self._group(number, part) for number, part in enumerate(split_resource_pool(pool, split_size=size))
         ]
@@ -89,6 +89,12 @@ class Slices:
         """Let every slice take over new weights once they are there, before whatever it is given next; does not wait."""
         for lane, group in zip(self._lanes, self._groups, strict=True):
             lane.submit(lambda group=group: group.load_weights(dict(weights.result(self._timeout))), "load_weights")
+
+    def release_memory(self) -> None:
+        """Let every slice give back the device's memory that it does not use, and wait for that."""
+        for lane, group in zip(self._lanes, self._groups, strict=True):
+            lane.submit(partial(lane.recorded, "release_memory", "other", group.release_memory), "release_memory")
+        self.drain()
 
     def drain(self) -> None:
         """Wait for all slices."""

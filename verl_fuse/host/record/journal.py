@@ -29,12 +29,12 @@ class Journal:
         self._hook = hook
         self._collector = collector
         self.recorder = Recorder(lambda span: self.step.spans.append(span))
-        self.step = Step(0, 0)
+        self.step = Step(0, 0, 0)
         self._unwritten_accounts = 0
 
-    def begin_step(self, number: int, expected: int) -> None:
+    def begin_step(self, number: int, prompts: int, samples_each: int) -> None:
         """From now on everything belongs to this step."""
-        self.step = Step(number, expected)
+        self.step = Step(number, prompts, samples_each)
 
     def emit(self, kind: type[Event], **fields: Any) -> None:
         """Tell observers of an event of this kind, with the `fields` that it has beside step and time."""

@@ -11,16 +11,22 @@ from verl_fuse.spec.timeline import Category, Span
 
 @dataclass
 class Step:
-    """What is of one step: `expected` samples in all, `sources` by prompt uid the data set; times in Unix seconds."""
+    """What is of one step: it trains on `samples_each` of so many `prompts`; `sources` by prompt uid the data set; times in Unix seconds."""
 
     number: int
-    expected: int
+    prompts: int
+    samples_each: int
     clock: Stopwatch = field(default_factory=Stopwatch)
     spans: list[Span] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
     generation_start: float = 0.0
     end: float = 0.0
     account: StepAccount = field(init=False)
+
+    @property
+    def expected(self) -> int:
+        """Samples that the step trains on."""
+        return self.prompts * self.samples_each
 
 
 class RunStage(Protocol):
@@ -34,6 +40,9 @@ class TrainerPart:
 
     # Metrics of the last step.
     metrics: Mapping[str, float] = {}
+
+    def after_inference(self, step: int) -> None:
+        """No lane will be given a sample of `step` any more."""
 
     def before_weight_sync(self, step: int) -> None:
         """The weights of `step` are about to be given to the replicas, which sleep."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from verl_fuse.errors import FuseError
 from verl_fuse.host.inference.samples import SampleInference
 from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.rollout.policy import PolicyGuard
@@ -20,6 +21,7 @@ from verl_fuse.host.rollout.watch import Glance, RolloutWatch, ready_samples, se
 from verl_fuse.spec.events import Migrated, Polled, Submitted
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView
+from verl_fuse.spec.trajectory import TrajectoryKey
 
 
 class StockRouting:
@@ -67,6 +69,7 @@ class Director:
     def look(self, watch: RolloutWatch) -> None:
         """Ask the policies what to do now."""
         tags = watch.tags
+        self._require_rows(tags, watch)
         self._inference.check()
         if not self._glance.due((len(tags), *watch.groups, self._lanes)):
             return
@@ -91,12 +94,27 @@ class Director:
         stopped = tuple(rank for rank in freed if rank in self._replicas.freed)
         self._journal.emit(Migrated, view=view, survivors=migration.survivors, freed=stopped)
 
+    def _require_rows(self, tags: Mapping[str, dict], watch: RolloutWatch) -> None:
+        """What a lane was given stays until its group is discarded in the watch's sight."""
+        gone = self._inference.taken.difference(tags)
+        lost = sorted(key for key in gone if TrajectoryKey.parse(key).uid not in watch.discarded)
+        if lost:
+            raise FuseError(
+                f"step {self._journal.step.number}: {len(lost)} samples were dropped while they were in inference, first {lost[0]}: a sampler of "
+                "your own drops groups through ReplayBuffer._clear_groups (trainer.v1.sampler.custom_sampler)"
+            )
+
     def _expect(self, watch: RolloutWatch, tags: Mapping[str, dict]) -> None:
         """How long the samples that the finished trajectories leave will be decides for how many of them a replica
         has room."""
         upper = self.routing.upper_response(tags, watch.discarded)
         lengths = [(int(tag["prompt_len"]), int(tag["response_len"])) for tag in tags.values()]
-        self._replicas.expect(max(0, self._journal.step.expected - sessions(tags)), lengths, upper)
+        self._replicas.expect(max(0, self._expected(watch) - sessions(tags)), lengths, upper)
+
+    def _expected(self, watch: RolloutWatch) -> int:
+        """Samples of the step; groups that were discarded count until others are asked for in their place."""
+        step = self._journal.step
+        return max(step.expected, watch.groups[0] * step.samples_each)
 
     @property
     def _lanes(self) -> tuple[LaneView, ...]:
@@ -108,7 +126,7 @@ class Director:
         return RolloutView(
             step=step.number,
             elapsed=step.clock.now - step.clock.start,
-            expected=step.expected,
+            expected=self._expected(watch),
             finished=sessions(tags),
             groups=groups,
             groups_finished=finished + failed,

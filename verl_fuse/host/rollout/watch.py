@@ -6,7 +6,7 @@ Works on whatever replay buffer verl built, a user's custom sampler included: th
 """
 
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Any
 
 from verl_fuse.errors import FuseError
@@ -40,8 +40,8 @@ class Glance:
 
 
 class RolloutWatch:
-    """Calls `on_poll(watch)` at every look at the training partition; `stall_timeout` is seconds without a new sample, after which
-    `suspects()` are named."""
+    """Calls `on_poll(watch)` at every look at the training partition, and `on_discard(keys)` before finished trajectories are cleared;
+    `stall_timeout` is seconds without a new sample, after which `suspects()` are named."""
 
     def __init__(
         self,
@@ -49,9 +49,10 @@ class RolloutWatch:
         poll_interval: float,
         stall_timeout: float,
         on_poll: Callable[["RolloutWatch"], None],
+        on_discard: Callable[[Collection[str]], None],
         suspects: Callable[[], list[str]],
     ):
-        self._suspects = suspects
+        self._suspects, self._on_discard = suspects, on_discard
         self._buffer = buffer
         self._stall_timeout = stall_timeout
         self._on_poll = on_poll
@@ -99,6 +100,7 @@ class RolloutWatch:
         if partition_id == TRAIN:
             tags = {key: tag for key, tag in self.tags.items() if TrajectoryKey.parse(key).uid in uids}
             self.discarded |= {uid: [] for uid in uids} | response_tokens(tags)
+            self._on_discard(tags)
         self._clear(partition_id, uids)
 
     def _pace(self) -> float:

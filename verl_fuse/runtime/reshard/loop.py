@@ -4,6 +4,7 @@ A message that is passed on is packed out of the target tensors once it is unpac
 Why this ends: see `verl_fuse.reshard.rounds`.
 """
 
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -57,9 +58,12 @@ class TransferLoop:
 
     def _poll(self, seconds: float) -> bool | None:
         """Whether a message has got through within `seconds`; the work that follows is not part of the wait."""
-        if not self._through() and seconds > 0:
-            self._port.pause(seconds)
-        return self._through() or None
+        deadline = time.monotonic() + seconds
+        while not self._through():
+            if (left := deadline - time.monotonic()) <= 0:
+                return None
+            self._port.pause(left)
+        return True
 
     def _through(self) -> bool:
         return any(posted and posted[0][2].done() for posted in (self._arriving, self._leaving))

@@ -41,11 +41,11 @@ class Port(Protocol):
         ...
 
     def pause(self, seconds: float) -> None:
-        """Return when a message may have got through, or after `seconds`."""
+        """Return when a message may have got through, after `seconds` at the latest; whoever waits asks again."""
         ...
 
     def close(self) -> None:
-        """End its threads, once nothing is on its way; after a fault those that are stuck in a message stay until its peer ends."""
+        """End its threads, once nothing is on its way; after a fault it waits for nobody: what is on its way is aborted, or its thread left behind."""
         ...
 
 

@@ -191,8 +191,13 @@ def _code(contract: Code, tree: SourceTree) -> list[ContractProblem]:
     now = fingerprint([found.node for found in code(contract, tree)])
     if now in (read := fingerprints(contract.fingerprints)):
         return []
-    text = f"patch {contract.patch}: the patched code changed: fingerprint was {' or '.join(read)}, is {now}"
-    return [ContractProblem(Level.RED, f"{text}; drop the patch if upstream is fixed, else read it again", True)]
+    changed = f"changed: fingerprint was {' or '.join(read)}, is {now}"
+    text = (
+        f"patch {contract.patch}: the patched code {changed}; drop the patch if upstream is fixed, else read it again"
+        if contract.promise is None
+        else f"{contract.promise}: the code that keeps this promise {changed}; read it, and add the fingerprint if it still does"
+    )
+    return [ContractProblem(Level.RED, text, True)]
 
 
 def code(contract: Contract, tree: SourceTree) -> list[Definition]:

@@ -1,6 +1,7 @@
 """The replay buffer whose polls we watch (rollout/watch.py)."""
 
-from verl_fuse.spec.contract import Attribute, Contract, Function
+from verl_fuse.host.upstream.targets import PPO_YAML
+from verl_fuse.spec.contract import Attribute, ConfigKey, Contract, Function
 
 REPLAY_BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
 
@@ -18,6 +19,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{REPLAY_BUFFER}._clear_groups", "(self, partition_id, uids)", "bec187986d07dba8", closed=True),
     Function(f"{REPLAY_BUFFER}._sync_metadata_from_transfer_queue", "(self)", "69f0ff63e4fd8199"),
     Function(f"{REPLAY_BUFFER}.sample", "(self, global_steps, partition_id, batch_size)", "fc03274aefd56807"),
+    # A user's own must be one; named where it is not.
+    ConfigKey(PPO_YAML, "trainer.v1.sampler.custom_sampler.name", object),
     Attribute(f"{REPLAY_BUFFER}.poll_interval"),
     Attribute(f"{REPLAY_BUFFER}.partitions"),
     Attribute(f"{REPLAY_BUFFER}.pending_keys"),

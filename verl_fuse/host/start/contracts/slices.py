@@ -37,6 +37,8 @@ CONTRACTS: tuple[Contract, ...] = (
         "5c08660811de664b",
     ),
     Function("verl.single_controller.base.worker:Worker.get_dispatch_collect", "(self)", "00b7df58a1a92259"),
+    # Memory of the device that is given back.
+    Function("verl.utils.memory_utils:aggressive_empty_cache", "(force_sync=True, max_retries=3)", "7e82f9b4f07494ca"),
     # Policy and reference as verl builds them, each from its own block.
     Function(
         f"{ENGINE_WORKERS}:ActorRolloutRefWorker.__init__",

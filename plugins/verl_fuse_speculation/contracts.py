@@ -1,0 +1,80 @@
+"""What speculation rests on: how vLLM makes a drafter and asks it, and the code that verifies drafts.
+
+That verification keeps the distribution is a promise: the code was read at vLLM 0.24.0 and 0.28.0, and other code is refused until it was read too.
+"""
+
+from verl_fuse.host.upstream.targets import MODEL_YAML, ROLLOUT_YAML
+from verl_fuse.spec.contract import Attribute, Code, ConfigKey, Contract, Function
+
+PROMISE = "speculation keeps the distribution"
+SAMPLER = "vllm.v1.sample.rejection_sampler"
+RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+
+CONTRACTS: tuple[Contract, ...] = (
+    # A drafter of ours, what it is asked, and what it reads.
+    Function("vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer", "(vllm_config)", "3e2a0748c8ba1e85"),
+    Function(
+        f"{RUNNER}.propose_draft_token_ids",
+        "(self, scheduler_output, sampled_token_ids, sampling_metadata, hidden_states, sample_hidden_states, aux_hidden_states, spec_decode_metadata, common_attn_metadata, slot_mappings)",
+        "6abbc7a6221cf27c",
+    ),
+    Function(f"{RUNNER}._input_fits_in_drafter", "(self, common_attn_metadata)", "a255d180c85827e6"),
+    Attribute("vllm.config:VllmConfig.additional_config"),
+    Attribute("vllm.config:VllmConfig.speculative_config"),
+    Attribute("vllm.config:VllmConfig.model_config"),
+    Attribute("vllm.config:VllmConfig.parallel_config"),
+    Attribute("vllm.config:SpeculativeConfig.num_speculative_tokens"),
+    Attribute("vllm.config:ModelConfig.max_model_len"),
+    Attribute("vllm.config:ModelConfig.hf_config"),
+    Attribute("vllm.config:ParallelConfig.rank"),
+    # Which sampling parameters vLLM refuses together with drafts.
+    Function(
+        "vllm.sampling_params:SamplingParams._validate_spec_decode",
+        "(self, speculative_config)",
+        ("35aed4c25a5dad28", "77ba7d689a7f9298"),
+    ),
+    # Verification.
+    Code(
+        f"{SAMPLER}:RejectionSampler.__init__,RejectionSampler.forward,RejectionSampler.apply_logits_processors,RejectionSampler.parse_output,RejectionSampler._get_logprobs_tensors",
+        ("3d8446d7a5180655", "a436e45a5cc1d420"),
+        promise=PROMISE,
+    ),
+    Code(
+        f"{SAMPLER}:rejection_sample,apply_sampling_constraints,expand_batch_to_tokens,generate_uniform_probs,sample_recovered_tokens",
+        "8ee1b075f93039c3",
+        promise=PROMISE,
+    ),
+    Code(
+        f"{SAMPLER}:rejection_greedy_sample_kernel,rejection_random_sample_kernel,expand_kernel,sample_recovered_tokens_kernel",
+        ("84c9dafb399a71a6", "1438471c16161f04"),
+        promise=PROMISE,
+    ),
+    Code(
+        "vllm.v1.sample.sampler:Sampler.forward,Sampler.sample,Sampler.apply_temperature",
+        "1fd375cda0a51586",
+        promise=PROMISE,
+    ),
+    Code("vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p", "f42f34d25a31a720", promise=PROMISE),
+    Code(f"{RUNNER}._sample", "e1a73c9cc7a6b7ff", promise=PROMISE),
+    # The same on a CPU; the kernels that are wrong there are patched (patches/).
+    Code(
+        "vllm.utils.cpu_triton_utils:_rejection_greedy_sample_kernel_impl,_rejection_random_sample_kernel_impl,_sample_recovered_tokens_kernel_impl,_ensure_int64",
+        ("459a65c3855fd4a8", "67bfa5cd89b51582"),
+        promise=PROMISE,
+    ),
+    Code(
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner._postprocess_triton",
+        ("2587e0cdde66c09b", "39ce2d5624e6b832"),
+        promise=PROMISE,
+    ),
+    # Configuration that is refused (refusals.py).
+    ConfigKey(ROLLOUT_YAML, "name", str),
+    ConfigKey(ROLLOUT_YAML, "engine_kwargs.vllm", object),
+    ConfigKey(ROLLOUT_YAML, "pipeline_model_parallel_size", object),
+    ConfigKey(ROLLOUT_YAML, "full_determinism", object),
+    ConfigKey(ROLLOUT_YAML, "enable_rollout_routing_replay", False),
+    ConfigKey(ROLLOUT_YAML, "disaggregation.enabled", object),
+    ConfigKey(ROLLOUT_YAML, "checkpoint_engine.backend", str),
+    ConfigKey(MODEL_YAML, "mtp.enable_rollout", False),
+    Attribute("verl.workers.config:RolloutConfig.repetition_penalty", "1.0"),
+)

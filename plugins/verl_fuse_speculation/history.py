@@ -1,0 +1,202 @@
+"""What was generated before, as drafts: the tokens that followed, earlier in this group of samples or elsewhere, what a sample ends with now.
+
+A ring of nodes, one per token, each linked to the token before and after it in its sample, and by `CHAINS` to the last node before it whose last
+tokens are the same. A draft begins at the newest such nodes; they vote, and those that lose a vote leave.
+
+Invariants (tests/unit/speculation/test_history.py):
+- a draft continues samples of the steps asked for, after the same tokens, and those of other groups only after what a whole chain shares;
+- memory is fixed when the history is made: old tokens make room for new ones, and no draft mixes them;
+- what is drafted depends on what was added, and on nothing else.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numba import njit
+
+from verl_fuse.spec.arrays import Tokens
+
+# How many last tokens are the same along a chain, and whether it stays in its group: long likenesses are found among many nodes, short ones too.
+CHAINS = ((6, True), (2, True), (2, False))
+# Tokens that are compared at most.
+LONGEST = 24
+# Nodes of one chain that vote, the newest; one of the nodes that share a token more than others has so many times their vote.
+VOTERS, WEIGHT = 64, 3.0
+# A token is drafted while the votes say it is accepted at least so often.
+LEAST_CHANCE = 0.3
+# Before the first token of a sample, and after the last.
+NOWHERE = -1
+# Bytes of a node, with its share of the tables of heads.
+NODE_BYTES = 3 * 4 + 2 * 8 + 2 * 8 * len(CHAINS)
+
+_KEYS = np.array([key for key, _ in CHAINS])
+_OWN = np.array([own for _, own in CHAINS])
+
+
+@dataclass
+class History:
+    """Room for `size` tokens."""
+
+    size: int
+    written: int = 0
+    _tokens: Tokens = field(init=False)
+    _groups: Tokens = field(init=False)
+    _steps: Tokens = field(init=False)
+    _before: Tokens = field(init=False)
+    _after: Tokens = field(init=False)
+    _same: Tokens = field(init=False)
+    _heads: Tokens = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tokens, self._groups, self._steps = (np.zeros(self.size, np.int32) for _ in range(3))
+        self._before, self._after = (np.full(self.size, NOWHERE) for _ in range(2))
+        self._same, self._heads = (np.full((len(CHAINS), self.size), NOWHERE) for _ in range(2))
+
+    @classmethod
+    def of_bytes(cls, size: int) -> "History":
+        """As many tokens as fit into `size` bytes."""
+        return cls(max(size // NODE_BYTES, LONGEST))
+
+    def add(self, tokens: Tokens, group: int, step: int, end: int = NOWHERE) -> int:
+        """Put `tokens` after the node `end` of their sample; returns the sample's new end."""
+        new = np.ascontiguousarray(tokens, np.int32)
+        nodes = self._tokens, self._groups, self._steps, self._before, self._after
+        end = _add(*nodes, self._same, self._heads, self.written, new, group, step, end)
+        self.written += len(new)
+        return end
+
+    def draft(self, end: int, since: int, most: int, least: float = LEAST_CHANCE) -> tuple[list[int], float]:
+        """Up to `most` tokens that may follow the node `end`, from samples of the step `since` or later, each as likely as `least` by the votes;
+        and how many of them will be accepted, by the votes."""
+        nodes = self._tokens, self._groups, self._steps, self._before, self._after
+        drafted, expected = _draft(*nodes, self._same, self._heads, self.written, end, since, max(most, 0), least)
+        return drafted.tolist(), expected
+
+    def ends_with(self, end: int, tokens: Tokens) -> bool:
+        """Whether the sample that ends at the node `end` ends with `tokens`."""
+        for token in reversed(tokens):
+            if not self.holds(end) or self._tokens[end % self.size] != token:
+                return False
+            end = int(self._before[end % self.size])
+        return True
+
+    def holds(self, node: int) -> bool:
+        """Whether there is this node, and it was not overwritten."""
+        return node >= max(0, self.written - self.size)
+
+
+def compile_kernels() -> None:
+    """Compile what a history calls, or read it from numba's cache, before an engine waits for it."""
+    history = History(LONGEST)
+    history.draft(history.add(np.zeros(4), 0, 0), 0, 1)
+
+
+@njit(cache=True, nogil=True)
+def _key(tokens, before, oldest, end, count, seed):  # type: ignore[no-untyped-def]
+    """A number of the `count` last tokens at the node `end`, or -1 where there are fewer."""
+    size = len(tokens)
+    found = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15)
+    for _ in range(count):
+        if end < oldest:
+            return np.int64(-1)
+        found = (found ^ np.uint64(tokens[end % size])) * np.uint64(0xD6E8FEB86659FD93)
+        found ^= found >> np.uint64(32)
+        end = before[end % size]
+    return np.int64(found % np.uint64(size))
+
+
+@njit(cache=True, nogil=True)
+def _add(tokens, groups, steps, before, after, same, heads, written, new, group, step, end):  # type: ignore[no-untyped-def]
+    size = len(tokens)
+    for token in new:
+        place, oldest = written % size, max(0, written + 1 - size)
+        tokens[place], groups[place], steps[place] = token, group, step
+        before[place], after[place] = end if end >= oldest else -1, -1
+        if end >= oldest:
+            after[end % size] = written
+        end = written
+        written += 1
+        for chain in range(len(_KEYS)):
+            same[chain, place] = -1
+            key = _key(tokens, before, oldest, end, _KEYS[chain], group + 1 if _OWN[chain] else 0)
+            if key >= 0:
+                same[chain, place] = heads[chain, key]
+                heads[chain, key] = end
+    return end
+
+
+@njit(cache=True, nogil=True)
+def _alike(tokens, before, oldest, one, other):  # type: ignore[no-untyped-def]
+    """How many of the last tokens at two nodes are the same."""
+    size = len(tokens)
+    for length in range(LONGEST):
+        if one < oldest or other < oldest or tokens[one % size] != tokens[other % size]:
+            return length
+        one, other = before[one % size], before[other % size]
+    return LONGEST
+
+
+@njit(cache=True, nogil=True)
+def _voters(tokens, groups, steps, before, after, same, heads, oldest, end, since, nodes, votes):  # type: ignore[no-untyped-def]
+    """Put the nodes that follow what the node `end` ends with into `nodes`, and what their vote counts into `votes`; how many."""
+    size, found, longest = len(tokens), 0, 0
+    group = groups[end % size]
+    for chain in range(len(_KEYS)):
+        key = _key(tokens, before, oldest, end, _KEYS[chain], group + 1 if _OWN[chain] else 0)
+        node = heads[chain, key] if key >= 0 else np.int64(-1)
+        full = found + VOTERS
+        while node >= oldest and found < full:
+            place = node % size
+            if steps[place] >= since and after[place] >= 0:
+                alike = _alike(tokens, before, oldest, end, node)
+                # Each node votes in the first chain that has it.
+                met = groups[place] == group and (alike >= _KEYS[0] if chain == 1 else chain == 2)
+                if alike >= _KEYS[chain] and not met and (groups[place] == group) == _OWN[chain]:
+                    nodes[found], votes[found] = after[place], alike
+                    longest = max(longest, alike)
+                    found += 1
+            # The link of a node that was overwritten since leads to a newer one.
+            node = same[chain, place] if same[chain, place] < node else np.int64(-1)
+    for voter in range(found):
+        votes[voter] = WEIGHT ** (votes[voter] - longest)
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _draft(tokens, groups, steps, before, after, same, heads, written, end, since, most, least):  # type: ignore[no-untyped-def]
+    size, oldest = len(tokens), max(0, written - len(tokens))
+    drafted, expected, chance = np.empty(most, np.int32), 0.0, 1.0
+    if end < oldest:
+        return drafted[:0], expected
+    nodes, votes = np.empty(VOTERS * len(_KEYS), np.int64), np.empty(VOTERS * len(_KEYS))
+    voters = _voters(tokens, groups, steps, before, after, same, heads, oldest, end, since, nodes, votes)
+    names, sums = np.empty(len(nodes), np.int32), np.empty(len(nodes))
+    for count in range(most):
+        everyone, most_votes, winner, named = 0.0, 0.0, np.int32(-1), 0
+        for voter in range(voters):
+            everyone += votes[voter]
+            if nodes[voter] < 0:
+                continue
+            token, name = tokens[nodes[voter] % size], 0
+            while name < named and names[name] != token:
+                name += 1
+            if name == named:
+                names[name], sums[name] = token, 0.0
+                named += 1
+            sums[name] += votes[voter]
+            if sums[name] > most_votes:
+                most_votes, winner = sums[name], token
+        if most_votes == 0.0:
+            return drafted[:count], expected
+        chance *= most_votes / everyone
+        if chance < least:
+            return drafted[:count], expected
+        expected += chance
+        drafted[count] = winner
+        left = 0
+        for voter in range(voters):
+            if nodes[voter] >= 0 and tokens[nodes[voter] % size] == winner:
+                nodes[left], votes[left] = after[nodes[voter] % size], votes[voter]
+                left += 1
+        voters = left
+    return drafted, expected

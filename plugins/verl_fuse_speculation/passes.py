@@ -1,0 +1,88 @@
+"""What speculation did, pass by pass: each drafter appends to a file of its own, the driver reads what is new.
+
+Invariants (tests/unit/speculation/test_passes.py):
+- every pass is read once;
+- of the tail are the passes of a replica after the last one in which it ran more than `TAIL_SHARE` of the most samples it ran at once.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+PASSES_SUFFIX = ".passes"
+# The share of a step's samples at once that a replica still runs when its tail begins.
+TAIL_SHARE = 0.25
+PASS = np.dtype(
+    [("time", "<f8"), ("step", "<i4"), ("rows", "<i4"), ("tokens", "<i4"), ("drafted", "<i4"), ("least", "<f8")]
+)
+
+
+class ForwardPass(NamedTuple):
+    """A forward pass that ended at `time` (Unix seconds), in which `rows` samples got `tokens` tokens, `drafted` tokens being tried; a token
+    was drafted where it was likely to be accepted at least as often as `least`."""
+
+    time: float
+    step: int
+    rows: int
+    tokens: int
+    drafted: int
+    least: float
+
+
+@dataclass
+class Passes:
+    """The files in `folder`, as the driver reads them."""
+
+    folder: Path
+    _read: dict[str, int] = field(default_factory=dict)
+
+    def news(self) -> dict[str, np.ndarray]:
+        """By drafter, the passes that were appended since this was asked last."""
+        found = {}
+        for path in sorted(self.folder.glob(f"*{PASSES_SUFFIX}")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path.name, 0))
+                data = file.read()
+            whole = len(data) // PASS.itemsize * PASS.itemsize
+            self._read[path.name] = self._read.get(path.name, 0) + whole
+            if whole:
+                found[path.stem] = np.frombuffer(data[:whole], PASS)
+        return found
+
+
+def append(path: Path, passes: Sequence[ForwardPass]) -> None:
+    """Append to the file of one drafter."""
+    with path.open("ab") as file:
+        file.write(np.array([tuple(one) for one in passes], PASS).tobytes())
+
+
+def in_tail(passes: np.ndarray) -> np.ndarray:
+    """Which passes of one replica in one step are those of its tail."""
+    busy = np.flatnonzero(passes["rows"] > TAIL_SHARE * passes["rows"].max(initial=0))
+    return np.arange(len(passes)) > (busy[-1] if len(busy) else -1)
+
+
+def speculation_metrics(replicas: Iterable[np.ndarray]) -> dict[str, float]:
+    """Of a step's passes, by replica: how many there were, how many more without drafts, tokens of a sample per pass, and what became of the drafts; of
+    all passes, and of those of the tail."""
+    found = [passes for passes in replicas if len(passes)]
+    if not found:
+        return {}
+    tail = np.concatenate([passes[in_tail(passes)] for passes in found])
+    return {**_of(np.concatenate(found), ""), **_of(tail, "tail_")}
+
+
+def _of(passes: np.ndarray, part: str) -> dict[str, float]:
+    if not len(passes):
+        return {}
+    tokens, rows, drafted = (float(passes[name].sum()) for name in ("tokens", "rows", "drafted"))
+    return {
+        f"fuse/speculation_{part}passes": float(len(passes)),
+        f"fuse/speculation_{part}passes_saved": float((passes["tokens"] / passes["rows"] - 1).sum()),
+        f"fuse/speculation_{part}tokens_per_pass": tokens / rows,
+        f"fuse/speculation_{part}drafted_tokens": drafted,
+        f"fuse/speculation_{part}acceptance": (tokens - rows) / drafted if drafted else 0.0,
+    }

@@ -1,0 +1,62 @@
+"""Where a draft pays: how likely a drafted token must be accepted so that trying it shortens the rollout.
+
+A pass takes `fixed + each * tokens` seconds. A token that is tried costs `each`; one that is accepted saves what a token costs at the present
+speed. On a device that is busy with many samples both are the same and nothing is drafted; where few are left, `each` is small beside `fixed`.
+
+Invariants (tests/unit/speculation/test_pays.py):
+- the costs of passes that follow the formula are found, whatever they are;
+- on a busy device nothing is drafted, on an idle one everything that may be accepted;
+- drafts that are accepted less often than their votes say need more votes.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from verl_fuse.spec.arrays import Floats
+
+# Of a pass's weight, what is left one pass later.
+KEPT = 0.99
+# Passes before costs are known.
+NEEDED = 16
+# A draft less likely than this is not worth the host's time, whatever the device costs.
+NEVER = 0.05
+
+
+@dataclass
+class Pays:
+    """What passes cost and how often drafts were accepted, lately."""
+
+    _sums: Floats = field(default_factory=lambda: np.zeros(5))
+    _speed: float = 0.0
+    _expected: float = 1.0
+    _accepted: float = 1.0
+
+    def observe(self, seconds: float, rows: int, tried: int, accepted: int, expected: float) -> None:
+        """A pass of `rows` samples and `tried` drafted tokens, of which `accepted` were and `expected` should have been."""
+        tokens = rows + tried
+        self._sums *= KEPT
+        self._sums += (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
+        self._speed = (rows + accepted) / seconds
+        if tried:
+            self._expected = KEPT * self._expected + expected
+            self._accepted = KEPT * self._accepted + accepted
+
+    @property
+    def costs(self) -> tuple[float, float] | None:
+        """Seconds of a pass, and of each token in it; None before they are known."""
+        count, tokens, seconds, squares, products = self._sums
+        spread = count * squares - tokens * tokens
+        if count < (1 - KEPT**NEEDED) / (1 - KEPT) or spread <= 1e-9 * squares:
+            return None
+        each = max((count * products - tokens * seconds) / spread, 0.0)
+        fixed = (seconds - each * tokens) / count
+        return (fixed, each) if fixed > 0 else (0.0, seconds / tokens)
+
+    @property
+    def least(self) -> float:
+        """How often a drafted token must be accepted, by its votes, to be worth trying."""
+        if self.costs is None:
+            return NEVER
+        _, each = self.costs
+        return min(max(each * self._speed * self._expected / max(self._accepted, 1e-9), NEVER), 1.0)

@@ -1,0 +1,79 @@
+"""Hooks of the plugin `speculation`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_fuse.hookspecs import Trainer, hookimpl
+from verl_fuse.spec.composed import getter
+from verl_fuse.spec.contract import Contract
+from verl_fuse.spec.events import Event, SetUp, StepBegun
+from verl_fuse.spec.step import Refusal
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse_speculation.config import SpeculationConfig
+from verl_fuse_speculation.contracts import CONTRACTS
+from verl_fuse_speculation.engine import engine_arguments
+from verl_fuse_speculation.passes import Passes, speculation_metrics
+from verl_fuse_speculation.refusals import ENGINE, refusals
+from verl_fuse_speculation.shelf import say_step
+
+FOLDER = "speculation"
+
+
+class SpeculationPlugin:
+    """Has the rollout engines draft from history, and says what came of it."""
+
+    HOOK_API = 2
+
+    def __init__(self) -> None:
+        self._block = SpeculationConfig()
+        self._passes: Passes | None = None
+
+    @hookimpl
+    def fuse_config(self) -> type:
+        return SpeculationConfig
+
+    @hookimpl
+    def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:
+        return list(refusals(getter(config)))
+
+    @hookimpl
+    def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
+        return CONTRACTS if config is None or getter(config)("fuse.speculation.enabled") else ()
+
+    @hookimpl
+    def fuse_overrides(self, config: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any]:
+        get, default = getter(config), SpeculationConfig()
+        if not get("fuse.speculation.enabled"):
+            return {}
+        chosen = {
+            name: getattr(default, name) if (found := get(f"fuse.speculation.{name}")) is None else found
+            for name in ("tokens", "epochs", "history_megabytes")
+        }
+        arguments = engine_arguments(
+            chosen["tokens"], chosen["history_megabytes"] << 20, chosen["epochs"], str(run_dir / FOLDER)
+        )
+        return {f"{ENGINE}.{name}.{key}": value for name, found in arguments.items() for key, value in found.items()}
+
+    @hookimpl
+    def fuse_setup(self, trainer: Trainer) -> None:
+        self._block = trainer.block("speculation")
+
+    @hookimpl
+    def fuse_event(self, event: Event) -> None:
+        if not self._block.enabled:
+            return
+        match event:
+            case SetUp(run_dir=run_dir):
+                self._passes = Passes(run_dir / FOLDER)
+                # Those of the run that this one goes on from.
+                self._passes.news()
+            case StepBegun(step=step) if self._passes is not None:
+                say_step(self._passes.folder, step)
+
+    @hookimpl
+    def fuse_metrics(self, timeline: Timeline) -> Mapping[str, float]:
+        if self._passes is None:
+            return {}
+        found = self._passes.news().values()
+        return speculation_metrics([passes[passes["step"] == timeline.step] for passes in found])

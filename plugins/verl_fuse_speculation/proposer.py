@@ -1,0 +1,228 @@
+"""A drafter for vLLM's speculative method `custom_class`, made in each engine's worker processes: drafts come from the history of the prompt.
+
+vLLM verifies every draft by rejection sampling, so nothing here can change what is sampled, only how soon. vLLM tells a drafter the rows of its
+batch and the tokens that were sampled last; which sample a row is, is told from its tokens.
+
+Invariants (tests/unit/speculation/test_proposer.py):
+- every sample's tokens are in the history, whichever row it is in;
+- no draft reaches beyond the longest sequence the engine takes;
+- a sample is left for other replicas once it has ended, whatever ended it.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_fuse.spec.arrays import Tokens
+from verl_fuse_speculation import passes
+from verl_fuse_speculation.engine import BLOCK
+from verl_fuse_speculation.history import LEAST_CHANCE, NOWHERE, History, compile_kernels
+from verl_fuse_speculation.pays import Pays
+from verl_fuse_speculation.prompts import PromptDigest, Prompts
+from verl_fuse_speculation.shelf import PastSample, Shelf
+
+logger = logging.getLogger(__name__)
+
+# Seconds without a pass after which all samples have ended, as far as other replicas are concerned.
+IDLE_SECONDS = 0.5
+# Seconds between two looks at what other replicas left.
+NEWS_SECONDS = 0.2
+# Tokens of a prompt's end before the first token of each of its samples.
+CONTEXT_TOKENS = 8
+# Tokens of a prompt that may be drafted from.
+PROMPT_TOKENS = 4096
+# Tokens by which a sample is known again in another row.
+KNOWN_TOKENS = 8
+
+
+@dataclass(eq=False)
+class Running:
+    """A sample that is being generated: `length` tokens with its prompt, `end` its last node in the history."""
+
+    prompt: PromptDigest
+    group: int
+    context: Tokens
+    length: int
+    end: int
+    tokens: list[int] = field(default_factory=list)
+    tried: int = 0
+    expected: float = 0.0
+    left: int = 0
+
+
+class HistoryProposer:
+    """Drafts for one engine; its arguments are those of engine.py."""
+
+    def __init__(self, vllm_config: Any):
+        block = vllm_config.additional_config[BLOCK]
+        self._most = vllm_config.speculative_config.num_speculative_tokens
+        self._longest = vllm_config.model_config.max_model_len
+        ends = getattr(vllm_config.model_config.hf_config, "eos_token_id", None)
+        self._ends = set(ends if isinstance(ends, list) else [ends])
+        self._pays = Pays() if block["auto"] else None
+        self._history = History.of_bytes(block["history_bytes"])
+        self._prompts = Prompts()
+        # The steps in which a prompt was met, the last ones.
+        self._steps: dict[int, list[int]] = {}
+        self._epochs = block["epochs"]
+        self._nodes: dict[int, int] = {}
+        self._rows: dict[int, Running] = {}
+        self._passes: list[passes.ForwardPass] = []
+        self._ended: list[PastSample] = []
+        self._looked = self._passed = 0.0
+        self._step = 0
+        self._lock = threading.Lock()
+        folder = Path(block["folder"])
+        self._shelf = Shelf(folder, block["history_bytes"])
+        # One worker of an engine drafts for all of them.
+        self._speaks = vllm_config.parallel_config.rank == 0
+        self._counts = folder / f"{self._shelf.name}{passes.PASSES_SUFFIX}"
+        compile_kernels()
+        self._look()
+        if self._speaks:
+            threading.Thread(target=self._write_forever, name="verl-fuse-speculation", daemon=True).start()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """There is no model."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Tokens,
+        token_ids_cpu: Tokens,
+        **kwargs: Any,
+    ) -> list[list[int]]:
+        """Drafts for each row of the batch, after the tokens that it has by now; none for a row whose prompt is not computed yet."""
+        with self._lock:
+            return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+
+    def _propose(self, sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens) -> list[list[int]]:
+        before, self._rows = self._rows, {}
+        self._match(before, sampled, lengths, rows)
+        self._end(set(before.values()) - set(self._rows.values()))
+        met = set(before.values())
+        for row, running in self._rows.items():
+            self._grow(running, rows[row, running.length : lengths[row]])
+        self._count(sampled, all(running in met for running in self._rows.values()))
+        least = LEAST_CHANCE if self._pays is None else self._pays.least
+        return [self._draft(self._rows[row], least) if new else [] for row, new in enumerate(sampled)]
+
+    def _match(
+        self, before: dict[int, Running], sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens
+    ) -> None:
+        """Which sample is in which row by now."""
+        unmet = dict(before)
+        moved = []
+        for row, new in enumerate(sampled):
+            if not new:
+                continue
+            if row in unmet and self._is(unmet[row], rows[row], int(lengths[row])):
+                self._rows[row] = unmet.pop(row)
+            else:
+                moved.append(row)
+        for row in moved:
+            tokens, length = rows[row], int(lengths[row])
+            found = next((old for old, running in unmet.items() if self._is(running, tokens, length)), None)
+            start = length - len(sampled[row])
+            self._rows[row] = self._begin(tokens[:start]) if found is None else unmet.pop(found)
+
+    def _is(self, running: Running, tokens: Tokens, length: int) -> bool:
+        at = running.length
+        return at < length and self._history.ends_with(running.end, tokens[max(at - KNOWN_TOKENS, 0) : at])
+
+    def _begin(self, tokens: Tokens) -> Running:
+        """A sample that has `tokens`, with its prompt, and is met for the first time."""
+        if time.monotonic() - self._looked > NEWS_SECONDS:
+            self._look()
+        prompt = self._prompts.find(tokens)
+        group = self._visit(prompt, self._step)
+        node = self._nodes.get(group, NOWHERE)
+        if not self._history.holds(node):
+            start = max(prompt.length - PROMPT_TOKENS, 0)
+            self._nodes[group] = self._history.add(tokens[start : prompt.length], group, self._step)
+        context = tokens[max(prompt.length - CONTEXT_TOKENS, 0) : prompt.length].copy()
+        end = self._history.add(context, group, self._step)
+        running = Running(prompt, group, context, prompt.length, end)
+        # What a sample that came from another replica has already.
+        self._grow(running, tokens[prompt.length :])
+        return running
+
+    def _visit(self, prompt: PromptDigest, step: int) -> int:
+        """The group of `prompt`, which is met in `step`. A run that goes on from a checkpoint may find samples of steps to come."""
+        group = self._prompts.number(prompt)
+        steps = {*self._steps.get(group, ()), step}
+        self._steps[group] = sorted(found for found in steps if found <= self._step)[-self._epochs - 1 :]
+        return group
+
+    def _grow(self, running: Running, tokens: Tokens) -> None:
+        running.end = self._history.add(tokens, running.group, self._step, running.end)
+        running.tokens += tokens.tolist()
+        running.length += len(tokens)
+
+    def _draft(self, running: Running, least: float) -> list[int]:
+        most = min(self._most, self._longest - running.length - 1)
+        since = self._steps[running.group][0]
+        drafted, running.expected = self._history.draft(running.end, since, most, least)
+        # What is drafted after the end of a sample was never generated: vLLM drops it.
+        last = next((place for place, token in enumerate(drafted) if token in self._ends), len(drafted))
+        running.tried = min(last + 1, len(drafted))
+        return drafted[: running.tried]
+
+    def _count(self, sampled: Sequence[Sequence[int]], decodes: bool) -> None:
+        """Account for the pass that has just ended; one that only `decodes` tells what a pass costs."""
+        now, last = time.time(), self._passed
+        self._passed = now
+        running = self._rows.values()
+        tried = sum(one.tried for one in running)
+        tokens = sum(len(sampled[row]) for row in self._rows)
+        least = LEAST_CHANCE if self._pays is None else self._pays.least
+        if not self._rows:
+            return
+        self._passes.append(passes.ForwardPass(now, self._step, len(self._rows), tokens, tried, least))
+        if self._pays is not None and decodes and last:
+            expected = sum(one.expected for one in running)
+            self._pays.observe(now - last, len(self._rows), tried, tokens - len(self._rows), expected)
+
+    def _end(self, ended: set[Running]) -> None:
+        for running in ended:
+            # One that paused is left again when it has grown.
+            if len(running.tokens) > running.left:
+                running.left = len(running.tokens)
+                tokens = np.array(running.tokens, np.int32)
+                self._ended.append(PastSample(running.prompt, self._step, running.context, tokens))
+
+    def _look(self) -> None:
+        """Take in the step, and what other replicas left."""
+        self._looked = time.monotonic()
+        self._step = self._shelf.step()
+        for sample in self._shelf.news():
+            group = self._visit(sample.prompt, sample.step)
+            end = self._history.add(sample.context, group, sample.step)
+            self._history.add(sample.tokens, group, sample.step, end)
+
+    def _write_forever(self) -> None:
+        while True:
+            time.sleep(IDLE_SECONDS / 2)
+            try:
+                self.write()
+            except OSError as error:
+                # A full disk costs history and counts, not the rollout.
+                logger.warning("samples and passes were not left in %s: %s", self._counts.parent, error)
+
+    def write(self) -> None:
+        """Leave for others what has ended."""
+        with self._lock:
+            if self._passed and time.time() - self._passed > IDLE_SECONDS:
+                self._end(set(self._rows.values()))
+            counted, self._passes = self._passes, []
+            ended, self._ended = self._ended, []
+        if counted:
+            passes.append(self._counts, counted)
+        if ended:
+            self._shelf.put(ended)

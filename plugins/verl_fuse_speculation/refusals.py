@@ -1,0 +1,43 @@
+"""Configurations in which drafts would change what is sampled, or that speculation was not shown to be right in, refused before anything is started."""
+
+from collections.abc import Iterator
+
+from verl_fuse.spec.composed import MODEL, ROLLOUT, Get, required, required_if_set
+from verl_fuse.spec.step import Refusal
+
+_ON = "fuse.speculation.enabled=true"
+ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
+
+
+def refusals(get: Get) -> Iterator[Refusal]:
+    """What keeps this configuration from running with `fuse.speculation` as it is."""
+    if not get("fuse.speculation.enabled"):
+        return
+    yield from required(
+        get,
+        {
+            "trainer.v1.trainer_mode": ("fuse", f"{_ON} needs trainer.v1.trainer_mode=fuse"),
+            f"{ROLLOUT}.name": ("vllm", f"{_ON} needs vllm: no other engine drafts from history"),
+        },
+    )
+    seeded = "with a seed, the samples would depend on the drafts"
+    unaligned = "rows of rejected drafts were not shown to be left out of the routes"
+    needs = {
+        f"{ENGINE}.speculative_config": (None, f"not with {_ON}, which sets it"),
+        f"{ENGINE}.logits_processors": (None, f"not with {_ON}: vLLM applies them to no drafted token"),
+        f"{ENGINE}.async_scheduling": (False, f"{_ON} needs false: vLLM drafts on the host only between passes"),
+        f"{ENGINE}.pipeline_parallel_size": (1, f"{_ON} needs 1: stages that wait for drafts were not run"),
+        f"{ROLLOUT}.pipeline_model_parallel_size": (1, f"{_ON} needs 1: stages that wait for drafts were not run"),
+        f"{ROLLOUT}.repetition_penalty": (
+            1.0,
+            f"{_ON} needs 1.0: penalties of drafted tokens were not shown to be right",
+        ),
+        f"{ROLLOUT}.full_determinism": (False, f"{_ON} needs false: {seeded}"),
+        f"{ROLLOUT}.enable_rollout_routing_replay": (False, f"{_ON} needs false: {unaligned}"),
+        f"{MODEL}.mtp.enable_rollout": (False, f"{_ON} needs false: an engine has one drafter"),
+        f"{ROLLOUT}.disaggregation.enabled": (False, f"{_ON} needs false: a prefill server drafts nothing"),
+    }
+    yield from required_if_set(get, needs)
+    if get(f"{ROLLOUT}.checkpoint_engine.backend") == "delta_sharded":
+        allowed = f"not delta_sharded with {_ON}: verl sends no differences of weights to an engine that speculates"
+        yield Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "delta_sharded", allowed)

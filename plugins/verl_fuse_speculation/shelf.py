@@ -1,0 +1,122 @@
+"""A folder in which the drafters of all replicas leave the samples that ended, and find those of the others: history reaches whichever replica gets a
+prompt next, and a run that goes on from a checkpoint.
+
+Invariants (tests/unit/speculation/test_shelf.py):
+- a drafter reads every sample that another one left, once, and none of its own;
+- a sample that is still being written is read when it is whole;
+- the folder never holds more than its limit and one file of each drafter: the oldest files go.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+
+from verl_fuse.spec.arrays import Tokens
+from verl_fuse_speculation.prompts import PromptDigest
+
+SAMPLES_SUFFIX = ".samples"
+STEP_FILE = "step"
+# Files a drafter fills one after the other, of so much of the folder's limit each.
+FILE_SHARE = 1 / 16
+_HEAD = struct.Struct("<iiii16s")
+
+
+@dataclass(frozen=True)
+class PastSample:
+    """Tokens of a sample of `prompt` of the step `step`, after `context`, the prompt's last tokens."""
+
+    prompt: PromptDigest
+    step: int
+    context: Tokens
+    tokens: Tokens
+
+    def to_bytes(self) -> bytes:
+        head = _HEAD.pack(len(self.tokens), len(self.context), self.prompt.length, self.step, self.prompt.digest)
+        return head + np.concatenate([self.context, self.tokens]).astype(np.int32).tobytes()
+
+
+@dataclass
+class Shelf:
+    """The folder as one drafter sees it; `limit` is what all files together may hold, in bytes."""
+
+    folder: Path
+    limit: int
+    name: str = field(default_factory=lambda: uuid4().hex)
+    _files: int = 0
+    _read: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def put(self, samples: list[PastSample]) -> None:
+        """Leave samples for the others."""
+        path = self.folder / f"{self.name}-{self._files}{SAMPLES_SUFFIX}"
+        with path.open("ab") as file:
+            file.write(b"".join(sample.to_bytes() for sample in samples))
+            full = file.tell() > self.limit * FILE_SHARE
+        if full:
+            self._files += 1
+            self._make_room()
+
+    def news(self) -> Iterator[PastSample]:
+        """Samples that others left since this was asked last, the oldest files first."""
+        for path in self._by_age():
+            if not path.name.startswith(self.name):
+                yield from self._unread(path)
+
+    def step(self) -> int:
+        """The step that the driver says is running; 0 where it says nothing."""
+        try:
+            return int((self.folder / STEP_FILE).read_text())
+        except FileNotFoundError:
+            return 0
+
+    def _unread(self, path: Path) -> Iterator[PastSample]:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._read.get(path.name, 0))
+                data = file.read()
+        except FileNotFoundError:
+            return  # another drafter made room
+        at = 0
+        while at + _HEAD.size <= len(data):
+            tokens, context, length, step, digest = _HEAD.unpack_from(data, at)
+            end = at + _HEAD.size + 4 * (tokens + context)
+            if end > len(data):
+                break
+            found = np.frombuffer(data, np.int32, tokens + context, at + _HEAD.size)
+            yield PastSample(PromptDigest(length, digest), step, found[:context], found[context:])
+            at = end
+        self._read[path.name] = self._read.get(path.name, 0) + at
+
+    def _by_age(self) -> list[Path]:
+        found = []
+        for path in self.folder.glob(f"*{SAMPLES_SUFFIX}"):
+            try:
+                found.append((path.stat().st_mtime_ns, path))
+            except FileNotFoundError:
+                continue  # another drafter made room
+        return [path for _, path in sorted(found)]
+
+    def _make_room(self) -> None:
+        held = 0
+        for path in reversed(self._by_age()):
+            try:
+                held += path.stat().st_size
+            except FileNotFoundError:
+                continue  # another drafter made room
+            if held > self.limit:
+                path.unlink(missing_ok=True)
+
+
+def say_step(folder: Path, step: int) -> None:
+    """Tell the drafters that share `folder` which step begins."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = folder / f".{STEP_FILE}"
+    whole.write_text(str(step))
+    os.replace(whole, folder / STEP_FILE)

@@ -1,0 +1,151 @@
+"""A real vLLM engine in this process that drafts from history: `python speculating_engine.py '{JSON}'` prints what it did as JSON.
+
+Steps are numbered as the driver would.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from verl_fuse_speculation.engine import engine_arguments
+from verl_fuse_speculation.shelf import say_step
+
+# One process, one thread: `make test` has two cores for all its workers.
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    OMP_NUM_THREADS="1",
+)
+
+
+def kernel() -> dict[str, list[list[float]]]:
+    """Logits of drafted positions, processed as shipped and as patched: of a request with two drafted tokens and of one with three, at temperatures 0.5
+    and 2.0, and, as patched, the second without its least likely token."""
+    import torch
+    import vllm.utils.cpu_triton_utils as kernels
+    import vllm.v1.sample.rejection_sampler as sampler
+
+    from verl_fuse_patches import registry
+
+    class Metadata:
+        all_greedy = False
+        temperature = torch.tensor([0.5, 2.0])
+        top_k: Any = None
+        top_p = None
+
+    def processed(top_k: Any) -> list[list[float]]:
+        Metadata.top_k = top_k
+        # As vLLM's model runner takes it from there.
+        sampler.expand_kernel = kernels.expand_kernel
+        logits = torch.tensor([[1.0, 2.0, 3.0]] * 5)
+        return sampler.apply_sampling_constraints(logits, torch.tensor([2, 5], dtype=torch.int32), Metadata()).tolist()
+
+    # A top-k that is left-over memory would be an error.
+    shipped = processed(None)
+    registry.install([registry.load("vllm_cpu_expand")])
+    return {"shipped": shipped, "patched": processed(torch.tensor([3, 2], dtype=torch.int32))}
+
+
+def engine(model: str, speculation: dict[str, Any] | None, patched: bool = True, **kwargs: Any) -> Any:
+    """vLLM's own, in float32; `speculation` is the block that drafters get."""
+    from verl_fuse_patches import registry
+
+    kernels = ("vllm_cpu_recovered", "vllm_cpu_expand") if patched else ("vllm_cpu_recovered",)
+    registry.install(map(registry.load, kernels))
+    from vllm import LLM
+
+    extra = engine_arguments(**speculation) if speculation else {}
+    return LLM(
+        model=model,
+        max_model_len=512,
+        enforce_eager=True,
+        distributed_executor_backend="uni",
+        dtype="float32",
+        disable_log_stats=False,
+        **extra,
+        **kwargs,
+    )
+
+
+def prompts(engine: Any, data: str, count: int) -> list[list[int]]:
+    """The first prompts of a task, as verl gives them to vLLM."""
+    import pyarrow.parquet as pq
+
+    tokenizer = engine.get_tokenizer()
+    rows = pq.read_table(data).to_pylist()[:count]
+    return [
+        list(tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=True)["input_ids"])
+        for row in rows
+    ]
+
+
+def passes(engine: Any) -> int:
+    """How many forward passes it has made."""
+    return sum(m.count for m in engine.get_metrics() if m.name.endswith("iteration_tokens_total"))
+
+
+def difference(model: str, samples: list[tuple[list[int], list[int], list[float]]], temperature: float) -> float:
+    """The largest difference of the samples' log-probs to what transformers computes for prompt and response."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    reference, worst = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), 0.0
+    for prompt, response, found in samples:
+        with torch.no_grad():
+            logits = reference(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
+        worst = max(worst, float((expected - torch.tensor(found)).abs().max()))
+    return worst
+
+
+def generate(
+    engine: Any, given: list[list[int]], samples: int, **params: Any
+) -> list[tuple[list[int], list[int], list[float]]]:
+    """(prompt, response, log-probs) of `samples` samples of each prompt."""
+    from vllm import SamplingParams
+
+    outputs = engine.generate(
+        [{"prompt_token_ids": prompt} for prompt in given],
+        SamplingParams(n=samples, logprobs=0, **params),
+        use_tqdm=False,
+    )
+    return [
+        (
+            list(output.prompt_token_ids),
+            list(sample.token_ids),
+            [found[token].logprob for found, token in zip(sample.logprobs, sample.token_ids, strict=True)],
+        )
+        for output in outputs
+        for sample in output.outputs
+    ]
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    kernels = kernel() if asked.get("kernel") else None
+    speculation = asked["speculation"]
+    llm = engine(asked["model"], speculation, logprobs_mode="processed_logprobs")
+    given = prompts(llm, asked["data"], asked["prompts"])
+    generate(llm, given[:1], 1, max_tokens=4)
+    result: dict[str, Any] = {"kernel": kernels, "passes": [], "lengths": []}
+    for step in range(asked["steps"]):
+        say_step(Path(speculation["folder"]), step + 1)
+        before = passes(llm)
+        found = generate(llm, given, asked["samples"], temperature=asked["temperature"], max_tokens=200)
+        result["passes"].append(passes(llm) - before)
+        result["lengths"].append([len(response) for _, response, _ in found])
+    result["difference"] = difference(asked["model"], found, asked["temperature"])
+    say_step(Path(speculation["folder"]), asked["steps"] + 1)
+    # A sample that goes on elsewhere has what it generated as its prompt.
+    begun = [prompt + response[: len(response) // 2] for prompt, response, _ in found if len(response) > 8]
+    moved = generate(llm, begun, 1, temperature=asked["temperature"], max_tokens=200)
+    result["moved_difference"] = difference(asked["model"], moved, asked["temperature"])
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

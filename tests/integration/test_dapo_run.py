@@ -1,0 +1,95 @@
+"""The recipe dapo-cpu on real verl: dynamic sampling discards a third of the groups while their samples are in inference, and asks for others."""
+
+import os
+from pathlib import Path
+
+import pytest
+from verl_runs import SMALL, Finished, run
+
+from verl_fuse.spec.timeline import Span, Timeline
+
+pytest.importorskip("verl")
+from support.dynamic_sampling import AGENTS
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+
+STEPS, PROMPTS, PER_PROMPT = 3, 6, 4
+SAMPLES = PROMPTS * PER_PROMPT
+DYNAMIC = (
+    *SMALL,
+    f"trainer.total_training_steps={STEPS}",
+    "algorithm.filter_groups.metric=reward",
+    # Rewards are the agent's.
+    "reward.reward_manager.name=naive",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=dynamic",
+    "actor_rollout_ref.rollout.calculate_log_probs=true",
+    "data.train_max_samples=18",
+    "data.shuffle=false",
+    "trainer.total_epochs=9",
+    # Samples of a group finish one after the other: some are in inference before their group is discarded.
+    "actor_rollout_ref.rollout.max_num_seqs=2",
+    "fuse.interstage.micro_group=2",
+    "fuse.interstage.start_unfinished_fraction=1.0",
+    "trainer.save_freq=-1",
+)
+
+
+@pytest.fixture(scope="module")
+def finished(verl_home, tmp_path_factory, forks) -> Finished:
+    agents = tmp_path_factory.mktemp("dapo") / "agents.yaml"
+    agents.write_text(AGENTS)
+    support = Path(__file__).parent / "support"
+    agent = f"actor_rollout_ref.rollout.agent.agent_loop_config_path={agents}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(support), os.environ.get("PYTHONPATH", "")]))
+        done = run(verl_home, "dapo-cpu", *DYNAMIC, agent, name="dapo", forks=forks)
+    assert done.code == 0, done.output[-4000:]
+    return done
+
+
+def timeline(done: Finished, step: int) -> Timeline:
+    return Timeline.from_json((done.folder / f"timeline/step_{step:06d}.json").read_text())
+
+
+def requests(spans: Timeline) -> list[Span]:
+    """In the order in which they were sent."""
+    return sorted((span for span in spans.spans if span.name == "request"), key=lambda span: span.start)
+
+
+def test_every_step_trains_whole_groups_and_none_that_was_discarded(finished):
+    accounts = finished.accounts()
+    assert sorted(accounts) == list(range(1, STEPS + 1))
+    for account in accounts.values():
+        assert (account["samples"], account["missing"], account["groups"]) == (SAMPLES, 0, PROMPTS)
+        # The rewards of every third prompt are all alike.
+        assert [prompt for prompt in account["prompts"] if prompt % 3 == 0] == []
+
+
+def test_samples_of_discarded_groups_were_in_inference_and_are_counted(finished):
+    for step, metrics in finished.metrics.items():
+        discarded = metrics["training/filter_groups/evicted_samples"]
+        assert discarded >= 1, f"step {step}: verl discarded no group"
+        assert len(requests(timeline(finished, step))) > SAMPLES, f"step {step}: none was asked for in its place"
+        assert metrics["fuse/fallbacks"] == 0
+    in_vain = {step: metrics["fuse/inference_discarded"] for step, metrics in finished.metrics.items()}
+    assert max(in_vain.values()) > 0, in_vain
+    streamed = {step: metrics["fuse/streamed_samples"] for step, metrics in finished.metrics.items()}
+    assert all(streamed[step] > in_vain[step] for step in streamed), (streamed, in_vain)
+
+
+def test_samples_asked_for_later_are_streamed_like_the_first_ones(finished):
+    for step in finished.metrics:
+        spans = timeline(finished, step)
+        first_round = max(span.end for span in requests(spans)[:SAMPLES])
+        (generation,) = [span for span in spans.on("step") if span.name == "gen"]
+        later = [
+            int(span.args["samples"])
+            for span in spans.on("lane train")
+            if span.category == "inference" and first_round < span.start < generation.end
+        ]
+        # Two micro-groups may wait from before.
+        assert sum(later) > 4, f"step {step}: {later}"
+
+
+def test_the_numbers_are_the_trainer_s_own(finished):
+    assert max(metrics["training/rollout_probs_diff_max"] for metrics in finished.metrics.values()) < 6e-5

@@ -1,0 +1,42 @@
+"""Shows the invariants of `verl_fuse.host.start.set_by_plugins`."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.start.set_by_plugins import set_by_plugins
+from verl_fuse.host.start.settings import load_settings
+
+SETS = """
+from verl_fuse.hookspecs import hookimpl
+
+class {name}:
+    HOOK_API = 2
+
+    @hookimpl
+    def fuse_overrides(self, config, run_dir):
+        return {{"engine.steps": {value}, "engine.folder": str(run_dir / config.trainer.name)}}
+"""
+
+
+@pytest.fixture
+def config():
+    config = OmegaConf.create({"trainer": {"name": "x"}, "engine": {"folder": None}, "fuse": {"run_dir": "/runs"}})
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+def test_what_plugins_set_is_set_and_keys_that_are_missing_are_added(config, installed_plugin):
+    installed_plugin("one", SETS.format(name="One", value=3), distribution="acme-one", value="acme_one_one:One")
+    set_by_plugins(config, load_settings(config))
+    assert (config.engine.steps, config.engine.folder) == (3, "/runs/x")
+
+
+def test_two_plugins_that_disagree_end_the_run_with_nothing_set(config, installed_plugin):
+    for name, value in (("one", 3), ("two", 4)):
+        source = SETS.format(name=name.title(), value=value)
+        installed_plugin(name, source, distribution=f"acme-{name}", value=f"acme_{name}_{name}:{name.title()}")
+    with pytest.raises(FuseError, match=r"two plugins set engine\.steps"):
+        set_by_plugins(config, load_settings(config))
+    assert "steps" not in config.engine
+    assert config.engine.folder is None

@@ -1,0 +1,190 @@
+"""Devices with one hardware queue, and NCCL on them, in one process: what CUDA_DEVICE_MAX_CONNECTIONS=1 makes of a program's launches.
+
+A device takes launches in their order. One starts when what was launched before it on its stream is over, and until then nothing behind it starts. A
+message needs both of its ends started; each pair of ranks in a group has a stream, all ops share one.
+"""
+
+import random
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from greenlet import getcurrent, greenlet
+
+from verl_fuse.runtime import nccl, row
+from verl_fuse.runtime.links import Link
+from verl_fuse.runtime.lower import lower
+from verl_fuse.runtime.row import RowExecution
+from verl_fuse.runtime.stage import TensorSpec
+
+SPEC = TensorSpec((1,), torch.float32)
+OPS = "ops"
+
+
+class Hang(Exception):
+    """No rank and no device can go on."""
+
+
+@dataclass(eq=False)
+class Launch:
+    """On `stream`; an end of the message `message` (None: an op). It starts after `after` are over."""
+
+    stream: object
+    message: object = None
+    after: "list[Launch]" = field(default_factory=list)
+    started: bool = False
+    over: bool = False
+
+    def is_completed(self) -> bool:
+        return self.over
+
+    def wait(self) -> None:
+        assert self.over
+
+
+class Device:
+    """One rank's."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Launch] = deque()
+        self._last: dict[object, Launch] = {}
+
+    def launch(self, stream: object, message: object = None, after: tuple[Launch | None, ...] = ()) -> Launch:
+        before = [found for found in (self._last.get(stream), *after) if found is not None]
+        launched = self._last[stream] = Launch(stream, message, before)
+        self._queue.append(launched)
+        return launched
+
+    def last(self, stream: object) -> Launch | None:
+        return self._last.get(stream)
+
+    def start(self) -> list[Launch]:
+        """Start what is at the head of the queue and can start."""
+        started = []
+        while self._queue and all(before.over for before in self._queue[0].after):
+            started.append(self._queue.popleft())
+            started[-1].started = True
+        return started
+
+
+class Machine:
+    """All ranks' devices, and torch.distributed for NCCL on them: the rank that calls is the greenlet's."""
+
+    def __init__(self, ranks: int) -> None:
+        self.devices = [Device() for _ in range(ranks)]
+        self._posted: dict[Any, int] = defaultdict(int)
+        self._ends: dict[Any, list[Launch]] = defaultdict(list)
+        self._ops: list[Launch] = []
+
+    def op(self) -> None:
+        self._ops.append(self.devices[getcurrent().rank].launch(OPS))
+
+    def isend(self, message: torch.Tensor, target: int, group: Any) -> Launch:
+        rank = getcurrent().rank
+        # NCCL's stream waits for what the current stream holds.
+        return self._end("send", group, rank, target, (self.devices[rank].last(OPS),))
+
+    def irecv(self, message: torch.Tensor, source: int, group: Any) -> Launch:
+        rank = getcurrent().rank
+        return self._end("receive", group, source, rank, (self.devices[rank].last(OPS),))
+
+    def _end(self, way: str, group: Any, source: int, target: int, after: tuple[Launch | None, ...]) -> Launch:
+        place = (way, group, source, target)
+        key = (group, source, target, self._posted[place])
+        self._posted[place] += 1
+        launched = self.devices[getcurrent().rank].launch((group, source, target), key, after)
+        self._ends[key].append(launched)
+        return launched
+
+    def tick(self) -> bool:
+        """Let devices go on; whether any did."""
+        moved = False
+        for device in self.devices:
+            for launched in device.start():
+                moved = True
+                if launched.message is None:
+                    launched.over = True
+        for key in [key for key, ends in self._ends.items() if len(ends) == 2 and all(end.started for end in ends)]:
+            for end in self._ends.pop(key):
+                end.over = moved = True
+        return moved
+
+
+class IdleStage:
+    """Launches its ops and computes nothing."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, machine: Machine, first: bool, last: bool) -> None:
+        self._machine, self._first, self._last = machine, first, last
+
+    def message(self, microbatch: int) -> TensorSpec:
+        return SPEC
+
+    result = message
+
+    def weights(self) -> list[torch.Tensor]:
+        return []
+
+    def forward(self, microbatch: int, received: torch.Tensor | None) -> torch.Tensor | None:
+        self._machine.op()
+        return None if self._last else torch.empty(SPEC.shape)
+
+    def before_last_backward(self) -> None:
+        """Nothing is synchronised."""
+
+    def backward(self, microbatch: int, received: torch.Tensor | None) -> torch.Tensor | None:
+        self._machine.op()
+        return None if self._first else torch.empty(SPEC.shape)
+
+
+class QueueWatch:
+    """A rank that waits lets the others go on."""
+
+    def __init__(self, rank: int, scheduler: greenlet) -> None:
+        self.rank, self._scheduler = rank, scheduler
+
+    def runs(self, what: str) -> None:
+        self._scheduler.switch(True)
+
+    def wait(self, what: str, peers: Any, poll: Any) -> Any:
+        while (found := poll(0.0)) is None:
+            self._scheduler.switch(False)
+        return found
+
+
+def run(problem: Any, orders: Any, depth: int, draw: random.Random, monkeypatch: Any) -> None:
+    """The rows of a program on a machine, ranks in random turns; Hang where it does not end."""
+    program, machine, scheduler = lower(problem, orders), Machine(problem.ranks), getcurrent()
+    monkeypatch.setattr(nccl, "dist", SimpleNamespace(isend=machine.isend, irecv=machine.irecv))
+    monkeypatch.setattr(Link, "backend", lambda link, device: "nccl")
+    monkeypatch.setattr(row, "clock_for", lambda device: SimpleNamespace(mark=lambda: 0, read=lambda: [0.0]))
+
+    def play(rank: int) -> None:
+        links = {
+            index: Link(p.ranks, p.ranks.index(rank), {"F": (index, "F"), "B": (index, "B")})  # type: ignore[dict-item]
+            for index, p in enumerate(problem.pipelines)
+            if rank in p.ranks
+        }
+        stages = {
+            index: IdleStage(machine, link.stage == 0, link.stage == len(link.ranks) - 1)
+            for index, link in links.items()
+        }
+        RowExecution(program, rank, links, stages, QueueWatch(rank, scheduler), depth).run()  # type: ignore[arg-type]
+
+    running = []
+    for rank in range(problem.ranks):
+        playing = greenlet(play)
+        playing.rank = rank
+        running.append(playing)
+    moved = {rank: playing.switch(rank) for rank, playing in enumerate(running)}
+    while any(not playing.dead for playing in running):
+        live = [rank for rank, playing in enumerate(running) if not playing.dead]
+        draw.shuffle(live)
+        for rank in live:
+            moved[rank] = running[rank].switch()
+        # A rank that ends counts as one that went on.
+        if not machine.tick() and not any(moved[rank] or running[rank].dead for rank in live):
+            raise Hang(f"ranks {sorted(live)} wait for messages that cannot start")

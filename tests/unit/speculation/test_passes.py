@@ -1,0 +1,28 @@
+"""Shows the invariants of `verl_fuse_speculation.passes`."""
+
+import numpy as np
+
+from verl_fuse_speculation.passes import PASS, PASSES_SUFFIX, ForwardPass, Passes, append, in_tail
+
+
+def rows(*counts: int) -> np.ndarray:
+    return np.array([(0.0, 1, count, count, 0, 0.0) for count in counts], PASS)
+
+
+def test_every_pass_is_read_once_and_a_half_written_one_when_it_is_whole(tmp_path):
+    passes, path = Passes(tmp_path), tmp_path / f"a{PASSES_SUFFIX}"
+    append(path, [ForwardPass(1.5, 3, 4, 6, 8, 0.25)])
+    assert [tuple(one) for one in passes.news()["a"]] == [(1.5, 3, 4, 6, 8, 0.25)]
+    assert passes.news() == {}
+    append(path, [ForwardPass(2.5, 3, 4, 6, 8, 0.25)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    assert passes.news() == {}
+    path.write_bytes(whole)
+    assert [one["time"] for one in passes.news()["a"]] == [2.5]
+
+
+def test_the_tail_is_what_follows_the_last_busy_pass():
+    assert in_tail(rows(8, 8, 2, 5, 2, 1)).tolist() == [False] * 4 + [True] * 2
+    assert in_tail(rows(1, 1)).tolist() == [False, False]
+    assert in_tail(rows()).tolist() == []

@@ -1,0 +1,163 @@
+"""Shows the invariants of `verl_fuse_speculation.proposer`, with batches as vLLM's model runner keeps them: rows that move when others end."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_fuse_speculation import proposer as module
+from verl_fuse_speculation.engine import engine_arguments
+from verl_fuse_speculation.passes import Passes
+from verl_fuse_speculation.proposer import HistoryProposer
+from verl_fuse_speculation.shelf import Shelf, say_step
+
+LONGEST = 64
+END = 99
+
+
+def proposer(folder, *, tokens=4, rank=1, epochs=2) -> HistoryProposer:
+    """One that writes only when it is told to, as the worker of another rank does."""
+    found = engine_arguments(tokens, 1 << 20, epochs, str(folder))
+    return HistoryProposer(
+        SimpleNamespace(
+            additional_config=found["additional_config"],
+            speculative_config=SimpleNamespace(**found["speculative_config"]),
+            model_config=SimpleNamespace(max_model_len=LONGEST, hf_config=SimpleNamespace(eos_token_id=END)),
+            parallel_config=SimpleNamespace(rank=rank),
+        )
+    )
+
+
+class Engine:
+    """Generates what `asked` says, verifying drafts; a sample that ends leaves its row to the last one."""
+
+    def __init__(self, drafter: HistoryProposer, asked: list[tuple[list[int], list[int]]]):
+        self.drafter, self.rows = drafter, np.zeros((len(asked), LONGEST), np.int32)
+        self.running = [(prompt, response, 0) for prompt, response in asked]
+        self.drafts: list[list[int]] = [[] for _ in asked]
+        self.passes = 0
+        for row, (prompt, _, _) in enumerate(self.running):
+            self.rows[row, : len(prompt)] = prompt
+
+    def step(self) -> None:
+        self.passes += 1
+        sampled, lengths = [], []
+        for row, (prompt, response, had) in enumerate(self.running):
+            accepted = 0
+            for drafted, due in zip(self.drafts[row], response[had:], strict=False):
+                if drafted != due:
+                    break
+                accepted += 1
+            new = response[had : had + accepted + 1]
+            self.rows[row, len(prompt) + had : len(prompt) + had + len(new)] = new
+            self.running[row] = (prompt, response, had + len(new))
+            sampled.append(new)
+            lengths.append(len(prompt) + had + len(new))
+        self.drafts = self.drafter.propose(sampled, np.array(lengths), self.rows, slot_mappings=None)
+        assert all(len(d) <= max(0, LONGEST - n - 1) for d, n in zip(self.drafts, lengths, strict=True))
+        for row in reversed(range(len(self.running))):
+            if self.running[row][2] == len(self.running[row][1]):
+                last = self.running.pop()
+                draft = self.drafts.pop()
+                if row < len(self.running):
+                    self.running[row], self.drafts[row] = last, draft
+                    self.rows[row] = self.rows[len(self.running)]
+
+    def run(self) -> int:
+        while self.running:
+            self.step()
+        return self.passes
+
+
+def left(drafter: HistoryProposer) -> list[list[int]]:
+    """Responses that the drafter would leave for others."""
+    drafter._end(set(drafter._rows.values()))
+    return sorted(sample.tokens.tolist() for sample in drafter._ended)
+
+
+def test_a_prompt_met_again_takes_fewer_passes(tmp_path):
+    drafter = proposer(tmp_path)
+    asked = [([1, 2, 3], [*range(10, 40), END])]
+    assert Engine(drafter, asked).run() == 31
+    assert Engine(drafter, asked).run() <= 31 / 4
+
+
+def test_siblings_draft_for_each_other(tmp_path):
+    response = [*range(10, 40), END]
+    engine = Engine(proposer(tmp_path), [([1, 2, 3], response), ([1, 2, 3], [50, *response])])
+    assert engine.run() < 32
+
+
+def test_what_another_replica_left_is_drafted_from_and_so_after_a_restart(tmp_path):
+    one = proposer(tmp_path, rank=0)
+    response = [*range(10, 40), END]
+    Engine(one, [([1, 2, 3], response)]).run()
+    one._passed -= 2 * module.IDLE_SECONDS
+    one.write()
+    for folder_again in (tmp_path, tmp_path):
+        assert Engine(proposer(folder_again), [([1, 2, 3], response)]).run() <= 31 / 4
+    (passes,) = Passes(tmp_path).news().values()
+    assert len(passes) == 31
+    assert passes["tokens"].sum() == 31
+
+
+def test_a_sample_that_goes_on_elsewhere_is_drafted_for(tmp_path):
+    response = [*range(10, 40), END]
+    drafter = proposer(tmp_path)
+    Engine(drafter, [([1, 2, 3], response)]).run()
+    moved = Engine(drafter, [([1, 2, 3, *response[:15]], response[15:])])
+    assert moved.run() <= 16 / 3
+    # All of its response is left, with what was generated elsewhere.
+    assert left(drafter).count(response) == 2
+
+
+def test_prompts_of_old_steps_are_forgotten(tmp_path):
+    drafter, response = proposer(tmp_path, epochs=1), [*range(10, 40), END]
+    for step, tokens in ((1, response), (2, [60, END]), (3, [61, END])):
+        say_step(tmp_path, step)
+        drafter._looked = -1e9
+        Engine(drafter, [([1, 2, 3], tokens)]).run()
+    say_step(tmp_path, 4)
+    drafter._looked = -1e9
+    assert Engine(drafter, [([1, 2, 3], response)]).run() == 31
+
+
+def test_nothing_is_drafted_after_the_end(tmp_path):
+    drafter = proposer(tmp_path, tokens=8)
+    # vLLM's sampler goes on after an end that was accepted; the scheduler drops what it finds.
+    Engine(drafter, [([1, 2, 3], [10, 11, 12, END, 50, 51])]).run()
+    engine = Engine(drafter, [([1, 2, 3], [10, 11, 12, END])])
+    engine.step()
+    assert engine.drafts == [[11, 12, END]]
+
+
+def test_a_sample_that_paused_is_left_once_it_has_grown(tmp_path):
+    drafter = proposer(tmp_path)
+    engine = Engine(drafter, [([1, 2, 3], [*range(10, 20), END])])
+    engine.step()
+    drafter._end(set(drafter._rows.values()))
+    drafter._end(set(drafter._rows.values()))
+    assert [sample.tokens.tolist() for sample in drafter._ended] == [[10]]
+    engine.run()
+    assert left(drafter) == [[10], [*range(10, 20), END]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 2), min_size=3, max_size=3), st.lists(st.integers(3, 6), min_size=1, max_size=20)
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_every_response_is_in_the_history_whichever_row_it_was_in(tmp_path_factory, asked):
+    folder = tmp_path_factory.mktemp("drafter")
+    drafter = proposer(folder)
+    Engine(drafter, asked).run()
+    found = left(drafter)
+    # Samples whose tokens are the same, so far, may take each other's place.
+    assert sum(map(len, found)) == sum(len(response) for _, response in asked)
+    assert Shelf(folder, 1).step() == 0

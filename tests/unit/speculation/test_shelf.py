@@ -1,0 +1,70 @@
+"""Shows the invariants of `verl_fuse_speculation.shelf`."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_fuse_speculation.prompts import PromptDigest
+from verl_fuse_speculation.shelf import FILE_SHARE, SAMPLES_SUFFIX, PastSample, Shelf, say_step
+
+PROMPT = PromptDigest.of(np.array([5, 6, 7], np.int32))
+
+
+def sample(*tokens: int, step: int = 1) -> PastSample:
+    return PastSample(PROMPT, step, np.array([6, 7], np.int32), np.array(tokens, np.int32))
+
+
+def read(shelf: Shelf) -> list[tuple]:
+    return [(s.prompt, s.step, s.context.tolist(), s.tokens.tolist()) for s in shelf.news()]
+
+
+def test_what_one_leaves_the_others_find_once(tmp_path):
+    one, other = Shelf(tmp_path, 1 << 20), Shelf(tmp_path, 1 << 20)
+    one.put([sample(1, 2), sample(3, step=4)])
+    assert read(other) == [(PROMPT, 1, [6, 7], [1, 2]), (PROMPT, 4, [6, 7], [3])]
+    one.put([sample(9)])
+    assert read(other) == [(PROMPT, 1, [6, 7], [9])]
+    assert read(other) == read(one) == []
+    # One that starts later, after a restart for instance, finds all of it.
+    assert len(read(Shelf(tmp_path, 1 << 20))) == 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_a_sample_is_read_when_it_is_whole(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("shelf")
+    whole = sample(1, 2, 3).to_bytes() + sample(4).to_bytes()
+    at = data.draw(st.integers(0, len(whole)))
+    path, shelf = folder / f"other-0{SAMPLES_SUFFIX}", Shelf(folder, 1 << 20)
+    path.write_bytes(whole[:at])
+    found = read(shelf)
+    with path.open("ab") as file:
+        file.write(whole[at:])
+    assert [tokens for *_, tokens in found + read(shelf)] == [[1, 2, 3], [4]]
+
+
+def test_the_oldest_files_make_room(tmp_path):
+    limit = 16_000
+    shelves = [Shelf(tmp_path, limit), Shelf(tmp_path, limit)]
+    for number in range(200):
+        for shelf in shelves:
+            shelf.put([sample(*range(100), step=number)])
+    held = sum(path.stat().st_size for path in tmp_path.glob(f"*{SAMPLES_SUFFIX}"))
+    assert limit / 2 < held <= limit + 2 * (limit * FILE_SHARE + 500)
+    newest = max(step for _, step, *_ in read(Shelf(tmp_path, limit)))
+    assert newest == 199
+
+
+def test_a_file_that_goes_while_it_is_read_is_nothing(tmp_path):
+    one, other = Shelf(tmp_path, 1 << 20), Shelf(tmp_path, 1 << 20)
+    one.put([sample(1)])
+    found = other._by_age()
+    found[0].unlink()
+    assert list(other._unread(found[0])) == []
+
+
+def test_the_driver_says_the_step(tmp_path):
+    shelf = Shelf(tmp_path / "new", 1 << 20)
+    assert shelf.step() == 0
+    say_step(tmp_path / "new", 12)
+    assert shelf.step() == 12

@@ -1,0 +1,123 @@
+"""What the plugin `speculation` refuses, sets and counts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse.spec.events import SetUp, StepBegun
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse_speculation.config import SpeculationConfig
+from verl_fuse_speculation.passes import PASSES_SUFFIX, ForwardPass, append
+from verl_fuse_speculation.plugin import SpeculationPlugin
+from verl_fuse_speculation.shelf import Shelf
+
+PLUGIN = SpeculationPlugin()
+ROLLOUT = {
+    "name": "vllm",
+    "engine_kwargs": {"vllm": {}},
+    "pipeline_model_parallel_size": 1,
+    "full_determinism": False,
+    "enable_rollout_routing_replay": False,
+    "disaggregation": {"enabled": False},
+    "checkpoint_engine": {"backend": "naive"},
+}
+
+
+def composed(**changes):
+    config = OmegaConf.create(
+        {
+            "trainer": {"v1": {"trainer_mode": "fuse"}},
+            "actor_rollout_ref": {"rollout": ROLLOUT, "model": {"mtp": {"enable": False, "enable_rollout": False}}},
+            "fuse": {"speculation": {"enabled": True, "tokens": 4, "epochs": 1, "history_megabytes": 8}},
+        }
+    )
+    for key, value in changes.items():
+        OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
+    return config
+
+
+def refused(**changes) -> list[str]:
+    return [refusal.key for refusal in PLUGIN.fuse_validate(config=composed(**changes))]
+
+
+def test_what_fits_is_not_refused_and_off_asks_and_sets_nothing():
+    assert refused() == []
+    off = composed(fuse__speculation__enabled=False, actor_rollout_ref__rollout__name="sglang")
+    assert PLUGIN.fuse_validate(config=off) == []
+    assert PLUGIN.fuse_overrides(config=off, run_dir=Path("/runs")) == {}
+    assert PLUGIN.fuse_contracts(config=off) == ()
+    assert len(PLUGIN.fuse_contracts(config=composed())) == len(PLUGIN.fuse_contracts(config=None)) > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.v1.trainer_mode", "sync"),
+        ("actor_rollout_ref.rollout.name", "sglang"),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config", {"method": "ngram"}),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.logits_processors", ["a.B"]),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling", True),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.pipeline_parallel_size", 2),
+        ("actor_rollout_ref.rollout.pipeline_model_parallel_size", 2),
+        ("actor_rollout_ref.rollout.repetition_penalty", 1.1),
+        ("actor_rollout_ref.rollout.full_determinism", True),
+        ("actor_rollout_ref.rollout.enable_rollout_routing_replay", True),
+        ("actor_rollout_ref.rollout.disaggregation.enabled", True),
+        ("actor_rollout_ref.rollout.checkpoint_engine.backend", "delta_sharded"),
+        ("actor_rollout_ref.model.mtp.enable_rollout", True),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_its_key(key, value):
+    assert refused(**{key.replace(".", "__"): value}) == [key]
+
+
+def test_engines_are_told_what_to_draft_with():
+    found = PLUGIN.fuse_overrides(config=composed(), run_dir=Path("/runs/a"))
+    engine = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    assert found[f"{engine}.speculative_config.num_speculative_tokens"] == 4
+    assert found[f"{engine}.additional_config.verl_fuse_speculation"] == {
+        "auto": False,
+        "history_bytes": 8 << 20,
+        "epochs": 1,
+        "folder": "/runs/a/speculation",
+    }
+    assert set(found) == {
+        f"{engine}.speculative_config.{key}" for key in ("method", "model", "num_speculative_tokens")
+    } | {f"{engine}.additional_config.verl_fuse_speculation"}
+
+
+class Run:
+    """What the plugin asks of a trainer."""
+
+    def block(self, plugin: str) -> SpeculationConfig:
+        return SpeculationConfig(enabled=True)
+
+
+def test_drafters_learn_the_step_and_the_step_what_they_did(tmp_path):
+    plugin, folder = SpeculationPlugin(), tmp_path / "speculation"
+    folder.mkdir()
+    append(folder / f"a{PASSES_SUFFIX}", [ForwardPass(0.0, 7, 9, 9, 9, 0.0)])
+    plugin.fuse_setup(trainer=Run())
+    plugin.fuse_event(SetUp(0, 0.0, tmp_path, None, 2, 4, 2))
+    plugin.fuse_event(StepBegun(7, 1.0))
+    assert Shelf(folder, 1 << 20).step() == 7
+    append(folder / f"a{PASSES_SUFFIX}", [ForwardPass(1.0, 7, 4, 8, 8, 0.1), ForwardPass(2.0, 7, 1, 3, 4, 0.1)])
+    append(folder / f"b{PASSES_SUFFIX}", [ForwardPass(1.0, 7, 2, 2, 0, 0.1), ForwardPass(1.0, 6, 5, 5, 5, 0.1)])
+    found = plugin.fuse_metrics(timeline=Timeline("run", 7, 0.0, 1.0, ()))
+    assert found["fuse/speculation_passes"] == 3
+    # 13 tokens of 7 rows; 6 of 12 drafted tokens; 1 + 2 + 0 passes more without them.
+    assert found["fuse/speculation_tokens_per_pass"] == pytest.approx(13 / 7)
+    assert found["fuse/speculation_acceptance"] == pytest.approx(6 / 12)
+    assert found["fuse/speculation_passes_saved"] == pytest.approx(3)
+    assert found["fuse/speculation_tail_passes"] == 1
+    assert found["fuse/speculation_tail_tokens_per_pass"] == pytest.approx(3)
+    assert plugin.fuse_metrics(timeline=Timeline("run", 8, 0.0, 1.0, ())) == {}
+
+
+def test_a_run_without_speculation_counts_nothing(tmp_path):
+    plugin = SpeculationPlugin()
+    plugin.fuse_event(SetUp(0, 0.0, tmp_path, None, 2, 4, 2))
+    assert plugin.fuse_metrics(timeline=Timeline("run", 1, 0.0, 1.0, ())) == {}
+    assert np.size(list(tmp_path.iterdir())) == 0

@@ -1,0 +1,24 @@
+"""What plugins set in verl's configuration (`fuse_overrides`). Imports neither verl nor ray.
+
+Invariants (tests/unit/host/test_set_by_plugins.py):
+- a key that two plugins set to different values ends the run, with nothing set;
+- keys that verl's YAML lacks are added.
+"""
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.start.settings import Settings
+
+
+def set_by_plugins(config: DictConfig, settings: Settings) -> None:
+    """Set in `config` what the run's plugins want there."""
+    wanted: dict[str, Any] = {}
+    for found in settings.manager.hook.fuse_overrides(config=config, run_dir=settings.run_dir):
+        for key, value in (found or {}).items():
+            if wanted.setdefault(key, value) != value:
+                raise FuseError(f"two plugins set {key}: to {wanted[key]!r} and to {value!r}; leave one of them out")
+    for key, value in wanted.items():
+        OmegaConf.update(config, key, value, force_add=True)
