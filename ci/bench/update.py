@@ -27,7 +27,7 @@ SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
 # Response tokens: the quantiles of a lognormal distribution, cut at both ends, in a random order for each group.
 MEDIAN, SIGMA, SHORTEST, LONGEST = 40, 0.7, 8, 160
 # Large enough for update and old log-probs to be more than a third of a step.
-HIDDEN, LAYERS = 256, 6
+HIDDEN, LAYERS = 384, 6
 TOKENS = 1024
 
 

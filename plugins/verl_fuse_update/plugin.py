@@ -9,7 +9,7 @@ from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import Refusal
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.contracts import contracts
-from verl_fuse_update.refusals import CORRECTION, refusals, switched_on
+from verl_fuse_update.refusals import OWN, SKIP, refusals, switched_on
 
 
 class UpdatePlugin:
@@ -41,9 +41,7 @@ class UpdatePlugin:
         from verl_fuse.host.update.lean.options import LeanOptions
         from verl_fuse.host.update.lean.worker import lean_worker_class
 
-        block = {name: get(f"fuse.update.{name}") for name in ("skip_zero_gradient", "skip_old_log_prob", "metrics")}
-        chosen = {name: value for name, value in block.items() if value is not None}
-        return lean_worker_class(found or base, LeanOptions(**chosen, bypass=bool(get(f"{CORRECTION}.bypass_mode"))))
+        return lean_worker_class(found or base, LeanOptions(bool(get(SKIP)), bool(get(OWN))))
 
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:

@@ -287,7 +287,7 @@ def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():
 
 def test_plugins_get_what_the_contract_says_with_its_arguments():
     members = {name: member for name, member in vars(Trainer).items() if not name.startswith("_")}
-    assert len(members) == 10
+    assert len(members) == 11
     for name, member in members.items():
         ours = vars(features.Features)[name]
         assert isinstance(ours, property) == isinstance(member, property), name
@@ -300,7 +300,7 @@ def trainer(journal, monkeypatch):
     """What features are built on; `built` says what was built, in order."""
     rollout = {"n": 4}
     trainer = SimpleNamespace(
-        config=OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}),
+        config=OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "algorithm": {}}),
         settings=SimpleNamespace(blocks={"observe": "its block"}, core=SimpleNamespace(replica_timeout=9.0)),
         replicas=SimpleNamespace(views=lambda: ("a view",), devices_each=2),
         llm_server_manager="manager",
@@ -349,6 +349,9 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer):
     run.use_fused_update(lambda problem: None, 5.0)
     kinds = [type(part).__name__ for part in trainer.parts]
     assert kinds == ["SliceRefresh", "Layouts", "FusedUpdates"]
+    assert trainer.updates is trainer.parts[-1]
+    run.use_lean_update(True, False, "computed")
+    assert type(trainer.parts[-1]).__name__ == "LeanUpdates"
     assert trainer.updates is trainer.parts[-1]
 
 

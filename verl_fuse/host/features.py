@@ -86,7 +86,9 @@ class Features:
     ) -> None:
         """The actor's update leaves out samples without a gradient, and computes its old log-probs itself; `metrics` are of all samples or of those
         that are computed. The actor's workers must be of the class that host/update/lean/worker.py makes."""
-        trainer, options = self._trainer, LeanOptions(skip_zero_gradient, skip_old_log_prob, metrics)
+        correction = self.config.algorithm.get("rollout_correction", None)
+        bypass = bool(correction and correction.get("bypass_mode", False))
+        trainer, options = self._trainer, LeanOptions(skip_zero_gradient, skip_old_log_prob, metrics, bypass)
         trainer.updates = lean = LeanUpdates(trainer, trainer.run_stage, options)
         trainer.parts.append(lean)
 

@@ -193,7 +193,8 @@ class FuseTrainer(PPOTrainerSync):
             batch = self.updates.advantage(batch, metrics, super()._compute_advantage)
             shares = without_gradient(batch)
             said |= shares
-        metrics.update({f"fuse/{name}": share for name, share in shares.items()})
+        metrics["fuse/zero_gradient_samples"] = shares[names.ZERO_GRADIENT_SAMPLES]
+        metrics["fuse/zero_gradient_tokens"] = shares[names.ZERO_GRADIENT_TOKENS]
         return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:

@@ -44,10 +44,6 @@ def _on_workers(trainer: Any, function: Any, *args: Any) -> list[Any]:
     return ray.get([worker.__ray_call__.remote(call) for worker in trainer.actor_rollout_wg.workers])
 
 
-def _leave_out(actor: Any, options: Any) -> None:
-    actor.lean = options
-
-
 def _held(actor: Any) -> dict[str, Any]:
     held = dict(actor.engine.module.named_parameters())
     for place, state in enumerate(actor.engine.optimizer.state.values()):
@@ -72,13 +68,15 @@ def _undo(actor: Any) -> None:
 
 
 def _difference(actor: Any) -> float:
+    """Of parameters, and of each of Adam's moments: the largest relative difference (l2 of all together)."""
     import torch
 
-    def flat(held: dict[str, Any]) -> Any:
-        return torch.cat([(held[name].double() - actor._before.get(name, 0.0)).flatten() for name in sorted(held)])
-
-    stock, ours = flat(actor._stock), flat(_held(actor))
-    return float((stock - ours).norm() / stock.norm())
+    ours, found = _held(actor), []
+    for moment in ("", "exp_avg", "exp_avg_sq"):
+        names = [name for name in sorted(ours) if moment == name.partition(" ")[2]]
+        one, other = (torch.cat([held[name].double().flatten() for name in names]) for held in (actor._stock, ours))
+        found.append(float((one - other).norm() / one.norm()))
+    return max(found)
 
 
 def _switch_arms(module: Any) -> None:
@@ -102,9 +100,7 @@ def _switch_arms(module: Any) -> None:
             for rank, worker in enumerate(self.actor_rollout_wg.workers):
                 pin([ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))], cores[rank])
             self.parts.clear()
-        self._options = LeanOptions(**OPTIONS[arm(self.global_steps)])
-        self.updates = LeanUpdates(self, self.run_stage, self._options)
-        _on_workers(self, _leave_out, self._options)
+        self.updates = LeanUpdates(self, self.run_stage, LeanOptions(**OPTIONS[arm(self.global_steps)]))
         self._seconds = {"begin": time.monotonic()}
         begin(self)
 
@@ -123,13 +119,12 @@ def _switch_arms(module: Any) -> None:
         if compared:
             from dataclasses import replace
 
-            copy = replace(batch, extra_info=dict(batch.extra_info or {}))
+            # All fields: those that verl's pass leaves are not among the ones the batch names.
+            copy = replace(batch, fields=None, extra_info=dict(batch.extra_info or {}))
             stock._compute_old_log_prob(self, copy, {})
-            _on_workers(self, _leave_out, LeanOptions())
             _on_workers(self, _keep)
             stock._update_actor(self, copy, {})
             _on_workers(self, _undo)
-            _on_workers(self, _leave_out, self._options)
         batch = update(self, batch, metrics)
         if compared:
             self._seconds["difference"] = max(_on_workers(self, _difference))

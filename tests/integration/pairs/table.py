@@ -130,6 +130,7 @@ FACTORS: Factors = {
         "bypass": Value({"algorithm.rollout_correction.bypass_mode": True}),
         "weights": Value({"algorithm.rollout_correction.rollout_is": "token"}),
     },
+    "update": {"whole": Value(), "lean": Value({"fuse.update.skip_zero_gradient": True})},
     "samples": {"4": Value(), "2": Value({f"{ROLLOUT}.n": 2})},
     "recovery": {"none": Value(), "resumed": Value({"trainer.save_freq": 1, "trainer.resume_mode": "auto"})},
 }
@@ -154,12 +155,13 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
     ("interstage", ("slices", "slices+tail", "slices+auto"), "engine", ("lora",), f"{MODEL}.lora_rank"),
     ("weight sync", ("shards",), "engine", ("lora",), f"{MODEL}.lora_rank"),
     ("layout", ("changed",), "engine", ("lora",), f"{MODEL}.lora_rank"),
+    ("algorithm", ("grpo+kl",), "update", ("lean",), f"{ACTOR}.use_kl_loss"),
 )
 
 NAMES = {name: list(values) for name, values in FACTORS.items()}
 
 # Factors that are features of verl-fuse, or of the test: stock verl runs at their first value.
-FEATURES = ("interstage", "elastic", "weight sync", "speculation", "layout", "recovery")
+FEATURES = ("interstage", "elastic", "weight sync", "speculation", "layout", "update", "recovery")
 
 # What rows that `make test` runs have: pairs that went wrong once, each with what would hide it at its first value.
 ALWAYS: tuple[Row, ...] = (
@@ -172,7 +174,14 @@ ALWAYS: tuple[Row, ...] = (
         "precision": "fp32",
         "recovery": "none",
     },
-    {"algorithm": "grpo", "interstage": "slices", "correction": "none", "precision": "fp32", "recovery": "none"},
+    {
+        "algorithm": "grpo",
+        "interstage": "slices",
+        "update": "lean",
+        "correction": "none",
+        "precision": "fp32",
+        "recovery": "none",
+    },
     {
         "interstage": "slices+tail",
         "limit": "far",

@@ -68,7 +68,6 @@ class Bench:
     """Both workers of an engine, kept for all arms."""
 
     def __init__(self, world: World, folder: Path, engine: str) -> None:
-        from verl_fuse.host.update.lean.options import LeanOptions
         from verl_fuse.host.update.lean.worker import LeanTrainingWorker
 
         with open(os.devnull, "w") as silence, redirect_stdout(silence):
@@ -78,7 +77,7 @@ class Bench:
                 sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp") or 1))
                 case = small_engines.Case(actor=sizes, critic=sizes)
                 build = partial(small_engines.worker, world, folder / "actor", case, "actor")
-            self.workers = {False: build(), True: build(kind=partial(LeanTrainingWorker, lean=LeanOptions()))}
+            self.workers = {False: build(), True: build(kind=LeanTrainingWorker)}
         self.engine = engine
         self.first = {name: tensor.clone() for name, tensor in _parameters(self.workers[False]).items()}
 
@@ -169,10 +168,10 @@ def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
     """Train; of each step verl's metrics, then what every rank holds: parameters and Adam's state."""
     from verl.utils import tensordict_utils as tu
 
-    from verl_fuse.host.update.lean.options import LeanOptions
+    from verl_fuse.host.update.lean.options import LEAN, LeanOptions
 
     worker = bench.workers[arm.lean is not None]
-    worker.lean = LeanOptions(**arm.lean or {})
+    lean = LeanOptions(**arm.lean or {})
     bench.restore(worker)
     _set_loss(bench, worker, arm)
     engine, steps = worker.engine, []
@@ -182,6 +181,7 @@ def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
         data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
         tu.assign_non_tensor(
             data,
+            **({LEAN: lean} if arm.lean else {}),
             mini_batch_size=SAMPLES // arm.mini_batches,
             global_batch_size=SAMPLES // arm.mini_batches,
             epochs=arm.epochs,
@@ -194,7 +194,7 @@ def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
         )
         if arm.own:
             _own(worker, data, arm)
-        with _fault(worker, arm.fault, data):
+        with _fault(worker, arm.fault, arm.lean is not None, data):
             output = worker.train_mini_batch(data)
         metrics = dict(tu.get(output, "metrics")) if output is not None else {}
         steps.append({key: value for key, value in metrics.items() if not key.startswith("perf/")})
@@ -231,11 +231,8 @@ def _own(worker: Any, data: Any, arm: Arm) -> None:
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import response_from_nested
 
-    from verl_fuse.host.update.lean.options import OWN_LOG_PROBS
-
     if arm.lean and arm.lean.get("skip_old_log_prob"):
         data.pop("old_log_probs")
-        tu.assign_non_tensor(data, **{OWN_LOG_PROBS: True})
         return
     rows = data.clone(recurse=False)
     tu.assign_non_tensor(rows, compute_loss=False, calculate_entropy=True)
@@ -245,7 +242,7 @@ def _own(worker: Any, data: Any, arm: Arm) -> None:
 
 
 @contextmanager
-def _fault(worker: Any, fault: str, data: Any) -> Iterator[None]:
+def _fault(worker: Any, fault: str, lean: bool, data: Any) -> Iterator[None]:
     """What must show in a comparison."""
     from verl_fuse.host.update.lean import mini_batch
 
@@ -254,7 +251,7 @@ def _fault(worker: Any, fault: str, data: Any) -> Iterator[None]:
             # One sample that counts, by little.
             tiny = data["advantages"].unbind()[0]
             tiny.fill_(1e-3)
-            if worker.lean.skip_zero_gradient:
+            if lean:
                 large = [bool((row.abs() > 0.01).any()) for row in data["advantages"].unbind()]
                 patch.setattr(mini_batch, "has_gradient", lambda _: large)
         elif fault == "wrong denominator":

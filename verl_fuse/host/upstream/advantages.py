@@ -8,18 +8,18 @@ from transfer_queue import KVBatchMeta
 from verl_fuse.host.upstream.rows import read
 from verl_fuse.spec.timeline import ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS
 
-FIELDS = ("advantages", "response_mask")
+ADVANTAGE_FIELDS = ("advantages", "response_mask")
 
 
 def has_gradient(data: Any) -> list[bool]:
-    """Of each row, whether any token that counts has an advantage other than exactly 0; `data` has FIELDS, nested."""
+    """Of each row, whether any token that counts has an advantage other than exactly 0; `data` has ADVANTAGE_FIELDS, nested."""
     pairs = zip(data["advantages"].unbind(), data["response_mask"].unbind(), strict=True)
     return [bool(((advantages != 0) & (mask != 0)).any()) for advantages, mask in pairs]
 
 
 def with_gradient(batch: KVBatchMeta) -> list[bool]:
     """The same of a batch whose advantages are there."""
-    return has_gradient(read(batch, FIELDS))
+    return has_gradient(read(batch, ADVANTAGE_FIELDS))
 
 
 def without_gradient(batch: KVBatchMeta, kept: Sequence[bool] | None = None) -> dict[str, float]:

@@ -24,7 +24,7 @@ from verl_fuse.host.inference.stages import old_log_prob_metrics
 from verl_fuse.host.record.spans import Stopwatch
 from verl_fuse.host.record.step import RunStage, TrainerPart
 from verl_fuse.host.update.lean.balance import balanced
-from verl_fuse.host.update.lean.options import OWN_LOG_PROBS, LeanOptions
+from verl_fuse.host.update.lean.options import LEAN, LeanOptions
 from verl_fuse.host.update.separate import SeparateUpdates, UpdateCall
 from verl_fuse.host.upstream.advantages import with_gradient, without_gradient
 from verl_fuse.host.upstream.dispatch import data_parallel_size
@@ -73,7 +73,7 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         kept = with_gradient(batch) if self._options.skip_zero_gradient else [True] * len(batch)
         shares = without_gradient(batch, kept)
         ordered = self._ordered(batch, kept)
-        ordered.extra_info[OWN_LOG_PROBS] = self._own
+        ordered.extra_info[LEAN] = replace(self._options, skip_old_log_prob=self._own)
         said = {"skipped_samples": shares[ZERO_GRADIENT_SAMPLES], "skipped_tokens": shares[ZERO_GRADIENT_TOKENS]}
         said["own_log_probs"] = float(self._own)
         watch = Stopwatch()

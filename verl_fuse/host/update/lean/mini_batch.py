@@ -25,7 +25,7 @@ from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data
 from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
-from verl_fuse.host.update.lean.options import NO_ROW, OWN_LOG_PROBS, ROW_FIELD, LeanOptions
+from verl_fuse.host.update.lean.options import NO_ROW, ROW_FIELD, LeanOptions
 from verl_fuse.host.update.lean.rows import lengths, nested, selected, without_weight
 from verl_fuse.host.upstream.advantages import has_gradient
 
@@ -39,7 +39,7 @@ class LeanMiniBatch:
         self._engine, self._data, self._options, self._loss = engine, data, options, loss
         self._fresh = fresh and not options.bypass
         self._group = engine.get_data_parallel_group()
-        self.own = bool(get_non_tensor_data(data, OWN_LOG_PROBS, default=False))
+        self.own = options.skip_old_log_prob
         self._entropy = bool(get_non_tensor_data(data, "calculate_entropy", default=False))
         keep = has_gradient(data) if options.skip_zero_gradient else [True] * len(data)
         self._kept = [row for row, kept in enumerate(keep) if kept]

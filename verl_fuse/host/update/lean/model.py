@@ -23,8 +23,12 @@ _ROWS = (
 def check_model(engine: Any, options: LeanOptions) -> None:
     """Refuse a model of which an update cannot leave out exactly what `options` say."""
     for switch, names in (("skip_zero_gradient", (*_PASSES, *_ROWS)), ("skip_old_log_prob", _PASSES)):
-        if getattr(options, switch) and (found := sorted({*_configured(engine, names), *_dropouts(engine)})):
-            raise FuseError(f"fuse.update.{switch}=true: not with a model that has {', '.join(found)}")
+        found = {*_configured(engine, names), *_dropouts(engine)}
+        if switch == "skip_zero_gradient" and hasattr(engine.model_config.hf_config, "vision_config"):
+            # verl leaves a tower that no sample reaches as it is; here all parameters have a gradient.
+            found.add("vision_config")
+        if getattr(options, switch) and found:
+            raise FuseError(f"fuse.update.{switch}=true: not with a model that has {', '.join(sorted(found))}")
 
 
 def _configured(engine: Any, names: Iterable[str]) -> Iterator[str]:

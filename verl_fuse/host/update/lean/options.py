@@ -16,8 +16,8 @@ class LeanOptions:
     bypass: bool = False
 
 
-# In a batch's extra_info: its old log-probs are those of its own update.
-OWN_LOG_PROBS = "verl_fuse_own_log_probs"
+# In a batch's extra_info: what its update leaves out, with `skip_old_log_prob` where its old log-probs are its own. Without it an update is verl's.
+LEAN = "verl_fuse_lean"
 # A row's place in the batch of its rank.
 ROW_FIELD = "verl_fuse_row"
 # That of a row which only carries collectives.

@@ -6,21 +6,21 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils.tensordict_utils import get_non_tensor_data
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import response_from_nested
 
 from verl_fuse.host.update.lean.mini_batch import LeanMiniBatch
 from verl_fuse.host.update.lean.model import check_model
-from verl_fuse.host.update.lean.options import ROW_FIELD, LeanOptions
+from verl_fuse.host.update.lean.options import LEAN, ROW_FIELD, LeanOptions
 from verl_fuse.host.update.lean.rows import nested
 
 
 class LeanTrainingWorker(TrainingWorker):
     """verl's worker of one model."""
 
-    def __init__(self, *args: Any, lean: LeanOptions, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.lean = lean
         self._mini_batch: LeanMiniBatch | None = None
         self._fresh = False
 
@@ -33,7 +33,8 @@ class LeanTrainingWorker(TrainingWorker):
     def train_batch(self, data: Any) -> TensorDict:
         """Update on one mini-batch."""
         stock: Any = self.loss_fn
-        self._mini_batch = LeanMiniBatch(self.engine, data, self.lean, stock, self._fresh)
+        lean = get_non_tensor_data(data, LEAN, default=LeanOptions())
+        self._mini_batch = LeanMiniBatch(self.engine, data, lean, stock, self._fresh)
         self._fresh, self.loss_fn = False, self._mini_batch.loss
         try:
             with self._mini_batch.computing():
@@ -66,7 +67,7 @@ class LeanTrainingWorker(TrainingWorker):
 
 
 def lean_worker_class(base: type, options: LeanOptions) -> type:
-    """A subclass of verl's actor worker `base` whose updates leave out what `options` say."""
+    """A subclass of verl's actor worker `base` whose updates leave out what their batch asks for, `options` at most."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # pyright: ignore[reportAttributeAccessIssue]
     def log_probs_of_update(self: Any, data: Any) -> TensorDict | None:
@@ -82,7 +83,7 @@ def lean_worker_class(base: type, options: LeanOptions) -> type:
 
     members = {
         "__doc__": base.__doc__,
-        "actor_worker_cls": staticmethod(functools.partial(LeanTrainingWorker, lean=options)),
+        "actor_worker_cls": LeanTrainingWorker,
         "init_model": init_model,
         "log_probs_of_update": log_probs_of_update,
     }

@@ -1,0 +1,173 @@
+"""The driver's part of a lean update, alone: its neighbours are values or records of calls. verl itself is imported, not run."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+pytest.importorskip("verl")
+with warnings.catch_warnings():
+    # Ray and its dependencies warn when they are imported.
+    warnings.simplefilter("ignore")
+    import torch
+    from transfer_queue import KVBatchMeta
+
+    from verl_fuse.host.update.lean import driver as module
+    from verl_fuse.host.update.lean.driver import LeanUpdates, saved_seconds
+    from verl_fuse.host.update.lean.model import check_model
+    from verl_fuse.host.update.lean.options import LEAN, LeanOptions
+    from verl_fuse.host.upstream.advantages import has_gradient, without_gradient
+
+from verl_fuse.errors import FuseError
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+BOTH = LeanOptions(skip_zero_gradient=True, skip_old_log_prob=True, metrics="computed")
+
+
+def batch(rows: int = 8, padding: int = 0) -> KVBatchMeta:
+    tags = [{"seq_len": 10 * (row + 1), "is_padding": row >= rows - padding} for row in range(rows)]
+    return KVBatchMeta(keys=[f"p{row}_0_0" for row in range(rows)], tags=tags, partition_id="train", extra_info={})
+
+
+def lean(options: LeanOptions, step: int = 3, **actor) -> LeanUpdates:
+    config = {
+        "trainer": {"critic_warmup": 2},
+        "algorithm": {"rollout_correction": {"bypass_mode": False}},
+        "actor_rollout_ref": {
+            "actor": {"ppo_mini_batch_size": 4, "shuffle": False, **actor},
+            "rollout": {"n": 2, "calculate_log_probs": False},
+        },
+    }
+    workers = SimpleNamespace(_dispatch_info={"actor": [0, 1]}, log_probs_of_update=lambda asked: None)
+    trainer = SimpleNamespace(config=OmegaConf.create(config), global_steps=step, actor_rollout_wg=workers)
+    said = []
+    made = LeanUpdates(trainer, lambda name, category, work, **args: (said.append((name, args)), work()), options)
+    made.said = said
+    return made
+
+
+def passes(updates: LeanUpdates, given: KVBatchMeta) -> bool:
+    """Whether verl's pass is run."""
+    ran = []
+    updates.old_log_prob(given, {}, lambda batch, metrics: ran.append(1) or batch)
+    return bool(ran)
+
+
+def test_the_pass_is_left_out_of_steps_with_one_mini_batch_that_train_the_actor():
+    updates = lean(BOTH)
+    assert not passes(updates, batch(8))
+    assert passes(updates, batch(16)), "several mini-batches"
+    assert passes(lean(BOTH, step=1), batch(8)), "the actor is not trained yet"
+    assert passes(lean(LeanOptions(skip_zero_gradient=True)), batch(8))
+
+
+def test_advantages_know_no_correction_while_there_are_no_old_log_probs():
+    updates, seen = lean(BOTH), []
+
+    def stock(given, metrics):
+        seen.append(updates._trainer.config.algorithm.rollout_correction)
+        return given
+
+    for rows in (8, 16):
+        updates.old_log_prob(batch(rows), {}, lambda given, metrics: given)
+        updates.advantage(batch(rows), {}, stock)
+    assert seen == [None, {"bypass_mode": False}]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Which rows have a gradient; nothing else is read."""
+    kept = [True, False] * 4
+    monkeypatch.setattr(module, "with_gradient", lambda given: kept)
+    monkeypatch.setattr(module.LeanUpdates, "_of_old_log_probs", lambda self, rows: {"told": list(rows.keys)})
+    return kept
+
+
+def test_the_update_gets_verls_mini_batch_in_another_order_and_says_what_it_leaves_out(told):
+    updates, given, trained, metrics = lean(BOTH), batch(8, padding=1), [], {}
+    assert not passes(updates, given)
+
+    def stock(asked, metrics):
+        trained.append(asked)
+        return asked
+
+    assert updates.actor(given, metrics, stock) is given
+    (asked,) = trained
+    assert sorted(asked.keys) == sorted(given.keys)
+    assert dict(zip(asked.keys, asked.tags, strict=True)) == dict(zip(given.keys, given.tags, strict=True))
+    work = {
+        key: tag["seq_len"]
+        for (key, tag), kept in zip(zip(given.keys, given.tags, strict=True), told, strict=True)
+        if kept
+    }
+    assert sorted(sum(work.get(key, 0) for key in rank) for rank in (asked.keys[:4], asked.keys[4:])) == [80, 80]
+    assert asked.extra_info[LEAN] == BOTH
+    assert given.extra_info == {}
+    # Rows 1, 3 and 5 of seven, and the padding, which does not count.
+    share = {"skipped_samples": 3 / 7, "skipped_tokens": 120 / 280, "own_log_probs": 1.0}
+    assert updates.said == [("update_actor", pytest.approx(share))]
+    assert {name: updates.metrics[f"fuse/update_{name}"] for name in share} == pytest.approx(share)
+    assert metrics["told"] == [key for key, kept in zip(given.keys, told, strict=True) if kept]
+
+
+def test_passes_that_were_run_all_the_same_are_counted(told):
+    updates = lean(BOTH)
+    for rows in (8, 16):
+        passes(updates, batch(rows))
+    told *= 2
+    updates.actor(batch(16), {}, lambda asked, metrics: asked)
+    assert updates.metrics["fuse/update_old_log_prob_passes"] == 1.0
+    assert updates.metrics["fuse/update_own_log_probs"] == 0.0
+
+
+def test_shuffled_rows_stay_where_they_are(told):
+    updates, seen = lean(BOTH, shuffle=True), []
+    passes(updates, batch(8))
+    updates.actor(batch(8), {}, lambda asked, metrics: seen.extend(asked.keys))
+    assert seen == batch(8).keys
+
+
+def test_seconds_that_were_saved():
+    # Half of the tokens took 2 s: the other half would have, and the pass a third of all four.
+    assert saved_seconds(2.0, 0.5, own=False, forwarded=False) == pytest.approx(2.0)
+    assert saved_seconds(2.0, 0.5, own=True, forwarded=False) == pytest.approx(2.0 + 4.0 / 3)
+    assert saved_seconds(2.0, 0.0, own=True, forwarded=True) == pytest.approx(2.0 / 3)
+    assert saved_seconds(2.0, 1.0, own=False, forwarded=False) == 0.0, "nothing tells how long it would have taken"
+
+
+def test_only_advantages_that_are_zero_where_they_count():
+    def nested(*rows):
+        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+    data = {
+        "advantages": nested([0.0, 0.0], [0.0, 1e-30], [0.0, -0.0, 3.0], [float("nan")]),
+        "response_mask": nested([1.0, 1.0], [1.0, 1.0], [1.0, 1.0, 0.0], [1.0]),
+    }
+    assert has_gradient(data) == [False, True, False, True]
+    assert without_gradient(batch(4, padding=1), [False, True, False, True]) == {
+        "zero_gradient_samples": pytest.approx(2 / 3),
+        "zero_gradient_tokens": pytest.approx(40 / 60),
+    }
+
+
+@pytest.mark.parametrize(
+    ("transformer", "module", "switches"),
+    [
+        ({"moe_aux_loss_coeff": 0.01}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
+        ({"calculate_per_token_loss": True}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
+        ({"fp8": "hybrid"}, torch.nn.Linear(1, 1), ["skip_zero_gradient", "skip_old_log_prob"]),
+        ({}, torch.nn.Dropout(0.1), ["skip_zero_gradient", "skip_old_log_prob"]),
+        ({}, torch.nn.Dropout(0.0), []),
+        ({"vision_config": {}}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
+    ],
+)
+def test_a_model_with_more_than_advantages_in_its_gradient_is_refused(transformer, module, switches):
+    both = SimpleNamespace(**transformer)
+    engine = SimpleNamespace(tf_config=both, model_config=SimpleNamespace(hf_config=both), module=[module])
+    for switch in ("skip_zero_gradient", "skip_old_log_prob"):
+        if switch in switches:
+            with pytest.raises(FuseError, match=f"fuse.update.{switch}=true: not with a model that has"):
+                check_model(engine, LeanOptions(**{switch: True}))
+        else:
+            check_model(engine, LeanOptions(**{switch: True}))
