@@ -156,7 +156,7 @@ def launch(
         try:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            return child.run(command, environment)
+            return child.run(command, environment).code
         finally:
             os.dup2(saved[0], 1)
             os.dup2(saved[1], 2)

@@ -76,7 +76,7 @@ def plant(fault: str | None) -> None:
 
 
 def transforms(model: str, witness: Witness, temperature: float, top_p: float, end: int) -> dict[str, np.ndarray]:
-    """Values that are uniform if verification is exact, by what they are of; and, of tried tokens, how many were accepted more than expected, in
+    """Values that are uniform if verification is exact, by what they are of; and, of tried tokens, how many more were accepted than expected, in
     standard deviations."""
     import torch
     from transformers import AutoModelForCausalLM
