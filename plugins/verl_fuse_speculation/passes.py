@@ -85,4 +85,5 @@ def _of(passes: np.ndarray, part: str) -> dict[str, float]:
         f"fuse/speculation_{part}tokens_per_pass": tokens / rows,
         f"fuse/speculation_{part}drafted_tokens": drafted,
         f"fuse/speculation_{part}acceptance": (tokens - rows) / drafted if drafted else 0.0,
+        f"fuse/speculation_{part}least_chance": float(passes["least"].mean()),
     }

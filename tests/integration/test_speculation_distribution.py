@@ -30,6 +30,8 @@ LEVEL = 0.01
 def uniformity(values: np.ndarray) -> float:
     """p of Kolmogorov and Smirnov's test that these are uniform on (0, 1)."""
     n, ordered = len(values), np.sort(values)
+    if n == 0:
+        return 1.0
     above, below = np.arange(1, n + 1) / n - ordered, ordered - np.arange(n) / n
     distance = max(above.max(), below.max())
     t = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * distance

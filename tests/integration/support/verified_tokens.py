@@ -19,6 +19,8 @@ from speculating_engine import engine, generate, prompts
 
 ACCEPTED, RECOVERED, BONUS, PLAIN = range(4)
 LENIENCE = 0.02
+# A draft counts by one over its probability, but no more than one of this probability.
+RARE = 0.05
 # Positions whose tokens are compared with and without drafts.
 POSITIONS = 8
 
@@ -74,7 +76,7 @@ def plant(fault: str | None) -> None:
 
 
 def transforms(model: str, witness: Witness, temperature: float, top_p: float, end: int) -> dict[str, np.ndarray]:
-    """Values that are uniform if verification is exact, by what they are of; and, of tried tokens, how many were accepted more than expected, in
+    """Values that are uniform if verification is exact, by what they are of; and, of tried tokens, how many more were accepted than expected, in
     standard deviations."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -98,8 +100,10 @@ def transforms(model: str, witness: Witness, temperature: float, top_p: float, e
             if kind in (ACCEPTED, RECOVERED):
                 taken = float(chance[drafted])
                 values["tried"].append(rng.random() * taken if kind == ACCEPTED else taken + rng.random() * (1 - taken))
-                excess += (kind == ACCEPTED) - taken
-                variance += taken * (1 - taken)
+                # What a verification that lets some rejected drafts pass shows in most: drafts that are unlikely.
+                weight = 1 / max(taken, RARE)
+                excess += weight * ((kind == ACCEPTED) - taken)
+                variance += weight**2 * taken * (1 - taken)
             if kind == RECOVERED and chance[drafted] < 1:
                 left = chance.copy()
                 left[drafted] = 0.0

@@ -103,7 +103,7 @@ def test_drafters_learn_the_step_and_the_step_what_they_did(tmp_path):
     plugin.fuse_event(SetUp(0, 0.0, tmp_path, None, 2, 4, 2))
     plugin.fuse_event(StepBegun(7, 1.0))
     assert Shelf(folder, 1 << 20).step() == 7
-    append(folder / f"a{PASSES_SUFFIX}", [ForwardPass(1.0, 7, 4, 8, 8, 0.1), ForwardPass(2.0, 7, 1, 3, 4, 0.1)])
+    append(folder / f"a{PASSES_SUFFIX}", [ForwardPass(1.0, 7, 4, 8, 8, 0.1), ForwardPass(2.0, 7, 1, 3, 4, 0.4)])
     append(folder / f"b{PASSES_SUFFIX}", [ForwardPass(1.0, 7, 2, 2, 0, 0.1), ForwardPass(1.0, 6, 5, 5, 5, 0.1)])
     found = plugin.fuse_metrics(timeline=Timeline("run", 7, 0.0, 1.0, ()))
     assert found["fuse/speculation_passes"] == 3
@@ -112,6 +112,8 @@ def test_drafters_learn_the_step_and_the_step_what_they_did(tmp_path):
     assert found["fuse/speculation_acceptance"] == pytest.approx(6 / 12)
     assert found["fuse/speculation_passes_saved"] == pytest.approx(3)
     assert found["fuse/speculation_tail_passes"] == 1
+    assert found["fuse/speculation_least_chance"] == pytest.approx(0.2)
+    assert found["fuse/speculation_tail_least_chance"] == pytest.approx(0.4)
     assert found["fuse/speculation_tail_tokens_per_pass"] == pytest.approx(3)
     assert plugin.fuse_metrics(timeline=Timeline("run", 8, 0.0, 1.0, ())) == {}
 
