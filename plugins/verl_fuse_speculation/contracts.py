@@ -74,7 +74,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(ROLLOUT_YAML, "full_determinism", object),
     ConfigKey(ROLLOUT_YAML, "enable_rollout_routing_replay", False),
     ConfigKey(ROLLOUT_YAML, "disaggregation.enabled", object),
-    ConfigKey(ROLLOUT_YAML, "checkpoint_engine.backend", str),
+    ConfigKey(ROLLOUT_YAML, "checkpoint_engine.backend", object),
     ConfigKey(MODEL_YAML, "mtp.enable_rollout", False),
     Attribute("verl.workers.config:RolloutConfig.repetition_penalty", "1.0"),
 )
