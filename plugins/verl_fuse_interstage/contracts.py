@@ -9,8 +9,6 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(ROLLOUT_YAML, "name", "???"),
     ConfigKey(ROLLOUT_YAML, "full_determinism", False),
     ConfigKey(ROLLOUT_YAML, "disaggregation.enabled", False),
-    ConfigKey(ROLLOUT_YAML, "free_cache_engine", True),
-    ConfigKey(PPO_YAML, "trainer.device", str),
     # Devices of a replica, and how a slice's models use them.
     ConfigKey(ROLLOUT_YAML, "data_parallel_size", int),
     ConfigKey(ROLLOUT_YAML, "pipeline_model_parallel_size", int),

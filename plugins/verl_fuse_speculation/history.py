@@ -88,7 +88,7 @@ class History:
 def compile_kernels() -> None:
     """Compile what a history calls, or read it from numba's cache, before an engine waits for it."""
     history = History(LONGEST)
-    history.draft(history.add(np.zeros(4), 0, 0), 0, 1)
+    history.draft(history.add(np.zeros(4, np.int32), 0, 0), 0, 1)
 
 
 @njit(cache=True, nogil=True)

@@ -387,7 +387,7 @@ def test_configuration_keys_read_by_plugins_are_under_contract(tree: SourceTree,
         if isinstance(c, Attribute) and c.target.startswith("verl.workers.config:")
     }
     keys = {key for key in asked if not key.startswith("fuse.") and not fields & set(key.split("."))}
-    assert {"critic.strategy", "actor_rollout_ref.ref.strategy", "trainer.v1.sampler.custom_sampler.path"} <= keys
+    assert {"critic.strategy", "actor_rollout_ref.ref.strategy", "actor_rollout_ref.rollout.free_cache_engine"} <= keys
     assert not_covered(keys, contracts) == []
     assert len(CHECKS) == 11
 

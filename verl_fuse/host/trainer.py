@@ -238,7 +238,7 @@ class FuseTrainer(PPOTrainerSync):
     def run_stage(self, name: str, category: names.Category, work: Callable[[], Any], **args: float) -> Any:
         """Run a stage of the step on the lane of the training workers, and record it with `args`."""
         with self.journal.stage(name, "sync" if category == "sync" else "stage", **args):
-            return self.lane.call(name, category, work)
+            return self.lane.call(name, category, work, **args)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)

@@ -59,10 +59,10 @@ class Lane:
         self._submitted.append((what, future))
         return future
 
-    def call(self, name: str, category: Category, work: Callable[[], T]) -> T:
+    def call(self, name: str, category: Category, work: Callable[[], T], **args: str | int | float) -> T:
         """Run one call after everything submitted before, record it as a span on this lane's track, and return its result."""
         self.drain()
-        return self._result(name, self._enqueue(lambda: self.recorded(name, category, work)))
+        return self._result(name, self._enqueue(lambda: self.recorded(name, category, work, **args)))
 
     def recorded(self, name: str, category: Category, work: Callable[[], T], **args: str | int | float) -> T:
         """Run work as a span on this lane's track; for use inside submitted work."""

@@ -6,6 +6,7 @@ Invariants (tests/unit/host/test_lean_balance.py):
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
@@ -17,7 +18,7 @@ def balanced(work: Sequence[int], ranks: int, mini_batch: int) -> list[int]:
     order = [0] * len(work)
     for start in range(0, share, part):
         places = [rank * share + start + row for rank in range(ranks) for row in range(part)]
-        shares = get_seqlen_balanced_partitions([work[place] for place in places], ranks, equal_size=True)
+        shares: Any = get_seqlen_balanced_partitions([work[place] for place in places], ranks, equal_size=True)
         for place, row in zip(places, (row for share in shares for row in share), strict=True):
             order[place] = places[row]
     return order

@@ -73,7 +73,8 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         kept = with_gradient(batch) if self._options.skip_zero_gradient else [True] * len(batch)
         shares = without_gradient(batch, kept)
         ordered = self._ordered(batch, kept)
-        ordered.extra_info[LEAN] = replace(self._options, skip_old_log_prob=self._own)
+        lean = replace(self._options, skip_old_log_prob=self._own)
+        ordered.extra_info = {**(ordered.extra_info or {}), LEAN: lean}
         said = {"skipped_samples": shares[ZERO_GRADIENT_SAMPLES], "skipped_tokens": shares[ZERO_GRADIENT_TOKENS]}
         said["own_log_probs"] = float(self._own)
         watch = Stopwatch()

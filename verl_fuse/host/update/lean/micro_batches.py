@@ -8,6 +8,7 @@ Invariants (tests/unit/host/test_lean_micro_batches.py, tests/integration/test_l
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
@@ -41,7 +42,8 @@ def _balanced(lengths: Sequence[int], number: int) -> list[list[int]]:
         import torch
 
         work = calculate_workload(torch.tensor(lengths, dtype=torch.int64)).tolist()
-        parts = [sorted(part) for part in get_seqlen_balanced_partitions(work, filled, equal_size=False)]
+        found: Any = get_seqlen_balanced_partitions(work, filled, equal_size=False)
+        parts = [sorted(part) for part in found]
     return parts + [[] for _ in range(number - filled)]
 
 

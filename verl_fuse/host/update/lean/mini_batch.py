@@ -109,7 +109,8 @@ class LeanMiniBatch:
         if self._options.metrics == "stock" and (self.own or self._entropy or not self._fresh):
             with torch.no_grad(), _replaced(_module_of(self._engine), "prepare_micro_batches", self._split_rest):
                 self._engine.forward_backward_batch(self._data, self._only_note, forward_only=True)
-        if isinstance(self._engine.module, FSDPModule):
+        sharded = isinstance(self._engine.module, FSDPModule)
+        if sharded:
             for parameter in self._engine.module.parameters():
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)

@@ -33,7 +33,7 @@ class LeanTrainingWorker(TrainingWorker):
     def train_batch(self, data: Any) -> TensorDict:
         """Update on one mini-batch."""
         stock: Any = self.loss_fn
-        lean = get_non_tensor_data(data, LEAN, default=LeanOptions())
+        lean: Any = get_non_tensor_data(data, LEAN, default=LeanOptions())
         self._mini_batch = LeanMiniBatch(self.engine, data, lean, stock, self._fresh)
         self._fresh, self.loss_fn = False, self._mini_batch.loss
         try:
