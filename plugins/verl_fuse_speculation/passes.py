@@ -5,6 +5,7 @@ Invariants (tests/unit/speculation/test_passes.py):
 - of the tail are the passes of a replica after the last one in which it ran more than `TAIL_SHARE` of the most samples it ran at once.
 """
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,14 @@ class Passes:
 def append(path: Path, passes: Sequence[ForwardPass]) -> None:
     """Append to the file of one drafter."""
     with path.open("ab") as file:
-        file.write(np.array([tuple(one) for one in passes], PASS).tobytes())
+        whole = file.tell()
+        try:
+            file.write(np.array([tuple(one) for one in passes], PASS).tobytes())
+            file.flush()
+        except OSError:
+            # Half a pass would shift all that follow.
+            os.truncate(path, whole)
+            raise
 
 
 def in_tail(passes: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Hooks of the plugin `speculation`."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from verl_fuse_speculation.engine import engine_arguments
 from verl_fuse_speculation.passes import Passes, speculation_metrics
 from verl_fuse_speculation.refusals import ENGINE, refusals
 from verl_fuse_speculation.shelf import say_step
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "speculation"
 
@@ -67,13 +70,25 @@ class SpeculationPlugin:
             case SetUp(run_dir=run_dir):
                 self._passes = Passes(run_dir / FOLDER)
                 # Those of the run that this one goes on from.
-                self._passes.news()
+                self._news()
             case StepBegun(step=step) if self._passes is not None:
-                say_step(self._passes.folder, step)
+                try:
+                    say_step(self._passes.folder, step)
+                except OSError as error:
+                    logger.warning("drafters were not told that step %d begins: %s", step, error)
+
+    def _news(self) -> Mapping[str, Any]:
+        """The passes of each drafter since this was asked last; none where the disk refuses, which costs no rollout."""
+        assert self._passes is not None, "asked after SetUp"
+        try:
+            return self._passes.news()
+        except OSError as error:
+            logger.warning("what drafters counted cannot be read: %s", error)
+            return {}
 
     @hookimpl
     def fuse_metrics(self, timeline: Timeline) -> Mapping[str, float]:
         if self._passes is None:
             return {}
-        found = self._passes.news().values()
+        found = self._news().values()
         return speculation_metrics([passes[passes["step"] == timeline.step] for passes in found])

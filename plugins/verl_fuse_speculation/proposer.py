@@ -12,6 +12,7 @@ Invariants (tests/unit/speculation/test_proposer.py):
 import logging
 import threading
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,8 @@ NEWS_SECONDS = 0.2
 CONTEXT_TOKENS = 8
 # Tokens of a prompt that may be drafted from.
 PROMPT_TOKENS = 4096
+# Of the passes in which no draft pays, one in so many tries some.
+PROBE_PASSES = 32
 # Tokens by which a sample is known again in another row.
 KNOWN_TOKENS = 8
 
@@ -50,7 +53,7 @@ class Running:
     context: Tokens
     length: int
     end: int
-    tokens: list[int] = field(default_factory=list)
+    tokens: array = field(default_factory=lambda: array("i"))
     tried: int = 0
     expected: float = 0.0
     left: int = 0
@@ -60,6 +63,10 @@ class HistoryProposer:
     """Drafts for one engine; its arguments are those of engine.py."""
 
     def __init__(self, vllm_config: Any):
+        # vLLM takes the drafts of one worker of an engine, for all of them.
+        self._speaks = vllm_config.parallel_config.rank == 0
+        if not self._speaks:
+            return
         block = vllm_config.additional_config[BLOCK]
         self._most = vllm_config.speculative_config.num_speculative_tokens
         self._longest = vllm_config.model_config.max_model_len
@@ -77,16 +84,18 @@ class HistoryProposer:
         self._ended: list[PastSample] = []
         self._looked = self._passed = 0.0
         self._step = 0
+        self._proposals = 0
+        self._broken = False
         self._lock = threading.Lock()
         folder = Path(block["folder"])
         self._shelf = Shelf(folder, block["history_bytes"])
-        # One worker of an engine drafts for all of them.
-        self._speaks = vllm_config.parallel_config.rank == 0
         self._counts = folder / f"{self._shelf.name}{passes.PASSES_SUFFIX}"
         compile_kernels()
         self._look()
-        if self._speaks:
-            threading.Thread(target=self._write_forever, name="verl-fuse-speculation", daemon=True).start()
+        self._start_writing()
+
+    def _start_writing(self) -> None:
+        threading.Thread(target=self._write_forever, name="verl-fuse-speculation", daemon=True).start()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """There is no model."""
@@ -99,8 +108,16 @@ class HistoryProposer:
         **kwargs: Any,
     ) -> list[list[int]]:
         """Drafts for each row of the batch, after the tokens that it has by now; none for a row whose prompt is not computed yet."""
-        with self._lock:
-            return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        if not self._speaks or self._broken:
+            return [[] for _ in sampled_token_ids]
+        try:
+            with self._lock:
+                return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        except Exception:
+            # A drafter that fails costs its drafts, not the engine.
+            logger.exception("verl-fuse: drafting failed and ends; this engine goes on without drafts")
+            self._broken = True
+            return [[] for _ in sampled_token_ids]
 
     def _propose(self, sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens) -> list[list[int]]:
         before, self._rows = self._rows, {}
@@ -111,7 +128,10 @@ class HistoryProposer:
             self._grow(running, rows[row, running.length : lengths[row]])
         self._count(sampled, all(running in met for running in self._rows.values()))
         least = LEAST_CHANCE if self._pays is None else self._pays.least
-        return [self._draft(self._rows[row], least) if new else [] for row, new in enumerate(sampled)]
+        # Where no draft pays a pass now and then tries some, or it would never be seen that they pay again.
+        self._proposals += 1
+        most = self._most if least < 1.0 or self._proposals % PROBE_PASSES == 0 else 0
+        return [self._draft(self._rows[row], least, most) if new else [] for row, new in enumerate(sampled)]
 
     def _match(
         self, before: dict[int, Running], sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens
@@ -162,12 +182,16 @@ class HistoryProposer:
 
     def _grow(self, running: Running, tokens: Tokens) -> None:
         running.end = self._history.add(tokens, running.group, self._step, running.end)
-        running.tokens += tokens.tolist()
+        running.tokens.frombytes(np.ascontiguousarray(tokens, np.int32).tobytes())
         running.length += len(tokens)
 
-    def _draft(self, running: Running, least: float) -> list[int]:
-        most = min(self._most, self._longest - running.length - 1)
-        since = self._steps[running.group][0]
+    def _draft(self, running: Running, least: float, most: int) -> list[int]:
+        running.tried, running.expected = 0, 0.0
+        if not most:
+            return []
+        most = min(most, self._longest - running.length - 1)
+        # A step that is said again, or an earlier one, leaves a group without any.
+        since = (self._steps[running.group] or [self._step])[0]
         drafted, running.expected = self._history.draft(running.end, since, most, least)
         # What is drafted after the end of a sample was never generated: vLLM drops it.
         last = next((place for place, token in enumerate(drafted) if token in self._ends), len(drafted))
@@ -176,7 +200,7 @@ class HistoryProposer:
 
     def _count(self, sampled: Sequence[Sequence[int]], decodes: bool) -> None:
         """Account for the pass that has just ended; one that only `decodes` tells what a pass costs."""
-        now, last = time.time(), self._passed
+        now, last = time.perf_counter(), self._passed
         self._passed = now
         running = self._rows.values()
         tried = sum(one.tried for one in running)
@@ -184,8 +208,8 @@ class HistoryProposer:
         least = LEAST_CHANCE if self._pays is None else self._pays.least
         if not self._rows:
             return
-        self._passes.append(passes.ForwardPass(now, self._step, len(self._rows), tokens, tried, least))
-        if self._pays is not None and decodes and last:
+        self._passes.append(passes.ForwardPass(time.time(), self._step, len(self._rows), tokens, tried, least))
+        if self._pays is not None and decodes and 0 < last < now:
             expected = sum(one.expected for one in running)
             self._pays.observe(now - last, len(self._rows), tried, tokens - len(self._rows), expected)
 
@@ -200,11 +224,14 @@ class HistoryProposer:
     def _look(self) -> None:
         """Take in the step, and what other replicas left."""
         self._looked = time.monotonic()
-        self._step = self._shelf.step()
-        for sample in self._shelf.news():
-            group = self._visit(sample.prompt, sample.step)
-            end = self._history.add(sample.context, group, sample.step)
-            self._history.add(sample.tokens, group, sample.step, end)
+        try:
+            self._step = self._shelf.step()
+            for sample in self._shelf.news():
+                group = self._visit(sample.prompt, sample.step)
+                end = self._history.add(sample.context, group, sample.step)
+                self._history.add(sample.tokens, group, sample.step, end)
+        except OSError as error:
+            logger.warning("verl-fuse: what other engines left for this one's drafts cannot be read: %s", error)
 
     def _write_forever(self) -> None:
         while True:
@@ -212,13 +239,13 @@ class HistoryProposer:
             try:
                 self.write()
             except OSError as error:
-                # A full disk costs history and counts, not the rollout.
+                # A full disk costs what was to be written, not the rollout.
                 logger.warning("samples and passes were not left in %s: %s", self._counts.parent, error)
 
     def write(self) -> None:
         """Leave for others what has ended."""
         with self._lock:
-            if self._passed and time.time() - self._passed > IDLE_SECONDS:
+            if self._passed and time.perf_counter() - self._passed > IDLE_SECONDS:
                 self._end(set(self._rows.values()))
             counted, self._passes = self._passes, []
             ended, self._ended = self._ended, []

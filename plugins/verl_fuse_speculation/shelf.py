@@ -48,6 +48,7 @@ class Shelf:
     limit: int
     name: str = field(default_factory=lambda: uuid4().hex)
     _files: int = 0
+    _begun: bool = False
     _read: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -55,13 +56,29 @@ class Shelf:
 
     def put(self, samples: list[PastSample]) -> None:
         """Leave samples for the others."""
-        path = self.folder / f"{self.name}-{self._files}{SAMPLES_SUFFIX}"
-        with path.open("ab") as file:
-            file.write(b"".join(sample.to_bytes() for sample in samples))
-            full = file.tell() > self.limit * FILE_SHARE
+        if self._begun and not self._path.exists():
+            # Another drafter made room: readers know this name up to where they read it.
+            self._next_file()
+        self._begun = True
+        try:
+            with self._path.open("ab") as file:
+                file.write(b"".join(sample.to_bytes() for sample in samples))
+                full = file.tell() > self.limit * FILE_SHARE
+        except OSError:
+            # Nothing may follow what was cut off.
+            self._next_file()
+            raise
         if full:
-            self._files += 1
+            self._next_file()
             self._make_room()
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / f"{self.name}-{self._files}{SAMPLES_SUFFIX}"
+
+    def _next_file(self) -> None:
+        self._files += 1
+        self._begun = False
 
     def news(self) -> Iterator[PastSample]:
         """Samples that others left since this was asked last, the oldest files first."""
@@ -73,7 +90,7 @@ class Shelf:
         """The step that the driver says is running; 0 where it says nothing."""
         try:
             return int((self.folder / STEP_FILE).read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return 0
 
     def _unread(self, path: Path) -> Iterator[PastSample]:
@@ -89,7 +106,7 @@ class Shelf:
             end = at + _HEAD.size + 4 * (tokens + context)
             if end > len(data):
                 break
-            found = np.frombuffer(data, np.int32, tokens + context, at + _HEAD.size)
+            found = np.frombuffer(data, np.int32, tokens + context, at + _HEAD.size).copy()
             yield PastSample(PromptDigest(length, digest), step, found[:context], found[context:])
             at = end
         self._read[path.name] = self._read.get(path.name, 0) + at

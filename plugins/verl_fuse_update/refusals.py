@@ -41,7 +41,12 @@ _OFF_IN: dict[str, dict[str, Any]] = {
 }
 # Of one switch: what adds a gradient to every sample, or divides by those that are computed.
 _OFF_FOR: dict[str, dict[str, Any]] = {
-    SKIP: {f"{ACTOR}.use_kl_loss": False, f"{ACTOR}.entropy_coeff": 0},
+    SKIP: {
+        f"{ACTOR}.use_kl_loss": False,
+        f"{ACTOR}.entropy_coeff": 0,
+        # It counts every forward pass of a model in training, also one without a backward.
+        f"{MODEL}.enable_activation_offload": False,
+    },
     OWN: {
         "algorithm.use_kl_in_reward": False,
         f"{CORRECTION}.bypass_mode": False,
@@ -87,6 +92,10 @@ def refusals(get: Get) -> Iterator[Refusal]:
             )
     if get(SKIP):
         yield from _denominators(get)
+        key = f"{ACTOR}.fsdp_config.reshard_after_forward"
+        if engine == "fsdp2" and get(key) is False:
+            allowed = f"{SKIP}=true needs true: a forward pass without a backward would leave the parameters whole when the optimizer steps"
+            yield Refusal(key, False, allowed)
     if get(OWN):
         yield from _one_mini_batch(get)
 

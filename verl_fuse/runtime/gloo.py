@@ -66,7 +66,7 @@ class GlooOutbox:
     def push(self) -> None:
         """Its thread does."""
 
-    def flush(self, seconds: float) -> bool:
+    def flush(self, seconds: float, meanwhile: Callable[[], None]) -> bool:
         if not self._closed:
             self._queue.put(None)
             self._closed = True

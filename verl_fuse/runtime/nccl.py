@@ -84,10 +84,10 @@ class NcclOutbox:
             assert work is not None, "this rank is in the group"
             self._leaving.append((message, work))
 
-    def flush(self, seconds: float) -> bool:
+    def flush(self, seconds: float, meanwhile: Callable[[], None]) -> bool:
         deadline = time.monotonic() + seconds
         while self._leaving:
-            if not _over(self._leaving[0][1], self._target, deadline - time.monotonic(), self.push):
+            if not _over(self._leaving[0][1], self._target, deadline - time.monotonic(), meanwhile):
                 return False
             self.push()
         return True

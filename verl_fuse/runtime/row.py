@@ -73,7 +73,7 @@ class RowExecution:
             target = self._links[index].neighbours(kind)[1]
             assert target is not None, "an outbox has a target"
             what = f"the last messages {index}{kind} to leave"
-            self._watch.wait(what, [target], lambda seconds, outbox=outbox: outbox.flush(seconds) or None)
+            self._watch.wait(what, [target], lambda seconds, outbox=outbox: outbox.flush(seconds, self._push) or None)
         return self._spans()
 
     def _receive(self, step: Instruction) -> torch.Tensor:

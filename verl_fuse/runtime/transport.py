@@ -41,8 +41,9 @@ class Outbox(Protocol):
         """Let leave what waits for others to leave; never blocks. Called wherever the program waits."""
         ...
 
-    def flush(self, seconds: float) -> bool:
-        """Whether everything has left within `seconds`; LostPeer when it never will. Nothing is put afterwards."""
+    def flush(self, seconds: float, meanwhile: Callable[[], None]) -> bool:
+        """Whether everything has left within `seconds`, in which `meanwhile` lets messages leave that others wait for; LostPeer when it never
+        will. Nothing is put afterwards."""
         ...
 
 

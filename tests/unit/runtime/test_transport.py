@@ -36,7 +36,7 @@ def in_order(world: World) -> list[list[float]] | str:
         for m, spec in enumerate(SPECS):
             box.put(torch.full(spec.shape, float(m)))
         world.store.set("all put", "")
-        return "flushed" if box.flush(30) else "not flushed"
+        return "flushed" if box.flush(30, nothing) else "not flushed"
     world.store.wait(["all put"])
     box = open_inbox(link, "F", SPECS, 2, CPU)
     messages = [box.take(30, nothing) for _ in SPECS]
@@ -58,9 +58,9 @@ def buffers(world: World) -> list[bool] | int:
         box = open_outbox(link, "F", CPU)
         for _ in range(5):
             box.put(torch.ones(100_000))
-        blocked = box.flush(0.5)
+        blocked = box.flush(0.5, nothing)
         world.store.set("blocked", "")
-        return [blocked, box.flush(30)]
+        return [blocked, box.flush(30, nothing)]
     box = open_inbox(link, "F", [TensorSpec((100_000,), torch.float32)] * 5, 2, CPU)
     world.store.wait(["blocked"])
     return sum(int(message[0]) for _ in range(5) if (message := box.take(30, nothing)) is not None)
@@ -79,7 +79,7 @@ def killed(world: World) -> list[int]:
         raise AssertionError
     outbox.put(torch.zeros(1))
     lost = []
-    for wait in (partial(inbox.take, meanwhile=nothing), outbox.flush):
+    for wait in (partial(inbox.take, meanwhile=nothing), partial(outbox.flush, meanwhile=nothing)):
         try:
             wait(30)
         except LostPeer as error:

@@ -16,10 +16,16 @@ LONGEST = 64
 END = 99
 
 
-def proposer(folder, *, tokens=4, rank=1, epochs=2) -> HistoryProposer:
-    """One that writes only when it is told to, as the worker of another rank does."""
+class ToldProposer(HistoryProposer):
+    """One that writes only when it is told to."""
+
+    def _start_writing(self) -> None:
+        """No thread."""
+
+
+def proposer(folder, *, tokens=4, rank=0, epochs=2) -> HistoryProposer:
     found = engine_arguments(tokens, 1 << 20, epochs, str(folder))
-    return HistoryProposer(
+    return ToldProposer(
         SimpleNamespace(
             additional_config=found["additional_config"],
             speculative_config=SimpleNamespace(**found["speculative_config"]),
@@ -161,3 +167,59 @@ def test_every_response_is_in_the_history_whichever_row_it_was_in(tmp_path_facto
     # Samples whose tokens are the same, so far, may take each other's place.
     assert sum(map(len, found)) == sum(len(response) for _, response in asked)
     assert Shelf(folder, 1).step() == 0
+
+
+ASKED = [([1, 2, 3], [4, 5, 6, 7, END]), ([1, 2, 3], [4, 5, 6, 7, END])]
+
+
+def test_workers_whose_drafts_nobody_takes_keep_nothing(tmp_path):
+    other = proposer(tmp_path / "none", rank=1)
+    rows = np.array([[1, 2, 3, 4, 0]], np.int32)
+    assert other.propose([[4]], np.array([4]), rows) == [[]]
+    assert vars(other) == {"_speaks": False}
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_drafter_that_fails_ends_its_drafts_and_not_the_engine(tmp_path, monkeypatch, caplog):
+    drafter = proposer(tmp_path)
+    Engine(drafter, ASKED).step()
+    monkeypatch.setattr(drafter, "_match", lambda *args: 1 / 0)
+    rows = np.array([[1, 2, 3, 4, 0]], np.int32)
+    for _ in range(3):
+        assert drafter.propose([[4]], np.array([4]), rows) == [[]]
+    assert caplog.text.count("drafting failed and ends") == 1
+
+
+def test_a_step_that_goes_back_leaves_a_group_to_draft_from(tmp_path):
+    say_step(tmp_path, 7)
+    drafter = proposer(tmp_path)
+    engine = Engine(drafter, ASKED)
+    engine.step()
+    say_step(tmp_path, 1)
+    drafter._look()
+    drafter._steps = {group: [] for group in drafter._steps}
+    engine.step()
+    assert not drafter._broken
+
+
+def test_a_folder_that_cannot_be_read_costs_history_alone(tmp_path, caplog):
+    drafter = proposer(tmp_path)
+    (tmp_path / "step").mkdir()
+    drafter._look()
+    assert "cannot be read" in caplog.text
+    Engine(drafter, ASKED).step()
+    assert not drafter._broken
+
+
+def test_where_no_draft_pays_only_a_pass_now_and_then_tries(tmp_path):
+    drafter = proposer(tmp_path)
+    drafter._pays = SimpleNamespace(least=1.0, observe=lambda *args: None)
+    long = [*range(1, 41), END]
+    tried = []
+    for _ in range(3):
+        engine = Engine(drafter, [([90, 91], long)])
+        while engine.running:
+            engine.step()
+            tried.append(sum(map(len, engine.drafts)))
+    probes = sum(bool(found) for found in tried)
+    assert 0 < probes <= len(tried) / module.PROBE_PASSES + 1

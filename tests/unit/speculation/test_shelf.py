@@ -1,6 +1,9 @@
 """Shows the invariants of `verl_fuse_speculation.shelf`."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,3 +71,42 @@ def test_the_driver_says_the_step(tmp_path):
     assert shelf.step() == 0
     say_step(tmp_path / "new", 12)
     assert shelf.step() == 12
+
+
+def test_nothing_follows_what_a_full_disk_cut_off(tmp_path, monkeypatch):
+    one, other = Shelf(tmp_path, 1 << 20), Shelf(tmp_path, 1 << 20)
+    one.put([sample(1, 2)])
+    opened = Path.open
+
+    def full(path, mode="r"):
+        if mode != "ab":
+            return opened(path, mode)
+        with opened(path, mode) as file:
+            file.write(sample(7, 7, 7).to_bytes()[:-5])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(OSError, match="No space left"):
+            one.put([sample(7, 7, 7)])
+    one.put([sample(3)])
+    assert [tokens for _, _, _, tokens in read(other)] == [[1, 2], [3]]
+
+
+def test_a_file_that_made_room_is_not_begun_again(tmp_path):
+    one, other = Shelf(tmp_path, 1 << 20), Shelf(tmp_path, 1 << 20)
+    one.put([sample(1, 2, 3, 4, 5)])
+    assert len(read(other)) == 1
+    for path in tmp_path.glob(f"*{SAMPLES_SUFFIX}"):
+        path.unlink()
+    one.put([sample(6)])
+    assert [tokens for _, _, _, tokens in read(other)] == [[6]]
+
+
+def test_a_step_that_cannot_be_read_is_none(tmp_path):
+    shelf = Shelf(tmp_path, 1 << 20)
+    assert shelf.step() == 0
+    (tmp_path / "step").write_text("")
+    assert shelf.step() == 0
+    say_step(tmp_path, 7)
+    assert shelf.step() == 7

@@ -135,9 +135,13 @@ class SampleInference:
 
     def discard(self, keys: Collection[str]) -> None:
         """The rows of `keys` are about to be cleared: wait for the micro-groups that read and write them."""
-        for members, lane, what, future in self._in_flight:
-            if not members.isdisjoint(keys):
-                lane.wait(future, what)
+        busy = [place for place, (members, *_) in enumerate(self._in_flight) if not members.isdisjoint(keys)]
+        for lane in {self._in_flight[place][1] for place in busy}:
+            last = max(place for place in busy if self._in_flight[place][1] is lane)
+            # In the order in which a lane runs them: a call's time begins when the one before it is over.
+            for _, on, what, future in self._in_flight[: last + 1]:
+                if on is lane:
+                    lane.wait(future, what)
         self.discarded += len(self._taken.intersection(keys))
 
     def submit_rest(self, tags: Mapping[str, dict]) -> None:
