@@ -44,14 +44,19 @@ def test_the_two_lines_of_yaml_switch_it_on(readme: str, tmp_path: Path):
 
 
 def test_the_features_it_recommends_are_accepted(readme: str):
-    (block,) = re.findall(r"```sh\n(fuse\..*?)```", readme, re.DOTALL)
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        # verl's own defaults lack micro-batch sizes.
-        run = ["+fuse=default", "trainer.v1.trainer_mode=fuse", "actor_rollout_ref.actor.use_dynamic_bsz=true"]
-        config = compose("ppo_trainer", [*run, *block.split()])
-    settings = load_settings(config)
-    assert settings.blocks["interstage"].enabled
-    assert settings.idle == ()
+    update, interstage = re.findall(r"```sh\n(fuse\..*?)```", readme, re.DOTALL)
+    # verl's own defaults lack micro-batch sizes, and have four mini-batches a step.
+    run = ["+fuse=default", "trainer.v1.trainer_mode=fuse", "actor_rollout_ref.actor.use_dynamic_bsz=true"]
+    actor = "actor_rollout_ref.actor"
+    one = ["algorithm.adv_estimator=grpo", f"{actor}.strategy=fsdp2", f"{actor}.ppo_mini_batch_size=1024"]
+    for block, more in ((update, one), (interstage, [])):
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            config = compose("ppo_trainer", [*run, *more, *block.split()])
+        settings = load_settings(config)
+        blocks = settings.blocks
+        assert blocks["interstage"].enabled == (block is interstage)
+        assert blocks["update"].skip_zero_gradient == blocks["update"].skip_old_log_prob == (block is update)
+        assert settings.idle == ()
 
 
 def test_every_command_exists_and_every_command_is_named(readme: str):

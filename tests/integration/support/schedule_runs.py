@@ -51,6 +51,7 @@ from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.start.settings import load_settings
 from verl_fuse.host.trainer import FuseTrainer
+from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.host.upstream.rows import read, rows
 from verl_fuse.host.upstream.watchdog import with_deadline
 
@@ -126,6 +127,7 @@ class ScheduleTrainer(FuseTrainer):
         )
         self.director = Director(self.journal, PolicyGuard(hook), self.replicas, self.inference)
         self.parts = []
+        self.updates = SeparateUpdates(self.run_stage)
         hook.fuse_setup(trainer=CountingFeatures(self))
 
     def _inference(self, runs: "ScheduleRuns") -> SampleInference:
