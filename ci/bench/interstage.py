@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -201,9 +201,12 @@ def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=15)
+def command_line(
+    description: str | None, groups: int, run: Callable[[Path, int], Any], report: Callable[[Any], dict[str, Any]]
+) -> None:
+    """A bench whose arms take turns: `run` so many groups of steps in a folder, print what `report` makes of them."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=groups)
     parser.add_argument("--keep", type=Path, help="leave plan, timelines and measurements here")
     args = parser.parse_args()
     if args.keep is not None:
@@ -215,4 +218,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, 15, run, report)

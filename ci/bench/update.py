@@ -8,10 +8,8 @@ look at the rollout as often. A ratio is of sums over all groups, its interval a
     python -m ci.bench.update [--groups 8] [--keep DIRECTORY]
 """
 
-import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
@@ -111,18 +109,5 @@ def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=8)
-    parser.add_argument("--keep", type=Path, help="leave plan, timelines and measurements here")
-    args = parser.parse_args()
-    if args.keep is not None:
-        args.keep.mkdir(parents=True)
-        print(json.dumps(report(run(args.keep.resolve(), args.groups))))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(report(run(Path(folder), args.groups))))
-
-
 if __name__ == "__main__":
-    main()
+    interstage.command_line(__doc__, 8, run, report)

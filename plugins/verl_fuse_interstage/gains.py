@@ -17,7 +17,7 @@ def in_force(block: InterstageConfig, stages: Sequence[Stage]) -> tuple[Intersta
     if not stages:
         said = (
             "fuse.interstage.enabled=true: nothing can be streamed, because verl computes no log-probs or values here (no KL penalty, no critic, "
-            "algorithm.rollout_correction.bypass_mode=true); nothing migrates, no slices are built, steps run as in stock verl"
+            "algorithm.rollout_correction.bypass_mode=true or fuse.update.skip_old_log_prob=true); nothing migrates, no slices are built, steps run as in stock verl"
         )
         return replace(block, enabled=False), said
     if block.layout == "shared" and block.migration_threshold:

@@ -25,6 +25,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 BOTH = LeanOptions(skip_zero_gradient=True, skip_old_log_prob=True, metrics="computed")
 
 
+# What the trainer knows of the step.
+STEP = SimpleNamespace(with_gradient=[])
+
+
 def batch(rows: int = 8, padding: int = 0) -> KVBatchMeta:
     tags = [{"seq_len": 10 * (row + 1), "is_padding": row >= rows - padding} for row in range(rows)]
     return KVBatchMeta(keys=[f"p{row}_0_0" for row in range(rows)], tags=tags, partition_id="train", extra_info={})
@@ -40,7 +44,12 @@ def lean(options: LeanOptions, step: int = 3, **actor) -> LeanUpdates:
         },
     }
     workers = SimpleNamespace(_dispatch_info={"actor": [0, 1]}, log_probs_of_update=lambda asked: None)
-    trainer = SimpleNamespace(config=OmegaConf.create(config), global_steps=step, actor_rollout_wg=workers)
+    trainer = SimpleNamespace(
+        config=OmegaConf.create(config),
+        global_steps=step,
+        actor_rollout_wg=workers,
+        journal=SimpleNamespace(step=STEP),
+    )
     said = []
     made = LeanUpdates(trainer, lambda name, category, work, **args: (said.append((name, args)), work()), options)
     made.said = said
@@ -79,7 +88,7 @@ def test_advantages_know_no_correction_while_there_are_no_old_log_probs():
 def told(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Which rows have a gradient; nothing else is read."""
     kept = [True, False] * 4
-    monkeypatch.setattr(module, "with_gradient", lambda given: kept)
+    monkeypatch.setattr(STEP, "with_gradient", kept)
     monkeypatch.setattr(module.LeanUpdates, "_of_old_log_probs", lambda self, rows: {"told": list(rows.keys)})
     return kept
 

@@ -34,7 +34,7 @@ from verl_fuse.host.rollout.transfer import has_connector
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.host.start.begin import checked_settings
 from verl_fuse.host.update.separate import SeparateUpdates
-from verl_fuse.host.upstream.advantages import without_gradient
+from verl_fuse.host.upstream.advantages import with_gradient, without_gradient
 from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at
 from verl_fuse.host.upstream.rows import lengths_by_source, response_tokens, tags_of
 from verl_fuse.host.upstream.watchdog import with_deadline
@@ -71,7 +71,7 @@ class FuseTrainer(PPOTrainerSync):
         if not isinstance(buffer, ReplayBuffer):
             sampler = self.config.trainer.v1.sampler.custom_sampler
             raise FuseError(
-                f"trainer.v1.sampler.custom_sampler.name={sampler.name!r}: a sampler must be a subclass of verl's ReplayBuffer"
+                f"trainer.v1.sampler.custom_sampler.name={sampler.name!r} of {sampler.path}: a sampler must be a subclass of verl's ReplayBuffer"
             )
         self.watch = RolloutWatch(
             buffer,
@@ -191,7 +191,8 @@ class FuseTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         with self.journal.stage(names.ADVANTAGE) as said:
             batch = self.updates.advantage(batch, metrics, super()._compute_advantage)
-            shares = without_gradient(batch)
+            self.journal.step.with_gradient = with_gradient(batch)
+            shares = without_gradient(batch, self.journal.step.with_gradient)
             said |= shares
         metrics["fuse/zero_gradient_samples"] = shares[names.ZERO_GRADIENT_SAMPLES]
         metrics["fuse/zero_gradient_tokens"] = shares[names.ZERO_GRADIENT_TOKENS]

@@ -89,7 +89,7 @@ def memory(rank: Rank, folder: str, prompt: int, response: int) -> dict[str, dic
     config: Any = compose(find_recipe("ppo-cpu"), [*paths, *platform])
     OmegaConf.resolve(config)
     found = {"before": _bytes(rank.device)}
-    models = build_models(STAGES, config.actor_rollout_ref, _critic(config))
+    models = build_models(STAGES, config.actor_rollout_ref, critic_of(config))
     found["built"] = _bytes(rank.device)
     for model in models.values():
         load_parameters(model.engine, list(export_parameters(model.engine)))
@@ -119,7 +119,7 @@ def _bytes(device: torch.device) -> dict[str, int]:
     return {"now": int(status["VmRSS"].split()[0]) * 1024, "at most": int(status["VmHWM"].split()[0]) * 1024}
 
 
-def _critic(config: Any) -> Any:
+def critic_of(config: Any) -> Any:
     """What verl's trainer gives the critic's workers (verl/trainer/ppo/v1/trainer_base.py `_setup`)."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config import TrainingWorkerConfig

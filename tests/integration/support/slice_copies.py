@@ -13,6 +13,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "runtime"))
 from ranks import World
 
+from ci.gpu.parts.slices import critic_of
+
 LENGTHS = ((3, 9), (5, 2), (4, 7), (8, 8), (6, 1), (2, 11), (7, 5), (3, 4))
 STAGES = ("old_log_prob", "ref", "values")
 TEMPERATURE = 0.8
@@ -78,7 +80,7 @@ def _numbers(config: Any) -> dict[str, list[Any]]:
     from verl_fuse.host.inference.slice_models import build_models, compute
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
 
-    of_critic = _critic(config)
+    of_critic = critic_of(config)
     # The value head is new.
     torch.manual_seed(0)
     # verl's order, one process for all of them, as in its workers.
@@ -166,21 +168,3 @@ def _prepared(world: World, composed: dict[str, Any], overrides: Sequence[str]) 
     config = OmegaConf.merge(OmegaConf.create(composed), OmegaConf.from_dotlist(list(overrides)))
     OmegaConf.resolve(config)
     return config
-
-
-def _critic(config: Any) -> Any:
-    """What verl's trainer gives the critic's workers (verl/trainer/ppo/v1/trainer_base.py `_setup`)."""
-    from verl.utils.config import omega_conf_to_dataclass
-    from verl.workers.config import TrainingWorkerConfig
-
-    critic = omega_conf_to_dataclass(config.critic)
-    critic.engine.infer_max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
-    critic.engine.max_token_len_per_gpu = critic.ppo_infer_max_token_len_per_gpu
-    return TrainingWorkerConfig(
-        model_type="value_model",
-        model_config=critic.model,
-        engine_config=critic.engine,
-        optimizer_config=critic.optim,
-        checkpoint_config=critic.checkpoint,
-        profiler_config=None,
-    )

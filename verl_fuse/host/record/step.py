@@ -22,6 +22,8 @@ class Step:
     generation_start: float = 0.0
     end: float = 0.0
     account: StepAccount = field(init=False)
+    # Of each row of the batch, whether it has a gradient by its advantages.
+    with_gradient: list[bool] = field(init=False)
 
     @property
     def expected(self) -> int:

@@ -22,9 +22,9 @@ def with_gradient(batch: KVBatchMeta) -> list[bool]:
     return has_gradient(read(batch, ADVANTAGE_FIELDS))
 
 
-def without_gradient(batch: KVBatchMeta, kept: Sequence[bool] | None = None) -> dict[str, float]:
+def without_gradient(batch: KVBatchMeta, kept: Sequence[bool]) -> dict[str, float]:
     """Shares of the batch's samples, and of their tokens, that have no gradient, padding not counted; `kept`: of each row, whether it has one."""
-    rows = zip(with_gradient(batch) if kept is None else kept, batch.tags, strict=True)
+    rows = zip(kept, batch.tags, strict=True)
     lengths = [(one, int(tag["seq_len"])) for one, tag in rows if not tag.get("is_padding")]
     tokens = sum(length for _, length in lengths)
     return {

@@ -21,6 +21,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{REPLAY_BUFFER}.sample", "(self, global_steps, partition_id, batch_size)", "fc03274aefd56807"),
     # A user's own must be one; named where it is not.
     ConfigKey(PPO_YAML, "trainer.v1.sampler.custom_sampler.name", object),
+    ConfigKey(PPO_YAML, "trainer.v1.sampler.custom_sampler.path", object),
     Attribute(f"{REPLAY_BUFFER}.poll_interval"),
     Attribute(f"{REPLAY_BUFFER}.partitions"),
     Attribute(f"{REPLAY_BUFFER}.pending_keys"),

@@ -26,7 +26,7 @@ from verl_fuse.host.record.step import RunStage, TrainerPart
 from verl_fuse.host.update.lean.balance import balanced
 from verl_fuse.host.update.lean.options import LEAN, LeanOptions
 from verl_fuse.host.update.separate import SeparateUpdates, UpdateCall
-from verl_fuse.host.upstream.advantages import with_gradient, without_gradient
+from verl_fuse.host.upstream.advantages import without_gradient
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.host.upstream.rows import read, rows, tags_of
 from verl_fuse.spec.timeline import UPDATE_ACTOR, ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS
@@ -70,7 +70,8 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
 
     def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
         """Update the actor, on the same mini-batches."""
-        kept = with_gradient(batch) if self._options.skip_zero_gradient else [True] * len(batch)
+        found = self._trainer.journal.step.with_gradient
+        kept = found if self._options.skip_zero_gradient else [True] * len(batch)
         shares = without_gradient(batch, kept)
         ordered = self._ordered(batch, kept)
         lean = replace(self._options, skip_old_log_prob=self._own)

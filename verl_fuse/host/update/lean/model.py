@@ -18,15 +18,17 @@ _ROWS = (
     "mtp_num_layers",
     "calculate_per_token_loss",
 )
+# Parts of a model that a sample of text alone does not reach.
+_TOWERS = ("vision_config", "audio_config", "thinker_config")
 
 
 def check_model(engine: Any, options: LeanOptions) -> None:
     """Refuse a model of which an update cannot leave out exactly what `options` say."""
     for switch, names in (("skip_zero_gradient", (*_PASSES, *_ROWS)), ("skip_old_log_prob", _PASSES)):
         found = {*_configured(engine, names), *_dropouts(engine)}
-        if switch == "skip_zero_gradient" and hasattr(engine.model_config.hf_config, "vision_config"):
+        if switch == "skip_zero_gradient":
             # verl leaves a tower that no sample reaches as it is; here all parameters have a gradient.
-            found.add("vision_config")
+            found |= {name for name in _TOWERS if hasattr(engine.model_config.hf_config, name)}
         if getattr(options, switch) and found:
             raise FuseError(f"fuse.update.{switch}=true: not with a model that has {', '.join(sorted(found))}")
 
