@@ -32,9 +32,17 @@ SMALL = (
     "trainer.test_freq=-1",
     "trainer.logger=[file]",
     "actor_rollout_ref.rollout.calculate_log_probs=true",
+    # Samples without a gradient are computed all the same where the loss has a KL term.
+    "actor_rollout_ref.actor.use_kl_loss=false",
     f"trainer.total_training_steps={STEPS}",
 )
-ON_ONE = ("fuse.interstage.enabled=true", "fuse.elastic.enabled=true", "fuse.realloc.weight_sync=shards")
+ON_ONE = (
+    "fuse.interstage.enabled=true",
+    "fuse.elastic.enabled=true",
+    "fuse.realloc.weight_sync=shards",
+    "fuse.speculation.enabled=true",
+    "fuse.update.skip_zero_gradient=true",
+)
 ON_SEVERAL = (*ON_ONE, "fuse.interstage.layout=slices", "fuse.interstage.migration_threshold=auto")
 # Of each run.
 SECONDS = {"cuda": 230, "cpu": 1200}
@@ -115,4 +123,6 @@ def _figures(data: Mapping[str, float]) -> dict[str, Any]:
         "streamed": int(data.get("fuse/streamed_samples", 0)),
         "overlap seconds": data.get("fuse/overlap_seconds", 0.0),
         "migrations": int(data.get("fuse/migrations", 0)),
+        "acceptance": data.get("fuse/speculation_acceptance"),
+        "skipped samples": data.get("fuse/update_skipped_samples"),
     }
