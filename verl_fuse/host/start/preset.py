@@ -68,17 +68,17 @@ def _always(_get: Get) -> str | None:
 
 
 ZERO_GRADIENT = Candidate({"update.skip_zero_gradient": True}, _with_a_critic)
-OLD_LOG_PROB = Candidate({"update.skip_old_log_prob": True}, _always)
+OWN_LOG_PROBS = Candidate({"update.skip_old_log_prob": True}, _always)
 COMPUTED = {"update.metrics": "computed"}
 ROUTING = Candidate({"elastic.enabled": True}, _one_sample)
 # In this order: a later feature may have nothing to do beside an earlier one, or be refused beside it.
 PRESETS: Mapping[PresetName, Sequence[Candidate]] = {
     "observe": (),
-    "safe": (ZERO_GRADIENT, OLD_LOG_PROB, ROUTING),
+    "safe": (ZERO_GRADIENT, OWN_LOG_PROBS, ROUTING),
     "fast": (
         Candidate({"pipeline.enabled": True}, _without_a_critic),
         Candidate({**ZERO_GRADIENT.keys, **COMPUTED}, ZERO_GRADIENT.idle),
-        Candidate({**OLD_LOG_PROB.keys, **COMPUTED}, OLD_LOG_PROB.idle),
+        Candidate({**OWN_LOG_PROBS.keys, **COMPUTED}, OWN_LOG_PROBS.idle),
         Candidate({"speculation.enabled": True}, _always),
         Candidate(
             {"interstage.enabled": True, "interstage.layout": "slices", "interstage.migration_threshold": "auto"},
