@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from verl_fuse.spec.block import bounded, idle_while, waiting
+from verl_fuse.spec.block import bounded, idle_while, left_to_preset, waiting
 
 
 @dataclass(frozen=True)
 class ElasticConfig:
     """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
 
-    enabled: bool = False
+    enabled: bool | None = field(default=None, metadata=left_to_preset(False))
     warm_prefix_tokens: int | None = field(default=None, metadata=bounded(minimum=1))
     scale: bool = False
     cost_weight: float = field(default=0.5, metadata=bounded(minimum=0.0, maximum=1.0) | idle_while(scale=False))

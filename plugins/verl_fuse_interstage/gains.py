@@ -20,7 +20,7 @@ def in_force(block: InterstageConfig, stages: Sequence[Stage]) -> tuple[Intersta
             "algorithm.rollout_correction.bypass_mode=true or fuse.update.skip_old_log_prob=true); nothing migrates, no slices are built, steps run as in stock verl"
         )
         return replace(block, enabled=False), said
-    if block.layout == "shared" and block.migration_threshold:
+    if block.layout != "slices" and block.migration_threshold:
         said = (
             f"fuse.interstage.migration_threshold={block.migration_threshold!r}: nothing migrates while fuse.interstage.layout=shared, because inference runs on "
             "all training workers at once and the devices of a freed replica would have nothing to do; set fuse.interstage.layout=slices, or null"

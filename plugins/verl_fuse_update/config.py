@@ -3,15 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from verl_fuse.spec.block import idle_while
+from verl_fuse.spec.block import idle_while, left_to_preset
 
 
 @dataclass(frozen=True)
 class UpdateConfig:
     """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
 
-    skip_zero_gradient: bool = False
-    skip_old_log_prob: bool = False
-    metrics: Literal["stock", "computed"] = field(
-        default="stock", metadata=idle_while(skip_zero_gradient=False, skip_old_log_prob=False)
+    skip_zero_gradient: bool | None = field(default=None, metadata=left_to_preset(False))
+    skip_old_log_prob: bool | None = field(default=None, metadata=left_to_preset(False))
+    metrics: Literal["stock", "computed"] | None = field(
+        default=None,
+        metadata=left_to_preset("stock") | idle_while(skip_zero_gradient=False, skip_old_log_prob=False),
     )

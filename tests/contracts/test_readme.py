@@ -40,7 +40,7 @@ def test_the_two_lines_of_yaml_switch_it_on(readme: str, tmp_path: Path):
     with initialize_config_dir(str(tmp_path), version_base=None):
         config = compose("mine")
     assert config.trainer.v1.trainer_mode == "fuse"
-    assert config.fuse.interstage.enabled is False
+    assert (config.fuse.preset, config.fuse.interstage.enabled) == ("observe", None)
 
 
 def test_the_features_it_recommends_are_accepted(readme: str):

@@ -33,7 +33,7 @@ build_model(tokenizer).save_pretrained(model)
 # transformers replaces some model types' tokenizers by its own when it loads them (see warm_start.build_model).
 text = "gcd 15 30;=04"
 assert hf_tokenizer(str(model))(text)["input_ids"] == tokenizer(text)["input_ids"], "the tokenizer changed when it was loaded"
-found = {}
+found, chosen = {}, {}
 for name, folder in folders.items():
     for kind, overrides in (("fuse", []), ("baseline", baseline)):
         paths = [f"actor_rollout_ref.model.path={model}", f"critic.model.path={model}"]
@@ -48,9 +48,12 @@ for name, folder in folders.items():
         if kind == "fuse":
             # A GPU recipe is checked as on its own machine, where nobody asks for the cpu platform.
             os.environ["VERL_PLATFORM"] = "cpu" if config.trainer.device == "cpu" else ""
-            load_settings(config)
+            load_settings(config.copy())
+            config.fuse.preset = "fast"
+            chosen[name] = load_settings(config).chosen
         found[f"{name} {kind}"] = [config.trainer.v1.trainer_mode, "fuse" in config, reference, critic]
 print("FOUND " + json.dumps(found))
+print("CHOSEN " + json.dumps(chosen))
 """
 
 
@@ -81,4 +84,21 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
         "ppo-megatron-8gpu baseline": ["sync", False, False, True],
         "ppo-megatron-cpu fuse": ["fuse", True, False, True],
         "ppo-megatron-cpu baseline": ["sync", False, False, True],
+    }
+    chosen = next(line for line in done.stdout.splitlines() if line.startswith("CHOSEN "))
+    on = {
+        name: sorted(line.split("fuse.")[2].split("=")[0] for line in lines if ": without " not in line)
+        for name, lines in json.loads(chosen.removeprefix("CHOSEN ")).items()
+    }
+    # Beside what the recipe itself sets; what the others are refused for is in tests/unit/host/test_preset.py.
+    updates = ["update.skip_old_log_prob", "update.skip_zero_gradient"]
+    assert on == {
+        "dapo-cpu": ["elastic.enabled", "speculation.enabled", *updates],
+        "grpo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", updates[0]],
+        "grpo-gsm8k-8gpu": ["elastic.enabled", "speculation.enabled"],
+        "grpo-tools-cpu": ["speculation.enabled", updates[0]],
+        "ppo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled"],
+        "ppo-gsm8k-8gpu": ["interstage.enabled", "speculation.enabled"],
+        "ppo-megatron-8gpu": ["speculation.enabled"],
+        "ppo-megatron-cpu": ["elastic.enabled", "speculation.enabled"],
     }

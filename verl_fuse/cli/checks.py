@@ -16,14 +16,14 @@ PARQUET_MAGIC = b"PAR1"
 
 
 def problems_of(config: DictConfig, environment: Mapping[str, str]) -> tuple[list[str], tuple[str, ...]]:
-    """(everything that keeps a run with this configuration and environment from starting, what is set for nothing)."""
+    """(everything that keeps a run with this configuration and environment from starting, what is said to the user at the start)."""
     mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
     if mode == TRAINER_MODE and "fuse" not in config:
         without = "trainer.v1.trainer_mode=fuse needs the block that ~fuse takes away: for stock verl use --baseline"
         return [without], ()
     with _variables(environment):
         try:
-            return [], load_settings(config).idle
+            return [], load_settings(config).notes
         except FuseError as error:
             return list(map(str, error.args)), ()
 

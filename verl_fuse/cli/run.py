@@ -48,7 +48,7 @@ class PlannedRun:
     """What will be run: the command that makes the task first (or None), the training command, and what they add to the environment.
 
     `resumed` is the step of `run_dir` that the run goes on after (None: from the start), `going_on` what a run must be given to go on where this one
-    stops, `idle` names keys that are set for nothing, and `steps` is how many the run has (None: as many as the data give).
+    stops, `notes` is what the run says first, and `steps` is how many the run has (None: as many as the data give).
     """
 
     prepare: tuple[str, ...] | None
@@ -58,7 +58,7 @@ class PlannedRun:
     run_dir: Path
     resumed: int | None = None
     going_on: str = "the same command"
-    idle: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     steps: int | None = None
 
     @property
@@ -89,8 +89,8 @@ def run(
     require_version()
     launch = plan(recipe, overrides or [], baseline=baseline, home=home_from(os.environ))
     if dry_run:
-        for line in launch.idle:
-            say(f"warning: {line}")
+        for line in launch.notes:
+            say(line)
         typer.echo("\n".join(as_shell(launch)))
         return
     raise typer.Exit(execute(launch, verbose=verbose))
@@ -128,7 +128,7 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
             raise FuseError(f"recipe.prepare={task!r}: allowed: {', '.join(TASKS)}, or null to make nothing")
         prepare = (sys.executable, "-m", *TASKS[task], "--out", select_path(config, "task_dir"))
     files = tuple(data_files(config))
-    found, idle = problems_of(config, {**environment, **os.environ})
+    found, notes = problems_of(config, {**environment, **os.environ})
     if problems := [*problems, *found]:
         raise FuseError(*problems)
     command = (
@@ -152,7 +152,7 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
         run_dir,
         resumed,
         going_on,
-        idle,
+        notes,
         select(config, "trainer.total_training_steps"),
     )
 

@@ -38,6 +38,17 @@ def waiting() -> dict[str, Any]:
     return bounded(1.0, LONGEST_WAIT)
 
 
+def left_to_preset(otherwise: Any) -> dict[str, Any]:
+    """Metadata of a field whose None means: what `fuse.preset` chooses, and `otherwise` where it chooses nothing."""
+    return {"otherwise": otherwise}
+
+
+def undecided(block: type) -> dict[str, Any]:
+    """The fields of `block` (a dataclass) that may be left to `fuse.preset`, with what they are where it chooses nothing."""
+    fields = dataclasses.fields(block)  # type: ignore[arg-type]
+    return {field.name: field.metadata["otherwise"] for field in fields if "otherwise" in field.metadata}
+
+
 def check_counts(where: str, block: object, names: Iterable[str]) -> None:
     """Refuse a block in which one of these fields is no whole number >= 1."""
     for name in names:
@@ -87,7 +98,7 @@ def without_effect(block: Any) -> dict[tuple[tuple[str, Any], ...], dict[str, An
     found: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
     for field in dataclasses.fields(block):
         value = getattr(block, field.name)
-        if value == getattr(defaults, field.name) or field.metadata.get("always"):
+        if value in (getattr(defaults, field.name), field.metadata.get("otherwise")) or field.metadata.get("always"):
             continue
         off = {"enabled": False} if not getattr(block, "enabled", True) else field.metadata.get("idle_while")
         if off and all(getattr(block, name) == other for name, other in off.items()):

@@ -17,15 +17,15 @@ from verl_fuse.host.start.settings import load_settings
 
 
 class Preflight(Callback):
-    """Refuses an unsupported verl, a broken contract or a bad `fuse` block with one message and exit code 2; says what is set for nothing."""
+    """Refuses an unsupported verl, a broken contract or a bad `fuse` block with one message and exit code 2; says what `fuse.preset` chose and what is set for nothing."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             require_version()
             settings = load_settings(config)
             require_contracts(settings.manager, config)
-            for line in settings.idle:
-                print(f"verl-fuse: warning: {line}", file=sys.stderr, flush=True)
+            for line in settings.notes:
+                print(f"verl-fuse: {line}", file=sys.stderr, flush=True)
         except FuseError as error:
             print(f"verl-fuse: {error}", file=sys.stderr, flush=True)
             raise SystemExit(2) from error

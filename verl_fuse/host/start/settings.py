@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,9 @@ from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.applied_plan import apply_plan, checked_plan
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
-from verl_fuse.spec.block import bounded, nearest, read_block, waiting, without_effect
+from verl_fuse.host.start.preset import PresetName, choose, with_keys
+from verl_fuse.spec.block import bounded, nearest, read_block, undecided, waiting, without_effect
+from verl_fuse.spec.composed import getter
 from verl_fuse.spec.plan import Plan, Setting
 
 T = TypeVar("T")
@@ -30,6 +33,7 @@ class CoreBlock:
     """Keys directly under `fuse`; each is described in config/fuse/default.yaml."""
 
     run_dir: str | None = None
+    preset: PresetName = "observe"
     plan: str | None = None
     disabled_plugins: tuple[str, ...] = ()
     poll_interval: float = field(default=0.05, metadata=bounded(minimum=0.001, maximum=60.0))
@@ -42,7 +46,7 @@ class CoreBlock:
 @dataclass(frozen=True)
 class Settings:
     """The core block, one block per plugin, the plugins themselves, and the keys that a plan sets in verl's configuration; `idle` says of features that
-    are off which of their keys are set for nothing."""
+    are off which of their keys are set for nothing, `chosen` what `fuse.preset` switches on and what not, with the reason."""
 
     core: CoreBlock
     blocks: Mapping[str, Any]
@@ -50,10 +54,17 @@ class Settings:
     run_dir: Path
     overrides: Mapping[str, Setting] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is said to the user at the start."""
+        return (*self.chosen, *(f"warning: {line}" for line in self.idle))
 
 
 def load_settings(config: DictConfig) -> Settings:
-    """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting."""
+    """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting. If nothing does,
+    what is left to `fuse.preset` is set in `config`."""
     node = _fuse_node(config)
     problems: list[str] = []
     core_names = {f.name for f in fields(CoreBlock)}
@@ -61,17 +72,32 @@ def load_settings(config: DictConfig) -> Settings:
     core = _read(problems, read_block, CoreBlock, own, "fuse") or CoreBlock()
     manager = plugins.load(core.disabled_plugins)
     schema = plugins.config_blocks(manager)
+    left, chosen = _read(problems, _decided, config, core, manager, schema) or ({}, ())
+    decided = with_keys(config, left)
+    node = _fuse_node(decided)
     plan = _read(problems, _plan, core, config, node)
     read = {name: _read(problems, read_block, block, node.get(name), f"fuse.{name}") for name, block in schema.items()}
     problems += _unknown(node, core, core_names | set(schema))
-    checked = _without(_as_planned(config, plan, node), [name for name, block in read.items() if block is None])
+    checked = _without(_as_planned(decided, plan, node), [name for name, block in read.items() if block is None])
     problems += _read(problems, _problems, manager, checked) or ()
     if problems:
         raise FuseError(*problems)
+    for key, value in left.items():
+        OmegaConf.update(config, f"fuse.{key}", value, force_add=True)
     blocks: dict[str, Any] = dict(read)
     idle = tuple(line for name, block in blocks.items() for line in _idle(f"fuse.{name}", block))
     run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir", default="fuse_run")
-    return Settings(core, blocks, manager, Path(run_dir).absolute(), plan.overrides if plan else {}, idle)
+    return Settings(core, blocks, manager, Path(run_dir).absolute(), plan.overrides if plan else {}, idle, chosen)
+
+
+def _decided(
+    config: DictConfig, core: CoreBlock, manager: pluggy.PluginManager, schema: Mapping[str, type]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(the keys of `fuse` that are left to the preset, with their values; what it says of each feature)."""
+    keys, chosen = choose(config, core.preset, partial(_problems, manager))
+    otherwise = {f"{name}.{key}": value for name, block in schema.items() for key, value in undecided(block).items()}
+    get = getter(config)
+    return {key: value for key, value in (otherwise | keys).items() if get(f"fuse.{key}") is None}, chosen
 
 
 def _read(problems: list[str], read: Callable[..., T], *arguments: Any) -> T | None:
@@ -145,6 +171,10 @@ def _plan(core: CoreBlock, config: DictConfig, node: dict[str, Any]) -> Plan | N
     """The plan the configuration names, checked; its migration threshold goes into `node`, unless one is set there."""
     if core.plan is None:
         return None
+    if core.preset != "observe":
+        raise FuseError(
+            f"fuse.preset={core.preset!r}: a plan (fuse.plan) says itself what is switched on; allowed: observe"
+        )
     enabled = {name for name, block in node.items() if isinstance(block, dict) and block.get("enabled") is True}
     plan = checked_plan(Path(core.plan), config, enabled)
     if "interstage" in plan.features and node["interstage"].get("migration_threshold") is None:

@@ -1,0 +1,123 @@
+"""`fuse.preset`: what is switched on, what wins over it, and what it says."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.start.settings import Settings, load_settings
+
+ON = "fuse.preset=fast: fuse."
+
+
+@pytest.fixture
+def base(repo):
+    """A GRPO run on two replicas that no feature refuses."""
+    shipped = OmegaConf.load(repo / "verl_fuse/host/config/fuse/default.yaml")
+    model = {"strategy": "fsdp2", "fsdp_config": {}}
+    run = {
+        "trainer": {"v1": {"trainer_mode": "fuse"}, "default_local_dir": "run", "nnodes": 1, "n_gpus_per_node": 2},
+        "algorithm": {"adv_estimator": "grpo", "filter_groups": {"enable": False}},
+        "reward": {"reward_model": {"enable": False, "enable_resource_pool": False}},
+        "data": {"train_batch_size": 8},
+        "critic": {"strategy": "fsdp2"},
+        "actor_rollout_ref": {
+            "hybrid_engine": True,
+            "actor": {**model, "ppo_mini_batch_size": 8, "ppo_epochs": 1, "policy_loss": {"loss_mode": "vanilla"}},
+            "ref": model,
+            "rollout": {"name": "vllm", "n": 8, "free_cache_engine": True, "tensor_model_parallel_size": 1},
+        },
+    }
+    return OmegaConf.create({**run, "fuse": shipped.fuse})
+
+
+def loaded(base, preset: str, **keys) -> tuple[Settings, dict]:
+    """The settings, and the features that are on."""
+    config = OmegaConf.merge(base, {"fuse": {"preset": preset}})
+    for key, value in keys.items():
+        OmegaConf.update(config, key.replace("__", "."), value, force_add=True)
+    settings = load_settings(config)
+    blocks = settings.blocks
+    on = {name for name in ("interstage", "elastic", "pipeline", "speculation") if blocks[name].enabled}
+    on |= {name for name in ("skip_zero_gradient", "skip_old_log_prob") if getattr(blocks["update"], name)}
+    # What plugins read in the configuration itself is the same.
+    assert {
+        name: config.fuse[name].get("enabled") for name in ("interstage", "elastic", "pipeline", "speculation")
+    } == {name: name in on for name in ("interstage", "elastic", "pipeline", "speculation")}
+    return settings, {"on": on, "metrics": blocks["update"].metrics, "layout": blocks["interstage"].layout}
+
+
+def test_observe_switches_nothing_on_and_says_nothing(base):
+    settings, found = loaded(base, "observe")
+    assert found == {"on": set(), "metrics": "stock", "layout": "shared"}
+    assert settings.blocks["realloc"].weight_sync == "stock"
+    assert settings.chosen == settings.idle == ()
+
+
+def test_safe_changes_nothing_in_the_engines(base):
+    settings, found = loaded(base, "safe")
+    updates = {"skip_zero_gradient", "skip_old_log_prob"}
+    assert found == {"on": updates | {"elastic"}, "metrics": "stock", "layout": "shared"}
+    assert settings.idle == ()
+
+
+def test_fast_without_a_critic_or_reference_has_nothing_to_stream(base):
+    settings, found = loaded(base, "fast")
+    updates = {"skip_zero_gradient", "skip_old_log_prob"}
+    assert found == {"on": updates | {"elastic", "speculation"}, "metrics": "computed", "layout": "shared"}
+    said = "\n".join(settings.chosen)
+    assert f"{ON}update.skip_zero_gradient=true fuse.update.metrics=computed\n{ON}update.skip_old_log_prob=true" in said
+    assert "without interstage.enabled: there is neither an old log-prob pass, nor a reference, nor a critic" in said
+    assert "without pipeline.enabled: there is no critic" in said
+
+
+def test_fast_streams_to_a_critic_and_says_what_refuses_the_rest(base):
+    settings, found = loaded(base, "fast", algorithm__adv_estimator="gae", algorithm__use_kl_in_reward=True)
+    assert found["on"] == {"interstage", "elastic", "speculation"}
+    assert found["layout"] == "slices"
+    assert settings.blocks["interstage"].migration_threshold == "auto"
+    said = "\n".join(settings.chosen)
+    assert "without update.skip_zero_gradient: a critic's advantages are hardly ever 0" in said
+    assert "without update.skip_old_log_prob: algorithm.use_kl_in_reward=True" in said
+    assert "without pipeline.enabled: actor_rollout_ref.actor.strategy='fsdp2'" in said
+
+
+def test_single_keys_win(base):
+    kept = {
+        "fuse__speculation__enabled": False,
+        "fuse__update__skip_old_log_prob": False,
+        "fuse__update__metrics": "stock",
+        "fuse__interstage__layout": "shared",
+    }
+    settings, found = loaded(base, "fast", **kept)
+    assert found == {"on": {"skip_zero_gradient", "elastic"}, "metrics": "stock", "layout": "shared"}
+    assert not any("speculation" in line or "old_log_prob" in line for line in settings.chosen)
+    # The tail moves in slices alone, and streaming on the training workers was not shown to pay.
+    assert any(
+        "without interstage.enabled" in line and "needs fuse.interstage.layout=slices" in line
+        for line in settings.chosen
+    )
+
+
+def test_one_replica_and_one_sample_leave_no_choice_between_replicas(base):
+    one, found = loaded(base, "fast", trainer__n_gpus_per_node=1)
+    assert "elastic" not in found["on"]
+    assert any("elastic.enabled: there is one rollout replica" in line for line in one.chosen)
+    two, _ = loaded(base, "fast", actor_rollout_ref__rollout__n=1)
+    assert any("elastic.enabled: a prompt has one sample" in line for line in two.chosen)
+
+
+def test_what_is_refused_without_the_preset_is_refused_with_it(base):
+    wrong = {"fuse__speculation__enabled": True, "actor_rollout_ref__rollout__name": "sglang"}
+    refusals = []
+    for preset in ("observe", "fast"):
+        with pytest.raises(FuseError, match=r"actor_rollout_ref.rollout.name='sglang'") as error:
+            loaded(base, preset, **wrong)
+        refusals.append(error.value.args)
+    assert refusals[0] == refusals[1]
+
+
+def test_a_plan_leaves_no_choice(base, tmp_path):
+    with pytest.raises(FuseError, match=r"fuse.preset='fast': a plan .* allowed: observe"):
+        loaded(base, "fast", fuse__plan=str(tmp_path / "plan.json"))
+    with pytest.raises(FuseError, match=r"fuse.preset='quick': needs one of 'observe', 'safe', 'fast'"):
+        loaded(base, "quick")

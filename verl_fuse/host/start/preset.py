@@ -1,0 +1,125 @@
+"""What `fuse.preset` switches on: features that pay for this algorithm and engine. Imports neither verl nor ray.
+
+Invariants (tests/unit/host/test_preset.py):
+- only keys that are null are chosen: what the user sets stays as it is;
+- a feature of which anything is refused stays off, with the first reason; what is refused without the preset is refused with it;
+- a feature that has nothing to do in this run stays off.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_fuse.spec.composed import ROLLOUT, Get, getter, has_critic, has_reference
+
+PresetName = Literal["observe", "safe", "fast"]
+Problems = Callable[[DictConfig], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A feature: the keys of `fuse` that switch it on, of which the first is its switch; `idle` says why it has nothing to do in a run, or None."""
+
+    keys: Mapping[str, Any]
+    idle: Callable[[Get], str | None]
+
+    @property
+    def switch(self) -> str:
+        return next(iter(self.keys))
+
+
+def _without_a_critic(get: Get) -> str | None:
+    return "there is no critic" if not has_critic(get) else None
+
+
+def _with_a_critic(get: Get) -> str | None:
+    return "a critic's advantages are hardly ever 0" if has_critic(get) else None
+
+
+def _replicas(get: Get) -> int:
+    devices = (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)
+    of_one = 1
+    for size in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
+        of_one *= get(f"{ROLLOUT}.{size}") or 1
+    return devices // of_one
+
+
+def _one_replica(get: Get) -> str | None:
+    return "there is one rollout replica" if _replicas(get) < 2 else None
+
+
+def _nothing_to_infer(get: Get) -> str | None:
+    bypass = get("algorithm.rollout_correction.bypass_mode")
+    old_log_probs = not bypass and not get("fuse.update.skip_old_log_prob")
+    if not (old_log_probs or has_reference(get) or has_critic(get)):
+        return "there is neither an old log-prob pass, nor a reference, nor a critic"
+    return _one_replica(get)
+
+
+def _one_sample(get: Get) -> str | None:
+    return "a prompt has one sample (rollout.n)" if (get(f"{ROLLOUT}.n") or 1) < 2 else _one_replica(get)
+
+
+def _always(_get: Get) -> str | None:
+    return None
+
+
+ZERO_GRADIENT = Candidate({"update.skip_zero_gradient": True}, _with_a_critic)
+OWN_LOG_PROBS = Candidate({"update.skip_old_log_prob": True}, _always)
+COMPUTED = {"update.metrics": "computed"}
+ROUTING = Candidate({"elastic.enabled": True}, _one_sample)
+# In this order: a later feature may have nothing to do beside an earlier one, or be refused beside it.
+PRESETS: Mapping[PresetName, Sequence[Candidate]] = {
+    "observe": (),
+    "safe": (ZERO_GRADIENT, OWN_LOG_PROBS, ROUTING),
+    "fast": (
+        Candidate({"pipeline.enabled": True}, _without_a_critic),
+        Candidate({**ZERO_GRADIENT.keys, **COMPUTED}, ZERO_GRADIENT.idle),
+        Candidate({**OWN_LOG_PROBS.keys, **COMPUTED}, OWN_LOG_PROBS.idle),
+        Candidate({"speculation.enabled": True}, _always),
+        Candidate(
+            {"interstage.enabled": True, "interstage.layout": "slices", "interstage.migration_threshold": "auto"},
+            _nothing_to_infer,
+        ),
+        ROUTING,
+    ),
+}
+
+
+def choose(config: DictConfig, name: PresetName, problems: Problems) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(the keys of `fuse` that the preset sets in `config`, what it says of each feature); `problems` finds what is refused of a configuration."""
+    chosen: dict[str, Any] = {}
+    lines: list[str] = []
+    refused = set(problems(config)) if PRESETS[name] else set()
+    for candidate in PRESETS[name]:
+        get = getter(config)
+        if get(f"fuse.{candidate.switch}") is not None:
+            continue
+        wanted = {key: value for key, value in candidate.keys.items() if get(f"fuse.{key}") is None}
+        why = candidate.idle(get)
+        tried = with_keys(config, wanted)
+        if why is None:
+            why = next((problem for problem in problems(tried) if problem not in refused), None)
+        if why is None:
+            chosen, config = chosen | wanted, tried
+        lines.append(
+            f"fuse.preset={name}: " + (_written(wanted) if why is None else f"without {candidate.switch}: {why}")
+        )
+    return chosen, tuple(lines)
+
+
+def with_keys(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
+    """A copy of `config` with these keys of `fuse`."""
+    changed = deepcopy(config)
+    for key, value in values.items():
+        OmegaConf.update(changed, f"fuse.{key}", value, force_add=True)
+    return changed
+
+
+def _written(values: Mapping[str, Any]) -> str:
+    return " ".join(
+        f"fuse.{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in values.items()
+    )
