@@ -128,6 +128,20 @@ def test_several_mini_batches_and_epochs_dynamic_batches_and_packing(ranks: Rank
             assert_same(found, "both")
 
 
+@pytest.mark.parametrize("engine", ["fsdp2"], indirect=True)
+@pytest.mark.parametrize("memory", ["whole", "offloaded"])
+def test_the_pass_for_metrics_leaves_parameters_and_activations_where_they_were(
+    ranks: Ranks, folder: Path, engine: str, memory: str
+):
+    # Metrics of what is left out want a forward pass here: of the second mini-batch, and of log-probs that no other pass computed.
+    for arm in (Arm(own=True, mini_batches=2), Arm(own=True)):
+        lean = SKIP if arm.mini_batches > 1 else SKIP | OWN
+        other, skip = replace(arm, micro_batch=4), replace(arm, lean=lean)
+        for found in differences(ranks, folder, f"{engine} {memory}", arm, other=other, skip=skip):
+            assert_same(found, "skip")
+            assert found["skip"].get("metrics", 0.0) < 1e-6
+
+
 def test_old_log_probs_of_the_update_beside_penalties(ranks: Ranks, folder: Path, engine: str):
     stock = Arm(own=True, actor=KL | {"entropy_coeff": 0.01, "calculate_entropy": True})
     for found in differences(ranks, folder, engine, stock, own=replace(stock, lean=OWN)):

@@ -64,6 +64,21 @@ def write_model(folder: Path) -> None:
     model.save_pretrained(folder / "actor")
 
 
+# FSDP2 with parameters that stay whole between forward and backward pass, and with activations that wait in the host's memory.
+SHARDED = {
+    "fsdp2": {},
+    "fsdp2 whole": {"reshard_after_forward": False},
+    "fsdp2 offloaded": {"activation_offload": True},
+}
+
+
+def _without_pinned_memory() -> None:
+    """verl offloads activations to pinned memory, which only a host with an accelerator has."""
+    from verl.utils.activation_offload import SynchronizedGroupOffloadHandler
+
+    SynchronizedGroupOffloadHandler.offload = partial(SynchronizedGroupOffloadHandler.offload, pin_memory=False)
+
+
 class Bench:
     """Both workers of an engine, kept for all arms."""
 
@@ -71,8 +86,10 @@ class Bench:
         from verl_fuse.host.update.lean.worker import LeanTrainingWorker
 
         with open(os.devnull, "w") as silence, redirect_stdout(silence):
-            if engine == "fsdp2":
-                build = partial(sharded_engines.worker, world, folder, "actor")
+            if engine in SHARDED:
+                if "offloaded" in engine:
+                    _without_pinned_memory()
+                build = partial(sharded_engines.worker, world, folder, "actor", **SHARDED[engine])
             else:
                 sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp") or 1))
                 case = small_engines.Case(actor=sizes, critic=sizes)
@@ -91,7 +108,7 @@ class Bench:
         _adam(worker).state.clear()
         worker.engine.optimizer_zero_grad()
         scheduler = worker.engine.lr_scheduler
-        if self.engine == "fsdp2":
+        if self.engine in SHARDED:
             scheduler.last_epoch = 0
             scheduler._step_count = 1
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
@@ -212,7 +229,7 @@ def _set_loss(bench: Bench, worker: Any, arm: Arm) -> None:
     from verl.workers.config.actor import PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
-    kind = FSDPActorConfig if bench.engine == "fsdp2" else McoreActorConfig
+    kind = FSDPActorConfig if bench.engine in SHARDED else McoreActorConfig
     config = kind(
         rollout_n=1,
         ppo_mini_batch_size=8,
