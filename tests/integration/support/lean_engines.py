@@ -3,6 +3,7 @@
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
 
+import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -92,7 +93,8 @@ class Bench:
                 build = partial(sharded_engines.worker, world, folder, "actor", **SHARDED[engine])
             else:
                 sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp") or 1))
-                case = small_engines.Case(actor=sizes, critic=sizes)
+                # As verl's default; without it verl saves no checkpoint on a CPU.
+                case = small_engines.Case(actor=sizes, critic=sizes, distributed_optimizer=True)
                 build = partial(small_engines.worker, world, folder / "actor", case, "actor")
             self.workers = {False: build(), True: build(kind=LeanTrainingWorker)}
         self.engine = engine
@@ -181,8 +183,11 @@ def batch(step: int, zeros: str, padding: bool) -> Any:
     return TensorDict(fields, batch_size=[SAMPLES])
 
 
-def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
-    """Train; of each step verl's metrics, then what every rank holds: parameters and Adam's state."""
+def run(
+    bench: Bench, arm: Arm, zeros: Sequence[str], first: int = 0, load: Path | None = None, save: Path | None = None
+) -> dict[str, Any]:
+    """Train the steps from `first` on, from and to a checkpoint; of each step verl's metrics, then what every rank holds: parameters and Adam's
+    state."""
     from verl.utils import tensordict_utils as tu
 
     from verl_fuse.host.update.lean.options import LEAN, LeanOptions
@@ -190,9 +195,11 @@ def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
     worker = bench.workers[arm.lean is not None]
     lean = LeanOptions(**arm.lean or {})
     bench.restore(worker)
+    if load is not None:
+        worker.load_checkpoint(str(load))
     _set_loss(bench, worker, arm)
     engine, steps = worker.engine, []
-    for step, kind in enumerate(zeros):
+    for step, kind in enumerate(zeros, first):
         data = batch(step, kind, arm.padding)
         size, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
         data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
@@ -217,6 +224,10 @@ def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
         steps.append({key: value for key, value in metrics.items() if not key.startswith("perf/")})
         if arm.own and arm.lean and arm.lean.get("skip_old_log_prob"):
             worker.log_probs_of_update(data)
+    if save is not None:
+        # Megatron writes checkpoints in a child process, which a daemon, as the test's ranks are, may not have.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        worker.save_checkpoint(str(save), global_step=first + len(zeros))
     adam = _adam(worker)
     held = dict(_parameters(worker))
     for place, state in enumerate(adam.state.values()):
@@ -324,6 +335,12 @@ def _number(value: Any) -> float:
 _benches: dict[tuple[int, str], Bench] = {}
 
 
+def _bench(world: World, folder: Path, engine: str) -> Bench:
+    if (world.size, engine) not in _benches:
+        _benches[world.size, engine] = Bench(world, folder, engine)
+    return _benches[world.size, engine]
+
+
 def compared(
     world: World,
     folder: Path,
@@ -335,13 +352,24 @@ def compared(
     """Differences of pairs of arms, by "one - other"."""
     import torch
 
-    if (world.size, engine) not in _benches:
-        _benches[world.size, engine] = Bench(world, folder, engine)
-    bench = _benches[world.size, engine]
-    ran = {}
+    bench, ran = _bench(world, folder, engine), {}
     for name, arm in arms.items():
         torch.manual_seed(0)
         ran[name] = run(bench, arm, zeros)
     return {f"{one} - {other}": difference(ran[one], ran[other]) for one, other in pairs} | {
         "metrics": {name: found["steps"] for name, found in ran.items()}
     }
+
+
+def resumed(
+    world: World, folder: Path, engine: str, stock: Arm, pairs: dict[str, tuple[Arm, Arm]], checkpoints: Path
+) -> dict[str, dict[str, float]]:
+    """Of runs that end after their first step and go on from its checkpoint as another arm: how they differ from one of `stock` that never ends."""
+    zeros = ("some", "rank 1", "some")
+    bench, found = _bench(world, folder, engine), {}
+    whole = run(bench, stock, zeros)
+    for name, (before, after) in pairs.items():
+        began = run(bench, before, zeros[:1], save=checkpoints / name)
+        went_on = run(bench, after, zeros[1:], first=1, load=checkpoints / name)
+        found[name] = difference(whole, {"steps": began["steps"] + went_on["steps"], "held": went_on["held"]})
+    return found
