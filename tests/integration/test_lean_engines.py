@@ -99,30 +99,30 @@ def assert_same(found: Found, *names: str) -> None:
             assert found[name].get("metrics", 0.0) < 1e-5, (name, found)
 
 
-def noted(record_property: Any, found: Found, *of: str) -> None:
-    """Figures for the README, in the test's report."""
+def told(found: Found, *of: str) -> None:
+    """Print the figures of the README (pytest -rP)."""
     for what in ("parameters", "exp_avg", "exp_avg_sq"):
-        figures = {name: f"{found[name][what]:.1e}" for name in found if name != "metrics"}
-        record_property(" ".join((*of, what)), f"gap {gap(found)[what]:.1e}, {figures}")
+        figures = [f"{name} {found[name][what]:.1e}" for name in found if not name.startswith("split by")]
+        print(*of, what, f"splits {gap(found)[what]:.1e}", *figures, sep=" | ")
 
 
-def test_samples_without_a_gradient_are_left_out(ranks: Ranks, folder: Path, engine: str, record_property: Any):
+def test_samples_without_a_gradient_are_left_out(ranks: Ranks, folder: Path, engine: str):
     for loss in sorted(ROW_LOSSES):
         # Old log-probs are not the model's: ratios differ from 1 and are clipped, and no row's log-probs are known.
         stock = Arm(loss=loss)
         skip = replace(stock, lean=SKIP | {"bypass": True})
         for rank, found in enumerate(differences(ranks, folder, engine, stock, **splits(stock), skip=skip)):
-            noted(record_property, found, engine, loss, f"rank {rank}")
+            told(found, engine, loss, f"rank {rank}")
             assert_same(found, "skip")
 
 
 @LONG
 @pytest.mark.parametrize("loss", sorted(ROW_LOSSES))
-def test_each_switch_with_every_loss(ranks: Ranks, folder: Path, engine: str, loss: str, record_property: Any):
+def test_each_switch_with_every_loss(ranks: Ranks, folder: Path, engine: str, loss: str):
     stock = Arm(loss=loss, own=True)
     arms = {"skip": replace(stock, lean=SKIP), "own": replace(stock, lean=OWN), "both": replace(stock, lean=SKIP | OWN)}
     for rank, found in enumerate(differences(ranks, folder, engine, stock, **splits(stock), **arms)):
-        noted(record_property, found, engine, loss, f"rank {rank}")
+        told(found, engine, loss, f"rank {rank}")
         assert_same(found, "skip", "both")
         assert found["own"]["bitwise"] == 1.0
 
@@ -184,15 +184,24 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_other_kind(ranks: Ranks, folder:
         assert_same(found, "skip then stock", "stock then skip", "skip")
 
 
+@LONG
+@pytest.mark.parametrize("agg", ["seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"])
+def test_every_way_to_aggregate(ranks: Ranks, folder: Path, engine: str, agg: str):
+    stock = Arm(agg=agg, actor={"loss_scale_factor": 10} if agg.endswith("norm") else {})
+    skip = replace(stock, lean=SKIP | {"bypass": True})
+    for found in differences(ranks, folder, engine, stock, **splits(stock), skip=skip):
+        assert_same(found, "skip")
+
+
 @pytest.mark.parametrize("engine", ["fsdp2"], indirect=True)
-@pytest.mark.parametrize("memory", ["whole", "offloaded"])
+@pytest.mark.parametrize("kind", ["whole", "offloaded", pytest.param("lora", marks=LONG)])
 def test_the_pass_for_metrics_leaves_parameters_and_activations_where_they_were(
-    ranks: Ranks, folder: Path, engine: str, memory: str
+    ranks: Ranks, folder: Path, engine: str, kind: str
 ):
     # Metrics of what is left out want a forward pass here: of the second mini-batch, and of log-probs that no other pass computed.
     for arm in (Arm(own=True, mini_batches=2), Arm(own=True)):
         lean = SKIP if arm.mini_batches > 1 else SKIP | OWN
-        for found in differences(ranks, folder, f"{engine} {memory}", arm, **splits(arm), skip=replace(arm, lean=lean)):
+        for found in differences(ranks, folder, f"{engine} {kind}", arm, **splits(arm), skip=replace(arm, lean=lean)):
             assert_same(found, "skip")
 
 

@@ -65,11 +65,12 @@ def write_model(folder: Path) -> None:
     model.save_pretrained(folder / "actor")
 
 
-# FSDP2 with parameters that stay whole between forward and backward pass, and with activations that wait in the host's memory.
+# FSDP2 with parameters that stay whole between forward and backward pass, with activations that wait in the host's memory, with adapters alone trained.
 SHARDED = {
     "fsdp2": {},
     "fsdp2 whole": {"reshard_after_forward": False},
     "fsdp2 offloaded": {"activation_offload": True},
+    "fsdp2 lora": {"lora_rank": 4},
 }
 
 

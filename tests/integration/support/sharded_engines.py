@@ -46,6 +46,7 @@ def worker(
     kind: Any = None,
     reshard_after_forward: bool = True,
     activation_offload: bool = False,
+    lora_rank: int = 0,
 ) -> Any:
     """verl's TrainingWorker of one model, or a subclass of it, initialised."""
     import types
@@ -73,6 +74,7 @@ def worker(
         load_tokenizer=False,
         use_remove_padding=False,
         enable_activation_offload=activation_offload,
+        lora_rank=lora_rank,
         override_config={"attn_implementation": "eager"},
     )
     model_config.tokenizer = types.SimpleNamespace(pad_token_id=0, save_pretrained=lambda folder: None)
