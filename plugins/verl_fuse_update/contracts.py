@@ -92,6 +92,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(ACTOR_YAML, "ppo_mini_batch_size", int),
     ConfigKey(ACTOR_YAML, "ppo_epochs", int),
     ConfigKey(ACTOR_YAML, "shuffle", bool),
+    ConfigKey(ACTOR_YAML, "calculate_entropy", bool),
     ConfigKey(MODEL_YAML, "mtp.enable", object),
     ConfigKey(MODEL_YAML, "lora.dropout", 0.0),
     ConfigKey(MODEL_YAML, "override_config", object),

@@ -44,8 +44,6 @@ _OFF_FOR: dict[str, dict[str, Any]] = {
     SKIP: {
         f"{ACTOR}.use_kl_loss": False,
         f"{ACTOR}.entropy_coeff": 0,
-        # It counts every forward pass of a model in training, also one without a backward.
-        f"{MODEL}.enable_activation_offload": False,
     },
     OWN: {
         "algorithm.use_kl_in_reward": False,
@@ -92,10 +90,6 @@ def refusals(get: Get) -> Iterator[Refusal]:
             )
     if get(SKIP):
         yield from _denominators(get)
-        key = f"{ACTOR}.fsdp_config.reshard_after_forward"
-        if engine == "fsdp2" and get(key) is False:
-            allowed = f"{SKIP}=true needs true: a forward pass without a backward would leave the parameters whole when the optimizer steps"
-            yield Refusal(key, False, allowed)
     if get(OWN):
         yield from _one_mini_batch(get)
 

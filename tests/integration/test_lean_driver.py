@@ -39,7 +39,13 @@ def lean(options: LeanOptions, step: int = 3, **actor) -> LeanUpdates:
         "trainer": {"critic_warmup": 2},
         "algorithm": {"rollout_correction": {"bypass_mode": False}},
         "actor_rollout_ref": {
-            "actor": {"ppo_mini_batch_size": 4, "shuffle": False, **actor},
+            "actor": {
+                "ppo_mini_batch_size": 4,
+                "ppo_epochs": 1,
+                "shuffle": False,
+                "calculate_entropy": False,
+                **actor,
+            },
             "rollout": {"n": 2, "calculate_log_probs": False},
         },
     }
@@ -139,10 +145,29 @@ def test_shuffled_rows_stay_where_they_are(told):
 
 def test_seconds_that_were_saved():
     # Half of the tokens took 2 s: the other half would have, and the pass a third of all four.
-    assert saved_seconds(2.0, 0.5, own=False, forwarded=False) == pytest.approx(2.0)
-    assert saved_seconds(2.0, 0.5, own=True, forwarded=False) == pytest.approx(2.0 + 4.0 / 3)
-    assert saved_seconds(2.0, 0.0, own=True, forwarded=True) == pytest.approx(2.0 / 3)
-    assert saved_seconds(2.0, 1.0, own=False, forwarded=False) == 0.0, "nothing tells how long it would have taken"
+    assert saved_seconds(2.0, 0.5, own=False, forwarded=0.0) == pytest.approx(2.0)
+    assert saved_seconds(2.0, 0.5, own=True, forwarded=0.0) == pytest.approx(2.0 + 4.0 / 3)
+    assert saved_seconds(2.0, 0.0, own=True, forwarded=1.0) == pytest.approx(2.0 / 3)
+    assert saved_seconds(2.0, 1.0, own=False, forwarded=0.0) == 0.0, "nothing tells how long it would have taken"
+
+
+@pytest.mark.parametrize(
+    ("options", "actor", "share"),
+    [
+        ({}, {}, 0.5),  # of two mini-batches, the second
+        ({}, {"ppo_epochs": 2}, 0.75),
+        ({}, {"calculate_entropy": True}, 1.0),
+        ({"bypass": True}, {}, 1.0),
+        ({"metrics": "computed"}, {"calculate_entropy": True}, 0.0),
+    ],
+)
+def test_seconds_of_the_pass_for_metrics_are_not_saved(told, monkeypatch, options, actor, share):
+    seen = []
+    monkeypatch.setattr(module, "saved_seconds", lambda seconds, skipped, own, forwarded: seen.append(forwarded) or 0.0)
+    monkeypatch.setattr(STEP, "with_gradient", told * 2)
+    updates = lean(LeanOptions(skip_zero_gradient=True, **options), **actor)
+    updates.actor(batch(16), {}, lambda asked, metrics: asked)
+    assert seen == [share]
 
 
 def test_only_advantages_that_are_zero_where_they_count():
@@ -165,6 +190,13 @@ def test_only_advantages_that_are_zero_where_they_count():
     [
         ({"moe_aux_loss_coeff": 0.01}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
         ({"calculate_per_token_loss": True}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
+        ({"moe_expert_capacity_factor": 1.0}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
+        (
+            {"moe_router_load_balancing_type": "sinkhorn"},
+            torch.nn.Linear(1, 1),
+            ["skip_zero_gradient", "skip_old_log_prob"],
+        ),
+        ({"moe_router_load_balancing_type": ["aux_loss"]}, torch.nn.Linear(1, 1), []),
         ({"fp8": "hybrid"}, torch.nn.Linear(1, 1), ["skip_zero_gradient", "skip_old_log_prob"]),
         ({}, torch.nn.Dropout(0.1), ["skip_zero_gradient", "skip_old_log_prob"]),
         ({}, torch.nn.Dropout(0.0), []),

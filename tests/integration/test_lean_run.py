@@ -1,34 +1,36 @@
-"""A GRPO run of real verl with both switches of `fuse.update`: whole accounts, verl's metrics, and no pass for old log-probs."""
+"""A GRPO run of real verl with both switches of `fuse.update`: whole accounts, verl's metrics, and no pass for old log-probs once the actor is trained."""
 
+import os
 from pathlib import Path
 
 import pytest
 from verl_runs import SMALL, Finished, run
 
-from verl_fuse.spec.timeline import Timeline
+from verl_fuse.spec.timeline import Span, Timeline
 
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
 STEPS = 3
+# The first step trains no actor.
+TRAINED = (2, 3)
 COMMAND = (
     *SMALL,
+    "trainer.critic_warmup=2",
     "data.train_batch_size=4",
     "actor_rollout_ref.actor.use_kl_loss=false",
     "actor_rollout_ref.rollout.calculate_log_probs=true",
-    "fuse.update.skip_zero_gradient=true",
-    "fuse.update.skip_old_log_prob=true",
     # Nothing is left to stream.
     "fuse.interstage.enabled=true",
-    f"trainer.total_training_steps={STEPS}",
-    "trainer.save_freq=-1",
-    "trainer.resume_mode=disable",
 )
+SWITCHES = ("fuse.update.skip_zero_gradient=true", "fuse.update.skip_old_log_prob=true")
+# After the last step there is a checkpoint.
+LEAN = (*SWITCHES, f"trainer.total_training_steps={STEPS}", f"trainer.save_freq={STEPS}", "trainer.resume_mode=disable")
 
 
 @pytest.fixture(scope="module")
 def lean(verl_home: Path, forks) -> Finished:
-    done = run(verl_home, "grpo-cpu", *COMMAND, name="lean", forks=forks)
+    done = run(verl_home, "grpo-cpu", *COMMAND, *LEAN, name="lean", forks=forks)
     assert done.code == 0, done.output[-4000:]
     return done
 
@@ -39,25 +41,61 @@ def test_every_sample_is_trained_once(lean: Finished):
     }
 
 
+def passes(finished: Finished, step: int) -> list[Span]:
+    """What the step ran for old log-probs."""
+    return [span for span in timeline(finished, step).spans if "log_prob" in span.name and span.category == "inference"]
+
+
+def timeline(finished: Finished, step: int) -> Timeline:
+    return Timeline.from_json((finished.folder / f"timeline/step_{step:06d}.json").read_text())
+
+
+def test_while_the_actor_is_not_trained_verls_pass_is_run_and_counted(lean: Finished):
+    assert passes(lean, 1)
+    assert lean.metrics[1]["actor/entropy"] > 0
+    assert not {"actor/grad_norm", "fuse/update_own_log_probs"} & lean.metrics[1].keys()
+    assert lean.metrics[2]["fuse/update_old_log_prob_passes"] == 1.0
+
+
 def test_steps_have_no_pass_for_old_log_probs_and_verls_metrics_of_them(lean: Finished):
-    for step, metrics in lean.metrics.items():
+    for step in TRAINED:
+        metrics = lean.metrics[step]
         assert metrics["fuse/update_own_log_probs"] == 1.0
-        assert metrics["fuse/update_old_log_prob_passes"] == 0.0
         assert metrics["actor/ppo_kl"] == 0.0
         assert metrics["actor/entropy"] > 0
         # The rollout's probabilities and the model's: of all samples, by the update's own passes.
         assert metrics["training/rollout_probs_diff_max"] < 1e-3
         assert metrics["rollout_corr/kl"] == pytest.approx(0.0, abs=1e-4)
-        timeline = Timeline.from_json((lean.folder / f"timeline/step_{step:06d}.json").read_text())
-        assert not [span for span in timeline.spans if "log_prob" in span.name and span.category == "inference"]
+        assert not passes(lean, step)
 
 
 def test_what_was_left_out_is_said(lean: Finished):
-    for step, metrics in lean.metrics.items():
+    for step in TRAINED:
+        metrics = lean.metrics[step]
         assert metrics["fuse/update_skipped_samples"] == metrics["fuse/zero_gradient_samples"]
         assert metrics["fuse/update_skipped_samples"] % 0.25 == 0, "whole groups"
-        timeline = Timeline.from_json((lean.folder / f"timeline/step_{step:06d}.json").read_text())
-        (update,) = [span for span in timeline.on("step") if span.name == "update_actor"]
+        (update,) = [span for span in timeline(lean, step).on("step") if span.name == "update_actor"]
         assert update.args["skipped_samples"] == metrics["fuse/update_skipped_samples"]
         # A step of which nothing is left has no gradient; others have one.
         assert (metrics["actor/grad_norm"] == 0) == (metrics["fuse/update_skipped_samples"] == 1)
+
+
+@pytest.mark.skipif(not os.environ.get("VERL_FUSE_LONG"), reason="VERL_FUSE_LONG is not set")
+def test_verls_own_update_goes_on_from_its_checkpoint(verl_home: Path, lean: Finished, forks):
+    last = lean.folder / f"global_step_{STEPS}"
+    from_it = (f"trainer.total_training_steps={STEPS + 1}", "trainer.save_freq=-1", "trainer.resume_mode=resume_path")
+    done = run(
+        verl_home,
+        "grpo-cpu",
+        *COMMAND,
+        *from_it,
+        f"trainer.resume_from_path={last}",
+        name="after_lean",
+        forks=forks,
+    )
+    assert done.code == 0, done.output[-4000:]
+    assert sorted(done.metrics) == [STEPS + 1]
+    metrics = done.metrics[STEPS + 1]
+    assert metrics["training/rollout_probs_diff_max"] < 1e-3
+    assert "actor/grad_norm" in metrics
+    assert "fuse/update_skipped_samples" not in metrics

@@ -3,6 +3,7 @@
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
 
+import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -64,6 +65,22 @@ def write_model(folder: Path) -> None:
     model.save_pretrained(folder / "actor")
 
 
+# FSDP2 with parameters that stay whole between forward and backward pass, with activations that wait in the host's memory, with adapters alone trained.
+SHARDED = {
+    "fsdp2": {},
+    "fsdp2 whole": {"reshard_after_forward": False},
+    "fsdp2 offloaded": {"activation_offload": True},
+    "fsdp2 lora": {"lora_rank": 4},
+}
+
+
+def _without_pinned_memory() -> None:
+    """verl offloads activations to pinned memory, which only a host with an accelerator has."""
+    from verl.utils.activation_offload import SynchronizedGroupOffloadHandler
+
+    SynchronizedGroupOffloadHandler.offload = partial(SynchronizedGroupOffloadHandler.offload, pin_memory=False)
+
+
 class Bench:
     """Both workers of an engine, kept for all arms."""
 
@@ -71,11 +88,14 @@ class Bench:
         from verl_fuse.host.update.lean.worker import LeanTrainingWorker
 
         with open(os.devnull, "w") as silence, redirect_stdout(silence):
-            if engine == "fsdp2":
-                build = partial(sharded_engines.worker, world, folder, "actor")
+            if engine in SHARDED:
+                if "offloaded" in engine:
+                    _without_pinned_memory()
+                build = partial(sharded_engines.worker, world, folder, "actor", **SHARDED[engine])
             else:
                 sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp") or 1))
-                case = small_engines.Case(actor=sizes, critic=sizes)
+                # As verl's default; without it verl saves no checkpoint on a CPU.
+                case = small_engines.Case(actor=sizes, critic=sizes, distributed_optimizer=True)
                 build = partial(small_engines.worker, world, folder / "actor", case, "actor")
             self.workers = {False: build(), True: build(kind=LeanTrainingWorker)}
         self.engine = engine
@@ -91,7 +111,7 @@ class Bench:
         _adam(worker).state.clear()
         worker.engine.optimizer_zero_grad()
         scheduler = worker.engine.lr_scheduler
-        if self.engine == "fsdp2":
+        if self.engine in SHARDED:
             scheduler.last_epoch = 0
             scheduler._step_count = 1
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
@@ -164,8 +184,11 @@ def batch(step: int, zeros: str, padding: bool) -> Any:
     return TensorDict(fields, batch_size=[SAMPLES])
 
 
-def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
-    """Train; of each step verl's metrics, then what every rank holds: parameters and Adam's state."""
+def run(
+    bench: Bench, arm: Arm, zeros: Sequence[str], first: int = 0, load: Path | None = None, save: Path | None = None
+) -> dict[str, Any]:
+    """Train the steps from `first` on, from and to a checkpoint; of each step verl's metrics, then what every rank holds: parameters and Adam's
+    state."""
     from verl.utils import tensordict_utils as tu
 
     from verl_fuse.host.update.lean.options import LEAN, LeanOptions
@@ -173,9 +196,11 @@ def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
     worker = bench.workers[arm.lean is not None]
     lean = LeanOptions(**arm.lean or {})
     bench.restore(worker)
+    if load is not None:
+        worker.load_checkpoint(str(load))
     _set_loss(bench, worker, arm)
     engine, steps = worker.engine, []
-    for step, kind in enumerate(zeros):
+    for step, kind in enumerate(zeros, first):
         data = batch(step, kind, arm.padding)
         size, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
         data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
@@ -200,6 +225,10 @@ def run(bench: Bench, arm: Arm, zeros: Sequence[str]) -> dict[str, Any]:
         steps.append({key: value for key, value in metrics.items() if not key.startswith("perf/")})
         if arm.own and arm.lean and arm.lean.get("skip_old_log_prob"):
             worker.log_probs_of_update(data)
+    if save is not None:
+        # Megatron writes checkpoints in a child process, which a daemon, as the test's ranks are, may not have.
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+        worker.save_checkpoint(str(save), global_step=first + len(zeros))
     adam = _adam(worker)
     held = dict(_parameters(worker))
     for place, state in enumerate(adam.state.values()):
@@ -212,7 +241,7 @@ def _set_loss(bench: Bench, worker: Any, arm: Arm) -> None:
     from verl.workers.config.actor import PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
-    kind = FSDPActorConfig if bench.engine == "fsdp2" else McoreActorConfig
+    kind = FSDPActorConfig if bench.engine in SHARDED else McoreActorConfig
     config = kind(
         rollout_n=1,
         ppo_mini_batch_size=8,
@@ -307,6 +336,12 @@ def _number(value: Any) -> float:
 _benches: dict[tuple[int, str], Bench] = {}
 
 
+def _bench(world: World, folder: Path, engine: str) -> Bench:
+    if (world.size, engine) not in _benches:
+        _benches[world.size, engine] = Bench(world, folder, engine)
+    return _benches[world.size, engine]
+
+
 def compared(
     world: World,
     folder: Path,
@@ -318,13 +353,24 @@ def compared(
     """Differences of pairs of arms, by "one - other"."""
     import torch
 
-    if (world.size, engine) not in _benches:
-        _benches[world.size, engine] = Bench(world, folder, engine)
-    bench = _benches[world.size, engine]
-    ran = {}
+    bench, ran = _bench(world, folder, engine), {}
     for name, arm in arms.items():
         torch.manual_seed(0)
         ran[name] = run(bench, arm, zeros)
     return {f"{one} - {other}": difference(ran[one], ran[other]) for one, other in pairs} | {
         "metrics": {name: found["steps"] for name, found in ran.items()}
     }
+
+
+def resumed(
+    world: World, folder: Path, engine: str, stock: Arm, pairs: dict[str, tuple[Arm, Arm]], checkpoints: Path
+) -> dict[str, dict[str, float]]:
+    """Of runs that end after their first step and go on from its checkpoint as another arm: how they differ from one of `stock` that never ends."""
+    zeros = ("some", "rank 1", "some")
+    bench, found = _bench(world, folder, engine), {}
+    whole = run(bench, stock, zeros)
+    for name, (before, after) in pairs.items():
+        began = run(bench, before, zeros[:1], save=checkpoints / name)
+        went_on = run(bench, after, zeros[1:], first=1, load=checkpoints / name)
+        found[name] = difference(whole, {"steps": began["steps"] + went_on["steps"], "held": went_on["held"]})
+    return found

@@ -38,7 +38,16 @@ def write_models(folder: Path) -> None:
     LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False)).save_pretrained(folder / "critic")
 
 
-def worker(world: World, folder: Path, name: str, fsdp_size: int = -1, kind: Any = None) -> Any:
+def worker(
+    world: World,
+    folder: Path,
+    name: str,
+    fsdp_size: int = -1,
+    kind: Any = None,
+    reshard_after_forward: bool = True,
+    activation_offload: bool = False,
+    lora_rank: int = 0,
+) -> Any:
     """verl's TrainingWorker of one model, or a subclass of it, initialised."""
     import types
 
@@ -64,6 +73,8 @@ def worker(world: World, folder: Path, name: str, fsdp_size: int = -1, kind: Any
         path=str(folder / name),
         load_tokenizer=False,
         use_remove_padding=False,
+        enable_activation_offload=activation_offload,
+        lora_rank=lora_rank,
         override_config={"attn_implementation": "eager"},
     )
     model_config.tokenizer = types.SimpleNamespace(pad_token_id=0, save_pretrained=lambda folder: None)
@@ -71,6 +82,7 @@ def worker(world: World, folder: Path, name: str, fsdp_size: int = -1, kind: Any
     engine_config = FSDPEngineConfig(
         strategy="fsdp2",
         fsdp_size=fsdp_size,
+        reshard_after_forward=reshard_after_forward,
         mixed_precision=precision,
         use_torch_compile=False,
         use_dynamic_bsz=False,

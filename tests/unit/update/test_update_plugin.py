@@ -55,8 +55,6 @@ EITHER = {
 ONLY_SKIP = {
     f"{ACTOR}.use_kl_loss": True,
     f"{ACTOR}.entropy_coeff": 0.01,
-    f"{ACTOR}.fsdp_config.reshard_after_forward": False,
-    "actor_rollout_ref.model.enable_activation_offload": True,
     f"{ACTOR}.policy_loss.loss_mode": "dro",
 }
 ONLY_OWN = {

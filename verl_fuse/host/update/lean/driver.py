@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 FORWARD = 1 / 3
 
 
-def saved_seconds(seconds: float, skipped: float, own: bool, forwarded: bool) -> float:
-    """Of an update that took `seconds`, what it saved: the share `skipped` of its tokens, of which `forwarded` says whether metrics needed a forward
-    pass, and with `own` the pass for old log-probs."""
+def saved_seconds(seconds: float, skipped: float, own: bool, forwarded: float) -> float:
+    """Of an update that took `seconds`, what it saved: the share `skipped` of its tokens, of which metrics needed a forward pass in the share
+    `forwarded` of the mini-batches, and with `own` the pass for old log-probs."""
     left = skipped * (1 - FORWARD * forwarded)
     return seconds * (left + FORWARD * own) / (1 - left) if left < 1 else 0.0
 
@@ -80,8 +80,9 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         said["own_log_probs"] = float(self._own)
         watch = Stopwatch()
         self._run(UPDATE_ACTOR, "train", partial(self._update, ordered, metrics, actor), **said)
-        forwarded = self._own and self._options.metrics == "stock"
-        saved = saved_seconds(watch.now - watch.start, said["skipped_tokens"], self._own, forwarded)
+        saved = saved_seconds(
+            watch.now - watch.start, said["skipped_tokens"], self._own, self._forwarded(len(batch) // self._mini_batch)
+        )
         self.metrics = {f"fuse/update_{name}": share for name, share in said.items()} | {
             "fuse/update_saved_seconds": saved,
             "fuse/update_old_log_prob_passes": float(self._passes),
@@ -105,6 +106,15 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         if len(batch) != self._mini_batch:
             return f"{len(batch)} rows are not one mini-batch of {self._mini_batch}"
         return None
+
+    def _forwarded(self, mini_batches: int) -> float:
+        """In what share of an epoch's `mini_batches`, all epochs together, samples that are left out go through a forward pass."""
+        actor, options = self._trainer.config.actor_rollout_ref.actor, self._options
+        if options.metrics == "computed":
+            return 0.0
+        if self._own or options.bypass or actor.calculate_entropy:
+            return 1.0
+        return 1.0 - 1.0 / (mini_batches * actor.ppo_epochs)
 
     @property
     def _mini_batch(self) -> int:

@@ -107,7 +107,11 @@ class LeanMiniBatch:
     def _step(self, stock: Callable[[], Any]) -> Any:
         """Before the optimizer steps: what metrics need of the rows left out, and a gradient for every parameter."""
         if self._options.metrics == "stock" and (self.own or self._entropy or not self._fresh):
-            with torch.no_grad(), _replaced(_module_of(self._engine), "prepare_micro_batches", self._split_rest):
+            with (
+                torch.no_grad(),
+                _evaluating(self._engine),
+                _replaced(_module_of(self._engine), "prepare_micro_batches", self._split_rest),
+            ):
                 self._engine.forward_backward_batch(self._data, self._only_note, forward_only=True)
         sharded = isinstance(self._engine.module, FSDPModule)
         if sharded:
@@ -199,6 +203,23 @@ def _module_of(engine: Any) -> Any:
     """The module in which the engine's class looks for `prepare_micro_batches`."""
     (owner, *_) = [kind for kind in type(engine).__mro__ if "forward_backward_batch" in vars(kind)]
     return sys.modules[owner.__module__]
+
+
+@contextmanager
+def _evaluating(engine: Any) -> Iterator[None]:
+    """Between the last backward pass and the optimizer: the model is not in training, and afterwards as that pass left it.
+
+    Activations that are offloaded are counted in training only, and without a backward pass FSDP2 leaves parameters whole that are to be.
+    """
+    models = engine.module if isinstance(engine.module, list) else [engine.module]
+    for model in models:
+        model.eval()
+    yield
+    for model in models:
+        model.train()
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
 
 @contextmanager

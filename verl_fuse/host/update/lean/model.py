@@ -9,9 +9,19 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.update.lean.options import LeanOptions
 
 # Of Megatron's configuration of a model: randomness, and statistics that every forward pass changes.
-_PASSES = ("hidden_dropout", "attention_dropout", "moe_input_jitter_eps", "fp8", "fp4")
-# What adds to the gradients of every row, counts rows, or divides by those that are computed.
+_PASSES = (
+    "hidden_dropout",
+    "attention_dropout",
+    "moe_input_jitter_eps",
+    "moe_router_force_load_balancing",
+    "fp8",
+    "fp4",
+)
+# How a router spreads tokens in training by all of a micro-batch, otherwise token by token.
+_SINKHORN = "sinkhorn"
+# What adds to the gradients of every row, counts rows, divides by those that are computed, or lets rows of a micro-batch displace each other.
 _ROWS = (
+    "moe_expert_capacity_factor",
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
     "moe_router_enable_expert_bias",
@@ -25,7 +35,7 @@ _TOWERS = ("vision_config", "audio_config", "thinker_config")
 def check_model(engine: Any, options: LeanOptions) -> None:
     """Refuse a model of which an update cannot leave out exactly what `options` say."""
     for switch, names in (("skip_zero_gradient", (*_PASSES, *_ROWS)), ("skip_old_log_prob", _PASSES)):
-        found = {*_configured(engine, names), *_dropouts(engine)}
+        found = {*_configured(engine, names), *_routers(engine), *_dropouts(engine)}
         if switch == "skip_zero_gradient":
             # verl leaves a tower that no sample reaches as it is; here all parameters have a gradient.
             found |= {name for name in _TOWERS if hasattr(engine.model_config.hf_config, name)}
@@ -39,6 +49,13 @@ def _configured(engine: Any, names: Iterable[str]) -> Iterator[str]:
         value = getattr(transformer, name, None)
         if any(value) if isinstance(value, list | tuple) else value:
             yield f"{name}={value}"
+
+
+def _routers(engine: Any) -> Iterator[str]:
+    name = "moe_router_load_balancing_type"
+    value = getattr(getattr(engine, "tf_config", None), name, None)
+    if _SINKHORN in (value if isinstance(value, list) else [value]):
+        yield f"{name}={value}"
 
 
 def _dropouts(engine: Any) -> Iterator[str]:

@@ -52,10 +52,10 @@ class LeanTrainingWorker(TrainingWorker):
 
     def log_probs_of_update(self, data: Any) -> TensorDict | None:
         """Log-probs and entropy that the last update, of one mini-batch, computed for these rows; 0 where it computed none."""
-        if not self.engine.is_mp_src_rank_with_outputs():
-            return None
         assert self._mini_batch is not None, "log-probs of an update before any"
         outputs, self._mini_batch = self._mini_batch.outputs, None
+        if not self.engine.is_mp_src_rank_with_outputs():
+            return None
         mask = data["response_mask"]
         # Log-probs of a response begin one token before it.
         nothing = [torch.zeros(1 + len(row)) for row in mask.unbind()]
