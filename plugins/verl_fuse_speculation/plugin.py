@@ -56,7 +56,14 @@ class SpeculationPlugin:
         arguments = engine_arguments(
             chosen["tokens"], chosen["history_megabytes"] << 20, chosen["epochs"], str(run_dir / FOLDER)
         )
-        return {f"{ENGINE}.{name}.{key}": value for name, found in arguments.items() for key, value in found.items()}
+        found = {}
+        for name, argument in arguments.items():
+            if isinstance(argument, dict):
+                # What the user has beside it stays.
+                found |= {f"{ENGINE}.{name}.{key}": value for key, value in argument.items()}
+            else:
+                found[f"{ENGINE}.{name}"] = argument
+        return found
 
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
