@@ -113,7 +113,7 @@ class HistoryProposer:
         self._proposals = 0
         self._broken = False
         self._lock = threading.Lock()
-        folder = Path(block["folder"])
+        folder = Path(vllm_config.speculative_config.draft_load_config.download_dir)
         self._shelf = Shelf(folder, block["history_bytes"])
         self._counts = folder / f"{self._shelf.name}{passes.PASSES_SUFFIX}"
         compile_kernels()

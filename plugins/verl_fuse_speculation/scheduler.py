@@ -1,12 +1,16 @@
-"""vLLM's scheduler, which tells the tokens of a sample one by one where a stop string may end it.
+"""vLLM's scheduler, made exact for what a single request may ask for beside drafts.
 
-vLLM looks for stop strings once a pass, in the text of all tokens that the pass brought, and a sample keeps the tokens that were accepted behind one. Told
-one by one, each token is looked at as if it were a pass of its own: what follows the one that completes a stop string belongs to a request that has
-ended, and is dropped.
+Stop strings: vLLM looks for them once a pass, in the text of all tokens that the pass brought, and a sample keeps the tokens that were accepted behind one.
+Told one by one, each token is looked at as if it were a pass of its own: what follows the one that completes a stop string belongs to a request that
+has ended, and is dropped.
+
+`min_tokens`: vLLM keeps the last token of a pass that began below them from ending the sample, also where drafts have brought it to them. Drafts end before.
+
+A seed, a budget of thinking tokens: such a request gets no drafts. Its samples would depend on them; that the budget is kept was not shown.
 
 Invariants (tests/integration/test_speculation.py):
 - a sample, its log-probs included, ends where it would end with one token a pass;
-- requests without stop strings are told of as vLLM tells of them.
+- a request with a seed gets the same sample with and without drafts for the others.
 """
 
 from collections.abc import Iterator
@@ -32,9 +36,27 @@ class TokenwiseScheduler(Scheduler):
                 ]
         return found
 
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        super().update_draft_token_ids(draft_token_ids)
+        for name in draft_token_ids.req_ids:
+            request = self.requests.get(name)
+            if request is not None and request.spec_token_ids and (most := most_drafts(request)) is not None:
+                request.spec_token_ids = request.spec_token_ids[:most]
+
     def _may_stop(self, name: str) -> bool:
         request = self.requests.get(name)
         return request is not None and request.sampling_params is not None and bool(request.sampling_params.stop)
+
+
+def most_drafts(request: Any) -> int | None:
+    """How many tokens may be drafted for a request at most; None where any number may."""
+    params = request.sampling_params
+    if params is None:
+        return None
+    if params.seed is not None or params.thinking_token_budget is not None:
+        return 0
+    missing = params.min_tokens - request.num_output_tokens
+    return missing - 1 if missing > 0 else None
 
 
 def tokenwise(output: Any) -> Iterator[Any]:

@@ -154,10 +154,11 @@ def by_request(engine: Any, given: list[list[int]]) -> dict[str, dict[str, Any]]
     params: dict[str, dict[str, Any]] = {
         "stop": {"stop": words},
         "stop, kept in the text, not at once": {"stop": words, "include_stop_str_in_output": True, "min_tokens": 12},
-        "presence": {"presence_penalty": 1.5},
-        "frequency": {"frequency_penalty": 0.7},
-        "repetition": {"repetition_penalty": 1.3},
-        "bad words": {"bad_words": words[:2]},
+        "presence": {"presence_penalty": 1.5, "min_tokens": 60},
+        "frequency": {"frequency_penalty": 0.7, "min_tokens": 60},
+        "repetition": {"repetition_penalty": 1.3, "min_tokens": 60},
+        "bad words": {"bad_words": words[:2], "min_tokens": 60},
+        "seed": {"temperature": 1.0, "seed": 7},
         "least": {"min_tokens": 60},
         "allowed": {"allowed_token_ids": [token for token in range(3, len(engine.get_tokenizer())) if token != often]},
         "structured": {"structured_outputs": StructuredOutputsParams(regex=r"[0-9 ]{40,60}")},
@@ -203,6 +204,10 @@ def main() -> None:
     begun = [prompt + response[: len(response) // 2] for prompt, response, _ in found if len(response) > 8]
     moved = generate(llm, begun, 1, temperature=asked["temperature"], max_tokens=200)
     result["moved_difference"] = difference(asked["model"], moved, asked["temperature"])
+    config = llm.llm_engine.vllm_config
+    hashed = config.compute_hash()
+    config.speculative_config.draft_load_config.download_dir += " of another run"
+    result["hash_is_of_one_run"] = config.compute_hash() != hashed
     if asked.get("by_request"):
         result["by_request"] = by_request(llm, given)
     print(json.dumps(result), flush=True)

@@ -29,7 +29,9 @@ def proposer(folder, *, tokens=4, rank=0, epochs=2) -> HistoryProposer:
     return ToldProposer(
         SimpleNamespace(
             additional_config=found["additional_config"],
-            speculative_config=SimpleNamespace(**found["speculative_config"]),
+            speculative_config=SimpleNamespace(
+                num_speculative_tokens=tokens, draft_load_config=SimpleNamespace(download_dir=str(folder))
+            ),
             model_config=SimpleNamespace(max_model_len=LONGEST, hf_config=SimpleNamespace(eos_token_id=END)),
             parallel_config=SimpleNamespace(rank=rank),
         )
