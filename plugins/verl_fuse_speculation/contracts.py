@@ -24,6 +24,10 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("vllm.config:VllmConfig.model_config"),
     Attribute("vllm.config:VllmConfig.parallel_config"),
     Attribute("vllm.config:SpeculativeConfig.num_speculative_tokens"),
+    # Where the folder is told, and that it is not hashed.
+    Attribute("vllm.config:SpeculativeConfig.draft_load_config"),
+    Attribute("vllm.config:LoadConfig.download_dir"),
+    Function("vllm.config:SpeculativeConfig.compute_hash", "(self)", ("8eed83a1d56caa39", "83f971797b9b7eb0")),
     Attribute("vllm.config:ModelConfig.max_model_len"),
     Attribute("vllm.config:ModelConfig.hf_config"),
     Attribute("vllm.config:ParallelConfig.rank"),
@@ -32,6 +36,35 @@ CONTRACTS: tuple[Contract, ...] = (
         "vllm.sampling_params:SamplingParams._validate_spec_decode",
         "(self, speculative_config)",
         ("35aed4c25a5dad28", "77ba7d689a7f9298"),
+    ),
+    # What the scheduler of ours adds to vLLM's (scheduler.py), and who reads its outputs.
+    Attribute("vllm.config:SchedulerConfig.scheduler_cls"),
+    Function(
+        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        "(self, scheduler_output, model_runner_output)",
+        ("35402d4f7de7ec2a", "df9cc9f022298955"),
+    ),
+    Function(
+        "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids",
+        "(self, draft_token_ids)",
+        "1e895699c83f4f08",
+    ),
+    Attribute("vllm.sampling_params:SamplingParams.thinking_token_budget"),
+    Function("vllm.v1.outputs:LogprobsLists.slice_request", "(self, req_idx, num_positions)", "552dd3ba0604e412"),
+    Code(
+        "vllm.v1.engine.output_processor:OutputProcessor.process_outputs",
+        ("e23266e2c3a03d04", "3533699ad6fbf460"),
+        promise=PROMISE,
+    ),
+    Code(
+        "vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer.update,check_stop_strings",
+        ("edc3122dc281ab90", "17a0aef65116b1a5"),
+        promise=PROMISE,
+    ),
+    Code(
+        "vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor.update_state,MinTokensLogitsProcessor.apply,MinTokensLogitsProcessor.apply_with_spec_decode",
+        "35c4ae538f21a813",
+        promise=PROMISE,
     ),
     # Verification.
     Code(

@@ -5,21 +5,23 @@ from typing import Any, Literal
 # The block of vLLM's `additional_config` that the drafter reads.
 BLOCK = "verl_fuse_speculation"
 PROPOSER = "verl_fuse_speculation.proposer.HistoryProposer"
+SCHEDULER = "verl_fuse_speculation.scheduler.TokenwiseScheduler"
 # Tokens drafted at most where as many are drafted as pay.
 AUTO_TOKENS = 8
 
 
-def engine_arguments(
-    tokens: Literal["auto"] | int, history_bytes: int, epochs: int, folder: str
-) -> dict[str, dict[str, Any]]:
+def engine_arguments(tokens: Literal["auto"] | int, history_bytes: int, epochs: int, folder: str) -> dict[str, Any]:
     """By name, the arguments that vLLM lacks without drafts; each drafter shares `folder` with the others."""
     auto = tokens == "auto"
-    drafter = {"auto": auto, "history_bytes": history_bytes, "epochs": epochs, "folder": folder}
+    drafter = {"auto": auto, "history_bytes": history_bytes, "epochs": epochs}
     return {
         "speculative_config": {
             "method": "custom_class",
             "model": PROPOSER,
             "num_speculative_tokens": AUTO_TOKENS if auto else tokens,
+            # Where a drafter's state is kept, as far as vLLM is concerned. It is no part of the hash by which vLLM finds what it compiled in earlier runs.
+            "draft_load_config": {"download_dir": folder},
         },
         "additional_config": {BLOCK: drafter},
+        "scheduler_cls": SCHEDULER,
     }

@@ -72,14 +72,6 @@ class History:
         drafted, expected = _draft(*nodes, self._same, self._heads, self.written, end, since, max(most, 0), least)
         return drafted.tolist(), expected
 
-    def ends_with(self, end: int, tokens: Tokens) -> bool:
-        """Whether the sample that ends at the node `end` ends with `tokens`."""
-        for token in reversed(tokens):
-            if not self.holds(end) or self._tokens[end % self.size] != token:
-                return False
-            end = int(self._before[end % self.size])
-        return True
-
     def holds(self, node: int) -> bool:
         """Whether there is this node, and it was not overwritten."""
         return node >= max(0, self.written - self.size)

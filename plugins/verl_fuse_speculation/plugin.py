@@ -10,7 +10,7 @@ from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event, SetUp, StepBegun
 from verl_fuse.spec.step import Refusal
-from verl_fuse.spec.timeline import Timeline
+from verl_fuse.spec.timeline import REQUEST, Timeline
 from verl_fuse_speculation.config import SpeculationConfig
 from verl_fuse_speculation.contracts import CONTRACTS
 from verl_fuse_speculation.engine import engine_arguments
@@ -31,6 +31,10 @@ class SpeculationPlugin:
     def __init__(self) -> None:
         self._block = SpeculationConfig()
         self._passes: Passes | None = None
+        # Drafters that left something, replicas that generated, and how many more these were when that was last said.
+        self._heard: set[str] = set()
+        self._generated: set[str] = set()
+        self._unheard = 0
 
     @hookimpl
     def fuse_config(self) -> type:
@@ -56,7 +60,14 @@ class SpeculationPlugin:
         arguments = engine_arguments(
             chosen["tokens"], chosen["history_megabytes"] << 20, chosen["epochs"], str(run_dir / FOLDER)
         )
-        return {f"{ENGINE}.{name}.{key}": value for name, found in arguments.items() for key, value in found.items()}
+        found = {}
+        for name, argument in arguments.items():
+            if isinstance(argument, dict):
+                # What the user has beside it stays.
+                found |= {f"{ENGINE}.{name}.{key}": value for key, value in argument.items()}
+            else:
+                found[f"{ENGINE}.{name}"] = argument
+        return found
 
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
@@ -90,5 +101,23 @@ class SpeculationPlugin:
     def fuse_metrics(self, timeline: Timeline) -> Mapping[str, float]:
         if self._passes is None:
             return {}
-        found = self._news().values()
-        return speculation_metrics([passes[passes["step"] == timeline.step] for passes in found])
+        found = self._news()
+        self._heard |= found.keys()
+        self._listen()
+        self._generated |= {
+            span.track for span in timeline.spans if span.name == REQUEST and span.args.get("response_tokens")
+        }
+        return speculation_metrics([passes[passes["step"] == timeline.step] for passes in found.values()])
+
+    def _listen(self) -> None:
+        """Say which drafters nothing is heard of, a step after their replicas generated: files may take their time."""
+        assert self._passes is not None, "asked after SetUp"
+        missing = len(self._generated) - len(self._heard)
+        if missing > self._unheard:
+            self._unheard = missing
+            logger.warning(
+                "fuse.speculation: of %d replicas that generated, %d left nothing in %s; they draft from what they generated themselves "
+                "alone. Nodes do not share this folder (set fuse.run_dir, or trainer.default_local_dir, to one that they share), or "
+                "drafting ended there (run.log says why)",
+                len(self._generated), missing, self._passes.folder,
+            )  # fmt: skip

@@ -1,16 +1,24 @@
 """Which prompt a sample belongs to, told from its tokens alone: vLLM's drafters see neither prompts nor requests.
 
+A digest of tokens is made token by token, so that one walk over a sample has the digests of all its beginnings.
+
 Invariants (tests/unit/speculation/test_prompts.py):
 - samples of one prompt are one group, here and in what another replica wrote;
-- a sample that goes on elsewhere, with the tokens it has as its prompt, stays in its group where its prompt is known.
+- a sample that goes on elsewhere, with the tokens it has as its prompt, stays in its group where its prompt is known;
+- a prompt is found in one walk over the tokens, however many prompts there are;
+- a prompt that is forgotten takes no memory.
 """
 
-from hashlib import blake2b
+import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from verl_fuse.spec.arrays import Tokens
+
+_DIGEST = struct.Struct("<QQ")
 
 
 class PromptDigest(NamedTuple):
@@ -22,7 +30,8 @@ class PromptDigest(NamedTuple):
     @classmethod
     def of(cls, tokens: Tokens) -> "PromptDigest":
         """The prompt with these tokens."""
-        return cls(len(tokens), blake2b(np.ascontiguousarray(tokens, np.int32).tobytes(), digest_size=16).digest())
+        (digest,) = beginnings(tokens, np.zeros(1, np.bool_))
+        return digest
 
 
 class Prompts:
@@ -30,20 +39,65 @@ class Prompts:
 
     def __init__(self) -> None:
         self._numbers: dict[PromptDigest, int] = {}
-        # How many prompts there are of each length.
+        self._next = 0
+        # How many prompts there are of each length, and whether there is one.
         self._lengths: dict[int, int] = {}
+        self._known = np.zeros(1024, np.bool_)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
 
     def number(self, prompt: PromptDigest) -> int:
         """The group of samples of `prompt`."""
         if prompt not in self._numbers:
-            self._numbers[prompt] = len(self._numbers)
+            self._numbers[prompt] = self._next
+            self._next += 1
             self._lengths[prompt.length] = self._lengths.get(prompt.length, 0) + 1
+            if prompt.length >= len(self._known):
+                self._known = np.concatenate([self._known, np.zeros(prompt.length, np.bool_)])
+            self._known[prompt.length] = True
         return self._numbers[prompt]
 
     def find(self, tokens: Tokens) -> PromptDigest:
         """The longest prompt that was met and begins `tokens`; all of them, where there is none."""
-        for length in sorted((found for found in self._lengths if found <= len(tokens)), reverse=True):
-            prompt = PromptDigest.of(tokens[:length])
-            if prompt in self._numbers:
-                return prompt
-        return PromptDigest.of(tokens)
+        found = beginnings(tokens, self._known)
+        return next((prompt for prompt in reversed(found) if prompt in self._numbers), found[-1])
+
+    def forget(self, groups: Iterable[int]) -> None:
+        """Leave out these groups; their numbers are not used again."""
+        gone = set(groups)
+        for prompt in [prompt for prompt, group in self._numbers.items() if group in gone]:
+            del self._numbers[prompt]
+            self._lengths[prompt.length] -= 1
+            if not self._lengths[prompt.length]:
+                del self._lengths[prompt.length]
+                self._known[prompt.length] = False
+
+
+def beginnings(tokens: Tokens, known: np.ndarray) -> list[PromptDigest]:
+    """Digests of the beginnings of `tokens` whose lengths are `known` (true at that place), the shortest first; last, of all tokens."""
+    lengths, one, other = _digests(np.ascontiguousarray(tokens, np.int32), known)
+    return [
+        PromptDigest(length, _DIGEST.pack(*halves))
+        for length, *halves in zip(lengths.tolist(), one.tolist(), other.tolist(), strict=True)
+    ]
+
+
+@njit(cache=True, nogil=True)
+def _digests(tokens, known):  # type: ignore[no-untyped-def]
+    count = len(tokens)
+    lengths = np.empty(min(count, len(known)) + 1, np.int64)
+    ones, others = np.empty(len(lengths), np.uint64), np.empty(len(lengths), np.uint64)
+    one, other, found = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), 0
+    for place in range(count):
+        token = np.uint64(np.uint32(tokens[place]))
+        one = (one ^ token) * np.uint64(0xD6E8FEB86659FD93)
+        one ^= one >> np.uint64(32)
+        other = (other + token) * np.uint64(0xFF51AFD7ED558CCD)
+        other ^= other >> np.uint64(29)
+        length = place + 1
+        if length < count and length < len(known) and known[length]:
+            lengths[found], ones[found], others[found] = length, one, other
+            found += 1
+    lengths[found], ones[found], others[found] = count, one, other
+    return lengths[: found + 1], ones[: found + 1], others[: found + 1]

@@ -6,7 +6,9 @@ batch and the tokens that were sampled last; which sample a row is, is told from
 Invariants (tests/unit/speculation/test_proposer.py):
 - every sample's tokens are in the history, whichever row it is in;
 - no draft reaches beyond the longest sequence the engine takes;
-- a sample is left for other replicas once it has ended, whatever ended it.
+- every token is left for other replicas once, when its sample has ended or paused, whatever ended it;
+- a sample that is left out of passes goes on as the same sample;
+- what is kept of prompts and samples that are gone is bounded.
 """
 
 import logging
@@ -40,23 +42,47 @@ CONTEXT_TOKENS = 8
 PROMPT_TOKENS = 4096
 # Of the passes in which no draft pays, one in so many tries some.
 PROBE_PASSES = 32
-# Tokens by which a sample is known again in another row.
-KNOWN_TOKENS = 8
+# Tokens by which, with its length, a sample is known again in another row or after passes that left it out.
+KNOWN_TOKENS = 32
+# Samples that are out of the batch and may come back, at most.
+AWAY_SAMPLES = 1024
+# Prompts are looked through for those to forget when there are twice as many as were kept last time, or so many.
+FEW_PROMPTS = 1024
+
+
+# A length, and the last tokens at that length.
+Known = tuple[int, bytes]
+
+
+@dataclass(eq=False)
+class Group:
+    """Samples of one prompt: the steps in which it was met lately, the nodes of its last token and of the last token of all."""
+
+    number: int
+    steps: list[int]
+    prompt_end: int = NOWHERE
+    newest: int = NOWHERE
 
 
 @dataclass(eq=False)
 class Running:
-    """A sample that is being generated: `length` tokens with its prompt, `end` its last node in the history."""
+    """A sample that is being generated: what it is known by, `length` tokens with its prompt, `end` its last node in the history; others were left
+    all but `tokens`, which follow `context`."""
 
     prompt: PromptDigest
-    group: int
+    group: Group
     context: Tokens
     length: int
     end: int
+    known: bytes = b""
     tokens: array = field(default_factory=lambda: array("i"))
     tried: int = 0
     expected: float = 0.0
-    left: int = 0
+
+
+def known_by(tokens: Tokens, length: int) -> bytes:
+    """The last of the first `length` tokens."""
+    return tokens[max(length - KNOWN_TOKENS, 0) : length].tobytes()
 
 
 class HistoryProposer:
@@ -75,11 +101,11 @@ class HistoryProposer:
         self._pays = Pays() if block["auto"] else None
         self._history = History.of_bytes(block["history_bytes"])
         self._prompts = Prompts()
-        # The steps in which a prompt was met, the last ones.
-        self._steps: dict[int, list[int]] = {}
+        self._groups: dict[int, Group] = {}
+        self._few = FEW_PROMPTS
         self._epochs = block["epochs"]
-        self._nodes: dict[int, int] = {}
         self._rows: dict[int, Running] = {}
+        self._away: dict[Known, Running] = {}
         self._passes: list[passes.ForwardPass] = []
         self._ended: list[PastSample] = []
         self._looked = self._passed = 0.0
@@ -87,7 +113,7 @@ class HistoryProposer:
         self._proposals = 0
         self._broken = False
         self._lock = threading.Lock()
-        folder = Path(block["folder"])
+        folder = Path(vllm_config.speculative_config.draft_load_config.download_dir)
         self._shelf = Shelf(folder, block["history_bytes"])
         self._counts = folder / f"{self._shelf.name}{passes.PASSES_SUFFIX}"
         compile_kernels()
@@ -122,10 +148,12 @@ class HistoryProposer:
     def _propose(self, sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens) -> list[list[int]]:
         before, self._rows = self._rows, {}
         self._match(before, sampled, lengths, rows)
-        self._end(set(before.values()) - set(self._rows.values()))
         met = set(before.values())
+        gone = met - set(self._rows.values())
+        self._end(gone)
+        self._put_away(gone)
         for row, running in self._rows.items():
-            self._grow(running, rows[row, running.length : lengths[row]])
+            self._grow(running, rows[row], int(lengths[row]))
         self._count(sampled, all(running in met for running in self._rows.values()))
         least = LEAST_CHANCE if self._pays is None else self._pays.least
         # Where no draft pays a pass now and then tries some, or it would never be seen that they pay again.
@@ -137,53 +165,93 @@ class HistoryProposer:
         self, before: dict[int, Running], sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens
     ) -> None:
         """Which sample is in which row by now."""
-        unmet = dict(before)
-        moved = []
+        unmet, moved, skipped = dict(before), [], False
         for row, new in enumerate(sampled):
             if not new:
                 continue
-            if row in unmet and self._is(unmet[row], rows[row], int(lengths[row])):
+            running, start = unmet.get(row), int(lengths[row]) - len(new)
+            if running is not None and running.length <= start and known_by(rows[row], running.length) == running.known:
+                skipped |= running.length < start
                 self._rows[row] = unmet.pop(row)
             else:
                 moved.append(row)
+        waiting: dict[Known, list[Running]] = {}
+        for running in unmet.values():
+            waiting.setdefault((running.length, running.known), []).append(running)
+        # Where vLLM made passes without asking for drafts, a sample has grown since it was seen.
+        grown = {length for length, _ in waiting} if skipped else set()
         for row in moved:
-            tokens, length = rows[row], int(lengths[row])
-            found = next((old for old, running in unmet.items() if self._is(running, tokens, length)), None)
-            start = length - len(sampled[row])
-            self._rows[row] = self._begin(tokens[:start]) if found is None else unmet.pop(found)
+            start = int(lengths[row]) - len(sampled[row])
+            found = None
+            for length in (start, *grown):
+                if length <= start and (found := self._take((length, known_by(rows[row], length)), waiting)):
+                    break
+            self._rows[row] = self._begin(rows[row], start) if found is None else found
 
-    def _is(self, running: Running, tokens: Tokens, length: int) -> bool:
-        at = running.length
-        return at < length and self._history.ends_with(running.end, tokens[max(at - KNOWN_TOKENS, 0) : at])
+    def _take(self, known: Known, waiting: dict[Known, list[Running]]) -> Running | None:
+        """A sample that is known so: one of the last pass, or one that was left out since."""
+        if waiting.get(known):
+            return waiting[known].pop()
+        return self._away.pop(known, None)
 
-    def _begin(self, tokens: Tokens) -> Running:
-        """A sample that has `tokens`, with its prompt, and is met for the first time."""
+    def _put_away(self, gone: set[Running]) -> None:
+        """Keep what a sample goes on from if it comes back; of too many, the first to leave are given up."""
+        for running in gone:
+            running.tried, running.expected = 0, 0.0
+            self._away[running.length, running.known] = running
+        while len(self._away) > AWAY_SAMPLES:
+            del self._away[next(iter(self._away))]
+
+    def _begin(self, row: Tokens, start: int) -> Running:
+        """The sample of `row`, which has `start` tokens with its prompt and is met for the first time."""
         if time.monotonic() - self._looked > NEWS_SECONDS:
             self._look()
-        prompt = self._prompts.find(tokens)
+        prompt = self._prompts.find(row[:start])
         group = self._visit(prompt, self._step)
-        node = self._nodes.get(group, NOWHERE)
-        if not self._history.holds(node):
-            start = max(prompt.length - PROMPT_TOKENS, 0)
-            self._nodes[group] = self._history.add(tokens[start : prompt.length], group, self._step)
-        context = tokens[max(prompt.length - CONTEXT_TOKENS, 0) : prompt.length].copy()
-        end = self._history.add(context, group, self._step)
-        running = Running(prompt, group, context, prompt.length, end)
+        if not self._history.holds(group.prompt_end):
+            first = max(prompt.length - PROMPT_TOKENS, 0)
+            group.prompt_end = self._history.add(row[first : prompt.length], group.number, self._step)
+        context = row[max(prompt.length - CONTEXT_TOKENS, 0) : prompt.length].copy()
+        running = Running(prompt, group, context, prompt.length, self._add(context, group, self._step))
         # What a sample that came from another replica has already.
-        self._grow(running, tokens[prompt.length :])
+        self._grow(running, row, start)
         return running
 
-    def _visit(self, prompt: PromptDigest, step: int) -> int:
+    def _visit(self, prompt: PromptDigest, step: int) -> Group:
         """The group of `prompt`, which is met in `step`. A run that goes on from a checkpoint may find samples of steps to come."""
-        group = self._prompts.number(prompt)
-        steps = {*self._steps.get(group, ()), step}
-        self._steps[group] = sorted(found for found in steps if found <= self._step)[-self._epochs - 1 :]
+        number = self._prompts.number(prompt)
+        if number not in self._groups:
+            self._forget()
+            self._groups[number] = Group(number, [])
+        group = self._groups[number]
+        steps = {*group.steps, step}
+        group.steps = sorted(found for found in steps if found <= self._step)[-self._epochs - 1 :]
         return group
 
-    def _grow(self, running: Running, tokens: Tokens) -> None:
-        running.end = self._history.add(tokens, running.group, self._step, running.end)
+    def _forget(self) -> None:
+        """Give up prompts of which the history holds nothing, once they may be half of all."""
+        if len(self._groups) < self._few:
+            return
+        needed = {running.group.number for running in (*self._rows.values(), *self._away.values())}
+        gone = [
+            number
+            for number, group in self._groups.items()
+            if number not in needed and not self._history.holds(group.newest)
+        ]
+        self._prompts.forget(gone)
+        for number in gone:
+            del self._groups[number]
+        self._few = max(2 * len(self._groups), FEW_PROMPTS)
+
+    def _add(self, tokens: Tokens, group: Group, step: int, end: int = NOWHERE) -> int:
+        group.newest = self._history.add(tokens, group.number, step, end)
+        return group.newest
+
+    def _grow(self, running: Running, row: Tokens, length: int) -> None:
+        tokens = row[running.length : length]
+        running.end = self._add(tokens, running.group, self._step, running.end)
         running.tokens.frombytes(np.ascontiguousarray(tokens, np.int32).tobytes())
-        running.length += len(tokens)
+        running.length, running.known = length, known_by(row, length)
 
     def _draft(self, running: Running, least: float, most: int) -> list[int]:
         running.tried, running.expected = 0, 0.0
@@ -191,7 +259,7 @@ class HistoryProposer:
             return []
         most = min(most, self._longest - running.length - 1)
         # A step that is said again, or an earlier one, leaves a group without any.
-        since = (self._steps[running.group] or [self._step])[0]
+        since = (running.group.steps or [self._step])[0]
         drafted, running.expected = self._history.draft(running.end, since, most, least)
         # What is drafted after the end of a sample was never generated: vLLM drops it.
         last = next((place for place, token in enumerate(drafted) if token in self._ends), len(drafted))
@@ -215,11 +283,12 @@ class HistoryProposer:
 
     def _end(self, ended: set[Running]) -> None:
         for running in ended:
-            # One that paused is left again when it has grown.
-            if len(running.tokens) > running.left:
-                running.left = len(running.tokens)
-                tokens = np.array(running.tokens, np.int32)
-                self._ended.append(PastSample(running.prompt, self._step, running.context, tokens))
+            if not running.tokens:
+                continue
+            tokens = np.array(running.tokens, np.int32)
+            self._ended.append(PastSample(running.prompt, self._step, running.context, tokens))
+            # One that comes back is left from here on.
+            running.context, running.tokens = np.concatenate([running.context, tokens])[-CONTEXT_TOKENS:], array("i")
 
     def _look(self) -> None:
         """Take in the step, and what other replicas left."""
@@ -228,8 +297,8 @@ class HistoryProposer:
             self._step = self._shelf.step()
             for sample in self._shelf.news():
                 group = self._visit(sample.prompt, sample.step)
-                end = self._history.add(sample.context, group, sample.step)
-                self._history.add(sample.tokens, group, sample.step, end)
+                end = self._add(sample.context, group, sample.step)
+                self._add(sample.tokens, group, sample.step, end)
         except OSError as error:
             logger.warning("verl-fuse: what other engines left for this one's drafts cannot be read: %s", error)
 

@@ -1,6 +1,6 @@
 """Configurations in which drafts would change what is sampled, or that speculation was not shown to be right in, refused before anything is started."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from verl_fuse.spec.composed import MODEL, ROLLOUT, Get, required, required_if_set
 from verl_fuse.spec.step import Refusal
@@ -24,6 +24,8 @@ def refusals(get: Get) -> Iterator[Refusal]:
     unaligned = "rows of rejected drafts were not shown to be left out of the routes"
     needs = {
         f"{ENGINE}.speculative_config": (None, f"not with {_ON}, which sets it"),
+        f"{ENGINE}.scheduler_cls": (None, f"not with {_ON}, which sets it"),
+        f"{ENGINE}.return_sampling_mask": (False, f"{_ON} needs false: masks of several tokens were not told apart"),
         f"{ENGINE}.logits_processors": (None, f"not with {_ON}: vLLM applies them to no drafted token"),
         f"{ENGINE}.async_scheduling": (False, f"{_ON} needs false: vLLM drafts on the host only between passes"),
         f"{ENGINE}.pipeline_parallel_size": (1, f"{_ON} needs 1: stages that wait for drafts were not run"),
@@ -38,6 +40,10 @@ def refusals(get: Get) -> Iterator[Refusal]:
         f"{ROLLOUT}.disaggregation.enabled": (False, f"{_ON} needs false: a prefill server drafts nothing"),
     }
     yield from required_if_set(get, needs)
+    additional = get(f"{ENGINE}.additional_config")
+    if additional is not None and not isinstance(additional, Mapping):
+        allowed = f"{_ON} needs a block of keys, not text: it adds keys to it"
+        yield Refusal(f"{ENGINE}.additional_config", additional, allowed)
     if get(f"{ROLLOUT}.checkpoint_engine.backend") == "delta_sharded":
         allowed = f"not delta_sharded with {_ON}: verl sends no differences of weights to an engine that speculates"
         yield Refusal(f"{ROLLOUT}.checkpoint_engine.backend", "delta_sharded", allowed)

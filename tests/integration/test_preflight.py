@@ -54,6 +54,26 @@ def test_what_is_set_for_nothing_is_pointed_out(capsys):
     assert capsys.readouterr().err == expected
 
 
+def test_contracts_are_checked_of_what_plugins_set(installed_plugin, monkeypatch):
+    source = """
+from verl_fuse.hookspecs import hookimpl
+
+class Sets:
+    HOOK_API = 2
+
+    @hookimpl
+    def fuse_overrides(self, config, run_dir):
+        return {"engine.folder": str(run_dir)}
+"""
+    installed_plugin("sets", source, value="acme_fuse_sets:Sets")
+    checked = []
+    monkeypatch.setattr(preflight, "require_contracts", lambda manager, config: checked.append(config))
+    config = OmegaConf.create({"fuse": {"run_dir": "/runs/a"}})
+    Preflight().on_job_start(config)
+    assert [found.engine.folder for found in checked] == ["/runs/a"]
+    assert "engine" not in config
+
+
 def test_a_check_that_fails_keeps_the_run_from_starting(monkeypatch, capsys):
     """Hydra makes a warning of what a callback raises."""
 

@@ -37,6 +37,7 @@ def done(verl_home, folder) -> dict[str, Any]:
         "steps": STEPS,
         "temperature": 0.7,
         "kernel": True,
+        "by_request": True,
         "speculation": {"tokens": 8, "history_bytes": 1 << 24, "epochs": 2, "folder": str(folder)},
     }
     command = [sys.executable, str(SUPPORT / "speculating_engine.py"), json.dumps(asked)]
@@ -55,6 +56,25 @@ def test_drafted_positions_get_the_temperature_and_the_cut_of_their_request(done
 def test_log_probs_are_those_of_transformers_also_of_samples_that_go_on_elsewhere(done):
     assert done["difference"] < 1e-4
     assert done["moved_difference"] < 1e-4
+
+
+# The drafts of this request: none, or some in this test, of which several are accepted in a pass.
+WITHOUT_DRAFTS = {"seed"}
+
+
+def test_what_a_single_request_asks_for_holds_with_drafts_as_without(done):
+    for name, found in done["by_request"].items():
+        assert found["same"], name
+        assert found["difference"] < 1e-4, name
+        # It does ask for something else than the others.
+        assert found["changed"], name
+        assert (found["tokens_per_pass"] > 1.1) == (name not in WITHOUT_DRAFTS), name
+    assert done["by_request"]["stop"]["ended_by_text"]
+    assert done["by_request"]["stop, kept in the text, not at once"]["ended_by_text"]
+
+
+def test_vllm_finds_what_it_compiled_in_a_run_with_another_directory(done):
+    assert not done["hash_is_of_one_run"]
 
 
 def test_every_step_takes_fewer_passes_than_its_longest_sample_has_tokens(done):

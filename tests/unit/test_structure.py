@@ -72,6 +72,7 @@ MAY_IMPORT_HEAVY = {
     "verl_fuse.runtime": {"torch"},
     "verl_fuse_cpu": HEAVY,
     "verl_fuse_patches": HEAVY,
+    "verl_fuse_speculation.scheduler": {"vllm"},
 }
 # Where Hydra, which comes with the extra `verl`, is imported outside the host side.
 USES_HYDRA = ("hydra_plugins", "verl_fuse.cli.composition")

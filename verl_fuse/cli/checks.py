@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_fuse.cli.composition import select
 from verl_fuse.errors import FuseError
 from verl_fuse.host.names import TRAINER_MODE
+from verl_fuse.host.start.set_by_plugins import as_started
 from verl_fuse.host.start.settings import load_settings
 
 PARQUET_MAGIC = b"PAR1"
@@ -23,7 +24,9 @@ def problems_of(config: DictConfig, environment: Mapping[str, str]) -> tuple[lis
         return [without], ()
     with _variables(environment):
         try:
-            return [], load_settings(config).notes
+            settings = load_settings(config)
+            as_started(config, settings)
+            return [], settings.notes
         except FuseError as error:
             return list(map(str, error.args)), ()
 

@@ -124,6 +124,66 @@ def generate(
     ]
 
 
+def by_request(engine: Any, given: list[list[int]]) -> dict[str, dict[str, Any]]:
+    """What single requests may ask for, decoded greedily one token a pass and then with drafts of that: tokens per pass with drafts, whether tokens, text and
+    ending are the same, and the largest difference of log-probs."""
+    import torch
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    worker = engine.llm_engine.model_executor.driver_worker
+    drafter = getattr(worker, "worker", worker).model_runner.drafter
+    most = drafter._most
+
+    def ask(prompts: list[list[int]], **params: Any) -> list[Any]:
+        asked = SamplingParams(logprobs=0, **{"temperature": 0.0, "max_tokens": 96} | params)
+        found = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False)
+        return [output.outputs[0] for output in found]
+
+    def apart(one: Any, other: Any) -> float:
+        rows = (
+            [found[token].logprob for found, token in zip(out.logprobs, out.token_ids, strict=True)]
+            for out in (one, other)
+        )
+        return float((torch.tensor(next(rows)) - torch.tensor(next(rows))).abs().max())
+
+    drafter._most = 0
+    plain = ask(given)
+    words = sorted({out.text[len(out.text) // 2 :][:2] for out in plain if len(out.text) > 8})
+    often = max(plain[0].token_ids, key=plain[0].token_ids.count)
+    params: dict[str, dict[str, Any]] = {
+        "stop": {"stop": words},
+        "stop, kept in the text, not at once": {"stop": words, "include_stop_str_in_output": True, "min_tokens": 12},
+        "presence": {"presence_penalty": 1.5, "min_tokens": 60},
+        "frequency": {"frequency_penalty": 0.7, "min_tokens": 60},
+        "repetition": {"repetition_penalty": 1.3, "min_tokens": 60},
+        "bad words": {"bad_words": words[:2], "min_tokens": 60},
+        "seed": {"temperature": 1.0, "seed": 7},
+        "least": {"min_tokens": 60},
+        "allowed": {"allowed_token_ids": [token for token in range(3, len(engine.get_tokenizer())) if token != often]},
+        "structured": {"structured_outputs": StructuredOutputsParams(regex=r"[0-9 ]{40,60}")},
+    }
+    result = {}
+    for name, wanted in params.items():
+        drafter._most = 0
+        one = ask(given, **wanted)
+        drafter._most, before = most, passes(engine)
+        other = ask(given, **wanted)
+        tokens = max(len(out.token_ids) for out in other)
+        result[name] = {
+            "tokens_per_pass": tokens / max(passes(engine) - before, 1),
+            "same": all(
+                (list(a.token_ids), a.text, a.finish_reason, a.stop_reason)
+                == (list(b.token_ids), b.text, b.finish_reason, b.stop_reason)
+                for a, b in zip(one, other, strict=True)
+            ),
+            "ended_by_text": sum(isinstance(out.stop_reason, str) for out in other),
+            "changed": sum(list(a.token_ids) != list(b.token_ids) for a, b in zip(plain, one, strict=True)),
+            "difference": max(apart(a, b) for a, b in zip(one, other, strict=True)) if len(one) else 0.0,
+        }
+    return result
+
+
 def main() -> None:
     asked = json.loads(sys.argv[1])
     kernels = kernel() if asked.get("kernel") else None
@@ -144,6 +204,12 @@ def main() -> None:
     begun = [prompt + response[: len(response) // 2] for prompt, response, _ in found if len(response) > 8]
     moved = generate(llm, begun, 1, temperature=asked["temperature"], max_tokens=200)
     result["moved_difference"] = difference(asked["model"], moved, asked["temperature"])
+    config = llm.llm_engine.vllm_config
+    hashed = config.compute_hash()
+    config.speculative_config.draft_load_config.download_dir += " of another run"
+    result["hash_is_of_one_run"] = config.compute_hash() != hashed
+    if asked.get("by_request"):
+        result["by_request"] = by_request(llm, given)
     print(json.dumps(result), flush=True)
 
 

@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.errors import FuseError
-from verl_fuse.host.start.set_by_plugins import set_by_plugins
+from verl_fuse.host.start.set_by_plugins import as_started, set_by_plugins
 from verl_fuse.host.start.settings import load_settings
 
 SETS = """
@@ -38,5 +38,13 @@ def test_two_plugins_that_disagree_end_the_run_with_nothing_set(config, installe
         installed_plugin(name, source, distribution=f"acme-{name}", value=f"acme_{name}_{name}:{name.title()}")
     with pytest.raises(FuseError, match=r"two plugins set engine\.steps"):
         set_by_plugins(config, load_settings(config))
+    assert "steps" not in config.engine
+    assert config.engine.folder is None
+
+
+def test_what_is_checked_is_a_copy_with_all_that_is_set(config, installed_plugin):
+    installed_plugin("one", SETS.format(name="One", value=3), distribution="acme-one", value="acme_one_one:One")
+    found = as_started(config, load_settings(config))
+    assert (found.engine.steps, found.engine.folder) == (3, "/runs/x")
     assert "steps" not in config.engine
     assert config.engine.folder is None

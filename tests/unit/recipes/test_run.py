@@ -140,6 +140,26 @@ def test_a_dry_run_is_checked_as_a_run_is(tmp_path, capsys):
     assert "verl.trainer.main_ppo" in said.out
 
 
+SETS = """
+from verl_fuse.hookspecs import hookimpl
+
+class Sets:
+    HOOK_API = 2
+
+    @hookimpl
+    def fuse_overrides(self, config, run_dir):
+        return {{"trainer.total_training_steps": {value}}}
+"""
+
+
+def test_what_plugins_set_is_checked_before_anything_starts(tmp_path, installed_plugin):
+    for name, value in (("one", 3), ("two", 4)):
+        source, distribution = SETS.format(value=value), f"acme-{name}"
+        installed_plugin(name, source, distribution=distribution, value=f"acme_{name}_{name}:Sets")
+    with pytest.raises(FuseError, match=r"two plugins set trainer\.total_training_steps: to"):
+        planned(tmp_path)
+
+
 def test_a_check_leaves_the_environment_as_it_was(tmp_path, monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     planned(tmp_path)

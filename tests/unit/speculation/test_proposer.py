@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from verl_fuse_speculation import proposer as module
 from verl_fuse_speculation.engine import engine_arguments
+from verl_fuse_speculation.history import History
 from verl_fuse_speculation.passes import Passes
 from verl_fuse_speculation.proposer import HistoryProposer
 from verl_fuse_speculation.shelf import Shelf, say_step
@@ -28,7 +29,9 @@ def proposer(folder, *, tokens=4, rank=0, epochs=2) -> HistoryProposer:
     return ToldProposer(
         SimpleNamespace(
             additional_config=found["additional_config"],
-            speculative_config=SimpleNamespace(**found["speculative_config"]),
+            speculative_config=SimpleNamespace(
+                num_speculative_tokens=tokens, draft_load_config=SimpleNamespace(download_dir=str(folder))
+            ),
             model_config=SimpleNamespace(max_model_len=LONGEST, hf_config=SimpleNamespace(eos_token_id=END)),
             parallel_config=SimpleNamespace(rank=rank),
         )
@@ -69,6 +72,20 @@ class Engine:
                 if row < len(self.running):
                     self.running[row], self.drafts[row] = last, draft
                     self.rows[row] = self.rows[len(self.running)]
+
+    def leave_out(self, row: int) -> tuple:
+        """The scheduler leaves a sample out: its row goes to the last one, and its drafts are dropped."""
+        found = self.running[row], self.rows[row].copy()
+        last, self.drafts = self.running.pop(), self.drafts[:-1]
+        if row < len(self.running):
+            self.running[row], self.drafts[row] = last, []
+            self.rows[row] = self.rows[len(self.running)]
+        return found
+
+    def come_back(self, sample: tuple, tokens: np.ndarray) -> None:
+        self.rows[len(self.running)] = tokens
+        self.running.append(sample)
+        self.drafts.append([])
 
     def run(self) -> int:
         while self.running:
@@ -146,7 +163,56 @@ def test_a_sample_that_paused_is_left_once_it_has_grown(tmp_path):
     drafter._end(set(drafter._rows.values()))
     assert [sample.tokens.tolist() for sample in drafter._ended] == [[10]]
     engine.run()
-    assert left(drafter) == [[10], [*range(10, 20), END]]
+    # What follows is left after what was left before.
+    assert left(drafter) == [[10], [*range(11, 20), END]]
+    assert [sample.context.tolist() for sample in drafter._ended] == [[1, 2, 3], [1, 2, 3, 10]]
+
+
+def test_a_sample_that_is_left_out_of_passes_goes_on_as_the_same(tmp_path):
+    drafter = proposer(tmp_path)
+    asked = [([1, 2, number], [*range(10 * number, 10 * number + 9), END]) for number in (3, 4, 5)]
+    engine = Engine(drafter, asked)
+    engine.step()
+    out = engine.leave_out(0)
+    engine.step()
+    engine.step()
+    assert len(drafter._away) == 1
+    engine.come_back(*out)
+    written = drafter._history.written
+    engine.step()
+    assert not drafter._away
+    # Nothing of it is written once more.
+    assert drafter._history.written == written + 3
+    engine.run()
+    found = [sample for sample in left(drafter) if 30 <= sample[0] < 40]
+    assert found == [[30], [*range(31, 39), END]]
+
+
+def test_a_sample_is_known_again_after_passes_in_which_nobody_was_asked_for_drafts(tmp_path):
+    drafter = proposer(tmp_path)
+    asked = [([1, 2, number], [*range(10 * number, 10 * number + 9), END]) for number in (3, 4, 5)]
+    engine = Engine(drafter, [(asked[0][0], [30, END]), *asked[1:]])
+    engine.step()
+    propose, drafter.propose = drafter.propose, lambda sampled, *args, **kwargs: [[] for _ in sampled]
+    # The first ends, and the last takes its row.
+    engine.step()
+    drafter.propose = propose
+    engine.run()
+    assert [sample for sample in left(drafter) if sample[0] >= 40] == [response for _, response in asked[1:]]
+
+
+def test_what_is_kept_of_prompts_and_of_samples_that_left_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FEW_PROMPTS", 16)
+    monkeypatch.setattr(module, "AWAY_SAMPLES", 8)
+    drafter = proposer(tmp_path)
+    drafter._history = History(200)
+    drafter._few = 16
+    for number in range(100):
+        Engine(drafter, [([1, number, 3], [*range(10, 20), END])]).run()
+    assert len(drafter._away) <= 8
+    assert len(drafter._groups) == len(drafter._prompts) <= 32
+    # Those of which the history holds something are kept.
+    assert drafter._prompts.find(np.array([1, 99, 3, 10], np.int32)).length == 3
 
 
 @settings(max_examples=40, deadline=None)
@@ -197,7 +263,8 @@ def test_a_step_that_goes_back_leaves_a_group_to_draft_from(tmp_path):
     engine.step()
     say_step(tmp_path, 1)
     drafter._look()
-    drafter._steps = {group: [] for group in drafter._steps}
+    for group in drafter._groups.values():
+        group.steps = []
     engine.step()
     assert not drafter._broken
 

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.spec.events import SetUp, StepBegun
-from verl_fuse.spec.timeline import Timeline
+from verl_fuse.spec.timeline import REQUEST, Span, Timeline
 from verl_fuse_speculation.config import SpeculationConfig
 from verl_fuse_speculation.passes import PASSES_SUFFIX, ForwardPass, append
 from verl_fuse_speculation.plugin import SpeculationPlugin
@@ -58,6 +58,9 @@ def test_what_fits_is_not_refused_and_off_asks_and_sets_nothing():
         ("actor_rollout_ref.rollout.name", "sglang"),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config", {"method": "ngram"}),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.logits_processors", ["a.B"]),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.scheduler_cls", "a.B"),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config", '{"a": 1}'),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.return_sampling_mask", True),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling", True),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.pipeline_parallel_size", 2),
         ("actor_rollout_ref.rollout.pipeline_model_parallel_size", 2),
@@ -76,16 +79,20 @@ def test_what_does_not_fit_is_refused_by_its_key(key, value):
 def test_engines_are_told_what_to_draft_with():
     found = PLUGIN.fuse_overrides(config=composed(), run_dir=Path("/runs/a"))
     engine = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-    assert found[f"{engine}.speculative_config.num_speculative_tokens"] == 4
-    assert found[f"{engine}.additional_config.verl_fuse_speculation"] == {
-        "auto": False,
-        "history_bytes": 8 << 20,
-        "epochs": 1,
-        "folder": "/runs/a/speculation",
+    assert found == {
+        f"{engine}.speculative_config.method": "custom_class",
+        f"{engine}.speculative_config.model": "verl_fuse_speculation.proposer.HistoryProposer",
+        f"{engine}.speculative_config.num_speculative_tokens": 4,
+        f"{engine}.speculative_config.draft_load_config": {"download_dir": "/runs/a/speculation"},
+        f"{engine}.additional_config.verl_fuse_speculation": {"auto": False, "history_bytes": 8 << 20, "epochs": 1},
+        f"{engine}.scheduler_cls": "verl_fuse_speculation.scheduler.TokenwiseScheduler",
     }
-    assert set(found) == {
-        f"{engine}.speculative_config.{key}" for key in ("method", "model", "num_speculative_tokens")
-    } | {f"{engine}.additional_config.verl_fuse_speculation"}
+
+
+def test_the_run_directory_is_no_part_of_what_vllm_hashes():
+    found = [PLUGIN.fuse_overrides(config=composed(), run_dir=Path(folder)) for folder in ("/runs/a", "/runs/b")]
+    hashed = [{key: value for key, value in one.items() if ".speculative_config." not in key} for one in found]
+    assert hashed[0] == hashed[1]
 
 
 class Run:
@@ -116,6 +123,20 @@ def test_drafters_learn_the_step_and_the_step_what_they_did(tmp_path):
     assert found["fuse/speculation_tail_least_chance"] == pytest.approx(0.4)
     assert found["fuse/speculation_tail_tokens_per_pass"] == pytest.approx(3)
     assert plugin.fuse_metrics(timeline=Timeline("run", 8, 0.0, 1.0, ())) == {}
+
+
+def test_a_folder_that_nodes_do_not_share_is_noticed_a_step_later(tmp_path, caplog):
+    plugin, folder = SpeculationPlugin(), tmp_path / "speculation"
+    folder.mkdir()
+    plugin.fuse_setup(trainer=Run())
+    plugin.fuse_event(SetUp(0, 0.0, tmp_path, None, 4, 4, 2))
+    spans = [Span(REQUEST, f"replica {rank}", "generate", 0.0, 1.0, {"response_tokens": 3}) for rank in range(3)]
+    spans.append(Span(REQUEST, "replica 9", "generate", 0.0, 1.0, {"response_tokens": 0}))
+    for step in (1, 2, 3):
+        append(folder / f"a{PASSES_SUFFIX}", [ForwardPass(1.0, step, 1, 1, 0, 0.0)])
+        append(folder / f"b{PASSES_SUFFIX}", [ForwardPass(1.0, 0, 1, 1, 0, 0.0)])
+        plugin.fuse_metrics(timeline=Timeline("run", step, 0.0, 1.0, tuple(spans)))
+        assert caplog.text.count(f"of 3 replicas that generated, 1 left nothing in {folder}") == (step > 1)
 
 
 def test_a_run_without_speculation_counts_nothing(tmp_path):

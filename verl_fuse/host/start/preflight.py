@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_contracts, require_version
+from verl_fuse.host.start.set_by_plugins import as_started
 from verl_fuse.host.start.settings import load_settings
 
 
@@ -23,7 +24,7 @@ class Preflight(Callback):
         try:
             require_version()
             settings = load_settings(config)
-            require_contracts(settings.manager, config)
+            require_contracts(settings.manager, as_started(config, settings))
             for line in settings.notes:
                 print(f"verl-fuse: {line}", file=sys.stderr, flush=True)
         except FuseError as error:

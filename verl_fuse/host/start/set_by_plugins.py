@@ -2,14 +2,17 @@
 
 Invariants (tests/unit/host/test_set_by_plugins.py):
 - a key that two plugins set to different values ends the run, with nothing set;
-- keys that verl's YAML lacks are added.
+- keys that verl's YAML lacks are added;
+- what is checked before a run starts is what it is started with.
 """
 
+from copy import deepcopy
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.start.applied_plan import apply_plan
 from verl_fuse.host.start.settings import Settings
 
 
@@ -22,3 +25,11 @@ def set_by_plugins(config: DictConfig, settings: Settings) -> None:
                 raise FuseError(f"two plugins set {key}: to {wanted[key]!r} and to {value!r}; leave one of them out")
     for key, value in wanted.items():
         OmegaConf.update(config, key, value, force_add=True)
+
+
+def as_started(config: DictConfig, settings: Settings) -> DictConfig:
+    """A copy of `config` with what the run sets in it: its plan, and what its plugins want."""
+    copied = deepcopy(config)
+    apply_plan(copied, settings.overrides)
+    set_by_plugins(copied, settings)
+    return copied
