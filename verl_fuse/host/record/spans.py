@@ -72,9 +72,12 @@ class Recorder:
         self.add = sink
 
     @contextmanager
-    def span(self, name: str, track: str, category: Category, **args: str | int | float) -> Iterator[dict[str, Any]]:
-        """Record the block as one span; entries put into the yielded dict become its args. A failing block is recorded too."""
-        watch = Stopwatch()
+    def span(
+        self, name: str, track: str, category: Category, since: Stopwatch | None = None, **args: str | int | float
+    ) -> Iterator[dict[str, Any]]:
+        """Record the block as one span, which began `since` or begins now; entries put into the yielded dict become its args. A failing block is
+        recorded too."""
+        watch = since or Stopwatch()
         try:
             yield args
         except BaseException as error:

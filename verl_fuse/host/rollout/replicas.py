@@ -20,6 +20,7 @@ from functools import partial
 from ray.exceptions import RayError
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.record.spans import Stopwatch
 from verl_fuse.host.rollout.replica import Replica, State
 from verl_fuse.host.rollout.roster import Roster
 from verl_fuse.host.upstream.death import first_line
@@ -38,7 +39,8 @@ class Replicas(Roster):
 
     def free(self, ranks: Iterable[int], cause: str, name: str = MIGRATE) -> None:
         """Take replicas out of the rollout, for `cause`: their requests return to the client as partial answers, and
-        their memory is given back. Recorded as `name`."""
+        their memory is given back. Recorded as `name`, from when nothing is sent to them any more."""
+        begun = Stopwatch()
         chosen = [self._replicas[rank] for rank in ranks]
         self._unroute(chosen)
         late = self._waiting.answer(self._collector.unmovable.remote(), "the collector of spans")
@@ -51,7 +53,7 @@ class Replicas(Roster):
                 )  # fmt: skip
             if replica.state is not State.LOST:
                 replica.state = State.FREED
-        self._end_undone("did not stop generating", {replica: self._stop(replica, name) for replica in chosen})
+        self._end_undone("did not stop generating", {replica: self._stop(replica, name, begun) for replica in chosen})
 
     @contextmanager
     def sleeping(self) -> Iterator[None]:
@@ -93,8 +95,8 @@ class Replicas(Roster):
         sleeping = {replica: replica.handle.sleep() for replica in there if not replica.standalone}
         self._end_undone("did not go to sleep", sleeping)
 
-    async def _stop(self, replica: Replica, name: str) -> None:
-        with self._recorder.span(name, str(replica), "other") as args:
+    async def _stop(self, replica: Replica, name: str, begun: Stopwatch) -> None:
+        with self._recorder.span(name, str(replica), "other", since=begun) as args:
             aborted = await replica.handle.abort_all_requests(reject_request=True)
             args["aborted_requests"] = aborted["aborted_count"]
             await replica.handle.sleep()
