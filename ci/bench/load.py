@@ -5,9 +5,9 @@ Real are the trainer of mode `fuse` with its replica moves, hooks and accounts, 
 (support/engines.py), which writes the rows that agent loops write, with tags and without tokens; nothing is computed of them and no weights move. A response has up to
 32k tokens, lognormal, and the longest takes `--seconds`.
 
-Milliseconds of the driver's thread in a step: plan (prompts in), poll (verl's own look at TransferQueue), decide (ours), migrate (seconds on the clock), account
-(batch, account, timeline, metrics). `driver_share` is CPU seconds of the whole process, verl's and Ray's threads included, over the seconds of the step; `own_share` is that of
-all parts but verl's poll. The first step of a shape warms up and is left out.
+CPU milliseconds of the driver's thread in a step: plan (prompts in), poll (verl's own look at TransferQueue), decide (ours), migrate, account (batch, account,
+timeline, metrics). `own_share` is that of all parts but verl's poll, over the seconds of the step; `driver_share` is that of the whole process, the threads of
+TransferQueue, of Ray and of the timeline's writer included. The first step of a shape warms up and is left out.
 
     python -m ci.bench.load [--shapes 8x1024 64x8192 256x16384] [--seconds 60]
 """
@@ -39,25 +39,32 @@ WARM_SECONDS = 5.0
 
 
 class Meter:
-    """CPU seconds of the calling thread in each part, or with `clock` seconds that passed; parts within parts count once."""
+    """Seconds and calls of each part, by `clock`; those of a part within another count for the inner one alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
+        self._within: list[float] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from zero."""
         self.seconds: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
-        self._open: list[float] = []
 
-    def of(self, name: str, call: Callable, clock: Callable[[], float] = time.thread_time) -> Callable:
+    def of(self, name: str, call: Callable) -> Callable:
+        """`call`, counted as this part."""
+
         def measured(*arguments: Any, **named: Any) -> Any:
-            begun = clock()
-            self._open.append(0.0)
+            begun = self._clock()
+            self._within.append(0.0)
             try:
                 return call(*arguments, **named)
             finally:
-                spent, within = clock() - begun, self._open.pop()
+                spent, within = self._clock() - begun, self._within.pop()
                 self.seconds[name] += spent - within
                 self.calls[name] += 1
-                if self._open:
-                    self._open[-1] += spent
+                if self._within:
+                    self._within[-1] += spent
 
         return measured
 
@@ -72,14 +79,13 @@ def lengths(samples: int, seed: int) -> np.ndarray:
 
 def measured_step(trainer: "LoadTrainer", meter: Meter, samples: int, seconds: float, seed: int) -> dict[str, Any]:
     """One step of a shape."""
-    meter.seconds.clear()
-    meter.calls.clear()
+    meter.begin()
     trainer.ask_for(lengths(samples, seed))
     trainer.manager.pace(seconds / LONGEST)
     begun, spent = time.monotonic(), time.process_time()
     metrics = trainer.run()
     passed, spent = time.monotonic() - begun, time.process_time() - spent
-    own = sum(meter.seconds[part] for part in PARTS if part not in ("poll", "migrate"))
+    own = sum(meter.seconds[part] for part in PARTS if part != "poll")
     return {
         "seconds": round(passed, 2),
         "polls": meter.calls["poll"],

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_fuse.host.record.spans import collector
+from verl_fuse.spec.timeline import REQUEST, Span
+
 TICK = 0.1
+# Tokens.
+PROMPT = 512
 
 
 @dataclass
@@ -58,8 +63,6 @@ class Engines:
 
     async def begin(self, balancer: Any, prompts: Sequence[str], lengths: Sequence[Sequence[int]], step: int) -> None:
         """Generate the samples of these prompts, of these response lengths."""
-        from verl_fuse.host.record.spans import collector
-
         self._collector, self.moved = collector(), 0
         self._left = {uid: len(group) for uid, group in zip(prompts, lengths, strict=True)}
         fields = await balancer.require_acquire_fields.remote()
@@ -83,25 +86,34 @@ class Engines:
         task.add_done_callback(self._tasks.discard)
 
     async def _sample(self, balancer: Any, uid: str, session: int, length: int, extra: dict) -> None:
-        from verl_fuse.spec.timeline import Span
-
-        left = length * self._pace
-        while left > 0:
+        tokens = 0
+        while tokens < length:
             address, server = await balancer.acquire_server.remote(f"{uid}_{session}", **extra)
-            place, begun, wall = self._places[server.rank], time.monotonic(), time.time()
+            place, begun, wall, before = self._places[server.rank], time.monotonic(), time.time(), tokens
             place.running += 1
             try:
-                await asyncio.wait_for(place.closed.wait(), left)
-                self.moved += 1
-                left -= time.monotonic() - begun
+                await asyncio.wait_for(place.closed.wait(), (length - tokens) * self._pace)
+                tokens = min(length, before + int((time.monotonic() - begun) / self._pace))
             except TimeoutError:
-                left = 0
+                tokens = length
             finally:
                 place.running -= 1
-            if left <= 0:
-                await balancer.release_server.remote(address)
-            self._collector.add.remote(Span("generate", f"replica {server.rank}", "generate", wall, time.time(), {}))
+            self.moved += tokens < length
+            await balancer.release_server.remote(address)
+            self._tell(server.rank, uid, wall, before, tokens, length)
         self._ended.append((uid, session, length))
+
+    def _tell(self, rank: int, uid: str, begun: float, before: int, tokens: int, length: int) -> None:
+        """The span of a request, as our client records it (host/rollout/client.py)."""
+        args = {
+            "prompt_tokens": PROMPT + before,
+            "prompt": uid,
+            "response_tokens": tokens - before,
+            "stop_reason": "completed" if tokens == length else "aborted",
+            "cached_tokens": 0,
+            **({"resumed_tokens": before} if before else {}),
+        }
+        self._collector.add.remote(Span(REQUEST, f"replica {rank}", "generate", begun, time.time(), args))
 
     async def _write(self, prompts: Sequence[str], step: int) -> None:
         import torch
@@ -120,9 +132,9 @@ class Engines:
             tags = [
                 {
                     "status": "success",
-                    "prompt_len": 512,
+                    "prompt_len": PROMPT,
                     "response_len": length,
-                    "seq_len": 512 + length,
+                    "seq_len": PROMPT + length,
                     "global_steps": step,
                     "min_global_steps": step - 1,
                     "max_global_steps": step - 1,

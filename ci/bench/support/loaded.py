@@ -1,6 +1,5 @@
 """The trainer of mode `fuse` over engines that take the time they are told (engines.py), for the bench `load`."""
 
-import time
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -158,7 +157,7 @@ class LoadTrainer(FuseTrainer):
         buffer._sync_metadata_from_transfer_queue = meter.of("poll", buffer._sync_metadata_from_transfer_queue)
         director.submit = meter.of("plan", director.submit)
         director.look = meter.of("decide", director.look)
-        director.migrate = meter.of("migrate", director.migrate, time.monotonic)
+        director.migrate = meter.of("migrate", director.migrate)
         self._accounted = meter.of("account", self._accounted)
 
     def _inference(self) -> SampleInference:
