@@ -46,6 +46,7 @@ from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
 from verl_fuse_elastic.prediction import LengthPredictor
 from verl_fuse_elastic.scaling import Terms, choose, forecasts
+from verl_fuse_elastic.unforetold import Unforetold
 
 GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json").read_text())["rlhfless"]
 # Prompts of GSM8K, and how far a response is from its prompt's usual length (as a correlation; verl_fuse/simulate/options.py).
@@ -187,7 +188,7 @@ class Elastic:
     def __init__(self, setup: Setup, arm: Arm):
         self._setup, self._arm, self._predictor = setup, arm, LengthPredictor()
         self._terms = Terms(arm.weight, 1, setup.replicas, 0.0, 0.05)
-        self._running, self._decode = setup.replicas, TOKENS_ALONE
+        self._running, self._decode, self._unforetold = setup.replicas, TOKENS_ALONE, Unforetold()
         self.decisions: list[float] = []
         self.counts: list[int] = []
         self.generated: list[Taken] = []
@@ -197,13 +198,14 @@ class Elastic:
         prompts = [Prompt(str(i), str(number), "gsm8k", n) for i, number in enumerate(chosen.tolist())]
         begun = time.process_time()
         predictions = self._predictor.predict(prompts)
-        count = self._arm.count or setup.replicas
+        count, foretold = self._arm.count or setup.replicas, None
         if predictions is not None:
             prompts = [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
         if predictions is not None and self._arm.count is None:
-            line = Line(prompts, setup.timing.max_batch, self._decode, setup.workload.response.maximum)
-            found = forecasts(line, self._terms, self._running, released=True)
-            count = choose(found, self._terms, self._running).count
+            each = self._unforetold.each or 0.0
+            line = Line(prompts, setup.timing.max_batch, self._decode, setup.workload.response.maximum, each)
+            foretold = choose(forecasts(line, self._terms, self._running, released=True), self._terms, self._running)
+            count = foretold.count
         homes = assign(prompts, range(count), setup.timing.max_batch, self._decode, setup.workload.response.maximum)
         self.decisions.append(time.process_time() - begun)
         self.counts.append(count)
@@ -214,6 +216,8 @@ class Elastic:
         responses = lengths.response.reshape(-1, n).tolist()
         self._predictor.observe(zip(prompts, responses, strict=True))
         self._decode = _decode_cost(setup.timing, lengths, count)
+        if foretold is not None:
+            self._unforetold.learn(foretold.seconds, run.seconds, len(lengths.group) / count)
         self.generated.append(Taken(run.seconds, float(run.ends.sum())))
         if self._arm.inference:
             return setup.meanwhile_inferred(run)
