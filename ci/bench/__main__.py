@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def names() -> list[str]:
     """The benchmarks of this folder."""
     return sorted(
-        module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name != "__main__"
+        module.name
+        for module in pkgutil.iter_modules([str(Path(__file__).parent)])
+        if module.name != "__main__" and not module.ispkg
     )
 
 

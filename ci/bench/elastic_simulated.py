@@ -7,6 +7,9 @@ differs between the arms, and with `+ inference` that devices which generate no 
 times seconds over the whole step, less what was given back; training takes the same in every step. No arm can be faster than the floor: the longest
 response alone on a replica from the start, and all inference hidden.
 
+The policy is also judged by itself, on generation alone (support/regret.py): beside it run counts of replicas that never change, with the same
+predictions, assignment and release. Its regret is against the best of them in each step.
+
     python -m ci.bench.elastic_simulated [--setup h100] [--steps 200] [--response TEXT_OR_FILE]
 """
 
@@ -22,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from ci.bench.support.regret import WEIGHTS, Taken, judged
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.simulate.calls import freed_inference
 from verl_fuse.simulate.draw import DrawnLengths
@@ -42,23 +46,28 @@ from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
 from verl_fuse_elastic.prediction import LengthPredictor
 from verl_fuse_elastic.scaling import Terms, choose, forecasts
+from verl_fuse_elastic.unforetold import Unforetold
 
 GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json").read_text())["rlhfless"]
 # Prompts of GSM8K, and how far a response is from its prompt's usual length (as a correlation; verl_fuse/simulate/options.py).
 DATA_SET, PREDICTABILITY = 7473, 0.8
 TAIL, LATENCY, POLL = 0.2, 0.1, 0.0
+FIXED = 12
 INFERENCE = (REF_LOG_PROB, OLD_LOG_PROB)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Of `fuse.elastic`: `cost_weight` and `cut_fraction`; whether devices that generate no more run inference."""
+    """Of `fuse.elastic`: `cost_weight` and `cut_fraction`; whether devices that generate no more run inference. A `count` is one that never changes."""
 
     weight: float
     cut: float
     inference: bool
+    count: int | None = None
 
     def __str__(self) -> str:
+        if self.count is not None:
+            return f"fixed {self.count}"
         return f"elastic {self.weight} {self.cut}" + " + inference" * self.inference
 
 
@@ -179,21 +188,24 @@ class Elastic:
     def __init__(self, setup: Setup, arm: Arm):
         self._setup, self._arm, self._predictor = setup, arm, LengthPredictor()
         self._terms = Terms(arm.weight, 1, setup.replicas, 0.0, 0.05)
-        self._running, self._decode = setup.replicas, TOKENS_ALONE
+        self._running, self._decode, self._unforetold = setup.replicas, TOKENS_ALONE, Unforetold()
         self.decisions: list[float] = []
         self.counts: list[int] = []
+        self.generated: list[Taken] = []
 
     def step(self, chosen: np.ndarray, lengths: DrawnLengths) -> Spent:
         setup, n = self._setup, self._setup.workload.samples
         prompts = [Prompt(str(i), str(number), "gsm8k", n) for i, number in enumerate(chosen.tolist())]
         begun = time.process_time()
         predictions = self._predictor.predict(prompts)
-        count = setup.replicas
+        count, foretold = self._arm.count or setup.replicas, None
         if predictions is not None:
             prompts = [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
-            line = Line(prompts, setup.timing.max_batch, self._decode, setup.workload.response.maximum)
-            found = forecasts(line, self._terms, self._running, released=True)
-            count = choose(found, self._terms, self._running).count
+        if predictions is not None and self._arm.count is None:
+            each = self._unforetold.each or 0.0
+            line = Line(prompts, setup.timing.max_batch, self._decode, setup.workload.response.maximum, each)
+            foretold = choose(forecasts(line, self._terms, self._running, released=True), self._terms, self._running)
+            count = foretold.count
         homes = assign(prompts, range(count), setup.timing.max_batch, self._decode, setup.workload.response.maximum)
         self.decisions.append(time.process_time() - begun)
         self.counts.append(count)
@@ -204,6 +216,9 @@ class Elastic:
         responses = lengths.response.reshape(-1, n).tolist()
         self._predictor.observe(zip(prompts, responses, strict=True))
         self._decode = _decode_cost(setup.timing, lengths, count)
+        if foretold is not None:
+            self._unforetold.learn(foretold.seconds, run.seconds, len(lengths.group) / count)
+        self.generated.append(Taken(run.seconds, float(run.ends.sum())))
         if self._arm.inference:
             return setup.meanwhile_inferred(run)
         return setup.then_inferred(lengths, run.seconds, float(run.ends.sum()))
@@ -223,9 +238,10 @@ def _begin(setup: Setup, lengths: DrawnLengths, queues: list[np.ndarray]) -> Rol
     return RolloutState.begin(Requests.of(lengths.prompt, lengths.response, cached), setup.timing, queues)
 
 
-def run(setup: Setup, steps: int, drift: float, seed: int) -> dict[str, Any]:
-    """All arms on the same lengths."""
+def run(setup: Setup, steps: int, drift: float, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All arms on the same lengths: a row of each, and what the policy is worth beside fixed counts."""
     data = DataSet(setup.workload, seed)
+    fixed = {str(arm): Elastic(setup, arm) for arm in fixed_counts(setup.replicas)}
     elastic = {str(arm): Elastic(setup, arm) for arm in ARMS}
     others = {
         "static": static,
@@ -240,9 +256,24 @@ def run(setup: Setup, steps: int, drift: float, seed: int) -> dict[str, Any]:
             spent[name].append(take(setup, lengths))
         for name, policy in elastic.items():
             spent[name].append(policy.step(chosen, lengths))
+        for policy in fixed.values():
+            policy.step(chosen, lengths)
     rows = {name: _row(setup, found, spent["static"], elastic.get(name)) for name, found in spent.items()}
+    judge = judged(
+        {weight: elastic[str(Arm(weight, 1.0, False))].generated for weight in WEIGHTS},
+        {name: policy.generated for name, policy in fixed.items()},
+        f"fixed {setup.replicas}",
+    )
     # What one replica costs while the others do nothing says nothing of any arm.
-    return {**rows, "floor": {key: rows["floor"][key] for key in ("speed", "best_speed")}}
+    return {**rows, "floor": {key: rows["floor"][key] for key in ("speed", "best_speed")}}, judge
+
+
+def fixed_counts(replicas: int) -> list[Arm]:
+    """Every count, or where there are many those whose ratios are alike."""
+    spread = (
+        {round(replicas ** (n / (FIXED - 1))) for n in range(FIXED)} if replicas > FIXED else range(1, replicas + 1)
+    )
+    return [Arm(0.0, 1.0, False, count) for count in sorted(spread)]
 
 
 def _row(setup: Setup, found: list[Spent], stock: list[Spent], policy: Elastic | None) -> Mapping[str, Any]:
@@ -279,11 +310,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     setup = make_setup(args.setup, args.response)
-    rows = run(setup, args.steps, args.drift, args.seed)
+    rows, judge = run(setup, args.steps, args.drift, args.seed)
     for name, row in rows.items():
         print(f"{name:28}", "  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    for name, row in (*judge["fixed"].items(), *judge["policy"].items()):
+        print(f"{name:28}", "  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     print(json.dumps({"bench": "elastic_simulated", "setup": args.setup, "steps": args.steps, "replicas": setup.replicas,
-                      "rest_seconds": round(setup.rest, 2), "arms": rows}))  # fmt: skip
+                      "rest_seconds": round(setup.rest, 2), "arms": rows, **judge}))  # fmt: skip
 
 
 if __name__ == "__main__":

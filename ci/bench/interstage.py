@@ -7,21 +7,15 @@ advantages, the weight refresh of the slices included. A ratio is of sums over a
     python -m ci.bench.interstage [--groups 15] [--keep DIRECTORY]
 """
 
-import argparse
 import json
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from verl_fuse.cli import child
-from verl_fuse.cli.recipes import find_recipe
-from verl_fuse_cpu.environment import environment as cpu_environment
+from ci.bench.support.runs import SEED, command_line, launch, ratio_of_arms
 
 ARMS = ("stock", "control", "fused")
 PROMPTS, SAMPLES_PER_PROMPT = 12, 4
@@ -30,8 +24,6 @@ SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
 MEDIAN, SIGMA, SHORTEST, LONGEST = 40, 1.3, 8, 500
 THRESHOLD = 0.25
 HIDDEN, LAYERS = 256, 6
-SEED = 0
-ARMS_FOLDER = Path(__file__).parent / "arms"
 
 
 def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
@@ -127,48 +119,9 @@ def run(folder: Path, groups: int) -> list[dict[str, Any]]:
     make_task(folder)
     plan = make_plan(groups + 1, folder / "measurements.jsonl")
     (folder / "plan.json").write_text(json.dumps(plan))
-    log = folder / "run.log"
-    code = launch(folder, "interstage_arms", overrides(folder, len(plan["arms"])), log)
-    if code:
-        sys.exit(f"the run ended with exit code {code}:\n{log.read_text(errors='replace')[-3000:]}")
+    launch(folder, "interstage_arms", overrides(folder, len(plan["arms"])), folder / "run.log")
     records = [json.loads(line) for line in (folder / "measurements.jsonl").read_text().splitlines()]
     return records[len(ARMS) :]
-
-
-def launch(
-    folder: Path, module: str, overrides: Sequence[str], log: Path, recipe: str = "ppo-cpu", **variables: str
-) -> int:
-    """Exit code of a run of a recipe with the external `module` of arms/; all its processes end with it."""
-    command = [sys.executable, "-P", "-m", "verl.trainer.main_ppo"]
-    command += ["--config-path", str(find_recipe(recipe).folder), "--config-name", "config", *overrides]
-    environment = {
-        **os.environ,
-        **cpu_environment(),
-        "VERL_FUSE_HOME": str(folder),
-        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-        "VERL_USE_EXTERNAL_MODULES": module,
-        "INTERSTAGE_BENCH": str(folder / "plan.json"),
-        "PYTHONPATH": os.pathsep.join([str(ARMS_FOLDER), os.environ.get("PYTHONPATH", "")]),
-        **variables,
-    }
-    saved = os.dup(1), os.dup(2)
-    with log.open("wb") as output:
-        try:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-            return child.run(command, environment).code
-        finally:
-            os.dup2(saved[0], 1)
-            os.dup2(saved[1], 2)
-
-
-def ratio(records: Sequence[dict[str, Any]], over: str, under: str) -> tuple[float, list[float]]:
-    """Sum of `over`'s seconds over that of `under`'s, and its 95 % bootstrap interval over groups."""
-    rows = np.array([[r["seconds"] for r in records if r["arm"] == arm] for arm in (over, under)])
-    drawn = np.random.default_rng(SEED).integers(0, rows.shape[1], (10_000, rows.shape[1]))
-    ratios = rows[0][drawn].sum(axis=1) / rows[1][drawn].sum(axis=1)
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return round(float(rows[0].sum() / rows[1].sum()), 3), [round(float(low), 3), round(float(high), 3)]
 
 
 def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -178,8 +131,8 @@ def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return sum(record[part] for record in records if record["arm"] == arm)
 
     generation, inference = total("stock", "generation"), total("stock", "inference")
-    found, interval = ratio(records, "stock", "fused")
-    control, control_interval = ratio(records, "stock", "control")
+    found, interval = ratio_of_arms(records, "stock", "fused")
+    control, control_interval = ratio_of_arms(records, "stock", "control")
     return {
         "bench": "interstage",
         "groups": len(records) // len(ARMS),
@@ -199,22 +152,6 @@ def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "duplicated": 0,
         "wrong_lengths": sum(not record["whole"] for record in records),
     }
-
-
-def command_line(
-    description: str | None, groups: int, run: Callable[[Path, int], Any], report: Callable[[Any], dict[str, Any]]
-) -> None:
-    """A bench whose arms take turns: `run` so many groups of steps in a folder, print what `report` makes of them."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=groups)
-    parser.add_argument("--keep", type=Path, help="leave plan, timelines and measurements here")
-    args = parser.parse_args()
-    if args.keep is not None:
-        args.keep.mkdir(parents=True)
-        print(json.dumps(report(run(args.keep.resolve(), args.groups))))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(report(run(Path(folder), args.groups))))
 
 
 if __name__ == "__main__":

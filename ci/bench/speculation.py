@@ -8,17 +8,15 @@ in the engines. The tail: passes of a replica after the last with more than a qu
     python -m ci.bench.speculation [--rounds 3] [--epochs 8] [--keep DIRECTORY]
 """
 
-import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ci.bench.interstage import ARMS_FOLDER, launch
+from ci.bench.support.runs import ARMS_FOLDER, in_folder, launch, parser, ratio
 from verl_fuse.spec.timeline import GENERATION, Timeline
 from verl_fuse_cpu.task.make import make
 from verl_fuse_cpu.task.parameters import Parameters, WarmStart
@@ -27,7 +25,6 @@ from verl_fuse_speculation.passes import TAIL_SHARE
 PROMPTS, SAMPLES = 16, 8
 # Steps of the model's warm start, by task: the less it learned, the less predictable it is.
 TASKS = {"learned": 800, "less predictable": 250}
-SEED = 0
 
 
 def overrides(folder: Path, task: Path, epochs: int, drafts: bool) -> list[str]:
@@ -56,11 +53,8 @@ def overrides(folder: Path, task: Path, epochs: int, drafts: bool) -> list[str]:
 def run(folder: Path, task: Path, epochs: int, drafts: bool) -> list[dict[str, Any]]:
     """What every epoch of one run took."""
     folder.mkdir()
-    log = folder / "run.log"
     settings = overrides(folder, task, epochs, drafts)
-    code = launch(folder, "speculation_arms", settings, log, recipe="grpo-cpu", SPECULATION_BENCH=str(folder))
-    if code:
-        sys.exit(f"the run ended with exit code {code}:\n{log.read_text(errors='replace')[-3000:]}")
+    launch(folder, "speculation_arms", settings, folder / "run.log", recipe="grpo-cpu", SPECULATION_BENCH=str(folder))
     return [measured(folder, step) for step in range(1, epochs + 1)]
 
 
@@ -92,16 +86,12 @@ def measured(folder: Path, step: int) -> dict[str, Any]:
     }
 
 
+def column(epochs: Sequence[dict[str, Any]], what: str) -> list[float]:
+    return [epoch[what] for epoch in epochs]
+
+
 def total(epochs: Sequence[dict[str, Any]], what: str) -> float:
-    return sum(epoch[what] for epoch in epochs)
-
-
-def interval(over: Sequence[dict[str, Any]], under: Sequence[dict[str, Any]], what: str) -> list[float]:
-    """The 95 % bootstrap interval of the ratio of sums, over epochs."""
-    rows = np.array([[epoch[what] for epoch in epochs] for epochs in (over, under)])
-    drawn = np.random.default_rng(SEED).integers(0, rows.shape[1], (10_000, rows.shape[1]))
-    ratios = rows[0][drawn].sum(axis=1) / rows[1][drawn].sum(axis=1)
-    return [round(float(bound), 3) for bound in np.quantile(ratios, [0.025, 0.975])]
+    return sum(column(epochs, what))
 
 
 def report(stock: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -111,11 +101,11 @@ def report(stock: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> d
     return {
         "epochs": len(ours),
         "passes_ratio": round(total(ours, "passes") / total(stock, "passes"), 3),
-        "passes_interval": interval(ours, stock, "passes"),
+        "passes_interval": ratio(column(ours, "passes"), column(stock, "passes"))[1],
         "first_epoch_passes_ratio": round(total(first[1], "passes") / total(first[0], "passes"), 3),
         "tail_passes_ratio": round(total(ours, "tail") / total(stock, "tail"), 3),
         "rollout_seconds_ratio": round(total(stock, "seconds") / total(ours, "seconds"), 3),
-        "interval": interval(stock, ours, "seconds"),
+        "interval": ratio(column(stock, "seconds"), column(ours, "seconds"))[1],
         "tokens_ratio": round(total(ours, "tokens") / total(stock, "tokens"), 3),
         "acceptance": [round(float(share), 3) for share in accepted],
         "entropy": round(float(np.mean([epoch["entropy"] for epoch in (*stock, *ours)])), 3),
@@ -138,17 +128,17 @@ def bench(folder: Path, task: str, rounds: int, epochs: int) -> dict[str, Any]:
     return report(found[False], found[True])
 
 
+def bench_all(folder: Path, rounds: int, epochs: int) -> dict[str, Any]:
+    found = {task: bench(folder, task, rounds, epochs) for task in TASKS}
+    return {"bench": "speculation", **found["learned"], "less_predictable": found["less predictable"]}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--keep", type=Path, help="leave runs and measurements here")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) if args.keep is None else args.keep.resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        found = {task: bench(folder, task, args.rounds, args.epochs) for task in TASKS}
-    print(json.dumps({"bench": "speculation", **found["learned"], "less_predictable": found["less predictable"]}))
+    arguments = parser(__doc__, "leave runs and measurements here")
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--epochs", type=int, default=8)
+    given = arguments.parse_args()
+    in_folder(given.keep, lambda folder: bench_all(folder, given.rounds, given.epochs), again=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ look at the rollout as often. A ratio is of sums over all groups, its interval a
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ci.bench import interstage
+from ci.bench.support.runs import SEED, command_line, launch, ratio_of_arms
 
 ARMS = ("stock", "skip_zero_gradient", "skip_old_log_prob", "all")
 PROMPTS, SAMPLES_PER_PROMPT, EQUAL = 10, 8, 4
@@ -31,7 +31,7 @@ TOKENS = 1024
 
 def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
     """See arms/bench_plan.py; `equal`: the prompts of each group of steps whose samples get equal rewards."""
-    rng = np.random.default_rng(interstage.SEED)
+    rng = np.random.default_rng(SEED)
     quantiles = [NormalDist().inv_cdf((sample + 0.5) / SAMPLES) for sample in range(SAMPLES)]
     lengths = np.clip(MEDIAN * np.exp(SIGMA * np.array(quantiles)), SHORTEST, LONGEST).astype(int)
     return {
@@ -67,10 +67,7 @@ def run(folder: Path, groups: int) -> list[dict[str, Any]]:
     interstage.make_task(folder, HIDDEN, LAYERS, PROMPTS)
     plan = make_plan(groups + 1, folder / "measurements.jsonl")
     (folder / "plan.json").write_text(json.dumps(plan))
-    log = folder / "run.log"
-    code = interstage.launch(folder, "update_arms", overrides(folder, len(plan["arms"])), log)
-    if code:
-        sys.exit(f"the run ended with exit code {code}:\n{log.read_text(errors='replace')[-3000:]}")
+    launch(folder, "update_arms", overrides(folder, len(plan["arms"])), folder / "run.log")
     return [json.loads(line) for line in (folder / "measurements.jsonl").read_text().splitlines()]
 
 
@@ -81,7 +78,7 @@ def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def total(arm: str, part: str) -> float:
         return sum(record[part] for record in measured if record["arm"] == arm)
 
-    ratios = {arm: interstage.ratio(measured, "stock", arm) for arm in ARMS[1:]}
+    ratios = {arm: ratio_of_arms(measured, "stock", arm) for arm in ARMS[1:]}
     groups = len(measured) // len(ARMS)
     kept = 1 - total("all", "skipped_tokens") / groups
     return {
@@ -110,4 +107,4 @@ def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    interstage.command_line(__doc__, 8, run, report)
+    command_line(__doc__, 8, run, report)

@@ -50,11 +50,13 @@ class Line:
     """Prompts in a row, the longest first, to be cut into runs.
 
     A replica takes as many decode steps as the longest response of its run has tokens, or as the run's tokens need in `slots` sequences at
-    once; a step costs `cost.step`, and each token beside it `cost.sequence`. Prefill is not counted. The longest of k responses is taken to lie as far
+    once; a step costs `cost.step`, and each token beside it `cost.sequence`; `each` are seconds of a sample beside decoding. The longest of k responses is taken to lie as far
     above the longest prediction as the largest of k normal numbers does in logarithms, and at `limit` tokens at most.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], slots: int, cost: DecodeCost, limit: float = math.inf):
+    def __init__(
+        self, prompts: Sequence[Prompt], slots: int, cost: DecodeCost, limit: float = math.inf, each: float = 0.0
+    ):
         def length(prompt: Prompt) -> tuple[float, float]:
             prediction = prompt.prediction or UNKNOWN_LENGTH
             return prediction.tokens, prediction.upper
@@ -67,7 +69,7 @@ class Line:
         self._samples = [0, *accumulate(samples)]
         self._before = [0.0, *accumulate(t * n for t, n in zip(self._tokens, samples, strict=True))]
         self._farthest = _farthest(self._samples[-1])
-        self._slots, self._cost, self._limit = slots, cost, limit
+        self._slots, self._cost, self._limit, self._each = slots, cost, limit, each
         self._slowest = max((self.seconds(i, i + 1) for i in range(len(samples))), default=0.0)
 
     def seconds(self, start: int, end: int) -> float:
@@ -75,9 +77,11 @@ class Line:
         if start == end:
             return 0.0
         tokens = self._before[end] - self._before[start]
-        beyond = self._farthest[self._samples[end] - self._samples[start]]
+        samples = self._samples[end] - self._samples[start]
+        beyond = self._farthest[samples]
         longest = min(self._limit, self._tokens[start] * self._spread[start] ** beyond)
-        return self._cost.step * max(longest, tokens / self._slots) + self._cost.sequence * tokens
+        decoding = self._cost.step * max(longest, tokens / self._slots) + self._cost.sequence * tokens
+        return decoding + self._each * samples
 
     def cut(self, count: int) -> list[int]:
         """Where at most `count` runs begin, and where the last one ends."""

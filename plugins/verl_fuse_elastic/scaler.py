@@ -3,7 +3,8 @@
 Invariants (tests/unit/elastic/test_scaler.py):
 - before decoding was measured, and without a prediction for every prompt, all replicas there are generate, within the block's limits;
 - a step that asks for more prompts is foretold as if all had been there at its begin;
-- a step for which nothing was foretold has no metrics.
+- a step for which nothing was foretold has no metrics;
+- what a step took longer than foretold, its samples are foretold to take in the next one.
 """
 
 import logging
@@ -18,6 +19,7 @@ from verl_fuse_elastic.config import ElasticConfig
 from verl_fuse_elastic.learned import ElasticHistory
 from verl_fuse_elastic.ledger import Ledger
 from verl_fuse_elastic.scaling import Forecast, Terms, choose, forecast, forecasts
+from verl_fuse_elastic.unforetold import Unforetold
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +31,14 @@ class Scaler:
         self._block, self._running, self._limit = block, replicas, limit
         self._foretell: Callable[[Sequence[Prompt]], Forecast] | None = None
         self._forecast, self._seconds = None, 0.0
+        self._unforetold, self._measured, self._samples = Unforetold(), 0.0, 0
 
     def begin_step(self) -> None:
-        """Nothing is foretold for this step yet."""
+        """Nothing is foretold for this step yet; what came of the last one is learned."""
+        if self._forecast is not None and self._measured:
+            share = self._samples / self._forecast.count
+            self._unforetold.learn(self._forecast.seconds, self._measured, share)
+        self._measured = 0.0
         self._foretell = self._forecast = None
 
     def decide(
@@ -54,12 +61,14 @@ class Scaler:
         count = max(least, min(len(replicas), most))
         decode, running, release = learned.decode, self._running, block.release
         if decode is not None and prompts and all(prompt.prediction is not None for prompt in prompts):
-            line = partial(Line, slots=fewest_slots(replicas), cost=decode, limit=self._limit)
+            each = self._unforetold.each or 0.0
+            line = partial(Line, slots=fewest_slots(replicas), cost=decode, limit=self._limit, each=each)
             count = choose(forecasts(line(prompts), terms, running, released=release), terms, running).count
             # Those that are missing are created while this step runs on those there are.
             there = min(count, len(replicas))
             self._foretell = lambda prompts: forecast(line(prompts), there, terms, running, released=release)
             self._forecast = self._foretell(prompts)
+            self._samples = sum(prompt.samples for prompt in prompts)
         self._running = count
         self._seconds = time.perf_counter() - begun
         return count
@@ -67,12 +76,14 @@ class Scaler:
     def extend(self, prompts: Iterable[Prompt]) -> None:
         """The step has asked for more: `prompts` are all of it."""
         if self._foretell is not None:
-            self._forecast = self._foretell([prompt for prompt in prompts if prompt.prediction is not None])
+            known = [prompt for prompt in prompts if prompt.prediction is not None]
+            self._forecast, self._samples = self._foretell(known), sum(prompt.samples for prompt in known)
 
     def metrics(self, step: int, spent: Ledger, replicas: int, devices: int) -> dict[str, float]:
         """What was foretold and what came of it, on some of `replicas` with `devices` each."""
         if self._forecast is None:
             return {}
+        self._measured = spent.seconds
         logger.info(
             "step %d: %d of %d replicas; generation %.2f s predicted, %.2f s measured; replica-seconds held %.2f predicted, %.2f measured",
             step, self._forecast.count, replicas, self._forecast.seconds, spent.seconds,

@@ -12,8 +12,13 @@ STEPS = 20
 
 
 @pytest.fixture(scope="module")
-def rows():
+def found():
     return run(make_setup("l40s", None), STEPS, drift=0.5, seed=0)
+
+
+@pytest.fixture(scope="module")
+def rows(found):
+    return found[0]
 
 
 def test_elastic_costs_less_than_static_and_is_faster_than_global_migration(rows):
@@ -53,5 +58,5 @@ def test_a_file_of_lengths_will_do(tmp_path: Path):
         writer = csv.writer(file)
         writer.writerow(["response"])
         writer.writerows([int(n)] for n in np.random.default_rng(0).lognormal(5.5, 0.6, 500) + 1)
-    found = run(make_setup("l40s", f"{tmp_path / 'lengths.csv'}#response"), 2, drift=0.0, seed=0)
+    found = run(make_setup("l40s", f"{tmp_path / 'lengths.csv'}#response"), 2, drift=0.0, seed=0)[0]
     assert found["elastic 0.5 1.0"]["replicas"][1] <= 4

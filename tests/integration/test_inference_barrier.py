@@ -444,7 +444,7 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
     )
     seen = []
     RolloutWatch(
-        buffer, 0.01, 1.0, lambda watch: seen.append((len(watch.tags), watch.groups)), list, lambda: ["replica 1"]
+        buffer, 0.01, 1.0, lambda watch: seen.append((len(watch.finished), watch.groups)), list, lambda: ["replica 1"]
     )
     with pytest.raises(
         FuseError,
@@ -478,13 +478,12 @@ def test_policies_are_asked_when_something_happened_and_now_and_then(monkeypatch
 
 
 def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
-    from verl_fuse.host.rollout.watch import RolloutWatch, sessions
+    from verl_fuse.host.rollout.watch import RolloutWatch
 
     tq.kv_batch_put(keys=["u9_0_0"], partition_id="train", tags=[{"status": "writing"}])
     watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list)
     watch.look()
-    assert sorted(watch.tags) == sorted(batch.keys)
-    assert sessions(["u1_0_0", "u1_0_1", "u1_1_0"]) == 2
+    assert sorted(watch.finished.tags) == sorted(batch.keys)
 
 
 def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths(queue, batch):

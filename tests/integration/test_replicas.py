@@ -25,6 +25,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.record.spans import Recorder, start_collector
     from verl_fuse.host.rollout import prompts
     from verl_fuse.host.rollout.client import FuseLLMServerClient
+    from verl_fuse.host.rollout.lengths import LengthTotals
     from verl_fuse.host.rollout.prompts import PromptGroup
     from verl_fuse.host.rollout.replicas import Replicas
     from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
@@ -253,7 +254,7 @@ def step_with_a_tail(manager, limit, lengths):
         running = asyncio.gather(*(sample(number, tokens) for number, tokens in enumerate(lengths)))
         while not running.done():
             left = len(lengths) - len(done)
-            replicas.expect(left, list(done))
+            replicas.expect(left, LengthTotals.of(done))
             views = await asyncio.to_thread(replicas.views)
             view = RolloutView(1, 0.0, len(lengths), len(done), 1, 0, (), (), views)
             if migration := tail_migration(Trigger(len(lengths) // 10), view):

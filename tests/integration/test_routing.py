@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from verl_fuse.errors import FuseError
     from verl_fuse.host.record.spans import Recorder, start_collector
     from verl_fuse.host.rollout.client import FuseLLMServerClient
+    from verl_fuse.host.rollout.finished import Finished
     from verl_fuse.host.rollout.policy import PolicyGuard
     from verl_fuse.host.rollout.prompts import announce, announce_prompts, current_group, prompts_of
     from verl_fuse.host.rollout.replicas import Replicas
@@ -186,10 +187,17 @@ def test_all_samples_and_turns_of_a_prompt_go_where_it_was_assigned(manager, spa
     assert ranks == [0, 1, 2]
 
 
+def finished(*keys):
+    """These trajectories."""
+    found = Finished()
+    found.update({key: {"status": "success", "prompt_len": 2, "response_len": 5} for key in keys})
+    return found
+
+
 def test_views_say_what_was_assigned_and_what_is_left(manager):
     routed = Routed(manager)
     routed.routing.plan(prompts("a", "b", "c"), guard(Policy({"a": 2, "b": 0, "c": 2})))
-    done = ["a_0_0", "a_1_0", "a_1_1", "b_3_0", "stranger_0_0"]
+    done = finished("a_0_0", "a_1_0", "a_1_1", "b_3_0", "stranger_0_0")
     views = routed.routing.annotate(routed.replicas.views(), done, {})
     assert [(view.assigned, view.unfinished) for view in views] == [(4, 3), (0, 0), (8, 6)]
     views = routed.routing.annotate(routed.replicas.views(), done, {"a": [5, 5, 5, 5]})
@@ -206,7 +214,7 @@ def test_prompts_that_a_running_step_asks_for_are_added_to_its_plan(manager, spa
     routed.rollout("c", tokens=5)
     moved = served_by(spans())["c"]
     policy.homes, policy.count = {"d": 1, "e": 2}, 1
-    routed.routing.add(prompts("d", "e"), policies, ["a_2_0"], {"b": [5, 5, 5, 5]})
+    routed.routing.add(prompts("d", "e"), policies, finished("a_2_0"), {"b": [5, 5, 5, 5]})
     assert policy.scaled == 1, "the number of replicas is the step's"
     assert [[prompt.uid for prompt in seen] for seen, _ in policy.seen] == [["a", "b", "c"], ["d", "e"]]
     assert policy.running == [{}, {1: {}, 2: {"a": 3}}]
@@ -215,7 +223,7 @@ def test_prompts_that_a_running_step_asks_for_are_added_to_its_plan(manager, spa
     assert served_by(spans()) == {"a": {"replica 2"}, "c": moved, "d": {"replica 1"}, "e": {"replica 2"}}
     assert set(routed.routing.prompts) == {"a", "b", "c", "d", "e"}
     # A discarded group is not waited for, an added one is.
-    views = routed.routing.annotate(routed.replicas.views(), ["a_2_0", "d_0_0"], {"b": [5, 5, 5, 5]})
+    views = routed.routing.annotate(routed.replicas.views(), finished("a_2_0", "d_0_0"), {"b": [5, 5, 5, 5]})
     assert [(view.assigned, view.unfinished) for view in views] == [(4, 4), (4, 3), (8, 7)]
     routed.routing.begin_step()
     assert not routed.routing.prompts

@@ -21,6 +21,8 @@ with warnings.catch_warnings():
     from verl_fuse.host.record import journal as journals
     from verl_fuse.host.record.journal import Journal
     from verl_fuse.host.rollout.director import Director
+    from verl_fuse.host.rollout.finished import Finished
+    from verl_fuse.host.rollout.lengths import LengthTotals
     from verl_fuse.host.rollout.policy import PolicyGuard
     from verl_fuse.host.rollout.standalone.sync import StandaloneSync
     from verl_fuse.host.update.fused import FusedUpdates
@@ -162,7 +164,9 @@ def director(journal, hook, replicas, inference):
 
 
 def watch(*keys):
-    return SimpleNamespace(tags={key: tag(3) for key in keys}, groups=(2, 0, 0), discarded={})
+    finished = Finished()
+    finished.update({key: tag(3) for key in keys})
+    return SimpleNamespace(finished=finished, groups=(2, 0, 0), discarded={})
 
 
 def test_policies_see_the_rollout_and_their_decisions_are_carried_out(director, hook, replicas, inference):
@@ -175,7 +179,7 @@ def test_policies_see_the_rollout_and_their_decisions_are_carried_out(director, 
     assert list(migrated.survivors) == [1]
     assert list(migrated.freed) == [0]
     assert [call[1] for call in inference.seen if call[0] == "submit"] == [["a_0_0"]]
-    assert ("expect", 2, [(5, 3), (5, 3)], None) in replicas.seen
+    assert ("expect", 2, LengthTotals(2, 10, 6, 3), None) in replicas.seen
 
 
 def test_groups_asked_for_beside_the_step_s_own_are_expected_and_discarded_ones_until_they_are_replaced(director, hook):

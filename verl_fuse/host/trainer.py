@@ -243,6 +243,11 @@ class FuseTrainer(PPOTrainerSync):
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **kwargs)
+        metrics.update(self.own_metrics(batch))
+
+    def own_metrics(self, batch: KVBatchMeta) -> dict[str, float]:
+        """What verl-fuse says of the step that ends, whose observers are told."""
+        metrics: dict[str, float] = {}
         timeline = self.journal.timeline(str(self.config.trainer.experiment_name), self.replicas.named)
         for found in self.settings.manager.hook.fuse_metrics(timeline=timeline):
             metrics.update(found or {})
@@ -255,6 +260,7 @@ class FuseTrainer(PPOTrainerSync):
         lengths = lengths_by_source(batch, step.sources)
         self.replicas.learn([pair for rows in lengths.values() for pair in rows])
         self.journal.emit(StepEnded, timeline=timeline, samples=step.account.samples, lengths=lengths)
+        return metrics
 
     def fit(self, agent_loop_manager: Any) -> None:
         with ExitStack() as closing:

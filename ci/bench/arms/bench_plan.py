@@ -1,4 +1,4 @@
-"""What `ci.bench.interstage` hands to the processes of its run: $INTERSTAGE_BENCH names a JSON file."""
+"""What a bench whose arms take turns hands to the processes of its run: $BENCH_PLAN names a JSON file."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 @cache
 def plan() -> dict[str, Any]:
     """`arms` by step, response `lengths` by step group and sample, samples per prompt, and the file for `measurements`."""
-    return json.loads(Path(os.environ["INTERSTAGE_BENCH"]).read_text())
+    return json.loads(Path(os.environ["BENCH_PLAN"]).read_text())
 
 
 def arm(step: int) -> str:

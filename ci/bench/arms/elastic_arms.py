@@ -1,11 +1,13 @@
 """External module of the bench `elastic` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the same replicas.
 
 - static: every replica generates, requests are routed by verl, nothing is given back before generation ends;
-- elastic: the policies of fuse.elastic decide.
+- elastic WEIGHT: the policies of fuse.elastic decide, at this cost weight;
+- fixed COUNT: as those, but so many replicas generate.
 
-Both learn lengths and costs, and look at the rollout equally often.
+All learn lengths and costs, and look at the rollout equally often.
 """
 
+import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -32,9 +34,14 @@ def _switch_arms(module: Any) -> None:
         if self.global_steps == 1:
             pin_replicas(self)
             self._asking = {name: getattr(self.director.policy, name) for name in POLICIES}
-        elastic = arm(self.global_steps) == "elastic"
+        kind, _, number = arm(self.global_steps).partition(" ")
         for name in POLICIES:
-            setattr(self.director.policy, name, self._asking[name] if elastic else lambda *args: None)
+            setattr(self.director.policy, name, self._asking[name] if number else lambda *args: None)
+        if kind == "fixed":
+            self.director.policy.scale = lambda prompts, replicas, most: int(number)
+        elif kind == "elastic":
+            scaler = self.settings.manager.get_plugin("elastic")._run.scaler
+            scaler._block = dataclasses.replace(scaler._block, cost_weight=float(number))
         begin(self)
 
     def _compute_metrics(self: Any, batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
@@ -49,8 +56,8 @@ def _switch_arms(module: Any) -> None:
             # All replicas together spend the whole of generation, the planning before it included.
             "seconds": sum(spent.values()) / len(self.llm_server_manager.get_replicas()),
             "replica_seconds": spent["busy"] + spent["idle"],
-            "replicas": metrics["fuse/elastic_replicas"] if arm(step) == "elastic" else None,
-            "predicted": metrics.get("fuse/elastic_predicted_seconds") if arm(step) == "elastic" else None,
+            "replicas": metrics["fuse/elastic_replicas"] if arm(step).startswith("elastic") else None,
+            "predicted": metrics.get("fuse/elastic_predicted_seconds") if arm(step).startswith("elastic") else None,
             "moved": metrics["fuse/migrations"],
             "prefills": metrics["fuse/prefills_per_prompt_token"],
             "lost": self.journal.step.account.missing,

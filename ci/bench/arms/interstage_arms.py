@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_plan import arm, length, plan
-from pinning import pin, pin_replicas
+from pinning import pin, pin_ranks, pin_replicas
 
 from verl_fuse.host.upstream.on_import import on_import
 
@@ -52,9 +52,7 @@ def _pin_devices(trainer: Any) -> None:
     cores = pin_replicas(trainer)
     for number, group in enumerate(_refresh(trainer)._slices._groups):
         pin(ray.get([w.__ray_call__.remote(lambda _: os.getpid()) for w in group.workers]), cores[number])
-    for workers in (trainer.actor_rollout_wg.workers, trainer.critic_wg.workers):
-        for rank, worker in enumerate(workers):
-            pin([ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))], cores[rank])
+    pin_ranks((trainer.actor_rollout_wg, trainer.critic_wg), cores)
 
 
 def _refresh(trainer: Any) -> Any:

@@ -28,3 +28,12 @@ def pin_replicas(trainer: Any) -> list[int]:
     for replica in trainer.llm_server_manager.get_replicas():
         pin(ray.get(replica.servers[0].__ray_call__.remote(processes)), cores[replica.replica_rank])
     return cores
+
+
+def pin_ranks(groups: Iterable[Any], cores: list[int]) -> None:
+    """Pin rank r of each worker group to core r of `cores`."""
+    import ray
+
+    for group in groups:
+        for rank, worker in enumerate(group.workers):
+            pin([ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))], cores[rank])

@@ -10,13 +10,12 @@ A step's seconds are from its begin to the end of its weight sync. In the warm-u
 import functools
 import importlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from bench_plan import arm, group, plan
-from pinning import pin, pin_replicas
+from pinning import pin_ranks, pin_replicas
 
 from verl_fuse.host.upstream.on_import import on_import
 
@@ -93,12 +92,8 @@ def _switch_arms(module: Any) -> None:
     )
 
     def on_step_begin(self: Any) -> None:
-        import ray
-
         if self.global_steps == 1:
-            cores = pin_replicas(self)
-            for rank, worker in enumerate(self.actor_rollout_wg.workers):
-                pin([ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))], cores[rank])
+            pin_ranks([self.actor_rollout_wg], pin_replicas(self))
             self.parts.clear()
         self.updates = LeanUpdates(self, self.run_stage, LeanOptions(**OPTIONS[arm(self.global_steps)]))
         self._seconds = {"begin": time.monotonic()}

@@ -31,7 +31,7 @@ def _kill(trainer, replica):
     server = trainer.llm_server_manager.get_replicas()[replica].servers[0]
     pid = ray.get(server.__ray_call__.remote(engine_process), timeout=60)
     name = Path(f"/proc/{pid}/comm").read_text().strip()
-    finished = len(trainer.watch.tags)
+    finished = len(trainer.watch.finished)
     os.kill(pid, signal.SIGKILL)
     victim.write_text(
         json.dumps({"pid": pid, "name": name, "replica": replica, "finished": finished, "time": time.time()})
@@ -49,7 +49,7 @@ def _kill_an_engine(module):
 
         def looked(watch):
             look(watch)
-            if self.global_steps == int(step) and len(watch.tags) >= int(when[1]):
+            if self.global_steps == int(step) and len(watch.finished) >= int(when[1]):
                 _kill(self, int(when[0]))
 
         def moved(migration, view):

@@ -40,3 +40,14 @@ def test_a_step_that_asks_for_more_is_foretold_anew_and_the_next_one_is_not():
     one.begin_step()
     one.extend(PROMPTS)
     assert one.metrics(2, SPENT, 3, 2) == {}
+
+
+def test_what_a_step_took_longer_than_foretold_its_samples_are_foretold_to_take_in_the_next():
+    one = scaler(cost_weight=1.0)
+    assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
+    first = one.metrics(1, SPENT, 3, 2)["fuse/elastic_predicted_seconds"]
+    took = replace(SPENT, seconds=first + 4.0)
+    one.metrics(1, took, 3, 2)
+    one.begin_step()
+    assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
+    assert one.metrics(2, took, 3, 2)["fuse/elastic_predicted_seconds"] == first + 4.0

@@ -6,6 +6,7 @@ prompts are submitted their routing is planned.
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tensordict import TensorDict
@@ -13,11 +14,12 @@ from tensordict import TensorDict
 from verl_fuse.errors import FuseError
 from verl_fuse.host.inference.samples import SampleInference
 from verl_fuse.host.record.journal import Journal
+from verl_fuse.host.rollout.finished import Finished
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.prompts import sources_of
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.routing import Routing
-from verl_fuse.host.rollout.watch import Glance, RolloutWatch, ready_samples, sessions
+from verl_fuse.host.rollout.watch import Glance, RolloutWatch
 from verl_fuse.spec.events import Migrated, Polled, Submitted
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView
@@ -36,10 +38,10 @@ class StockRouting:
     def submit(self, batch: TensorDict, policy: PolicyGuard, watch: RolloutWatch) -> None:
         """Nothing is planned."""
 
-    def upper_response(self, keys: Any, discarded: Any) -> None:
+    def upper_response(self, finished: Finished, discarded: Any) -> None:
         """Nothing is predicted."""
 
-    def annotate(self, views: tuple[ReplicaView, ...], keys: Any, discarded: Any) -> tuple[ReplicaView, ...]:
+    def annotate(self, views: tuple[ReplicaView, ...], finished: Finished, discarded: Any) -> tuple[ReplicaView, ...]:
         """Nothing is assigned."""
         return views
 
@@ -68,21 +70,22 @@ class Director:
 
     def look(self, watch: RolloutWatch) -> None:
         """Ask the policies what to do now."""
-        tags = watch.tags
-        self._require_rows(tags, watch)
+        finished = watch.finished
+        self._require_rows(watch)
         self._inference.check()
-        if not self._glance.due((len(tags), *watch.groups, self._lanes)):
+        if not self._glance.due((len(finished), *watch.groups, self._lanes)):
             return
-        self._expect(watch, tags)
-        view = self._view(watch, tags, self._replicas.watched())
+        self._expect(watch)
+        view = self._view(watch, self._replicas.watched())
         self._journal.emit(Polled, view=view)
         if migration := self.policy.migration(view):
             self.migrate(migration, view)
-            view = self._view(watch, tags, self._replicas.views())
+            view = self._view(watch, self._replicas.views())
         for number in range(len(view.lanes)):
             while keys := self.policy.infer_next(view, view.lanes[number]):
-                self._inference.submit(keys, tags, view.lanes[number].name)
-                view = self._view(watch, tags, view.replicas)
+                self._inference.submit(keys, finished.tags, view.lanes[number].name)
+                finished.take(keys)
+                view = replace(view, ready=finished.ready, lanes=self._lanes)
 
     def migrate(self, migration: Migration, view: RolloutView) -> None:
         """Leave the rollout to the survivors, if they live."""
@@ -94,9 +97,9 @@ class Director:
         stopped = tuple(rank for rank in freed if rank in self._replicas.freed)
         self._journal.emit(Migrated, view=view, survivors=migration.survivors, freed=stopped)
 
-    def _require_rows(self, tags: Mapping[str, dict], watch: RolloutWatch) -> None:
+    def _require_rows(self, watch: RolloutWatch) -> None:
         """What a lane was given stays until its group is discarded in the watch's sight."""
-        gone = self._inference.taken.difference(tags)
+        gone = self._inference.taken.difference(watch.finished.tags)
         lost = sorted(key for key in gone if TrajectoryKey.parse(key).uid not in watch.discarded)
         if lost:
             raise FuseError(
@@ -104,12 +107,12 @@ class Director:
                 "your own drops groups through ReplayBuffer._clear_groups (trainer.v1.sampler.custom_sampler)"
             )
 
-    def _expect(self, watch: RolloutWatch, tags: Mapping[str, dict]) -> None:
+    def _expect(self, watch: RolloutWatch) -> None:
         """How long the samples that the finished trajectories leave will be decides for how many of them a replica
         has room."""
-        upper = self.routing.upper_response(tags, watch.discarded)
-        lengths = [(int(tag["prompt_len"]), int(tag["response_len"])) for tag in tags.values()]
-        self._replicas.expect(max(0, self._expected(watch) - sessions(tags)), lengths, upper)
+        finished = watch.finished
+        upper = self.routing.upper_response(finished, watch.discarded)
+        self._replicas.expect(max(0, self._expected(watch) - finished.samples), finished.lengths, upper)
 
     def _expected(self, watch: RolloutWatch) -> int:
         """Samples of the step; groups that were discarded count until others are asked for in their place."""
@@ -120,17 +123,18 @@ class Director:
     def _lanes(self) -> tuple[LaneView, ...]:
         return self._inference.view(self._replicas.freed)
 
-    def _view(self, watch: RolloutWatch, tags: Mapping[str, dict], replicas: tuple[ReplicaView, ...]) -> RolloutView:
-        groups, finished, failed = watch.groups
+    def _view(self, watch: RolloutWatch, replicas: tuple[ReplicaView, ...]) -> RolloutView:
+        groups, ended, failed = watch.groups
+        finished = watch.finished
         step = self._journal.step
         return RolloutView(
             step=step.number,
             elapsed=step.clock.now - step.clock.start,
             expected=self._expected(watch),
-            finished=sessions(tags),
+            finished=finished.samples,
             groups=groups,
-            groups_finished=finished + failed,
-            ready=ready_samples(tags, self._inference.taken),
+            groups_finished=ended + failed,
+            ready=finished.ready,
             lanes=self._lanes,
-            replicas=self.routing.annotate(replicas, tags, watch.discarded),
+            replicas=self.routing.annotate(replicas, finished, watch.discarded),
         )

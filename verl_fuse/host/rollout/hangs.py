@@ -62,7 +62,9 @@ class HangWatch:
         return sorted(rank for rank, seen in self._seen.items() if now - seen.since > self._timeout)
 
     def _collect(self, now: float) -> None:
-        for rank in [rank for rank, asked in self._asked.items() if ray.wait([asked], timeout=0)[0]]:
+        asked = {answer: rank for rank, answer in self._asked.items()}
+        answered = ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []
+        for rank in map(asked.__getitem__, answered):
             try:
                 answer = ray.get(self._asked.pop(rank))
             except RayError:

@@ -12,14 +12,32 @@ Invariants (tests/unit/host/test_sequence_lengths.py):
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
-from statistics import fmean
 
 # Steps whose lengths count.
 RECENT = 4
 
 Lengths = Sequence[tuple[int, int]]
 """(prompt, response) tokens of each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthTotals:
+    """Of some finished sequences: how many, their prompts' tokens and their responses', and those of the longest response."""
+
+    count: int = 0
+    prompts: int = 0
+    responses: int = 0
+    longest: int = 0
+
+    @classmethod
+    def of(cls, lengths: Lengths) -> "LengthTotals":
+        prompts, responses = zip(*lengths, strict=True) if lengths else ((), ())
+        return cls(len(lengths), sum(prompts), sum(responses), max(responses, default=0))
+
+
+NONE_FINISHED = LengthTotals()
 
 
 class SequenceLengths:
@@ -37,7 +55,7 @@ class SequenceLengths:
             self._recent.append([prompt + response for prompt, response in lengths])
             self._longest = list(accumulate(sorted(chain.from_iterable(self._recent), reverse=True)))
 
-    def predict(self, unfinished: int, finished: Lengths = (), response: float | None = None) -> float:
+    def predict(self, unfinished: int, finished: LengthTotals = NONE_FINISHED, response: float | None = None) -> float:
         """Mean tokens that `unfinished` sequences of a step will have in the end, prompts included, beside those that
         are `finished`.
 
@@ -45,21 +63,19 @@ class SequenceLengths:
         """
         known = []
         if self._longest:
-            share = unfinished / max(1, unfinished + len(finished))
+            share = unfinished / max(1, unfinished + finished.count)
             count = max(1, math.ceil(share * len(self._longest)))
             known.append(self._longest[count - 1] / count)
-        elif finished:
+        elif finished.count:
             known.append(_beyond(unfinished, finished))
-        if response is not None and finished:
-            known.append(fmean(prompt for prompt, _ in finished) + response)
+        if response is not None and finished.count:
+            known.append(finished.prompts / finished.count + response)
         return min(max(known, default=self._limit), self._limit)
 
 
-def _beyond(unfinished: int, finished: Lengths) -> float:
+def _beyond(unfinished: int, finished: LengthTotals) -> float:
     """Where every response generates at one pace, those unfinished are at least as long as the longest so far; what
     is left of each is, by maximum likelihood for lifetimes without memory, all tokens generated so far over the
     responses that ended."""
-    responses = [response for _, response in finished]
-    longest = max(responses)
-    rest = (sum(responses) + unfinished * longest) / len(responses)
-    return fmean(prompt for prompt, _ in finished) + longest + rest
+    rest = (finished.responses + unfinished * finished.longest) / finished.count
+    return finished.prompts / finished.count + finished.longest + rest

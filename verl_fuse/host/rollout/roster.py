@@ -9,7 +9,7 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse.host.record.spans import Recorder, collector
 from verl_fuse.host.rollout.hangs import HangWatch
-from verl_fuse.host.rollout.lengths import Lengths, SequenceLengths
+from verl_fuse.host.rollout.lengths import NONE_FINISHED, Lengths, LengthTotals, SequenceLengths
 from verl_fuse.host.rollout.replica import Replica, State
 from verl_fuse.host.rollout.waiting import LOOK, Waiting
 from verl_fuse.host.upstream.vllm import kv_cache_tokens
@@ -67,7 +67,7 @@ class Roster:
         """Ranks taken out of the running rollout."""
         return tuple(replica.rank for replica in self._in(State.FREED))
 
-    def expect(self, unfinished: int, finished: Lengths = (), response: float | None = None) -> None:
+    def expect(self, unfinished: int, finished: LengthTotals = NONE_FINISHED, response: float | None = None) -> None:
         """From now on `unfinished` sequences are to be generated (SequenceLengths.predict): how many of them a
         replica has room for follows."""
         self._sequence_tokens = self._lengths.predict(unfinished, finished, response)

@@ -19,6 +19,7 @@ import ray
 from tensordict import TensorDict
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from verl_fuse.host.rollout.finished import Finished
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.prompts import prompts_of
 from verl_fuse.host.rollout.replicas import Replicas
@@ -26,7 +27,6 @@ from verl_fuse.host.rollout.standalone.pool import StandalonePool
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import ReplicaView
-from verl_fuse.spec.trajectory import TrajectoryKey
 
 
 class PromptRouter(GlobalRequestLoadBalancer):
@@ -100,7 +100,7 @@ class Routing:
         if begins:
             self.plan(prompts, policy)
         else:
-            self.add(prompts, policy, watch.tags, watch.discarded)
+            self.add(prompts, policy, watch.finished, watch.discarded)
 
     def plan(self, prompts: Sequence[Prompt], policy: PolicyGuard) -> None:
         """Before the step's prompts are submitted: predict, choose how many replicas there are to be, put the others to
@@ -110,14 +110,14 @@ class Routing:
         self._assign(prompts, policy, self._scaled(prompts, self._routed(), policy), {}, self._router.assign)
 
     def add(
-        self, prompts: Sequence[Prompt], policy: PolicyGuard, keys: Iterable[str], discarded: Container[str]
+        self, prompts: Sequence[Prompt], policy: PolicyGuard, finished: Finished, discarded: Container[str]
     ) -> None:
         """Before prompts are submitted to a step that runs: predict, and assign them beside what is unfinished. Of the
-        step's other prompts `keys` are the finished trajectories; groups that were `discarded` are over."""
+        step's other prompts something is `finished`; groups that were `discarded` are over."""
         prompts = _predicted(prompts, policy)
         routed = self._routed()
         running: dict[int, list[Prompt]] = {view.rank: [] for view in routed}
-        left = self._left(keys, discarded)
+        left = self._left(finished, discarded)
         for uid, rank in self._homes.items():
             if rank in running and left.get(uid):
                 running[rank].append(replace(self._prompts[uid], samples=left[uid]))
@@ -156,21 +156,21 @@ class Routing:
             self._pool.want(max(0, count - needed))
         return routed[:count]
 
-    def upper_response(self, keys: Iterable[str], discarded: Container[str]) -> float | None:
-        """Mean of the upper predictions for the samples which the finished trajectories `keys` leave, groups that were
+    def upper_response(self, finished: Finished, discarded: Container[str]) -> float | None:
+        """Mean of the upper predictions for the samples which those `finished` leave, groups that were
         `discarded` left out; None where not all are predicted."""
-        left = [(self._prompts[uid].prediction, count) for uid, count in self._left(keys, discarded).items()]
+        left = [(self._prompts[uid].prediction, count) for uid, count in self._left(finished, discarded).items()]
         total = sum(count for _, count in left)
         if not total or any(prediction is None for prediction, _ in left):
             return None
         return sum(prediction.upper * count for prediction, count in left if prediction is not None) / total
 
     def annotate(
-        self, views: Iterable[ReplicaView], keys: Iterable[str], discarded: Container[str]
+        self, views: Iterable[ReplicaView], finished: Finished, discarded: Container[str]
     ) -> tuple[ReplicaView, ...]:
         """`views` with what was assigned to each, groups that were `discarded` left out, and how much of it the
-        finished trajectories `keys` leave."""
-        left = self._left(keys, discarded)
+        samples `finished` leave."""
+        left = self._left(finished, discarded)
         assigned: Counter[int] = Counter()
         unfinished: Counter[int] = Counter()
         for uid, rank in self._homes.items():
@@ -179,11 +179,12 @@ class Routing:
                 unfinished[rank] += left[uid]
         return tuple(replace(v, assigned=assigned[v.rank], unfinished=unfinished[v.rank]) for v in views)
 
-    def _left(self, keys: Iterable[str], discarded: Container[str]) -> dict[str, int]:
-        """By uid, of each prompt of the step that was not `discarded`: samples that none of the finished trajectories `keys` comes from."""
-        finished = Counter(uid for uid, _ in {TrajectoryKey.parse(key).sample for key in keys})
+    def _left(self, finished: Finished, discarded: Container[str]) -> dict[str, int]:
+        """By uid, of each prompt of the step that was not `discarded`: samples that are not `finished`."""
         return {
-            uid: max(0, prompt.samples - finished[uid]) for uid, prompt in self._prompts.items() if uid not in discarded
+            uid: max(0, prompt.samples - finished.samples_of(uid))
+            for uid, prompt in self._prompts.items()
+            if uid not in discarded
         }
 
 

@@ -6,13 +6,13 @@ Works on whatever replay buffer verl built, a user's custom sampler included: th
 """
 
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.rollout.finished import Finished
 from verl_fuse.host.upstream.rows import TRAIN, response_tokens
 from verl_fuse.host.upstream.watchdog import diagnosis
-from verl_fuse.spec.step import Sample
 from verl_fuse.spec.trajectory import TrajectoryKey
 
 # Seconds between two looks of verl's own replay buffer (replay_buffer.py).
@@ -66,6 +66,7 @@ class RolloutWatch:
         # Response tokens of each sample of the groups that the step discarded, by prompt uid: none for a group without
         # a trajectory.
         self.discarded: dict[str, list[int]] = {}
+        self.finished = Finished()
         self._progress = (0, time.monotonic())
         self._looked = time.thread_time()
 
@@ -73,12 +74,11 @@ class RolloutWatch:
         """Look now, without waiting: replayed rollouts are there at once."""
         self._looked = time.thread_time()
         self._buffer._sync_metadata_from_transfer_queue()
-        self._on_poll(self)
+        self._look()
 
-    @property
-    def tags(self) -> dict[str, dict]:
-        """Tags of finished trajectories. A key may be listed before its data: only `success` counts."""
-        return {key: tag for key, tag in self._buffer.partitions[TRAIN].items() if tag.get("status") == "success"}
+    def _look(self) -> None:
+        self.finished.update(self._buffer.partitions[TRAIN])
+        self._on_poll(self)
 
     @property
     def groups(self) -> tuple[int, int, int]:
@@ -89,7 +89,7 @@ class RolloutWatch:
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         if partition_id == TRAIN:
-            self._on_poll(self)
+            self._look()
         self._check_progress(partition_id)
         self._buffer.poll_interval = self._pace()
         last_debug_time = self._wait(partition_id, last_debug_time)
@@ -98,7 +98,8 @@ class RolloutWatch:
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
         if partition_id == TRAIN:
-            tags = {key: tag for key, tag in self.tags.items() if TrajectoryKey.parse(key).uid in uids}
+            self.finished.update(self._buffer.partitions[TRAIN])
+            tags = {key: tag for key, tag in self.finished.tags.items() if TrajectoryKey.parse(key).uid in uids}
             self.discarded |= {uid: [] for uid in uids} | response_tokens(tags)
             self._on_discard(tags)
         self._clear(partition_id, uids)
@@ -111,9 +112,7 @@ class RolloutWatch:
 
     def _check_progress(self, partition_id: str) -> None:
         b = self._buffer
-        progress = sum(tag.get("status") == "success" for tag in b.partitions[partition_id].values()) + len(
-            b.finished_keys[partition_id]
-        )
+        progress = self._trajectories(partition_id) + len(b.finished_keys[partition_id])
         count, since = self._progress
         now = time.monotonic()
         if progress != count:
@@ -126,17 +125,7 @@ class RolloutWatch:
                 f"prompt groups ({shown}); on {diagnosis(self._suspects)} (fuse.stall_timeout)"
             )
 
-
-def sessions(keys: Iterable[str]) -> int:
-    """How many rollout sessions the trajectories `keys` come from: a session may leave several."""
-    return len({TrajectoryKey.parse(key).sample for key in keys})
-
-
-def sample_of(key: str, tag: dict) -> Sample:
-    """The sample behind a trajectory's key and tag."""
-    return Sample(key, TrajectoryKey.parse(key).uid, int(tag["prompt_len"]), int(tag["response_len"]))
-
-
-def ready_samples(tags: Mapping[str, dict], taken: Container[str]) -> tuple[Sample, ...]:
-    """Finished samples that no lane has taken, in the order TransferQueue lists them (oldest first)."""
-    return tuple(sample_of(key, tag) for key, tag in tags.items() if key not in taken)
+    def _trajectories(self, partition_id: str) -> int:
+        if partition_id == TRAIN:
+            return len(self.finished)
+        return sum(tag.get("status") == "success" for tag in self._buffer.partitions[partition_id].values())

@@ -1,0 +1,94 @@
+"""External module of the bench `step` (VERL_USE_EXTERNAL_MODULES), the same in every run: measures whole steps, of verl's own trainer or of ours.
+
+- Seconds of a step are from its begin until its metrics are there: weight sync, accounts and timelines included.
+- verl's own trainer looks at the rollout at our pace (host/rollout/watch.py), and is otherwise as it is.
+- Replica, rank and slice of the same number are pinned to one core.
+"""
+
+import functools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pinning import pin_ranks, pin_replicas
+
+from verl_fuse.host.upstream.on_import import on_import
+
+STOCK_MODE = "sync"
+
+
+def _pin_devices(trainer: Any) -> None:
+    slices = [part._slices for part in getattr(trainer, "parts", ()) if hasattr(part, "_slices")]
+    trained = [trainer.actor_rollout_wg, *([trainer.critic_wg] if trainer.use_critic else [])]
+    cores = pin_replicas(trainer)
+    pin_ranks(trained, cores)
+    for number, group in enumerate(group for part in slices for group in part._groups):
+        pin_ranks([group], cores[number:])
+
+
+def _record(batch: Any, metrics: dict, trainer: Any, seconds: float) -> dict[str, Any]:
+    from verl_fuse.spec.trajectory import TrajectoryKey
+
+    rows = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+    sessions = {TrajectoryKey.parse(key).sample for key, _ in rows}
+    config = trainer.config
+    return {
+        "step": trainer.global_steps,
+        "seconds": seconds,
+        "parts": {name: spent for name, spent in trainer.timing_raw.items() if "/" not in name and name != "step"},
+        "samples": len(sessions),
+        "lost": config.data.train_batch_size * config.actor_rollout_ref.rollout.n - len(sessions),
+        "duplicated": len(rows) - len({key for key, _ in rows}),
+        "tokens": sum(int(tag["response_len"]) for _, tag in rows),
+        "longest": max(int(tag["response_len"]) for _, tag in rows),
+        "score": metrics["critic/score/mean"],
+        "entropy": metrics["actor/entropy"],
+        "own": {name: value for name, value in metrics.items() if name.startswith("fuse/")},
+    }
+
+
+def _measure_steps(trainer: Any) -> None:
+    _pin_devices(trainer)
+    begin, end = trainer.on_step_begin, trainer._compute_metrics
+    begun = 0.0
+
+    def on_step_begin() -> None:
+        nonlocal begun
+        begun = time.monotonic()
+        begin()
+
+    def _compute_metrics(batch: Any, metrics: dict, *args: Any, **kwargs: Any) -> None:
+        end(batch, metrics, *args, **kwargs)
+        record = _record(batch, metrics, trainer, time.monotonic() - begun)
+        with Path(os.environ["STEP_BENCH"]).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    trainer.on_step_begin, trainer._compute_metrics = on_step_begin, _compute_metrics
+
+
+def _measured(module: Any) -> None:
+    trainer = module.PPOTrainer
+    train, build = trainer.on_train_begin, trainer._build_replay_buffer
+
+    @functools.wraps(train)
+    def on_train_begin(self: Any) -> None:
+        train(self)
+        _measure_steps(self)
+
+    @functools.wraps(build)
+    def _build_replay_buffer(self: Any) -> Any:
+        buffer = build(self)
+        if self.config.trainer.v1.trainer_mode == STOCK_MODE:
+            from verl_fuse.host.rollout.watch import RolloutWatch
+            from verl_fuse.host.start.settings import CoreBlock
+
+            pace, stall = CoreBlock.poll_interval, CoreBlock.stall_timeout
+            RolloutWatch(buffer, pace, stall, lambda watch: None, lambda keys: None, lambda: [])
+        return buffer
+
+    trainer.on_train_begin, trainer._build_replay_buffer = on_train_begin, _build_replay_buffer
+
+
+on_import("verl.trainer.ppo.v1.trainer_base", _measured)

@@ -1,0 +1,267 @@
+"""Whole steps of stock verl against everything of verl-fuse that pays: actor, and critic, trained; FSDP2 on two ranks, two vLLM replicas.
+
+- grpo: without KL, 8 samples a prompt; ppo: critic, KL in the reward. The task is Euclid's (plugins/verl_fuse_cpu/task), its model trained before,
+  at temperature 1: lengths and rewards are its own.
+- stock is verl's own trainer, at our pace of looking at the rollout. The ladder adds one feature after the other to our trainer, the ablation leaves
+  one out of all.
+- Every arm is a run of its own: a run has one engine. The runs of a round have the same prompts in the same order and the same seeds, another round has
+  others; rounds go through the arms to and fro. A step of each run is left out, which loads and compiles.
+- Prompts come back every `--epoch` steps, as they do in training on verifiable rewards: that is what drafts from history live on.
+
+Ratios are of sums of seconds over the steps of all rounds (stock over ours; in the ablation: without the feature over with all). Intervals are
+bootstraps over steps, those of the same number in the same round together: 95 %, of the reward's difference in the last `--last` steps 90 %.
+
+    python -m ci.bench.step [--case grpo] [--arms stock all] [--rounds 1] [--steps 11] [--epoch 3] [--quick] [--keep DIRECTORY]
+
+`--quick` is two rounds of stock and all, of one case. With `--keep`, runs that are there already are not repeated.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ci.bench.support.runs import bootstrap, in_folder, interval, launch, parser, ratio
+from verl_fuse.cli.run import BASELINE
+from verl_fuse_cpu.task.make import make
+from verl_fuse_cpu.task.parameters import Parameters, WarmStart
+
+STOCK, TRAINER, ALL, WITHOUT = "stock", "trainer", "all", "no-"
+# No padding, and micro-batches of so many tokens: what stock verl is fastest with on such lengths.
+TOKENS = 1024
+PACKED = (
+    "actor_rollout_ref.model.use_remove_padding=true",
+    "critic.model.use_remove_padding=true",
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={TOKENS}",
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+    f"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={TOKENS}",
+    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
+    f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={TOKENS}",
+    "critic.use_dynamic_bsz=true",
+    f"critic.ppo_max_token_len_per_gpu={TOKENS}",
+    f"critic.forward_max_token_len_per_gpu={TOKENS}",
+)
+# Metrics of what is computed go with either switch of the update.
+COMPUTED = "fuse.update.metrics=computed"
+# More long traces, and fewer guesses, than the recipes' task has: half of the responses are shorter than half of their mean.
+TASK = Parameters(tail_exponent=1.0, warm_start=WarmStart(careless=0.25))
+PROMPTS = 16
+QUICK_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe with what all arms change of it, and the features that pay there, in the order of the ladder, with what switches them on."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    features: Mapping[str, tuple[str, ...]]
+
+    @property
+    def arms(self) -> dict[str, frozenset[str] | None]:
+        """The features of each arm by name; None is stock verl. A rung of the ladder has the name of what it adds, the last one is `all`."""
+        names = list(self.features)
+        rungs = {name: frozenset(names[: place + 1]) for place, name in enumerate(names[:-1])}
+        whole = frozenset(names)
+        left_out = {f"{WITHOUT}{name}": whole - {name} for name in names}
+        return {STOCK: None, TRAINER: frozenset(), **rungs, ALL: whole, **left_out}
+
+    @property
+    def ladder(self) -> list[str]:
+        return [TRAINER, *list(self.features)[:-1], ALL]
+
+    @property
+    def runs(self) -> list[str]:
+        """Arms that differ: to leave out the last feature is the ladder's last rung but one."""
+        return [name for name in self.arms if self.same(name) == name]
+
+    def same(self, arm: str) -> str:
+        """The first arm with the features of this one."""
+        return next(name for name, features in self.arms.items() if features == self.arms[arm])
+
+
+CASES = {
+    "grpo": Case(
+        "grpo-cpu",
+        ("actor_rollout_ref.actor.use_kl_loss=false", "actor_rollout_ref.rollout.n=8"),
+        {
+            "skip_zero_gradient": ("fuse.update.skip_zero_gradient=true", COMPUTED),
+            "skip_old_log_prob": ("fuse.update.skip_old_log_prob=true", COMPUTED),
+            "speculation": ("fuse.speculation.enabled=true",),
+        },
+    ),
+    "ppo": Case(
+        "ppo-cpu",
+        ("actor_rollout_ref.rollout.n=4",),
+        {
+            "interstage": (
+                "fuse.interstage.enabled=true",
+                "fuse.interstage.layout=slices",
+                "fuse.interstage.migration_threshold=0.25",
+            ),
+            "speculation": ("fuse.speculation.enabled=true",),
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Steps of a run that are measured, and after how many steps prompts come back."""
+
+    steps: int
+    epoch: int
+
+
+def overrides(case: Case, arm: str, task: Path, folder: Path, size: Size, seed: int) -> list[str]:
+    steps, features = size.steps + 1, case.arms[arm]
+    common = [
+        f"task_dir={task}",
+        f"data.train_max_samples={PROMPTS * size.epoch}",
+        f"data.train_batch_size={PROMPTS}",
+        f"data.seed={seed}",
+        "data.val_max_samples=16",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        f"critic.ppo_mini_batch_size={PROMPTS}",
+        f"actor_rollout_ref.rollout.seed={seed}",
+        *PACKED,
+        *case.overrides,
+        f"trainer.total_training_steps={steps}",
+        f"trainer.total_epochs={steps}",
+        "trainer.val_before_train=true",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
+        f"trainer.default_local_dir={folder / 'run'}",
+    ]
+    if features is None:
+        return [*common, *BASELINE]
+    ours = ["fuse.observe.progress=false", "fuse.observe.perfetto=false", "fuse.observe.html=false"]
+    switched = [key for name, keys in case.features.items() if name in features for key in keys]
+    return [*common, *ours, *dict.fromkeys(switched)]
+
+
+def run(folder: Path, case: Case, settings: list[str]) -> list[dict[str, Any]]:
+    """What every step of one run took, the first left out; a run that `folder` holds already is not repeated."""
+    measurements, asked = folder / "steps.jsonl", folder / "overrides.json"
+    if not (folder / "ended").exists():
+        # One that broke off.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        asked.write_text(json.dumps(settings))
+        launch(folder, "step_arms", settings, folder / "run.log", recipe=case.recipe, STEP_BENCH=str(measurements))
+        (folder / "ended").touch()
+    elif json.loads(asked.read_text()) != settings:
+        sys.exit(f"{folder} is of a run with other settings; name another --keep")
+    return [json.loads(line) for line in measurements.read_text().splitlines()][1:]
+
+
+Steps = list[dict[str, Any]]
+"""Of all rounds, one round after the other."""
+
+
+def bench(folder: Path, name: str, wanted: Sequence[str], rounds: int, size: Size) -> dict[str, Steps]:
+    """The measured steps of each arm."""
+    case, task = CASES[name], folder / "task"
+    make(task, TASK, say=lambda line: print(line, file=sys.stderr))
+    arms = [arm for arm in case.runs if arm in {case.same(one) for one in wanted if one in case.arms}]
+    found: dict[str, Steps] = {arm: [] for arm in arms}
+    for number in range(rounds):
+        for arm in arms if number % 2 == 0 else reversed(arms):
+            home = folder / f"{name}-{number}-{arm}"
+            found[arm] += run(home, case, overrides(case, arm, task, home, size, number))
+            print(f"{name}, round {number}: {arm}", file=sys.stderr, flush=True)
+    return found
+
+
+def of(steps: Steps, what: str) -> list[float]:
+    return [step[what] for step in steps]
+
+
+def compared(over: Steps, under: Steps) -> dict[str, Any]:
+    found, bounds = ratio(of(over, "seconds"), of(under, "seconds"))
+    return {"ratio": found, "interval": bounds}
+
+
+def reward_difference(stock: Steps, ours: Steps, last: int) -> list[float]:
+    """The 90 % interval of the mean of ours less stock's in the last steps of each run."""
+    runs = [step["step"] for step in stock]
+    pairs = [(a["score"], b["score"]) for a, b in zip(stock, ours, strict=True) if a["step"] > max(runs) - last]
+    differences = [b - a for a, b in pairs]
+    return interval(bootstrap(differences)[:, 0] / len(differences), 0.9)
+
+
+def shares(steps: Steps) -> dict[str, float]:
+    """What of all seconds verl's timers say each part took."""
+    whole = sum(of(steps, "seconds"))
+    spent = {name: sum(step["parts"].get(name, 0.0) for step in steps) for name in steps[0]["parts"]}
+    return {name: round(seconds / whole, 3) for name, seconds in spent.items() if seconds >= 0.005 * whole}
+
+
+def report(name: str, found: dict[str, Steps], last: int) -> dict[str, Any]:
+    """One case of the benchmark's JSON line."""
+    case = CASES[name]
+    stock, ours = found[STOCK], found[ALL]
+    ladder = {arm: found[case.same(arm)] for arm in case.ladder if case.same(arm) in found}
+    left_out = {feature: case.same(WITHOUT + feature) for feature in case.features}
+    every = [step for steps in found.values() for step in steps]
+    return {
+        "case": name,
+        **compared(stock, ours),
+        "ladder": {arm: compared(stock, steps) for arm, steps in ladder.items()},
+        "ablation": {
+            feature: compared(found[arm], ours) for feature, arm in left_out.items() if arm in found and arm != ALL
+        },
+        "steps": len(stock),
+        "samples": int(sum(of(every, "samples"))),
+        "lost": int(sum(of(every, "lost"))),
+        "duplicated": int(sum(of(every, "duplicated"))),
+        "reward_difference_interval": reward_difference(stock, ours, last),
+        "reward": {arm: round(float(np.mean(of(steps, "score"))), 3) for arm, steps in found.items()},
+        "seconds": {arm: round(float(np.mean(of(steps, "seconds"))), 3) for arm, steps in found.items()},
+        "tokens": {arm: round(float(np.mean(of(steps, "tokens"))), 1) for arm, steps in found.items()},
+        "longest": max(of(every, "longest")),
+        "entropy": round(float(np.mean(of(stock, "entropy"))), 3),
+        "shares": {arm: shares(steps) for arm, steps in (("stock", stock), ("all", ours))},
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__, "leave runs and measurements here, and go on with those that are there")
+    arguments.add_argument("--case", choices=tuple(CASES), action="append", help="may be given again; all")
+    every = dict.fromkeys(arm for case in CASES.values() for arm in case.arms)
+    arguments.add_argument(
+        "--arms",
+        nargs="+",
+        choices=tuple(every),
+        metavar="ARM",
+        help=f"of {', '.join(every)}, besides stock and all; default: ladder and ablation",
+    )
+    arguments.add_argument("--rounds", type=int, default=1)
+    arguments.add_argument("--steps", type=int, default=11, help="measured steps of a run")
+    arguments.add_argument("--epoch", type=int, default=3, help="steps after which prompts come back")
+    arguments.add_argument("--last", type=int, default=20, help="steps whose rewards are compared")
+    arguments.add_argument("--quick", action="store_true", help="two rounds of stock and all, of one case")
+    given = arguments.parse_args()
+    names = given.case or (["grpo"] if given.quick else list(CASES))
+    rounds = QUICK_ROUNDS if given.quick else given.rounds
+    size = Size(given.steps, given.epoch)
+
+    def work(folder: Path) -> dict[str, Any]:
+        cases = []
+        for name in names:
+            wanted = [STOCK, ALL, *(given.arms or ([] if given.quick else CASES[name].runs))]
+            cases.append(report(name, bench(folder, name, wanted, rounds, size), given.last))
+        return {"bench": "step", "rounds": rounds, "epoch_steps": given.epoch, "cases": cases}
+
+    in_folder(given.keep, work, again=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""The trainer of mode `fuse` over engines that take the time they are told (engines.py), for the bench `load`."""
+
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from verl.checkpoint_engine.base import CheckpointEngineManager
+from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.replica import RolloutReplica
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+from ci.bench.support.engines import Engines, EngineServer
+from verl_fuse.cli.composition import compose
+from verl_fuse.cli.recipes import find_recipe
+from verl_fuse.host.features import Features
+from verl_fuse.host.inference.lane import Lane
+from verl_fuse.host.inference.samples import SampleInference, SliceLane
+from verl_fuse.host.inference.stages import STAGE_FIELDS
+from verl_fuse.host.record.accounting import prepare_accounts
+from verl_fuse.host.record.journal import Journal
+from verl_fuse.host.record.spans import start_collector
+from verl_fuse.host.rollout.director import Director
+from verl_fuse.host.rollout.policy import PolicyGuard
+from verl_fuse.host.rollout.replicas import Replicas
+from verl_fuse.host.start.settings import load_settings
+from verl_fuse.host.trainer import FuseTrainer
+from verl_fuse.host.update.separate import SeparateUpdates
+from verl_fuse.spec.events import SetUp
+
+STAGES = ("old_log_prob", "ref", "values")
+SAMPLES_EACH = 8
+
+
+class EngineReplica(RolloutReplica):
+    """A replica whose server is an EngineServer."""
+
+    # A question to a server waits behind no request.
+    max_concurrency = 1 << 20
+
+    def __init__(self, actor: Any, rank: int):
+        self.replica_rank = rank
+        self._server_address = f"server-{rank}"
+        self._server_handle = EngineServer(actor, rank)
+        self.servers = [self._server_handle]
+
+    @property
+    def world_size(self) -> int:
+        return 8
+
+    async def launch_servers(self) -> None:
+        """It is up."""
+
+    async def abort_all_requests(self, reject_request: bool = False) -> dict:
+        return await self.servers[0].abort_all_requests.remote(reject_request=reject_request)
+
+
+class EngineManager:
+    """The part of verl's LLMServerManager and AgentLoopManager that the trainer uses."""
+
+    def __init__(self, count: int):
+        self.engines = ray.remote(num_cpus=0, max_concurrency=1000)(Engines).remote(count)
+        self._replicas = [EngineReplica(self.engines, rank) for rank in range(count)]
+        servers = {replica.server_address: replica.server_handle for replica in self._replicas}
+        # `elastic` puts one of ours in its place.
+        self.global_load_balancer = self._stock = ray.remote(num_cpus=0)(GlobalRequestLoadBalancer).remote(servers)
+
+    def get_replicas(self) -> list[EngineReplica]:
+        return self._replicas
+
+    def get_addresses(self) -> list[str]:
+        return [replica.server_address for replica in self._replicas]
+
+    def close(self) -> None:
+        for actor in {self.engines, self._stock, self.global_load_balancer}:
+            ray.kill(actor)
+
+    def pace(self, seconds: float) -> None:
+        """Of a token, from now on."""
+        ray.get(self.engines.take.remote(seconds))
+
+    def moved(self) -> int:
+        """Requests that the last step moved."""
+        return ray.get(self.engines.counted.remote())
+
+    def generate_sequences(self, batch: TensorDict) -> None:
+        lengths = batch["lengths"].tolist()
+        uids = [str(uid) for uid in batch["uid"]]
+        ray.get(self.engines.begin.remote(self.global_load_balancer, uids, lengths, batch["global_steps"]))
+
+
+class EngineCheckpoints(CheckpointEngineManager):
+    """verl's manager, syncing what these engines have for weights: their version."""
+
+    def update_weights(self, global_steps: int | None = None) -> None:  # pyright: ignore
+        ray.get([replica.server_handle.set_global_steps.remote(global_steps) for replica in self.replicas])
+
+
+class LoadFeatures(Features):
+    """Features of a trainer whose slices are there from the start, and have no weights."""
+
+    def use_slices(self) -> None:
+        pass
+
+
+class LoadTrainer(FuseTrainer):
+    """FuseTrainer from the begin of a step to its batch, and its accounts and metrics: no worker groups, no models."""
+
+    def __init__(self, config: DictConfig, manager: EngineManager, meter: Any):
+        self.config, self.global_steps = config, 1
+        self.settings = load_settings(config)
+        prepare_accounts(self.settings.run_dir)
+        hook = self.settings.manager.hook
+        self.journal = Journal(hook, start_collector())
+        self.use_critic = self.use_reference_policy = True
+        self.ref_in_actor = self.curr_step_profile = False
+        self.timing_raw: dict[str, float] = {}
+        self.total_training_steps = 1_000_000
+        self.tokenizer = SimpleNamespace(eos_token_id=1)
+        # Only how many ranks a batch is balanced over is asked of it.
+        self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(8))})
+        self.manager = self.llm_server_manager = self.agent_loop_manager = manager
+        self.replay_buffer = self._build_replay_buffer()
+        backend = SimpleNamespace(backend="naive", custom_backend_module=None)
+        self.checkpoint_manager = EngineCheckpoints(backend, actor_wg=None, replicas=list(manager.get_replicas()))
+        self.lane = Lane("train", self.journal.recorder, 600.0)
+        self._slice_lanes = [
+            Lane(f"slice {rank}", self.journal.recorder, 600.0) for rank in range(len(manager.get_replicas()))
+        ]
+        self.inference = self._inference()
+        self.replicas = Replicas(
+            manager, self.checkpoint_manager, self.journal.recorder, 300.0, max_num_seqs=1024, sequence_tokens=33_280
+        )
+        self.director = Director(self.journal, PolicyGuard(hook), self.replicas, self.inference)
+        self.parts, self.client_options = [], {}
+        self.updates = SeparateUpdates(self.run_stage)
+        hook.fuse_setup(trainer=LoadFeatures(self))
+        self._begin_step()
+        self.journal.emit(
+            SetUp,
+            run_dir=self.settings.run_dir,
+            resumed_from=None,
+            total_steps=self.total_training_steps,
+            expected=self.journal.step.expected,
+            groups=config.data.train_batch_size,
+        )
+        self._measure(meter)
+
+    def _measure(self, meter: Any) -> None:
+        buffer, director = self.replay_buffer, self.director
+        buffer._sync_metadata_from_transfer_queue = meter.of("poll", buffer._sync_metadata_from_transfer_queue)
+        director.submit = meter.of("plan", director.submit)
+        director.look = meter.of("decide", director.look)
+        director.migrate = meter.of("migrate", director.migrate)
+        self._accounted = meter.of("account", self._accounted)
+
+    def _inference(self) -> SampleInference:
+        def nothing(*arguments: Any) -> None:
+            """No model."""
+
+        inference = SampleInference(
+            self.lane,
+            dict.fromkeys(STAGES, nothing),
+            dp_size=8,
+            multiples=dict.fromkeys(STAGES, 8),
+            fields=STAGE_FIELDS,
+            extra_info={"temperature": 1.0},
+        )
+        inference.use_slices([SliceLane(lane, nothing, 1, 1) for lane in self._slice_lanes])
+        return inference
+
+    def ask_for(self, lengths: np.ndarray) -> None:
+        """What the next step generates."""
+        self._lengths = lengths
+
+    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
+        count = len(self._lengths)
+
+        def column(values: Any) -> np.ndarray:
+            filled = np.empty(count, object)
+            filled[:] = values
+            return filled
+
+        batch = tu.get_tensordict(
+            {
+                "uid": column([str(uuid.uuid4()) for _ in range(count)]),
+                "raw_prompt": column([[{"role": "user", "content": f"problem {n}"}] for n in range(count)]),
+                "data_source": column(["load"] * count),
+                "lengths": torch.tensor(self._lengths),
+            }
+        )
+        tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        return batch
+
+    def run(self) -> dict[str, Any]:
+        """One step without its models: its metrics."""
+        self.on_step_begin()
+        self.prepare_step()
+        self.on_sample_begin()
+        prompts = self.config.data.train_batch_size
+        batch, _ = self.replay_buffer.sample(global_steps=self.global_steps, partition_id="train", batch_size=prompts)
+        self.on_sample_end()
+        metrics = self._accounted(batch)
+        tq.kv_clear(keys=batch.keys, partition_id="train")
+        self.global_steps += 1
+        return metrics
+
+    def _accounted(self, batch: Any) -> dict[str, Any]:
+        metrics: dict[str, Any] = {}
+        batch = self._balance_batch(batch, metrics)
+        self.on_step_end()
+        metrics.update(self.own_metrics(batch))
+        return metrics
+
+    def close(self) -> None:
+        for lane in (self.lane, *self._slice_lanes):
+            lane.close()
+        self.manager.close()
+        ray.kill(self.journal._collector)
+
+
+def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any) -> LoadTrainer:
+    """A trainer of steps of so many prompts, whose files are in `folder`; `meter` measures its parts."""
+    config = compose(
+        find_recipe("ppo-cpu"),
+        [
+            f"data.train_batch_size={prompts}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
+            f"critic.ppo_mini_batch_size={prompts}",
+            f"actor_rollout_ref.rollout.n={SAMPLES_EACH}",
+            f"fuse.run_dir={folder}",
+            "fuse.observe.progress=false",
+            "fuse.interstage.enabled=true",
+            "fuse.interstage.layout=slices",
+            "fuse.interstage.migration_threshold=0.1",
+            "fuse.elastic.enabled=true",
+        ],
+    )
+    OmegaConf.resolve(config)
+    return LoadTrainer(config, EngineManager(replicas), meter)

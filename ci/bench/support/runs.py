@@ -1,0 +1,93 @@
+"""What the benches that run real verl share: a run of a recipe with a module of arms/, the command line, and intervals."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_fuse.cli import child
+from verl_fuse.cli.recipes import find_recipe
+from verl_fuse_cpu.environment import environment as cpu_environment
+
+ARMS_FOLDER = Path(__file__).parents[1] / "arms"
+SEED = 0
+DRAWS = 10_000
+
+
+def launch(
+    folder: Path, module: str, overrides: Sequence[str], log: Path, recipe: str = "ppo-cpu", **variables: str
+) -> None:
+    """Run a recipe with the external `module` of arms/; all its processes end with it, and a run that fails ends this process."""
+    command = [sys.executable, "-P", "-m", "verl.trainer.main_ppo"]
+    command += ["--config-path", str(find_recipe(recipe).folder), "--config-name", "config", *overrides]
+    environment = {
+        **os.environ,
+        **cpu_environment(),
+        "VERL_FUSE_HOME": str(folder),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "VERL_USE_EXTERNAL_MODULES": module,
+        "BENCH_PLAN": str(folder / "plan.json"),
+        "PYTHONPATH": os.pathsep.join([str(ARMS_FOLDER), os.environ.get("PYTHONPATH", "")]),
+        **variables,
+    }
+    with log.open("wb") as output:
+        code = child.run(command, environment, output).code
+    if code:
+        sys.exit(f"the run ended with exit code {code}:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def bootstrap(*rows: Sequence[float]) -> np.ndarray:
+    """(draws, rows) sums of `rows`, of columns drawn with replacement: columns are what belongs together."""
+    columns = np.array(rows, dtype=float)
+    drawn = np.random.default_rng(SEED).integers(0, columns.shape[1], (DRAWS, columns.shape[1]))
+    return columns[:, drawn].sum(axis=2).T
+
+
+def interval(values: np.ndarray, level: float = 0.95) -> list[float]:
+    """The middle `level` of bootstrapped values."""
+    return [round(float(bound), 3) for bound in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, list[float]]:
+    """Sum over sum, and the 95 % interval, where items of the same place belong together."""
+    sums = bootstrap(over, under)
+    return round(float(np.sum(over) / np.sum(under)), 3), interval(sums[:, 0] / sums[:, 1])
+
+
+def ratio_of_arms(records: Sequence[dict[str, Any]], over: str, under: str) -> tuple[float, list[float]]:
+    """Seconds of one arm's steps over those of another's; the steps of a group belong together."""
+    first, second = ([record["seconds"] for record in records if record["arm"] == arm] for arm in (over, under))
+    return ratio(first, second)
+
+
+def in_folder(keep: Path | None, work: Callable[[Path], Any], again: bool = False) -> None:
+    """Print as JSON what `work` makes of the folder `keep`, or of a temporary one; `again`: `keep` may be there already."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=again)
+        print(json.dumps(work(keep.resolve())))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(work(Path(folder))))
+
+
+def parser(description: str | None, keep: str) -> argparse.ArgumentParser:
+    """A bench's arguments; those it has in common with the others are there."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--keep", type=Path, help=keep)
+    return made
+
+
+def command_line(
+    description: str | None, groups: int, run: Callable[[Path, int], Any], report: Callable[[Any], dict[str, Any]]
+) -> None:
+    """A bench whose arms take turns: `run` so many groups of steps in a folder, print what `report` makes of them."""
+    arguments = parser(description, "leave plan, timelines and measurements here")
+    arguments.add_argument("--groups", type=int, default=groups)
+    given = arguments.parse_args()
+    in_folder(given.keep, lambda folder: report(run(folder, given.groups)))

@@ -1,0 +1,27 @@
+"""What a step takes beside decoding, learned from what forecasts left out. Pure.
+
+Prefill above all grows with the samples a replica gets, so a forecast of decoding alone flatters few replicas more than many.
+
+Invariants (tests/unit/elastic/test_unforetold.py):
+- where every sample costs its replica the same seconds beside decoding, forecasts are right from the second one on, for any number of replicas;
+- it is never below 0: a forecast that was too long says nothing of what it left out;
+- one strange step changes it by less than the half of what it was wrong by.
+"""
+
+from dataclasses import dataclass
+
+# Of what the newest step was wrong by, where there were earlier ones.
+NEWEST = 0.4
+
+
+@dataclass
+class Unforetold:
+    """Seconds of a replica for each of its samples, beside decoding; None before a step was foretold."""
+
+    each: float | None = None
+
+    def learn(self, foretold: float, seconds: float, share: float) -> None:
+        """A step took `seconds`, `foretold` with what was known; a replica had `share` samples."""
+        known = self.each or 0.0
+        weight = 1.0 if self.each is None else NEWEST
+        self.each = max(0.0, known + weight * (seconds - foretold) / share)

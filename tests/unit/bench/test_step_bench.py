@@ -1,0 +1,92 @@
+import pytest
+
+from ci.bench.step import ALL, CASES, STOCK, Size, overrides, report, reward_difference
+
+
+def step(number: int, seconds: float, score: float = 0.5, lost: int = 0, duplicated: int = 0) -> dict:
+    parts = {"gen": 0.6 * seconds, "adv": 0.001 * seconds}
+    return {
+        "step": number,
+        "seconds": seconds,
+        "parts": parts,
+        "samples": 128 - lost,
+        "lost": lost,
+        "duplicated": duplicated,
+        "tokens": 1000,
+        "longest": 100 + number,
+        "score": score,
+        "entropy": 0.2,
+    }
+
+
+def of_arms(seconds: dict[str, float], **more) -> dict[str, list[dict]]:
+    return {arm: [step(number, each, **more) for number in (2, 3, 4)] for arm, each in seconds.items()}
+
+
+def test_a_rung_adds_one_feature_and_an_ablation_leaves_one_out():
+    arms = CASES["grpo"].arms
+    first, second, third = CASES["grpo"].features
+    assert arms[STOCK] is None
+    assert [arms[name] for name in CASES["grpo"].ladder] == [
+        frozenset(),
+        {first},
+        {first, second},
+        {first, second, third},
+    ]
+    assert arms[f"no-{second}"] == {first, third}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_no_two_runs_have_the_same_features(case):
+    features = [case.arms[name] for name in case.runs]
+    assert len(set(features)) == len(features)
+    assert {case.same(name) for name in case.arms} == set(case.runs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stock_is_verls_trainer_and_other_arms_differ_in_their_features_only(name, tmp_path):
+    case = CASES[name]
+
+    def settings(arm: str) -> set[str]:
+        return set(overrides(case, arm, tmp_path, tmp_path, Size(3, 1), 0))
+
+    assert "trainer.v1.trainer_mode=sync" in settings(STOCK)
+    assert not any(key.startswith("fuse.") for key in settings(STOCK))
+    switched = {key for keys in case.features.values() for key in keys}
+    assert settings(ALL) - settings("trainer") == switched
+    assert settings("trainer") - settings(STOCK) == {
+        f"fuse.observe.{key}=false" for key in ("progress", "perfetto", "html")
+    }
+
+
+def test_ratios_are_of_stock_over_ours_and_an_ablation_of_without_over_with():
+    seconds = {"stock": 6.0, "trainer": 6.0, "skip_zero_gradient": 5.0, "all": 3.0, "no-skip_zero_gradient": 3.6}
+    found = report("grpo", of_arms(seconds), last=2)
+    assert found["ratio"] == 2.0
+    assert found["interval"] == [2.0, 2.0]
+    assert {name: rung["ratio"] for name, rung in found["ladder"].items()} == {
+        "trainer": 1.0,
+        "skip_zero_gradient": 1.2,
+        "all": 2.0,
+    }
+    assert {name: one["ratio"] for name, one in found["ablation"].items()} == {"skip_zero_gradient": 1.2}
+    assert found["shares"]["stock"] == {"gen": 0.6}
+    assert (found["samples"], found["lost"], found["duplicated"]) == (15 * 128, 0, 0)
+
+
+def test_what_is_lost_or_twice_in_any_arm_counts():
+    found = report("grpo", of_arms({"stock": 6.0, "all": 3.0}, lost=1, duplicated=2), last=2)
+    assert (found["lost"], found["duplicated"]) == (6, 12)
+
+
+def test_the_rewards_difference_is_of_the_last_steps():
+    stock = [step(number, 1.0, score=0.5) for number in range(2, 12)]
+    ours = [step(number, 1.0, score=0.9 if number < 8 else 0.6) for number in range(2, 12)]
+    assert reward_difference(stock, ours, last=4) == [0.1, 0.1]
+    low, high = reward_difference(stock, ours, last=10)
+    assert low < 0.28 < high
+
+
+def test_the_last_feature_left_out_is_the_last_rung_but_one():
+    found = report("ppo", of_arms({"stock": 4.0, "interstage": 3.0, "all": 2.0}), last=1)
+    assert found["ablation"]["speculation"]["ratio"] == 1.5
