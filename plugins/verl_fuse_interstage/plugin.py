@@ -12,7 +12,7 @@ from verl_fuse.spec.step import LaneView, Migration, Refusal, RequestView, Rollo
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse_interstage.config import InterstageConfig
 from verl_fuse_interstage.connector import connector_params
-from verl_fuse_interstage.contracts import CONTRACTS
+from verl_fuse_interstage.contracts import CONTRACTS, SLICE_CONTRACTS
 from verl_fuse_interstage.gains import in_force
 from verl_fuse_interstage.measured import streaming_metrics
 from verl_fuse_interstage.migration import Hindrances, configured, tail_migration
@@ -46,7 +46,8 @@ class InterstagePlugin:
 
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
-        return CONTRACTS
+        slices = config is None or getter(config)("fuse.interstage.layout") == "slices"
+        return (*CONTRACTS, *(SLICE_CONTRACTS if slices else ()))
 
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
