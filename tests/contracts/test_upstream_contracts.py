@@ -94,6 +94,10 @@ HOLDS = {
         "critic": "verl.workers.config:TrainingWorkerConfig",
         "engine": "verl.workers.config:FSDPEngineConfig",
     },
+    "weights/memory.py": {
+        "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
+        "engine.model_config": "verl.workers.config:HFModelConfig",
+    },
     "weights/computed.py": {"engine_config": "verl.workers.config:FSDPEngineConfig"},
     "weights/buckets.py": {"engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"},
     "layouts/change.py": {

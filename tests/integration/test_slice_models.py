@@ -179,6 +179,22 @@ def test_weights_are_copied_to_the_device_once_and_not_for_each_micro_batch(of_c
     assert of["gathered"] == []
 
 
+def test_a_rank_says_how_large_its_model_is(of_copies: dict):
+    said = {stage: of["memory"] for stage, of in of_copies.items()}
+    assert {stage: (memory.node, memory.device) for stage, memory in said.items()} == dict.fromkeys(
+        said, ("here", None)
+    )
+    # verl offloads a forward-only model.
+    assert {stage: memory.kept for stage, memory in said.items()} == dict.fromkeys(said, 0)
+    widths = {"old_log_prob": 2, "ref": 4, "values": 4}
+    assert {s: memory.shard for s, memory in said.items()} == {
+        s: widths[s] * sum(memory.parameters) for s, memory in said.items()
+    }
+    policy, value = said["ref"], said["values"]
+    assert (policy.parameters, policy.outputs > 1) == (said["old_log_prob"].parameters, True)
+    assert (value.outputs, value.parameters != policy.parameters) == (1, True)
+
+
 def check(found: dict, plain: dict, case: str) -> None:
     """Bitwise the numbers of the model, and other ones than without the setting where that changes them."""
     assert {field: furthest(pairs) for field, pairs in found.items()} == dict.fromkeys(found, 0.0)

@@ -128,6 +128,7 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
 
     from verl_fuse.host.inference.device_weights import DeviceWeights
     from verl_fuse.host.inference.slice_models import build_models, compute
+    from verl_fuse.host.weights.memory import rank_memory
 
     copies = []
 
@@ -167,6 +168,7 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
             "parameters": {str(parameter.dtype) for parameter in module.parameters()},
             "buffers": {str(buffer.dtype) for buffer in buffers},
             "shards": len(weights._shards),
+            "memory": rank_memory(model.engine, "here"),
             "copies": counts,
             "gathered": [shard for shard in weights._shards if "SHARDED" not in str(shard.sharded_state).split(".")],
             "equal": all(torch.equal(a, b) for other in numbers[1:] for a, b in zip(numbers[0], other, strict=True)),
