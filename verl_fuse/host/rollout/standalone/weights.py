@@ -71,4 +71,5 @@ def _parameters(buckets: Sequence[ray.ObjectRef]) -> Iterator[tuple[str, Any]]:
     # On the device: what is larger than verl's bucket is handed to the engine there, by a handle that memory of the host does not have.
     for bucket in buckets:
         for shard in ray.get(bucket):
-            yield shard.name, shard.data.to(get_device_id())
+            # A copy on a host as well: what is in the store may only be read.
+            yield shard.name, shard.data.to(get_device_id(), copy=True)
