@@ -53,10 +53,10 @@ def recording_worker_class(role: str, base: type) -> type:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_whole(self: Any) -> list[Any]:
-        """References to the actor's whole parameters in Ray's object store, from rank 0; see standalone/weights.py."""
+        """References to this rank's part of the actor's whole parameters in Ray's object store, see standalone/weights.py."""
         from verl_fuse.host.rollout.standalone.weights import export_whole
 
-        return export_whole(self.actor.engine, self.rank)
+        return export_whole(self.actor.engine, self.rank, self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def report_memory(self: Any) -> Any:
