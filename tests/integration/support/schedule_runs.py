@@ -268,7 +268,7 @@ class ScheduleRuns:
         over.set()
         breaking.join()
         outcome.seconds = time.monotonic() - begun
-        spans = ray.get(self._collector.drain.remote())
+        spans = [span for span, _ in ray.get(self._collector.drain.remote())]
         outcome.moved = sum(span.args.get("stop_reason") == "aborted" for span in spans)
         self._judge(outcome, trainer)
         self._step += 1
