@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event
+from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.problem import ScheduleProblem
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.schedule import Schedule
@@ -44,6 +45,9 @@ class Trainer(Protocol):
 
     def replica_views(self) -> tuple[ReplicaView, ...]:  # type: ignore[empty-body]
         """Every rollout replica there is."""
+
+    def training_memory(self) -> Mapping[str, Sequence[RankMemory]]:  # type: ignore[empty-body]
+        """What the ranks that train "actor" and "critic" on FSDP say of their memory, in order of rank; asks all of them."""
 
     def use_slices(self) -> None:
         """Inference runs on slices, as replicas are released. Needs `streamed_stages`."""

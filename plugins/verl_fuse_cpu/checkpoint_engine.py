@@ -6,7 +6,7 @@ trainer ranks only take part in collecting the weights. What is in a bucket trav
 """
 
 import asyncio
-import pickle
+import json
 from collections.abc import AsyncIterator, Generator, Iterator
 from datetime import timedelta
 from itertools import chain
@@ -18,9 +18,13 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 from verl_fuse.errors import FuseError
+from verl_fuse.runtime.listening import listening_store
 
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
 Bucket = list[tuple[str, torch.Tensor]]
+# Types of element by the names they travel under.
+_DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @CheckpointEngineRegistry.register("gloo")  # pyright: ignore[reportAttributeAccessIssue]  upstream lacks @staticmethod
@@ -40,9 +44,9 @@ class GlooCheckpointEngine(CheckpointEngine):
     def prepare(self) -> dict[str, Any]:
         if not self._is_master:
             return {}
-        # Port 0: the store itself takes a free port, so nobody can take it in between.
-        self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
-        return {"host": ray.util.get_node_ip_address().strip("[]"), "port": self._store.port}
+        host = ray.util.get_node_ip_address().strip("[]")
+        self._store = listening_store(host, self._timeout)
+        return {"host": host, "port": self._store.port}
 
     @classmethod
     def build_topology(
@@ -92,14 +96,15 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def _send(self, number: int, bucket: Bucket) -> None:
         """Broadcast one bucket; an empty one marks the end."""
-        contents = [(name, tuple(tensor.shape), tensor.dtype, tensor.nbytes) for name, tensor in bucket]
-        self._store.set(f"bucket/{number}", pickle.dumps(contents))
+        # Not pickled: what is unpickled runs whatever its sender likes.
+        contents = [(name, list(tensor.shape), _NAMES[tensor.dtype], tensor.nbytes) for name, tensor in bucket]
+        self._store.set(f"bucket/{number}", json.dumps(contents))
         if bucket:
             self._broadcast(torch.cat([tensor.reshape(-1).view(torch.uint8) for _, tensor in bucket]), number)
 
     def _receive(self, number: int) -> Bucket:
         try:
-            contents = pickle.loads(self._store.get(f"bucket/{number}"))
+            contents = json.loads(self._store.get(f"bucket/{number}"))
         except RuntimeError as error:
             raise FuseError(
                 f"weight sync: rollout rank {self._rank} waited {self._seconds} s for bucket {number} of trainer rank 0"
@@ -112,7 +117,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._broadcast(buffer, number)
         # A copy starts where its dtype may start; a slice of bytes need not.
         return [
-            (name, part.clone().view(dtype).view(shape))
+            (name, part.clone().view(_DTYPES[dtype]).view(shape))
             for (name, shape, dtype, _), part in zip(contents, buffer.split(sizes), strict=True)
         ]
 

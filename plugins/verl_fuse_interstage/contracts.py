@@ -1,7 +1,10 @@
-"""Configuration of verl under which finished samples may not be streamed, or unfinished ones not moved (refusals.py)."""
+"""Configuration of verl under which finished samples may not be streamed, or unfinished ones not moved (refusals.py), and what slices rest on."""
 
 from verl_fuse.host.upstream.targets import FSDP_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
-from verl_fuse.spec.contract import ConfigGroup, ConfigKey, Contract
+from verl_fuse.spec.contract import Attribute, ConfigGroup, ConfigKey, Contract, Function
+
+_FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
+_SHARD = f"{_FULLY_SHARD}._fsdp_param:FSDPParam"
 
 CONTRACTS: tuple[Contract, ...] = (
     ConfigKey("verl/trainer/config/reward/reward.yaml", "reward_model.enable", False),
@@ -23,4 +26,13 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigGroup("verl/trainer/config/actor/megatron_actor.yaml", "../engine@megatron: megatron"),
     ConfigGroup("verl/trainer/config/ref/megatron_ref.yaml", "../engine@megatron: megatron"),
     ConfigGroup("verl/trainer/config/critic/megatron_critic.yaml", "../engine@megatron: megatron"),
+)
+# With layout "slices": what FSDP2 gathers from, where its shards are offloaded (host/inference/device_weights.py).
+SLICE_CONTRACTS: tuple[Contract, ...] = (
+    Function(f"{_SHARD}.all_gather_inputs", "property (self)", ("23969bf1c26098e3", "dd57b93d8863ea93")),
+    Attribute(f"{_SHARD}._sharded_param_data"),
+    Attribute(f"{_SHARD}.device"),
+    Attribute(f"{_FULLY_SHARD}._fsdp_state:FSDPState._fsdp_param_group"),
+    Attribute(f"{_FULLY_SHARD}._fsdp_param_group:FSDPParamGroup.fsdp_params"),
+    Function(f"{_FULLY_SHARD}._fully_shard:FSDPModule.reshard", "(self)", ("6cd4d459179e61e6", "dbdb60fa3e062345")),
 )

@@ -4,17 +4,19 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from verl_fuse.errors import FuseError
 from verl_fuse.hookspecs import Trainer, hookimpl
-from verl_fuse.spec.composed import getter
+from verl_fuse.spec.composed import ACTOR, CRITIC, getter, has_critic
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event, StepBegun
 from verl_fuse.spec.step import LaneView, Migration, Refusal, RequestView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse_interstage.config import InterstageConfig
 from verl_fuse_interstage.connector import connector_params
-from verl_fuse_interstage.contracts import CONTRACTS
+from verl_fuse_interstage.contracts import CONTRACTS, SLICE_CONTRACTS
 from verl_fuse_interstage.gains import in_force
 from verl_fuse_interstage.measured import streaming_metrics
+from verl_fuse_interstage.memory import memory_findings
 from verl_fuse_interstage.migration import Hindrances, configured, tail_migration
 from verl_fuse_interstage.policy import next_micro_group
 from verl_fuse_interstage.refusals import refusals
@@ -46,7 +48,8 @@ class InterstagePlugin:
 
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
-        return CONTRACTS
+        slices = config is None or getter(config)("fuse.interstage.layout") == "slices"
+        return (*CONTRACTS, *(SLICE_CONTRACTS if slices else ()))
 
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
@@ -54,6 +57,8 @@ class InterstagePlugin:
         self._block, left_out = in_force(block, trainer.streamed_stages) if block.enabled else (block, None)
         if left_out:
             logger.warning(left_out)
+        if self._block.enabled:
+            self._require_memory(trainer)
         if self._block.enabled and self._block.layout == "slices":
             trainer.use_slices()
         if self._block.enabled and self._block.migration_threshold == "auto":
@@ -63,6 +68,17 @@ class InterstagePlugin:
             self._decisions = Decisions(
                 trainer.replica_views(), trainer.devices_each, trainer.config.actor_rollout_ref.rollout
             )
+
+    def _require_memory(self, trainer: Trainer) -> None:
+        get = getter(trainer.config)
+        models = (ACTOR, CRITIC) if has_critic(get) else (ACTOR,)
+        if any(get(f"{model}.strategy") not in (None, "fsdp", "fsdp2") for model in models):
+            return
+        found = memory_findings(get, trainer.streamed_stages, trainer.devices_each, trainer.training_memory())
+        for line in found.warned:
+            logger.warning(line)
+        if found.refused:
+            raise FuseError(*found.refused)
 
     @hookimpl
     def fuse_infer_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:

@@ -149,7 +149,6 @@ LAYOUT_CONTRACTS: tuple[Contract, ...] = (
     Function("verl.utils.fsdp_utils:maybe_patch_fsdp_module", "(model)", "22e7b8d376e48860"),
     Function("verl.workers.engine.fsdp.utils:create_device_mesh", "(world_size, fsdp_size)", "59d012ca6742cd32"),
     Function(f"{FSDP_ENGINE}._init_device_mesh", "(self)", "277b73c4f53c1c8e"),
-    Function(f"{FSDP_ENGINE}._build_fsdp_module", "(self, module)", "5ffee7368a4f90a5"),
     Function(f"{FSDP_ENGINE}._build_optimizer", "(self, module)", "c006302d012d5f4e"),
     Function(
         "verl.workers.engine.fsdp.transformer_impl:EngineEvalModeCtx.__exit__",
@@ -157,7 +156,6 @@ LAYOUT_CONTRACTS: tuple[Contract, ...] = (
         "28bedbdfdb1b5cd3",
     ),
     Attribute(f"{FSDP_ENGINE}.device_mesh"),
-    Attribute(f"{FSDP_ENGINE}.engine_config"),
     Attribute(f"{FSDP_ENGINE}.optimizer"),
     Attribute("verl.workers.config:FSDPEngineConfig.fsdp_size", "-1"),
     Attribute("verl.workers.config:FSDPEngineConfig.reshard_after_forward"),

@@ -73,7 +73,6 @@ CONTRACTS: tuple[Contract, ...] = (
         "(batch, rollout_corr_config)",
         "12d1ba1183d209cc",
     ),
-    Attribute("verl.workers.engine_workers:ActorRolloutRefWorker.actor_worker_cls"),
     Attribute("verl.workers.engine_workers:TrainingWorker.loss_fn"),
     Class("verl.utils.metric.utils:AggregationType"),
     Class("verl.utils.metric.utils:Metric"),

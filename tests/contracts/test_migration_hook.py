@@ -14,6 +14,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.start.settings import load_settings
 from verl_fuse.spec.events import CheckpointSaved, SetUp, StepBegun, StepEnded
+from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import Capacity, LaneView, Migration, ReplicaView, RequestView, RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse_interstage.plugin import InterstagePlugin
@@ -64,10 +65,11 @@ def view(unfinished):
 
 
 def trainer(settings: Any, stages: tuple[str, ...] = ("old_log_prob", "ref"), **more: Any) -> Any:
-    """What the plugin asks of a trainer."""
-    return SimpleNamespace(
-        **({"block": settings.blocks.get, "streamed_stages": stages, "use_slices": lambda: None} | more)
-    )
+    """What the plugin asks of a trainer, whose models have no parameters."""
+    memory = {model: [RankMemory("node 0", 1, None, (), 1, 0, 0)] for model in ("actor", "critic")}
+    asked = {"block": settings.blocks.get, "streamed_stages": stages, "use_slices": lambda: None}
+    asked |= {"config": OmegaConf.create({}), "devices_each": 1, "training_memory": lambda: memory}
+    return SimpleNamespace(**(asked | more))
 
 
 def policies() -> PolicyGuard:
@@ -109,6 +111,24 @@ def test_where_nothing_can_be_gained_nothing_moves_and_that_is_said_once_at_star
     assert built == []
     assert policy.fallbacks == 0
     assert [record.levelname for record in caplog.records if record.message.startswith(said)] == ["WARNING"]
+
+
+def test_slices_without_memory_for_their_copies_are_refused_before_they_are_built():
+    config = {
+        "trainer": {"v1": {"trainer_mode": "fuse"}},
+        "fuse": {"interstage": {"enabled": True, "layout": "slices"}},
+    }
+    config = OmegaConf.create(config)
+    settings, built = load_settings(config), []
+    memory = {"actor": [RankMemory("node 0", 10 * 2**30, 80 * 2**30, (2**32,), 1, 0, 0)]}
+    asked = {"config": config, "training_memory": lambda: memory, "use_slices": lambda: built.append("slices")}
+    with pytest.raises(FuseError, match=r"copies of 2 models for 1 devices of node node 0 keep 16\.0 GiB of host"):
+        settings.manager.hook.fuse_setup(trainer=trainer(settings, **asked))
+    assert built == []
+    # Megatron's ranks are not asked.
+    config.actor_rollout_ref = {"actor": {"strategy": "megatron"}}
+    settings.manager.hook.fuse_setup(trainer=trainer(settings, **asked))
+    assert built == ["slices"]
 
 
 def test_a_tail_that_has_nowhere_to_go_is_told_once_a_step_and_counted(caplog):

@@ -82,12 +82,23 @@ HOLDS = {
     },
     "inference/slices.py": {"batch": META},
     "inference/slice_worker.py": {"model": "verl.workers.engine_workers:TrainingWorker"},
+    "inference/device_weights.py": {
+        "shard": "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam",
+        "group": "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup",
+        "part": "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule",
+    },
     "inference/slice_models.py": {
+        "sharded": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
         "model": "verl.workers.engine_workers:TrainingWorker",
         "worker": "verl.workers.engine_workers:ActorRolloutRefWorker",
         "critic": "verl.workers.config:TrainingWorkerConfig",
         "engine": "verl.workers.config:FSDPEngineConfig",
     },
+    "weights/memory.py": {
+        "engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
+        "engine.model_config": "verl.workers.config:HFModelConfig",
+    },
+    "weights/computed.py": {"engine_config": "verl.workers.config:FSDPEngineConfig"},
     "weights/buckets.py": {"engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"},
     "layouts/change.py": {
         "self._engine": "verl.workers.engine.fsdp.transformer_impl:FSDPEngine",
@@ -218,8 +229,14 @@ def test_what_is_installed_keeps_every_contract(tree: SourceTree):
     assert not any(verdict.absent for verdict in verdicts)
 
 
-def test_no_contract_is_declared_twice(contracts):
-    assert sorted(set(map(repr, contracts))) == sorted(map(repr, contracts))
+def test_no_contract_is_declared_twice():
+    """Two plugins may rest on the same thing: each says so only where it is used."""
+    host, owners = host_seams(), {}
+    for seam in plugin_seams(plugins.load(), None):
+        owners.setdefault(seam.owner, []).append(seam)
+    for seams in (host, *([*host, *own] for own in owners.values())):
+        declared = [repr(seam.contract) for seam in seams]
+        assert sorted(set(declared)) == sorted(declared)
 
 
 @pytest.mark.parametrize("file", SOURCES)
@@ -404,4 +421,11 @@ def test_the_cpu_plugin_rests_on_nothing_where_it_is_not_active(monkeypatch):
     assert {contract.patch for contract in CpuPlugin().fuse_contracts(config=None) if isinstance(contract, Code)} >= {
         "gloo_backend"
     }
-    assert InterstagePlugin().fuse_contracts(config={}) == InterstagePlugin().fuse_contracts(config=None)
+
+
+def test_slices_alone_rest_on_what_fsdp2_gathers_from():
+    plugin, shared = InterstagePlugin(), OmegaConf.create({})
+    slices = OmegaConf.create({"fuse": {"interstage": {"layout": "slices"}}})
+    assert plugin.fuse_contracts(config=slices) == plugin.fuse_contracts(config=None)
+    more = set(plugin.fuse_contracts(config=slices)) - set(plugin.fuse_contracts(config=shared))
+    assert {"_fully_shard" in contract.target for contract in more} == {True}

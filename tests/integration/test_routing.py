@@ -81,7 +81,7 @@ def manager(started):
 @pytest.fixture
 def spans(collector):
     ray.get(collector.drain.remote())
-    return lambda: ray.get(collector.drain.remote())
+    return lambda: [span for span, _ in ray.get(collector.drain.remote())]
 
 
 class Policy:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from slice_copies import built, configuration, numbers, settings, write_models
+from slice_copies import built, configuration, kept, numbers, settings, write_models
 from small_engines import Ranks, cpu_server
 
 pytest.importorskip("verl")
@@ -147,6 +147,52 @@ def test_a_copy_has_the_settings_of_its_own_model(rank: Ranks, composed: dict, p
 def test_a_copy_has_the_settings_of_its_own_model_where_they_change_its_process(composed: dict, plain: dict, case: str):
     with Ranks(1) as rank:
         check(rank.call(numbers, composed, PATCHING[case])[0], plain, case)
+
+
+@pytest.fixture(scope="module")
+def of_copies(rank: Ranks, composed: dict) -> dict:
+    """What a slice keeps where the actor computes in bfloat16 and the others in float32; the reference is not resharded after a forward pass."""
+    changes = [
+        f"{ACTOR}.fsdp_config.mixed_precision={BF16}",
+        f"{REF}.fsdp_config.reshard_after_forward=false",
+        # Two micro-batches a call.
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4",
+        f"{REF}.log_prob_micro_batch_size_per_gpu=4",
+        f"{CRITIC}.ppo_infer_max_token_len_per_gpu=60",
+    ]
+    return rank.call(kept, composed, changes)[0]
+
+
+def test_a_copy_keeps_its_parameters_in_the_dtype_it_computes_in_and_its_buffers_as_they_are(of_copies: dict):
+    dtypes = {"old_log_prob": "torch.bfloat16", "ref": "torch.float32", "values": "torch.float32"}
+    assert {stage: of["parameters"] for stage, of in of_copies.items()} == {s: {d} for s, d in dtypes.items()}
+    assert {stage: of["buffers"] for stage, of in of_copies.items()} == {stage: {"torch.float32"} for stage in dtypes}
+
+
+@pytest.mark.parametrize("stage", ["old_log_prob", "ref", "values"])
+def test_weights_are_copied_to_the_device_once_and_not_for_each_micro_batch(of_copies: dict, stage: str):
+    of = of_copies[stage]
+    first, second, released = of["copies"]
+    assert (first, second) == (of["shards"], 0)
+    assert released > 0, "verl copies shards in every forward pass"
+    assert of["equal"]
+    assert of["gathered"] == []
+
+
+def test_a_rank_says_how_large_its_model_is(of_copies: dict):
+    said = {stage: of["memory"] for stage, of in of_copies.items()}
+    assert {stage: (memory.node, memory.device) for stage, memory in said.items()} == dict.fromkeys(
+        said, ("here", None)
+    )
+    # verl offloads a forward-only model.
+    assert {stage: memory.kept for stage, memory in said.items()} == dict.fromkeys(said, 0)
+    widths = {"old_log_prob": 2, "ref": 4, "values": 4}
+    assert {s: memory.shard for s, memory in said.items()} == {
+        s: widths[s] * sum(memory.parameters) for s, memory in said.items()
+    }
+    policy, value = said["ref"], said["values"]
+    assert (policy.parameters, policy.outputs > 1) == (said["old_log_prob"].parameters, True)
+    assert (value.outputs, value.parameters != policy.parameters) == (1, True)
 
 
 def check(found: dict, plain: dict, case: str) -> None:

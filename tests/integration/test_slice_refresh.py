@@ -10,6 +10,8 @@ pytest.importorskip("verl")
 with warnings.catch_warnings():
     # Ray and its dependencies warn when they are imported.
     warnings.simplefilter("ignore")
+    import torch
+
     from verl_fuse.host.assembly import exports_on_devices
     from verl_fuse.host.inference.refresh import SliceRefresh
     from verl_fuse.host.inference.slice_worker import SliceWorker
@@ -67,16 +69,19 @@ def test_a_worker_of_a_slice_empties_the_cache_of_its_device(monkeypatch):
         synchronize=lambda: calls.append("synchronize"),
     )
     monkeypatch.setattr("verl.utils.memory_utils.get_torch_device", lambda: device)
-    model = SimpleNamespace(get_dispatch_collect=dict)
+    model = SimpleNamespace(get_dispatch_collect=dict, engine=SimpleNamespace(module=torch.nn.Linear(1, 1)))
     monkeypatch.setattr("verl_fuse.host.inference.slice_worker.build_models", lambda *args: {"ref": model})
+    weights = SimpleNamespace(release=lambda: calls.append("release"))
+    monkeypatch.setattr("verl_fuse.host.inference.slice_worker.DeviceWeights", lambda module, name: weights)
     worker = SimpleNamespace(
         _stages=("ref",),
         _config=None,
         _critic=None,
+        _number=0,
         set_dispatch_collect=lambda mesh_name: None,
         release_memory=lambda: SliceWorker.release_memory(worker),
     )
     SliceWorker.init_model(worker)
-    assert calls == ["empty_cache", "synchronize"]
+    assert calls == ["release", "empty_cache", "synchronize"]
     SliceWorker.release_memory(worker)
-    assert calls == ["empty_cache", "synchronize"] * 2
+    assert calls == ["release", "empty_cache", "synchronize"] * 2

@@ -18,6 +18,7 @@ with warnings.catch_warnings():
 
     from verl_fuse.errors import FuseError
     from verl_fuse.host import features
+    from verl_fuse.host.inference.lane import Lane
     from verl_fuse.host.record import journal as journals
     from verl_fuse.host.record.journal import Journal
     from verl_fuse.host.rollout.director import Director
@@ -102,14 +103,21 @@ def test_a_stage_is_an_event_and_a_span_of_its_step(journal, hook):
 def test_the_timeline_has_the_spans_of_all_processes_that_meet_the_step(journal, monkeypatch):
     start = journal.step.clock.start
     old, remote = Span("old", "rank 0", "other", start - 9, start - 8), Span("far", "rank 1", "other", start, start + 1)
-    collector = SimpleNamespace(drain=SimpleNamespace(remote=lambda: [old, remote]))
+    # Its node's clock is an hour ahead.
+    ahead = Span("ahead", "rank 2", "other", start + 3600.5, start + 3601)
+    spans = [(old, "here"), (remote, "here"), (ahead, "there")]
+    collector = SimpleNamespace(drain=SimpleNamespace(remote=lambda: spans))
+    clocks = SimpleNamespace(offsets=lambda nodes: {node: {"here": 0.0, "there": 3600.0}[node] for node in nodes})
+    monkeypatch.setattr(journals, "NodeClocks", lambda: clocks)
     monkeypatch.setattr(journals, "ray", SimpleNamespace(get=lambda reference, timeout: reference))
     journal._collector = collector
     with journal.stage("balance"):
         pass
     journal.step.end = start + 2
     timeline = journal.timeline("run", lambda span: span)
-    assert [span.name for span in timeline.spans] == ["far", "balance"]
+    assert [span.name for span in timeline.spans] == ["far", "ahead", "balance"]
+    (found,) = timeline.on("rank 2")
+    assert (found.start - start, found.end - start) == pytest.approx((0.5, 1.0), abs=1e-5)
     assert (timeline.run, timeline.step, timeline.end) == ("run", 3, start + 2)
     metrics = journal.metrics(timeline)
     assert metrics.keys() == {"timing_s/balance", "fuse/account_write_failures"}
@@ -291,7 +299,7 @@ def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():
 
 def test_plugins_get_what_the_contract_says_with_its_arguments():
     members = {name: member for name, member in vars(Trainer).items() if not name.startswith("_")}
-    assert len(members) == 11
+    assert len(members) == 12
     for name, member in members.items():
         ours = vars(features.Features)[name]
         assert isinstance(ours, property) == isinstance(member, property), name
@@ -342,6 +350,13 @@ def test_features_tell_of_the_run(trainer):
     run = features.Features(trainer)
     assert (run.block("observe"), run.replica_views(), run.devices_each) == ("its block", ("a view",), 2)
     assert run.config is trainer.config
+
+
+def test_training_ranks_are_asked_for_their_memory_model_by_model(trainer, monkeypatch):
+    groups = {model: SimpleNamespace(report_memory=lambda model=model: [f"{model}'s"]) for model in ("actor", "critic")}
+    monkeypatch.setattr(features.assembly, "training_groups", lambda trainer: groups)
+    with Lane("train", trainer.journal.recorder, 9.0) as trainer.lane:
+        assert features.Features(trainer).training_memory() == {"actor": ["actor's"], "critic": ["critic's"]}
 
 
 def test_a_feature_that_is_switched_on_is_a_part(trainer):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import zip_longest
 from typing import Any
 
 import ray
@@ -111,8 +112,9 @@ def _data_parallel_size(trainer: Any, stage: Stage) -> int:
 
 
 def exported_whole(actor: Any) -> list[Any]:
-    """What the worker group `actor` leaves of its model for standalone replicas; a collective of its workers."""
-    return [bucket for rank in actor.export_whole() for bucket in rank]
+    """What the worker group `actor` leaves of its model for standalone replicas, in its order; a collective of its workers."""
+    turns = zip_longest(*actor.export_whole())
+    return [bucket for turn in turns for bucket in turn if bucket is not None]
 
 
 def build_standalone(trainer: Any, most: int, launch_timeout: float) -> StandalonePool:

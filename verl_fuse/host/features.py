@@ -1,6 +1,6 @@
 """What plugins get at `fuse_setup`: the run's configuration, what is known of its replicas, and one method per feature they may switch on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from verl_fuse.host.update.lean.driver import LeanUpdates
 from verl_fuse.host.update.lean.options import LeanOptions
 from verl_fuse.host.update.schedules import Solve
 from verl_fuse.host.weights.layouts.driver import Layouts
+from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import ReplicaView, Stage
 
 
@@ -43,6 +44,14 @@ class Features:
     def devices_each(self) -> int:
         """Devices of one replica."""
         return self._trainer.replicas.devices_each
+
+    def training_memory(self) -> Mapping[str, Sequence[RankMemory]]:
+        """What the ranks of the trained models say of their memory, in order of rank. Needs FSDP."""
+        lane = self._trainer.lane
+        return {
+            model: lane.wait(lane.submit(group.report_memory, "report_memory"), "report_memory")
+            for model, group in assembly.training_groups(self._trainer).items()
+        }
 
     def use_slices(self) -> None:
         """Inference runs on slices, as replicas are released. Needs `streamed_stages`."""

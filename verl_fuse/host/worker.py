@@ -53,12 +53,20 @@ def recording_worker_class(role: str, base: type) -> type:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_whole(self: Any) -> list[Any]:
-        """References to the actor's whole parameters in Ray's object store, from rank 0; see standalone/weights.py."""
+        """References to this rank's part of the actor's whole parameters in Ray's object store, see standalone/weights.py."""
         from verl_fuse.host.rollout.standalone.weights import export_whole
 
-        return export_whole(self.actor.engine, self.rank)
+        return export_whole(self.actor.engine, self.rank, self.world_size)
 
-    exports: dict[str, Any] = {"export_weights": export_weights}
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
+    def report_memory(self: Any) -> Any:
+        """What this rank says of its memory, see weights/memory.py."""
+        from verl_fuse.host.weights.memory import rank_memory
+
+        node = ray.get_runtime_context().get_node_id()
+        return rank_memory((self.actor if role == "actor" else self).engine, node)
+
+    exports: dict[str, Any] = {"export_weights": export_weights, "report_memory": report_memory}
     if role == "actor":
         exports["export_whole"] = export_whole
     wrapped = {

@@ -78,6 +78,7 @@ def memory(rank: Rank, folder: str, prompt: int, response: int) -> dict[str, dic
 
     from verl_fuse.cli.composition import compose
     from verl_fuse.cli.recipes import find_recipe
+    from verl_fuse.host.inference.device_weights import DeviceWeights
     from verl_fuse.host.inference.slice_models import build_models, compute
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
 
@@ -95,9 +96,14 @@ def memory(rank: Rank, folder: str, prompt: int, response: int) -> dict[str, dic
         load_parameters(model.engine, list(export_parameters(model.engine)))
     found["with a step's weights"] = _bytes(rank.device)
     rows = _samples(prompt, response)
+    weights = {stage: DeviceWeights(model.engine.module, stage) for stage, model in models.items()}
     for stage, model in models.items():
+        weights[stage].load()
+        found[f"weights of {stage}"] = _bytes(rank.device)
         compute(stage, model, rows, 1.0)
         found[f"in {stage}"] = _bytes(rank.device)
+    for held in weights.values():
+        held.release()
     gc.collect()
     if rank.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -54,6 +54,7 @@ from verl_fuse.host.trainer import FuseTrainer
 from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.host.upstream.rows import read, rows
 from verl_fuse.host.upstream.watchdog import with_deadline
+from verl_fuse.spec.memory import RankMemory
 
 STAGES = ("old_log_prob", "ref", "values")
 # A step takes about a second; what takes this long hangs.
@@ -89,7 +90,10 @@ def compute(stage: str, batch: KVBatchMeta) -> None:
 
 
 class CountingFeatures(Features):
-    """Features of a trainer whose slices are there from the start, and have no weights."""
+    """Features of a trainer whose slices are there from the start, and have no weights; nothing is trained."""
+
+    def training_memory(self) -> dict[str, list[RankMemory]]:
+        return {model: [RankMemory("here", 1, None, (), 1, 0, 0)] for model in ("actor", "critic")}
 
     def use_slices(self) -> None:
         pass
@@ -264,7 +268,7 @@ class ScheduleRuns:
         over.set()
         breaking.join()
         outcome.seconds = time.monotonic() - begun
-        spans = ray.get(self._collector.drain.remote())
+        spans = [span for span, _ in ray.get(self._collector.drain.remote())]
         outcome.moved = sum(span.args.get("stop_reason") == "aborted" for span in spans)
         self._judge(outcome, trainer)
         self._step += 1

@@ -63,6 +63,13 @@ def built(world: World, composed: dict[str, Any], stages: Sequence[str], overrid
         return sorted(build_models(stages, _prepared(world, composed, overrides).actor_rollout_ref, None))
 
 
+def kept(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Stage -> dtypes of its copy's parameters and floating-point buffers; how often a shard is copied to the device in two calls of two micro-batches
+    with weights held, and in one after their release; which parameters are gathered then; whether all three calls gave the same numbers."""
+    with open(os.devnull, "w") as silence, redirect_stdout(silence):
+        return _kept(_prepared(world, composed, overrides))
+
+
 def settings(world: World) -> list[str]:
     """The settings of an engine and of a model, as far as verl has fields for them."""
     import dataclasses
@@ -113,6 +120,59 @@ def _numbers(config: Any) -> dict[str, list[Any]]:
         assert fields is not None
         for name, of_model in mine.items():
             found[name] = [[row.float().numpy() for row in of.unbind()] for of in (of_model, fields[name])]
+    return found
+
+
+def _kept(config: Any) -> dict[str, dict[str, Any]]:
+    import torch
+
+    from verl_fuse.host.inference.device_weights import DeviceWeights
+    from verl_fuse.host.inference.slice_models import build_models, compute
+    from verl_fuse.host.weights.memory import rank_memory
+
+    copies = []
+
+    class Shard(torch.Tensor):
+        """One in host memory."""
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.Tensor.to:
+                copies.append(func)
+                return args[0].as_subclass(torch.Tensor).to(*args[1:], **kwargs)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    torch.manual_seed(0)
+    models = build_models(STAGES, config.actor_rollout_ref, critic_of(config))
+    found: dict[str, dict[str, Any]] = {}
+    for stage, model in models.items():
+        module = model.engine.module
+        weights = DeviceWeights(module, stage)
+        compute(stage, model, _batch(), TEMPERATURE)
+        for shard in weights._shards:
+            shard._sharded_param_data = shard._sharded_param_data.as_subclass(Shard)
+        counts, numbers = [], []
+        for held in (True, True, False):
+            if held:
+                weights.load()
+            else:
+                weights.release()
+            fields = compute(stage, model, _batch(), TEMPERATURE)
+            assert fields is not None
+            numbers.append([row for field in fields.values() for row in field.unbind()])
+            counts.append(len(copies))
+            copies.clear()
+        weights.release()
+        buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+        found[stage] = {
+            "parameters": {str(parameter.dtype) for parameter in module.parameters()},
+            "buffers": {str(buffer.dtype) for buffer in buffers},
+            "shards": len(weights._shards),
+            "memory": rank_memory(model.engine, "here"),
+            "copies": counts,
+            "gathered": [shard for shard in weights._shards if "SHARDED" not in str(shard.sharded_state).split(".")],
+            "equal": all(torch.equal(a, b) for other in numbers[1:] for a, b in zip(numbers[0], other, strict=True)),
+        }
     return found
 
 

@@ -1,4 +1,6 @@
 import threading
+import time
+import weakref
 
 import pytest
 
@@ -70,6 +72,29 @@ def test_a_call_that_outlasts_the_timeout_names_lane_and_call(spans):
         with pytest.raises(FuseError, match=r"lane 'train': 'ref' did not finish in 0.2 s"):
             lane.call("ref", "inference", gate.wait)
         gate.set()
+
+
+def test_an_idle_lane_keeps_nothing_of_its_last_call():
+    """Weights of a step are gone from the object store once every slice has taken them over, whether or not a lane has more to do."""
+
+    class Buckets:
+        """What a training rank has exported."""
+
+    class Export:
+        """Work that has something to keep."""
+
+        def __call__(self):
+            return Buckets()
+
+    with Lane("train", Recorder(lambda span: None), timeout=30.0) as lane:
+        export = Export()
+        future = lane.submit(export, "export_weights")
+        kept = [weakref.ref(future.result(10)), weakref.ref(export)]
+        del export, future
+        deadline = time.monotonic() + 10
+        while any(reference() for reference in kept) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [reference() for reference in kept] == [None, None]
 
 
 def test_a_closed_lane_has_done_everything_and_leaves_no_thread(spans):

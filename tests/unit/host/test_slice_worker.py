@@ -1,6 +1,7 @@
 """One call on a slice: every rank computes every stage that is asked for. No engine, no Ray."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,9 +24,10 @@ def infer(monkeypatch):
     """(stages computed, fields returned) of a call on a rank whose engines return `found` for each stage."""
 
     def call(found, asked=STAGES):
-        computed = []
+        computed, loaded = [], []
 
         def compute(stage, model, data, temperature):
+            assert loaded[-1] == stage, "its weights are on the device"
             computed.append((stage, temperature, sorted(data.keys())))
             return found(stage, data)
 
@@ -33,6 +35,9 @@ def infer(monkeypatch):
         monkeypatch.setattr(slice_worker, "remote_recorder", lambda: Recorder(lambda span: None))
         worker = object.__new__(slice_worker.SliceWorker)
         worker._stages, worker._number, worker._models = STAGES, 0, dict.fromkeys(STAGES)
+        worker._device_weights = {
+            stage: SimpleNamespace(load=lambda stage=stage: loaded.append(stage)) for stage in STAGES
+        }
         data = TensorDict({"responses": torch.ones(2, 3)}, batch_size=2)
         assign_non_tensor(data, temperature=0.5, stages=" ".join(asked))
         return computed, worker.infer(data)

@@ -3,6 +3,7 @@ import time
 import pytest
 
 from verl_fuse.host.record.spans import Recorder, SpanCollector
+from verl_fuse.spec.timeline import Span
 
 
 def test_a_block_becomes_a_span_with_its_args():
@@ -26,6 +27,14 @@ def test_a_wall_clock_set_back_neither_fails_nor_shortens_what_it_measures(monke
     with Recorder(spans.append).span("update_actor", "rank 0", "train"):
         monkeypatch.setattr(time, "time", lambda: 0.0)
     assert spans[0].end >= spans[0].start > 1e9
+
+
+def test_spans_are_handed_over_once_with_the_node_whose_clock_they_have():
+    collector = SpanCollector()
+    span = Span("ref", "rank 0", "inference", 1.0, 2.0)
+    collector.add(span, "node 1")
+    assert collector.drain() == [(span, "node 1")]
+    assert collector.drain() == []
 
 
 def test_requests_that_cannot_move_are_counted_by_server_while_they_are_in_flight():

@@ -62,6 +62,7 @@ def test_what_every_copy_can_have_is_accepted(changes):
         (ulysses(1, 1, 2), "critic.fsdp.ulysses_sequence_parallel_size", f"=2: fuse.interstage.layout=slices needs the size of {ACTOR}"),
         ({f"{REF}.ulysses_sequence_parallel_size": 2}, f"{REF}.ulysses_sequence_parallel_size", "(1): one call on a slice computes all models"),
         (ulysses(3, 3, 3), f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", "=3: fuse.interstage.layout=slices needs a divisor of the 4 devices"),
+        (ulysses(8, 8, 8), f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", "=8: fuse.interstage.layout=slices needs a divisor of the 4 devices"),
         ({"critic.fsdp.fsdp_size": 3}, "critic.fsdp.fsdp_size", "=3: fuse.interstage.layout=slices needs -1, or a divisor of the 4 devices"),
     ],
 )  # fmt: skip

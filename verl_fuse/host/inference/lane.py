@@ -8,6 +8,7 @@ Invariants (tests/unit/host/test_lane.py):
 - calls never overlap and run in the order they were handed over;
 - the first failure reaches the driver at the next `call`, `check` or `drain`, and nothing queued after it runs;
 - a call that outlasts the timeout is a FuseError naming lane and call;
+- what work returns is kept by whoever has its future, and by nobody here once it has run, nor is the work;
 - `close` ends the thread: one that outlives the run is cut off by the interpreter's exit, which can crash the process.
 """
 
@@ -34,7 +35,8 @@ class Lane:
         self.name = name
         self._recorder = recorder
         self._timeout = timeout
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = queue.SimpleQueue()
+        # Work, its result to be, and its end: what is submitted is waited for, and its result may be large.
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future, Future[None]] | None] = queue.SimpleQueue()
         self._submitted: list[tuple[str, Future]] = []
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"verl-fuse lane {name}", daemon=True)
@@ -55,14 +57,14 @@ class Lane:
         """Hand over work to run after everything handed over before; returns its result to be."""
         self.check()
         self._submitted = [(name, future) for name, future in self._submitted if not future.done()]
-        future = self._enqueue(work)
-        self._submitted.append((what, future))
+        future, ended = self._enqueue(work)
+        self._submitted.append((what, ended))
         return future
 
     def call(self, name: str, category: Category, work: Callable[[], T], **args: str | int | float) -> T:
         """Run one call after everything submitted before, record it as a span on this lane's track, and return its result."""
         self.drain()
-        return self._result(name, self._enqueue(lambda: self.recorded(name, category, work, **args)))
+        return self._result(name, self._enqueue(lambda: self.recorded(name, category, work, **args))[0])
 
     def recorded(self, name: str, category: Category, work: Callable[[], T], **args: str | int | float) -> T:
         """Run work as a span on this lane's track; for use inside submitted work."""
@@ -90,10 +92,11 @@ class Lane:
         self._calls.put(None)
         self._thread.join(CLOSE_SECONDS)
 
-    def _enqueue(self, work: Callable[[], Any]) -> Future:
+    def _enqueue(self, work: Callable[[], Any]) -> "tuple[Future, Future[None]]":
         future: Future = Future()
-        self._calls.put((work, future))
-        return future
+        ended: Future[None] = Future()
+        self._calls.put((work, future, ended))
+        return future, ended
 
     def _result(self, what: str, future: Future) -> Any:
         try:
@@ -107,12 +110,19 @@ class Lane:
 
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
-            work, future = item
+            self._run_one(*item)
+            # The thread waits here until there is more to do.
+            del item
+
+    def _run_one(self, work: Callable[[], Any], future: Future, ended: "Future[None]") -> None:
+        try:
             if self._failure is not None:
-                future.set_exception(FuseError(f"lane {self.name!r}: not run, an earlier call failed: {self._failure}"))
-                continue
-            try:
-                future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits, and kept for `check`
-                self._failure = error
-                future.set_exception(error)
+                raise FuseError(f"lane {self.name!r}: not run, an earlier call failed: {self._failure}")
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits, and kept for `check`
+            self._failure = self._failure or error
+            ended.set_exception(error)
+            future.set_exception(error)
+        else:
+            ended.set_result(None)
+            future.set_result(result)

@@ -4,6 +4,7 @@ verl builds the policy's copy and the reference as it builds them for training (
 configuration of the critic's workers. Forward-only engines keep their parameters in host memory between calls and have no optimizer.
 
 Invariants (tests/integration/test_slice_models.py):
+- parameters are kept in the dtype they are computed in, or the narrower one they are trained in;
 - with the parameters of its model, a copy computes the numbers of its model, whatever the settings of the other models are;
 - only the models of the given stages are built, and no setting of another model is read.
 """
@@ -20,6 +21,7 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import response_from_nested
 
+from verl_fuse.host.weights.computed import computed_dtype, round_parameters
 from verl_fuse.spec.step import Stage
 
 # Stage -> (output of the model, field it is stored as).
@@ -32,6 +34,23 @@ OUTPUTS: Mapping[Stage, tuple[tuple[str, str], ...]] = {
 _ORDER: tuple[Stage, ...] = ("values", "ref", "old_log_prob")
 # A trained model without a dtype has this one; verl would give a forward-only one bfloat16.
 _TRAINED_DTYPE = "fp32"
+
+
+class _Model(TrainingWorker):
+    """verl's worker of one model, whose parameters are rounded before verl shards, offloads and pins them."""
+
+    def reset(self) -> None:
+        sharded: Any = self.engine
+        build = sharded._build_module
+        sharded._build_module = lambda: round_parameters(build(), computed_dtype(sharded.engine_config))
+        super().reset()
+        del sharded._build_module
+
+
+class _Policy(ActorRolloutRefWorker):
+    """verl's worker of actor or reference."""
+
+    actor_worker_cls = ref_worker_cls = _Model
 
 
 def build_models(
@@ -56,7 +75,7 @@ def _built(stage: Stage, block: DictConfig, critic: TrainingWorkerConfig | None)
         assert critic is not None, "values need a critic"
         engine: Any = critic.engine_config
         copied = replace(engine, forward_only=True, model_dtype=engine.model_dtype or _TRAINED_DTYPE)
-        model = TrainingWorker(config=replace(critic, engine_config=copied))
+        model = _Model(config=replace(critic, engine_config=copied))
         model.reset()
         return model
     # verl changes the block it builds a model from.
@@ -67,7 +86,7 @@ def _built(stage: Stage, block: DictConfig, critic: TrainingWorkerConfig | None)
         OmegaConf.update(engine, "model_dtype", engine.model_dtype or _TRAINED_DTYPE)
         # A copy sends its weights to nobody.
         OmegaConf.update(block, "rollout.checkpoint_engine.backend", "naive")
-    worker = ActorRolloutRefWorker(config=block, role="ref" if stage == "ref" else "actor")
+    worker = _Policy(config=block, role="ref" if stage == "ref" else "actor")
     worker.init_model()
     found = worker.ref if stage == "ref" else worker.actor
     assert found is not None

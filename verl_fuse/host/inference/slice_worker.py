@@ -1,7 +1,7 @@
 """The worker of a slice: forward-only copies of all models a finished sample goes through, on the devices of one rollout replica.
 
 The copies of actor and critic take new weights once per step. One call computes every model for a micro-group and returns the fields under
-their final names.
+their final names. Weights are on the device from the first call of a step until its memory is released (device_weights.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from verl.utils.memory_utils import aggressive_empty_cache
 from verl.utils.tensordict_utils import get as get_value
 from verl.workers.engine_workers import TrainingWorker
 
+from verl_fuse.host.inference.device_weights import DeviceWeights
 from verl_fuse.host.inference.slice_models import build_models, compute
 from verl_fuse.host.record.spans import remote_recorder
 from verl_fuse.host.weights.buckets import load_parameters
@@ -32,11 +33,16 @@ class SliceWorker(Worker):
         self._config, self._critic = config, critic
         self._stages, self._number = tuple(stages), number
         self._models: dict[Stage, TrainingWorker] = {}
+        self._device_weights: dict[Stage, DeviceWeights] = {}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def init_model(self) -> None:
         """Build the models of the stages; a collective of the slice's ranks."""
         self._models = build_models(self._stages, self._config, self._critic)
+        self._device_weights = {
+            stage: DeviceWeights(model.engine.module, f"{stage!r} on slice {self._number}")
+            for stage, model in self._models.items()
+        }
         model = next(iter(self._models.values()))
         self.set_dispatch_collect(mesh_name=MESH, **model.get_dispatch_collect())
         # Each model was whole on the device while it was built.
@@ -44,7 +50,9 @@ class SliceWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def release_memory(self) -> None:
-        """Give back what the allocator keeps of the device's memory: the rollout engine and the trainer on the same device need it."""
+        """Give back the device's memory, weights included: the rollout engine and the trainer on the same device need it."""
+        for weights in self._device_weights.values():
+            weights.release()
         aggressive_empty_cache(force_sync=True)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
@@ -52,6 +60,7 @@ class SliceWorker(Worker):
         """Take over the parameters that the training ranks left in Ray's object store (`export_weights`), per stage."""
         with remote_recorder().span("load_weights", f"slice {self._number}", "sync"):
             for stage, buckets in weights.items():
+                self._device_weights[stage].release()
                 load_parameters(self._models[stage].engine, map(ray.get, buckets))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH))
@@ -64,6 +73,7 @@ class SliceWorker(Worker):
         recorder = remote_recorder()
         for stage in filter(asked.__contains__, self._stages):
             with recorder.span(stage, f"slice {self._number}", "inference", samples=len(data)):
+                self._device_weights[stage].load()
                 found = compute(stage, self._models[stage], given, temperature)
             fields |= found or {}
         return TensorDict(fields, batch_size=len(data)).cpu() if fields else None

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import ray
 from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.record.accounting import account, recorded
+from verl_fuse.host.record.clocks import NodeClocks
 from verl_fuse.host.record.spans import Recorder
 from verl_fuse.host.record.step import Step
 from verl_fuse.host.upstream.rows import prompt_indices
@@ -31,6 +33,7 @@ class Journal:
         self.recorder = Recorder(lambda span: self.step.spans.append(span))
         self.step = Step(0, 0, 0)
         self._unwritten_accounts = 0
+        self._clocks: NodeClocks | None = None
 
     def begin_step(self, number: int, prompts: int, samples_each: int) -> None:
         """From now on everything belongs to this step."""
@@ -63,7 +66,14 @@ class Journal:
 
     def timeline(self, run: str, named: Callable[[Span], Span]) -> Timeline:
         """The spans of the step, of all processes, each `named` for its reader."""
-        remote: list[Span] = ray.get(self._collector.drain.remote(), timeout=DRAIN_SECONDS)
+        remote = self._on_one_clock(ray.get(self._collector.drain.remote(), timeout=DRAIN_SECONDS))
         start, end = self.step.clock.start, self.step.end
         spans = [named(span) for span in (*self.step.spans, *remote) if span.end > start and span.start < end]
         return Timeline(run, self.step.number, start, end, tuple(spans))
+
+    def _on_one_clock(self, spans: list[tuple[Span, str]]) -> list[Span]:
+        """By this node's clock."""
+        if self._clocks is None:
+            self._clocks = NodeClocks()
+        ahead = self._clocks.offsets({node for _, node in spans})
+        return [replace(span, start=span.start - ahead[node], end=span.end - ahead[node]) for span, node in spans]

@@ -1,8 +1,8 @@
 """Collects spans of all Ray processes of a run in one place, and which of their requests cannot move.
 
-A process records through `record`, which sends to the run's collector actor and does not wait for the answer. Times are each
-node's wall clock, so spans of different nodes are as well aligned as the nodes' clocks. Where no run has a collector (verl-fuse
-installed, another trainer mode), nothing records.
+A process records through `record`, which sends to the run's collector actor and does not wait for the answer. A span comes with the wall clock of its node,
+and with the node's name, so that the driver may put all on one clock (clocks.py). Where no run has a collector (verl-fuse installed, another trainer mode),
+nothing records.
 """
 
 import time
@@ -23,14 +23,15 @@ class SpanCollector:
     replica."""
 
     def __init__(self) -> None:
-        self._spans: list[Span] = []
+        self._spans: list[tuple[Span, str]] = []
         self._unmovable: Counter[str] = Counter()
 
-    def add(self, span: Span) -> None:
-        self._spans.append(span)
+    def add(self, span: Span, node: str) -> None:
+        """A span by the clock of the node of this name."""
+        self._spans.append((span, node))
 
-    def drain(self) -> list[Span]:
-        """All spans added since the last drain."""
+    def drain(self) -> list[tuple[Span, str]]:
+        """All spans added since the last drain, each with its node."""
         spans, self._spans = self._spans, []
         return spans
 
@@ -94,4 +95,5 @@ def collector() -> Any:
 
 def remote_recorder() -> Recorder:
     """The recorder of a Ray worker process, sending to this job's collector."""
-    return Recorder(collector().add.remote)
+    add, node = collector().add.remote, ray.get_runtime_context().get_node_id()
+    return Recorder(lambda span: add(span, node))

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
 from verl.utils import normalize_token_ids
 from verl.workers.rollout.llm_server import LLMServerClient
@@ -206,7 +207,8 @@ class FuseLLMServerClient(LLMServerClient):
     def _record(self, name: str, watch: Stopwatch, args: dict[str, str | int | float]) -> None:
         server = _server.get()
         track = f"replica {self._replicas.get(server, server)}"
-        self._run.add.remote(Span(name, track, "generate", watch.start, watch.now, args))
+        span = Span(name, track, "generate", watch.start, watch.now, args)
+        self._run.add.remote(span, ray.get_runtime_context().get_node_id())
 
 
 def _cached(output: TokenOutput) -> dict[str, int]:

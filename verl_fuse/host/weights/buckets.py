@@ -3,17 +3,23 @@ network between nodes).
 
 With FSDP2 every rank leaves the shards it has and every slice takes the parts it needs: no rank waits for another, and none holds the whole
 model. The store holds one copy, in buckets, until every slice has taken it over. FSDP1 knows its shards only as parts of a flat parameter, so
-there rank 0 leaves whole parameters. Parameters travel in the dtype the training ranks keep them in, which is that of the slice's copy.
+there rank 0 leaves whole parameters. Parameters travel in the dtype they are computed in, which is that of the slice's copy.
 
-Invariants (tests/integration/test_weights.py):
+A shard is pickled as an array of bytes, which Ray writes into the store's shared memory once and which whoever gets it reads there: torch's own pickles
+are part of the message, and are copied several times.
+
+Invariants (tests/integration/test_weights.py, tests/unit/host/test_shards.py):
+- a shard's bytes are copied once on their way into a message, and not at all on their way out; what was taken out is only read;
 - whatever the ranks on either side, the slice's parameters equal the training ranks';
 - a parameter the slice has and nobody left, or the other way round, is a FuseError naming it, as is one that was left in part.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -21,28 +27,56 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from verl.utils.fsdp_utils import fsdp_version, get_fsdp_full_state_dict
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.weights.computed import computed_dtype, rounded
 
+# What FSDP1 puts into the names of buffers.
+_FSDP1 = "_fsdp_wrapped_module."
 # An object in the store is one piece of shared memory.
 OBJECT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the parameter `name`: `data` begins at `offset` of it, in every dimension."""
+    """A part of the parameter `name`: `data`, in host memory where it is pickled, begins at `offset` of it, in every dimension.
+
+    What has been taken out of a pickle may only be read."""
 
     name: str
     offset: tuple[int, ...]
     data: torch.Tensor
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # numpy has no bfloat16.
+        octets = self.data.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _unpickled, (self.name, self.offset, self.data.dtype, tuple(self.data.shape), octets)
+
+
+def _unpickled(
+    name: str, offset: tuple[int, ...], dtype: torch.dtype, shape: tuple[int, ...], octets: np.ndarray
+) -> Shard:
+    with warnings.catch_warnings():
+        # The store's memory cannot be written, and nobody writes it.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        data = torch.from_numpy(octets)
+    return Shard(name, offset, data.view(dtype).view(shape))
+
 
 def export_parameters(engine: Any) -> Iterator[list[Shard]]:
-    """Buckets of this rank's shards; with FSDP1 a collective, whose rank 0 has them all."""
-    if fsdp_version(engine.module) == 1:
+    """Buckets of this rank's shards, in the dtype computed in; with FSDP1 a collective, whose rank 0 has them all."""
+    module, computed = engine.module, computed_dtype(engine.engine_config)
+    # Rotary frequencies and the like are computed with as they are.
+    buffers = {name.replace(_FSDP1, "") for name, _ in module.named_buffers()}
+    if fsdp_version(module) == 1:
         with engine.eval_mode():
-            state: Any = get_fsdp_full_state_dict(engine.module)
-        shards = [Shard(name, (0,) * tensor.dim(), tensor) for name, tensor in state.items()]
-        return in_buckets(shards if torch.distributed.get_rank() == 0 else [])
-    return in_buckets(own_shards(engine.module.state_dict()))
+            state: Any = get_fsdp_full_state_dict(module)
+        leaves = torch.distributed.get_rank() == 0
+        shards = (Shard(name, (0,) * tensor.dim(), tensor) for name, tensor in state.items() if leaves)
+    else:
+        shards = own_shards(module.state_dict())
+    # One after the other: beside a rollout engine there is no room for a copy of them all.
+    return in_buckets(
+        replace(s, data=(s.data if s.name in buffers else rounded(s.data, computed)).cpu()) for s in shards
+    )
 
 
 def load_parameters(engine: Any, buckets: Iterable[Sequence[Shard]]) -> None:
@@ -56,14 +90,14 @@ def load_parameters(engine: Any, buckets: Iterable[Sequence[Shard]]) -> None:
 
 
 def own_shards(state: Mapping[str, torch.Tensor]) -> Iterator[Shard]:
-    """This rank's part of every tensor, on the CPU; of what several ranks hold, the first one's."""
+    """This rank's part of every tensor, where it is; of what several ranks hold, the first one's."""
     for name, tensor in state.items():
         if isinstance(tensor, DTensor):
             if _first_holder(tensor):
                 _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-                yield Shard(name, tuple(offset), tensor.to_local().detach().cpu())
+                yield Shard(name, tuple(offset), tensor.to_local().detach())
         elif torch.distributed.get_rank() == 0:
-            yield Shard(name, (0,) * tensor.dim(), tensor.detach().cpu())
+            yield Shard(name, (0,) * tensor.dim(), tensor.detach())
 
 
 def take_over(state: Mapping[str, torch.Tensor], shards: Iterable[Shard]) -> None:

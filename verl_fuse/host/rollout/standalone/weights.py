@@ -4,12 +4,13 @@ The training ranks leave them and wait for nobody, so a replica that dies or sta
 engines for standalone replicas are collectives of both sides, which one dead replica ends for all.
 
 Invariants (tests/integration/test_standalone_run.py):
+- each bucket is left by one training rank, in turns;
 - a replica loads what verl's own sync gives the replicas on the training devices: the engine's export, under the same names;
 - one that fails, or takes too long, is named, and the others have loaded.
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -21,17 +22,19 @@ from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.weights.buckets import Shard, in_buckets
 
 
-def export_whole(engine: Any, rank: int) -> list[ray.ObjectRef]:
-    """Collective over the training ranks: whole parameters under their Hugging Face names, as verl hands them to a checkpoint engine; rank 0 leaves them."""
+def export_whole(engine: Any, rank: int, ranks: int) -> list[ray.ObjectRef]:
+    """Collective over the `ranks` training ranks: whole parameters under their Hugging Face names, as verl hands them to a checkpoint engine.
+
+    Every rank gathers each parameter. Buckets are dealt out in turns, so that no rank's device, host and network carry them all."""
     parameters, adapter = engine.get_per_tensor_param()
     if adapter is not None:
         raise FuseError("weights of standalone replicas: an adapter that is not merged cannot be sent")
-    references = []
-    if rank == 0:
-        whole = (Shard(name, (0,) * tensor.dim(), tensor.detach().cpu()) for name, tensor in parameters)
-        references = [ray.put(bucket) for bucket in in_buckets(whole)]
-    # Every rank walks along: each parameter is gathered from all of them.
-    deque(parameters, maxlen=0)
+    whole = (Shard(name, (0,) * tensor.dim(), tensor.detach()) for name, tensor in parameters)
+    references = [
+        ray.put([replace(shard, data=shard.data.cpu()) for shard in bucket])
+        for number, bucket in enumerate(in_buckets(whole))
+        if number % ranks == rank
+    ]
     if engine.is_param_offload_enabled:
         engine.to("cpu", model=True, optimizer=False, grad=False)
     return references
@@ -71,4 +74,5 @@ def _parameters(buckets: Sequence[ray.ObjectRef]) -> Iterator[tuple[str, Any]]:
     # On the device: what is larger than verl's bucket is handed to the engine there, by a handle that memory of the host does not have.
     for bucket in buckets:
         for shard in ray.get(bucket):
-            yield shard.name, shard.data.to(get_device_id())
+            # A copy on a host as well: what is in the store may only be read.
+            yield shard.name, shard.data.to(get_device_id(), copy=True)

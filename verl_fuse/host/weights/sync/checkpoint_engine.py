@@ -36,6 +36,7 @@ from verl_fuse.reshard.parameters import parameters_of
 from verl_fuse.reshard.sharding import PlacedSharding
 from verl_fuse.reshard.text import sharding_from
 from verl_fuse.reshard.vllm import VllmSharding
+from verl_fuse.runtime.listening import listening_store
 from verl_fuse.runtime.reshard.nodes import node_numbers
 from verl_fuse.runtime.reshard.port import open_port
 from verl_fuse.runtime.reshard.stream import ParameterStream, StreamRoute
@@ -65,11 +66,9 @@ class FuseCheckpointEngine(CheckpointEngine):
     def prepare(self) -> dict[str, Any]:
         if not self._is_master:
             return {}
-        # Port 0: the store itself takes a free port, so nobody can take it in between.
-        self._store = TCPStore(
-            "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=self._timeout)
-        )
-        return {"host": ray.util.get_node_ip_address().strip("[]"), "port": self._store.port}
+        host = ray.util.get_node_ip_address().strip("[]")
+        self._store = listening_store(host, timedelta(seconds=self._timeout))
+        return {"host": host, "port": self._store.port}
 
     @classmethod
     def build_topology(

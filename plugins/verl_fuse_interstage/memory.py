@@ -1,0 +1,140 @@
+"""Whether inference has the memory it needs, before anything of it is built. Pure: values in, sentences out.
+
+Invariants (tests/unit/interstage/test_memory.py):
+- slices: a node keeps one copy of every model per slice in host memory, in the dtype computed in, sharded over the slice's devices; verl builds each copy whole
+  first, in the dtype it is trained in; more than the node has free is refused;
+- slices: copies that do not fit on a device beside what training keeps there are a warning, because they stay in host memory then;
+- layout shared: a micro-batch that does not fit beside vLLM's share and what training keeps is a warning;
+- where the device is the host, its memory is counted once.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from verl_fuse.spec.composed import ACTOR, CRITIC, REFERENCE, ROLLOUT, Get
+from verl_fuse.spec.memory import RankMemory
+from verl_fuse.spec.step import Stage
+
+# Stage -> the model that is trained with the same parameters, the block of its engine, and its dtype where the configuration has none.
+_COPIES: Mapping[Stage, tuple[str, str, str]] = {
+    "old_log_prob": ("actor", f"{ACTOR}.fsdp_config", "fp32"),
+    "ref": ("actor", f"{REFERENCE}.fsdp_config", "bf16"),
+    "values": ("critic", f"{CRITIC}.fsdp", "fp32"),
+}
+_POLICY: Mapping[Stage, str] = {"old_log_prob": ROLLOUT, "ref": REFERENCE}
+# Logits in the dtype computed in, and once more in float32.
+_LOGIT_BYTES = 6
+_OFFLOAD = (
+    f"{ACTOR}.fsdp_config.param_offload=true, {ACTOR}.fsdp_config.optimizer_offload=true and the critic's make room"
+)
+
+
+@dataclass
+class MemoryFindings:
+    """What a run may not begin with, and what it is told of."""
+
+    refused: list[str] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
+
+
+def memory_findings(
+    get: Get, stages: Sequence[Stage], devices_each: int, trained: Mapping[str, Sequence[RankMemory]]
+) -> MemoryFindings:
+    """For inference of `stages` where a replica has `devices_each` devices; `trained` is said by the ranks of each model, in order."""
+    if get("fuse.interstage.layout") == "slices":
+        return _slices(get, stages, devices_each, trained)
+    return MemoryFindings(warned=list(_shared(get, stages, trained["actor"], _kept(trained))))
+
+
+def _slices(
+    get: Get, stages: Sequence[Stage], devices_each: int, trained: Mapping[str, Sequence[RankMemory]]
+) -> MemoryFindings:
+    found, actor = MemoryFindings(), trained["actor"]
+    pinned = actor[0].device is not None
+    in_host = on_device = building = 0
+    for stage in stages:
+        model, block, default = _COPIES[stage]
+        parameters = trained[model][0].parameters
+        ranks, width = _shards(get, block, devices_each), _width(get, block, default)
+        parts = [math.ceil(elements / ranks) * width for elements in parameters]
+        on_device += sum(parts)
+        # torch pins a power of two for each.
+        in_host += sum(1 << (part - 1).bit_length() for part in parts if part) if pinned else sum(parts)
+        building = max(building, sum(parameters) * _bytes(get(f"{block}.model_dtype") or default))
+    for node in dict.fromkeys(rank.node for rank in actor):
+        here = [number for number, rank in enumerate(actor) if rank.node == node]
+        builders = len({number // devices_each for number in here})
+        keeps, builds = in_host * len(here), building * builders
+        free = min(actor[number].host_free for number in here)
+        if keeps + builds > free:
+            found.refused.append(
+                f"fuse.interstage.layout='slices': copies of {len(stages)} models for {len(here)} devices of node {node} keep {_size(keeps)} of host memory, "
+                f"and take {_size(builds)} more while they are built; {_size(free)} are free there. Needs fuse.interstage.layout=shared, a larger "
+                f"{ROLLOUT}.tensor_model_parallel_size (one copy per replica), or mixed_precision.param_dtype and model_dtype of 2 bytes"
+            )
+    for rank, (memory, kept) in enumerate(zip(actor, _kept(trained), strict=True)):
+        if memory.device is not None and kept + on_device > memory.device:
+            found.warned.append(
+                f"fuse.interstage.layout='slices': on the device of rank {rank} ({_size(memory.device)}) training keeps {_size(kept)} and copies of {len(stages)} "
+                f"models need {_size(on_device)}: those without room stay in host memory and are copied for each micro-batch. {_OFFLOAD}"
+            )
+            break
+    return found
+
+
+def _shared(
+    get: Get, stages: Sequence[Stage], actor: Sequence[RankMemory], kept_by_rank: Sequence[int]
+) -> Iterator[str]:
+    key = f"{ROLLOUT}.gpu_memory_utilization"
+    share = get(key) or 0.0
+    for rank, (memory, kept) in enumerate(zip(actor, kept_by_rank, strict=True)):
+        if memory.device is None:
+            continue
+        logits = (
+            max((_tokens(get, _POLICY[s]) for s in stages if s in _POLICY), default=0) * memory.outputs * _LOGIT_BYTES
+        )
+        # An offloaded shard comes back for inference.
+        needs = max(kept, memory.shard) + logits
+        if share * memory.device + needs > memory.device:
+            yield (
+                f"fuse.interstage.layout='shared': on the device of rank {rank} ({_size(memory.device)}) vLLM keeps {_size(share * memory.device)} "
+                f"({key}={share}) while it generates, and inference beside it needs {_size(needs)} for weights, moments and the logits of one micro-batch: it "
+                f"may run out of memory. Lower {key} or the tokens of a micro-batch ({ROLLOUT}.log_prob_max_token_len_per_gpu), or use "
+                f"fuse.interstage.layout=slices; {_OFFLOAD}"
+            )
+            return
+
+
+def _kept(trained: Mapping[str, Sequence[RankMemory]]) -> list[int]:
+    """Bytes that training keeps on the device of each of the actor's ranks; a critic on as many ranks shares them."""
+    actor, critic = trained["actor"], trained.get("critic", ())
+    beside = critic if len(critic) == len(actor) else ()
+    return [rank.kept + (beside[number].kept if beside else 0) for number, rank in enumerate(actor)]
+
+
+def _shards(get: Get, block: str, devices_each: int) -> int:
+    size = get(f"{block}.fsdp_size") or -1
+    return size if 0 < size < devices_each else devices_each
+
+
+def _width(get: Get, block: str, default: str) -> int:
+    computed = _bytes(get(f"{block}.mixed_precision.param_dtype") or "bf16")
+    return min(computed, _bytes(get(f"{block}.model_dtype") or default))
+
+
+def _bytes(dtype: object) -> int:
+    """As verl names dtypes (verl/utils/torch_dtypes.py): 16 bits in any spelling, else 32."""
+    return 2 if "16" in str(dtype) or dtype == "half" else 4
+
+
+def _tokens(get: Get, block: str) -> int:
+    """Tokens of a micro-batch at most."""
+    if get(f"{block}.log_prob_use_dynamic_bsz"):
+        return get(f"{block}.log_prob_max_token_len_per_gpu") or 0
+    lengths = (get(f"{ROLLOUT}.prompt_length") or 0) + (get(f"{ROLLOUT}.response_length") or 0)
+    return (get(f"{block}.log_prob_micro_batch_size_per_gpu") or 0) * lengths
+
+
+def _size(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,65 @@
+"""What a training rank says of its memory: engines of FSDP as far as it looks at them, and control groups."""
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("verl")
+with warnings.catch_warnings():
+    # Ray and its dependencies warn when they are imported.
+    warnings.simplefilter("ignore")
+    import psutil
+    import torch
+
+    from verl_fuse.host.weights import memory
+    from verl_fuse.host.weights.memory import free_host_memory, rank_memory
+
+
+def engine(*, offload_policy: bool = False, param: bool = False, optimizer: bool = False):
+    """FSDP1 over four ranks, of which this one has 8 elements."""
+    module = torch.nn.Linear(4, 2, bias=False)
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=64))
+    return SimpleNamespace(
+        module=module,
+        device_mesh=SimpleNamespace(size=lambda dimension: 4),
+        model_config=SimpleNamespace(hf_config=config, model_type="language_model"),
+        is_param_offload_enabled=param,
+        is_optimizer_offload_enabled=optimizer,
+        _uses_fsdp2_cpu_offload_policy=offload_policy,
+    )
+
+
+@pytest.mark.parametrize(
+    ("offloaded", "kept"),
+    [
+        ({}, 3 * 32),
+        ({"param": True}, 2 * 32),
+        ({"optimizer": True}, 32),
+        ({"param": True, "optimizer": True}, 0),
+        ({"offload_policy": True}, 0),
+    ],
+)
+def test_what_is_not_offloaded_stays_on_the_device(monkeypatch, offloaded, kept):
+    monkeypatch.setattr(memory, "get_device_name", lambda: "cuda")
+    device = SimpleNamespace(mem_get_info=lambda: (1, 80))
+    monkeypatch.setattr(memory, "get_torch_device", lambda: device)
+    said = rank_memory(engine(**offloaded), "node 0")
+    assert (said.node, said.device, said.parameters, said.outputs) == ("node 0", 80, (32,), 64)
+    assert (said.shard, said.kept) == (32, kept)
+
+
+def group(folder: Path, limit: str) -> Path:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text("700\n")
+    (folder / "memory.stat").write_text("anon 500\ninactive_file 100\n")
+    return folder
+
+
+def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5000))
+    assert free_host_memory(tmp_path) == 5000, "no control group"
+    assert free_host_memory(group(tmp_path, "max")) == 5000
+    assert free_host_memory(group(tmp_path, "1000")) == 1000 - (700 - 100)
+    assert free_host_memory(group(tmp_path, "1000000")) == 5000

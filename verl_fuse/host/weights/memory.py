@@ -1,0 +1,65 @@
+"""What a training rank on FSDP says of its memory (`verl_fuse.spec.memory`).
+
+Invariants (tests/integration/test_slice_models.py, tests/unit/host/test_rank_memory.py):
+- parameters are counted whole, however they are sharded;
+- host memory that is free is that of the container the process is in.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.distributed.tensor import DTensor
+from verl.utils.device import get_device_name, get_torch_device
+
+from verl_fuse.spec.memory import RankMemory
+
+# Adam's.
+_MOMENTS = 2
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def rank_memory(engine: Any, node: str) -> RankMemory:
+    """This rank's share of an FSDP engine that is trained, on the node of this name."""
+    elements, local = zip(*_elements(engine), strict=True)
+    shard = sum(tensor.nbytes for tensor in local)
+    offloaded = engine._uses_fsdp2_cpu_offload_policy
+    kept = 0 if offloaded or engine.is_param_offload_enabled else shard
+    if not (offloaded or engine.is_optimizer_offload_enabled):
+        # They come with the first step.
+        kept += _MOMENTS * shard
+    config = engine.model_config.hf_config
+    value_model = engine.model_config.model_type == "value_model"
+    return RankMemory(
+        node=node,
+        host_free=free_host_memory(_CGROUP),
+        device=None if get_device_name() == "cpu" else get_torch_device().mem_get_info()[1],
+        parameters=elements,
+        outputs=1 if value_model else config.get_text_config().vocab_size,
+        shard=shard,
+        kept=kept,
+    )
+
+
+def free_host_memory(cgroup: Path) -> int:
+    """Bytes that this process's machine has free, or its container: `cgroup` is the root of its control group (version 2)."""
+    free = psutil.virtual_memory().available
+    limit = cgroup / "memory.max"
+    if not limit.exists() or (text := limit.read_text().strip()) == "max":
+        return free
+    statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    # What a file has been read into is given up for whatever needs memory.
+    used = int((cgroup / "memory.current").read_text()) - int(statistics["inactive_file"])
+    return min(free, int(text) - used)
+
+
+def _elements(engine: Any) -> Iterator[tuple[int, torch.Tensor]]:
+    """Elements of each parameter as a whole, and this rank's part of it."""
+    for parameter in engine.module.parameters():
+        if isinstance(parameter, DTensor):
+            yield parameter.numel(), parameter.to_local()
+        else:
+            # A flat parameter of FSDP1 knows its own part alone; all parts are as long.
+            yield parameter.numel() * engine.device_mesh.size(-1), parameter

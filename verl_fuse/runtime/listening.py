@@ -1,0 +1,27 @@
+"""A key-value store of torch that listens at one address.
+
+torch's own listens on all interfaces of a machine, whatever host it is given, and whoever reaches its port may write what a run reads there.
+
+Invariant (tests/unit/runtime/test_listening.py): other addresses of the machine refuse connections.
+"""
+
+import socket
+from datetime import timedelta
+
+from torch.distributed import TCPStore
+
+
+def listening_store(address: str, timeout: timedelta) -> TCPStore:
+    """The server's side, at a free port (`.port`) of `address`; `timeout` bounds its own waits."""
+    host = address.strip("[]")
+    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port = listener.getsockname()[1]
+    # The store closes it.
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listener.detach(),
+    )
