@@ -16,6 +16,7 @@ from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
+from verl_fuse.cli.report import read_metrics
 from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.model import CostModel
@@ -24,6 +25,7 @@ from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.advice import Advice, advice_of_replay, advice_of_rows
 from verl_fuse.simulate.compare import Estimate, StrategyResult, simulate_each
+from verl_fuse.simulate.drafts import acceptance_of
 from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
 from verl_fuse.simulate.recorded import Replay, read_recorded, replay
 from verl_fuse.spec.block import read_block
@@ -39,6 +41,11 @@ EXAMPLES = examples(
     "verl-fuse simulate step.yaml h100x4",
     "verl-fuse simulate step.yaml cluster.yaml --strategy interstage --set migration=prefill",
     "verl-fuse simulate --from runs/ppo-cpu --json",
+)
+# What verl's `file` logger writes, and what fuse.speculation counts there.
+METRICS_FILE = "metrics.jsonl"
+DRAFTED_METRIC, ACCEPTANCE_METRIC, TOKENS_METRIC = (
+    f"fuse/speculation_{name}" for name in ("drafted_tokens", "acceptance", "tokens_per_pass")
 )
 # Intervals no longer become narrower long before.
 MOST_STEPS = 1000
@@ -73,13 +80,21 @@ def simulate(
     from_: Annotated[
         Path | None, typer.Option("--from", help="A recorded run: what would each feature have saved?")
     ] = None,
+    drafts_of: Annotated[
+        Path | None,
+        typer.Option(
+            "--acceptance-of", help="A run with fuse.speculation.enabled=true, whose acceptance of drafts is assumed."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare stock verl with every feature, from lengths and costs alone, or on a run already made."""
     options = read_options(set_ or [])
+    if drafts_of is not None:
+        options = dataclasses.replace(options, acceptance=recorded_acceptance(drafts_of))
     if from_ is not None:
         if workload_file or cluster or plan or profile or timeline or strategy or seeds:
-            raise FuseError("--from RUN_DIR takes everything from the run; only --set goes with it")
+            raise FuseError("--from RUN_DIR takes everything from the run; only --set and --acceptance-of go with it")
         show_replay(from_, options, as_json)
         return
     if workload_file is None or cluster is None:
@@ -121,6 +136,30 @@ def read_options(settings: list[str]) -> SimulationOptions:
         except yaml.YAMLError as error:
             raise FuseError(f"--set {setting!r}: the value is not YAML") from error
     return read_block(SimulationOptions, data, "options")
+
+
+def recorded_acceptance(run_dir: Path) -> float:
+    """The chance of a drafted token to be accepted once those before it were, in the steps of a run that speculated."""
+    folder, _ = located(run_dir)
+    found = [data for _, data in read_metrics(folder / METRICS_FILE) if data.get(DRAFTED_METRIC)]
+    if not found:
+        raise FuseError(
+            f"{folder / METRICS_FILE}: no step has {DRAFTED_METRIC}; needs a run with fuse.speculation.enabled=true"
+        )
+    drafted, accepted, passes = (
+        sum(value(data) for data in found)
+        for value in (
+            lambda data: data[DRAFTED_METRIC],
+            lambda data: data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC],
+            # Passes of each sample, summed up: each brings one token beside those accepted.
+            lambda data: (
+                data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC] / (data[TOKENS_METRIC] - 1)
+                if data[TOKENS_METRIC] > 1
+                else 0.0
+            ),
+        )
+    )
+    return acceptance_of(1 + accepted / passes, accepted / drafted) if accepted else 0.0
 
 
 def cost_model(cluster: Cluster, profile: Path | None) -> CostModel:
@@ -255,7 +294,8 @@ def replayed(run_dir: Path, options: SimulationOptions) -> tuple[str, Replay, Si
     with ProgressNotes(f"reading {len(numbers)} recorded steps") as report:
         timelines = list(readable_steps(run_dir, numbers[1:] or numbers))
         report(f"replaying {len(timelines)} recorded steps")
-        return timelines[-1].run, replay([read_recorded(timeline) for timeline in timelines], options), options
+        drafted = config is not None and bool(select(config, "fuse.speculation.enabled"))
+        return timelines[-1].run, replay([read_recorded(timeline) for timeline in timelines], options, drafted), options
 
 
 def show_advice(advice: Advice) -> None:

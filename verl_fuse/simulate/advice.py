@@ -24,6 +24,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     ),
     "pipeline": ("fuse.pipeline.enabled=true",),
     "elastic": ("fuse.elastic.enabled=true", "fuse.elastic.scale=true", "fuse.elastic.release=true"),
+    "speculation": ("fuse.speculation.enabled=true",),
     "zero_gradient": ("fuse.update.skip_zero_gradient=true",),
     "old_log_prob": ("fuse.update.skip_old_log_prob=true",),
     "weight sync": ("fuse.realloc.weight_sync=shards",),

@@ -6,7 +6,7 @@ Invariants (tests/unit/simulate/test_compare.py):
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,7 +72,7 @@ def simulate_each(
 ) -> Iterator[StrategyResult]:
     """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock comes first.
 
-    Without `strategies`: all of them, `realloc` only with a plan. `report` is told what is being simulated.
+    Without `strategies`: all of them, `realloc` only with a plan, those that draft only with an acceptance. `report` is told what is being simulated.
     """
     if seeds < 1:
         raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
@@ -80,12 +80,18 @@ def simulate_each(
         plan.check(workload, cost.cluster)
     elif "realloc" in (strategies or ()):
         raise FuseError("strategy='realloc' needs --plan: the placement that weights are moved to")
-    possible = [name for name in SIMULATED_STRATEGIES if plan is not None or name != "realloc"]
+    drafting = {name for name in SIMULATED_STRATEGIES if "speculation" in features_of(name)}
+    if options.acceptance is None and (asked := drafting.intersection(strategies or ())):
+        raise FuseError(
+            f"strategy={min(asked)!r} needs --set acceptance=SHARE, or --acceptance-of a run with fuse.speculation.enabled=true"
+        )
+    left_out = (drafting if options.acceptance is None else set()) | ({"realloc"} if plan is None else set())
+    possible = [name for name in SIMULATED_STRATEGIES if name not in left_out]
     wanted = list(dict.fromkeys(["stock", *(strategies or possible)]))
     features = {name: features_of(name) for name in wanted}
     require_method(options.schedule)
     report("stock: looking for its fastest layouts")
-    base = stock_plan(workload, cost, options)
+    base = stock_plan(workload, cost, replace(options, acceptance=None))
     plans = {name: plan if plan and "realloc" in features[name] else base for name in wanted}
 
     def steps(name: str) -> list[StepResult]:

@@ -6,7 +6,7 @@ Invariants (tests/unit/simulate/test_generation.py):
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -57,6 +57,8 @@ def generate(
     options: SimulationOptions,
 ) -> GenerationResult:
     """Run the rollout. `calls`: inference calls that freed replicas may take over; they are left alone without `interstage`."""
+    if "speculation" not in features:
+        options = replace(options, acceptance=None)
     generate_plan = plan.call("actor_generate")
     timing = replica_timing(workload, generate_plan, cost, options)
     replicas = plan.replicas or replica_count(generate_plan.layout)

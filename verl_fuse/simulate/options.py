@@ -14,13 +14,16 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "pipeline": frozenset({"pipeline"}),
     "realloc": frozenset({"realloc"}),
     "elastic": frozenset({"elastic"}),
+    "speculation": frozenset({"speculation"}),
+    "tail": frozenset({"speculation", "interstage"}),
     "zero_gradient": frozenset({"zero_gradient"}),
     "old_log_prob": frozenset({"old_log_prob"}),
     "update": frozenset({"zero_gradient", "old_log_prob"}),
     "all": frozenset({"interstage", "pipeline", "realloc", "elastic"}),
 }
 """Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are inferred on the training
-workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`, `old_log_prob`: the switches of `fuse.update`, with metrics of what is computed; `realloc`: the plan given replaces the stock placement."""
+workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`, `old_log_prob`: the switches of `fuse.update`, with metrics of what is computed;
+`speculation` needs an acceptance, `tail` is it with `interstage`; `realloc`: the plan given replaces the stock placement."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class SimulationOptions:
     # Elastic replicas: share of a replica's requests after which the rest moves on; weight of time against cost.
     cut_fraction: float = field(default=0.8, metadata=bounded(0.5, 1.0))
     time_weight: float = field(default=0.5, metadata=bounded(0.0, 1.0))
+    # Chance of a drafted token to be accepted once those before it were, for the strategies that draft; None: they are left out.
+    acceptance: float | None = field(default=None, metadata=bounded(0.0, 1.0))
     # Method of the fused pipeline schedule (verl_fuse/schedule/methods.py).
     schedule: str = "greedy"
 
@@ -62,6 +67,8 @@ class SimulationOptions:
             value = getattr(self, entry.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise FuseError(f"options.{entry.name}={value!r}: needs a finite number")
+            if value is None:
+                continue
             if (low is not None and not value >= low) or (high is not None and not value <= high):
                 raise FuseError(f"options.{entry.name}={value!r}: needs {low} to {'any' if high is None else high}")
         if self.migration not in ("auto", "prefill", "transfer"):

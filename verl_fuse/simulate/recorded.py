@@ -15,6 +15,7 @@ from itertools import combinations
 import numpy as np
 
 from verl_fuse.errors import FuseError
+from verl_fuse.simulate.drafts import with_drafts
 from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.elastic import best_assignment, run_elastic
 from verl_fuse.simulate.options import SimulationOptions
@@ -121,13 +122,17 @@ class DecodeFit:
     step: float
     per_sequence: float
 
-    def timing(self, recorded: ReplayedStep) -> ReplicaTiming:
-        """As tables; the start-up is the prefill's, memory was no limit."""
+    def timing(self, recorded: ReplayedStep, acceptance: float | None = None) -> ReplicaTiming:
+        """As tables, with drafts of that acceptance; the start-up is the prefill's, memory was no limit."""
+
+        def decode(sequences: Floats, tokens: Floats) -> Floats:
+            return floor + self.step + self.per_sequence * sequences
+
         most = len(recorded.replica)
         longest = int((recorded.prompt + recorded.response).max())
         floor = 1e-9
         return ReplicaTiming.build(
-            lambda sequences, tokens: floor + self.step + self.per_sequence * sequences,
+            decode if acceptance is None else with_drafts(decode, acceptance),
             # The prefill gives the first token.
             lambda sequences, tokens: floor + self.startup + self.step,
             max_batch=most,
@@ -184,8 +189,9 @@ class Replay:
     savings: tuple[Saving, ...]
 
 
-def replay(steps: Sequence[ReplayedStep], options: SimulationOptions) -> Replay:
-    """What every feature would have saved, for steps that had as many samples and replicas each (others are left out)."""
+def replay(steps: Sequence[ReplayedStep], options: SimulationOptions, drafted: bool = False) -> Replay:
+    """What every feature would have saved, for steps that had as many samples and replicas each (others are left out); `drafted` says that
+    fuse.speculation was on."""
     sizes = [(len(step.replica), step.replicas) for step in steps]
     usual = max(set(sizes), key=sizes.count)
     steps = [step for step, size in zip(steps, sizes, strict=True) if size == usual]
@@ -202,6 +208,7 @@ def replay(steps: Sequence[ReplayedStep], options: SimulationOptions) -> Replay:
         _observe(steps, options.stock_poll),
         _interstage(begun, through, inference, moving, threshold),
         _pipeline(stages),
+        _speculation(steps, through, options.acceptance, drafted),
         _zero_gradient(steps),
         _old_log_prob(steps, stages),
         _elastic(steps, timings, seconds, options),
@@ -261,6 +268,22 @@ def _pipeline(stages: dict[str, float]) -> Saving:
         "pipeline", 0.0, 0.0,
         f"nothing without pipeline parallelism, whose bubbles it fills; with it at most {min(critic, actor):.2f} s, `simulate` with a plan says",
     )  # fmt: skip
+
+
+def _speculation(
+    steps: Sequence[ReplayedStep],
+    through: Sequence[RolloutState],
+    acceptance: float | None,
+    drafted: bool,
+) -> Saving:
+    if drafted:
+        return Saving("speculation", 0.0, 0.0, "it was on: the replay decodes as fast as the run did with drafts")
+    if acceptance is None:
+        return Saving("speculation", 0.0, 0.0, "no acceptance is known: --set acceptance=SHARE assumes one")
+    faster = [_begin(step, fit_decode(step).timing(step, acceptance)).advance() for step in steps]
+    saved = [before.seconds - after.seconds for before, after in zip(through, faster, strict=True)]
+    note = f"if {acceptance:.0%} of the drafted tokens are accepted once those before them were"
+    return Saving("speculation", max(0.0, float(np.mean(saved))), 0.0, note)
 
 
 def _zero_gradient(steps: Sequence[ReplayedStep]) -> Saving:

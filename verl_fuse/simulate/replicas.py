@@ -6,8 +6,10 @@ from functools import lru_cache
 
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.errors import FuseError
+from verl_fuse.simulate.drafts import with_drafts
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.arrays import Floats
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan
 from verl_fuse.spec.workload import Workload
@@ -25,7 +27,7 @@ def replica_count(layout: Layout) -> int:
 
 @lru_cache(maxsize=256)
 def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options: SimulationOptions) -> ReplicaTiming:
-    """Tables of one replica; a FuseError says how much memory is missing where the longest sequence does not fit."""
+    """Tables of one replica, which drafts where the options say an acceptance; a FuseError says how much memory is missing where the longest sequence does not fit."""
     model, layout = workload.actor, replica_layout(call.layout)
     device = cost.cluster.device
     weights = cost.memory(model, "generate", layout).total
@@ -38,8 +40,12 @@ def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options:
             f"(rollout_memory={options.rollout_memory:g}), which leaves room for {capacity} tokens; one sequence has up to {longest}. "
             "More tensor parallelism or a larger rollout_memory would do"
         )
+
+    def decode(sequences: Floats, tokens: Floats) -> Floats:
+        return cost.decode(model, layout, sequences / layout.dp, tokens / layout.dp)
+
     return ReplicaTiming.build(
-        lambda sequences, tokens: cost.decode(model, layout, sequences / layout.dp, tokens / layout.dp),
+        decode if options.acceptance is None else with_drafts(decode, options.acceptance),
         lambda sequences, tokens: cost.prefill(model, layout, Batch.equal(sequences / layout.dp, tokens)),
         max_batch=min(options.max_num_seqs, workload.sequences),
         kv_capacity=capacity,

@@ -31,6 +31,13 @@ def test_a_plan_is_needed_for_realloc():
         compare(ppo(), h100(), ["interstage", "realloc"], 1, None, NO_POLL)
 
 
+def test_an_acceptance_is_needed_for_drafts():
+    names = [row.strategy for row in compare(ppo(), h100(), seeds=1)]
+    assert not {"speculation", "tail"} & set(names)
+    with pytest.raises(FuseError, match="strategy='speculation' needs --set acceptance=SHARE"):
+        compare(ppo(), h100(), ["speculation"])
+
+
 def test_one_value_has_no_interval():
     assert estimate(np.array([3.0])).low == 3.0
 

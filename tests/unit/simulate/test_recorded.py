@@ -55,12 +55,28 @@ def test_a_replay_takes_as_long_as_the_run():
 
 def test_what_every_feature_would_have_saved():
     savings = {saving.feature: saving for saving in ask(step(0), step(1)).savings}
-    assert list(savings) == ["observe", "interstage", "pipeline", "zero_gradient", "old_log_prob", "elastic"]
+    assert list(savings) == [
+        "observe", "interstage", "pipeline", "speculation", "zero_gradient", "old_log_prob", "elastic",
+    ]  # fmt: skip
     assert savings["observe"].seconds == pytest.approx(0.7)
     assert 0.5 < savings["interstage"].seconds < 3.0
     assert savings["pipeline"].seconds == 0
     assert "at most 3.00 s" in savings["pipeline"].note
     assert savings["elastic"].device_share > 0
+
+
+def test_what_drafts_would_have_saved():
+    def saving(options: SimulationOptions, drafted: bool = False):
+        found = replay([step(0), step(1)], options, drafted).savings
+        return next(saving for saving in found if saving.feature == "speculation")
+
+    unknown, some, more = (saving(SimulationOptions(acceptance=share)) for share in (None, 0.5, 0.9))
+    assert unknown.seconds == 0
+    assert "--set acceptance=SHARE" in unknown.note
+    # Half of the pass is the fixed cost, once fewer than 20 samples of a replica run.
+    assert 0.5 < some.seconds < more.seconds < 9
+    on = saving(SimulationOptions(acceptance=0.9), drafted=True)
+    assert (on.seconds, on.note[:9]) == (0, "it was on")
 
 
 def test_what_an_update_could_have_left_out():

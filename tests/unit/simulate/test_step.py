@@ -49,6 +49,19 @@ def test_realloc_alone_is_the_plan_it_is_given():
     assert run(ppo(), "realloc", replace(NO_POLL, fuse_poll=0.0)).seconds == run(ppo(), "stock").seconds
 
 
+def test_drafts_shorten_generation_and_only_that():
+    options = replace(NO_POLL, acceptance=0.7)
+    workload = grpo()
+    stock, ours = run(workload, "stock"), run(workload, "speculation", options)
+    assert run(workload, "stock", options).seconds == stock.seconds, "stock verl has no drafts"
+    assert run(workload, "speculation").seconds == run(workload, "observe").seconds, (
+        "without an acceptance nothing is drafted"
+    )
+    assert ours.stages["gen"] < 0.8 * stock.stages["gen"]
+    assert ours.stages["update_actor"] == stock.stages["update_actor"]
+    assert run(workload, "speculation", replace(NO_POLL, acceptance=0.0)).seconds == stock.seconds
+
+
 def test_samples_without_a_gradient_are_not_trained_on():
     workload = replace(ppo(), zero_gradient=0.4)
     stock, ours = run(workload, "stock"), run(workload, "zero_gradient", replace(NO_POLL, fuse_poll=0.0))
@@ -129,7 +142,7 @@ def test_seeds_differ_and_repeat():
 def test_an_unknown_strategy_is_refused():
     with pytest.raises(
         FuseError,
-        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, zero_gradient, old_log_prob, update, all",
+        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, speculation, tail, zero_gradient, old_log_prob, update, all",
     ):
         run(ppo(), "fast")
 

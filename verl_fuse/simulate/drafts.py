@@ -1,0 +1,44 @@
+"""Decoding with drafts (`fuse.speculation`): a pass verifies tokens that were drafted, and brings those that were accepted and one more.
+
+Invariants (tests/unit/simulate/test_drafts.py):
+- no batch decodes slower than without drafts: as many are drafted as shorten it most, none where none do;
+- the acceptance is found again from what a run with drafts counted.
+"""
+
+import numpy as np
+
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.timing import DecodeSeconds
+from verl_fuse.spec.arrays import Floats
+
+MOST_DRAFTED = 8
+"""Tokens drafted for a sample in one pass at most: what `fuse.speculation.tokens=auto` drafts."""
+
+
+def tokens_per_pass(acceptance: float, drafted: float) -> float:
+    """Tokens that a sample gets in a pass with so many drafted tokens; each is accepted with probability `acceptance` once those before it were."""
+    return drafted + 1.0 if acceptance >= 1.0 else (1.0 - acceptance ** (drafted + 1.0)) / (1.0 - acceptance)
+
+
+def with_drafts(decode: DecodeSeconds, acceptance: float) -> DecodeSeconds:
+    """Seconds in which each sample gets a token. A drafted token is computed as that of one more sequence; the context is read once."""
+
+    def seconds(sequences: Floats, tokens: Floats) -> Floats:
+        counts = range(MOST_DRAFTED + 1)
+        tried = [decode(sequences * (1 + count), tokens) / tokens_per_pass(acceptance, count) for count in counts]
+        return np.minimum.reduce(tried)
+
+    return seconds
+
+
+def acceptance_of(passes_tokens: float, accepted_share: float) -> float:
+    """The acceptance with which a pass brings a sample `passes_tokens` tokens where the share `accepted_share` of all that was drafted is accepted."""
+    if not (passes_tokens > 1.0 and 0.0 < accepted_share <= 1.0):
+        raise FuseError(
+            f"tokens per pass {passes_tokens:g}, accepted {accepted_share:g}: needs more than 1, and a share above 0"
+        )
+    drafted, low, high = (passes_tokens - 1.0) / accepted_share, 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_per_pass(middle, drafted) < passes_tokens else (low, middle)
+    return (low + high) / 2
