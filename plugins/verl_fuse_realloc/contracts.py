@@ -153,7 +153,6 @@ LAYOUT_CONTRACTS: tuple[Contract, ...] = (
         "(self, exc_type, exc_value, traceback)",
         "28bedbdfdb1b5cd3",
     ),
-    Attribute(f"{FSDP_ENGINE}.optimizer"),
     Attribute("verl.workers.config:FSDPEngineConfig.fsdp_size", "-1"),
     Attribute("verl.workers.config:FSDPEngineConfig.reshard_after_forward"),
     # What `fully_shard` of torch leaves on a module, all of which is taken off again (layouts/unwrap.py).

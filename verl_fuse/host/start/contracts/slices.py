@@ -74,6 +74,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{FSDP_ENGINE}.is_optimizer_offload_enabled", "property (self)"),
     Attribute(f"{FSDP_ENGINE}._uses_fsdp2_cpu_offload_policy"),
     Attribute(f"{FSDP_ENGINE}.device_mesh"),
+    Attribute(f"{FSDP_ENGINE}.optimizer"),
     Attribute(f"{FSDP_ENGINE}.model_config"),
     Attribute("verl.workers.config:HFModelConfig.hf_config"),
     Attribute("verl.workers.config:HFModelConfig.model_type"),
