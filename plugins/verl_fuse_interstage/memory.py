@@ -1,6 +1,6 @@
 """Whether inference has the memory it needs, before anything of it is built. Pure: values in, sentences out.
 
-Invariants (tests/unit/interstage/test_memory.py):
+Invariants (tests/unit/interstage/test_inference_memory.py):
 - slices: a node keeps one copy of every model per slice in host memory, in the dtype computed in, sharded over the slice's devices; verl builds each copy whole
   first, in the dtype it is trained in, and offloaded moments come later; more than the node has free is refused;
 - slices: copies that do not fit on a device beside what training keeps there are a warning, because they stay in host memory then;
