@@ -34,5 +34,14 @@ SLICE_CONTRACTS: tuple[Contract, ...] = (
     Attribute(f"{_SHARD}.device"),
     Attribute(f"{_FULLY_SHARD}._fsdp_state:FSDPState._fsdp_param_group"),
     Attribute(f"{_FULLY_SHARD}._fsdp_param_group:FSDPParamGroup.fsdp_params"),
+    Function(
+        f"{_FULLY_SHARD}._fully_shard:FSDPModule.unshard",
+        "(self, async_op=False)",
+        ("1e7e4f29ccbde75f", "0732eeae3eb2a1ae"),
+    ),
+    # Shards are looked up anew once.
+    Function(
+        f"{_FULLY_SHARD}._fsdp_param_group:FSDPParamGroup.lazy_init", "(self)", ("1061bfd0ee9ae4c4", "9a6c0d50ed34f3b0")
+    ),
     Function(f"{_FULLY_SHARD}._fully_shard:FSDPModule.reshard", "(self)", ("6cd4d459179e61e6", "dbdb60fa3e062345")),
 )

@@ -1,8 +1,8 @@
 """Whether inference has the memory it needs, before anything of it is built. Pure: values in, sentences out.
 
-Invariants (tests/unit/interstage/test_memory.py):
+Invariants (tests/unit/interstage/test_inference_memory.py):
 - slices: a node keeps one copy of every model per slice in host memory, in the dtype computed in, sharded over the slice's devices; verl builds each copy whole
-  first, in the dtype it is trained in; more than the node has free is refused;
+  first, in the dtype it is trained in, and offloaded moments come later; more than the node has free is refused;
 - slices: copies that do not fit on a device beside what training keeps there are a warning, because they stay in host memory then;
 - layout shared: a micro-batch that does not fit beside vLLM's share and what training keeps is a warning;
 - where the device is the host, its memory is counted once.
@@ -66,11 +66,12 @@ def _slices(
         here = [number for number, rank in enumerate(actor) if rank.node == node]
         builders = len({number // devices_each for number in here})
         keeps, builds = in_host * len(here), building * builders
+        awaited = sum(rank.awaited for ranks in trained.values() for rank in ranks if rank.node == node)
         free = min(actor[number].host_free for number in here)
-        if keeps + builds > free:
+        if keeps + max(builds, awaited) > free:
             found.refused.append(
                 f"fuse.interstage.layout='slices': copies of {len(stages)} models for {len(here)} devices of node {node} keep {_size(keeps)} of host memory, "
-                f"and take {_size(builds)} more while they are built; {_size(free)} are free there. Needs fuse.interstage.layout=shared, a larger "
+                f"and take {_size(builds)} more while they are built; offloaded optimizers will take {_size(awaited)}; {_size(free)} are free there. Needs fuse.interstage.layout=shared, a larger "
                 f"{ROLLOUT}.tensor_model_parallel_size (one copy per replica), or mixed_precision.param_dtype and model_dtype of 2 bytes"
             )
     for rank, (memory, kept) in enumerate(zip(actor, _kept(trained), strict=True)):

@@ -30,8 +30,6 @@ SYNC_CONTRACTS: tuple[Contract, ...] = (
         "(self, layered_summon=False, base_sync_done=False, **kwargs)",
         "87832a9f5f13e4b9",
     ),
-    Attribute(f"{FSDP_ENGINE}.model_config"),
-    Attribute("verl.workers.config:HFModelConfig.hf_config"),
     Attribute(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.config"),
     Function("verl.single_controller.base.worker:Worker.world_size", "property (self)"),
     # Whole parameters go to the vLLM worker of the same rank, whose weight loaders cut out its part.
@@ -155,8 +153,6 @@ LAYOUT_CONTRACTS: tuple[Contract, ...] = (
         "(self, exc_type, exc_value, traceback)",
         "28bedbdfdb1b5cd3",
     ),
-    Attribute(f"{FSDP_ENGINE}.device_mesh"),
-    Attribute(f"{FSDP_ENGINE}.optimizer"),
     Attribute("verl.workers.config:FSDPEngineConfig.fsdp_size", "-1"),
     Attribute("verl.workers.config:FSDPEngineConfig.reshard_after_forward"),
     # What `fully_shard` of torch leaves on a module, all of which is taken off again (layouts/unwrap.py).

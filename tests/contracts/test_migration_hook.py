@@ -66,7 +66,7 @@ def view(unfinished):
 
 def trainer(settings: Any, stages: tuple[str, ...] = ("old_log_prob", "ref"), **more: Any) -> Any:
     """What the plugin asks of a trainer, whose models have no parameters."""
-    memory = {model: [RankMemory("node 0", 1, None, (), 1, 0, 0)] for model in ("actor", "critic")}
+    memory = {model: [RankMemory("node 0", 1, None, (), 1, 0, 0, 0)] for model in ("actor", "critic")}
     asked = {"block": settings.blocks.get, "streamed_stages": stages, "use_slices": lambda: None}
     asked |= {"config": OmegaConf.create({}), "devices_each": 1, "training_memory": lambda: memory}
     return SimpleNamespace(**(asked | more))
@@ -120,7 +120,7 @@ def test_slices_without_memory_for_their_copies_are_refused_before_they_are_buil
     }
     config = OmegaConf.create(config)
     settings, built = load_settings(config), []
-    memory = {"actor": [RankMemory("node 0", 10 * 2**30, 80 * 2**30, (2**32,), 1, 0, 0)]}
+    memory = {"actor": [RankMemory("node 0", 10 * 2**30, 80 * 2**30, (2**32,), 1, 0, 0, 0)]}
     asked = {"config": config, "training_memory": lambda: memory, "use_slices": lambda: built.append("slices")}
     with pytest.raises(FuseError, match=r"copies of 2 models for 1 devices of node node 0 keep 16\.0 GiB of host"):
         settings.manager.hook.fuse_setup(trainer=trainer(settings, **asked))

@@ -9,7 +9,7 @@ class RankMemory:
 
     `host_free` of the host memory of `node` are free, `device` is all memory of the rank's device (None: its device is the host). The model has
     `parameters` of so many elements each, and `outputs` per token. Of its shard, which has `shard` bytes, and of the optimizer's moments `kept` stay on
-    the device between two calls.
+    the device between two calls; `awaited` are moments that come to host memory with the first step.
     """
 
     node: str
@@ -19,3 +19,4 @@ class RankMemory:
     outputs: int
     shard: int
     kept: int
+    awaited: int

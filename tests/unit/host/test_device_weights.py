@@ -42,6 +42,27 @@ def test_released_weights_are_those_in_host_memory_and_nothing_stays_gathered(mo
     assert {shard.sharded_state.name for shard in weights._shards} == {"SHARDED"}
 
 
+def test_the_first_forward_pass_of_all_computes_with_what_is_on_the_device(module):
+    class InHost(torch.Tensor):
+        """A shard whose copy on a device is another tensor, as a GPU's is."""
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func is torch.Tensor.to:
+                return args[0].as_subclass(torch.Tensor).clone()
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    weights = DeviceWeights(module, "ref")
+    for shard in weights._shards:
+        shard._sharded_param_data = shard._sharded_param_data.as_subclass(InHost)
+    weights.load()
+    on_device = [shard._sharded_param_data for shard in weights._shards]
+    for data in on_device:
+        data.fill_(1.0)
+    assert module(torch.ones(1, 3)).item() == 5 * (3 + 1) + 1
+    assert all(shard._sharded_param_data is data for shard, data in zip(weights._shards, on_device, strict=True))
+
+
 def test_new_weights_are_computed_with_once_released(module):
     weights = DeviceWeights(module, "ref")
     weights.load()

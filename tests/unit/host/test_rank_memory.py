@@ -17,12 +17,13 @@ with warnings.catch_warnings():
     from verl_fuse.host.weights.memory import free_host_memory, rank_memory
 
 
-def engine(*, offload_policy: bool = False, param: bool = False, optimizer: bool = False):
+def engine(*, offload_policy: bool = False, param: bool = False, optimizer: bool = False, stepped: bool = False):
     """FSDP1 over four ranks, of which this one has 8 elements."""
     module = torch.nn.Linear(4, 2, bias=False)
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=64))
     return SimpleNamespace(
         module=module,
+        optimizer=SimpleNamespace(state={"weight": {}} if stepped else {}),
         device_mesh=SimpleNamespace(size=lambda dimension: 4),
         model_config=SimpleNamespace(hf_config=config, model_type="language_model"),
         is_param_offload_enabled=param,
@@ -47,7 +48,18 @@ def test_what_is_not_offloaded_stays_on_the_device(monkeypatch, offloaded, kept)
     monkeypatch.setattr(memory, "get_torch_device", lambda: device)
     said = rank_memory(engine(**offloaded), "node 0")
     assert (said.node, said.device, said.parameters, said.outputs) == ("node 0", 80, (32,), 64)
-    assert (said.shard, said.kept) == (32, kept)
+    assert (said.shard, said.kept, said.awaited) == (32, kept, 0 if kept > 32 else 64)
+
+
+def test_moments_that_are_there_are_not_awaited(monkeypatch):
+    """Where the device is the host they are host memory; a copy for inference has none."""
+    monkeypatch.setattr(memory, "get_device_name", lambda: "cpu")
+    trained = engine()
+    said = rank_memory(trained, "node 0")
+    assert (said.device, said.kept, said.awaited) == (None, 32, 64)
+    assert rank_memory(engine(stepped=True), "node 0").awaited == 0
+    trained.optimizer = None
+    assert (rank_memory(trained, "node 0").kept, rank_memory(trained, "node 0").awaited) == (32, 0)
 
 
 def group(folder: Path, limit: str) -> Path:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceWeights:
-    """Of one model: `module` is wrapped by verl, `name` is what a log line calls it."""
+    """Of one model: `module` is wrapped by verl, `name` is what a log line calls it. Built by all ranks of the model together."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self._name = name
@@ -33,6 +33,10 @@ class DeviceWeights:
         self._shards: list[Any] = [shard for group in groups for shard in group.fsdp_params]
         self._in_host: list[torch.Tensor] | None = None
         self._said = False
+        for part in self._parts:
+            # The first time a module is gathered, FSDP2 looks its shards up anew: it would put those in host memory in the place of ours.
+            part.unshard()
+            part.reshard()
 
     @property
     def nbytes(self) -> int:

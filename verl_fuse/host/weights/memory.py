@@ -25,21 +25,23 @@ def rank_memory(engine: Any, node: str) -> RankMemory:
     """This rank's share of an FSDP engine that is trained, on the node of this name."""
     elements, local = zip(*_elements(engine), strict=True)
     shard = sum(tensor.nbytes for tensor in local)
+    device = None if get_device_name() == "cpu" else get_torch_device().mem_get_info()[1]
     offloaded = engine._uses_fsdp2_cpu_offload_policy
     kept = 0 if offloaded or engine.is_param_offload_enabled else shard
-    if not (offloaded or engine.is_optimizer_offload_enabled):
-        # They come with the first step.
-        kept += _MOMENTS * shard
+    # They come with the first step, or from a checkpoint.
+    moments = 0 if engine.optimizer is None else _MOMENTS * shard
+    in_host = offloaded or engine.is_optimizer_offload_enabled or device is None
     config = engine.model_config.hf_config
     value_model = engine.model_config.model_type == "value_model"
     return RankMemory(
         node=node,
         host_free=free_host_memory(_CGROUP),
-        device=None if get_device_name() == "cpu" else get_torch_device().mem_get_info()[1],
+        device=device,
         parameters=elements,
         outputs=1 if value_model else config.get_text_config().vocab_size,
         shard=shard,
-        kept=kept,
+        kept=kept + (0 if in_host else moments),
+        awaited=moments if moments and in_host and not engine.optimizer.state else 0,
     )
 
 

@@ -70,6 +70,14 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey("verl/trainer/config/engine/fsdp.yaml", "forward_only", bool),
     ConfigKey("verl/trainer/config/engine/fsdp.yaml", "model_dtype", str),
     ConfigKey("verl/trainer/config/rollout/rollout.yaml", "checkpoint_engine.backend", str),
+    # What of a trained model stays on its device, and how large it is.
+    Function(f"{FSDP_ENGINE}.is_optimizer_offload_enabled", "property (self)"),
+    Attribute(f"{FSDP_ENGINE}._uses_fsdp2_cpu_offload_policy"),
+    Attribute(f"{FSDP_ENGINE}.device_mesh"),
+    Attribute(f"{FSDP_ENGINE}.optimizer"),
+    Attribute(f"{FSDP_ENGINE}.model_config"),
+    Attribute("verl.workers.config:HFModelConfig.hf_config"),
+    Attribute("verl.workers.config:HFModelConfig.model_type"),
     # What a forward pass reads and leaves.
     Attribute("transfer_queue:KVBatchMeta.fields"),
     Function("verl.utils.tensordict_utils:assign_non_tensor", "(tensor_dict, **kwargs)"),

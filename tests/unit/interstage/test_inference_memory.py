@@ -17,7 +17,14 @@ STAGES = ("old_log_prob", "ref", "values")
 
 def ranks(elements: int = GIB, count: int = 8, each: int = 8, **more: Any) -> list[RankMemory]:
     """Of a model with four equal parameters of `elements` elements in all, on nodes of `each` devices."""
-    said: dict[str, Any] = {"host_free": 10**15, "device": 80 * GIB, "outputs": 1, "shard": 0, "kept": 0} | more
+    said: dict[str, Any] = {
+        "host_free": 10**15,
+        "device": 80 * GIB,
+        "outputs": 1,
+        "shard": 0,
+        "kept": 0,
+        "awaited": 0,
+    } | more
     return [RankMemory(node=f"n{rank // each}", parameters=(elements // 4,) * 4, **said) for rank in range(count)]
 
 
@@ -57,6 +64,14 @@ def test_a_stage_that_is_not_streamed_has_no_copy():
     assert not refused(8 * (2 + 4), stages=("old_log_prob",))
 
 
+@pytest.mark.parametrize(("awaited", "good"), [(4, True), (5, False)])
+def test_offloaded_moments_come_once_copies_are_built(awaited, good):
+    """One copy of 2 GiB and 4 while it is built, of each of eight ranks; actor and critic await as much again."""
+    free = 8 * (2 + 2 * 4) * GIB
+    trained = {model: ranks(host_free=free, awaited=awaited * GIB) for model in ("actor", "critic")}
+    assert (found(trained, stages=("old_log_prob",)).refused == []) is good
+
+
 def test_each_node_needs_its_own_only():
     actor = ranks(count=16, host_free=8 * (2 + 4) * GIB)
     assert found({"actor": actor}, stages=("old_log_prob",)).refused == []
@@ -77,7 +92,7 @@ def test_a_refusal_names_node_bytes_and_keys():
     (line,) = found(trained, stages=("old_log_prob", "ref")).refused
     assert line.startswith(
         "fuse.interstage.layout='slices': copies of 2 models for 8 devices of node n0 keep 32.0 GiB of host memory, and take 32.0 GiB more while they are built; "
-        "9.0 GiB are free there. Needs fuse.interstage.layout=shared, a larger actor_rollout_ref.rollout.tensor_model_parallel_size"
+        "offloaded optimizers will take 0.0 GiB; 9.0 GiB are free there. Needs fuse.interstage.layout=shared, a larger actor_rollout_ref.rollout.tensor_model_parallel_size"
     )
 
 
