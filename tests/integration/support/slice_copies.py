@@ -70,6 +70,13 @@ def kept(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> di
         return _kept(_prepared(world, composed, overrides))
 
 
+def adapted(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A policy with adapters and its one copy, after an export of everything and after one of what is trained: per step the largest difference of each
+    field from the model's own, of the reference from the old log-probs, and the bytes exported."""
+    with open(os.devnull, "w") as silence, redirect_stdout(silence):
+        return _adapted(_prepared(world, composed, overrides))
+
+
 def settings(world: World) -> list[str]:
     """The settings of an engine and of a model, as far as verl has fields for them."""
     import dataclasses
@@ -121,6 +128,48 @@ def _numbers(config: Any) -> dict[str, list[Any]]:
         for name, of_model in mine.items():
             found[name] = [[row.float().numpy() for row in of.unbind()] for of in (of_model, fields[name])]
     return found
+
+
+def _adapted(config: Any) -> dict[str, Any]:
+    import torch
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from verl_fuse.host.inference.slice_models import build_models, compute
+    from verl_fuse.host.weights.buckets import export_parameters, load_parameters
+    from verl_fuse.host.weights.exports import frozen_parameters
+
+    policy = ActorRolloutRefWorker(config=config.actor_rollout_ref.copy(), role="actor")
+    policy.init_model()
+    engine = policy.actor.engine
+    copies = build_models(("old_log_prob", "ref"), config.actor_rollout_ref, None)
+    found: dict[str, Any] = {"models": len(set(map(id, copies.values()))), "bytes": [], "far": [], "apart": []}
+    draw = torch.Generator().manual_seed(3)
+    for whole in (True, False):
+        with torch.no_grad():
+            for parameter in engine.module.parameters():
+                if parameter.requires_grad:
+                    local = parameter.to_local()
+                    local.copy_(torch.randn(local.shape, generator=draw) * 0.1)
+                elif whole:
+                    # No longer what a copy loads from disk.
+                    parameter.mul_(1.1)
+        frozen = frozenset() if whole else frozen_parameters(engine.module)
+        buckets = list(export_parameters(engine, frozen))
+        load_parameters(copies["old_log_prob"].engine, buckets, frozen)
+        found["bytes"].append(sum(shard.data.nbytes for bucket in buckets for shard in bucket))
+        far, stored = {}, {}
+        for stage in copies:
+            for name, of_model in _own(stage, policy.compute_log_prob, no_lora_adapter=stage == "ref").items():
+                fields = compute(stage, copies[stage], _batch(), TEMPERATURE)
+                stored[name] = fields[name]
+                far[name] = _furthest(of_model, fields[name])
+        found["far"].append(far)
+        found["apart"].append(_furthest(stored["old_log_probs"], stored["ref_log_prob"]))
+    return found
+
+
+def _furthest(one: Any, other: Any) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(one.unbind(), other.unbind(), strict=True))
 
 
 def _kept(config: Any) -> dict[str, dict[str, Any]]:
@@ -176,13 +225,15 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _own(stage: str, call: Any) -> dict[str, Any]:
+def _own(stage: str, call: Any, **asked: Any) -> dict[str, Any]:
     """What the trainer stores of a stage (verl/trainer/ppo/v1/trainer_base.py)."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import response_from_nested
 
     data = _batch()
-    tu.assign_non_tensor(data, calculate_entropy=stage == "old_log_prob", compute_loss=False, temperature=TEMPERATURE)
+    tu.assign_non_tensor(
+        data, calculate_entropy=stage == "old_log_prob", compute_loss=False, temperature=TEMPERATURE, **asked
+    )
     output = call(data)
     names = {"old_log_prob": {"old_log_probs": "log_probs", "entropy": "entropy"}, "ref": {"ref_log_prob": "log_probs"}}
     stored = names.get(stage, {"values": "values"})

@@ -28,8 +28,11 @@ def rank_memory(engine: Any, node: str) -> RankMemory:
     offloaded = engine._uses_fsdp2_cpu_offload_policy
     kept = 0 if offloaded or engine.is_param_offload_enabled else shard
     if not (offloaded or engine.is_optimizer_offload_enabled):
-        # They come with the first step.
-        kept += _MOMENTS * shard
+        # They come with the first step, of what is trained.
+        trained = (
+            local for local, parameter in zip(local, engine.module.parameters(), strict=True) if parameter.requires_grad
+        )
+        kept += _MOMENTS * sum(tensor.nbytes for tensor in trained)
     config = engine.model_config.hf_config
     value_model = engine.model_config.model_type == "value_model"
     return RankMemory(
