@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from slice_copies import adapted, built, configuration, kept, numbers, settings, write_models
+from slice_copies import FAMILIES, adapted, built, configuration, kept, numbers, settings, write_family, write_models
 from small_engines import Ranks, cpu_server
 
 pytest.importorskip("verl")
@@ -147,6 +147,20 @@ def test_a_copy_has_the_settings_of_its_own_model(rank: Ranks, composed: dict, p
 def test_a_copy_has_the_settings_of_its_own_model_where_they_change_its_process(composed: dict, plain: dict, case: str):
     with Ranks(1) as rank:
         check(rank.call(numbers, composed, PATCHING[case])[0], plain, case)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_copies_of_every_family_compute_the_numbers_of_their_models(
+    rank: Ranks, composed: dict, tmp_path: Path, family: str
+):
+    path = write_family(tmp_path, family)
+    eager = "{attn_implementation: eager}"
+    changes = [f"{name}.path={path}" for name in (MODEL, "critic.model")]
+    changes += [f"{name}.override_config={eager}" for name in (MODEL, "critic.model")]
+    found = rank.call(numbers, composed, changes)[0]
+    assert {field: furthest(pairs) for field, pairs in found.items()} == dict.fromkeys(
+        ("old_log_probs", "entropy", "ref_log_prob", "values"), 0.0
+    )
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,54 @@ def write_models(folder: Path) -> None:
         tokenizer.save_pretrained(folder / name)
 
 
+# Families beside Llama: verl's class of settings, and what each adds to _SIZES. All are drawn at random.
+_SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}  # fmt: skip
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 8},
+    "gemma": {},
+    "gemma2": {"sliding_window": 8},
+    "gemma3_text": {"sliding_window": 8},
+    "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": 32, **_EXPERTS},
+    "qwen3_moe": {"num_experts": 4, **_EXPERTS},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 8,
+        "q_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        **_EXPERTS,
+    },
+}
+
+
+def write_family(folder: Path, family: str) -> Path:
+    """A random model of this family with the task's tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from verl_fuse_cpu.task.tokenizer import build_tokenizer
+    from verl_fuse_cpu.task.warm_start import build_model
+
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    like = build_model(tokenizer, layers=1).config
+    tokens = {key: getattr(like, key) for key in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
+    config = AutoConfig.for_model(family, **_SIZES | FAMILIES[family] | tokens)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / family)
+    tokenizer.save_pretrained(folder / family)
+    return folder / family
+
+
 def configuration(folder: Path) -> dict[str, Any]:
     """The recipe `ppo-cpu` with these models, interpolations unresolved."""
     from omegaconf import OmegaConf
