@@ -18,7 +18,8 @@ def adapter_refusals(config: DictConfig) -> Iterator[Refusal]:
     get = getter(config)
     if not (has_adapters(get) and has_reference(get) and has_critic(get)):
         return
-    key = next(k for k in (f"{MODEL}.lora_rank", f"{MODEL}.lora.rank", f"{MODEL}.lora_adapter_path") if get(k))
+    ranks = (key for key in (f"{MODEL}.lora_rank", f"{MODEL}.lora.rank") if get(key))
+    key = next(ranks, f"{MODEL}.lora_adapter_path")
     critic = "its values would be those without its adapter"
     if not get("critic.model.lora_rank"):
         critic = "its model has none to leave out (AttributeError: disable_adapter)"
