@@ -29,10 +29,8 @@ def rank_memory(engine: Any, node: str) -> RankMemory:
     kept = 0 if offloaded or engine.is_param_offload_enabled else shard
     if not (offloaded or engine.is_optimizer_offload_enabled):
         # They come with the first step, of what is trained.
-        trained = (
-            local for local, parameter in zip(local, engine.module.parameters(), strict=True) if parameter.requires_grad
-        )
-        kept += _MOMENTS * sum(tensor.nbytes for tensor in trained)
+        owned = zip(local, engine.module.parameters(), strict=True)
+        kept += _MOMENTS * sum(tensor.nbytes for tensor, parameter in owned if parameter.requires_grad)
     config = engine.model_config.hf_config
     value_model = engine.model_config.model_type == "value_model"
     return RankMemory(
