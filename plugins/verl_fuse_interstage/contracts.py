@@ -20,6 +20,8 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(FSDP_YAML, "qat.enable", False),
     ConfigKey("verl/trainer/config/actor/dp_actor.yaml", "ulysses_sequence_parallel_size", int),
     ConfigKey("verl/trainer/config/ref/dp_ref.yaml", "ulysses_sequence_parallel_size", object),
+    ConfigKey(MODEL_YAML, "lora_rank", int),
+    ConfigKey(MODEL_YAML, "lora.rank", int),
     ConfigKey(MODEL_YAML, "lora_adapter_path", object),
     ConfigKey("verl/trainer/config/engine/megatron.yaml", "virtual_pipeline_model_parallel_size", object),
     ConfigGroup(PPO_YAML, "reward@reward: reward"),

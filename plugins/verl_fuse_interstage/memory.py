@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from verl_fuse.spec.composed import ACTOR, CRITIC, REFERENCE, ROLLOUT, Get
+from verl_fuse.spec.composed import ACTOR, CRITIC, REFERENCE, ROLLOUT, Get, has_adapters
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import Stage
 
@@ -51,6 +51,8 @@ def _slices(
     get: Get, stages: Sequence[Stage], devices_each: int, trained: Mapping[str, Sequence[RankMemory]]
 ) -> MemoryFindings:
     found, actor = MemoryFindings(), trained["actor"]
+    # With LoRA one copy serves old log-probs and reference.
+    stages = tuple(dict.fromkeys("old_log_prob" if s == "ref" and has_adapters(get) else s for s in stages))
     pinned = actor[0].device is not None
     in_host = on_device = building = 0
     for stage in stages:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from verl_fuse.spec.composed import (
     ACTOR,
     CRITIC,
+    MODEL,
     REFERENCE,
     ROLLOUT,
     Get,
+    has_adapters,
     has_critic,
     has_reference,
     required,
@@ -89,9 +91,11 @@ class _Copy:
 def _copies(get: Get) -> Iterator[_Copy]:
     """The models whose inference verl needs in this run: no key of another one is read."""
     actor, reference, critic = ENGINES
-    if not get("algorithm.rollout_correction.bypass_mode"):
+    # With LoRA the reference is the policy without its adapters.
+    in_policy = has_reference(get) and has_adapters(get)
+    if in_policy or not get("algorithm.rollout_correction.bypass_mode"):
         yield _Copy(actor, "fsdp_config")
-    if has_reference(get):
+    if has_reference(get) and not in_policy:
         yield _Copy(reference, "fsdp_config")
     if has_critic(get):
         yield _Copy(critic, "fsdp")
@@ -103,13 +107,7 @@ def _slices(get: Get) -> Iterator[Refusal]:
         if strategy not in (None, "fsdp", "fsdp2"):
             allowed = f"{_SLICES} needs fsdp or fsdp2: copies of another engine's weights are not built yet"
             yield Refusal(f"{engine}.strategy", strategy, allowed)
-    lora = f"{_SLICES} needs a model without LoRA: adapters are not copied to slices yet"
-    keys = (
-        f"{model}.{key}"
-        for key in ("lora_rank", "lora.rank", "lora_adapter_path")
-        for model in ("actor_rollout_ref.model", "critic.model")
-    )
-    yield from required_if_set(get, dict.fromkeys(keys, (None, lora)))
+    yield from _adapters(get)
     key = f"{ROLLOUT}.free_cache_engine"
     if get(key) is False and get("trainer.device") != "cpu":
         allowed = f"{_SLICES} needs true: a replica that keeps its memory leaves none for the slice on its devices"
@@ -125,6 +123,20 @@ def _slices(get: Get) -> Iterator[Refusal]:
         },
     )
     yield from _devices(get, copies)
+
+
+def _adapters(get: Get) -> Iterator[Refusal]:
+    """LoRA as verl's FSDP engines have it."""
+    for engine, model in ((ACTOR, MODEL), (CRITIC, f"{CRITIC}.model")):
+        rank = get(f"{model}.lora_rank") or 0
+        if rank > 0 and get(f"{engine}.strategy") not in (None, "fsdp2"):
+            allowed = f"{_SLICES} needs fsdp2 with {model}.lora_rank={rank}: FSDP1 has adapters and frozen weights in one flat parameter"
+            yield Refusal(f"{engine}.strategy", get(f"{engine}.strategy"), allowed)
+        for key in () if rank > 0 else (f"{model}.lora.rank", f"{model}.lora_adapter_path"):
+            if get(key):
+                yield Refusal(
+                    key, get(key), f"{_SLICES} needs {model}.lora_rank > 0 with it: FSDP builds no adapter otherwise"
+                )
 
 
 def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:

@@ -1,10 +1,15 @@
 """What a sync of shards, and a change of layouts, does not do, refused before anything is started."""
 
-from collections.abc import Iterator, Mapping
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse.reshard.parameters import require_known
 from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, has_critic, required, required_if_set
+from verl_fuse.spec.model import Model
 from verl_fuse.spec.step import Refusal
 from verl_fuse_realloc.schedule import FSDP_SIZE, KEY, overrides_of, scheduled, sizes_of
 
@@ -60,6 +65,7 @@ _OFF_OF: dict[str, dict[str, Any]] = {
         "critic.model.lora.rank": 0,
     },
 }
+_PATH = {"actor": f"{MODEL}.path", "critic": "critic.model.path"}
 _STRATEGY = {"actor": "actor_rollout_ref.actor.strategy", "critic": "critic.strategy"}
 
 
@@ -90,6 +96,7 @@ def _shards(get: Get) -> Iterator[Refusal]:
         yield Refusal(key, get(key), f"{_NEEDS} needs {', '.join(DTYPES)}")
     if get("actor_rollout_ref.hybrid_engine") is False:
         yield Refusal("actor_rollout_ref.hybrid_engine", False, f"{_NEEDS} needs true")
+    yield from _family(get, f"{MODEL}.path", _NEEDS, require_known)
 
 
 def _layouts(get: Get) -> Iterator[Refusal]:
@@ -119,8 +126,22 @@ def _layouts(get: Get) -> Iterator[Refusal]:
     fsdp2 = ("fsdp2", f"{KEY} needs fsdp2: shards of other engines are not known here")
     needs = {_STRATEGY[model]: fsdp2 for model in sorted(named)}
     yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{KEY} needs fuse"), **needs})
+    for model in sorted(named):
+        yield from _family(get, _PATH[model], KEY, Model.from_hf)
     off = {key: value for model in sorted(named) for key, value in _OFF_OF[model].items()}
     yield from required_if_set(get, {key: (value, f"not with {KEY}: {value}") for key, value in off.items()})
+
+
+def _family(get: Get, key: str, feature: str, known: Callable[[Mapping[str, Any], str], object]) -> Iterator[Refusal]:
+    """A model that is not `known`, where its folder is on this machine: elsewhere the run's workers say so."""
+    path = get(key)
+    file = Path(str(path)).expanduser() / "config.json"
+    if not path or not os.path.exists(file):
+        return
+    try:
+        known(json.loads(file.read_text()), Path(path).name)
+    except (FuseError, json.JSONDecodeError) as error:
+        yield Refusal(key, path, f"{feature} needs a model that is known: {error}")
 
 
 def _block(key: str, block: Any, get: Get) -> Iterator[Refusal]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from slice_copies import built, configuration, kept, numbers, settings, write_models
+from slice_copies import FAMILIES, adapted, built, configuration, kept, numbers, settings, write_family, write_models
 from small_engines import Ranks, cpu_server
 
 pytest.importorskip("verl")
@@ -90,9 +90,9 @@ CHANGED = {
 }
 # The other settings that verl has, by why no case varies them.
 OTHERS = {
-    "refused with slices (tests/unit/interstage/test_refusals.py)": (
-        "ulysses_sequence_parallel_size qat lora lora_rank lora_adapter_path lora_alpha target_modules target_parameters exclude_modules"
-    ),
+    "refused with slices (tests/unit/interstage/test_refusals.py)": "ulysses_sequence_parallel_size qat lora lora_adapter_path",
+    "of adapters, in tests of their own": "lora_rank lora_alpha target_modules",
+    "of adapters, read by the code that builds policy and copy": "target_parameters exclude_modules",
     "of one FSDP, fsdp2, here: the other, fsdp, needs an accelerator; another engine is refused": "strategy router_replay turbo_config",
     "what the copy is": "forward_only model_type",
     "read by training alone": "max_token_len_per_gpu micro_batch_size_per_gpu use_no_sync_for_gradient_accumulation",
@@ -149,6 +149,22 @@ def test_a_copy_has_the_settings_of_its_own_model_where_they_change_its_process(
         check(rank.call(numbers, composed, PATCHING[case])[0], plain, case)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_copies_of_every_family_compute_the_numbers_of_their_models(
+    rank: Ranks, composed: dict, tmp_path: Path, family: str
+):
+    path = write_family(tmp_path, family)
+    eager = "{attn_implementation: eager}"
+    # transformers has no value head for Gemma 3, so verl has no critic of it.
+    models = (MODEL,) if family == "gemma3_text" else (MODEL, "critic.model")
+    changes = [f"{name}.path={path}" for name in models]
+    changes += [f"{name}.override_config={eager}" for name in (MODEL, "critic.model")]
+    found = rank.call(numbers, composed, changes)[0]
+    assert {field: furthest(pairs) for field, pairs in found.items()} == dict.fromkeys(
+        ("old_log_probs", "entropy", "ref_log_prob", "values"), 0.0
+    )
+
+
 @pytest.fixture(scope="module")
 def of_copies(rank: Ranks, composed: dict) -> dict:
     """What a slice keeps where the actor computes in bfloat16 and the others in float32; the reference is not resharded after a forward pass."""
@@ -200,6 +216,27 @@ def check(found: dict, plain: dict, case: str) -> None:
     assert {field: furthest(pairs) for field, pairs in found.items()} == dict.fromkeys(found, 0.0)
     changed = {field for field in found if furthest([plain[field][0], found[field][0]]) > 1e-4}
     assert changed == CHANGED.get(case, set())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [f"{ACTOR}.fsdp_config.mixed_precision={BF16}", f"{MODEL}.target_modules=[q_proj,v_proj]"],
+        [f"{ACTOR}.fsdp_config.model_dtype=bf16", f"{ACTOR}.fsdp_config.mixed_precision={BF16}"],
+    ],
+    ids=["float32", "bfloat16 computed", "bfloat16 kept"],
+)
+def test_with_lora_one_copy_serves_policy_and_reference_and_takes_adapters_each_step(
+    rank: Ranks, composed: dict, changes: list[str]
+):
+    lora = [f"{MODEL}.lora_rank=4", f"{MODEL}.lora_alpha=8"]
+    found = rank.call(adapted, composed, [*lora, *changes])[0]
+    assert found["models"] == 1
+    assert found["far"] == [{"old_log_probs": 0.0, "entropy": 0.0, "ref_log_prob": 0.0}] * 2
+    assert all(apart > 1e-2 for apart in found["apart"]), "adapters change what the policy says"
+    whole, adapters = found["bytes"]
+    assert 0 < adapters < 0.5 * whole
 
 
 def test_no_reference_is_built_where_none_is_computed(rank: Ranks, composed: dict):

@@ -15,6 +15,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.assembly import exports_on_devices
     from verl_fuse.host.inference.refresh import SliceRefresh
     from verl_fuse.host.inference.slice_worker import SliceWorker
+    from verl_fuse.host.weights.exports import Export
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -85,3 +86,21 @@ def test_a_worker_of_a_slice_empties_the_cache_of_its_device(monkeypatch):
     assert calls == ["release", "empty_cache", "synchronize"]
     SliceWorker.release_memory(worker)
     assert calls == ["release", "empty_cache", "synchronize"] * 2
+
+
+def test_all_parameters_are_exported_once_and_then_those_that_are_trained():
+    asked = []
+
+    def export(whole: bool) -> dict:
+        asked.append(whole)
+        return {"old_log_prob": Export((), 100 if whole else 7, frozenset()), "values": Export((), 1, frozenset())}
+
+    slices = SimpleNamespace(release_memory=lambda: None, load=lambda weights: None)
+    lane = SimpleNamespace(submit=lambda work, what: work(), recorded=lambda name, category, work: work())
+    part = SliceRefresh(slices, lane, export, on_devices=False)
+    found = []
+    for step in (1, 2, 3):
+        part.after_weight_sync(step - 1)
+        part.after_inference(step)
+        found.append(part.metrics["fuse/slice_weight_bytes"])
+    assert (asked, found) == ([True, False, False], [101.0, 8.0, 8.0])

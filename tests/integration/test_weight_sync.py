@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("vllm")
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from loading_ranks import CASES, PRELOAD, RANKS, loaded, refused
+from loading_ranks import CASES, PRELOAD, RANKS, config_of, loaded, refused
 from ranks import CONTEXT, Ranks
 
 from verl_fuse.reshard.fsdp import FsdpSharding
@@ -48,8 +48,8 @@ def test_vllm_has_what_it_would_have_from_whole_parameters(ranks: Ranks, name: s
     assert {tuple(rank["different"]) for rank in found} == {()}
     assert all(rank["finite"] and rank["tensors"] > 10 for rank in found)
     assert {rank["versions"] for rank in found} == {(None, 5)}, "a version only when all of it is loaded"
-    model = Model("m", 2, 32, 4, case.options["num_key_value_heads"], 8, 64, case.options["vocab_size"], case.tp == 2)
-    weights = parameters_of(model, case.family.lower())
+    config = config_of(case)
+    weights = parameters_of(Model.from_hf(config.to_dict(), name), config.model_type)
     source = FsdpSharding(case.mesh[-1], RANKS // case.mesh[-1])
     item = 2 if case.dtype == "bfloat16" else 4
     program = plan_transfer(
@@ -66,7 +66,7 @@ def test_vllm_has_what_it_would_have_from_whole_parameters(ranks: Ranks, name: s
 def test_what_is_not_known_is_refused_before_anything_is_sent(ranks: Ranks):
     for said in ranks.call(refused):
         assert said == [
-            "model 'gpt2': model_type='gpt2'; parameters are known for llama, mistral, qwen2, qwen2_moe, qwen3, qwen3_moe",
+            "model 'gpt2': model_type='gpt2'; parameters are known for llama, mistral, gemma, gemma2, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma3_text",
             "weight sync: of the model's parameters ['extra'] are not known (1 in all), and [] are missing (0); needs those of a plain qwen3",
             "weight sync: parameter 'model.embed_tokens.weight' is a Tensor; needs FSDP2, whose are DTensors",
             "weight sync: replicas vllm tp1 dp3 have 3 ranks, training has 4; needs as many",

@@ -16,6 +16,7 @@ from verl_fuse.host.inference.stages import STAGE_FIELDS, micro_batch, streamed_
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.standalone.pool import StandalonePool
 from verl_fuse.host.upstream.dispatch import data_parallel_size
+from verl_fuse.host.weights.exports import Export, joined
 from verl_fuse.host.worker import recording_worker_class
 from verl_fuse.spec.step import Stage
 
@@ -59,14 +60,10 @@ def training_groups(trainer: Any) -> dict[str, Any]:
     return {"actor": trainer.actor_rollout_wg} | ({"critic": trainer.critic_wg} if trainer.use_critic else {})
 
 
-def exported(trainer: Any, stages: Sequence[Stage]) -> dict[Stage, list[Any]]:
-    """References to the parameters that slices need for `stages`, left in Ray's object store by the training workers."""
+def exported(trainer: Any, stages: Sequence[Stage], whole: bool) -> dict[Stage, Export]:
+    """The parameters that slices need for `stages`, left by the training workers: all of them (`whole`), or those that are trained."""
     groups, models = training_groups(trainer), {"old_log_prob": "actor", "values": "critic"}
-    return {
-        stage: [bucket for rank in groups[models[stage]].export_weights() for bucket in rank]
-        for stage in stages
-        if stage in models
-    }
+    return {stage: joined(groups[models[stage]].export_weights(whole)) for stage in stages if stage in models}
 
 
 def exports_on_devices(config: Any) -> bool:

@@ -45,11 +45,11 @@ def recording_worker_class(role: str, base: type) -> type:
     """A subclass of verl's worker class for `role` ("actor" or "critic") whose calls are recorded as spans on the rank's track."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
-    def export_weights(self: Any) -> list[Any]:
-        """References to this rank's share of the model's parameters in Ray's object store, see weights/buckets.py."""
-        from verl_fuse.host.weights.buckets import export_parameters
+    def export_weights(self: Any, whole: bool) -> Any:
+        """This rank's share of the model's parameters, left in Ray's object store, see weights/exports.py."""
+        from verl_fuse.host.weights.exports import export_weights
 
-        return [ray.put(bucket) for bucket in export_parameters((self.actor if role == "actor" else self).engine)]
+        return export_weights((self.actor if role == "actor" else self).engine, whole)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_whole(self: Any) -> list[Any]:

@@ -70,6 +70,11 @@ class MegatronSharding:
                 raise FuseError(
                     f"layout {self} for {model.name}: tp={layout.tp}; needs a divisor of the {what}, {size} rows"
                 )
+        unknown = next((p.name for p in weights.parameters if "_feedforward_layernorm" in p.name), None)
+        if unknown is not None:
+            raise FuseError(
+                f"layout {self} for {model.name}: {unknown!r} has no name known in Megatron; needs another layout"
+            )
         if self.stages and (len(self.stages) != layout.pp or sum(self.stages) != model.layers or min(self.stages) < 0):
             raise FuseError(
                 f"layout {self} for {model.name}: stages={self.stages}; needs {layout.pp} numbers that add up to {model.layers} blocks"

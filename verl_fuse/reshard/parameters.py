@@ -5,10 +5,10 @@ Invariants (tests/unit/reshard/test_parameters.py):
 - a parameter is a matrix of rows and columns; a vector has one column.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.model import Model
@@ -18,8 +18,10 @@ ParameterKind = Literal["embedding", "head", "query", "key", "value", "column", 
 
 # Model types whose parameters are known here, with their biases and norms inside attention.
 QKV_BIAS = ("qwen2", "qwen2_moe")
-QK_NORM = ("qwen3", "qwen3_moe")
-TYPES = ("llama", "mistral", *QKV_BIAS, *QK_NORM)
+QK_NORM = ("qwen3", "qwen3_moe", "gemma3_text")
+# A norm behind attention and MLP as well as before.
+FOUR_NORMS = ("gemma2", "gemma3_text")
+TYPES = ("llama", "mistral", "gemma", "gemma2", *QKV_BIAS, *QK_NORM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,17 @@ class ModelParameters:
     @property
     def elements(self) -> int:
         return sum(parameter.elements for parameter in self.parameters)
+
+
+def require_known(config: Mapping[str, Any], name: str) -> None:
+    """Raise a FuseError unless the parameters of a model with this `config.json` are known here."""
+    kind = config.get("model_type")
+    if kind not in TYPES:
+        raise FuseError(f"model {name!r}: model_type={kind!r}; parameters are known for {', '.join(TYPES)}")
+    for key in ("attention_bias", "mlp_bias"):
+        if config.get(key):
+            raise FuseError(f"model {name!r}: {key}={config[key]!r}; parameters of {kind} are known without")
+    Model.from_hf(config, name)
 
 
 def parameters_of(model: Model, model_type: str, *, head_bias: bool = False) -> ModelParameters:
@@ -96,6 +109,9 @@ def _block(model: Model, model_type: str, layer: int) -> Iterator[Parameter]:
         yield parameter("self_attn.k_norm.weight", model.head_dim, 1, "whole")
     yield parameter("self_attn.o_proj.weight", hidden, queries, "row")
     yield parameter("post_attention_layernorm.weight", hidden, 1, "whole")
+    if model_type in FOUR_NORMS:
+        yield parameter("pre_feedforward_layernorm.weight", hidden, 1, "whole")
+        yield parameter("post_feedforward_layernorm.weight", hidden, 1, "whole")
     if not model.experts:
         yield from _mlp(prefix + "mlp.", model.intermediate, hidden, layer, None)
         return

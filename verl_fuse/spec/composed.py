@@ -47,6 +47,13 @@ def has_critic(get: Get) -> bool:
     return get("algorithm.adv_estimator") == "gae" if enabled is None else bool(enabled)
 
 
+def has_adapters(get: Get) -> bool:
+    """As verl decides whether the reference is the policy without its adapters (`PPOTrainer.ref_in_actor`)."""
+    return bool((get(f"{MODEL}.lora.rank") or 0) > 0 or (get(f"{MODEL}.lora_rank") or 0) > 0) or (
+        get(f"{MODEL}.lora_adapter_path") is not None
+    )
+
+
 def has_reference(get: Get) -> bool:
     """As verl decides it (verl.trainer.ppo.utils.need_reference_policy)."""
     return bool(get("algorithm.use_kl_in_reward") or get("actor_rollout_ref.actor.use_kl_loss"))

@@ -16,8 +16,9 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import load
 
-# Architectures whose block is counted rightly: gated MLP, grouped-query attention, every block alike.
-DENSE_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+# Architectures whose block is counted rightly: gated MLP, grouped-query attention, every block alike (attention within a window counts as global).
+TIED_TYPES = ("gemma", "gemma2", "gemma3_text")
+DENSE_TYPES = ("llama", "mistral", "qwen2", "qwen3", *TIED_TYPES)
 MOE_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
@@ -141,7 +142,8 @@ class Model:
                 config, "moe_intermediate_size" if moe and kind != "mixtral" else "intermediate_size", name
             ),
             vocabulary=_size(config, "vocab_size", name),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            # Where a checkpoint leaves out what its class has by default.
+            tied_embeddings=bool(config.get("tie_word_embeddings", kind in TIED_TYPES)),
             experts=_size(config, "num_local_experts" if kind == "mixtral" else "num_experts", name) if moe else 0,
             experts_per_token=_size(config, "num_experts_per_tok", name) if moe else 0,
             shared_intermediate=_size(config, "shared_expert_intermediate_size", name, 0) if moe else 0,

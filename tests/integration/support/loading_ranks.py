@@ -13,6 +13,7 @@ from ranks import World
 # Cases by name: a model, how it is sharded in training, vLLM's tensor parallelism and type.
 RANKS = 4
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 PRELOAD = ["vllm.model_executor.models.llama", "vllm.engine.arg_utils", "verl_fuse.host.weights.sync.hybrid"]
 
 
@@ -39,7 +40,39 @@ CASES = {
     "qwen3, 4 shards, tp 1": Case(
         "Qwen3", {"num_key_value_heads": 4, "vocab_size": 99, "head_dim": 8}, (4,), 1, "float32"
     ),
+    "mistral, 4 shards, tp 2": Case("Mistral", {"num_key_value_heads": 2, "vocab_size": 96}, (4,), 2, "float32"),
+    # One key head for two tensor ranks, heads wider than the hidden size divides into.
+    "gemma, 4 shards, tp 2": Case(
+        "Gemma", {"num_key_value_heads": 1, "vocab_size": 100, "head_dim": 16}, (4,), 2, "float32"
+    ),
+    "gemma2, 4 shards, tp 1": Case(
+        "Gemma2", {"num_key_value_heads": 2, "vocab_size": 96, "head_dim": 16}, (4,), 1, "float32"
+    ),
+    # Norms within attention and behind it.
+    "gemma3, 2 copies of 2 shards, tp 2": Case(
+        "Gemma3Text", {"num_key_value_heads": 2, "vocab_size": 96, "head_dim": 16}, (2, 2), 2, "bfloat16"
+    ),
+    # Experts, stacked in training.
+    "qwen3_moe, 4 shards, tp 2": Case(
+        "Qwen3Moe", {"num_key_value_heads": 2, "vocab_size": 96, **EXPERTS}, (4,), 2, "bfloat16"
+    ),
+    "qwen2_moe, 4 shards, tp 2": Case(
+        "Qwen2Moe",
+        {"num_key_value_heads": 2, "vocab_size": 96, "shared_expert_intermediate_size": 64, **EXPERTS},
+        (4,),
+        2,
+        "bfloat16",
+    ),
 }
+
+
+def config_of(case: Case) -> Any:
+    """The configuration of a case's model, as transformers has it."""
+    import transformers
+
+    config = getattr(transformers, f"{case.family}Config")(**SMALL, **case.options)
+    config.architectures = [f"{case.family.removesuffix('Text')}ForCausalLM"]
+    return config
 
 
 def sharded(case: Case) -> tuple[Any, dict]:
@@ -50,8 +83,7 @@ def sharded(case: Case) -> tuple[Any, dict]:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    config = getattr(transformers, f"{case.family}Config")(**SMALL, **case.options)
-    config.architectures = [f"{case.family}ForCausalLM"]
+    config = config_of(case)
     model = transformers.AutoModelForCausalLM.from_config(config)
     whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     mesh = init_device_mesh("cpu", case.mesh, mesh_dim_names=("copy", "shard")[-len(case.mesh) :])

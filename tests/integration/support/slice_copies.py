@@ -36,6 +36,54 @@ def write_models(folder: Path) -> None:
         tokenizer.save_pretrained(folder / name)
 
 
+# Families beside Llama: verl's class of settings, and what each adds to _SIZES. All are drawn at random.
+_SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}  # fmt: skip
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 8},
+    "gemma": {},
+    "gemma2": {"sliding_window": 8},
+    "gemma3_text": {"sliding_window": 8},
+    "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": 32, **_EXPERTS},
+    "qwen3_moe": {"num_experts": 4, **_EXPERTS},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 8,
+        "q_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        **_EXPERTS,
+    },
+}
+
+
+def write_family(folder: Path, family: str) -> Path:
+    """A random model of this family with the task's tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from verl_fuse_cpu.task.tokenizer import build_tokenizer
+    from verl_fuse_cpu.task.warm_start import build_model
+
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    like = build_model(tokenizer, layers=1).config
+    tokens = {key: getattr(like, key) for key in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
+    config = AutoConfig.for_model(family, **_SIZES | FAMILIES[family] | tokens)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / family)
+    tokenizer.save_pretrained(folder / family)
+    return folder / family
+
+
 def configuration(folder: Path) -> dict[str, Any]:
     """The recipe `ppo-cpu` with these models, interpolations unresolved."""
     from omegaconf import OmegaConf
@@ -68,6 +116,13 @@ def kept(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> di
     with weights held, and in one after their release; which parameters are gathered then; whether all three calls gave the same numbers."""
     with open(os.devnull, "w") as silence, redirect_stdout(silence):
         return _kept(_prepared(world, composed, overrides))
+
+
+def adapted(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A policy with adapters and its one copy, after an export of everything and after one of what is trained: per step the largest difference of each
+    field from the model's own, of the reference from the old log-probs, and the bytes exported."""
+    with open(os.devnull, "w") as silence, redirect_stdout(silence):
+        return _adapted(_prepared(world, composed, overrides))
 
 
 def settings(world: World) -> list[str]:
@@ -123,6 +178,48 @@ def _numbers(config: Any) -> dict[str, list[Any]]:
     return found
 
 
+def _adapted(config: Any) -> dict[str, Any]:
+    import torch
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from verl_fuse.host.inference.slice_models import build_models, compute
+    from verl_fuse.host.weights.buckets import export_parameters, load_parameters
+    from verl_fuse.host.weights.exports import frozen_parameters
+
+    policy = ActorRolloutRefWorker(config=config.actor_rollout_ref.copy(), role="actor")
+    policy.init_model()
+    engine = policy.actor.engine
+    copies = build_models(("old_log_prob", "ref"), config.actor_rollout_ref, None)
+    found: dict[str, Any] = {"models": len(set(map(id, copies.values()))), "bytes": [], "far": [], "apart": []}
+    draw = torch.Generator().manual_seed(3)
+    for whole in (True, False):
+        with torch.no_grad():
+            for parameter in engine.module.parameters():
+                if parameter.requires_grad:
+                    local = parameter.to_local()
+                    local.copy_(torch.randn(local.shape, generator=draw) * 0.1)
+                elif whole:
+                    # No longer what a copy loads from disk.
+                    parameter.mul_(1.1)
+        frozen = frozenset() if whole else frozen_parameters(engine.module)
+        buckets = list(export_parameters(engine, frozen))
+        load_parameters(copies["old_log_prob"].engine, buckets, frozen)
+        found["bytes"].append(sum(shard.data.nbytes for bucket in buckets for shard in bucket))
+        far, stored = {}, {}
+        for stage in copies:
+            for name, of_model in _own(stage, policy.compute_log_prob, no_lora_adapter=stage == "ref").items():
+                fields = compute(stage, copies[stage], _batch(), TEMPERATURE)
+                stored[name] = fields[name]
+                far[name] = _furthest(of_model, fields[name])
+        found["far"].append(far)
+        found["apart"].append(_furthest(stored["old_log_probs"], stored["ref_log_prob"]))
+    return found
+
+
+def _furthest(one: Any, other: Any) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(one.unbind(), other.unbind(), strict=True))
+
+
 def _kept(config: Any) -> dict[str, dict[str, Any]]:
     import torch
 
@@ -175,13 +272,15 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _own(stage: str, call: Any) -> dict[str, Any]:
+def _own(stage: str, call: Any, **asked: Any) -> dict[str, Any]:
     """What the trainer stores of a stage (verl/trainer/ppo/v1/trainer_base.py)."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import response_from_nested
 
     data = _batch()
-    tu.assign_non_tensor(data, calculate_entropy=stage == "old_log_prob", compute_loss=False, temperature=TEMPERATURE)
+    tu.assign_non_tensor(
+        data, calculate_entropy=stage == "old_log_prob", compute_loss=False, temperature=TEMPERATURE, **asked
+    )
     output = call(data)
     names = {"old_log_prob": {"old_log_probs": "log_probs", "entropy": "entropy"}, "ref": {"ref_log_prob": "log_probs"}}
     stored = names.get(stage, {"values": "values"})

@@ -62,6 +62,15 @@ def test_moments_that_are_there_are_not_awaited(monkeypatch):
     assert (rank_memory(trained, "node 0").kept, rank_memory(trained, "node 0").awaited) == (32, 0)
 
 
+def test_only_what_is_trained_has_moments(monkeypatch):
+    monkeypatch.setattr(memory, "get_device_name", lambda: "cuda")
+    monkeypatch.setattr(memory, "get_torch_device", lambda: SimpleNamespace(mem_get_info=lambda: (1, 80)))
+    adapted = engine()
+    adapted.module = torch.nn.Sequential(torch.nn.Linear(4, 2, bias=False), torch.nn.Linear(2, 3, bias=False))
+    adapted.module[0].weight.requires_grad_(False)
+    assert rank_memory(adapted, "node 0").kept == 32 + 3 * 24
+
+
 def group(folder: Path, limit: str) -> Path:
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text("700\n")

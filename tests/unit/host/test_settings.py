@@ -197,8 +197,8 @@ def test_an_automatic_threshold_without_slices_is_refused():
             "actor_rollout_ref.rollout.free_cache_engine=False: fuse.interstage.layout=slices needs true",
         ),
         (
-            {"actor_rollout_ref": {"model": {"lora_rank": 8}}},
-            "actor_rollout_ref.model.lora_rank=8: fuse.interstage.layout=slices needs a model without LoRA",
+            {"actor_rollout_ref": {"model": {"lora_rank": 8}, "actor": {"strategy": "fsdp"}}},
+            "actor_rollout_ref.actor.strategy='fsdp': fuse.interstage.layout=slices needs fsdp2 with actor_rollout_ref.model.lora_rank=8",
         ),
     ],
 )

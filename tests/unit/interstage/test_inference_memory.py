@@ -48,6 +48,8 @@ def refused(free: int, settings: dict | None = None, **more: Any) -> bool:
         ({}, 1, 8 * (3 * 2 + 4)),
         # One of them in float32.
         (FP32, 1, 8 * (4 + 2 + 2 + 4)),
+        # With LoRA the policy's copy is the reference as well.
+        ({"actor_rollout_ref.model.lora_rank": 8}, 1, 8 * (2 * 2 + 4)),
         # A replica of four devices shares them; two replicas build theirs.
         ({}, 4, 2 * (3 * 2 + 4)),
         # Or two pairs of devices have one each.

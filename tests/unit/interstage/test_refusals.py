@@ -9,7 +9,7 @@ from verl_fuse.spec.composed import getter
 from verl_fuse_interstage.refusals import refusals
 
 ACTOR, REF, CRITIC = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
-ROLLOUT = "actor_rollout_ref.rollout"
+ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 # PPO with a KL penalty: old log-probs, reference and values.
 PPO = {
     "trainer.v1.trainer_mode": "fuse",
@@ -45,6 +45,13 @@ def ulysses(actor: int, ref: int, critic: int) -> dict[str, Any]:
         {f"{ACTOR}.fsdp_config.fsdp_size": 2, f"{CRITIC}.fsdp.fsdp_size": 8, f"{REF}.fsdp_config.fsdp_size": -1},
         # verl does not quantize a reference, wherever it runs.
         {f"{REF}.fsdp_config.qat.enable": True},
+        # Adapters of FSDP2.
+        {f"{MODEL}.lora_rank": 8, f"{ACTOR}.strategy": "fsdp2"},
+        {"critic.model.lora_rank": 8, "critic.strategy": "fsdp2"},
+        {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora_adapter_path": "a"},
+        # With them no reference is built beside the policy, which is needed for the reference then.
+        {f"{MODEL}.lora_rank": 8} | ulysses(2, 3, 2),
+        {f"{MODEL}.lora_rank": 8} | BYPASS | ulysses(2, 3, 2),
         # verl's critic reads the size of its engine alone.
         {f"{CRITIC}.ulysses_sequence_parallel_size": 3},
     ],
@@ -56,7 +63,10 @@ def test_what_every_copy_can_have_is_accepted(changes):
 @pytest.mark.parametrize(
     ("changes", "key", "said"),
     [
-        ({"critic.model.lora_rank": 8}, "critic.model.lora_rank", "=8: fuse.interstage.layout=slices needs a model without LoRA"),
+        ({"critic.model.lora_rank": 8, "critic.strategy": "fsdp"}, "critic.strategy", "='fsdp': fuse.interstage.layout=slices needs fsdp2 with critic.model.lora_rank=8"),
+        ({f"{MODEL}.lora_rank": 8, f"{ACTOR}.strategy": "fsdp"}, f"{ACTOR}.strategy", f"='fsdp': fuse.interstage.layout=slices needs fsdp2 with {MODEL}.lora_rank=8"),
+        ({f"{MODEL}.lora.rank": 8}, f"{MODEL}.lora.rank", f"=8: fuse.interstage.layout=slices needs {MODEL}.lora_rank > 0"),
+        ({f"{MODEL}.lora_adapter_path": "a"}, f"{MODEL}.lora_adapter_path", f"='a': fuse.interstage.layout=slices needs {MODEL}.lora_rank > 0"),
         ({f"{ACTOR}.fsdp_config.qat.enable": True}, f"{ACTOR}.fsdp_config.qat.enable", "=True: fuse.interstage.layout=slices needs false"),
         ({"critic.fsdp.qat.enable": True}, "critic.fsdp.qat.enable", "=True: fuse.interstage.layout=slices needs false"),
         (ulysses(1, 1, 2), "critic.fsdp.ulysses_sequence_parallel_size", f"=2: fuse.interstage.layout=slices needs the size of {ACTOR}"),
@@ -74,3 +84,5 @@ def test_what_a_copy_cannot_have_is_refused_by_key_value_and_what_is_allowed(cha
 def test_keys_of_a_model_that_has_no_copy_are_not_read():
     assert refused(GRPO | {"critic.fsdp.qat.enable": True} | ulysses(2, 3, 3)) == {}
     assert refused(PPO | BYPASS | {f"{ACTOR}.fsdp_config.qat.enable": True} | ulysses(3, 2, 2)) == {}
+    key = f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+    assert key in refused(PPO | BYPASS | {f"{MODEL}.lora_rank": 8} | ulysses(3, 2, 2)), "the policy is the reference"

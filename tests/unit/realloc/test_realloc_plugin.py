@@ -1,5 +1,8 @@
 """What the plugin `realloc` refuses, and when it takes part."""
 
+import json
+from pathlib import Path
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -107,6 +110,36 @@ def test_what_is_refused_names_key_value_and_what_is_allowed(key: str, value: ob
     (refusal,) = PLUGIN.fuse_validate(config=composed(**{key.replace(".", "__"): value})) or ()
     assert (refusal.key, refusal.value) == (key, value)
     assert "fuse.realloc.weight_sync=shards" in refusal.allowed
+
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"model_type": "gemma3_text"}, None),
+        ({"model_type": "gpt_oss"}, "model_type='gpt_oss'; parameters are known for llama, "),
+        ({"model_type": "deepseek_v3"}, "model_type='deepseek_v3'; parameters are known for llama, "),
+        ({"model_type": "mixtral"}, "model_type='mixtral'; parameters are known for llama, "),
+        ({"attention_bias": True}, "attention_bias=True; parameters of llama are known without"),
+        ({"num_hidden_layers": None}, "num_hidden_layers=None; needs a whole number"),
+    ],
+)
+def test_a_family_whose_parameters_are_not_known_is_refused_by_name(tmp_path: Path, changes: dict, said: str | None):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes))
+    found = PLUGIN.fuse_validate(config=composed(actor_rollout_ref__model__path=str(tmp_path))) or ()
+    assert [refusal.key for refusal in found] == ([] if said is None else ["actor_rollout_ref.model.path"])
+    assert all(str(said) in refusal.allowed for refusal in found)
+    assert refused(actor_rollout_ref__model__path="a/name/of/a/hub") == []
 
 
 @pytest.mark.parametrize(

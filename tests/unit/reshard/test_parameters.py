@@ -67,6 +67,11 @@ CASES = {
     "llama": (LLAMA, 7),
     "qwen3": (QWEN3, 4),
     "qwen2_moe": (parameters_of(type(MOE.model)("m", 2, 32, 8, 4, 4, 16, 96, False, 8, 2, 32), "qwen2_moe"), 3),
+    "mistral": (parameters_of(LLAMA.model, "mistral"), 2),
+    "qwen3_moe": (parameters_of(type(MOE.model)("m", 2, 32, 8, 4, 4, 16, 96, False, 6, 2), "qwen3_moe"), 4),
+    "gemma": (parameters_of(NARROW.model, "gemma"), 3),
+    "gemma2": (parameters_of(NARROW.model, "gemma2"), 2),
+    "gemma3_text": (parameters_of(NARROW.model, "gemma3_text"), 3),
     "critic": (parameters_of(NARROW.model.as_value_model(), "qwen2", head_bias=True), 2),
 }
 

@@ -186,3 +186,12 @@ def test_parameters_have_the_published_count():
 def test_a_family_whose_parameters_are_not_known_is_refused():
     with pytest.raises(FuseError, match="model_type='mixtral'; parameters are known for llama"):
         parameters_of(Model("m", 1, 8, 2, 2, 4, 16, 32), "mixtral")
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text"])
+def test_norms_that_have_no_name_in_megatron_are_refused(kind: str):
+    weights = parameters_of(Model("m", 2, 32, 8, 2, 4, 48, 120, tied_embeddings=True), kind)
+    with pytest.raises(FuseError, match=r"m: 'model.layers.0.pre_feedforward_layernorm.weight' has no name known"):
+        MegatronSharding(Layout()).check(weights)
+    FsdpSharding(2).check(weights)
+    VllmSharding(2).check(weights)

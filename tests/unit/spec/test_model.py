@@ -93,6 +93,13 @@ def test_a_moe_config_is_the_named_model():
     assert Model.from_hf(QWEN3_MOE, "qwen3-30b-a3b") == model_named("qwen3-30b-a3b")
 
 
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text"])
+def test_gemmas_head_is_its_embedding_where_a_checkpoint_does_not_say(kind: str):
+    assert Model.from_hf({**LLAMA, "model_type": kind}, "small").tied_embeddings
+    assert not Model.from_hf({**LLAMA, "model_type": kind, "tie_word_embeddings": False}, "small").tied_embeddings
+    assert not Model.from_hf(LLAMA, "small").tied_embeddings
+
+
 def test_a_value_model_has_one_output():
     critic = model_named("llama-3.2-1b").as_value_model()
     assert (critic.head_width, critic.head_parameters) == (1, 2048)
@@ -110,6 +117,7 @@ def test_a_folder_or_file_is_read(tmp_path: Path):
     ("config", "message"),
     [
         ({**LLAMA, "model_type": "deepseek_v3"}, "model_type='deepseek_v3'; known: llama"),
+        ({**LLAMA, "model_type": "gpt_oss"}, "model_type='gpt_oss'; known: llama"),
         ({**LLAMA, "hidden_size": None}, "hidden_size=None"),
         ({**LLAMA, "hidden_size": "64"}, "hidden_size='64'"),
         ({**LLAMA, "num_key_value_heads": 3}, "kv_heads=3; needs a divisor of heads=4"),

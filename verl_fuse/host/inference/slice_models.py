@@ -2,11 +2,13 @@
 
 verl builds the policy's copy and the reference as it builds them for training (role "actor" and role "ref"), and the critic's copy from the
 configuration of the critic's workers. Forward-only engines keep their parameters in host memory between calls and have no optimizer.
+With LoRA verl's reference is the policy without its adapters, so one copy serves both.
 
 Invariants (tests/integration/test_slice_models.py):
 - parameters are kept in the dtype they are computed in, or the narrower one they are trained in;
 - with the parameters of its model, a copy computes the numbers of its model, whatever the settings of the other models are;
-- only the models of the given stages are built, and no setting of another model is read.
+- only the models of the given stages are built, and no setting of another model is read;
+- with LoRA old log-probs and reference have one model, whose adapters the reference is computed without.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,10 +43,10 @@ class _Model(TrainingWorker):
 
     def reset(self) -> None:
         sharded: Any = self.engine
-        build = sharded._build_module
-        sharded._build_module = lambda: round_parameters(build(), computed_dtype(sharded.engine_config))
+        wrap, computed = sharded._build_fsdp_module, computed_dtype(sharded.engine_config)
+        sharded._build_fsdp_module = lambda module: wrap(round_parameters(module, computed))
         super().reset()
-        del sharded._build_module
+        del sharded._build_fsdp_module
 
 
 class _Policy(ActorRolloutRefWorker):
@@ -57,13 +59,19 @@ def build_models(
     stages: Sequence[Stage], block: DictConfig, critic: TrainingWorkerConfig | None
 ) -> dict[Stage, TrainingWorker]:
     """The model of each of `stages`: `block` is verl's `actor_rollout_ref`, `critic` what verl gives the critic's workers ("values")."""
-    return {stage: _built(stage, block, critic) for stage in _ORDER if stage in stages}
+    of_policy: Stage = "old_log_prob" if block.model.lora_rank > 0 else "ref"
+    source: Mapping[Stage, Stage] = {"ref": of_policy}
+    built = {stage: source.get(stage, stage) for stage in _ORDER if stage in stages}
+    models = {stage: _built(stage, block, critic) for stage in dict.fromkeys(built.values())}
+    return {stage: models[of] for stage, of in built.items()}
 
 
 def compute(stage: Stage, model: TrainingWorker, data: TensorDict, temperature: float) -> dict[str, Any] | None:
     """The fields of `stage` for the rows of `data`, one value per response token; None on ranks that hold no output."""
     rows = data.clone(recurse=False)
     assign_non_tensor(rows, temperature=temperature, compute_loss=False, calculate_entropy=stage == "old_log_prob")
+    if stage == "ref" and model.model_config.lora_rank > 0:
+        assign_non_tensor(rows, no_lora_adapter=True)
     output = model.infer_batch(rows)
     if output is None:
         return None

@@ -19,6 +19,7 @@ from verl_fuse.host.inference.device_weights import DeviceWeights
 from verl_fuse.host.inference.slice_models import build_models, compute
 from verl_fuse.host.record.spans import remote_recorder
 from verl_fuse.host.weights.buckets import load_parameters
+from verl_fuse.host.weights.exports import Export
 from verl_fuse.spec.step import Stage
 
 # The RPC mesh of a slice: a batch is cut over its data-parallel ranks, of which all its models have equally many.
@@ -39,10 +40,13 @@ class SliceWorker(Worker):
     def init_model(self) -> None:
         """Build the models of the stages; a collective of the slice's ranks."""
         self._models = build_models(self._stages, self._config, self._critic)
-        self._device_weights = {
-            stage: DeviceWeights(model.engine.module, f"{stage!r} on slice {self._number}")
-            for stage, model in self._models.items()
+        # One for each model, of which two stages may have the same.
+        stage_of = {id(model): stage for stage, model in self._models.items()}
+        held = {
+            model: DeviceWeights(self._models[stage].engine.module, f"{stage!r} on slice {self._number}")
+            for model, stage in stage_of.items()
         }
+        self._device_weights = {stage: held[id(model)] for stage, model in self._models.items()}
         model = next(iter(self._models.values()))
         self.set_dispatch_collect(mesh_name=MESH, **model.get_dispatch_collect())
         # Each model was whole on the device while it was built.
@@ -56,12 +60,12 @@ class SliceWorker(Worker):
         aggressive_empty_cache(force_sync=True)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
-    def load_weights(self, weights: Mapping[Stage, Sequence[ray.ObjectRef]]) -> None:
-        """Take over the parameters that the training ranks left in Ray's object store (`export_weights`), per stage."""
+    def load_weights(self, weights: Mapping[Stage, Export]) -> None:
+        """Take over the parameters that the training ranks left in Ray's object store, per stage."""
         with remote_recorder().span("load_weights", f"slice {self._number}", "sync"):
-            for stage, buckets in weights.items():
+            for stage, export in weights.items():
                 self._device_weights[stage].release()
-                load_parameters(self._models[stage].engine, map(ray.get, buckets))
+                load_parameters(self._models[stage].engine, map(ray.get, export.buckets), export.frozen)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH))
     def infer(self, data: TensorDict) -> TensorDict | None:

@@ -19,6 +19,7 @@ from verl_fuse.host.inference.slice_worker import MESH, SliceWorker
 from verl_fuse.host.record.spans import Recorder
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.host.upstream.rows import rows
+from verl_fuse.host.weights.exports import Export
 from verl_fuse.spec.step import Stage
 
 # What a forward pass reads of a sample; everything else stays in TransferQueue.
@@ -85,7 +86,7 @@ class Slices:
         batch.fields = list(self._fields)
         group.infer(batch)
 
-    def load(self, weights: "Future[Mapping[Stage, Sequence[Any]]]") -> None:
+    def load(self, weights: "Future[Mapping[Stage, Export]]") -> None:
         """Let every slice take over new weights once they are there, before whatever it is given next; does not wait."""
         for lane, group in zip(self._lanes, self._groups, strict=True):
             lane.submit(lambda group=group: group.load_weights(dict(weights.result(self._timeout))), "load_weights")

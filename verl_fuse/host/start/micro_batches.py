@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from verl_fuse.spec.composed import Get, getter, has_critic, has_reference
+from verl_fuse.spec.composed import Get, getter, has_adapters, has_critic, has_reference
 from verl_fuse.spec.step import Refusal
 
 _ACTOR, _ROLLOUT, _REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -34,8 +34,7 @@ def _needed(get: Get) -> Iterator[tuple[str, str]]:
     yield f"{_ACTOR}.use_dynamic_bsz", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
     # verl wants one answer for the actor's training and its log-probs.
     yield f"{_ACTOR}.use_dynamic_bsz", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"
-    adapted = any(get(f"actor_rollout_ref.model.{key}") for key in ("lora_rank", "lora.rank", "lora_adapter_path"))
-    if has_reference(get) and not adapted:
+    if has_reference(get) and not has_adapters(get):
         yield f"{_REFERENCE}.log_prob_use_dynamic_bsz", f"{_REFERENCE}.log_prob_micro_batch_size_per_gpu"
     if has_critic(get):
         yield "critic.use_dynamic_bsz", "critic.ppo_micro_batch_size_per_gpu"

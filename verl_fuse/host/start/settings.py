@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
+from verl_fuse.host.start.adapters import adapter_refusals
 from verl_fuse.host.start.applied_plan import apply_plan, checked_plan
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
 from verl_fuse.host.start.preset import PresetName, choose, with_keys
@@ -124,7 +125,7 @@ def _unknown(node: Mapping[str, Any], core: CoreBlock, known: Collection[str]) -
 def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[str]:
     try:
         found = [problem for found in manager.hook.fuse_validate(config=config) for problem in found or ()]
-        return list(map(str, [*found, *micro_batch_refusals(config)]))
+        return list(map(str, [*found, *micro_batch_refusals(config), *adapter_refusals(config)]))
     except (ArithmeticError, LookupError, TypeError, ValueError, OmegaConfBaseException) as error:
         # A value of a type nobody expects; the line that met it names the key.
         frame = traceback.extract_tb(error.__traceback__)[-1]

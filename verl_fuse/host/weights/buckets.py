@@ -11,11 +11,12 @@ are part of the message, and are copied several times.
 Invariants (tests/integration/test_weights.py, tests/unit/host/test_shards.py):
 - a shard's bytes are copied once on their way into a message, and not at all on their way out; what was taken out is only read;
 - whatever the ranks on either side, the slice's parameters equal the training ranks';
-- a parameter the slice has and nobody left, or the other way round, is a FuseError naming it, as is one that was left in part.
+- a parameter the slice has and nobody left, or the other way round, is a FuseError naming it, as is one that was left in part;
+- of frozen parameters, which are not left, the slice keeps what it has.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,8 +62,8 @@ def _unpickled(
     return Shard(name, offset, data.view(dtype).view(shape))
 
 
-def export_parameters(engine: Any) -> Iterator[list[Shard]]:
-    """Buckets of this rank's shards, in the dtype computed in; with FSDP1 a collective, whose rank 0 has them all."""
+def export_parameters(engine: Any, frozen: Collection[str] = ()) -> Iterator[list[Shard]]:
+    """Buckets of this rank's shards, in the dtype computed in, but for `frozen` parameters; with FSDP1 a collective, whose rank 0 has them all."""
     module, computed = engine.module, computed_dtype(engine.engine_config)
     # Rotary frequencies and the like are computed with as they are.
     buffers = {name.replace(_FSDP1, "") for name, _ in module.named_buffers()}
@@ -75,18 +76,24 @@ def export_parameters(engine: Any) -> Iterator[list[Shard]]:
         shards = own_shards(module.state_dict())
     # One after the other: beside a rollout engine there is no room for a copy of them all.
     return in_buckets(
-        replace(s, data=(s.data if s.name in buffers else rounded(s.data, computed)).cpu()) for s in shards
+        replace(s, data=(s.data if s.name in buffers else rounded(s.data, computed)).cpu())
+        for s in shards
+        if s.name not in frozen
     )
 
 
-def load_parameters(engine: Any, buckets: Iterable[Sequence[Shard]]) -> None:
-    """Overwrite the parameters of an FSDP engine's module, sharded as it is, with those that all ranks have exported."""
+def load_parameters(engine: Any, buckets: Iterable[Sequence[Shard]], frozen: Collection[str] = ()) -> None:
+    """Overwrite the parameters of an FSDP engine's module, sharded as it is, with those that all ranks have exported: all but the `frozen` ones."""
     shards = (shard for bucket in buckets for shard in bucket)
     if fsdp_version(engine.module) == 1:
         state: dict[str, Any] = {shard.name: shard.data for shard in shards}
-        set_model_state_dict(engine.module, state, options=StateDictOptions(full_state_dict=True, strict=True))
+        set_model_state_dict(engine.module, state, options=StateDictOptions(full_state_dict=True, strict=not frozen))
     else:
-        take_over(engine.module.state_dict(), shards)
+        take_over(_without(engine.module.state_dict(), frozen), shards)
+
+
+def _without(state: Mapping[str, torch.Tensor], frozen: Collection[str]) -> Mapping[str, torch.Tensor]:
+    return {name: tensor for name, tensor in state.items() if name not in frozen}
 
 
 def own_shards(state: Mapping[str, torch.Tensor]) -> Iterator[Shard]:

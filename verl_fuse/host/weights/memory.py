@@ -28,8 +28,10 @@ def rank_memory(engine: Any, node: str) -> RankMemory:
     device = None if get_device_name() == "cpu" else get_torch_device().mem_get_info()[1]
     offloaded = engine._uses_fsdp2_cpu_offload_policy
     kept = 0 if offloaded or engine.is_param_offload_enabled else shard
-    # They come with the first step, or from a checkpoint.
-    moments = 0 if engine.optimizer is None else _MOMENTS * shard
+    # They come with the first step, of what is trained, or from a checkpoint.
+    owned = zip(local, engine.module.parameters(), strict=True)
+    trained = sum(tensor.nbytes for tensor, parameter in owned if parameter.requires_grad)
+    moments = 0 if engine.optimizer is None else _MOMENTS * trained
     in_host = offloaded or engine.is_optimizer_offload_enabled or device is None
     config = engine.model_config.hf_config
     value_model = engine.model_config.model_type == "value_model"

@@ -55,6 +55,9 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("verl.single_controller.base.worker_group:ClassWithInitArgs.kwargs"),
     Function(f"{ENGINE_WORKERS}:TrainingWorker.reset", "(self)", "f6bc0d111a3b2c99", closed=True),
     Attribute(f"{ENGINE_WORKERS}:TrainingWorker.engine"),
+    # With LoRA the policy without adapters is the reference.
+    Attribute(f"{ENGINE_WORKERS}:TrainingWorker.model_config"),
+    Attribute("verl.workers.config:HFModelConfig.lora_rank"),
     Class("verl.workers.config:TrainingWorkerConfig"),
     Attribute("verl.workers.config:TrainingWorkerConfig.engine_config"),
     # What is different in an engine that is forward-only.

@@ -5,7 +5,7 @@ Invariants (tests/integration/test_weight_sync.py, test_megatron_weight_sync.py)
 - a model or a sharding that is not known is a FuseError naming it before anything is sent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,10 @@ def trained(engine: Any) -> Trained:
         device = next(iter(megatron.own_shards(engine).values())).device.type
         return Trained(weights, megatron.placed(engine, weights), device)
     state = engine.module.state_dict()
-    _check_names(weights, state)
-    meshes = {layout_of(name, state[name]) for name in weights.index}
+    # Experts are stacked.
+    names = {tensor.name for tensor in FsdpSharding(1).tensors(weights, 0)}
+    _check_names(weights, names, state)
+    meshes = {layout_of(name, state[name]) for name in names}
     if len(meshes) > 1:
         raise FuseError(f"weight sync: parameters are sharded in {len(meshes)} ways; needs one for all of them")
     sharding, ranks = meshes.pop()
@@ -60,11 +62,11 @@ def _is_megatron(engine: Any) -> bool:
     return isinstance(engine.module, list)
 
 
-def _check_names(weights: ModelParameters, state: Mapping[str, Any]) -> None:
+def _check_names(weights: ModelParameters, names: Collection[str], state: Mapping[str, Any]) -> None:
     # A tied head is the embedding under a second name.
     tied = {"lm_head.weight"} if weights.model.tied_embeddings else set()
-    unknown = sorted(state.keys() - weights.index.keys() - tied)
-    missing = sorted(weights.index.keys() - state.keys())
+    unknown = sorted(state.keys() - set(names) - tied)
+    missing = sorted(set(names) - state.keys())
     if unknown or missing:
         raise FuseError(
             f"weight sync: of the model's parameters {unknown[:3]} are not known ({len(unknown)} in all), "

@@ -1,0 +1,51 @@
+"""What training ranks leave of a model for slices, in Ray's object store: everything once, and from then on what is trained.
+
+With LoRA only adapters are trained, so a step's export is as small as they are.
+
+Invariants (tests/integration/test_slice_models.py):
+- a parameter is left out only where nothing trains it, and only after it was there once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+
+from verl_fuse.host.weights.buckets import export_parameters
+
+
+@dataclass(frozen=True)
+class Export:
+    """`buckets` are references to lists of shards, `nbytes` what they take, `frozen` the names of the parameters that are not in them."""
+
+    buckets: tuple[ray.ObjectRef, ...]
+    nbytes: int
+    frozen: frozenset[str]
+
+
+def export_weights(engine: Any, whole: bool) -> Export:
+    """This rank's share of the parameters of an FSDP engine: of all (`whole`), or of those that are trained."""
+    frozen = frozenset() if whole else frozen_parameters(engine.module)
+    references, nbytes = [], 0
+    for bucket in export_parameters(engine, frozen):
+        nbytes += sum(shard.data.nbytes for shard in bucket)
+        references.append(ray.put(bucket))
+    return Export(tuple(references), nbytes, frozen)
+
+
+def joined(ranks: Sequence[Export]) -> Export:
+    """What all ranks of a model have left."""
+    buckets = tuple(bucket for rank in ranks for bucket in rank.buckets)
+    return Export(buckets, sum(rank.nbytes for rank in ranks), ranks[0].frozen)
+
+
+def frozen_parameters(module: torch.nn.Module) -> frozenset[str]:
+    """Names, as in the module's state, of the parameters that nothing trains."""
+    state = module.state_dict(keep_vars=True)
+    return frozenset(name for name, tensor in state.items() if _is_frozen(tensor))
+
+
+def _is_frozen(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
