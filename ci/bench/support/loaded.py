@@ -25,7 +25,6 @@ from verl_fuse.host.inference.samples import SampleInference, SliceLane
 from verl_fuse.host.inference.stages import STAGE_FIELDS
 from verl_fuse.host.record.accounting import prepare_accounts
 from verl_fuse.host.record.journal import Journal
-from verl_fuse.host.record.spans import start_collector
 from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.replicas import Replicas
@@ -112,12 +111,12 @@ class LoadFeatures(Features):
 class LoadTrainer(FuseTrainer):
     """FuseTrainer from the begin of a step to its batch, and its accounts and metrics: no worker groups, no models."""
 
-    def __init__(self, config: DictConfig, manager: EngineManager, meter: Any):
+    def __init__(self, config: DictConfig, manager: EngineManager, meter: Any, collector: Any):
         self.config, self.global_steps = config, 1
         self.settings = load_settings(config)
         prepare_accounts(self.settings.run_dir)
         hook = self.settings.manager.hook
-        self.journal = Journal(hook, start_collector())
+        self.journal = Journal(hook, collector)
         self.use_critic = self.use_reference_policy = True
         self.ref_in_actor = self.curr_step_profile = False
         self.timing_raw: dict[str, float] = {}
@@ -222,11 +221,10 @@ class LoadTrainer(FuseTrainer):
         for lane in (self.lane, *self._slice_lanes):
             lane.close()
         self.manager.close()
-        ray.kill(self.journal._collector)
 
 
-def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any) -> LoadTrainer:
-    """A trainer of steps of so many prompts, whose files are in `folder`; `meter` measures its parts."""
+def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any, collector: Any) -> LoadTrainer:
+    """A trainer of steps of so many prompts, whose files are in `folder`; `meter` measures its parts, `collector` gets all spans."""
     config = compose(
         find_recipe("ppo-cpu"),
         [
@@ -243,4 +241,4 @@ def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any) -> Loa
         ],
     )
     OmegaConf.resolve(config)
-    return LoadTrainer(config, EngineManager(replicas), meter)
+    return LoadTrainer(config, EngineManager(replicas), meter, collector)
