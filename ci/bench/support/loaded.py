@@ -77,7 +77,8 @@ class EngineManager:
         return [replica.server_address for replica in self._replicas]
 
     def close(self) -> None:
-        for actor in {self.engines, self._stock, self.global_load_balancer}:
+        ours = [] if self.global_load_balancer is self._stock else [self.global_load_balancer]
+        for actor in (self.engines, self._stock, *ours):
             ray.kill(actor)
 
     def pace(self, seconds: float) -> None:
@@ -152,10 +153,10 @@ class LoadTrainer(FuseTrainer):
         self._measure(meter)
 
     def _measure(self, meter: Any) -> None:
-        buffer, director = self.replay_buffer, self.director
+        buffer, director, watch = self.replay_buffer, self.director, self.watch
         buffer._sync_metadata_from_transfer_queue = meter.of("poll", buffer._sync_metadata_from_transfer_queue)
         director.submit = meter.of("plan", director.submit)
-        director.look = meter.of("decide", director.look)
+        watch._look = meter.of("decide", watch._look)
         director.migrate = meter.of("migrate", director.migrate)
         self._accounted = meter.of("account", self._accounted)
 
