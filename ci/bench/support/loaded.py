@@ -32,6 +32,7 @@ from verl_fuse.host.start.settings import load_settings
 from verl_fuse.host.trainer import FuseTrainer
 from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.spec.events import SetUp
+from verl_fuse.spec.memory import RankMemory
 
 STAGES = ("old_log_prob", "ref", "values")
 SAMPLES_EACH = 8
@@ -103,7 +104,10 @@ class EngineCheckpoints(CheckpointEngineManager):
 
 
 class LoadFeatures(Features):
-    """Features of a trainer whose slices are there from the start, and have no weights."""
+    """Features of a trainer whose slices are there from the start, and have no weights; nothing is trained."""
+
+    def training_memory(self) -> dict[str, list[RankMemory]]:
+        return {model: [RankMemory("here", 1, None, (), 1, 0, 0)] for model in ("actor", "critic")}
 
     def use_slices(self) -> None:
         pass
