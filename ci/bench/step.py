@@ -225,6 +225,8 @@ def report(name: str, found: dict[str, Steps], last: int) -> dict[str, Any]:
         "reward_difference_interval": reward_difference(stock, ours, last),
         "reward": {arm: round(float(np.mean(of(steps, "score"))), 3) for arm, steps in found.items()},
         "seconds": {arm: round(float(np.mean(of(steps, "seconds"))), 3) for arm, steps in found.items()},
+        # What the machine did beside a step shows in the mean alone.
+        "median_seconds": {arm: round(float(np.median(of(steps, "seconds"))), 3) for arm, steps in found.items()},
         "tokens": {arm: round(float(np.mean(of(steps, "tokens"))), 1) for arm, steps in found.items()},
         "longest": max(of(every, "longest")),
         "entropy": round(float(np.mean(of(stock, "entropy"))), 3),
