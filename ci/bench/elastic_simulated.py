@@ -216,9 +216,10 @@ class Elastic:
         responses = lengths.response.reshape(-1, n).tolist()
         self._predictor.observe(zip(prompts, responses, strict=True))
         self._decode = _decode_cost(setup.timing, lengths, count)
+        taken = Taken(run.seconds, float(run.ends.sum()))
         if foretold is not None:
-            self._unforetold.learn(foretold.seconds, run.seconds, len(lengths.group) / count)
-        self.generated.append(Taken(run.seconds, float(run.ends.sum())))
+            self._unforetold.learn(foretold.replica_seconds, taken.held, len(lengths.group))
+        self.generated.append(taken)
         if self._arm.inference:
             return setup.meanwhile_inferred(run)
         return setup.then_inferred(lengths, run.seconds, float(run.ends.sum()))

@@ -117,12 +117,13 @@ def run(shapes: list[tuple[int, int]], seconds: float) -> list[dict[str, Any]]:
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
     try:
         from ci.bench.support.loaded import loaded_trainer
+        from verl_fuse.host.record.spans import start_collector
 
-        cases = []
+        cases, collector = [], start_collector()
         for replicas, samples in shapes:
             with tempfile.TemporaryDirectory() as folder:
                 meter = Meter()
-                trainer = loaded_trainer(Path(folder), replicas, samples // SAMPLES_PER_PROMPT, meter)
+                trainer = loaded_trainer(Path(folder), replicas, samples // SAMPLES_PER_PROMPT, meter, collector)
                 measured_step(trainer, meter, samples, min(WARM_SECONDS, seconds), 0)
                 found = measured_step(trainer, meter, samples, seconds, 1)
                 trainer.close()

@@ -6,12 +6,14 @@
   one out of all.
 - Every arm is a run of its own: a run has one engine. The runs of a round have the same prompts in the same order and the same seeds, another round has
   others; rounds go through the arms to and fro. A step of each run is left out, which loads and compiles.
+- What verl and Ray do for each sample shares the cores with the model here, which it does not on devices: with a small model it is much of a step, whatever
+  is switched on. `--layers` makes the model larger.
 - Prompts come back every `--epoch` steps, as they do in training on verifiable rewards: that is what drafts from history live on.
 
 Ratios are of sums of seconds over the steps of all rounds (stock over ours; in the ablation: without the feature over with all). Intervals are
 bootstraps over steps, those of the same number in the same round together: 95 %, of the reward's difference in the last `--last` steps 90 %.
 
-    python -m ci.bench.step [--case grpo] [--arms stock all] [--rounds 1] [--steps 11] [--epoch 3] [--quick] [--keep DIRECTORY]
+    python -m ci.bench.step [--case grpo] [--arms stock all] [--rounds 1] [--steps 11] [--epoch 3] [--layers 8] [--quick] [--keep DIRECTORY]
 
 `--quick` is two rounds of stock and all, of one case. With `--keep`, runs that are there already are not repeated.
 """
@@ -20,7 +22,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ PACKED = (
 COMPUTED = "fuse.update.metrics=computed"
 # More long traces, and fewer guesses, than the recipes' task has: half of the responses are shorter than half of their mean.
 TASK = Parameters(tail_exponent=1.0, warm_start=WarmStart(careless=0.25))
+LAYERS = 8
 PROMPTS = 16
 QUICK_ROUNDS = 2
 
@@ -113,10 +116,11 @@ CASES = {
 
 @dataclass(frozen=True)
 class Size:
-    """Steps of a run that are measured, and after how many steps prompts come back."""
+    """Steps of a run that are measured, after how many steps prompts come back, and layers of the model."""
 
     steps: int
     epoch: int
+    layers: int = LAYERS
 
 
 def overrides(case: Case, arm: str, task: Path, folder: Path, size: Size, seed: int) -> list[str]:
@@ -168,8 +172,8 @@ Steps = list[dict[str, Any]]
 
 def bench(folder: Path, name: str, wanted: Sequence[str], rounds: int, size: Size) -> dict[str, Steps]:
     """The measured steps of each arm."""
-    case, task = CASES[name], folder / "task"
-    make(task, TASK, say=lambda line: print(line, file=sys.stderr))
+    case, task = CASES[name], folder / f"task-{size.layers}"
+    make(task, replace(TASK, layers=size.layers), say=lambda line: print(line, file=sys.stderr))
     arms = [arm for arm in case.runs if arm in {case.same(one) for one in wanted if one in case.arms}]
     found: dict[str, Steps] = {arm: [] for arm in arms}
     for number in range(rounds):
@@ -225,6 +229,8 @@ def report(name: str, found: dict[str, Steps], last: int) -> dict[str, Any]:
         "reward_difference_interval": reward_difference(stock, ours, last),
         "reward": {arm: round(float(np.mean(of(steps, "score"))), 3) for arm, steps in found.items()},
         "seconds": {arm: round(float(np.mean(of(steps, "seconds"))), 3) for arm, steps in found.items()},
+        # What the machine did beside a step shows in the mean alone.
+        "median_seconds": {arm: round(float(np.median(of(steps, "seconds"))), 3) for arm, steps in found.items()},
         "tokens": {arm: round(float(np.mean(of(steps, "tokens"))), 1) for arm, steps in found.items()},
         "longest": max(of(every, "longest")),
         "entropy": round(float(np.mean(of(stock, "entropy"))), 3),
@@ -246,19 +252,20 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=1)
     arguments.add_argument("--steps", type=int, default=11, help="measured steps of a run")
     arguments.add_argument("--epoch", type=int, default=3, help="steps after which prompts come back")
+    arguments.add_argument("--layers", type=int, default=LAYERS, help="of the model")
     arguments.add_argument("--last", type=int, default=20, help="steps whose rewards are compared")
     arguments.add_argument("--quick", action="store_true", help="two rounds of stock and all, of one case")
     given = arguments.parse_args()
     names = given.case or (["grpo"] if given.quick else list(CASES))
     rounds = QUICK_ROUNDS if given.quick else given.rounds
-    size = Size(given.steps, given.epoch)
+    size = Size(given.steps, given.epoch, given.layers)
 
     def work(folder: Path) -> dict[str, Any]:
         cases = []
         for name in names:
             wanted = [STOCK, ALL, *(given.arms or ([] if given.quick else CASES[name].runs))]
             cases.append(report(name, bench(folder, name, wanted, rounds, size), given.last))
-        return {"bench": "step", "rounds": rounds, "epoch_steps": given.epoch, "cases": cases}
+        return {"bench": "step", "rounds": rounds, "epoch_steps": given.epoch, "layers": given.layers, "cases": cases}
 
     in_folder(given.keep, work, again=True)
 

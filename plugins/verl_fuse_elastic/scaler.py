@@ -4,7 +4,7 @@ Invariants (tests/unit/elastic/test_scaler.py):
 - before decoding was measured, and without a prediction for every prompt, all replicas there are generate, within the block's limits;
 - a step that asks for more prompts is foretold as if all had been there at its begin;
 - a step for which nothing was foretold has no metrics;
-- what a step took longer than foretold, its samples are foretold to take in the next one.
+- replica-seconds that a step took more than foretold, its samples are foretold to take in the next one.
 """
 
 import logging
@@ -31,14 +31,14 @@ class Scaler:
         self._block, self._running, self._limit = block, replicas, limit
         self._foretell: Callable[[Sequence[Prompt]], Forecast] | None = None
         self._forecast, self._seconds = None, 0.0
-        self._unforetold, self._measured, self._samples = Unforetold(), 0.0, 0
+        self._unforetold, self._held, self._samples = Unforetold(), 0.0, 0
 
     def begin_step(self) -> None:
         """Nothing is foretold for this step yet; what came of the last one is learned."""
-        if self._forecast is not None and self._measured:
-            share = self._samples / self._forecast.count
-            self._unforetold.learn(self._forecast.seconds, self._measured, share)
-        self._measured = 0.0
+        if self._forecast is not None and self._held:
+            foretold = self._forecast.replica_seconds - self._forecast.starting
+            self._unforetold.learn(foretold, self._held, self._samples)
+        self._held = 0.0
         self._foretell = self._forecast = None
 
     def decide(
@@ -83,7 +83,7 @@ class Scaler:
         """What was foretold and what came of it, on some of `replicas` with `devices` each."""
         if self._forecast is None:
             return {}
-        self._measured = spent.seconds
+        self._held = spent.held
         logger.info(
             "step %d: %d of %d replicas; generation %.2f s predicted, %.2f s measured; replica-seconds held %.2f predicted, %.2f measured",
             step, self._forecast.count, replicas, self._forecast.seconds, spent.seconds,

@@ -34,11 +34,13 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One count of replicas: seconds until the last is done, and replica-seconds until each has given its devices back."""
+    """One count of replicas: seconds until the last is done, and replica-seconds until each has given its devices back, of which some were held before
+    any was generating."""
 
     count: int
     seconds: float
     replica_seconds: float
+    starting: float = 0.0
 
 
 def forecasts(line: Line, terms: Terms, running: int, *, released: bool) -> list[Forecast]:
@@ -54,7 +56,8 @@ def forecast(line: Line, count: int, terms: Terms, running: int, *, released: bo
     held = sum(times) if released else count * seconds
     started = max(0, count - running)
     created = max(0, count - max(running, terms.resident))
-    return Forecast(count, seconds, held + terms.start_seconds * started + terms.launch_seconds * created)
+    starting = terms.start_seconds * started + terms.launch_seconds * created
+    return Forecast(count, seconds, held + starting, starting)
 
 
 def _counts(terms: Terms, running: int) -> list[int]:

@@ -1,6 +1,7 @@
 """What a step takes beside decoding, learned from what forecasts left out. Pure.
 
-Prefill above all grows with the samples a replica gets, so a forecast of decoding alone flatters few replicas more than many.
+Prefill above all grows with the samples a replica gets, so a forecast of decoding alone flatters few replicas more than many. What was left out is taken from
+replica-seconds, of all replicas together: how long the slowest took says more of its longest response than of its samples.
 
 Invariants (tests/unit/elastic/test_unforetold.py):
 - where every sample costs its replica the same seconds beside decoding, forecasts are right from the second one on, for any number of replicas;
@@ -20,8 +21,8 @@ class Unforetold:
 
     each: float | None = None
 
-    def learn(self, foretold: float, seconds: float, share: float) -> None:
-        """A step took `seconds`, `foretold` with what was known; a replica had `share` samples."""
+    def learn(self, foretold: float, held: float, samples: int) -> None:
+        """A step of so many samples took `held` replica-seconds, where `foretold` were foretold with what was known."""
         known = self.each or 0.0
         weight = 1.0 if self.each is None else NEWEST
-        self.each = max(0.0, known + weight * (seconds - foretold) / share)
+        self.each = max(0.0, known + weight * (held - foretold) / samples)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_fuse.host.record.spans import collector
+from verl_fuse.host.record.spans import remote_recorder
 from verl_fuse.spec.timeline import REQUEST, Span
 
 TICK = 0.1
@@ -38,7 +38,7 @@ class Engines:
         self._ended: list[tuple[str, int, int]] = []
         self._left: dict[str, int] = {}
         self._tasks: set[asyncio.Task] = set()
-        self._collector: Any = None
+        self._recorder: Any = None
         self.moved = 0
 
     async def ask(self, rank: int, name: str, *arguments: Any, **named: Any) -> Any:
@@ -63,7 +63,7 @@ class Engines:
 
     async def begin(self, balancer: Any, prompts: Sequence[str], lengths: Sequence[Sequence[int]], step: int) -> None:
         """Generate the samples of these prompts, of these response lengths."""
-        self._collector, self.moved = collector(), 0
+        self._recorder, self.moved = remote_recorder(), 0
         self._left = {uid: len(group) for uid, group in zip(prompts, lengths, strict=True)}
         fields = await balancer.require_acquire_fields.remote()
         for uid, group in zip(prompts, lengths, strict=True):
@@ -113,7 +113,7 @@ class Engines:
             "cached_tokens": 0,
             **({"resumed_tokens": before} if before else {}),
         }
-        self._collector.add.remote(Span(REQUEST, f"replica {rank}", "generate", begun, time.time(), args))
+        self._recorder.add(Span(REQUEST, f"replica {rank}", "generate", begun, time.time(), args))
 
     async def _write(self, prompts: Sequence[str], step: int) -> None:
         import torch

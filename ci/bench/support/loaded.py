@@ -25,7 +25,6 @@ from verl_fuse.host.inference.samples import SampleInference, SliceLane
 from verl_fuse.host.inference.stages import STAGE_FIELDS
 from verl_fuse.host.record.accounting import prepare_accounts
 from verl_fuse.host.record.journal import Journal
-from verl_fuse.host.record.spans import start_collector
 from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.replicas import Replicas
@@ -33,6 +32,7 @@ from verl_fuse.host.start.settings import load_settings
 from verl_fuse.host.trainer import FuseTrainer
 from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.spec.events import SetUp
+from verl_fuse.spec.memory import RankMemory
 
 STAGES = ("old_log_prob", "ref", "values")
 SAMPLES_EACH = 8
@@ -78,7 +78,8 @@ class EngineManager:
         return [replica.server_address for replica in self._replicas]
 
     def close(self) -> None:
-        for actor in {self.engines, self._stock, self.global_load_balancer}:
+        ours = [] if self.global_load_balancer is self._stock else [self.global_load_balancer]
+        for actor in (self.engines, self._stock, *ours):
             ray.kill(actor)
 
     def pace(self, seconds: float) -> None:
@@ -103,7 +104,10 @@ class EngineCheckpoints(CheckpointEngineManager):
 
 
 class LoadFeatures(Features):
-    """Features of a trainer whose slices are there from the start, and have no weights."""
+    """Features of a trainer whose slices are there from the start, and have no weights; nothing is trained."""
+
+    def training_memory(self) -> dict[str, list[RankMemory]]:
+        return {model: [RankMemory("here", 1, None, (), 1, 0, 0)] for model in ("actor", "critic")}
 
     def use_slices(self) -> None:
         pass
@@ -112,12 +116,12 @@ class LoadFeatures(Features):
 class LoadTrainer(FuseTrainer):
     """FuseTrainer from the begin of a step to its batch, and its accounts and metrics: no worker groups, no models."""
 
-    def __init__(self, config: DictConfig, manager: EngineManager, meter: Any):
+    def __init__(self, config: DictConfig, manager: EngineManager, meter: Any, collector: Any):
         self.config, self.global_steps = config, 1
         self.settings = load_settings(config)
         prepare_accounts(self.settings.run_dir)
         hook = self.settings.manager.hook
-        self.journal = Journal(hook, start_collector())
+        self.journal = Journal(hook, collector)
         self.use_critic = self.use_reference_policy = True
         self.ref_in_actor = self.curr_step_profile = False
         self.timing_raw: dict[str, float] = {}
@@ -153,10 +157,10 @@ class LoadTrainer(FuseTrainer):
         self._measure(meter)
 
     def _measure(self, meter: Any) -> None:
-        buffer, director = self.replay_buffer, self.director
+        buffer, director, watch = self.replay_buffer, self.director, self.watch
         buffer._sync_metadata_from_transfer_queue = meter.of("poll", buffer._sync_metadata_from_transfer_queue)
         director.submit = meter.of("plan", director.submit)
-        director.look = meter.of("decide", director.look)
+        watch._look = meter.of("decide", watch._look)
         director.migrate = meter.of("migrate", director.migrate)
         self._accounted = meter.of("account", self._accounted)
 
@@ -222,11 +226,10 @@ class LoadTrainer(FuseTrainer):
         for lane in (self.lane, *self._slice_lanes):
             lane.close()
         self.manager.close()
-        ray.kill(self.journal._collector)
 
 
-def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any) -> LoadTrainer:
-    """A trainer of steps of so many prompts, whose files are in `folder`; `meter` measures its parts."""
+def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any, collector: Any) -> LoadTrainer:
+    """A trainer of steps of so many prompts, whose files are in `folder`; `meter` measures its parts, `collector` gets all spans."""
     config = compose(
         find_recipe("ppo-cpu"),
         [
@@ -243,4 +246,4 @@ def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any) -> Loa
         ],
     )
     OmegaConf.resolve(config)
-    return LoadTrainer(config, EngineManager(replicas), meter)
+    return LoadTrainer(config, EngineManager(replicas), meter, collector)

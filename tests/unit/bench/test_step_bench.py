@@ -74,6 +74,15 @@ def test_ratios_are_of_stock_over_ours_and_an_ablation_of_without_over_with():
     assert (found["samples"], found["lost"], found["duplicated"]) == (15 * 128, 0, 0)
 
 
+def test_one_step_that_something_disturbed_moves_the_mean_and_not_the_median():
+    steps = of_arms({"stock": 4.0, "all": 2.0})
+    steps["stock"][1] = step(3, 16.0)
+    found = report("grpo", steps, last=1)
+    assert found["seconds"]["stock"] == 8.0
+    assert found["median_seconds"] == {"stock": 4.0, "all": 2.0}
+    assert found["interval"][0] < found["ratio"] < found["interval"][1]
+
+
 def test_what_is_lost_or_twice_in_any_arm_counts():
     found = report("grpo", of_arms({"stock": 6.0, "all": 3.0}, lost=1, duplicated=2), last=2)
     assert (found["lost"], found["duplicated"]) == (6, 12)

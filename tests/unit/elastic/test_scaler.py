@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import Capacity, ReplicaView
 from verl_fuse.timeline.decode import DecodeCost
@@ -42,12 +44,12 @@ def test_a_step_that_asks_for_more_is_foretold_anew_and_the_next_one_is_not():
     assert one.metrics(2, SPENT, 3, 2) == {}
 
 
-def test_what_a_step_took_longer_than_foretold_its_samples_are_foretold_to_take_in_the_next():
-    one = scaler(cost_weight=1.0)
+def test_replica_seconds_beyond_those_foretold_are_those_of_samples_in_the_next_step():
+    one = scaler(cost_weight=1.0, start_seconds=50.0)
     assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
     first = one.metrics(1, SPENT, 3, 2)["fuse/elastic_predicted_seconds"]
-    took = replace(SPENT, seconds=first + 4.0)
-    one.metrics(1, took, 3, 2)
+    # One replica of those that generated before: it holds its devices for as long as it generates.
+    one.metrics(1, replace(SPENT, busy=first + 4.0, idle=0.0), 3, 2)
     one.begin_step()
     assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
-    assert one.metrics(2, took, 3, 2)["fuse/elastic_predicted_seconds"] == first + 4.0
+    assert one.metrics(2, SPENT, 3, 2)["fuse/elastic_predicted_seconds"] == pytest.approx(first + 4.0)

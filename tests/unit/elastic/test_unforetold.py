@@ -12,13 +12,13 @@ PREFILL = 0.3
 
 def foretold(each):
     line = Line(PROMPTS, 64, DecodeCost(0.1, 0.01), each=each)
-    return {found.count: found.seconds for found in forecasts(line, Terms(0.5, 1, 4), 4, released=True)}
+    return {found.count: found.replica_seconds for found in forecasts(line, Terms(0.5, 1, 4), 4, released=True)}
 
 
 def test_forecasts_are_right_from_the_second_on_for_any_number_of_replicas():
     unforetold, real = Unforetold(), foretold(PREFILL)
     assert real[1] - foretold(0.0)[1] == pytest.approx(64 * PREFILL)
-    unforetold.learn(foretold(0.0)[4], real[4], 64 / 4)
+    unforetold.learn(foretold(0.0)[4], real[4], 64)
     assert unforetold.each == pytest.approx(PREFILL)
     assert foretold(unforetold.each) == pytest.approx(real)
     unforetold.learn(real[1], real[1], 64)
