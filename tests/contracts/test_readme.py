@@ -56,6 +56,7 @@ def test_the_features_it_recommends_are_accepted(readme: str):
         blocks = settings.blocks
         assert blocks["interstage"].enabled == (block is interstage)
         assert blocks["update"].skip_zero_gradient == blocks["update"].skip_old_log_prob == (block is update)
+        assert blocks["speculation"].enabled is (block is update)
         assert settings.idle == ()
 
 
