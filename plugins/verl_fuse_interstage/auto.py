@@ -9,6 +9,7 @@ Invariants (tests/unit/interstage/test_auto.py, test_decisions.py):
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_interstage.learned import KEPT, InterstageHistory
-from verl_fuse_interstage.measured import InferenceCost, stage_seconds
+from verl_fuse_interstage.measured import DraftedDecode, InferenceCost, stage_seconds
 from verl_fuse_interstage.migration import Trigger
 
 logger = logging.getLogger(__name__)
@@ -45,9 +46,14 @@ class AutoThreshold:
         timing = self._timing(DecodeCost(1.0, 0.0), InferenceCost(1.0, 0.0))
         best_threshold([Requests.of(np.ones(8, np.int64), np.arange(1, 9))], 2, timing, InferenceWork(1.0))
 
-    def learn(self, timeline: Timeline, lengths: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-        """Take in a finished step: its timeline, and (prompt, response) tokens of its samples by data set."""
-        self.learned.learn(timeline, lengths, self._replicas, self._capacity)
+    def learn(
+        self,
+        timeline: Timeline,
+        lengths: Mapping[str, Sequence[tuple[int, int]]],
+        metrics: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """Take in a finished step: its timeline, (prompt, response) tokens of its samples by data set, and what plugins counted."""
+        self.learned.learn(timeline, lengths, self._replicas, self._capacity, metrics)
 
     def choose(self, samples: Mapping[str, int]) -> Threshold | None:
         """The threshold for a step of so many samples of each data set; None before anything was measured."""
@@ -57,7 +63,7 @@ class AutoThreshold:
             return None
         draws = [self._draw(samples) for _ in range(DRAWN_BATCHES)]
         inference = InferenceWork(known.inference.per_token, last_seconds=known.inference.group)
-        timing = self._timing(known.decode, known.inference)
+        timing = self._timing(known.drafted or known.decode, known.inference)
         chosen = best_threshold(draws, self._replicas, timing, inference, MigrationCost(known.migration))
         self.decision_seconds = time.perf_counter() - begun
         return chosen
@@ -75,10 +81,10 @@ class AutoThreshold:
         drawn = self._rng.permutation(np.concatenate(parts))
         return Requests.of(drawn[:, 0], np.maximum(drawn[:, 1], 1))
 
-    def _timing(self, decode: DecodeCost, inference: InferenceCost) -> ReplicaTiming:
+    def _timing(self, decode: DecodeCost | DraftedDecode, inference: InferenceCost) -> ReplicaTiming:
         # A prefill is a forward pass of the policy; inference passes each token through all models, so this is on the careful side.
         return ReplicaTiming.build(
-            lambda sequences, context: decode.step + decode.sequence * sequences,
+            lambda sequences, context: decode.seconds(sequences),
             lambda sequences, tokens: decode.step + inference.per_token * sequences * tokens,
             max_batch=self._capacity.sequences,
             kv_capacity=max(self._longest, int(min(self._capacity.tokens, self._capacity.sequences * self._longest))),
@@ -108,8 +114,8 @@ class Decisions:
                 self._prompts = prompts
             case CheckpointSaved(folder=folder):
                 self._auto.learned.save(folder, self._devices)
-            case StepEnded(timeline=timeline, lengths=lengths):
-                self._auto.learn(timeline, lengths)
+            case StepEnded(timeline=timeline, lengths=lengths, metrics=metrics):
+                self._auto.learn(timeline, lengths, metrics)
 
     def trigger(self, view: RolloutView) -> Trigger:
         """When the tail of this step moves."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,13 @@ from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost, decode_cost
 from verl_fuse.timeline.warm import WarmTracks
-from verl_fuse_interstage.measured import InferenceCost, inference_cost, migration_seconds
+from verl_fuse_interstage.measured import (
+    DraftedDecode,
+    InferenceCost,
+    drafted_decode,
+    inference_cost,
+    migration_seconds,
+)
 
 REMEMBERED_STEPS = 12
 
@@ -31,21 +38,29 @@ class InterstageHistory:
 
     lengths: dict[str, deque[np.ndarray]] = field(default_factory=dict)
     decode: DecodeCost | None = None
+    drafted: DraftedDecode | None = None
     inference: InferenceCost | None = None
     migration: float = 0.0
     warm: WarmTracks = field(default_factory=WarmTracks)
 
     def learn(
-        self, timeline: Timeline, lengths: Mapping[str, Sequence[tuple[int, int]]], replicas: int, capacity: Capacity
+        self,
+        timeline: Timeline,
+        lengths: Mapping[str, Sequence[tuple[int, int]]],
+        replicas: int,
+        capacity: Capacity,
+        metrics: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Take in a finished step on `replicas` whose engines have `capacity`."""
+        """Take in a finished step on `replicas` whose engines have `capacity`, and what was counted in it."""
         warm = self.warm.of(timeline)
         if not any(lengths.values()):
             return
         for source, rows in lengths.items():
             self.lengths.setdefault(source, deque(maxlen=REMEMBERED_STEPS)).appendleft(np.asarray(rows, np.int64))
         tokens = int(sum(np.sum(rows) for rows in lengths.values()))
-        self.decode = decode_cost(warm, capacity) or self.decode
+        decode = decode_cost(warm, capacity)
+        self.decode = decode or self.decode
+        self.drafted = (drafted_decode(metrics) if decode else None) or self.drafted
         self.inference = inference_cost(warm, replicas, tokens) or self.inference
         stopping = migration_seconds(warm)
         self.migration = self.migration if stopping is None else stopping
@@ -55,6 +70,7 @@ class InterstageHistory:
         lengths = {source: [rows.tolist() for rows in steps] for source, steps in self.lengths.items()}
         costs = {
             "decode": self.decode and asdict(self.decode),
+            "drafted": self.drafted and asdict(self.drafted),
             "inference": self.inference and asdict(self.inference),
             "migration": self.migration,
         }
@@ -67,6 +83,7 @@ def _parsed(lengths: Mapping[str, Any], costs: Mapping[str, Any] | None) -> Inte
         found.lengths[str(source)] = deque(map(_rows, steps), maxlen=REMEMBERED_STEPS)
     if costs is not None:
         found.decode = measured(DecodeCost, costs["decode"])
+        found.drafted = measured(DraftedDecode, costs.get("drafted"))
         found.inference = measured(InferenceCost, costs["inference"])
         found.migration = seconds(costs["migration"])
     return found

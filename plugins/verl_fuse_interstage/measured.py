@@ -3,10 +3,12 @@
 A timeline that cannot tell gives None, never a guess (tests/unit/interstage/test_measured.py).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from verl_fuse.spec.arrays import Floats
 from verl_fuse.spec.timeline import GENERATION, LANE, MIGRATE, SLICE, STEP, Timeline, overlap_seconds, union_seconds
 from verl_fuse.timeline.tracks import role
 
@@ -17,6 +19,32 @@ class InferenceCost:
 
     per_token: float
     group: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedDecode:
+    """With drafts, which are given where they pay: a pass of b sequences takes `step + sequence * b` seconds, or, with `drafted` tokens beside each, as long
+    as one of b * (1 + drafted) sequences, and brings each `tokens` tokens."""
+
+    step: float
+    sequence: float
+    tokens: float
+    drafted: float
+
+    def seconds(self, sequences: Floats) -> Floats:
+        """In which each sequence gets a token."""
+        tried = (self.step + self.sequence * (1 + self.drafted) * sequences) / self.tokens
+        return np.minimum(self.step + self.sequence * sequences, tried)
+
+
+def drafted_decode(metrics: Mapping[str, float]) -> DraftedDecode | None:
+    """As fuse.speculation counted it in a step's tail; None where it was off, or the step cannot tell."""
+    names = ("pass_seconds", "token_seconds", "tail_tokens_per_pass", "tail_acceptance")
+    found = [metrics.get(f"fuse/speculation_{name}") for name in names]
+    if None in found:
+        return None
+    step, sequence, tokens, accepted = map(float, found)
+    return DraftedDecode(step, sequence, tokens, (tokens - 1) / accepted if accepted > 0 else 0.0)
 
 
 def inference_cost(timeline: Timeline, replicas: int, tokens: int) -> InferenceCost | None:

@@ -2,6 +2,7 @@
 
 Invariants (tests/unit/speculation/test_passes.py):
 - every pass is read once;
+- what passes cost that follow a formula is found, whatever else some of them waited for;
 - of the tail are the passes of a replica after the last one in which it ran more than `TAIL_SHARE` of the most samples it ran at once.
 """
 
@@ -16,6 +17,10 @@ import numpy as np
 PASSES_SUFFIX = ".passes"
 # The share of a step's samples at once that a replica still runs when its tail begins.
 TAIL_SHARE = 0.25
+# A pass that took so many times the median waited for something else.
+WAITED = 4.0
+# Passes from which their cost may be told.
+ENOUGH_PASSES = 16
 PASS = np.dtype(
     [("time", "<f8"), ("step", "<i4"), ("rows", "<i4"), ("tokens", "<i4"), ("drafted", "<i4"), ("least", "<f8")]
 )
@@ -80,7 +85,29 @@ def speculation_metrics(replicas: Iterable[np.ndarray]) -> dict[str, float]:
     if not found:
         return {}
     tail = np.concatenate([passes[in_tail(passes)] for passes in found])
-    return {**_of(np.concatenate(found), ""), **_of(tail, "tail_")}
+    costs = pass_costs(found)
+    named = (
+        {} if costs is None else {"fuse/speculation_pass_seconds": costs[0], "fuse/speculation_token_seconds": costs[1]}
+    )
+    return {**_of(np.concatenate(found), ""), **_of(tail, "tail_"), **named}
+
+
+def pass_costs(replicas: Iterable[np.ndarray]) -> tuple[float, float] | None:
+    """Seconds of a pass, and of each token it computes, drafted ones included; None where the passes cannot tell. Those that took in new samples are left out."""
+    seconds, tokens = [np.empty(0)], [np.empty(0)]
+    for passes in replicas:
+        decodes = passes["rows"][1:] <= passes["rows"][:-1]
+        seconds.append(np.diff(passes["time"])[decodes])
+        tokens.append((passes["rows"] + passes["drafted"]).astype(np.float64)[1:][decodes])
+    took, computed = np.concatenate(seconds), np.concatenate(tokens)
+    if len(took) < ENOUGH_PASSES:
+        return None
+    usual = took <= WAITED * np.median(took)
+    took, computed = took[usual], computed[usual]
+    if np.ptp(computed) == 0:
+        return None
+    each, fixed = np.polyfit(computed, took, 1)
+    return (float(fixed), float(each)) if fixed > 0 and each >= 0 else None
 
 
 def _of(passes: np.ndarray, part: str) -> dict[str, float]:

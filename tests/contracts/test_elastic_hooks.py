@@ -82,7 +82,7 @@ def begin(hook, resumed_from: Path | None = None) -> None:
 
 
 def end(hook, step: int, timeline: Timeline) -> None:
-    hook.fuse_event(event=StepEnded(step, 0.0, timeline, samples=8, lengths={}))
+    hook.fuse_event(event=StepEnded(step, 0.0, timeline, samples=8, lengths={}, metrics={}))
 
 
 def test_the_built_in_plugin_learns_lengths_and_groups_prompts_by_them(tmp_path: Path):

@@ -248,7 +248,7 @@ def end_steps(hook, *steps: int, cold: int = 0) -> None:
         slow = 5.0 if number == cold else 1.0
         spans = [replace(span, start=slow * span.start, end=slow * span.end) for span in timeline.spans]
         timeline = Timeline("run", number, 0.0, slow * 40.0, tuple(spans))
-        hook.fuse_event(event=StepEnded(number, 40.0, timeline, samples=40, lengths=lengths))
+        hook.fuse_event(event=StepEnded(number, 40.0, timeline, samples=40, lengths=lengths, metrics={}))
 
 
 def decisions(hook, step: int) -> list[Migration | None]:

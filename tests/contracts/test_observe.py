@@ -109,7 +109,7 @@ def test_a_step_leaves_its_files_and_the_end_names_the_page(
 ):
     emit = start()
     emit(StepBegun, 1)
-    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={})
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={}, metrics={})
     emit(TrainingEnded, 1, 14.0)
     assert sorted(path.name for path in (tmp_path / "timeline").iterdir()) == [
         "step_000001.html",
@@ -131,6 +131,7 @@ def test_progress_reads_like_the_readme(start: Callable[..., Emit], capsys: pyte
             timeline=timeline(step, 14.0 * (step - 1), 14.0 * step),
             samples=32,
             lengths={},
+            metrics={},
         )
     emit(StepBegun, 3, 28.0)
     emit(Polled, 3, 40.0, view=view(groups_finished=5, finished=22, ready=4))
@@ -164,7 +165,15 @@ def test_one_slow_step_does_not_move_the_eta(start: Callable[..., Emit], capsys:
     now = 0.0
     for step, seconds in enumerate((10.0, 10.0, 500.0, 10.0, 10.0, 10.0), start=1):
         emit(StepBegun, step, now)
-        emit(StepEnded, step, now + seconds, timeline=timeline(step, now, now + seconds), samples=32, lengths={})
+        emit(
+            StepEnded,
+            step,
+            now + seconds,
+            timeline=timeline(step, now, now + seconds),
+            samples=32,
+            lengths={},
+            metrics={},
+        )
         now += seconds
     assert [line.rsplit(", ", 1)[1] for line in capsys.readouterr().out.splitlines()] == [
         "ETA 50 s", "ETA 40 s", "ETA 30 s", "ETA 20 s", "ETA 10 s", "last step",
@@ -174,13 +183,13 @@ def test_one_slow_step_does_not_move_the_eta(start: Callable[..., Emit], capsys:
 def test_progress_off_prints_nothing(start: Callable[..., Emit], capsys: pytest.CaptureFixture[str]):
     emit = start(progress=False)
     emit(StepBegun, 1)
-    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={})
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={}, metrics={})
     assert capsys.readouterr().out == ""
 
 
 def test_disabled_does_nothing(hook: Any, start: Callable[..., Emit], tmp_path: Path):
     emit = start(enabled=False)
-    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={})
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={}, metrics={})
     assert list(tmp_path.iterdir()) == []
     assert hook.fuse_metrics(timeline=timeline()) == []
 
@@ -188,7 +197,7 @@ def test_disabled_does_nothing(hook: Any, start: Callable[..., Emit], tmp_path: 
 def test_options_reach_the_files(start: Callable[..., Emit], tmp_path: Path):
     emit = start(html=False, perfetto=False, keep_steps=1)
     for step in (1, 2):
-        emit(StepEnded, step, 14.0, timeline=timeline(step), samples=32, lengths={})
+        emit(StepEnded, step, 14.0, timeline=timeline(step), samples=32, lengths={}, metrics={})
     emit(TrainingEnded, 2)
     assert sorted(path.name for path in (tmp_path / "timeline").iterdir()) == ["step_000002.json", "steps.json"]
     assert not (tmp_path / "timeline.html").exists()
@@ -207,7 +216,7 @@ def test_a_step_that_cannot_be_written_is_said_and_counted(
     (tmp_path / "timeline/steps.json").unlink()
     (tmp_path / "timeline").rmdir()
     (tmp_path / "timeline").write_text("in the way")
-    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={})
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={}, metrics={})
     assert hook.fuse_metrics(timeline=timeline())[0]["fuse/timeline_write_failures"] == 1.0
     assert "verl-fuse: timeline of step 1 not written to" in capsys.readouterr().out
 
@@ -231,9 +240,9 @@ def test_the_next_step_does_not_wait_for_the_pages_of_the_last(tmp_path: Path):
 def test_a_fault_in_the_index_reaches_the_driver(start: Callable[..., Emit], tmp_path: Path):
     emit = start()
     (tmp_path / "timeline/steps.json").write_text("[1]")
-    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={})
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={}, metrics={})
     with pytest.raises(FuseError, match=r"steps\.json: .*move it away"):
-        emit(StepEnded, 2, 28.0, timeline=timeline(2), samples=32, lengths={})
+        emit(StepEnded, 2, 28.0, timeline=timeline(2), samples=32, lengths={}, metrics={})
 
 
 def test_events_before_setup_are_a_fault(hook: Any):

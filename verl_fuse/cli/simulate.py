@@ -43,7 +43,7 @@ EXAMPLES = examples(
     "verl-fuse simulate --from runs/ppo-cpu --json",
 )
 # What verl's `file` logger writes, and what fuse.speculation counts there.
-METRICS_FILE = "metrics.jsonl"
+LOGGED_FILE = "metrics.jsonl"
 DRAFTED_METRIC, ACCEPTANCE_METRIC, TOKENS_METRIC = (
     f"fuse/speculation_{name}" for name in ("drafted_tokens", "acceptance", "tokens_per_pass")
 )
@@ -141,10 +141,10 @@ def read_options(settings: list[str]) -> SimulationOptions:
 def recorded_acceptance(run_dir: Path) -> float:
     """The chance of a drafted token to be accepted once those before it were, in the steps of a run that speculated."""
     folder, _ = located(run_dir)
-    found = [data for _, data in read_metrics(folder / METRICS_FILE) if data.get(DRAFTED_METRIC)]
+    found = [data for _, data in read_metrics(folder / LOGGED_FILE) if data.get(DRAFTED_METRIC)]
     if not found:
         raise FuseError(
-            f"{folder / METRICS_FILE}: no step has {DRAFTED_METRIC}; needs a run with fuse.speculation.enabled=true"
+            f"{folder / LOGGED_FILE}: no step has {DRAFTED_METRIC}; needs a run with fuse.speculation.enabled=true"
         )
     drafted, accepted, passes = (
         sum(value(data) for data in found)

@@ -259,7 +259,8 @@ class FuseTrainer(PPOTrainerSync):
         step = self.journal.step
         lengths = lengths_by_source(batch, step.sources)
         self.replicas.learn([pair for rows in lengths.values() for pair in rows])
-        self.journal.emit(StepEnded, timeline=timeline, samples=step.account.samples, lengths=lengths)
+        samples = step.account.samples
+        self.journal.emit(StepEnded, timeline=timeline, samples=samples, lengths=lengths, metrics=metrics)
         return metrics
 
     def fit(self, agent_loop_manager: Any) -> None:

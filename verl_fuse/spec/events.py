@@ -90,11 +90,12 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepEnded(Event):
-    """The step is over, which trained `samples`; `lengths` are prompt and response tokens of each, by data set."""
+    """The step is over, which trained `samples`; `lengths` are prompt and response tokens of each, by data set, `metrics` what verl-fuse logs of it."""
 
     timeline: Timeline
     samples: int
     lengths: Mapping[str, Sequence[tuple[int, int]]]
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ class DecodeCost:
     step: float
     sequence: float
 
+    def seconds(self, sequences: Floats) -> Floats:
+        """Of a decode step, in which each sequence gets a token."""
+        return self.step + self.sequence * sequences
+
 
 def decode_cost(timeline: Timeline, capacity: Capacity) -> DecodeCost | None:
     """Fitted over all requests, of which a replica runs as many at once as its engine's `capacity` allows: seconds

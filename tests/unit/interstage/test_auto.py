@@ -56,6 +56,27 @@ def test_the_first_step_pays_for_warming_up_and_decides_nothing():
     assert chosen.stock_seconds == pytest.approx(auto.choose(STEP).stock_seconds, rel=0.2), "of the warm steps only"
 
 
+DRAFTS = {
+    "fuse/speculation_pass_seconds": 0.02,
+    "fuse/speculation_token_seconds": 0.0005,
+    "fuse/speculation_tail_tokens_per_pass": 4.0,
+    "fuse/speculation_tail_acceptance": 0.5,
+}
+
+
+def test_a_tail_that_decodes_faster_with_drafts_is_priced_so():
+    timeline, lengths = step(TAIL)
+    plain, drafted = learned((timeline, lengths)), learned((timeline, lengths, DRAFTS))
+    slow, fast = plain.choose(STEP), drafted.choose(STEP)
+    # Few are left for long: 6 drafted tokens of each cost little beside a pass, and three of them are accepted.
+    assert fast.stock_seconds < 0.7 * slow.stock_seconds
+    known = drafted.learned.drafted
+    assert known.drafted == 6
+    assert known.seconds(np.array([1.0, 1000.0])) == pytest.approx([(0.02 + 0.0035) / 4, 0.02 + 0.5])
+    drafted.learn(timeline, lengths)
+    assert drafted.learned.drafted == known, "a step that counted nothing changes nothing"
+
+
 def test_without_a_tail_or_without_inference_nothing_migrates():
     assert learned(step(FLAT)).choose(STEP).threshold == 0
     assert learned(step(TAIL, inference=1e-6)).choose(STEP).threshold == 0

@@ -8,6 +8,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Span
 from verl_fuse_interstage.learned import KEPT, REMEMBERED_STEPS, InterstageHistory
+from verl_fuse_interstage.measured import DraftedDecode
 
 LENGTHS = {"math": [(9, 20), (9, 50)], "code": [(5, 30)]}
 
@@ -38,9 +39,11 @@ def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
     learned = InterstageHistory()
     for number in range(REMEMBERED_STEPS + 3):
         learned.learn(step(0.1, 5.0, 0.5), {"math": [(9, number)], **LENGTHS}, replicas=1, capacity=Capacity(4))
+    learned.drafted = DraftedDecode(0.1, 0.01, 2.5, 4.0)
     learned.save(tmp_path, devices=1)
     found = KEPT.load(tmp_path, devices=1)
     assert (found.decode, found.inference, found.migration) == (learned.decode, learned.inference, 0.5)
+    assert found.drafted == learned.drafted
     assert found.lengths.keys() == learned.lengths.keys()
     for source, steps in learned.lengths.items():
         assert len(steps) == REMEMBERED_STEPS

@@ -1,8 +1,9 @@
 """Shows the invariants of `verl_fuse_speculation.passes`."""
 
 import numpy as np
+import pytest
 
-from verl_fuse_speculation.passes import PASS, PASSES_SUFFIX, ForwardPass, Passes, append, in_tail
+from verl_fuse_speculation.passes import PASS, PASSES_SUFFIX, ForwardPass, Passes, append, in_tail, pass_costs
 
 
 def rows(*counts: int) -> np.ndarray:
@@ -20,6 +21,24 @@ def test_every_pass_is_read_once_and_a_half_written_one_when_it_is_whole(tmp_pat
     assert passes.news() == {}
     path.write_bytes(whole)
     assert [one["time"] for one in passes.news()["a"]] == [2.5]
+
+
+def test_what_passes_cost_is_found_beside_those_that_waited():
+    rng = np.random.default_rng(0)
+    rows, drafted = np.arange(40, 0, -1), rng.integers(0, 30, 40)
+    seconds = 0.02 + 0.001 * (rows + drafted)
+    # One took in new samples, and one waited for a weight update.
+    rows[20] += 30
+    seconds[[20, 30]] += (0.5, 60.0)
+    times = 1e9 + np.cumsum(seconds)
+    found = np.array(
+        [(time, 1, row, row, draft, 0.0) for time, row, draft in zip(times, rows, drafted, strict=True)], PASS
+    )
+    assert pass_costs([found, found[:3]]) == pytest.approx((0.02, 0.001), rel=1e-3)
+    assert pass_costs([found[:9]]) is None
+    alike = found.copy()
+    alike["rows"], alike["drafted"] = 4, 0
+    assert pass_costs([alike]) is None
 
 
 def test_the_tail_is_what_follows_the_last_busy_pass():
