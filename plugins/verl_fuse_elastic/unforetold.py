@@ -12,7 +12,7 @@ Invariants (tests/unit/elastic/test_unforetold.py):
 from dataclasses import dataclass
 
 # Of what the newest step was wrong by, where there were earlier ones.
-NEWEST = 0.4
+NEWEST_REST = 0.4
 
 
 @dataclass
@@ -24,5 +24,5 @@ class Unforetold:
     def learn(self, foretold: float, held: float, samples: int) -> None:
         """A step of so many samples took `held` replica-seconds, where `foretold` were foretold with what was known."""
         known = self.each or 0.0
-        weight = 1.0 if self.each is None else NEWEST
+        weight = 1.0 if self.each is None else NEWEST_REST
         self.each = max(0.0, known + weight * (held - foretold) / samples)

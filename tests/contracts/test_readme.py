@@ -49,6 +49,7 @@ def test_the_features_it_recommends_are_accepted(readme: str):
     run = ["+fuse=default", "trainer.v1.trainer_mode=fuse", "actor_rollout_ref.actor.use_dynamic_bsz=true"]
     actor = "actor_rollout_ref.actor"
     one = ["algorithm.adv_estimator=grpo", f"{actor}.strategy=fsdp2", f"{actor}.ppo_mini_batch_size=1024"]
+    one.append("actor_rollout_ref.rollout.name=vllm")
     for block, more in ((update, one), (interstage, [])):
         with initialize_config_module("verl.trainer.config", version_base=None):
             config = compose("ppo_trainer", [*run, *more, *block.split()])

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.cli.comparison_tables import show
 from verl_fuse.cli.output import Json, examples, print_json
-from verl_fuse.cli.report import read_metrics
+from verl_fuse.cli.report import METRICS_FILE, read_metrics
 from verl_fuse.compare.comparison import Comparison
 from verl_fuse.compare.comparison import compare as compared
 from verl_fuse.compare.page import page
@@ -25,7 +25,6 @@ from verl_fuse.timeline.files import located
 
 app = typer.Typer(add_completion=False)
 
-METRICS_FILE = "metrics.jsonl"
 # Keys in which two runs differ that are named in a note.
 NAMED = 6
 

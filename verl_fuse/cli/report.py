@@ -16,6 +16,8 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import read_text
 from verl_fuse.timeline.tracks import totals
 
+# In a run's folder.
+METRICS_FILE = "metrics.jsonl"
 STEP_STAGE = "step"
 # Of the plugin interstage, of every step of a run whose finished samples are streamed.
 OVERLAP_METRIC = "fuse/overlap_seconds"

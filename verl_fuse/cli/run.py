@@ -19,7 +19,7 @@ from verl_fuse.cli.composition import compose_what_fits, select, select_path
 from verl_fuse.cli.crash import cause
 from verl_fuse.cli.output import examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
-from verl_fuse.cli.report import print_summary, read_metrics
+from verl_fuse.cli.report import METRICS_FILE, print_summary, read_metrics
 from verl_fuse.cli.screen import Tail, last_lines
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
@@ -115,7 +115,7 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
     # Unbuffered: a line is shown when it is printed, not when a buffer is full.
     environment = {
         HOME_VARIABLE: str(home),
-        METRICS_PATH_VARIABLE: str(run_dir / "metrics.jsonl"),
+        METRICS_PATH_VARIABLE: str(run_dir / METRICS_FILE),
         "PYTHONUNBUFFERED": "1",
     }
     if select(config, "trainer.device") == "cpu":

@@ -16,7 +16,7 @@ from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.report import read_metrics
+from verl_fuse.cli.report import METRICS_FILE, read_metrics
 from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.model import CostModel
@@ -42,8 +42,7 @@ EXAMPLES = examples(
     "verl-fuse simulate step.yaml cluster.yaml --strategy interstage --set migration=prefill",
     "verl-fuse simulate --from runs/ppo-cpu --json",
 )
-# What verl's `file` logger writes, and what fuse.speculation counts there.
-METRICS_FILE = "metrics.jsonl"
+# What fuse.speculation counts in the metrics file.
 DRAFTED_METRIC, ACCEPTANCE_METRIC, TOKENS_METRIC = (
     f"fuse/speculation_{name}" for name in ("drafted_tokens", "acceptance", "tokens_per_pass")
 )
