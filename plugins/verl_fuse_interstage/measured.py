@@ -40,10 +40,10 @@ class DraftedDecode:
 def drafted_decode(metrics: Mapping[str, float]) -> DraftedDecode | None:
     """As fuse.speculation counted it in a step's tail; None where it was off, or the step cannot tell."""
     names = ("pass_seconds", "token_seconds", "tail_tokens_per_pass", "tail_acceptance")
-    found = [metrics.get(f"fuse/speculation_{name}") for name in names]
-    if None in found:
+    found = [value for name in names if (value := metrics.get(f"fuse/speculation_{name}")) is not None]
+    if len(found) < len(names):
         return None
-    step, sequence, tokens, accepted = map(float, found)
+    step, sequence, tokens, accepted = found
     return DraftedDecode(step, sequence, tokens, (tokens - 1) / accepted if accepted > 0 else 0.0)
 
 
