@@ -175,6 +175,9 @@ class HistoryProposer:
                 self._rows[row] = unmet.pop(row)
             else:
                 moved.append(row)
+        if moved and not self._rows:
+            # No sample of the pass before is left in its row: another step may have begun, however lately that was looked at.
+            self._looked = 0.0
         waiting: dict[Known, list[Running]] = {}
         for running in unmet.values():
             waiting.setdefault((running.length, running.known), []).append(running)

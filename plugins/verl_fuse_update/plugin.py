@@ -47,4 +47,6 @@ class UpdatePlugin:
     def fuse_setup(self, trainer: Trainer) -> None:
         block: UpdateConfig = trainer.block("update")
         if block.skip_zero_gradient or block.skip_old_log_prob:
-            trainer.use_lean_update(block.skip_zero_gradient, block.skip_old_log_prob, block.metrics)
+            trainer.use_lean_update(
+                bool(block.skip_zero_gradient), bool(block.skip_old_log_prob), block.metrics or "stock"
+            )

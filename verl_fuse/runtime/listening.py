@@ -8,7 +8,7 @@ Invariant (tests/unit/runtime/test_listening.py): other addresses of the machine
 import socket
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 
 def listening_store(address: str, timeout: timedelta) -> TCPStore:

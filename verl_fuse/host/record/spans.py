@@ -8,7 +8,7 @@ nothing records.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import ray
@@ -72,13 +72,17 @@ class Recorder:
     def __init__(self, sink: Callable[[Span], object]):
         self.add = sink
 
-    @contextmanager
     def span(
-        self, name: str, track: str, category: Category, since: Stopwatch | None = None, **args: str | int | float
+        self, name: str, track: str, category: Category, **args: str | int | float
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """Record the block as one span; entries put into the dict that it is given become its args. A failing block is recorded too."""
+        return self.span_since(Stopwatch(), name, track, category, **args)
+
+    @contextmanager
+    def span_since(
+        self, watch: Stopwatch, name: str, track: str, category: Category, **args: str | int | float
     ) -> Iterator[dict[str, Any]]:
-        """Record the block as one span, which began `since` or begins now; entries put into the yielded dict become its args. A failing block is
-        recorded too."""
-        watch = since or Stopwatch()
+        """As `span`, of what began when `watch` did."""
         try:
             yield args
         except BaseException as error:

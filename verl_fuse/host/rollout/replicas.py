@@ -96,7 +96,7 @@ class Replicas(Roster):
         self._end_undone("did not go to sleep", sleeping)
 
     async def _stop(self, replica: Replica, name: str, begun: Stopwatch) -> None:
-        with self._recorder.span(name, str(replica), "other", since=begun) as args:
+        with self._recorder.span_since(begun, name, str(replica), "other") as args:
             aborted = await replica.handle.abort_all_requests(reject_request=True)
             args["aborted_requests"] = aborted["aborted_count"]
             await replica.handle.sleep()
