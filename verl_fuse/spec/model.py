@@ -144,7 +144,7 @@ class Model:
             vocabulary=_size(config, "vocab_size", name),
             # Where a checkpoint leaves out what its class has by default.
             tied_embeddings=bool(config.get("tie_word_embeddings", kind in TIED_TYPES)),
-            experts=_size(config, "num_local_experts" if kind == "mixtral" else "num_experts", name) if moe else 0,
+            experts=_size(config, _experts_key(config), name) if moe else 0,
             experts_per_token=_size(config, "num_experts_per_tok", name) if moe else 0,
             shared_intermediate=_size(config, "shared_expert_intermediate_size", name, 0) if moe else 0,
         )
@@ -164,6 +164,11 @@ class Model:
         if not isinstance(config, dict):
             raise FuseError("not a Hugging Face model configuration")
         return cls.from_hf(config, name)
+
+
+def _experts_key(config: Mapping[str, Any]) -> str:
+    """Mixtral's name is transformers 5's for other families as well."""
+    return "num_experts" if config.get("num_experts") is not None else "num_local_experts"
 
 
 def _size(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:

@@ -91,6 +91,9 @@ def test_missing_kv_heads_means_as_many_as_heads():
 
 def test_a_moe_config_is_the_named_model():
     assert Model.from_hf(QWEN3_MOE, "qwen3-30b-a3b") == model_named("qwen3-30b-a3b")
+    # As transformers 5 writes it.
+    renamed = {"num_local_experts" if key == "num_experts" else key: value for key, value in QWEN3_MOE.items()}
+    assert Model.from_hf(renamed, "qwen3-30b-a3b") == model_named("qwen3-30b-a3b")
 
 
 @pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text"])

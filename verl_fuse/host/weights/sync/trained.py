@@ -39,7 +39,7 @@ def trained(engine: Any) -> Trained:
         return Trained(weights, megatron.placed(engine, weights), device)
     state = engine.module.state_dict()
     # Experts are stacked.
-    names = {tensor.name for tensor in FsdpSharding(1).tensors(weights, 0)}
+    names = [tensor.name for tensor in FsdpSharding(1).tensors(weights, 0)]
     _check_names(weights, names, state)
     meshes = {layout_of(name, state[name]) for name in names}
     if len(meshes) > 1:
