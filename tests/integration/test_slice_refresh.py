@@ -10,7 +10,6 @@ pytest.importorskip("verl")
 with warnings.catch_warnings():
     # Ray and its dependencies warn when they are imported.
     warnings.simplefilter("ignore")
-    import torch
 
     from verl_fuse.host.assembly import exports_on_devices
     from verl_fuse.host.inference.refresh import SliceRefresh
@@ -70,10 +69,10 @@ def test_a_worker_of_a_slice_empties_the_cache_of_its_device(monkeypatch):
         synchronize=lambda: calls.append("synchronize"),
     )
     monkeypatch.setattr("verl.utils.memory_utils.get_torch_device", lambda: device)
-    model = SimpleNamespace(get_dispatch_collect=dict, engine=SimpleNamespace(module=torch.nn.Linear(1, 1)))
+    model = SimpleNamespace(get_dispatch_collect=dict, engine=None)
     monkeypatch.setattr("verl_fuse.host.inference.slice_worker.build_models", lambda *args: {"ref": model})
     weights = SimpleNamespace(release=lambda: calls.append("release"))
-    monkeypatch.setattr("verl_fuse.host.inference.slice_worker.DeviceWeights", lambda module, name: weights)
+    monkeypatch.setattr("verl_fuse.host.inference.slice_worker.DeviceWeights", lambda engine, name: weights)
     worker = SimpleNamespace(
         _stages=("ref",),
         _config=None,

@@ -96,7 +96,7 @@ def memory(rank: Rank, folder: str, prompt: int, response: int) -> dict[str, dic
         load_parameters(model.engine, list(export_parameters(model.engine)))
     found["with a step's weights"] = _bytes(rank.device)
     rows = _samples(prompt, response)
-    weights = {stage: DeviceWeights(model.engine.module, stage) for stage, model in models.items()}
+    weights = {stage: DeviceWeights(model.engine, stage) for stage, model in models.items()}
     for stage, model in models.items():
         weights[stage].load()
         found[f"weights of {stage}"] = _bytes(rank.device)

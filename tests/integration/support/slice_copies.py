@@ -244,7 +244,7 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for stage, model in models.items():
         module = model.engine.module
-        weights = DeviceWeights(module, stage)
+        weights = DeviceWeights(model.engine, stage)
         for shard in weights._shards:
             shard._sharded_param_data = shard._sharded_param_data.as_subclass(Shard)
         counts, numbers = [], []

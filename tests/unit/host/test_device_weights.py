@@ -31,7 +31,7 @@ def module(tmp_path, monkeypatch):
 
 
 def test_released_weights_are_those_in_host_memory_and_nothing_stays_gathered(module):
-    weights = DeviceWeights(module, "ref")
+    weights = DeviceWeights(SimpleNamespace(module=module), "ref")
     assert weights.nbytes == 4 * (3 * 5 + 5 + 5 + 1)
     before = [shard._sharded_param_data for shard in weights._shards]
     weights.load()
@@ -52,7 +52,7 @@ def test_the_first_forward_pass_of_all_computes_with_what_is_on_the_device(modul
                 return args[0].as_subclass(torch.Tensor).clone()
             return super().__torch_function__(func, types, args, kwargs or {})
 
-    weights = DeviceWeights(module, "ref")
+    weights = DeviceWeights(SimpleNamespace(module=module), "ref")
     for shard in weights._shards:
         shard._sharded_param_data = shard._sharded_param_data.as_subclass(InHost)
     weights.load()
@@ -64,7 +64,7 @@ def test_the_first_forward_pass_of_all_computes_with_what_is_on_the_device(modul
 
 
 def test_new_weights_are_computed_with_once_released(module):
-    weights = DeviceWeights(module, "ref")
+    weights = DeviceWeights(SimpleNamespace(module=module), "ref")
     weights.load()
     weights.release()
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_weights_stay_in_host_memory_where_they_would_leave_less_than_they_take(
     """The device of these shards says that it is a GPU, where `to` would fail on this machine."""
     device = SimpleNamespace(mem_get_info=lambda: (free, 10 * free), synchronize=lambda: None)
     monkeypatch.setattr(device_weights, "get_torch_device", lambda: device)
-    weights = DeviceWeights(module, "'ref' on slice 0")
+    weights = DeviceWeights(SimpleNamespace(module=module), "'ref' on slice 0")
     copied = []
 
     class Shard(SimpleNamespace):

@@ -4,7 +4,7 @@ import socket
 from datetime import timedelta
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from verl_fuse.runtime.listening import listening_store
 

@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceWeights:
-    """Of one model: `module` is wrapped by verl, `name` is what a log line calls it. Built by all ranks of the model together."""
+    """Of one model: `engine` is verl's, `name` is what a log line calls it. Built by all ranks of the model together."""
 
-    def __init__(self, module: nn.Module, name: str) -> None:
+    def __init__(self, engine: Any, name: str) -> None:
+        module: nn.Module = engine.module
         self._name = name
         self._parts = wrapped(module)
         groups = [group for part in self._parts if (group := state_of(part)._fsdp_param_group) is not None]

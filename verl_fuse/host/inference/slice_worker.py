@@ -43,7 +43,7 @@ class SliceWorker(Worker):
         # One for each model, of which two stages may have the same.
         stage_of = {id(model): stage for stage, model in self._models.items()}
         held = {
-            model: DeviceWeights(self._models[stage].engine.module, f"{stage!r} on slice {self._number}")
+            model: DeviceWeights(self._models[stage].engine, f"{stage!r} on slice {self._number}")
             for model, stage in stage_of.items()
         }
         self._device_weights = {stage: held[id(model)] for stage, model in self._models.items()}
