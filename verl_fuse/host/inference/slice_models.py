@@ -60,9 +60,9 @@ def build_models(
 ) -> dict[Stage, TrainingWorker]:
     """The model of each of `stages`: `block` is verl's `actor_rollout_ref`, `critic` what verl gives the critic's workers ("values")."""
     of_policy: Stage = "old_log_prob" if block.model.lora_rank > 0 else "ref"
-    wanted = [stage for stage in _ORDER if stage in stages]
-    source = [of_policy if stage == "ref" else stage for stage in wanted]
-    models = {stage: _built(stage, block, critic) for stage in dict.fromkeys(source)}
+    wanted: list[Stage] = [stage for stage in _ORDER if stage in stages]
+    source: list[Stage] = [of_policy if stage == "ref" else stage for stage in wanted]
+    models: dict[Stage, TrainingWorker] = {stage: _built(stage, block, critic) for stage in dict.fromkeys(source)}
     return {stage: models[of] for stage, of in zip(wanted, source, strict=True)}
 
 

@@ -41,7 +41,7 @@ class SliceWorker(Worker):
         """Build the models of the stages; a collective of the slice's ranks."""
         self._models = build_models(self._stages, self._config, self._critic)
         # One for each model, of which two stages may have the same.
-        stage_of = {id(model): stage for stage, model in self._models.items()}
+        stage_of: dict[int, Stage] = {id(model): stage for stage, model in self._models.items()}
         held = {
             model: DeviceWeights(self._models[stage].engine, f"{stage!r} on slice {self._number}")
             for model, stage in stage_of.items()

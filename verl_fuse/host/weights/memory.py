@@ -31,8 +31,9 @@ def rank_memory(engine: Any, node: str) -> RankMemory:
     # They come with the first step, of what is trained, or from a checkpoint.
     owned = zip(local, engine.module.parameters(), strict=True)
     trained = sum(tensor.nbytes for tensor, parameter in owned if parameter.requires_grad)
-    optimizer: Any = engine.optimizer
+    optimizer = engine.optimizer
     moments = 0 if optimizer is None else _MOMENTS * trained
+    arrived = optimizer is not None and bool(optimizer.state)
     in_host = offloaded or engine.is_optimizer_offload_enabled or device is None
     config = engine.model_config.hf_config
     value_model = engine.model_config.model_type == "value_model"
@@ -44,7 +45,7 @@ def rank_memory(engine: Any, node: str) -> RankMemory:
         outputs=1 if value_model else config.get_text_config().vocab_size,
         shard=shard,
         kept=kept + (0 if in_host else moments),
-        awaited=moments if moments and in_host and not optimizer.state else 0,
+        awaited=moments if in_host and not arrived else 0,
     )
 
 
