@@ -43,12 +43,15 @@ CONTRACTS: tuple[Contract, ...] = (
         "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
         "(self, scheduler_output, model_runner_output)",
         ("35402d4f7de7ec2a", "df9cc9f022298955"),
+        closed=True,
     ),
     Function(
         "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids",
         "(self, draft_token_ids)",
         "1e895699c83f4f08",
+        closed=True,
     ),
+    Attribute("vllm.v1.core.sched.scheduler:Scheduler.requests"),
     Attribute("vllm.sampling_params:SamplingParams.thinking_token_budget"),
     Function("vllm.v1.outputs:LogprobsLists.slice_request", "(self, req_idx, num_positions)", "552dd3ba0604e412"),
     Code(
