@@ -60,10 +60,14 @@ def build_models(
 ) -> dict[Stage, TrainingWorker]:
     """The model of each of `stages`: `block` is verl's `actor_rollout_ref`, `critic` what verl gives the critic's workers ("values")."""
     of_policy: Stage = "old_log_prob" if block.model.lora_rank > 0 else "ref"
-    source: Mapping[Stage, Stage] = {"ref": of_policy}
-    built = {stage: source.get(stage, stage) for stage in _ORDER if stage in stages}
-    models = {stage: _built(stage, block, critic) for stage in dict.fromkeys(built.values())}
-    return {stage: models[of] for stage, of in built.items()}
+    models: dict[Stage, TrainingWorker] = {}
+    found: dict[Stage, TrainingWorker] = {}
+    for stage in filter(stages.__contains__, _ORDER):
+        of: Stage = of_policy if stage == "ref" else stage
+        if of not in models:
+            models[of] = _built(of, block, critic)
+        found[stage] = models[of]
+    return found
 
 
 def compute(stage: Stage, model: TrainingWorker, data: TensorDict, temperature: float) -> dict[str, Any] | None:

@@ -41,12 +41,12 @@ class SliceWorker(Worker):
         """Build the models of the stages; a collective of the slice's ranks."""
         self._models = build_models(self._stages, self._config, self._critic)
         # One for each model, of which two stages may have the same.
-        stage_of = {id(model): stage for stage, model in self._models.items()}
-        held = {
-            model: DeviceWeights(self._models[stage].engine.module, f"{stage!r} on slice {self._number}")
-            for model, stage in stage_of.items()
-        }
-        self._device_weights = {stage: held[id(model)] for stage, model in self._models.items()}
+        self._device_weights, held = {}, {}
+        for stage, model in self._models.items():
+            sharded: Any = model.engine
+            if id(model) not in held:
+                held[id(model)] = DeviceWeights(sharded.module, f"{stage!r} on slice {self._number}")
+            self._device_weights[stage] = held[id(model)]
         model = next(iter(self._models.values()))
         self.set_dispatch_collect(mesh_name=MESH, **model.get_dispatch_collect())
         # Each model was whole on the device while it was built.
