@@ -8,16 +8,15 @@ done in parts. The directory's `curves.md` has the mean reward of every fifth of
     python -m ci.bench.learning [--recipe grpo-cpu] [--seeds 0 1 2 3 4] [--steps 60] [--last 20] [--keep DIRECTORY] [FEATURE_OVERRIDE ...]
 """
 
-import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ci.bench.support.runs import in_folder, parser
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.cli.report import read_metrics
 from verl_fuse.cli.run import execute, plan
@@ -97,33 +96,29 @@ def table(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("features", nargs="*", default=FEATURES, metavar="FEATURE_OVERRIDE")
-    parser.add_argument("--recipe", default="grpo-cpu")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--last", type=int, default=20)
-    parser.add_argument("--keep", type=Path, help="leave runs and measurements here")
-    args = parser.parse_args()
+    arguments = parser(__doc__, "leave runs and measurements here")
+    arguments.add_argument("features", nargs="*", default=FEATURES, metavar="FEATURE_OVERRIDE")
+    arguments.add_argument("--recipe", default="grpo-cpu")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    arguments.add_argument("--steps", type=int, default=60)
+    arguments.add_argument("--last", type=int, default=20)
+    args = arguments.parse_args()
     if not 2 <= len(set(args.seeds)) == len(args.seeds) <= len(T_95) + 1:
-        parser.error(f"--seeds {args.seeds}: 2 to {len(T_95) + 1} different ones")
+        arguments.error(f"--seeds {args.seeds}: 2 to {len(T_95) + 1} different ones")
     if not 0 < args.last <= args.steps:
-        parser.error(f"--last {args.last}: 1 to --steps {args.steps}")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) if args.keep is None else args.keep.resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+        arguments.error(f"--last {args.last}: 1 to --steps {args.steps}")
+
+    def compare(folder: Path) -> dict[str, Any]:
         curves: dict[str, dict[int, list[float]]] = {arm: {} for arm in ARMS}
         for number, seed in enumerate(args.seeds):
             # Each goes first as often as the other.
             for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
                 curves[arm][seed] = rewards(folder, args.recipe, seed, arm, args.steps, args.features)
         (folder / "curves.md").write_text(table(curves))
-        print(table(curves))
-    print(
-        json.dumps(
-            {"bench": "learning", "features": list(args.features), "recipe": args.recipe, **report(curves, args.last)}
-        )
-    )
+        said = {"bench": "learning", "features": list(args.features), "recipe": args.recipe}
+        return {**said, **report(curves, args.last)}
+
+    in_folder(args.keep, compare, again=True)
 
 
 if __name__ == "__main__":
