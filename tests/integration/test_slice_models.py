@@ -195,6 +195,11 @@ def test_weights_are_copied_to_the_device_once_and_not_for_each_micro_batch(of_c
     assert of["gathered"] == []
 
 
+@pytest.mark.parametrize("stage", ["old_log_prob", "ref", "values"])
+def test_a_forward_pass_leaves_no_tensor_to_the_collection_of_garbage(of_copies: dict, stage: str):
+    assert of_copies[stage]["in circles"] == []
+
+
 def test_a_rank_says_how_large_its_model_is(of_copies: dict):
     said = {stage: of["memory"] for stage, of in of_copies.items()}
     assert {stage: (memory.node, memory.device) for stage, memory in said.items()} == dict.fromkeys(

@@ -3,6 +3,7 @@
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -258,7 +259,16 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
             numbers.append([row for field in fields.values() for row in field.unbind()])
             counts.append(len(copies))
             copies.clear()
+        weights.load()
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        fields = compute(stage, model, _batch(), TEMPERATURE)
+        gc.collect()
+        gc.set_debug(0)
+        in_circles = [tuple(found.shape) for found in gc.garbage if isinstance(found, torch.Tensor)]
+        gc.garbage.clear()
         weights.release()
+        copies.clear()
         buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
         found[stage] = {
             "parameters": {str(parameter.dtype) for parameter in module.parameters()},
@@ -266,6 +276,7 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
             "shards": len(weights._shards),
             "memory": rank_memory(model.engine, "here"),
             "copies": counts,
+            "in circles": in_circles,
             "gathered": [shard for shard in weights._shards if "SHARDED" not in str(shard.sharded_state).split(".")],
             "equal": all(torch.equal(a, b) for other in numbers[1:] for a, b in zip(numbers[0], other, strict=True)),
         }

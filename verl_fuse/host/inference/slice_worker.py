@@ -11,6 +11,7 @@ import ray
 from tensordict import TensorDict
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils.device import get_torch_device
 from verl.utils.memory_utils import aggressive_empty_cache
 from verl.utils.tensordict_utils import get as get_value
 from verl.workers.engine_workers import TrainingWorker
@@ -50,14 +51,17 @@ class SliceWorker(Worker):
         model = next(iter(self._models.values()))
         self.set_dispatch_collect(mesh_name=MESH, **model.get_dispatch_collect())
         # Each model was whole on the device while it was built.
-        self.release_memory()
+        aggressive_empty_cache(force_sync=True)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def release_memory(self) -> None:
         """Give back the device's memory, weights included: the rollout engine and the trainer on the same device need it."""
         for weights in self._device_weights.values():
             weights.release()
-        aggressive_empty_cache(force_sync=True)
+        # Without verl's collection of garbage, which goes through all objects of a process: a forward pass leaves no tensor in a circle of references.
+        device = get_torch_device()
+        device.synchronize()
+        device.empty_cache()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def load_weights(self, weights: Mapping[Stage, Export]) -> None:
