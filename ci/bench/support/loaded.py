@@ -107,7 +107,7 @@ class LoadFeatures(Features):
     """Features of a trainer whose slices are there from the start, and have no weights; nothing is trained."""
 
     def training_memory(self) -> dict[str, list[RankMemory]]:
-        return {model: [RankMemory("here", 1, None, (), 1, 0, 0)] for model in ("actor", "critic")}
+        return {model: [RankMemory("here", 1, None, (), 1, 0, 0, 0)] for model in ("actor", "critic")}
 
     def use_slices(self) -> None:
         pass

@@ -35,7 +35,7 @@ class CountingReplica(RolloutReplica):
     max_concurrency = 1000
 
     def __init__(self, rank: int, journal: Any, step_seconds: float, max_concurrency: int):
-        self.replica_rank, self.max_concurrency = rank, max_concurrency
+        self.replica_rank, self.max_concurrency, self.world_size = rank, max_concurrency, 1
         self._server_address = f"server-{rank}"
         self._arguments = self._server_address, journal, step_seconds
         self.start()
