@@ -29,37 +29,22 @@ SIGNS = {"lost": ": lost", "duplicated": ": duplicated", "wrong_weights": ": wro
 
 def run(first: int, schedules: int) -> list["Outcome"]:
     """Outcomes of the schedules of these seeds, one run after the other."""
-    import ray
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
-
+    from ci.bench.support.untrained import local_cluster
     from verl_fuse_cpu.task.tokenizer import build_tokenizer
     from verl_fuse_cpu.task.warm_start import build_model
 
     variables = {**cpu_environment(), "PYTHONPATH": os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])}
-    ray.init(
-        num_cpus=16,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100_000_000,
-        runtime_env={"env_vars": variables},
-    )
-    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            from fault_schedules import schedule
-            from schedule_runs import ScheduleRuns
+    with local_cluster(variables, object_store_bytes=100_000_000), tempfile.TemporaryDirectory() as folder:
+        from fault_schedules import schedule
+        from schedule_runs import ScheduleRuns
 
-            # Agents load tokenizer and configuration; nobody computes with the model.
-            model = Path(folder) / "model"
-            tokenizer = build_tokenizer()
-            tokenizer.save_pretrained(model)
-            build_model(tokenizer).save_pretrained(model)
-            with contextlib.closing(ScheduleRuns(Path(folder))) as runs:
-                return [shown(runs.run(schedule(seed))) for seed in range(first, first + schedules)]
-    finally:
-        tq.close()
-        ray.shutdown()
+        # Agents load tokenizer and configuration; nobody computes with the model.
+        model = Path(folder) / "model"
+        tokenizer = build_tokenizer()
+        tokenizer.save_pretrained(model)
+        build_model(tokenizer).save_pretrained(model)
+        with contextlib.closing(ScheduleRuns(Path(folder))) as runs:
+            return [shown(runs.run(schedule(seed))) for seed in range(first, first + schedules)]
 
 
 def shown(outcome: "Outcome") -> "Outcome":

@@ -102,20 +102,10 @@ def measured_step(trainer: "LoadTrainer", meter: Meter, samples: int, seconds: f
 
 
 def run(shapes: list[tuple[int, int]], seconds: float) -> list[dict[str, Any]]:
-    import ray
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
+    from ci.bench.support.untrained import local_cluster
 
     variables = {**cpu_environment(), "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
-    ray.init(
-        num_cpus=16,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=200_000_000,
-        runtime_env={"env_vars": variables},
-    )
-    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-    try:
+    with local_cluster(variables, object_store_bytes=200_000_000):
         from ci.bench.support.loaded import loaded_trainer
         from verl_fuse.host.record.spans import start_collector
 
@@ -130,9 +120,6 @@ def run(shapes: list[tuple[int, int]], seconds: float) -> list[dict[str, Any]]:
             cases.append({"replicas": replicas, "samples": samples, **found})
             print(json.dumps(cases[-1]), file=sys.stderr, flush=True)
         return cases
-    finally:
-        tq.close()
-        ray.shutdown()
 
 
 def shape(text: str) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 import uuid
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,31 +10,26 @@ import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
-from verl.checkpoint_engine.base import CheckpointEngineManager
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from ci.bench.support.engines import Engines, EngineServer
+from ci.bench.support.untrained import STAGES, UntrainedFeatures, UntrainedTrainer
 from verl_fuse.cli.composition import compose
 from verl_fuse.cli.recipes import find_recipe
-from verl_fuse.host.features import Features
 from verl_fuse.host.inference.lane import Lane
 from verl_fuse.host.inference.samples import SampleInference, SliceLane
 from verl_fuse.host.inference.stages import STAGE_FIELDS
 from verl_fuse.host.record.accounting import prepare_accounts
-from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.replicas import Replicas
-from verl_fuse.host.start.settings import load_settings
-from verl_fuse.host.trainer import FuseTrainer
-from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.spec.events import SetUp
-from verl_fuse.spec.memory import RankMemory
 
-STAGES = ("old_log_prob", "ref", "values")
 SAMPLES_EACH = 8
+# Training ranks, and devices of a replica.
+RANKS = 8
 
 
 class EngineReplica(RolloutReplica):
@@ -52,7 +46,7 @@ class EngineReplica(RolloutReplica):
 
     @property
     def world_size(self) -> int:
-        return 8
+        return RANKS
 
     async def launch_servers(self) -> None:
         """It is up."""
@@ -96,43 +90,13 @@ class EngineManager:
         ray.get(self.engines.begin.remote(self.global_load_balancer, uids, lengths, batch["global_steps"]))
 
 
-class EngineCheckpoints(CheckpointEngineManager):
-    """verl's manager, syncing what these engines have for weights: their version."""
-
-    def update_weights(self, global_steps: int | None = None) -> None:  # pyright: ignore
-        ray.get([replica.server_handle.set_global_steps.remote(global_steps) for replica in self.replicas])
-
-
-class LoadFeatures(Features):
-    """Features of a trainer whose slices are there from the start, and have no weights; nothing is trained."""
-
-    def training_memory(self) -> dict[str, list[RankMemory]]:
-        return {model: [RankMemory("here", 1, None, (), 1, 0, 0, 0)] for model in ("actor", "critic")}
-
-    def use_slices(self) -> None:
-        pass
-
-
-class LoadTrainer(FuseTrainer):
-    """FuseTrainer from the begin of a step to its batch, and its accounts and metrics: no worker groups, no models."""
+class LoadTrainer(UntrainedTrainer):
+    """FuseTrainer from the begin of a step to its batch, and its accounts and metrics."""
 
     def __init__(self, config: DictConfig, manager: EngineManager, meter: Any, collector: Any):
-        self.config, self.global_steps = config, 1
-        self.settings = load_settings(config)
+        super().__init__(config, 1, collector, RANKS, manager.get_replicas())
         prepare_accounts(self.settings.run_dir)
-        hook = self.settings.manager.hook
-        self.journal = Journal(hook, collector)
-        self.use_critic = self.use_reference_policy = True
-        self.ref_in_actor = self.curr_step_profile = False
-        self.timing_raw: dict[str, float] = {}
-        self.total_training_steps = 1_000_000
-        self.tokenizer = SimpleNamespace(eos_token_id=1)
-        # Only how many ranks a batch is balanced over is asked of it.
-        self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(8))})
         self.manager = self.llm_server_manager = self.agent_loop_manager = manager
-        self.replay_buffer = self._build_replay_buffer()
-        backend = SimpleNamespace(backend="naive", custom_backend_module=None)
-        self.checkpoint_manager = EngineCheckpoints(backend, actor_wg=None, replicas=list(manager.get_replicas()))
         self.lane = Lane("train", self.journal.recorder, 600.0)
         self._slice_lanes = [
             Lane(f"slice {rank}", self.journal.recorder, 600.0) for rank in range(len(manager.get_replicas()))
@@ -141,10 +105,10 @@ class LoadTrainer(FuseTrainer):
         self.replicas = Replicas(
             manager, self.checkpoint_manager, self.journal.recorder, 300.0, max_num_seqs=1024, sequence_tokens=33_280
         )
+        hook = self.settings.manager.hook
         self.director = Director(self.journal, PolicyGuard(hook), self.replicas, self.inference)
         self.parts, self.client_options = [], {}
-        self.updates = SeparateUpdates(self.run_stage)
-        hook.fuse_setup(trainer=LoadFeatures(self))
+        hook.fuse_setup(trainer=UntrainedFeatures(self))
         self._begin_step()
         self.journal.emit(
             SetUp,
@@ -171,8 +135,8 @@ class LoadTrainer(FuseTrainer):
         inference = SampleInference(
             self.lane,
             dict.fromkeys(STAGES, nothing),
-            dp_size=8,
-            multiples=dict.fromkeys(STAGES, 8),
+            dp_size=RANKS,
+            multiples=dict.fromkeys(STAGES, RANKS),
             fields=STAGE_FIELDS,
             extra_info={"temperature": 1.0},
         )

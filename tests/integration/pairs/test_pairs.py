@@ -64,7 +64,7 @@ def test_a_row_holds(row: Row, verl_home: Path, forks):
 def test_everything_at_once_holds(verl_home: Path, forks, record_property):
     done = run_row(verl_home, EVERYTHING, forks)
     assert done.code == 0, done.log
-    # On a busy machine a tail may end before it is looked at; a row of its own asks that one moves.
+    # On a busy machine no step's tail may be looked at in time; a row of its own asks that one moves.
     assert [fault for fault in faults(vars(done), None) if "no tail moved" not in fault] == []
     assert any(metrics.get("fuse/realloc_bytes", 0) > 0 for metrics in done.metrics.values())
     found = figures(vars(done))
@@ -97,7 +97,7 @@ def test_a_run_that_loses_a_sample_or_differs_does_not_hold():
             dict.fromkeys(steps, metrics),
             dict.fromkeys(steps, account),
         )
-        return [fault for fault in faults(vars(done), 1e-5) if fault.startswith("step 2")]
+        return [fault for fault in faults(vars(done), 1e-5) if not fault.startswith("step 1")]
 
     assert judged() == []
     for fault, words in (
@@ -109,7 +109,7 @@ def test_a_run_that_loses_a_sample_or_differs_does_not_hold():
         (judged(gap={"fused": 3e-5, "stock": 1e-5}), "twice stock's on the same rollout"),
         (judged(gap={"fused": 3e-5, "stock": 3e-5}), "twice a stock run's"),
         (judged(gap={"fused": None, "stock": 1e-5}), "gap to the rollout None"),
-        (judged(metrics={**metrics, "fuse/overlap_seconds": 0.0}), "no tail moved"),
+        (judged(metrics={**metrics, "fuse/migrations": 0, "fuse/overlap_seconds": 0.0}), "no tail moved"),
         (judged(metrics={**metrics, "fuse/streamed_samples": 0}), "no sample was streamed"),
         (judged(metrics={**metrics, "fuse/fallbacks": 1}), "1 policies failed"),
         (judged(metrics={**metrics, "fuse/speculation_drafted_tokens": 5}), "5 tokens were drafted"),

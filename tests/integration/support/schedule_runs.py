@@ -10,7 +10,6 @@ import uuid
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,32 +30,25 @@ from fault_schedules import (
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.checkpoint_engine.base import CheckpointEngineManager
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 from verl.utils import tensordict_utils as tu
 
+from ci.bench.support.untrained import STAGES, UntrainedFeatures, UntrainedTrainer
 from verl_fuse.cli.composition import compose
 from verl_fuse.cli.recipes import find_recipe
 from verl_fuse.errors import FuseError
-from verl_fuse.host.features import Features
 from verl_fuse.host.inference.lane import Lane
 from verl_fuse.host.inference.samples import SampleInference, SliceLane
 from verl_fuse.host.inference.stages import STAGE_FIELDS
 from verl_fuse.host.record.accounting import prepare_accounts
-from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.record.spans import Recorder, start_collector
 from verl_fuse.host.rollout.client import FuseLLMServerClient
 from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.replicas import Replicas
-from verl_fuse.host.start.settings import load_settings
-from verl_fuse.host.trainer import FuseTrainer
-from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.host.upstream.rows import read, rows
 from verl_fuse.host.upstream.watchdog import with_deadline
-from verl_fuse.spec.memory import RankMemory
 
-STAGES = ("old_log_prob", "ref", "values")
 # A step takes about a second; what takes this long hangs.
 HANGS_AFTER = 60.0
 
@@ -74,13 +66,6 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
 
-class Checkpoints(CheckpointEngineManager):
-    """verl's manager, syncing what the engine has for weights: their version."""
-
-    def update_weights(self, global_steps: int | None = None) -> None:  # pyright: ignore
-        ray.get([replica.server_handle.set_global_steps.remote(global_steps) for replica in self.replicas])
-
-
 def compute(stage: str, batch: KVBatchMeta) -> None:
     """A model: ten times each response token, in every field of the stage."""
     tokens = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["responses"])["responses"]
@@ -89,36 +74,12 @@ def compute(stage: str, batch: KVBatchMeta) -> None:
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
 
 
-class CountingFeatures(Features):
-    """Features of a trainer whose slices are there from the start, and have no weights; nothing is trained."""
-
-    def training_memory(self) -> dict[str, list[RankMemory]]:
-        return {model: [RankMemory("here", 1, None, (), 1, 0, 0, 0)] for model in ("actor", "critic")}
-
-    def use_slices(self) -> None:
-        pass
-
-
-class ScheduleTrainer(FuseTrainer):
+class ScheduleTrainer(UntrainedTrainer):
     """FuseTrainer over counting replicas."""
 
     def __init__(self, config: DictConfig, runs: "ScheduleRuns", step: int):
-        # Not FuseTrainer's own, which builds worker groups.
-        self.config, self.global_steps = config, step
-        self.settings = load_settings(config)
-        hook = self.settings.manager.hook
-        self.journal = Journal(hook, None)
-        self.use_critic = self.use_reference_policy = True
-        self.ref_in_actor = self.curr_step_profile = False
-        self.timing_raw: dict[str, float] = {}
-        self.total_training_steps = 1_000_000
-        self.tokenizer = SimpleNamespace(eos_token_id=1)
-        # Only how many ranks a batch is balanced over is asked of it.
-        self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
+        super().__init__(config, step, None, 2, runs.manager.get_replicas())
         self.llm_server_manager, self.agent_loop_manager = runs.manager, runs.agents
-        self.replay_buffer = self._build_replay_buffer()
-        backend = SimpleNamespace(backend="naive", custom_backend_module=None)
-        self.checkpoint_manager = Checkpoints(backend, actor_wg=None, replicas=list(runs.manager.get_replicas()))
         self.lane = runs.lane
         self.inference = self._inference(runs)
         self.replicas = Replicas(
@@ -129,10 +90,10 @@ class ScheduleTrainer(FuseTrainer):
             64,
             LONG + 16,
         )
+        hook = self.settings.manager.hook
         self.director = Director(self.journal, PolicyGuard(hook), self.replicas, self.inference)
         self.parts = []
-        self.updates = SeparateUpdates(self.run_stage)
-        hook.fuse_setup(trainer=CountingFeatures(self))
+        hook.fuse_setup(trainer=UntrainedFeatures(self))
 
     def _inference(self, runs: "ScheduleRuns") -> SampleInference:
         def infer(keys: Any, tags: Any, stages: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 import torch
+from verl.utils.fsdp_utils import fsdp_version
 
 from verl_fuse.host.weights.buckets import export_parameters
 
@@ -43,6 +44,9 @@ def joined(ranks: Sequence[Export]) -> Export:
 
 def frozen_parameters(module: torch.nn.Module) -> frozenset[str]:
     """Names, as in the module's state, of the parameters that nothing trains."""
+    if fsdp_version(module) == 1:
+        # Its state would be gathered whole, and LoRA is refused with it.
+        return frozenset()
     state = module.state_dict(keep_vars=True)
     return frozenset(name for name, tensor in state.items() if _is_frozen(tensor))
 
