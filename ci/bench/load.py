@@ -5,8 +5,9 @@ Real are the trainer of mode `fuse` with its replica moves, hooks and accounts, 
 (support/engines.py), which writes the rows that agent loops write, with tags and without tokens; nothing is computed of them and no weights move. A response has up to
 32k tokens, lognormal, and the longest takes `--seconds`.
 
-CPU milliseconds of the driver's thread in a step: plan (prompts in), poll (verl's own look at TransferQueue), decide (ours), migrate, account (batch, account,
-timeline, metrics). `own_share` is that of all parts but verl's poll, over the seconds of the step; `driver_share` is that of the whole process, the threads of
+CPU milliseconds of the driver's thread in a step: plan (prompts in), poll (verl's own look at TransferQueue), decide (ours), migrate, balance (verl's own
+balancing of the batch over ranks), account (the rest of the batch, account, timeline, metrics). `own_share` is that of all parts but verl's two, over the
+seconds of the step; `driver_share` is that of the whole process, the threads of
 TransferQueue, of Ray and of the timeline's writer included. The first step of a shape warms up and is left out.
 
     python -m ci.bench.load [--shapes 8x1024 64x8192 256x16384] [--seconds 60]
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 SAMPLES_PER_PROMPT, LONGEST, MEDIAN, SIGMA = 8, 32_768, 2_000, 1.1
 SHAPES = ("8x1024", "64x8192", "256x16384")
-PARTS = ("plan", "poll", "decide", "migrate", "account")
+OWN, VERL_S = ("plan", "decide", "migrate", "account"), ("poll", "balance")
 WARM_SECONDS = 5.0
 
 
@@ -85,11 +86,11 @@ def measured_step(trainer: "LoadTrainer", meter: Meter, samples: int, seconds: f
     begun, spent = time.monotonic(), time.process_time()
     metrics = trainer.run()
     passed, spent = time.monotonic() - begun, time.process_time() - spent
-    own = sum(meter.seconds[part] for part in PARTS if part != "poll")
+    own = sum(meter.seconds[part] for part in OWN)
     return {
         "seconds": round(passed, 2),
         "polls": meter.calls["poll"],
-        **{f"{part}_ms": round(1e3 * meter.seconds[part], 1) for part in PARTS},
+        **{f"{part}_ms": round(1e3 * meter.seconds[part], 1) for part in (*OWN, *VERL_S)},
         "own_us_per_sample": round(1e6 * own / samples, 1),
         "driver_cpu_seconds": round(spent, 2),
         "driver_share": round(spent / passed, 4),
@@ -106,7 +107,7 @@ def run(shapes: list[tuple[int, int]], seconds: float) -> list[dict[str, Any]]:
 
     variables = {**cpu_environment(), "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])}
     with local_cluster(variables, object_store_bytes=200_000_000):
-        from ci.bench.support.loaded import loaded_trainer
+        from ci.bench.support.loaded import balancing_measured, loaded_trainer
         from verl_fuse.host.record.spans import start_collector
 
         cases, collector = [], start_collector()
@@ -114,8 +115,9 @@ def run(shapes: list[tuple[int, int]], seconds: float) -> list[dict[str, Any]]:
             with tempfile.TemporaryDirectory() as folder:
                 meter = Meter()
                 trainer = loaded_trainer(Path(folder), replicas, samples // SAMPLES_PER_PROMPT, meter, collector)
-                measured_step(trainer, meter, samples, min(WARM_SECONDS, seconds), 0)
-                found = measured_step(trainer, meter, samples, seconds, 1)
+                with balancing_measured(meter):
+                    measured_step(trainer, meter, samples, min(WARM_SECONDS, seconds), 0)
+                    found = measured_step(trainer, meter, samples, seconds, 1)
                 trainer.close()
             cases.append({"replicas": replicas, "samples": samples, **found})
             print(json.dumps(cases[-1]), file=sys.stderr, flush=True)

@@ -1,8 +1,10 @@
 """The trainer of mode `fuse` over engines that take the time they are told (engines.py), for the bench `load`."""
 
 import uuid
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import ray
@@ -10,6 +12,7 @@ import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
+from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import RolloutReplica
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
@@ -190,6 +193,12 @@ class LoadTrainer(UntrainedTrainer):
         for lane in (self.lane, *self._slice_lanes):
             lane.close()
         self.manager.close()
+
+
+def balancing_measured(meter: Any) -> AbstractContextManager:
+    """Verl's balancing of a batch over ranks is counted as "balance" in the block."""
+    balance = trainer_base.get_seqlen_balanced_partitions
+    return mock.patch.object(trainer_base, balance.__name__, meter.of("balance", balance))
 
 
 def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any, collector: Any) -> LoadTrainer:

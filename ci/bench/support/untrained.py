@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 import transfer_queue as tq
+import verl.trainer.ppo.v1  # noqa: F401  Registers our trainer, which must not be half imported by then.
 from omegaconf import DictConfig, OmegaConf
 from verl.checkpoint_engine.base import CheckpointEngineManager
 
