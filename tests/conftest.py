@@ -28,7 +28,8 @@ def no_lane_outlives_its_tests() -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """A process started in the background by a shell without job control ignores Ctrl-C, and so do its children: tests of Ctrl-C need one that does not."""
+    """A process started in the background by a shell without job control ignores Ctrl-C, and so do its children: tests
+    of Ctrl-C need one that does not."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,7 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What two processes share out: all runs of recipes in a row, which build on each other, and every other module as a whole."""
+    """What two processes share out: all runs of recipes in a row, which build on each other, and every
+    other module as a whole."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -69,8 +71,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave without tearing down the native libraries, where Ray was loaded into this process.
 
-    Threads of its gRPC outlive `ray.shutdown()` (event_engine, gcs_client_io_s, timer_manager): one that runs into the C++
-    destructors of a normal exit is a segmentation fault after the last test, and a verdict that depends on luck.
+    Threads of its gRPC outlive `ray.shutdown()` (event_engine, gcs_client_io_s, timer_manager): one that runs into the
+    C++ destructors of a normal exit is a segmentation fault after the last test, and a verdict that depends on luck.
     """
     if "ray" in sys.modules and EXIT_STATUS in config.stash:
         atexit._run_exitfuncs()
@@ -87,7 +89,8 @@ def repo() -> Path:
 
 @pytest.fixture
 def installed_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Install a distribution that offers one plugin: a module and the metadata pip would write, on `sys.path` for one test."""
+    """Install a distribution that offers one plugin: a module and the metadata pip would write, on
+    `sys.path` for one test."""
     modules: list[str] = []
 
     def install(name: str, source: str, *, distribution: str = "acme-fuse", value: str | None = None) -> None:

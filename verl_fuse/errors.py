@@ -2,7 +2,8 @@
 
 
 class FuseError(Exception):
-    """Bad input, an unsupported combination, or a wait that ended: the message names the key or file, the value and what is allowed.
+    """Bad input, an unsupported combination, or a wait that ended: the message names the key or file, the
+    value and what is allowed.
 
     It may carry several problems, one an argument; its text then lists them all.
     """

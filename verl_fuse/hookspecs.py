@@ -19,7 +19,10 @@ from verl_fuse.spec.timeline import Timeline
 # Raised whenever a hook changes incompatibly; a plugin states the version it was written for as HOOK_API.
 HOOK_API = 2
 # What a plugin written for the version before is told.
-SINCE_1 = 'since 1 events are classes of verl_fuse.spec.events, and fuse_setup gets a verl_fuse.hookspecs.Trainer; see "From HOOK_API 1 to 2" in plugins/README.md'
+SINCE_1 = (
+    "since 1 events are classes of verl_fuse.spec.events, and fuse_setup gets a verl_fuse.hookspecs.Trainer; see "
+    '"From HOOK_API 1 to 2" in plugins/README.md'
+)
 
 hookspec = pluggy.HookspecMarker("verl_fuse")
 hookimpl = pluggy.HookimplMarker("verl_fuse")
@@ -34,7 +37,8 @@ class Trainer(Protocol):
 
     @property
     def streamed_stages(self) -> tuple[Stage, ...]:  # type: ignore[empty-body]
-        """The stages finished samples go through; none where verl computes nothing of them before the batch is complete."""
+        """The stages finished samples go through; none where verl computes nothing of them
+        before the batch is complete."""
 
     @property
     def devices_each(self) -> int:  # type: ignore[empty-body]
@@ -47,27 +51,30 @@ class Trainer(Protocol):
         """Every rollout replica there is."""
 
     def training_memory(self) -> Mapping[str, Sequence[RankMemory]]:  # type: ignore[empty-body]
-        """What the ranks that train "actor" and "critic" on FSDP say of their memory, in order of rank; asks all of them."""
+        """What the ranks that train "actor" and "critic" on FSDP say of their memory, in order
+        of rank; asks all of them."""
 
     def use_slices(self) -> None:
         """Inference runs on slices, as replicas are released. Needs `streamed_stages`."""
 
     def use_routing(self, warm_prefix_tokens: int | None) -> None:
-        """`fuse_predict`, `fuse_scale` and `fuse_assign` are asked before each batch is submitted. One request prefills a prompt of at least
-        `warm_prefix_tokens` (None: none) before its samples are asked for."""
+        """`fuse_predict`, `fuse_scale` and `fuse_assign` are asked before each batch is submitted. One request prefills
+        a prompt of at least `warm_prefix_tokens` (None: none) before its samples are asked for."""
 
     def use_standalone(self, most: int, launch_timeout: float) -> None:
-        """After `use_routing`: `fuse_scale` may ask for up to `most` replicas more, each created within `launch_timeout` seconds."""
+        """After `use_routing`: `fuse_scale` may ask for up to `most` replicas more, each created within
+        `launch_timeout` seconds."""
 
     def use_fused_update(self, solve: Callable[[ScheduleProblem], Schedule | None], timeout: float) -> None:
-        """Critic and actor are updated in one call, in the order of the schedule that `solve` finds (None: no order is faster than
-        one model after the other). `timeout`: seconds a rank may wait within an update."""
+        """Critic and actor are updated in one call, in the order of the schedule that `solve` finds (None: no order is
+        faster than one model after the other). `timeout`: seconds a rank may wait within an update."""
 
     def use_lean_update(
         self, skip_zero_gradient: bool, skip_old_log_prob: bool, metrics: Literal["stock", "computed"]
     ) -> None:
-        """The actor's update leaves out samples all advantages of which are 0, and computes its old log-probs itself. `metrics` are those of all samples
-        ("stock") or of those that are computed. `fuse_worker_class` must have returned the workers of such an update."""
+        """The actor's update leaves out samples all advantages of which are 0, and computes its old log-probs itself.
+        `metrics` are those of all samples ("stock") or of those that are computed. `fuse_worker_class` must have
+        returned the workers of such an update."""
 
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
         """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
@@ -85,7 +92,8 @@ def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
 
 @hookspec
 def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:  # type: ignore[empty-body]
-    """Return what this plugin rests on upstream under the composed configuration, or under any (None); checked before a run starts."""
+    """Return what this plugin rests on upstream under the composed configuration, or under any (None);
+    checked before a run starts."""
 
 
 @hookspec
@@ -110,7 +118,8 @@ def fuse_predict(prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
 
 @hookspec(firstresult=True)
 def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int | None:
-    """Return how many replicas generate this step, up to `most`: of `replicas` the last are free, those missing are created; None for all there are."""
+    """Return how many replicas generate this step, up to `most`: of `replicas` the last are free, those missing are
+    created; None for all there are."""
 
 
 @hookspec(firstresult=True)
@@ -133,7 +142,8 @@ def fuse_migration(view: RolloutView) -> Migration | None:
 
 @hookspec(firstresult=True)
 def fuse_transfer(request: RequestView, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what a KV connector of vLLM is told with the request (`kv_transfer_params`), or None to leave it to others; asked for every request, in agent-loop workers."""
+    """Return what a KV connector of vLLM is told with the request (`kv_transfer_params`), or None to leave it to
+    others; asked for every request, in agent-loop workers."""
 
 
 @hookspec

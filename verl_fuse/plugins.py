@@ -3,7 +3,8 @@
 Invariants (tests/unit/test_plugins.py):
 - importing this module loads no plugin; `load` is the only function that does;
 - built-ins go through the same checks as strangers and are registered first, so a third-party policy is asked first;
-- a plugin that cannot be used is a FuseError naming the plugin and its distribution, never a plugin left out in silence.
+- a plugin that cannot be used is a FuseError naming the plugin and its distribution, never a
+  plugin left out in silence.
 """
 
 import dataclasses
@@ -47,7 +48,8 @@ class Source:
         return f"plugin {self.name!r} (from {self.distribution}, {self.entry_point.value})"
 
     def load(self) -> object:
-        """Import the plugin, and make an instance of it if it is a class; whatever that raises becomes a FuseError with the original chained."""
+        """Import the plugin, and make an instance of it if it is a class; whatever that raises becomes a FuseError
+        with the original chained."""
         try:
             found = self.entry_point.load()
             return found() if isinstance(found, type) else found
@@ -100,7 +102,8 @@ def config_blocks(manager: pluggy.PluginManager) -> dict[str, type]:
             dataclasses.is_dataclass(block) and isinstance(block, type) and vars(block)["__dataclass_params__"].frozen
         ):
             raise FuseError(
-                f"plugin {impl.plugin_name!r}: fuse_config returned {block!r}; expected a frozen dataclass (the class itself)"
+                f"plugin {impl.plugin_name!r}: fuse_config returned {block!r}; expected a frozen dataclass (the class "
+                "itself)"
             )
         required = [f.name for f in dataclasses.fields(block) if f.default is f.default_factory is dataclasses.MISSING]
         if required:
@@ -117,7 +120,8 @@ def _register(manager: pluggy.PluginManager, source: Source) -> None:
     if version != hookspecs.HOOK_API:
         changed = f" ({hookspecs.SINCE_1})" if version == 1 else ""
         raise FuseError(
-            f"{source} declares HOOK_API={version!r}; verl-fuse {__version__} offers {hookspecs.HOOK_API}{changed}: install a matching version or set fuse.disabled_plugins=[{source.name}]"
+            f"{source} declares HOOK_API={version!r}; verl-fuse {__version__} offers {hookspecs.HOOK_API}{changed}: "
+            f"install a matching version or set fuse.disabled_plugins=[{source.name}]"
         )
     known = {name for name in dir(hookspecs) if manager.parse_hookspec_opts(hookspecs, name) is not None}
     for attribute in dir(plugin):

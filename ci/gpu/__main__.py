@@ -1,4 +1,5 @@
-"""`python -m ci.gpu PART --out FILE`: run one part of the kit on a device; `all --out FOLDER` runs each in a process of its own."""
+"""`python -m ci.gpu PART --out FILE`: run one part of the kit on a device; `all --out FOLDER` runs each
+in a process of its own."""
 
 import argparse
 import importlib

@@ -1,4 +1,5 @@
-"""The Triton kernels of vLLM's rejection sampler, taken out of its source file: they run without vLLM, and without a GPU in Triton's interpreter.
+"""The Triton kernels of vLLM's rejection sampler, taken out of its source file: they run without vLLM, and without a
+GPU in Triton's interpreter.
 
 Invariants (tests/unit/gpu/test_kit.py):
 - the text of what is taken has the fingerprint of a version that was read, or its name is said;

@@ -1,4 +1,5 @@
-"""Layouts that weights move between on so many ranks: training to training, and training to vLLM as a weight sync does."""
+"""Layouts that weights move between on so many ranks: training to training, and training to
+vLLM as a weight sync does."""
 
 LAYOUTS: dict[int, tuple[tuple[str, str], ...]] = {
     1: (("fsdp 1", "vllm tp1"),),

@@ -30,7 +30,8 @@ class Rank:
 
 
 def on_ranks(size: int, backend: str, kind: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`function(rank, *arguments)` of every rank; with several devices each has its own. A FuseError has the first error, shortened."""
+    """`function(rank, *arguments)` of every rank; with several devices each has its own. A FuseError has
+    the first error, shortened."""
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, None, True, TIMEOUT, wait_for_workers=False)
     results = context.SimpleQueue()

@@ -1,4 +1,5 @@
-"""What ranks run in the kit: a fused program of two models, and transfers of weights between layouts, each compared bitwise with what it must give."""
+"""What ranks run in the kit: a fused program of two models, and transfers of weights between layouts, each compared
+bitwise with what it must give."""
 
 import sys
 import time
@@ -57,7 +58,8 @@ def fused_problem(ranks: int) -> ScheduleProblem:
 
 
 def fused(rank: Rank, width: int) -> dict[str, Any]:
-    """The program's seconds and gradients compared with the same stages run one after the other on this rank's own device."""
+    """The program's seconds and gradients compared with the same stages run one after the other
+    on this rank's own device."""
     problem = fused_problem(rank.size)
     schedule = solve(problem, "greedy", Budget(30.0))
     links = open_links([pipeline.ranks for pipeline in problem.pipelines], rank.device)

@@ -1,7 +1,8 @@
 """`python -m ci.gpu.wheels pack|join`: bring wheels to a machine without a network, in pieces of at most 60 MiB.
 
-`pack FOLDER --into PIECES` cuts all wheels of a folder into numbered pieces with a list of sums; `join PIECES --into FOLDER` puts them together again, wherever the
-pieces have come in, and installs with `--target` what is whole. Neither needs more than Python.
+`pack FOLDER --into PIECES` cuts all wheels of a folder into numbered pieces with a list of sums; `join PIECES --into
+FOLDER` puts them together again, wherever the pieces have come in, and installs with `--target` what is whole.
+Neither needs more than Python.
 
 Invariants (tests/unit/gpu/test_wheels.py):
 - what is joined is byte for byte what was packed, and a piece that is missing or damaged is named;
@@ -22,7 +23,8 @@ FAILED = 2
 
 
 def pack(folder: Path, into: Path, size: int = PIECE) -> list[Path]:
-    """Cut the wheels of `folder`, one after the other, into pieces of at most `size` bytes; ValueError where there are none, or two of one distribution."""
+    """Cut the wheels of `folder`, one after the other, into pieces of at most `size` bytes; ValueError where there are
+    none, or two of one distribution."""
     wheels = sorted(folder.glob("*.whl"))
     names = [wheel.name.split("-")[0].lower() for wheel in wheels]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -85,7 +87,8 @@ def join(pieces: Path, into: Path) -> list[Path]:
 
 
 def install(wheels: list[Path], target: Path) -> None:
-    """Into a folder for PYTHONPATH, without a network and without looking for what they need: torch and CUDA are the machine's."""
+    """Into a folder for PYTHONPATH, without a network and without looking for what they need: torch
+    and CUDA are the machine's."""
     quiet = ("--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--upgrade")
     subprocess.run(
         [sys.executable, "-m", "pip", "install", *quiet, "--target", str(target), *map(str, wheels)], check=True

@@ -1,6 +1,7 @@
 """`python -m ci.upstream check`: does a version of verl keep the contracts that verl-fuse rests on?
 
-Exit code: 0 green; 1 yellow, code changed that has to be read again; 2 red, verl-fuse would break; 3 it could not be checked.
+Exit code: 0 green; 1 yellow, code changed that has to be read again; 2 red, verl-fuse would break; 3
+it could not be checked.
 """
 
 import argparse
@@ -75,7 +76,8 @@ def main(arguments: list[str]) -> int:
             options.output.mkdir(parents=True, exist_ok=True)
             write_atomically(options.output / "upstream.md", text)
             write_atomically(options.output / "upstream.json", report.as_json(found))
-    # An OSError: a folder that cannot be read or written, a full disk. Python's own exit code for it, 1, means yellow here.
+    # An OSError: a folder that cannot be read or written, a full disk. Python's own exit code for
+    # it, 1, means yellow here.
     except (FuseError, OSError) as error:
         print(f"ci.upstream check: {error}", file=sys.stderr)
         return FAILED

@@ -11,7 +11,8 @@ LATEST = "latest"
 
 
 def fetch(version: str, folder: Path) -> Path:
-    """Download verl `version` (or `latest`) with pip into `folder` and return where it was unpacked; FuseError with pip's last words."""
+    """Download verl `version` (or `latest`) with pip into `folder` and return where it was unpacked;
+    FuseError with pip's last words."""
     requirement = "verl" if version == LATEST else f"verl=={version}"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command = [*pip, "--only-binary", ":all:", "--dest", str(folder), requirement]

@@ -51,7 +51,8 @@ class Report:
 
 
 def build(tree: SourceTree, version: str, verdicts: list[SeamVerdict], here: SourceTree) -> Report:
-    """The report on `verdicts` over `tree`; `here` are the installed packages, where the code that was read may be found."""
+    """The report on `verdicts` over `tree`; `here` are the installed packages, where the code
+    that was read may be found."""
     rows = tuple(_row(verdict, tree, here) for verdict in verdicts if verdict.problems)
     absent = sorted({package(verdict.seam.contract) for verdict in verdicts if verdict.absent})
     level = max((verdict.level for verdict in verdicts), default=Level.GREEN)
@@ -72,7 +73,8 @@ def markdown(report: Report) -> str:
         out.append(f"Not installed, so not checked: {', '.join(report.absent)}.")
     if not report.supported:
         out.append(
-            f"verl {report.verl} is outside the supported versions: verl-fuse does not start on it, whatever stands here."
+            f"verl {report.verl} is outside the supported versions: verl-fuse does not start on it, whatever stands "
+            "here."
         )
     for level, heading in (("red", "Red: would break"), ("yellow", "Yellow: changed, to be read again")):
         rows = [row for row in report.rows if row.level == level]

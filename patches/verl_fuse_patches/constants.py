@@ -13,7 +13,8 @@ ON_HOST = {"cuda": "cpu"} | {
 
 
 def with_constant(function: FunctionType, old: str, new: str) -> FunctionType:
-    """A copy of `function` in which the string constant `old`, also in tuples, is `new`; FuseError if it does not occur."""
+    """A copy of `function` in which the string constant `old`, also in tuples, is `new`;
+    FuseError if it does not occur."""
     constants = _with(function.__code__.co_consts, old, new)
     if constants == function.__code__.co_consts:
         raise FuseError(f"{function.__qualname__} has no constant {old!r}")

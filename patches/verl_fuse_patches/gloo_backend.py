@@ -1,8 +1,8 @@
 """One gloo backend on a CPU, where verl asks for two.
 
-verl builds the backend string `f"cpu:gloo,{device}:{backend}"`. On a CPU both halves name the device type cpu, and torch refuses a
-type that is named twice. Without its first half the string is right, so that constant is emptied: nothing else of the two
-functions (Ray workers, and torchrun for verl's SFT trainer) is replaced.
+verl builds the backend string `f"cpu:gloo,{device}:{backend}"`. On a CPU both halves name the device type cpu, and
+torch refuses a type that is named twice. Without its first half the string is right, so that constant is emptied:
+nothing else of the two functions (Ray workers, and torchrun for verl's SFT trainer) is replaced.
 """
 
 from types import ModuleType

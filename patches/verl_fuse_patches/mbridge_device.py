@@ -1,6 +1,7 @@
 """mbridge leaves models on the host when that is the device.
 
-It moves every model with `Module.cuda`, which knows accelerators only. In a process that trains with mbridge on a CPU, models stay where they are.
+It moves every model with `Module.cuda`, which knows accelerators only. In a process that trains with mbridge on a CPU,
+models stay where they are.
 """
 
 from types import ModuleType

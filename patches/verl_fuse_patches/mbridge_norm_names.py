@@ -1,7 +1,7 @@
 """Weights of Megatron's own layers have names in a checkpoint.
 
-Transformer Engine fuses a norm into the linear layer after it, Megatron's own layers keep the two apart and name the norm otherwise. mbridge
-knows the fused names only.
+Transformer Engine fuses a norm into the linear layer after it, Megatron's own layers keep the two apart and name the
+norm otherwise. mbridge knows the fused names only.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Megatron's tracker of random numbers does without CUDA.
 
-It keeps states of CUDA's generators, one per parallel group, for dropout. Its tracker for inference keeps none and leaves the host's generator
-in charge, which training without dropout never draws from.
+It keeps states of CUDA's generators, one per parallel group, for dropout. Its tracker for inference keeps none and
+leaves the host's generator in charge, which training without dropout never draws from.
 """
 
 from types import ModuleType
@@ -14,7 +14,8 @@ def apply(module: ModuleType) -> None:
 
     # Who initialises the tracker later finds it initialised.
     module.initialize_rng_tracker(inference_rng_tracker=True)
-    # verl saves the states with a checkpoint and refuses to load one that has none; the host's own state it saves as well.
+    # verl saves the states with a checkpoint and refuses to load one that has none; the host's
+    # own state it saves as well.
     module.get_cuda_rng_tracker().get_states = lambda: {"host": torch.get_rng_state()}
 
 

@@ -3,8 +3,8 @@
 Invariants (tests/unit/patches/test_registry.py):
 - installing imports nothing that is patched: a patch is applied right after its module's first import;
 - installing twice patches once;
-- version and fingerprint are checked before the patch is applied; a mismatch is a FuseError in whoever imports the module, and
-  nothing has been changed;
+- version and fingerprint are checked before the patch is applied; a mismatch is a FuseError in whoever imports the
+  module, and nothing has been changed;
 - a patch whose defect cannot occur here is "not needed" and left alone.
 """
 
@@ -58,11 +58,12 @@ PatchState = Literal["applied", "pending", "off", "not needed", "refused"]
 class Patch:
     """What is wrong upstream, where, and what puts it right.
 
-    `target` is "package.module:name" or "package.module:name,Class.method"; `fingerprints` tell, by range of versions, that of the
-    named source. `distributions` are the names under which the patched package may be installed, the first one found counts.
-    `apply` gets the imported module: the target's, or `after` where the patch must act before the target is imported.
-    `needed` says whether the defect can occur in this environment. `watched` is code elsewhere in which upstream's fix would show,
-    as (target, fingerprint).
+    `target` is "package.module:name" or "package.module:name,Class.method"; `fingerprints` tell, by range of
+    versions, that of the named source. `distributions` are the names under which the patched package may be
+    installed, the first one found counts. `apply` gets the imported module: the target's, or `after` where the patch
+    must act before the target is imported.
+    `needed` says whether the defect can occur in this environment. `watched` is code elsewhere in which upstream's fix
+    would show, as (target, fingerprint).
     """
 
     name: str
@@ -123,7 +124,8 @@ def install(patches: Iterable[Patch]) -> None:
 
 
 def status(patches: Iterable[Patch] | None = None) -> list[PatchStatus]:
-    """The state of the given patches (default: all) in this process; one that is off or pending is checked against its source."""
+    """The state of the given patches (default: all) in this process; one that is off or pending is
+    checked against its source."""
     return [_status(patch) for patch in (map(load, NAMES) if patches is None else patches)]
 
 
@@ -167,7 +169,8 @@ def check_source(patch: Patch) -> None:
         raise FuseError(f"{_describe(patch)}: {error} in version {_version(patch)}. {_advice(patch)}") from error
     if found != expected:
         raise FuseError(
-            f"{_describe(patch)}: expected fingerprint {expected}, found {found} in version {_version(patch)}. {_advice(patch)}"
+            f"{_describe(patch)}: expected fingerprint {expected}, found {found} in version {_version(patch)}. "
+            f"{_advice(patch)}"
         )
 
 
@@ -207,4 +210,7 @@ def _describe(patch: Patch) -> str:
 
 
 def _advice(patch: Patch) -> str:
-    return f"Install {patch.distributions[0]} {patch.versions}, or a verl-fuse that supports this version. Why it is patched: {patch.upstream}"
+    return (
+        f"Install {patch.distributions[0]} {patch.versions}, or a verl-fuse that supports this version. Why it is "
+        f"patched: {patch.upstream}"
+    )

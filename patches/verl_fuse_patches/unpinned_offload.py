@@ -1,7 +1,8 @@
 """FSDP2's CPU offload without pinned memory, which only an accelerator provides.
 
-verl gives every forward-only engine (the reference) `CPUOffloadPolicy(pin_memory=True)`. Pinning raises where there is no
-accelerator; the policy itself works on a CPU, where its copies are no-ops. The engine's module gets a policy that never pins.
+verl gives every forward-only engine (the reference) `CPUOffloadPolicy(pin_memory=True)`. Pinning raises where
+there is no accelerator; the policy itself works on a CPU, where its copies are no-ops. The engine's module gets
+a policy that never pins.
 """
 
 from types import ModuleType

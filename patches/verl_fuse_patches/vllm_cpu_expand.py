@@ -1,8 +1,9 @@
 """vLLM on a CPU samples drafted positions with the request's own temperature, top-k and top-p.
 
-With speculation these parameters are expanded from one per request to one per drafted token. The CPU's kernel does that in an int64 copy of its
-output: a temperature of 0.7 would become 0, and the copy is dropped besides, so the output stays whatever memory it was. Drafted positions are then
-sampled from another distribution than the model's. Accelerators have a kernel of their own, which is right.
+With speculation these parameters are expanded from one per request to one per drafted token. The CPU's kernel does that
+in an int64 copy of its output: a temperature of 0.7 would become 0, and the copy is dropped besides, so the output
+stays whatever memory it was. Drafted positions are then sampled from another distribution than the model's.
+Accelerators have a kernel of their own, which is right.
 """
 
 from types import ModuleType
@@ -19,8 +20,8 @@ def expand(
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
-    """Write `input_val` (one per request) to `output` (one per drafted token), `replace_from` as `replace_to`; `cu_num_tokens`
-    are the drafted tokens of the requests, summed up."""
+    """Write `input_val` (one per request) to `output` (one per drafted token), `replace_from` as `replace_to`;
+    `cu_num_tokens` are the drafted tokens of the requests, summed up."""
     import torch
 
     drafted = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
@@ -35,7 +36,8 @@ def apply(module: ModuleType) -> None:
 
 PATCH = Patch(
     name="vllm_cpu_expand",
-    reason="temperature, top-k and top-p of drafted positions are written to an int64 copy that is dropped, so speculation changes the distribution",
+    reason="temperature, top-k and top-p of drafted positions are written to an int64 copy that is dropped, so "
+    "speculation changes the distribution",
     upstream="https://github.com/vllm-project/vllm/blob/v0.28.0/vllm/utils/cpu_triton_utils.py",
     distributions=("vllm-cpu", "vllm"),
     target="vllm.utils.cpu_triton_utils:_expand_kernel_impl,_FuncWrapper",

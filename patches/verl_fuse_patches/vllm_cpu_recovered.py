@@ -1,7 +1,9 @@
-"""vLLM 0.24 speculates on a CPU: its kernel that samples a token in place of a rejected draft takes the argument it is called with.
+"""vLLM 0.24 speculates on a CPU: its kernel that samples a token in place of a rejected draft takes the
+argument it is called with.
 
-The sampler says whether its random numbers are float64. The CPU's kernel of 0.24 does not know that argument, so every engine that speculates fails
-when it starts. What 0.28 does is done here: the numbers are rounded to the float32 that the kernel reads.
+The sampler says whether its random numbers are float64. The CPU's kernel of 0.24 does not know that argument, so
+every engine that speculates fails when it starts. What 0.28 does is done here: the numbers are rounded to the
+float32 that the kernel reads.
 """
 
 import functools

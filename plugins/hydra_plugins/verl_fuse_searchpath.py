@@ -1,4 +1,5 @@
-"""Makes the config group `fuse` visible to every Hydra application, so that `+fuse=default` works on verl's own entry point."""
+"""Makes the config group `fuse` visible to every Hydra application, so that `+fuse=default` works
+on verl's own entry point."""
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin

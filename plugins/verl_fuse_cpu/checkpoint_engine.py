@@ -1,8 +1,9 @@
 """Checkpoint engine `gloo`: weights from the trainer to standalone rollout replicas, on a host without an accelerator.
 
 Select it with `rollout.checkpoint_engine.backend=gloo` and `custom_backend_module=verl_fuse_cpu.checkpoint_engine`;
-`checkpoint_engine.engine_kwargs.gloo.timeout_seconds` (default 600) bounds every wait. Trainer rank 0 broadcasts; the other
-trainer ranks only take part in collecting the weights. What is in a bucket travels through the store, its bytes through gloo.
+`checkpoint_engine.engine_kwargs.gloo.timeout_seconds` (default 600) bounds every wait. Trainer rank 0
+broadcasts; the other trainer ranks only take part in collecting the weights. What is in a bucket travels through
+the store, its bytes through gloo.
 """
 
 import asyncio
@@ -78,7 +79,8 @@ class GlooCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
     ) -> dict[str, Any]:
-        """Broadcast all weights; trainer ranks outside the group only walk the generator, which is collective over them."""
+        """Broadcast all weights; trainer ranks outside the group only walk the generator, which
+        is collective over them."""
         if self._rank < 0:
             for _ in weights:
                 pass

@@ -1,7 +1,7 @@
 """The device module of the cpu platform: what verl calls on `torch.cuda`, answered for the host.
 
-A process sees one device. Its memory is the process's resident memory, and what is free is what the host has left. Everything
-else (streams, events) is torch.cpu's own.
+A process sees one device. Its memory is the process's resident memory, and what is free is what the host has left.
+Everything else (streams, events) is torch.cpu's own.
 """
 
 import resource

@@ -1,10 +1,11 @@
 """Entry point in verl's plugin group: does nothing unless VERL_PLATFORM=cpu.
 
-Every process that imports verl loads this module, so off costs one look at the environment. verl resolves a platform on first
-use, after all plugins are loaded (verl/plugin/platform/platform_manager.py), so registering here is early enough.
+Every process that imports verl loads this module, so off costs one look at the environment. verl resolves a platform on
+first use, after all plugins are loaded (verl/plugin/platform/platform_manager.py), so registering here is early enough.
 
-verl logs a plugin that fails to load at DEBUG and goes on (verl/__init__.py). A failure here is therefore printed, kept in
-`failure` for the trainer and `verl-fuse doctor`, and leaves the platform unregistered: verl then refuses VERL_PLATFORM=cpu itself.
+verl logs a plugin that fails to load at DEBUG and goes on (verl/__init__.py). A failure here is therefore printed, kept
+in `failure` for the trainer and `verl-fuse doctor`, and leaves the platform unregistered: verl then refuses
+VERL_PLATFORM=cpu itself.
 """
 
 import os

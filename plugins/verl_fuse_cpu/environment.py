@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 # Needed by every process, whatever started it; set as defaults when the platform is registered.
 _PROCESS = {
-    # verl registers its engines for the devices cuda and npu only; the cuda ones are device-agnostic (verl/workers/engine/base.py).
+    # verl registers its engines for the devices cuda and npu only; the cuda ones are device-agnostic
+    # (verl/workers/engine/base.py).
     "VERL_ENGINE_DEVICE": "cuda",
     # vLLM otherwise binds the threads of every replica to the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

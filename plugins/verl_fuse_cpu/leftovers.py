@@ -1,8 +1,8 @@
 """Weight buffers that killed runs left in /dev/shm.
 
-A buffer is a leftover only if nobody can still be using it: it is ours (same user), no living process has it open or mapped, and
-no process anywhere, in this container or another one that shares /dev/shm, holds the lock that senders on the cpu platform take
-(verl_fuse_patches.weight_buffer_lock).
+A buffer is a leftover only if nobody can still be using it: it is ours (same user), no living process has it open or
+mapped, and no process anywhere, in this container or another one that shares /dev/shm, holds the lock that senders on
+the cpu platform take (verl_fuse_patches.weight_buffer_lock).
 """
 
 import fcntl
@@ -51,7 +51,8 @@ def _is_locked(path: Path) -> bool:
 
 
 def _files_in_use() -> Iterator[str]:
-    """Paths that living processes of this user have open or mapped; what another user runs cannot open files of this user."""
+    """Paths that living processes of this user have open or mapped; what another user runs cannot
+    open files of this user."""
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue

@@ -1,7 +1,7 @@
 """verl's platform `cpu`: virtual devices in place of accelerators.
 
-Ray is told that the host has N GPUs (`ray_kwargs.ray_init.num_gpus=N`), so verl's placement groups, visible devices and replica
-layout work as they are. Each worker process sees one device, the host, and speaks gloo.
+Ray is told that the host has N GPUs (`ray_kwargs.ray_init.num_gpus=N`), so verl's placement groups, visible devices and
+replica layout work as they are. Each worker process sees one device, the host, and speaks gloo.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ from verl_fuse_cpu import device
 
 
 class DeviceId(str):
-    """verl uses one id both as a device, `tensor.to(id)`, and as an index, `f"{name}:{id}"`: "cpu" that formats as "0" serves both."""
+    """verl uses one id both as a device, `tensor.to(id)`, and as an index, `f"{name}:{id}"`: "cpu" that
+    formats as "0" serves both."""
 
     __slots__ = ()
 

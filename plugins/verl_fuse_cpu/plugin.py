@@ -1,4 +1,5 @@
-"""Hooks of the plugin `cpu`: it refuses configurations that cannot run without an accelerator, and clears what dead runs left behind."""
+"""Hooks of the plugin `cpu`: it refuses configurations that cannot run without an accelerator, and clears
+what dead runs left behind."""
 
 import logging
 from collections.abc import Mapping, Sequence

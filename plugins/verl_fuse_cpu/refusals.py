@@ -1,7 +1,7 @@
 """Configurations that cannot run on the cpu platform, refused before anything is started.
 
-Invariant (tests/unit/cpu/test_cpu_refusals.py): a check reads the configuration, the environment and small local files, and never
-imports torch, ray, vLLM or verl.
+Invariant (tests/unit/cpu/test_cpu_refusals.py): a check reads the configuration, the environment and small local files,
+and never imports torch, ray, vLLM or verl.
 """
 
 import math
@@ -117,7 +117,8 @@ def _weight_buffers(get: Get) -> Iterator[Refusal]:
         yield Refusal(
             key,
             bucket,
-            f"{senders} ranks take a buffer each from {SHARED_MEMORY}, which has {free // _MIB} MiB free: at most {most}",
+            f"{senders} ranks take a buffer each from {SHARED_MEMORY}, which has {free // _MIB} MiB free: at most "
+            f"{most}",
         )
 
 
@@ -146,7 +147,8 @@ def _vocabulary(get: Get) -> Iterator[Refusal]:
             yield Refusal(
                 key,
                 get(key),
-                f"config.json has vocab_size={found.model}, the tokenizer {found.tokenizer} entries: they must be equal, "
+                f"config.json has vocab_size={found.model}, the tokenizer {found.tokenizer} entries: they must be "
+                "equal, "
                 "or log-probs of rollout and trainer differ by a constant",
             )
 

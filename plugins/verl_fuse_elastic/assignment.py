@@ -4,7 +4,8 @@ Invariants (tests/unit/elastic/test_assignment.py):
 - every prompt gets one replica, so that its samples share their prefix;
 - sorted by predicted length, each replica's prompts are neighbours;
 - no replica gets more than CROWD times an even share of the samples, but for a single prompt;
-- no other such cut into runs ends the slowest replica earlier (to TOLERANCE), by the cost given, where all predictions have the same spread;
+- no other such cut into runs ends the slowest replica earlier (to TOLERANCE), by the cost given, where all
+  predictions have the same spread;
 - no replica is left without a prompt while another has two.
 """
 
@@ -22,7 +23,8 @@ from verl_fuse.timeline.decode import DecodeCost
 # By predicted tokens alone: what is balanced before any decode step was measured.
 TOKENS_ALONE = DecodeCost(0.0, 1.0)
 CUT_TOLERANCE = 0.005
-# Samples a replica gets at most, in even shares: predictions err, and what a decode step costs was measured for even shares, not for crowds.
+# Samples a replica gets at most, in even shares: predictions err, and what a decode step costs was measured for
+# even shares, not for crowds.
 CROWD = 2.0
 # Prompts without a prediction count as equally long.
 UNKNOWN_LENGTH = Prediction(1.0, 1.0)
@@ -35,7 +37,8 @@ def assign(
     cost: DecodeCost = TOKENS_ALONE,
     limit: float = math.inf,
 ) -> Mapping[str, int]:
-    """Replica rank of each prompt uid. `slots`: sequences a replica runs at once; `limit`: tokens a response may have."""
+    """Replica rank of each prompt uid. `slots`: sequences a replica runs at once; `limit`:
+    tokens a response may have."""
     line = Line(prompts, slots, cost, limit)
     runs = zip(ranks, pairwise(line.cut(len(ranks))), strict=False)
     return {prompt.uid: rank for rank, (a, b) in runs for prompt in line.prompts[a:b]}
@@ -49,9 +52,10 @@ def fewest_slots(replicas: Sequence[ReplicaView]) -> int:
 class Line:
     """Prompts in a row, the longest first, to be cut into runs.
 
-    A replica takes as many decode steps as the longest response of its run has tokens, or as the run's tokens need in `slots` sequences at
-    once; a step costs `cost.step`, and each token beside it `cost.sequence`; `each` are seconds of a sample beside decoding. The longest of k responses is taken to lie as far
-    above the longest prediction as the largest of k normal numbers does in logarithms, and at `limit` tokens at most.
+    A replica takes as many decode steps as the longest response of its run has tokens, or as the run's tokens need in
+    `slots` sequences at once; a step costs `cost.step`, and each token beside it `cost.sequence`; `each` are seconds of
+    a sample beside decoding. The longest of k responses is taken to lie as far above the longest prediction as the
+    largest of k normal numbers does in logarithms, and at `limit` tokens at most.
     """
 
     def __init__(
@@ -107,7 +111,8 @@ class Line:
         return self._split(best, count)
 
     def _filled(self, seconds: float, count: int, crowd: float) -> list[int] | None:
-        """The fewest runs of up to `crowd` samples that each take up to `seconds`, which every prompt alone does; None if that is more than `count`."""
+        """The fewest runs of up to `crowd` samples that each take up to `seconds`, which every prompt alone does; None
+        if that is more than `count`."""
         size = len(self.prompts)
         cuts = [0]
         while cuts[-1] < size and len(cuts) <= count:
@@ -118,7 +123,8 @@ class Line:
         return cuts if cuts[-1] == size else None
 
     def _split(self, cuts: list[int], count: int) -> list[int]:
-        """As many runs as there are replicas, where there are prompts enough: the slowest that has two is cut in the middle of its tokens."""
+        """As many runs as there are replicas, where there are prompts enough: the slowest that has two is cut in
+        the middle of its tokens."""
         cuts = list(cuts)
         while len(cuts) <= count and len(cuts) <= len(self.prompts):
             longer = [(a, b) for a, b in pairwise(cuts) if b - a > 1]
@@ -132,7 +138,8 @@ class Line:
 
 @lru_cache(maxsize=8)
 def _farthest(samples: int) -> list[float]:
-    """For k = 0 to `samples`: where the largest of k normal numbers lies, in units of the 0.9 quantile that `Prediction.upper` is."""
+    """For k = 0 to `samples`: where the largest of k normal numbers lies, in units of the 0.9 quantile
+    that `Prediction.upper` is."""
     normal = NormalDist()
     unit = normal.inv_cdf(0.9)
     return [0.0, *(max(0.0, normal.inv_cdf(k / (k + 1))) / unit for k in range(1, samples + 1))]

@@ -1,4 +1,5 @@
-"""Configuration of verl under which prompts may not be routed by assignment (refusals.py), and what the engine says of its prefix cache."""
+"""Configuration of verl under which prompts may not be routed by assignment (refusals.py), and what the engine
+says of its prefix cache."""
 
 from verl_fuse.spec.contract import Attribute, ConfigKey, Contract
 

@@ -32,7 +32,8 @@ class ElasticHistory:
     warm: WarmTracks = field(default_factory=WarmTracks)
 
     def learn_lengths(self, prompts: Mapping[str, Prompt], lengths: Mapping[str, Sequence[int]]) -> dict[str, float]:
-        """Take in the response tokens of each sample by prompt, trained on or not; returns how good predictions were."""
+        """Take in the response tokens of each sample by prompt, trained on or not; returns
+        how good predictions were."""
         visits = [(prompts[uid], found) for uid, found in lengths.items() if uid in prompts]
         self.predictor.observe(visits)
         return calibration([(prompt.prediction, found) for prompt, found in visits if prompt.prediction is not None])

@@ -1,4 +1,5 @@
-"""What the devices of the replicas did while samples were generated, and what that cost. Pure: a timeline in, numbers out.
+"""What the devices of the replicas did while samples were generated, and what that cost. Pure: a
+timeline in, numbers out.
 
 Invariants (tests/unit/elastic/test_ledger.py):
 - busy, idle and parked add up to all replicas for as long as generation took;
@@ -35,7 +36,8 @@ def starting(timeline: Timeline) -> list[float]:
 def cost_metrics(
     timeline: Timeline, spent: Ledger, replicas: int, devices: int, price: float, tokens: int
 ) -> dict[str, float]:
-    """Of a step that trained `tokens` of responses, on `replicas` with `devices` each; a device-second costs `price`."""
+    """Of a step that trained `tokens` of responses, on `replicas` with `devices` each; a
+    device-second costs `price`."""
     created = sum(starting(timeline))
     paid = devices * (replicas * (timeline.end - timeline.start) - spent.parked + created)
     return {

@@ -1,8 +1,10 @@
-"""How long responses will be: what a prompt's earlier visits say, and where there was none, what its data set says (RLHFless, section 4).
+"""How long responses will be: what a prompt's earlier visits say, and where there was none, what its data set
+says (RLHFless, section 4).
 
 Invariants (tests/unit/elastic/test_prediction.py):
 - a prompt that was visited is predicted from its own visits, the newest counting most;
-- a prompt that was not is predicted from recent responses to prompts of its source, or of all sources where its own has none;
+- a prompt that was not is predicted from recent responses to prompts of its source, or of all
+  sources where its own has none;
 - nothing is predicted before anything was seen;
 - the state written with a checkpoint predicts what the state it was written from does.
 """
@@ -24,7 +26,8 @@ UPPER = 0.9
 
 
 class LengthPredictor:
-    """Mean response tokens of every prompt by key, recent response lengths by source, and how far lengths were from predictions."""
+    """Mean response tokens of every prompt by key, recent response lengths by source, and how far
+    lengths were from predictions."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = {}
@@ -85,7 +88,8 @@ class LengthPredictor:
 
 
 def calibration(visits: Sequence[tuple[Prediction, Sequence[int]]]) -> dict[str, float]:
-    """How good predictions were: rank correlation of predicted and mean lengths, and the share of samples below `upper` (meant: 0.9)."""
+    """How good predictions were: rank correlation of predicted and mean lengths, and the share of samples
+    below `upper` (meant: 0.9)."""
     pairs = [(prediction, lengths) for prediction, lengths in visits if lengths]
     below = [length <= prediction.upper for prediction, lengths in pairs for length in lengths]
     if not below:

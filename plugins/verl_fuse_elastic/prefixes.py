@@ -1,4 +1,5 @@
-"""How often prompts were prefilled, by the engine's own count of what it had cached. Pure: a timeline in, numbers out."""
+"""How often prompts were prefilled, by the engine's own count of what it had cached. Pure: a
+timeline in, numbers out."""
 
 from collections import defaultdict
 
@@ -6,7 +7,8 @@ from verl_fuse.spec.timeline import REQUEST, WARM_REQUEST, Span, Timeline
 
 
 def prefill_metrics(timeline: Timeline) -> dict[str, float]:
-    """Prompt tokens computed in the step's first turns, and how often that is per token of the prompts; empty where the engine does not say.
+    """Prompt tokens computed in the step's first turns, and how often that is per token of the prompts; empty where
+    the engine does not say.
 
     A prompt's tokens are counted once however many samples it has. Parts that go on at another replica are counted by
     `fuse/reprefilled_tokens` instead, later turns nowhere: their prompts differ from sample to sample.

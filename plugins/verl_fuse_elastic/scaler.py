@@ -1,7 +1,8 @@
 """How many replicas generate each step of a run, and what that was predicted to take.
 
 Invariants (tests/unit/elastic/test_scaler.py):
-- before decoding was measured, and without a prediction for every prompt, all replicas there are generate, within the block's limits;
+- before decoding was measured, and without a prediction for every prompt, all replicas there are generate,
+  within the block's limits;
 - a step that asks for more prompts is foretold as if all had been there at its begin;
 - a step for which nothing was foretold has no metrics;
 - replica-seconds that a step took more than foretold, its samples are foretold to take in the next one.
@@ -85,7 +86,8 @@ class Scaler:
             return {}
         self._held = spent.held
         logger.info(
-            "step %d: %d of %d replicas; generation %.2f s predicted, %.2f s measured; replica-seconds held %.2f predicted, %.2f measured",
+            "step %d: %d of %d replicas; generation %.2f s predicted, %.2f s measured; "
+            "replica-seconds held %.2f predicted, %.2f measured",
             step, self._forecast.count, replicas, self._forecast.seconds, spent.seconds,
             self._forecast.replica_seconds, spent.held,
         )  # fmt: skip

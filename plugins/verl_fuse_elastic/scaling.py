@@ -1,8 +1,10 @@
-"""How many replicas pay: time against cost, from predicted lengths and the measured cost of decoding. Pure (RLHFless, section on actor scaling).
+"""How many replicas pay: time against cost, from predicted lengths and the measured cost of decoding. Pure (RLHFless,
+section on actor scaling).
 
 Invariants (tests/unit/elastic/test_scaling.py):
 - the count lies within the limits;
-- of the counts looked at none has a lower weighted sum of time and cost, both relative to the most replicas; of equals the smaller wins;
+- of the counts looked at none has a lower weighted sum of time and cost, both relative to the most replicas; of
+  equals the smaller wins;
 - the count of the last step stays unless another is better by more than the hysteresis;
 - at cost weight 0 no count is faster, at 1 none is cheaper.
 """
@@ -19,9 +21,9 @@ CANDIDATES = 8
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a user asks for: `cost_weight` 0 (time only) to 1 (cost only), replicas at least and at most, device-seconds a replica that was not
-    running holds before it generates, and the relative gain for which a change is worth it. Above `resident` replicas those that were not running
-    are created, which takes `launch_seconds` more."""
+    """What a user asks for: `cost_weight` 0 (time only) to 1 (cost only), replicas at least and at most, device-seconds
+    a replica that was not running holds before it generates, and the relative gain for which a change is worth it.
+    Above `resident` replicas those that were not running are created, which takes `launch_seconds` more."""
 
     cost_weight: float
     least: int
@@ -34,8 +36,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One count of replicas: seconds until the last is done, and replica-seconds until each has given its devices back, of which some were held before
-    any was generating."""
+    """One count of replicas: seconds until the last is done, and replica-seconds until each has given its devices back,
+    of which some were held before any was generating."""
 
     count: int
     seconds: float
@@ -44,8 +46,8 @@ class Forecast:
 
 
 def forecasts(line: Line, terms: Terms, running: int, *, released: bool) -> list[Forecast]:
-    """Counts allowed, CANDIDATES at most and `running` among them. `running` replicas generated the last step; `released`: a replica is free once
-    its own prompts are done."""
+    """Counts allowed, CANDIDATES at most and `running` among them. `running` replicas generated the last step;
+    `released`: a replica is free once its own prompts are done."""
     return [forecast(line, count, terms, running, released=released) for count in _counts(terms, running)]
 
 
@@ -61,7 +63,8 @@ def forecast(line: Line, count: int, terms: Terms, running: int, *, released: bo
 
 
 def _counts(terms: Terms, running: int) -> list[int]:
-    """All counts where these are few, else ever larger steps: the difference between 17 and 18 replicas is not worth a forecast."""
+    """All counts where these are few, else ever larger steps: the difference between 17 and 18 replicas
+    is not worth a forecast."""
     every = range(terms.least, terms.most + 1)
     if len(every) <= CANDIDATES:
         return list(every)

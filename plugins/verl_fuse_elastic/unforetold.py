@@ -1,10 +1,12 @@
 """What a step takes beside decoding, learned from what forecasts left out. Pure.
 
-Prefill above all grows with the samples a replica gets, so a forecast of decoding alone flatters few replicas more than many. What was left out is taken from
-replica-seconds, of all replicas together: how long the slowest took says more of its longest response than of its samples.
+Prefill above all grows with the samples a replica gets, so a forecast of decoding alone flatters few replicas more than
+many. What was left out is taken from replica-seconds, of all replicas together: how long the slowest took says more of
+its longest response than of its samples.
 
 Invariants (tests/unit/elastic/test_unforetold.py):
-- where every sample costs its replica the same seconds beside decoding, forecasts are right from the second one on, for any number of replicas;
+- where every sample costs its replica the same seconds beside decoding, forecasts are right from the second one on,
+  for any number of replicas;
 - it is never below 0: a forecast that was too long says nothing of what it left out;
 - one strange step changes it by less than the half of what it was wrong by.
 """

@@ -53,7 +53,10 @@ class StepProgress:
         self._last_end = time
         devices = "" if idle is None else f", devices idle {idle:.0%}"
         trained = f"{self._groups}/{self._groups} groups trained"
-        return f"step {step}/{self._total_steps} done in {_clock(seconds)}: {trained}{devices}, {self._eta(step, time, step)}"
+        return (
+            f"step {step}/{self._total_steps} done in {_clock(seconds)}: {trained}{devices}, "
+            f"{self._eta(step, time, step)}"
+        )
 
     def _running(
         self, step: int, time: float, done: int, groups: int, scored: int, expected: int, doing: str
@@ -62,7 +65,8 @@ class StepProgress:
             return None
         self._last_line = time
         return (
-            f"step {step}/{self._total_steps} at {_clock(time - self._step_start)}, {doing}: {done}/{groups} groups generated, "
+            f"step {step}/{self._total_steps} at {_clock(time - self._step_start)}, {doing}: {done}/{groups} groups "
+            "generated, "
             f"{scored}/{expected} samples scored, 0/{groups} groups trained, {self._eta(step, time, step - 1)}"
         )
 

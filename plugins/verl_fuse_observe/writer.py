@@ -1,4 +1,5 @@
-"""Writes steps in the background: a page of ten thousand spans takes half a second, which the next step need not wait for.
+"""Writes steps in the background: a page of ten thousand spans takes half a second, which the
+next step need not wait for.
 
 Invariants (tests/contracts/test_observe.py):
 - steps are written one after the other, in order, at most one being behind the training;
@@ -15,7 +16,8 @@ from verl_fuse.timeline.files import TIMELINE_FOLDER
 
 
 class StepWriter:
-    """Calls `record(timeline)` on a thread of its own; `run_dir` is named in the message about a step that could not be written."""
+    """Calls `record(timeline)` on a thread of its own; `run_dir` is named in the message about a step
+    that could not be written."""
 
     def __init__(self, run_dir: Path, record: Callable[[Timeline], object]):
         self._run_dir = run_dir
@@ -41,7 +43,8 @@ class StepWriter:
             self._record(timeline)
         except OSError as error:
             print(
-                f"verl-fuse: timeline of step {timeline.step} not written to {self._run_dir / TIMELINE_FOLDER}: {error}",
+                f"verl-fuse: timeline of step {timeline.step} not written to {self._run_dir / TIMELINE_FOLDER}: "
+                f"{error}",
                 flush=True,
             )
             return False

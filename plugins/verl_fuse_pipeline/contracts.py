@@ -1,13 +1,16 @@
-"""What a fused update rests on: verl's Megatron engines and workers, Megatron's parallel state and steps, and the configuration refused.
+"""What a fused update rests on: verl's Megatron engines and workers, Megatron's parallel state and steps, and
+the configuration refused.
 
-Asked for by runs that train fused; every fingerprint was taken, and the code behind it read, at verl 0.9.1 and megatron-core 0.16.1.
+Asked for by runs that train fused; every fingerprint was taken, and the code behind it read, at verl 0.9.1
+and megatron-core 0.16.1.
 """
 
 from verl_fuse.host.upstream.targets import MEGATRON_YAML, MODEL_YAML, PPO_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
 
 CONTRACTS: tuple[Contract, ...] = (
-    # Engines: found by vendor, one class per kind of model, all of a model's parallel state in one place (engine.py, fusion.py).
+    # Engines: found by vendor, one class per kind of model, all of a model's parallel state in one
+    # place (engine.py, fusion.py).
     Function(
         "verl.workers.engine.base:EngineRegistry.register",
         "class (cls, model_type, backend, device='cuda', vendor=None)",
@@ -60,7 +63,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("verl.workers.config:McoreEngineConfig.use_remove_padding"),
     Function(
         "verl.models.mcore.util:preprocess_thd_engine",
-        "(input_ids, pre_process=True, need_roll=False, use_fp8_padding=False, local_cp_size=None, min_local_rows=None, pad_to_length_bucket=None, cp_layout='zigzag')",
+        "(input_ids, pre_process=True, need_roll=False, use_fp8_padding=False, local_cp_size=None, "
+        "min_local_rows=None, pad_to_length_bucket=None, cp_layout='zigzag')",
         "fdeecd3d558385e6",
     ),
     Function(
@@ -84,7 +88,13 @@ CONTRACTS: tuple[Contract, ...] = (
     # Megatron's parallel state, its groups and how it makes them (view.py, placement.py).
     Function(
         "megatron.core.parallel_state:initialize_model_parallel",
-        "(tensor_model_parallel_size=1, pipeline_model_parallel_size=1, virtual_pipeline_model_parallel_size=None, pipeline_model_parallel_comm_backend=None, use_sharp=False, context_parallel_size=1, hierarchical_context_parallel_sizes=None, hybrid_context_parallel=False, expert_model_parallel_size=1, num_distributed_optimizer_instances=1, expert_tensor_parallel_size=None, nccl_communicator_config_path=None, distributed_timeout_minutes=30, order='tp-cp-ep-dp-pp', get_embedding_ranks=None, get_position_embedding_ranks=None, create_gloo_process_groups=True, high_priority_stream_groups=None, sharp_enabled_group=None, create_all_gather_group=False)",
+        "(tensor_model_parallel_size=1, pipeline_model_parallel_size=1, virtual_pipeline_model_parallel_size=None, "
+        "pipeline_model_parallel_comm_backend=None, use_sharp=False, context_parallel_size=1, "
+        "hierarchical_context_parallel_sizes=None, hybrid_context_parallel=False, expert_model_parallel_size=1, "
+        "num_distributed_optimizer_instances=1, expert_tensor_parallel_size=None, nccl_communicator_config_path=None, "
+        "distributed_timeout_minutes=30, order='tp-cp-ep-dp-pp', get_embedding_ranks=None, "
+        "get_position_embedding_ranks=None, create_gloo_process_groups=True, high_priority_stream_groups=None, "
+        "sharp_enabled_group=None, create_all_gather_group=False)",
         "b4dd1d6922d8ba39",
     ),
     Function(
@@ -113,7 +123,9 @@ CONTRACTS: tuple[Contract, ...] = (
     # Megatron's steps, and what its schedules do around them, which a stage does as well (stage.py).
     Function(
         "megatron.core.pipeline_parallel.schedules:forward_step",
-        "(forward_step_func, data_iterator, model, num_microbatches, input_tensor, forward_data_store, config, cp_group_size, collect_non_loss_data=False, checkpoint_activations_microbatch=None, is_first_microbatch=False, current_microbatch=None, vp_stage=None, is_last_stage=True)",
+        "(forward_step_func, data_iterator, model, num_microbatches, input_tensor, forward_data_store, config, "
+        "cp_group_size, collect_non_loss_data=False, checkpoint_activations_microbatch=None, "
+        "is_first_microbatch=False, current_microbatch=None, vp_stage=None, is_last_stage=True)",
         "bf3a0e42d32984fc",
     ),
     Function(
@@ -128,7 +140,9 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Function(
         "megatron.core.pipeline_parallel.schedules:forward_backward_pipelining_without_interleaving",
-        "(*, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size, decoder_seq_length=None, forward_only=False, collect_non_loss_data=False, first_val_step=None, adjust_tensor_shapes_fn=None, p2p_communicator=None, pg_collection=None, force_all_reduce=False)",
+        "(*, forward_step_func, data_iterator, model, num_microbatches, seq_length, micro_batch_size, "
+        "decoder_seq_length=None, forward_only=False, collect_non_loss_data=False, first_val_step=None, "
+        "adjust_tensor_shapes_fn=None, p2p_communicator=None, pg_collection=None, force_all_reduce=False)",
         "12add2b942cc6bc4",
     ),
     Function(

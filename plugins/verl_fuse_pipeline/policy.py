@@ -12,7 +12,8 @@ LEAST_GAIN = 0.01
 
 
 def fused_schedule(problem: ScheduleProblem, wanted: Literal["auto", "fused"], seconds: float) -> Schedule | None:
-    """The best schedule found in so many seconds; with "auto" None unless it is predicted to take less time than one model after the other."""
+    """The best schedule found in so many seconds; with "auto" None unless it is predicted to take less time than
+    one model after the other."""
     # One thread: the solver runs beside a rollout.
     schedule = solve(problem, "portfolio", Budget(seconds, workers=1))
     if wanted == "auto" and schedule.makespan > (1 - LEAST_GAIN) * serial_seconds(problem):

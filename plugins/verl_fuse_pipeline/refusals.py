@@ -7,7 +7,8 @@ from verl_fuse.spec.composed import ACTOR, CRITIC, Get, has_critic, required, re
 from verl_fuse.spec.step import Refusal
 
 _NEEDS = "fuse.pipeline.enabled=true"
-# What must be off in an engine's configuration, its value then, and what is said: what only Megatron's own schedules do, or what was never run fused.
+# What must be off in an engine's configuration, its value then, and what is said: what only Megatron's own schedules
+# do, or what was never run fused.
 _OFF = {
     "virtual_pipeline_model_parallel_size": (1, "1, or null"),
     "expert_model_parallel_size": (1, "1, or null"),
@@ -40,7 +41,10 @@ def _critic(get: Get) -> Iterator[Refusal]:
 def _models(get: Get) -> Iterator[Refusal]:
     needs = (
         "megatron",
-        f"{_NEEDS} needs Megatron engines (model_engine=megatron): FSDP's have no pipeline to fuse, they train serially; set it to false",
+        (
+            f"{_NEEDS} needs Megatron engines (model_engine=megatron): FSDP's have no pipeline to fuse, they train "
+            "serially; set it to false"
+        ),
     )
     yield from required(get, {f"{role}.strategy": needs for role in (ACTOR, CRITIC)})
     if get("fuse.pipeline.schedule") != "serial":
@@ -61,7 +65,10 @@ def _engines(get: Get) -> Iterator[Refusal]:
     widths = {role: _product(get, role, "tensor", "context") for role in (ACTOR, CRITIC)}
     if widths[ACTOR] != widths[CRITIC]:
         key = f"{CRITIC}.megatron.tensor_model_parallel_size"
-        allowed = f"{_NEEDS} needs stages of as many ranks (tensor x context parallel) as the actor's: {widths[ACTOR]}, not {widths[CRITIC]}"
+        allowed = (
+            f"{_NEEDS} needs stages of as many ranks (tensor x context parallel) as the actor's: {widths[ACTOR]}, "
+            f"not {widths[CRITIC]}"
+        )
         yield Refusal(key, get(key), allowed)
     yield from required(get, {"global_profiler.steps": (None, f"not with {_NEEDS}: null")})
 

@@ -1,6 +1,7 @@
 """What speculation rests on: how vLLM makes a drafter and asks it, and the code that verifies drafts.
 
-That verification keeps the distribution is a promise: the code was read at vLLM 0.24.0 and 0.28.0, and other code is refused until it was read too.
+That verification keeps the distribution is a promise: the code was read at vLLM 0.24.0 and 0.28.0, and other code is
+refused until it was read too.
 """
 
 from verl_fuse.host.upstream.targets import MODEL_YAML, ROLLOUT_YAML
@@ -15,7 +16,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Function("vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer", "(vllm_config)", "3e2a0748c8ba1e85"),
     Function(
         f"{RUNNER}.propose_draft_token_ids",
-        "(self, scheduler_output, sampled_token_ids, sampling_metadata, hidden_states, sample_hidden_states, aux_hidden_states, spec_decode_metadata, common_attn_metadata, slot_mappings)",
+        "(self, scheduler_output, sampled_token_ids, sampling_metadata, hidden_states, sample_hidden_states, "
+        "aux_hidden_states, spec_decode_metadata, common_attn_metadata, slot_mappings)",
         "6abbc7a6221cf27c",
     ),
     Function(f"{RUNNER}._input_fits_in_drafter", "(self, common_attn_metadata)", "a255d180c85827e6"),

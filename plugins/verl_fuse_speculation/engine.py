@@ -19,7 +19,8 @@ def engine_arguments(tokens: Literal["auto"] | int, history_bytes: int, epochs: 
             "method": "custom_class",
             "model": PROPOSER,
             "num_speculative_tokens": AUTO_TOKENS if auto else tokens,
-            # Where a drafter's state is kept, as far as vLLM is concerned. It is no part of the hash by which vLLM finds what it compiled in earlier runs.
+            # Where a drafter's state is kept, as far as vLLM is concerned. It is no part of the hash by which vLLM
+            # finds what it compiled in earlier runs.
             "draft_load_config": {"download_dir": folder},
         },
         "additional_config": {BLOCK: drafter},

@@ -1,10 +1,13 @@
-"""What was generated before, as drafts: the tokens that followed, earlier in this group of samples or elsewhere, what a sample ends with now.
+"""What was generated before, as drafts: the tokens that followed, earlier in this group of samples or elsewhere,
+what a sample ends with now.
 
-A ring of nodes, one per token, each linked to the token before and after it in its sample, and by `CHAINS` to the last node before it whose last
-tokens are the same. A draft begins at the newest such nodes; they vote, and those that lose a vote leave.
+A ring of nodes, one per token, each linked to the token before and after it in its sample, and by `CHAINS` to
+the last node before it whose last tokens are the same. A draft begins at the newest such nodes; they vote, and
+those that lose a vote leave.
 
 Invariants (tests/unit/speculation/test_history.py):
-- a draft continues samples of the steps asked for, after the same tokens, and those of other groups only after what a whole chain shares;
+- a draft continues samples of the steps asked for, after the same tokens, and those of other groups only after
+  what a whole chain shares;
 - memory is fixed when the history is made: old tokens make room for new ones, and no draft mixes them;
 - what is drafted depends on what was added, and on nothing else.
 """
@@ -16,11 +19,13 @@ from numba import njit
 
 from verl_fuse.spec.arrays import Tokens
 
-# How many last tokens are the same along a chain, and whether it stays in its group: long likenesses are found among many nodes, short ones too.
+# How many last tokens are the same along a chain, and whether it stays in its group: long likenesses are found among
+# many nodes, short ones too.
 CHAINS = ((6, True), (2, True), (2, False))
 # Tokens that are compared at most.
 LONGEST = 24
-# Nodes of one chain that vote, the newest; one of the nodes that share a token more than others has so many times their vote.
+# Nodes of one chain that vote, the newest; one of the nodes that share a token more than others has
+# so many times their vote.
 VOTERS, WEIGHT = 64, 3.0
 # A token is drafted while the votes say it is accepted at least so often.
 LEAST_CHANCE = 0.3
@@ -66,8 +71,8 @@ class History:
         return end
 
     def draft(self, end: int, since: int, most: int, least: float = LEAST_CHANCE) -> tuple[list[int], float]:
-        """Up to `most` tokens that may follow the node `end`, from samples of the step `since` or later, each as likely as `least` by the votes;
-        and how many of them will be accepted, by the votes."""
+        """Up to `most` tokens that may follow the node `end`, from samples of the step `since` or later, each as likely
+        as `least` by the votes; and how many of them will be accepted, by the votes."""
         nodes = self._tokens, self._groups, self._steps, self._before, self._after
         drafted, expected = _draft(*nodes, self._same, self._heads, self.written, end, since, max(most, 0), least)
         return drafted.tolist(), expected
@@ -130,7 +135,8 @@ def _alike(tokens, before, oldest, one, other):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _voters(tokens, groups, steps, before, after, same, heads, oldest, end, since, nodes, votes):  # type: ignore[no-untyped-def]
-    """Put the nodes that follow what the node `end` ends with into `nodes`, and what their vote counts into `votes`; how many."""
+    """Put the nodes that follow what the node `end` ends with into `nodes`, and what their vote
+    counts into `votes`; how many."""
     size, found, longest = len(tokens), 0, 0
     group = groups[end % size]
     for chain in range(len(_KEYS)):

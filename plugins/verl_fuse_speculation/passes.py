@@ -3,7 +3,8 @@
 Invariants (tests/unit/speculation/test_passes.py):
 - every pass is read once;
 - what passes cost that follow a formula is found, whatever else some of them waited for;
-- of the tail are the passes of a replica after the last one in which it ran more than `TAIL_SHARE` of the most samples it ran at once.
+- of the tail are the passes of a replica after the last one in which it ran more than `TAIL_SHARE` of the
+  most samples it ran at once.
 """
 
 import os
@@ -27,8 +28,8 @@ PASS = np.dtype(
 
 
 class ForwardPass(NamedTuple):
-    """A forward pass that ended at `time` (Unix seconds), in which `rows` samples got `tokens` tokens, `drafted` tokens being tried; a token
-    was drafted where it was likely to be accepted at least as often as `least`."""
+    """A forward pass that ended at `time` (Unix seconds), in which `rows` samples got `tokens` tokens, `drafted` tokens
+    being tried; a token was drafted where it was likely to be accepted at least as often as `least`."""
 
     time: float
     step: int
@@ -79,8 +80,8 @@ def in_tail(passes: np.ndarray) -> np.ndarray:
 
 
 def speculation_metrics(replicas: Iterable[np.ndarray]) -> dict[str, float]:
-    """Of a step's passes, by replica: how many there were, how many more without drafts, tokens of a sample per pass, and what became of the drafts; of
-    all passes, and of those of the tail."""
+    """Of a step's passes, by replica: how many there were, how many more without drafts, tokens of a sample per pass,
+    and what became of the drafts; of all passes, and of those of the tail."""
     found = [passes for passes in replicas if len(passes)]
     if not found:
         return {}
@@ -93,7 +94,8 @@ def speculation_metrics(replicas: Iterable[np.ndarray]) -> dict[str, float]:
 
 
 def pass_costs(replicas: Iterable[np.ndarray]) -> tuple[float, float] | None:
-    """Seconds of a pass, and of each token it computes, drafted ones included; None where the passes cannot tell. Those that took in new samples are left out."""
+    """Seconds of a pass, and of each token it computes, drafted ones included; None where the passes cannot tell. Those
+    that took in new samples are left out."""
     seconds, tokens = [np.empty(0)], [np.empty(0)]
     for passes in replicas:
         decodes = passes["rows"][1:] <= passes["rows"][:-1]

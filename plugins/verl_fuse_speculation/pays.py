@@ -1,7 +1,8 @@
 """Where a draft pays: how likely a drafted token must be accepted so that trying it shortens the rollout.
 
-A pass takes `fixed + each * tokens` seconds. A token that is tried costs `each`; one that is accepted saves what a token costs at the present
-speed. On a device that is busy with many samples both are the same and nothing is drafted; where few are left, `each` is small beside `fixed`.
+A pass takes `fixed + each * tokens` seconds. A token that is tried costs `each`; one that is accepted saves what a
+token costs at the present speed. On a device that is busy with many samples both are the same and nothing is drafted;
+where few are left, `each` is small beside `fixed`.
 
 Invariants (tests/unit/speculation/test_pays.py):
 - the costs of passes that follow the formula are found, whatever they are;
@@ -33,7 +34,8 @@ class Pays:
     _accepted: float = 1.0
 
     def observe(self, seconds: float, rows: int, tried: int, accepted: int, expected: float) -> None:
-        """A pass of `rows` samples and `tried` drafted tokens, of which `accepted` were and `expected` should have been."""
+        """A pass of `rows` samples and `tried` drafted tokens, of which `accepted` were and
+        `expected` should have been."""
         tokens = rows + tried
         self._sums *= KEPT
         self._sums += (1.0, tokens, seconds, tokens * tokens, tokens * seconds)

@@ -116,8 +116,8 @@ class SpeculationPlugin:
         if missing > self._unheard:
             self._unheard = missing
             logger.warning(
-                "fuse.speculation: of %d replicas that generated, %d left nothing in %s; they draft from what they generated themselves "
-                "alone. Nodes do not share this folder (set fuse.run_dir, or trainer.default_local_dir, to one that they share), or "
-                "drafting ended there (run.log says why)",
+                "fuse.speculation: of %d replicas that generated, %d left nothing in %s; they draft from what "
+                "they generated themselves alone. Nodes do not share this folder (set fuse.run_dir, or "
+                "trainer.default_local_dir, to one that they share), or drafting ended there (run.log says why)",
                 len(self._generated), missing, self._passes.folder,
             )  # fmt: skip

@@ -75,7 +75,8 @@ class Prompts:
 
 
 def beginnings(tokens: Tokens, known: np.ndarray) -> list[PromptDigest]:
-    """Digests of the beginnings of `tokens` whose lengths are `known` (true at that place), the shortest first; last, of all tokens."""
+    """Digests of the beginnings of `tokens` whose lengths are `known` (true at that place), the shortest
+    first; last, of all tokens."""
     lengths, one, other = _digests(np.ascontiguousarray(tokens, np.int32), known)
     return [
         PromptDigest(length, _DIGEST.pack(*halves))

@@ -1,7 +1,8 @@
-"""A drafter for vLLM's speculative method `custom_class`, made in each engine's worker processes: drafts come from the history of the prompt.
+"""A drafter for vLLM's speculative method `custom_class`, made in each engine's worker processes: drafts come from
+the history of the prompt.
 
-vLLM verifies every draft by rejection sampling, so nothing here can change what is sampled, only how soon. vLLM tells a drafter the rows of its
-batch and the tokens that were sampled last; which sample a row is, is told from its tokens.
+vLLM verifies every draft by rejection sampling, so nothing here can change what is sampled, only how soon. vLLM tells a
+drafter the rows of its batch and the tokens that were sampled last; which sample a row is, is told from its tokens.
 
 Invariants (tests/unit/speculation/test_proposer.py):
 - every sample's tokens are in the history, whichever row it is in;
@@ -56,7 +57,8 @@ Known = tuple[int, bytes]
 
 @dataclass(eq=False)
 class Group:
-    """Samples of one prompt: the steps in which it was met lately, the nodes of its last token and of the last token of all."""
+    """Samples of one prompt: the steps in which it was met lately, the nodes of its last token and
+    of the last token of all."""
 
     number: int
     steps: list[int]
@@ -66,8 +68,8 @@ class Group:
 
 @dataclass(eq=False)
 class Running:
-    """A sample that is being generated: what it is known by, `length` tokens with its prompt, `end` its last node in the history; others were left
-    all but `tokens`, which follow `context`."""
+    """A sample that is being generated: what it is known by, `length` tokens with its prompt, `end` its last node in
+    the history; others were left all but `tokens`, which follow `context`."""
 
     prompt: PromptDigest
     group: Group
@@ -133,7 +135,8 @@ class HistoryProposer:
         token_ids_cpu: Tokens,
         **kwargs: Any,
     ) -> list[list[int]]:
-        """Drafts for each row of the batch, after the tokens that it has by now; none for a row whose prompt is not computed yet."""
+        """Drafts for each row of the batch, after the tokens that it has by now; none for a row whose
+        prompt is not computed yet."""
         if not self._speaks or self._broken:
             return [[] for _ in sampled_token_ids]
         try:
@@ -176,7 +179,8 @@ class HistoryProposer:
             else:
                 moved.append(row)
         if moved and not self._rows:
-            # No sample of the pass before is left in its row: another step may have begun, however lately that was looked at.
+            # No sample of the pass before is left in its row: another step may have begun, however
+            # lately that was looked at.
             self._looked = 0.0
         waiting: dict[Known, list[Running]] = {}
         for running in unmet.values():
@@ -221,7 +225,8 @@ class HistoryProposer:
         return running
 
     def _visit(self, prompt: PromptDigest, step: int) -> Group:
-        """The group of `prompt`, which is met in `step`. A run that goes on from a checkpoint may find samples of steps to come."""
+        """The group of `prompt`, which is met in `step`. A run that goes on from a checkpoint may find
+        samples of steps to come."""
         number = self._prompts.number(prompt)
         if number not in self._groups:
             self._forget()

@@ -1,4 +1,5 @@
-"""Configurations in which drafts would change what is sampled, or that speculation was not shown to be right in, refused before anything is started."""
+"""Configurations in which drafts would change what is sampled, or that speculation was not shown to be right in,
+refused before anything is started."""
 
 from collections.abc import Iterator, Mapping
 

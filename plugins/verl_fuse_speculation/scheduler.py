@@ -1,12 +1,14 @@
 """vLLM's scheduler, made exact for what a single request may ask for beside drafts.
 
-Stop strings: vLLM looks for them once a pass, in the text of all tokens that the pass brought, and a sample keeps the tokens that were accepted behind one.
-Told one by one, each token is looked at as if it were a pass of its own: what follows the one that completes a stop string belongs to a request that
-has ended, and is dropped.
+Stop strings: vLLM looks for them once a pass, in the text of all tokens that the pass brought, and a sample keeps the
+tokens that were accepted behind one. Told one by one, each token is looked at as if it were a pass of its own: what
+follows the one that completes a stop string belongs to a request that has ended, and is dropped.
 
-`min_tokens`: vLLM keeps the last token of a pass that began below them from ending the sample, also where drafts have brought it to them. Drafts end before.
+`min_tokens`: vLLM keeps the last token of a pass that began below them from ending the sample, also where drafts have
+brought it to them. Drafts end before.
 
-A seed, a budget of thinking tokens: such a request gets no drafts. Its samples would depend on them; that the budget is kept was not shown.
+A seed, a budget of thinking tokens: such a request gets no drafts. Its samples would depend on them; that the
+budget is kept was not shown.
 
 Invariants (tests/integration/test_speculation.py):
 - a sample, its log-probs included, ends where it would end with one token a pass;

@@ -1,5 +1,5 @@
-"""A folder in which the drafters of all replicas leave the samples that ended, and find those of the others: history reaches whichever replica gets a
-prompt next, and a run that goes on from a checkpoint.
+"""A folder in which the drafters of all replicas leave the samples that ended, and find those of the others: history
+reaches whichever replica gets a prompt next, and a run that goes on from a checkpoint.
 
 Invariants (tests/unit/speculation/test_shelf.py):
 - a drafter reads every sample that another one left, once, and none of its own;

@@ -1,5 +1,5 @@
-"""`fuse_predict`, `fuse_scale` and `fuse_assign` through the manager: the built-in plugin decides, a stranger's predictor, scaler and router replace
-it, and a broken one costs the step's optimisation."""
+"""`fuse_predict`, `fuse_scale` and `fuse_assign` through the manager: the built-in plugin decides, a stranger's
+predictor, scaler and router replace it, and a broken one costs the step's optimisation."""
 
 import json
 from dataclasses import replace
@@ -348,6 +348,7 @@ def test_lengths_are_learned_whoever_routes(installed_plugin, tmp_path: Path):
     assert json.loads((tmp_path / "fuse_elastic.json").read_text())["lengths"]["means"] == {"a": 4.0, "b": 8.0}
 
 
+# ruff: disable[E501]  (a table of data)
 @pytest.mark.parametrize(
     ("source", "ask", "message"),
     [
@@ -356,6 +357,7 @@ def test_lengths_are_learned_whoever_routes(installed_plugin, tmp_path: Path):
         ("lost", lambda policy, found: policy.assign(found, REPLICAS, {}), "fuse_assign returned 'uid-a': 9; allowed: prompts of"),
     ],
 )  # fmt: skip
+# ruff: enable[E501]
 def test_a_stranger_s_mistake_leaves_the_step_to_verl(installed_plugin, caplog, source, ask, message):
     installed_plugin("acme", STRANGER)
     policy, _ = enabled()
@@ -365,6 +367,7 @@ def test_a_stranger_s_mistake_leaves_the_step_to_verl(installed_plugin, caplog, 
     assert "failed in step 2; the rest of this step runs as in stock verl" in caplog.text
 
 
+# ruff: disable[E501]  (a table of data)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -382,6 +385,7 @@ def test_a_stranger_s_mistake_leaves_the_step_to_verl(installed_plugin, caplog, 
         ({"block": {"warm": 1}}, "fuse.elastic.warm: unknown key; allowed: "),
     ],
 )  # fmt: skip
+# ruff: enable[E501]
 def test_what_cannot_run_is_refused(change, message):
     config = {
         "trainer": {"v1": {"trainer_mode": change.get("mode", "fuse")}},

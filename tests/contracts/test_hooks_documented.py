@@ -1,4 +1,5 @@
-"""A hook is documented, described in one docstring, used by a built-in plugin and called by a test; otherwise it goes."""
+"""A hook is documented, described in one docstring, used by a built-in plugin and called by a
+test; otherwise it goes."""
 
 import ast
 import inspect

@@ -1,5 +1,5 @@
-"""`fuse_migration` and `fuse_infer_next` through the manager: the built-in policies decide, a stranger's replace them (when the tail moves, where to,
-what a lane runs next), a broken one costs the step's optimisation."""
+"""`fuse_migration` and `fuse_infer_next` through the manager: the built-in policies decide, a stranger's replace them
+(when the tail moves, where to, what a lane runs next), a broken one costs the step's optimisation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +87,7 @@ def test_the_built_in_policy_keeps_the_busiest_replicas_once_the_tail_is_short()
     assert policy.migration(view(8)) == Migration(survivors=(1,))
 
 
+# ruff: disable[E501]  (a table of data)
 @pytest.mark.parametrize(
     ("block", "stages", "said"),
     [
@@ -97,6 +98,7 @@ def test_the_built_in_policy_keeps_the_busiest_replicas_once_the_tail_is_short()
         ({"migration_threshold": 12}, ("ref",), "fuse.interstage.migration_threshold=12: nothing migrates while"),
     ],
 )  # fmt: skip
+# ruff: enable[E501]
 def test_where_nothing_can_be_gained_nothing_moves_and_that_is_said_once_at_start(block, stages, said, caplog):
     config = {"trainer": {"v1": {"trainer_mode": "fuse"}}, "fuse": {"interstage": {"enabled": True, **block}}}
     settings = load_settings(OmegaConf.create(config))
@@ -205,7 +207,8 @@ def test_the_hook_itself_answers_with_the_first_result(installed_plugin):
 
 
 def measured_step() -> tuple[Timeline, list[tuple[int, int]]]:
-    """Forty samples on three replicas, four of them ten times as long, 0.1 s per token, and 60 s of inference on slices afterwards."""
+    """Forty samples on three replicas, four of them ten times as long, 0.1 s per token, and 60 s of
+    inference on slices afterwards."""
     lengths = [10] * 36 + [100] * 4
     spans = [Span("gen", "step", "stage", 0.0, 10.0)]
     for number, length in enumerate(lengths):
@@ -287,8 +290,10 @@ def test_the_automatic_threshold_watches_a_warm_step_and_decides_the_next(caplog
     assert metrics["fuse/predicted_stock_seconds"] < 60.0, "the first step's 150 s are not in it"
     (told,) = caplog.messages[2:]
     assert told == (
-        f"step 3: migration threshold {threshold:.0f}, on {len(decided[-1].survivors)} replicas; generation and inference "
-        f"{metrics['fuse/predicted_stage_seconds']:.2f} s predicted ({metrics['fuse/predicted_stock_seconds']:.2f} s without migration), 30.00 s measured"
+        f"step 3: migration threshold {threshold:.0f}, on {len(decided[-1].survivors)} replicas; generation and "
+        "inference "
+        f"{metrics['fuse/predicted_stage_seconds']:.2f} s predicted ({metrics['fuse/predicted_stock_seconds']:.2f} s "
+        "without migration), 30.00 s measured"
     )
 
 

@@ -141,8 +141,14 @@ def test_progress_reads_like_the_readme(start: Callable[..., Emit], capsys: pyte
     assert printed.splitlines() == [
         "verl-fuse: step 1/40 done in 14 s: 8/8 groups trained, devices idle 43%, ETA 9 min 06 s",
         "verl-fuse: step 2/40 done in 14 s: 8/8 groups trained, devices idle 43%, ETA 8 min 52 s",
-        "verl-fuse: step 3/40 at 12 s, generating: 5/8 groups generated, 18/32 samples scored, 0/8 groups trained, ETA 8 min 40 s",
-        "verl-fuse: step 3/40 at 23 s, update_critic: 8/8 groups generated, 32/32 samples scored, 0/8 groups trained, ETA 8 min 38 s",
+        (
+            "verl-fuse: step 3/40 at 12 s, generating: 5/8 groups generated, 18/32 samples scored, 0/8 groups trained, "
+            "ETA 8 min 40 s"
+        ),
+        (
+            "verl-fuse: step 3/40 at 23 s, update_critic: 8/8 groups generated, 32/32 samples scored, 0/8 groups "
+            "trained, ETA 8 min 38 s"
+        ),
     ]
 
 

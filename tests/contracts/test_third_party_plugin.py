@@ -16,7 +16,8 @@ from verl_fuse.host.start.settings import load_settings
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
 
-block = {"disabled_plugins": ["interstage", "elastic", "pipeline", "realloc", "speculation", "update", "observe", "cpu"], "acme": {"largest_micro_group": 5}}
+others = ["interstage", "elastic", "pipeline", "realloc", "speculation", "update", "observe", "cpu"]
+block = {"disabled_plugins": others, "acme": {"largest_micro_group": 5}}
 settings = load_settings(OmegaConf.create({"fuse": block}))
 hook = settings.manager.hook
 hook.fuse_setup(trainer=types.SimpleNamespace(block=settings.blocks.get))

@@ -59,8 +59,8 @@ def test_changed_code_is_yellow_with_its_diff(copy: Path, tmp_path: Path, capsys
     assert text == (tmp_path / "out/upstream.md").read_text()
     assert "## Yellow: changed, to be read again (1)" in text
     assert (
-        "| `verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.step` | verl_fuse.host.start.contracts.trainer | body changed"
-        in text
+        "| `verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.step` | verl_fuse.host.start.contracts.trainer | body "
+        "changed" in text
     )
     assert "--- verl 0.9.1\n+++ checked\n" in text
     assert (

@@ -275,7 +275,8 @@ def test_private_names_of_torch_are_found():
         "import torch.distributed as dist\n"
         "from torch.distributed import _composable_state, fsdp\n"
         "from torch.utils._pytree import tree_map as mapped\n"
-        "dist.distributed_c10d._get_default_store(); dist.all_reduce(torch._C); _composable_state.mapping; fsdp.fully_shard.__doc__"
+        "dist.distributed_c10d._get_default_store(); dist.all_reduce(torch._C); _composable_state.mapping; "
+        "fsdp.fully_shard.__doc__"
     )
     assert sorted(use.private_torch(module)) == [
         "torch.distributed._composable_state:mapping",

@@ -1,4 +1,5 @@
-"""The check notices what matters, in the right class, and nothing else: verl's source is changed in many ways, one at a time."""
+"""The check notices what matters, in the right class, and nothing else: verl's source is changed in
+many ways, one at a time."""
 
 import ast
 import functools

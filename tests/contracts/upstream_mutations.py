@@ -1,4 +1,5 @@
-"""Changes that upstream might make to verl: each is one file's new text, with the contract it hits and the class it deserves."""
+"""Changes that upstream might make to verl: each is one file's new text, with the contract it hits
+and the class it deserves."""
 
 import ast
 import itertools

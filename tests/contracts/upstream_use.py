@@ -1,4 +1,5 @@
-"""What our own source uses of upstream, as far as it can be read off: imports, overrides, inherited attributes, configuration keys."""
+"""What our own source uses of upstream, as far as it can be read off: imports, overrides, inherited
+attributes, configuration keys."""
 
 import ast
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ class Override:
 
 
 def imported(module: ast.Module) -> dict[str, str]:
-    """Local name -> target, of everything imported from upstream; a module has a target without a name, "transfer_queue:"."""
+    """Local name -> target, of everything imported from upstream; a module has a target without a
+    name, "transfer_queue:"."""
     found = {}
     for node in ast.walk(module):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in UPSTREAM:
@@ -38,7 +40,8 @@ def imported(module: ast.Module) -> dict[str, str]:
 
 
 def private_torch(module: ast.Module) -> Iterator[str]:
-    """Targets in private modules of torch, and private names of its modules, that the module imports or takes of a module by attribute."""
+    """Targets in private modules of torch, and private names of its modules, that the module imports or takes
+    of a module by attribute."""
     names: dict[str, str] = {}
     for node in ast.walk(module):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":

@@ -1,9 +1,9 @@
 """The 33 settings of ReaL's main figure as workloads, and how its PFLOP/s are counted.
 
-The counting was worked out from the twelve step times published beside the figure (test_real_throughput.py checks it): four inference
-forwards and two trainings, a training being four forwards because activations are recomputed; a forward is 2 operations per parameter and
-token plus 4 * layers * hidden * length for attention, not halved for causality; and key and value projections are counted at full width
-even where a model shares KV heads. Embeddings are left out.
+The counting was worked out from the twelve step times published beside the figure (test_real_throughput.py checks it):
+four inference forwards and two trainings, a training being four forwards because activations are recomputed; a forward
+is 2 operations per parameter and token plus 4 * layers * hidden * length for attention, not halved for causality; and
+key and value projections are counted at full width even where a model shares KV heads. Embeddings are left out.
 """
 
 import dataclasses

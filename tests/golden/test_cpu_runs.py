@@ -1,7 +1,7 @@
 """Stage times of the CPU recipes, predicted from a profile of the machine that ran them.
 
-The profile holds the parts of the model and, as floors of the software, what ppo-small and grpo-large took beyond them: other batch sizes and
-micro-batches of the same recipes. Held out: every stage of ppo-cpu and grpo-cpu.
+The profile holds the parts of the model and, as floors of the software, what ppo-small and grpo-large took beyond them:
+other batch sizes and micro-batches of the same recipes. Held out: every stage of ppo-cpu and grpo-cpu.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
-"""The CPU recipes, simulated from the profile of the machine that ran them; `pytest -s` prints the table of verl_fuse/simulate/README.md.
+"""The CPU recipes, simulated from the profile of the machine that ran them; `pytest -s` prints the table of
+verl_fuse/simulate/README.md.
 
-Calibration: the parts of the model as profiled, and the floors read off ppo-small and grpo-large. Given: the lengths the runs had. Held out: every stage
-of ppo-cpu and grpo-cpu, and which of stock, observed and streaming is faster.
+Calibration: the parts of the model as profiled, and the floors read off ppo-small and grpo-large. Given: the lengths
+the runs had. Held out: every stage of ppo-cpu and grpo-cpu, and which of stock, observed and streaming is faster.
 """
 
 import dataclasses
@@ -84,7 +85,8 @@ def test_stage_times(runs, cost):
             recorded = float(np.mean([step.stages[stage] for step in runs[name].steps]))
             errors.append(abs(predicted[stage] / recorded - 1))
             print(
-                f"| {name} | {stage} | {recorded:.2f} | {predicted[stage]:.2f} | {predicted[stage] / recorded - 1:+.0%} |"
+                f"| {name} | {stage} | {recorded:.2f} | {predicted[stage]:.2f} | "
+                f"{predicted[stage] / recorded - 1:+.0%} |"
             )
     print(f"median error {np.median(errors):.0%}, largest {max(errors):.0%}")
     assert len(errors) == 10

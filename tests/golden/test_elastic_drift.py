@@ -1,4 +1,5 @@
-"""The simulated comparison of `ci/bench/elastic_simulated.py` in small: what its README table says must keep being so."""
+"""The simulated comparison of `ci/bench/elastic_simulated.py` in small: what its README table
+says must keep being so."""
 
 import csv
 from pathlib import Path

@@ -1,6 +1,8 @@
-"""Published gains against simulated ones; `pytest -s tests/golden/test_fusion_gains.py` prints the tables of verl_fuse/simulate/README.md.
+"""Published gains against simulated ones; `pytest -s tests/golden/test_fusion_gains.py` prints the tables of
+verl_fuse/simulate/README.md.
 
-What is asserted: gains that fall inside the published range stay there, and those that do not stay on the side the README gives reasons for.
+What is asserted: gains that fall inside the published range stay there, and those that do not stay on the side the
+README gives reasons for.
 """
 
 import json
@@ -37,8 +39,8 @@ def test_rlhfuse(models: list[str], maximum: int):
     actor, critic = models
     setup, assumed, published = FUSE["setup"], FUSE["assumed"], FUSE["published"]
     data = {
-        "algorithm": "ppo", "prompts": setup["prompts"], "minibatches": setup["minibatches"], "actor": actor, "critic": critic,
-        "reference": actor, "reward": critic, "old_log_prob": False, "prompt": assumed["prompt"],
+        "algorithm": "ppo", "prompts": setup["prompts"], "minibatches": setup["minibatches"], "actor": actor,
+        "critic": critic, "reference": actor, "reward": critic, "old_log_prob": False, "prompt": assumed["prompt"],
         "response": f"{assumed['response']}{maximum}",
     }  # fmt: skip
     found = rows(data, (setup["device"], setup["nodes"]), ["interstage", "pipeline"], OPTIONS)
@@ -51,7 +53,8 @@ def test_rlhfuse(models: list[str], maximum: int):
     generation = stock.generation_and_inference - sum(stages[name] for name in ("reward", "ref", "values"))
     ceiling = stock.generation_and_inference / generation
     print(
-        f"\n| {actor[6:]} / {critic[6:]} | {maximum} | {generation:.2f} | {stock.generation_and_inference - generation:.2f} "
+        f"\n| {actor[6:]} / {critic[6:]} | {maximum} | {generation:.2f} | "
+        f"{stock.generation_and_inference - generation:.2f} "
         f"| {stock.training:.2f} | {stage:.3f} | {ceiling:.3f} | {training:.3f} | {whole:.3f} |"
     )
     # Generation dwarfs inference on this cost model, which bounds what hiding it can gain: below the published range.
@@ -70,13 +73,15 @@ def test_rlhfless(name: str, weight: float):
     setup, assumed, published = dict(LESS["setup"][name]), LESS["assumed"], LESS["published"][name]
     cluster = (setup.pop("device"), setup.pop("nodes"))
     data = {
-        "algorithm": "grpo", **setup, "reference": setup["actor"], "prompt": assumed["prompt"], "response": assumed["response"],
+        "algorithm": "grpo", **setup, "reference": setup["actor"], "prompt": assumed["prompt"],
+        "response": assumed["response"],
     }  # fmt: skip
     options = SimulationOptions(stock_poll=0.0, fuse_poll=0.0, time_weight=weight)
     elastic = rows(data, cluster, ["elastic"], options)["elastic"]
     speed, cost = elastic.speedup.mean, elastic.cost_ratio.mean - 1
     print(f"\n| {name} | {weight} | {speed:.3f} | {published['speed']} | {cost:+.1%} | {published['cost']:+.1%} |")
-    # Stock is tuned and loses no time to cold starts here: no such speed-up, but device time falls by what was published, or half of it.
+    # Stock is tuned and loses no time to cold starts here: no such speed-up, but device time falls by what was
+    # published, or half of it.
     assert 0.9 < speed < published["speed"]
     assert cost < -0.05
     if weight == 0.5:

@@ -1,4 +1,5 @@
-"""The analytic model against published training and decoding throughput; each group says what was calibrated on and what was held out."""
+"""The analytic model against published training and decoding throughput; each group says what was calibrated
+on and what was held out."""
 
 import json
 from pathlib import Path
@@ -76,7 +77,8 @@ def test_megatron_training():
 def test_decoding():
     """Calibrated on lmdeploy's 7B rows, held out: 13B, 70B and all of TensorRT-LLM.
 
-    The 70B model decodes faster here than there: kernels of that time read a KV head once for every query head that shares it.
+    The 70B model decodes faster here than there: kernels of that time read a KV head once for every
+    query head that shares it.
     """
     calibration = np.abs([decode_error(row) for row in DECODING if row[:2] == ["lmdeploy", "llama-2-7b"]])
     held_out = np.abs([decode_error(row) for row in DECODING if row[:2] != ["lmdeploy", "llama-2-7b"]])

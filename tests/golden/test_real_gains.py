@@ -1,4 +1,5 @@
-"""The gain our search predicts over ReaL's Megatron heuristic, on the cost model that `test_real_throughput.py` holds against the heuristic's bars.
+"""The gain our search predicts over ReaL's Megatron heuristic, on the cost model that `test_real_throughput.py` holds
+against the heuristic's bars.
 
 No constant is fitted to a gain. Only settings whose proof ends within seconds; all 33 are in verl_fuse/plan/README.md.
 """

@@ -1,6 +1,7 @@
 """The analytic model against ReaL's published throughput of the Megatron heuristic, on A100.
 
-Calibrated on: the three bars of "actor 8" (one node, everything 7B): the engine's floor per block and its memory traffic. Held out: the other 30.
+Calibrated on: the three bars of "actor 8" (one node, everything 7B): the engine's floor per block and its memory
+traffic. Held out: the other 30.
 """
 
 import numpy as np
@@ -18,7 +19,8 @@ HELD_OUT = [setting for setting in settings() if setting not in CALIBRATION]
 
 
 def heuristic_seconds(setting: Setting) -> float:
-    """A step of the heuristic: all calls one after the other on all devices with tp 8, pp over nodes, and ReaL's micro-batch numbers."""
+    """A step of the heuristic: all calls one after the other on all devices with tp 8, pp over nodes, and
+    ReaL's micro-batch numbers."""
     cost, workload = AnalyticCost(setting.cluster, EAGER), setting.workload
     pp = setting.devices // 8
     layout, mesh = Layout(tp=8, pp=pp), Mesh(0, setting.devices)

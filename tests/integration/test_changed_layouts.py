@@ -1,7 +1,8 @@
-"""FSDP2 engines of verl change their layout between steps: what they hold is bitwise what it was, and they are built as verl builds them.
+"""FSDP2 engines of verl change their layout between steps: what they hold is bitwise what it was, and they are
+built as verl builds them.
 
-Real TrainingWorkers with verl's PPO losses, clipping, Adam and a falling learning rate, on four gloo processes. Shows the invariants in the
-docstrings of verl_fuse/host/layouts.
+Real TrainingWorkers with verl's PPO losses, clipping, Adam and a falling learning rate, on four gloo processes. Shows
+the invariants in the docstrings of verl_fuse/host/layouts.
 """
 
 import sys

@@ -1,6 +1,7 @@
 """verl's checkpoint engine `fuse` between shards of FSDP2 and Megatron and the workers of standalone replicas.
 
-Shows the invariants in the docstring of verl_fuse/host/weights/sync/checkpoint_engine.py. What vLLM loads of such tensors: test_weight_sync.py.
+Shows the invariants in the docstring of verl_fuse/host/weights/sync/checkpoint_engine.py. What vLLM loads of such
+tensors: test_weight_sync.py.
 """
 
 import sys

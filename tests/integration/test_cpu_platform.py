@@ -76,7 +76,8 @@ def test_a_device_id_serves_as_device_and_as_index():
         "import pickle, torch\n"
         "from verl.utils.device import get_device_id, get_device_name, get_torch_device\n"
         "device = pickle.loads(pickle.dumps(get_device_id()))\n"
-        "print(torch.ones(1).to(device).device, torch.empty(1, device=f'{get_device_name()}:{device}').device, int(device))\n"
+        "print(torch.ones(1).to(device).device, torch.empty(1, device=f'{get_device_name()}:{device}').device, "
+        "int(device))\n"
         "free, total = get_torch_device().mem_get_info()\n"
         "print(0 < free < total, get_torch_device().memory_allocated() > 0, get_torch_device().get_device_name())\n"
         "state = get_torch_device().get_rng_state(); first = torch.rand(1); get_torch_device().set_rng_state(state)\n"
@@ -99,8 +100,10 @@ def test_the_vllm_wheel_answers_to_its_name_and_no_list_changes():
 GLOO_TRANSFER = """
 import asyncio, sys, threading, torch
 from verl_fuse_cpu.checkpoint_engine import GlooCheckpointEngine
-sent = [("a", torch.arange(5, dtype=torch.bfloat16)), ("b", torch.rand(64, 3)), ("c", torch.tensor(7)), ("d", torch.ones(0, 2))]
-engines = [GlooCheckpointEngine(bucket_size=256, is_master=rank == 0, timeout_seconds=float(sys.argv[1])) for rank in (0, 1, 2, 3)]
+tensors = torch.arange(5, dtype=torch.bfloat16), torch.rand(64, 3), torch.tensor(7), torch.ones(0, 2)
+sent = list(zip("abcd", tensors, strict=True))
+timeout = float(sys.argv[1])
+engines = [GlooCheckpointEngine(bucket_size=256, is_master=rank == 0, timeout_seconds=timeout) for rank in range(4)]
 master, other_trainer, first, second = engines
 metadata = [engine.prepare() for engine in engines]
 trainer, rollout = GlooCheckpointEngine.build_topology(2, 2, metadata)
@@ -117,13 +120,14 @@ def run(engine, arguments):
             asyncio.run(engine.send_weights(iter(sent)))
     except Exception as error:
         failures[engine] = f"{type(error).__name__}: {error}"
-arguments = [dict(zip(keys, values)) for keys, table in ((trainer, trainer), (rollout, rollout)) for values in zip(*table.values())]
+arguments = [dict(zip(table, values)) for table in (trainer, rollout) for values in zip(*table.values())]
 present = engines if sys.argv[2] == "all" else engines[:3]
 threads = [threading.Thread(target=run, args=pair) for pair in zip(present, arguments)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 for engine in received:
-    print([(name, tensor.dtype == want.dtype, torch.equal(tensor, want)) for (name, tensor), (_, want) in zip(received[engine], sent, strict=True)])
+    pairs = zip(received[engine], sent, strict=True)
+    print([(name, tensor.dtype == want.dtype, torch.equal(tensor, want)) for (name, tensor), (_, want) in pairs])
 print(failures.get(master))
 """
 

@@ -1,4 +1,5 @@
-"""The recipe dapo-cpu on real verl: dynamic sampling discards a third of the groups while their samples are in inference, and asks for others."""
+"""The recipe dapo-cpu on real verl: dynamic sampling discards a third of the groups while their samples are in
+inference, and asks for others."""
 
 import os
 from pathlib import Path

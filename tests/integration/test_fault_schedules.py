@@ -1,5 +1,5 @@
-"""One of each kind of the three hundred fault schedules of `python -m ci.bench.faults`: trainer, agent loop, replay buffer, load balancer and TransferQueue are
-real, the engine counts (support/schedule_runs.py)."""
+"""One of each kind of the three hundred fault schedules of `python -m ci.bench.faults`: trainer, agent loop, replay
+buffer, load balancer and TransferQueue are real, the engine counts (support/schedule_runs.py)."""
 
 import json
 import subprocess

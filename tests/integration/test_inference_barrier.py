@@ -1,5 +1,6 @@
-"""Streaming, barriers and the rollout watch on a real TransferQueue, with verl's own padding and replay buffer. Only the models are missing: a stage writes numbers derived
-from each row's tokens, so that a row computed from the wrong tokens, or not at all, shows."""
+"""Streaming, barriers and the rollout watch on a real TransferQueue, with verl's own padding and replay buffer. Only
+the models are missing: a stage writes numbers derived from each row's tokens, so that a row computed from the wrong
+tokens, or not at all, shows."""
 
 import contextlib
 import threading
@@ -448,7 +449,8 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
     )
     with pytest.raises(
         FuseError,
-        match=r"made no progress for 1 s: 8 samples finished, still waiting for 1 prompt groups \(u9\); on replica 1 \(fuse",
+        match=r"made no progress for 1 s: 8 samples finished, still waiting for 1 prompt groups \(u9\); on replica 1 "
+        r"\(fuse",
     ):
         buffer.sample(global_steps=1, partition_id="train", batch_size=1)
     assert len(seen) > 5

@@ -1,4 +1,5 @@
-"""The driver's part of a lean update, alone: its neighbours are values or records of calls. verl itself is imported, not run."""
+"""The driver's part of a lean update, alone: its neighbours are values or records of calls. verl
+itself is imported, not run."""
 
 import warnings
 from types import SimpleNamespace

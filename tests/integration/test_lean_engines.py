@@ -1,7 +1,8 @@
-"""A lean update is verl's: losses, gradient norms, parameters and Adam's moments after three steps, with real workers of two ranks.
+"""A lean update is verl's: losses, gradient norms, parameters and Adam's moments after three steps, with
+real workers of two ranks.
 
-What is compared with: two of verl's own splits of the same batch into micro-batches. Shows the invariants in the docstrings of
-verl_fuse/host/update/lean.
+What is compared with: two of verl's own splits of the same batch into micro-batches. Shows the invariants in the
+docstrings of verl_fuse/host/update/lean.
 """
 
 import os
@@ -32,7 +33,8 @@ WHOLE = bool(os.environ.get("VERL_FUSE_LONG"))
 LONG = pytest.mark.skipif(not WHOLE, reason="VERL_FUSE_LONG is not set")
 # All is float32 on FSDP2; Megatron's parameters are bfloat16.
 ENGINES = ("fsdp2", "megatron pp1", pytest.param("megatron pp2", marks=LONG))
-# Two of verl's own splits of a batch besides that into micro-batches of two rows: into larger ones, and by tokens, which deals rows out anew.
+# Two of verl's own splits of a batch besides that into micro-batches of two rows: into larger ones, and by tokens,
+# which deals rows out anew.
 SPLITS: dict[str, dict[str, Any]] = {"rows": {"micro_batch": 4}, "tokens": {"tokens": 40}}
 # More of them, where a gradient close to zero, of which Adam makes a whole step, decides how far parameters come apart.
 MORE: dict[str, dict[str, Any]] = {"single rows": {"micro_batch": 1}, "more tokens": {"tokens": 70}}
@@ -84,7 +86,8 @@ def gap(found: Found) -> dict[str, float]:
 
 # An arm differs from stock verl by at most so many times what verl's own splits do in the same test.
 TIMES = 2.0
-# A loss is one number, by which two splits may agree by chance: of float32 rounding, of bfloat16 what a mean over a hundred tokens differs by.
+# A loss is one number, by which two splits may agree by chance: of float32 rounding, of bfloat16 what a mean over a
+# hundred tokens differs by.
 LOSS = {"float32": 2.0**-23, "bfloat16": 1e-3}
 
 

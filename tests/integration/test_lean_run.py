@@ -1,4 +1,5 @@
-"""A GRPO run of real verl with both switches of `fuse.update`: whole accounts, verl's metrics, and no pass for old log-probs once the actor is trained."""
+"""A GRPO run of real verl with both switches of `fuse.update`: whole accounts, verl's metrics, and no pass for old
+log-probs once the actor is trained."""
 
 import os
 from pathlib import Path

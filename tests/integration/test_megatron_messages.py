@@ -1,4 +1,5 @@
-"""Message shapes against verl's own preprocessing, on four gloo processes. Shows the invariants of verl_fuse/host/update/megatron/messages.py."""
+"""Message shapes against verl's own preprocessing, on four gloo processes. Shows the invariants of
+verl_fuse/host/update/megatron/messages.py."""
 
 import random
 import sys

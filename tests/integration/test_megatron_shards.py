@@ -1,4 +1,5 @@
-"""Megatron layouts of verl_fuse.reshard are those of real Megatron models, rank by rank, and hold what mbridge loads into them."""
+"""Megatron layouts of verl_fuse.reshard are those of real Megatron models, rank by rank, and hold what
+mbridge loads into them."""
 
 import json
 import subprocess

@@ -1,5 +1,6 @@
-"""Megatron models through the fused executor, on four gloo processes: bitwise what Megatron's own 1F1B computes, with its own
-DistributedDataParallel and gradient finalisation. Shows the invariants in the docstring of verl_fuse/host/update/megatron/stage.py.
+"""Megatron models through the fused executor, on four gloo processes: bitwise what Megatron's own 1F1B computes, with
+its own DistributedDataParallel and gradient finalisation. Shows the invariants in the docstring of
+verl_fuse/host/update/megatron/stage.py.
 """
 
 import sys
@@ -34,7 +35,8 @@ def ranks() -> Iterator[Ranks]:
 
 
 def fused_schedule(tp: int, stages: int, microbatches: int, critic_microbatches: int) -> Schedule:
-    """An actor over all ranks and as many reversed critics of `stages` stages as fit; a rank of the problem is `tp` processes."""
+    """An actor over all ranks and as many reversed critics of `stages` stages as fit; a rank of the
+    problem is `tp` processes."""
     width = 4 // tp
     actor = Pipeline("actor", range(width), microbatches, 1, 2, 1)
     critics = [
@@ -47,7 +49,8 @@ def fused_schedule(tp: int, stages: int, microbatches: int, critic_microbatches:
 
 
 def compared(world: World, schedule: Schedule, tp: int, options: dict[str, bool], wrong: bool) -> list[str]:
-    """Losses and gradients of this rank that are not bitwise those of Megatron's 1F1B; `wrong`: the actor repeats its first micro-batch."""
+    """Losses and gradients of this rank that are not bitwise those of Megatron's 1F1B; `wrong`: the actor
+    repeats its first micro-batch."""
     from verl_fuse.host.update.megatron.stage import ForwardBackwardCall, MegatronStage
 
     problem, row = schedule.problem, world.rank // tp

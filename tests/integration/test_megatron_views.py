@@ -1,4 +1,5 @@
-"""Parallel-state views with real Megatron modules on four gloo processes: layouts, isolation, and a fused program through two of them.
+"""Parallel-state views with real Megatron modules on four gloo processes: layouts, isolation, and a fused
+program through two of them.
 
 Shows the invariants in the docstrings of verl_fuse/host/update/megatron/{view,placement}.py.
 """
@@ -161,7 +162,8 @@ def sorted_anyway(world: World) -> str:
 def test_the_self_test_notices_groups_that_were_sorted():
     with Ranks(4) as ranks:
         assert ranks.call(sorted_anyway)[0] == (
-            "view 'critic': _PIPELINE_GLOBAL_RANKS are [3, 2, 1, 0], but torch has the group as [0, 1, 2, 3] and its ranks "
+            "view 'critic': _PIPELINE_GLOBAL_RANKS are [3, 2, 1, 0], but torch has the group as [0, 1, 2, 3] and its "
+            "ranks "
             "answer as [0, 1, 2, 3]; this torch or Megatron reorders groups"
         )
 
@@ -213,7 +215,8 @@ class GptStage(AutogradStage):
 
 
 def train(world: World, schedules: dict[str, Schedule]) -> tuple[list[str], list[float]]:
-    """Gradients that differ between the schedules, and relative differences to one process that holds the whole model."""
+    """Gradients that differ between the schedules, and relative differences to one process
+    that holds the whole model."""
     problem = next(iter(schedules.values())).problem
     views = {"actor": open_view("actor", False, 1, 4), "critic": open_view("critic", True, 1, 2)}
     links = world.links([p.ranks for p in problem.pipelines])

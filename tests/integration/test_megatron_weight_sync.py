@@ -1,4 +1,5 @@
-"""Shards of verl's own Megatron engines become the weights of real vLLM models: what vLLM has from the whole checkpoint.
+"""Shards of verl's own Megatron engines become the weights of real vLLM models: what vLLM has
+from the whole checkpoint.
 
 Shows the invariants in the docstring of verl_fuse/host/weights/sync/megatron.py.
 """
@@ -68,7 +69,9 @@ def test_what_is_not_known_is_refused_before_anything_is_sent(tmp_path: Path):
             "weight sync: fp8='hybrid'; needs None",
             "weight sync: pipeline_model_parallel_layout='Et|tL'; needs None",
             "weight sync: context_parallel_size=2; needs 1",
-            f"weight sync: rank {rank} has 'decoder.layers.0.input_layernorm.weight' of shape (31,); "
-            f"needs (32,), as a plain llama in {layout}",
+            (
+                f"weight sync: rank {rank} has 'decoder.layers.0.input_layernorm.weight' of shape (31,); "
+                f"needs (32,), as a plain llama in {layout}"
+            ),
             f"weight sync: rank {rank} has 'extra' of shape (1,); needs None, as a plain llama in {layout}",
         ]

@@ -1,6 +1,6 @@
-"""One real PPO run in which, in every step, the long tail migrates and the freed replica's devices run inference: two vLLM replicas, forced
-lengths, every number computed twice. In the second step what moves takes its KV cache along, and one long request
-cannot move; in the third an engine process is killed."""
+"""One real PPO run in which, in every step, the long tail migrates and the freed replica's devices run inference: two
+vLLM replicas, forced lengths, every number computed twice. In the second step what moves takes its KV cache along, and
+one long request cannot move; in the third an engine process is killed."""
 
 import json
 import re
@@ -27,7 +27,8 @@ SAMPLES = 4 * PROMPTS
 THRESHOLD = 12
 # Tokens of a block of the engines' KV cache, which moves as a whole.
 BLOCK = 16
-# Largest differences seen in float32: 2.1e-5 and 2e-6. What a sample is computed together with, which differs from run to run, decides the last digits.
+# Largest differences seen in float32: 2.1e-5 and 2e-6. What a sample is computed together with, which differs from run
+# to run, decides the last digits.
 LOG_PROB_TOLERANCE = 6e-5
 VALUE_TOLERANCE = 1e-5
 # How far rollout and trainer may differ in a token's log-prob; 5e-5 is the largest difference seen here, in float32.

@@ -1,7 +1,8 @@
-"""Actor and critic trained as one pipeline inside verl's own Megatron engines: bitwise what stock verl trains one after the other.
+"""Actor and critic trained as one pipeline inside verl's own Megatron engines: bitwise what stock verl
+trains one after the other.
 
-Three steps of verl's TrainingWorkers with its PPO losses, clipping, Adam, and a falling learning rate, on four gloo processes. Shows the
-invariants in the docstrings of verl_fuse/host/update/megatron/{engine,fusion}.py.
+Three steps of verl's TrainingWorkers with its PPO losses, clipping, Adam, and a falling learning rate, on four gloo
+processes. Shows the invariants in the docstrings of verl_fuse/host/update/megatron/{engine,fusion}.py.
 """
 
 import hashlib

@@ -1,7 +1,9 @@
-"""A run of the recipe `ppo-megatron-cpu` on real verl, Ray, Megatron and vLLM: one RPC updates critic and actor, first measured, then fused.
+"""A run of the recipe `ppo-megatron-cpu` on real verl, Ray, Megatron and vLLM: one RPC updates critic and actor,
+first measured, then fused.
 
-On two ranks of two stages; test_pipeline_engines.py has four. Shows the invariants in the docstring of verl_fuse/host/update/fused.py; and that
-replicas which get the stages' shards generate with what was trained, in every step.
+On two ranks of two stages; test_pipeline_engines.py has four. Shows the invariants in the docstring
+of verl_fuse/host/update/fused.py; and that replicas which get the stages' shards generate with what
+was trained, in every step.
 """
 
 from pathlib import Path

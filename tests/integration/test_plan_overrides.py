@@ -1,4 +1,5 @@
-"""The overrides of a plan compose on verl's own configuration, pass verl's own checks, and say what the plan says; `fuse.plan` applies them."""
+"""The overrides of a plan compose on verl's own configuration, pass verl's own checks, and say what the plan says;
+`fuse.plan` applies them."""
 
 import json
 import os
@@ -18,7 +19,8 @@ from verl_fuse.spec.workload import Workload
 
 pytestmark = pytest.mark.integration
 
-# One process for all plans: importing verl takes most of the time. A tiny model stands in for the planned one; nothing of it is trained.
+# One process for all plans: importing verl takes most of the time. A tiny model stands in for the planned one;
+# nothing of it is trained.
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
@@ -55,7 +57,8 @@ def flat(node, prefix=""):
 
 def differences(config, other):
     left, right = (flat(OmegaConf.to_container(each)) for each in (config, other))
-    return {key: [left.get(key), right.get(key)] for key in {*left, *right} if left.get(key) != right.get(key) and key != "fuse.plan"}
+    changed = {key for key in {*left, *right} if left.get(key) != right.get(key)} - {"fuse.plan"}
+    return {key: [left.get(key), right.get(key)] for key in changed}
 
 
 def checked(config):
@@ -144,6 +147,6 @@ def test_plans_compose_and_pass_verls_checks(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
-    # needs a reference policy, needs a critic, features that are on, layout and threshold of migration, keys with another value, differences
-    # through fuse.plan
+    # needs a reference policy, needs a critic, features that are on, layout and threshold of migration, keys with
+    # another value, differences through fuse.plan
     assert json.loads(line.removeprefix("FOUND ")) == expected

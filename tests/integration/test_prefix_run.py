@@ -1,4 +1,5 @@
-"""GRPO with eight samples per prompt on real vLLM: assigned prompts are prefilled once, in the same run in which verl's routing prefills them twice."""
+"""GRPO with eight samples per prompt on real vLLM: assigned prompts are prefilled once, in the same run in which verl's
+routing prefills them twice."""
 
 import json
 import os

@@ -32,7 +32,10 @@ def run(*overrides: str) -> subprocess.CompletedProcess:
         (["+fuse.interstage.enable=true"], "verl-fuse: fuse.interstage.enable: unknown key (did you mean 'enabled'?)"),
         (
             ["trainer.v1.trainer_mode=fuse", "fuse.interstage.micro_group=-1", "fuse.poll_interval=0"],
-            "verl-fuse: 2 problems:\n  - fuse.poll_interval=0.0: needs >= 0.001 and <= 60.0\n  - fuse.interstage.micro_group=-1: needs >= 1\n",
+            (
+                "verl-fuse: 2 problems:\n  - fuse.poll_interval=0.0: needs >= 0.001 and <= 60.0\n"
+                "  - fuse.interstage.micro_group=-1: needs >= 1\n"
+            ),
         ),
         (
             ["fuse.interstage.enabled=true"],

@@ -12,8 +12,8 @@ from verl_fuse.cli.run import BASELINE
 
 pytestmark = pytest.mark.integration
 
-# One process for all recipes: importing verl takes most of the time. The models named by the GPU recipes are not here, so a tiny
-# one stands in; nothing of it is trained.
+# One process for all recipes: importing verl takes most of the time. The models named by the GPU recipes are not here,
+# so a tiny one stands in; nothing of it is trained.
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
@@ -32,7 +32,8 @@ tokenizer.save_pretrained(model)
 build_model(tokenizer).save_pretrained(model)
 # transformers replaces some model types' tokenizers by its own when it loads them (see warm_start.build_model).
 text = "gcd 15 30;=04"
-assert hf_tokenizer(str(model))(text)["input_ids"] == tokenizer(text)["input_ids"], "the tokenizer changed when it was loaded"
+loaded = hf_tokenizer(str(model))
+assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"], "the tokenizer changed when it was loaded"
 found, chosen = {}, {}
 for name, folder in folders.items():
     for kind, overrides in (("fuse", []), ("baseline", baseline)):

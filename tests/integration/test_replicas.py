@@ -1,4 +1,5 @@
-"""Replicas leave and rejoin a running rollout: verl's load balancer, replica interface and client, over an engine that counts."""
+"""Replicas leave and rejoin a running rollout: verl's load balancer, replica interface and client,
+over an engine that counts."""
 
 import asyncio
 import re
@@ -94,7 +95,8 @@ async def generate(client, count, tokens=60, **sampling):
 
 
 def while_generating(client, count, action, after=0.25, **kwargs):
-    """All outputs of `count` requests; `action()` runs in a thread, as the trainer's does, once they have been under way for a while."""
+    """All outputs of `count` requests; `action()` runs in a thread, as the trainer's does, once they have
+    been under way for a while."""
 
     async def both():
         running = asyncio.create_task(generate(client, count, **kwargs))
@@ -501,7 +503,8 @@ def test_a_replica_that_is_only_slow_is_left_alone(manager):
 
 
 def test_a_replica_with_more_requests_than_it_can_be_asked_beside_is_left_alone(collector):
-    """verl's servers run 1000 calls at once, or as many as the engine's sequences: a question waits behind those that are too many."""
+    """verl's servers run 1000 calls at once, or as many as the engine's sequences: a question waits behind
+    those that are too many."""
     crowded = CountingManager(1, step_seconds=0.1, max_concurrency=4)
     crowded.reset()
     replicas = replicas_of(crowded, timeout=1.0)

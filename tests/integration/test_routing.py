@@ -1,4 +1,5 @@
-"""Prompts are routed as assigned: verl's load balancer and client, over an engine that counts (support/counting_engine.py)."""
+"""Prompts are routed as assigned: verl's load balancer and client, over an engine that counts
+(support/counting_engine.py)."""
 
 import asyncio
 import sys

@@ -1,8 +1,9 @@
-"""Given the same rollouts, stock verl and verl-fuse compute the same numbers: observing is bitwise equal, streaming equal to rounding.
+"""Given the same rollouts, stock verl and verl-fuse compute the same numbers: observing is bitwise equal,
+streaming equal to rounding.
 
-The rollouts are those of the planned run (conftest.py), replayed by verl's own `skip.rollout_tq`. Streaming splits batches differently, so
-padding inside micro-batches, and with it the order of float32 sums, differs; nothing else may. After the steps that are compared, faults
-are planted in the streaming run.
+The rollouts are those of the planned run (conftest.py), replayed by verl's own `skip.rollout_tq`. Streaming splits
+batches differently, so padding inside micro-batches, and with it the order of float32 sums, differs; nothing else may.
+After the steps that are compared, faults are planted in the streaming run.
 """
 
 import re

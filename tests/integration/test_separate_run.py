@@ -1,4 +1,5 @@
-"""verl's own trainer `separate_async` over checkpoint engine `fuse`: GRPO on two FSDP2 ranks, one standalone vLLM replica of two tensor-parallel workers."""
+"""verl's own trainer `separate_async` over checkpoint engine `fuse`: GRPO on two FSDP2 ranks, one standalone vLLM
+replica of two tensor-parallel workers."""
 
 import os
 from pathlib import Path
@@ -39,7 +40,8 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def finished(verl_home) -> Finished:
     record = verl_home / "separate.numbers"
-    # verl 0.9.1 passes its logger an argument it does not know when it says that nothing generates on the training devices.
+    # verl 0.9.1 passes its logger an argument it does not know when it says that nothing generates
+    # on the training devices.
     quiet = {"VERL_LOGGING_LEVEL": "WARN"}
     done = run(
         verl_home, "grpo-cpu", *SETTINGS, name="separate", record=record, recorder="rollout_recorder", variables=quiet

@@ -1,7 +1,9 @@
-"""The copies of a slice compute what the models of verl's own workers compute, whatever setting of an engine differs between actor, critic and reference.
+"""The copies of a slice compute what the models of verl's own workers compute, whatever setting of an engine differs
+between actor, critic and reference.
 
-Real workers of verl on FSDP2, one process of the cpu platform; settings that cannot be copied are refused (tests/unit/interstage/test_refusals.py).
-Shows the invariants in the docstring of verl_fuse/host/inference/slice_models.py.
+Real workers of verl on FSDP2, one process of the cpu platform; settings that cannot be copied are refused
+(tests/unit/interstage/test_refusals.py). Shows the invariants in the docstring of
+verl_fuse/host/inference/slice_models.py.
 """
 
 import sys
@@ -90,15 +92,19 @@ CHANGED = {
 }
 # The other settings that verl has, by why no case varies them.
 OTHERS = {
-    "refused with slices (tests/unit/interstage/test_refusals.py)": "ulysses_sequence_parallel_size qat lora lora_adapter_path",
+    "refused with slices (tests/unit/interstage/test_refusals.py)": "ulysses_sequence_parallel_size qat lora "
+    "lora_adapter_path",
     "of adapters, in tests of their own": "lora_rank lora_alpha target_modules",
     "of adapters, read by the code that builds policy and copy": "target_parameters exclude_modules",
-    "of one FSDP, fsdp2, here: the other, fsdp, needs an accelerator; another engine is refused": "strategy router_replay turbo_config",
+    "of one FSDP, fsdp2, here: the other, fsdp, needs an accelerator; another engine is refused": "strategy "
+    "router_replay turbo_config",
     "what the copy is": "forward_only model_type",
     "read by training alone": "max_token_len_per_gpu micro_batch_size_per_gpu use_no_sync_for_gradient_accumulation",
     "set by verl from keys that are varied": "infer_max_token_len_per_gpu",
-    "where the model lies, and what is read of it beside its weights; the paths of policy and critic differ in all cases": (
-        "path local_path hf_config_path local_hf_config_path tokenizer_path local_tokenizer_path load_tokenizer hf_config generation_config "
+    "where the model lies, and what is read of it beside its weights; the paths of policy and critic differ in all "
+    "cases": (
+        "path local_path hf_config_path local_hf_config_path tokenizer_path local_tokenizer_path load_tokenizer "
+        "hf_config generation_config "
         "tokenizer processor use_shm trust_remote_code custom_chat_template external_lib architectures"
     ),
     "not read by verl's FSDP engine": "tiled_mlp mtp",
@@ -167,7 +173,8 @@ def test_copies_of_every_family_compute_the_numbers_of_their_models(
 
 @pytest.fixture(scope="module")
 def of_copies(rank: Ranks, composed: dict) -> dict:
-    """What a slice keeps where the actor computes in bfloat16 and the others in float32; the reference is not resharded after a forward pass."""
+    """What a slice keeps where the actor computes in bfloat16 and the others in float32; the reference is not
+    resharded after a forward pass."""
     changes = [
         f"{ACTOR}.fsdp_config.mixed_precision={BF16}",
         f"{REF}.fsdp_config.reshard_after_forward=false",

@@ -1,4 +1,5 @@
-"""When training ranks leave weights for slices: after verl's weight sync, or, where that takes memory of a device, before it wakes the replicas there."""
+"""When training ranks leave weights for slices: after verl's weight sync, or, where that takes memory of a device,
+before it wakes the replicas there."""
 
 import warnings
 from types import SimpleNamespace

@@ -1,4 +1,5 @@
-"""Is what is sampled with drafts distributed as without? A trained model, thousands of samples, and faults that the same tests must find."""
+"""Is what is sampled with drafts distributed as without? A trained model, thousands of samples, and faults that
+the same tests must find."""
 
 import json
 import math
@@ -39,7 +40,8 @@ def uniformity(values: np.ndarray) -> float:
 
 
 def likeness(one: np.ndarray, other: np.ndarray) -> float:
-    """p of the chi-square test that two samples of whole numbers have one distribution; values met less than ten times count as one."""
+    """p of the chi-square test that two samples of whole numbers have one distribution; values met less
+    than ten times count as one."""
     values, counts = np.unique(np.concatenate([one, other]), return_counts=True)
     common = values[counts >= 10]
     table = np.array(

@@ -1,5 +1,5 @@
-"""A real run with all that speculation meets at once: drafts of four samples a prompt on two vLLM replicas, the tail of each step migrating, log-probs
-from the engine, and a second run that goes on from the first one's checkpoint."""
+"""A real run with all that speculation meets at once: drafts of four samples a prompt on two vLLM replicas, the tail of
+each step migrating, log-probs from the engine, and a second run that goes on from the first one's checkpoint."""
 
 import os
 from pathlib import Path

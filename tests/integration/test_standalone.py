@@ -1,4 +1,5 @@
-"""Standalone replicas come and go on a real Ray: placement groups, verl's worker group and load balancer, over an engine that counts."""
+"""Standalone replicas come and go on a real Ray: placement groups, verl's worker group and load balancer,
+over an engine that counts."""
 
 import asyncio
 import sys

@@ -1,6 +1,6 @@
-"""Two real GRPO runs on a cluster of several nodes, which Ray's autoscaler adds. One grows from one vLLM replica to three and shrinks to one while it
-trains, as it is told; another Ray job gets the devices it gives back; a node is removed in the middle of a step. In the other the scaler decides, as
-lengths drift."""
+"""Two real GRPO runs on a cluster of several nodes, which Ray's autoscaler adds. One grows from one vLLM replica to
+three and shrinks to one while it trains, as it is told; another Ray job gets the devices it gives back; a node is
+removed in the middle of a step. In the other the scaler decides, as lengths drift."""
 
 import json
 import os
@@ -39,7 +39,8 @@ SAMPLES = PROMPTS * PER_PROMPT
 DRIFTING_STEPS, MANY = 14, 32
 # Replicas that hold devices while a step generates.
 HELD = {1: 1, 2: 1, 3: 1, 4: 1, 5: 3, 6: 1, 7: 1, 8: 1, 9: 2, 10: 1}
-# Largest difference in a token's probability between rollout and trainer, both in float32; 2e-5 is the largest seen here.
+# Largest difference in a token's probability between rollout and trainer, both in float32; 2e-5
+# is the largest seen here.
 ROLLOUT_TOLERANCE = 6e-5
 RAY = ("num_cpus", "num_gpus", "object_store_memory")
 OF_REPLICAS = ("EngineCore", "vLLMHttpServer", "CheckpointEngineWorker")
@@ -166,7 +167,8 @@ def test_it_grows_to_three_replicas_and_shrinks_to_one_between_steps_while_it_tr
 
 
 def test_every_replica_generates_under_the_weights_of_the_step(finished):
-    """The account refuses any other version; rollout and trainer agree in every token only if the weights are the same."""
+    """The account refuses any other version; rollout and trainer agree in every token only if
+    the weights are the same."""
     done, _, _ = finished
     assert {metrics["training/rollout_probs_diff_max"] < ROLLOUT_TOLERANCE for metrics in done.metrics.values()} == {
         True
@@ -264,7 +266,8 @@ def test_the_scaler_creates_replicas_while_they_pay_and_gives_them_back_when_len
     counts = {step: len(found) for step, found in ranks.items()}
     print(counts)
     assert {counts[step] for step in range(1, phases.SCALED_BEFORE + 1)} == {1}
-    # Two or three pay: that depends on what a decoding step costs on this machine beside what each sequence in it costs.
+    # Two or three pay: that depends on what a decoding step costs on this machine beside what
+    # each sequence in it costs.
     assert 1 < counts[phases.SCALED_BEFORE + 1] <= 3
     assert 1 < counts[drifting_lengths.DRIFTED] <= 3
     assert ranks[DRIFTING_STEPS] == [0]

@@ -1,4 +1,5 @@
-"""One PPO run with streaming and a weight sync of shards, stopped after a checkpoint and started again with the same command."""
+"""One PPO run with streaming and a weight sync of shards, stopped after a checkpoint and started
+again with the same command."""
 
 import json
 import os

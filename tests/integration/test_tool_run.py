@@ -1,4 +1,5 @@
-"""The recipe grpo-tools-cpu on real verl: an agent that calls a calculator over several turns, with slices, a tail that moves, and groups on one replica."""
+"""The recipe grpo-tools-cpu on real verl: an agent that calls a calculator over several turns, with slices, a tail that
+moves, and groups on one replica."""
 
 from collections import defaultdict
 from pathlib import Path

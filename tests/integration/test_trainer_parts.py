@@ -1,4 +1,5 @@
-"""The objects a trainer is made of, each alone: their neighbours are values or records of calls. verl itself is imported, not run."""
+"""The objects a trainer is made of, each alone: their neighbours are values or records of calls. verl
+itself is imported, not run."""
 
 import inspect
 import json

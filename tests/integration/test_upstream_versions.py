@@ -1,4 +1,5 @@
-"""verl-fuse on versions of verl it was not written for: the check says what is wrong, and nothing starts. Needs the package index."""
+"""verl-fuse on versions of verl it was not written for: the check says what is wrong, and nothing starts.
+Needs the package index."""
 
 import json
 import os

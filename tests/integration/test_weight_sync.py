@@ -1,4 +1,5 @@
-"""Shards of real FSDP2 modules become the weights of real vLLM models, tensor-parallel ones included: what vLLM has from the whole parameters.
+"""Shards of real FSDP2 modules become the weights of real vLLM models, tensor-parallel ones included: what vLLM has
+from the whole parameters.
 
 Shows the invariants in the docstrings of verl_fuse/host/weights/sync.
 """
@@ -66,8 +67,14 @@ def test_vllm_has_what_it_would_have_from_whole_parameters(ranks: Ranks, name: s
 def test_what_is_not_known_is_refused_before_anything_is_sent(ranks: Ranks):
     for said in ranks.call(refused):
         assert said == [
-            "model 'gpt2': model_type='gpt2'; parameters are known for llama, mistral, gemma, gemma2, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma3_text",
-            "weight sync: of the model's parameters ['extra'] are not known (1 in all), and [] are missing (0); needs those of a plain qwen3",
+            (
+                "model 'gpt2': model_type='gpt2'; parameters are known for llama, mistral, gemma, gemma2, qwen2, "
+                "qwen2_moe, qwen3, qwen3_moe, gemma3_text"
+            ),
+            (
+                "weight sync: of the model's parameters ['extra'] are not known (1 in all), and [] are missing (0); "
+                "needs those of a plain qwen3"
+            ),
             "weight sync: parameter 'model.embed_tokens.weight' is a Tensor; needs FSDP2, whose are DTensors",
             "weight sync: replicas vllm tp1 dp3 have 3 ranks, training has 4; needs as many",
         ]

@@ -134,7 +134,8 @@ def test_the_sender_names_a_receiver_that_is_killed(start, handle):
     assert [receiver.next(), receiver.next()] == [[0.0], [262144.0]]
     receiver.kill()
     assert sender.next(seconds=60) == (
-        f"weight sync over {handle}: the vLLM worker (pid {receiver.pid}) closed the connection before it had all weights: "
+        f"weight sync over {handle}: the vLLM worker (pid {receiver.pid}) closed the connection before it had all "
+        "weights: "
         "it failed or was killed, see its log"
     )
     assert not (SHARED_MEMORY / buffer).exists()

@@ -1,4 +1,5 @@
-"""Parameters go from training ranks to slices that are sharded otherwise: real FSDP2 modules in processes of their own, no object store."""
+"""Parameters go from training ranks to slices that are sharded otherwise: real FSDP2 modules in processes of
+their own, no object store."""
 
 import subprocess
 import sys
@@ -13,7 +14,8 @@ pytestmark = [
     pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
 ]
 
-# Argument: a folder. Two ranks shard a module over both, or over one of two replicas; then each of them is a slice of its own, and then both are one.
+# Argument: a folder. Two ranks shard a module over both, or over one of two replicas; then each of them is a slice of
+# its own, and then both are one.
 SCRIPT = """
 import os, sys, torch
 import torch.distributed as dist
@@ -56,7 +58,8 @@ for source in (both, twice):
         assert not torch.equal(found["0.weight"], before["0.weight"])
     state = slice.state_dict()
     for shards, fault in (
-        ([s for s in gathered[0] + gathered[1] if s.name != "0.bias"], "1 parameters were not exported as a whole, first '0.bias' (5"),
+        ([s for s in gathered[0] + gathered[1] if s.name != "0.bias"], "1 parameters were not exported as a whole, "
+         "first '0.bias' (5"),
         ([s for s in gathered[0] + gathered[1] if s.name != "1.bias"], "first '1.bias' (1 elements)"),
     ):
         try:

@@ -21,7 +21,8 @@ CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPAT
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel in the folder $VERL_FUSE_DIST, which a release is about to publish, or one built here in the same way."""
+    """The wheel in the folder $VERL_FUSE_DIST, which a release is about to publish, or one
+    built here in the same way."""
     if given := os.environ.get("VERL_FUSE_DIST"):
         (built,) = Path(given).absolute().glob("*.whl")
         return built

@@ -20,9 +20,11 @@ from verl_fuse.cli.run import LOG, TASKS
 __all__ = ["RECORDED", "RECORDING", "SMALL", "SMALL_CRITIC", "Finished", "run"]
 
 SUPPORT = Path(__file__).parent / "support"
-# Of the warm start, where answers must be of many lengths; what recipes ask for (800) takes minutes and only learns more.
+# Of the warm start, where answers must be of many lengths; what recipes ask for (800) takes
+# minutes and only learns more.
 WARM_STEPS = {"euclid": "250"}
-# A run whose rollouts are kept, and the experiment name verl files them under: runs with the same settings and name replay them.
+# A run whose rollouts are kept, and the experiment name verl files them under: runs with the same
+# settings and name replay them.
 RECORDING = "recorded"
 RECORDED = (
     *SMALL,
@@ -73,9 +75,10 @@ def run(
 ) -> Finished:
     """Run a recipe in `home/name`, as experiment `experiment` (default: `name`).
 
-    `record` saves every step's numbers there (ci/upstream/recorder, or the module `recorder` in support/), with `faults` planted
-    (support/streaming_faults.py), with environment `variables` and with modules of `folders`. With the variables of the
-    fixture `forks` the processes of the run are forks. `stop_when(folder)` is polled, and once it is true the run is told to stop (SIGTERM).
+    `record` saves every step's numbers there (ci/upstream/recorder, or the module `recorder` in support/), with
+    `faults` planted (support/streaming_faults.py), with environment `variables` and with modules of `folders`. With the
+    variables of the fixture `forks` the processes of the run are forks. `stop_when(folder)` is polled, and once it is
+    true the run is told to stop (SIGTERM).
     """
     folder = home / name
     log = home / f"{name}.{time.time_ns()}.log"

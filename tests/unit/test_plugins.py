@@ -52,7 +52,8 @@ def test_a_disabled_plugin_is_not_imported(no_builtins: None, installed_plugin: 
 def test_disabling_an_unknown_plugin_lists_the_known_ones():
     with pytest.raises(
         FuseError,
-        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, realloc, speculation, update, observe, cpu",
+        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, realloc, "
+        r"speculation, update, observe, cpu",
     ):
         plugins.load(disabled=["interstge"])
 
@@ -64,7 +65,8 @@ def test_a_module_plugin_is_called(no_builtins: None, installed_plugin: Install)
 
 def test_an_instance_plugin_is_called(no_builtins: None, installed_plugin: Install):
     source = HEADER + (
-        "class Acme:\n    HOOK_API = 2\n    @hookimpl\n    def fuse_metrics(self, timeline): return {'acme/step': 2}\nacme = Acme()"
+        "class Acme:\n    HOOK_API = 2\n    @hookimpl\n    def fuse_metrics(self, timeline): return {'acme/step': 2}\n"
+        "acme = Acme()"
     )
     installed_plugin("acme", source, value="acme_fuse_acme:acme")
     assert plugins.load().hook.fuse_metrics(timeline=TIMELINE) == [{"acme/step": 2}]
@@ -72,7 +74,8 @@ def test_an_instance_plugin_is_called(no_builtins: None, installed_plugin: Insta
 
 CLASS = HEADER + (
     "class Acme:\n    HOOK_API = 2\n    def __init__(self{}): self.asked = 0\n"
-    "    @hookimpl\n    def fuse_metrics(self, timeline):\n        self.asked += 1\n        return {{'acme/asked': self.asked}}"
+    "    @hookimpl\n    def fuse_metrics(self, timeline):\n        self.asked += 1\n"
+    "        return {{'acme/asked': self.asked}}"
 )
 
 
@@ -145,8 +148,11 @@ REFUSED = {
     "newer hook version": ("HOOK_API = 3", r"plugin 'acme' .* declares HOOK_API=3; verl-fuse .* offers 2: install"),
     "older hook version": (
         "HOOK_API = 1",
-        r"declares HOOK_API=1; verl-fuse .* offers 2 .since 1 events are classes of verl_fuse.spec.events, and fuse_setup gets a "
-        r'verl_fuse.hookspecs.Trainer; see "From HOOK_API 1 to 2" in plugins/README.md.: install',
+        (
+            r"declares HOOK_API=1; verl-fuse .* offers 2 .since 1 events are classes of verl_fuse.spec.events, and "
+            r"fuse_setup gets a "
+            r'verl_fuse.hookspecs.Trainer; see "From HOOK_API 1 to 2" in plugins/README.md.: install'
+        ),
     ),
     "unknown hook": (
         HEADER + "@hookimpl\ndef fuse_metrcs(timeline): pass",

@@ -97,7 +97,8 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of everything the file imports at any depth; `from a import b` counts as a.b if that is a module."""
+    """(line, dotted name) of everything the file imports at any depth; `from a import b` counts as
+    a.b if that is a module."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)

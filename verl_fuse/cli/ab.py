@@ -39,8 +39,8 @@ def ab(
 ) -> None:
     """Run a recipe as stock verl, then with verl-fuse, and compare the two runs.
 
-    Overrides of `fuse` go to the fused run alone, all others to both. The runs' folders are NAME-ab-stock and NAME-ab-fused; with --json,
-    what the runs print goes to stderr.
+    Overrides of `fuse` go to the fused run alone, all others to both. The runs' folders are NAME-ab-stock and
+    NAME-ab-fused; with --json, what the runs print goes to stderr.
     """
     recipe = find_recipe(name)
     require_version()
@@ -61,9 +61,11 @@ def ab(
 
 
 def plan_both(recipe: Recipe, overrides: Sequence[str], home: Path) -> tuple[PlannedRun, PlannedRun]:
-    """The stock run and the fused one, each in a folder of its own; overrides of `fuse` and of the trainer's mode go to the fused run alone.
+    """The stock run and the fused one, each in a folder of its own; overrides of `fuse` and of the trainer's mode
+    go to the fused run alone.
 
-    Both start from the beginning, whatever an earlier comparison left there. A FuseError has all that is wrong with either.
+    Both start from the beginning, whatever an earlier comparison left there. A FuseError has all
+    that is wrong with either.
     """
     both = [override for override in overrides if not _FUSED_ONLY.match(override)]
 
@@ -85,7 +87,8 @@ def plan_both(recipe: Recipe, overrides: Sequence[str], home: Path) -> tuple[Pla
         raise FuseError(*dict.fromkeys(problems))
     if stock.run_dir == fused.run_dir:
         raise FuseError(
-            f"trainer.default_local_dir={stock.run_dir}: `ab` makes two runs, each in a folder of its own; leave out trainer.default_local_dir "
+            f"trainer.default_local_dir={stock.run_dir}: `ab` makes two runs, each in a folder of its own; leave out "
+            "trainer.default_local_dir "
             "and trainer.experiment_name, and choose the place by VERL_FUSE_HOME"
         )
     return stock, fused

@@ -43,7 +43,8 @@ def command(
 ) -> None:
     """Say which features would have made the steps of a recorded run shorter, what refuses them, and what to paste.
 
-    The run's steps are replayed with each feature (`simulate --from`), and the run's own configuration is checked with it.
+    The run's steps are replayed with each feature (`simulate --from`), and the run's own
+    configuration is checked with it.
     """
     run_dir, _ = located(run_dir)
     run, result, options = replayed(run_dir, read_options(set_ or []))
@@ -84,7 +85,9 @@ def not_predicted(result: Replay) -> dict[str, str]:
     inference = sum(result.stages.get(stage, 0.0) for stage in SCORE_STAGES)
     sync = result.stages.get(UPDATE_WEIGHTS, 0.0)
     return {
-        "streaming": f"saves at most the {inference:.2f} s of inference, and nothing where generation keeps the devices busy; `verl-fuse ab` measures it",
+        "streaming": f"saves at most the {inference:.2f} s of inference, and nothing "
+        "where generation keeps the devices busy; "
+        "`verl-fuse ab` measures it",
         "weight sync": f"saves at most the {sync:.2f} s of the weight sync; `verl-fuse ab` measures it",
     }
 
@@ -102,7 +105,8 @@ def _set(config: DictConfig, override: str) -> bool:
 
 
 def refusals_of(config: DictConfig | None) -> Mapping[str, Sequence[str]]:
-    """By feature, what is refused of the run's configuration with it that is not refused without; nothing where no configuration was kept."""
+    """By feature, what is refused of the run's configuration with it that is not refused without; nothing where
+    no configuration was kept."""
     if config is None:
         return dict.fromkeys(OVERRIDES, ())
     alone = refused(config, ())
@@ -118,7 +122,8 @@ def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, 
     found = []
     if result.replay_error > TRUSTED:
         found.append(
-            f"the replayed generation misses the recorded one by {result.replay_error:.0%} (median): the figures say little"
+            f"the replayed generation misses the recorded one by {result.replay_error:.0%} (median): the figures say "
+            "little"
         )
     if config is None:
         found.append(f"the run's configuration was not kept ({FILE}): what refuses a feature is not checked")
@@ -129,7 +134,8 @@ def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, 
         )
     if dedicated is None:
         found.append(
-            "replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set dedicated=false"
+            "replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set "
+            "dedicated=false"
         )
     return found
 

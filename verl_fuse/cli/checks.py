@@ -1,4 +1,5 @@
-"""What is checked of a run before anything is started, made or renamed, whether it is then run or printed (`--dry-run`)."""
+"""What is checked of a run before anything is started, made or renamed, whether it is then run
+or printed (`--dry-run`)."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,8 @@ PARQUET_MAGIC = b"PAR1"
 
 
 def problems_of(config: DictConfig, environment: Mapping[str, str]) -> tuple[list[str], tuple[str, ...]]:
-    """(everything that keeps a run with this configuration and environment from starting, what is said to the user at the start)."""
+    """(everything that keeps a run with this configuration and environment from starting, what is said
+    to the user at the start)."""
     mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
     if mode == TRAINER_MODE and "fuse" not in config:
         without = "trainer.v1.trainer_mode=fuse needs the block that ~fuse takes away: for stock verl use --baseline"

@@ -1,7 +1,7 @@
 """A child process in a process group of its own, with signals passed on and nothing left behind.
 
-Ray and vLLM start processes in sessions of their own. All inherit RUN_ID_VARIABLE, so whatever of the run is still alive after
-its driver has ended is found by it, through /proc.
+Ray and vLLM start processes in sessions of their own. All inherit RUN_ID_VARIABLE, so whatever of the run is still
+alive after its driver has ended is found by it, through /proc.
 
 Invariants (tests/unit/recipes/test_child.py):
 - SIGINT, SIGTERM and SIGHUP reach the child, even where they are ignored here; a second one ends it at once;
@@ -31,7 +31,8 @@ POLL = 0.2
 
 @dataclass(frozen=True)
 class Ending:
-    """How the child ended: its exit code (128 + the number of the signal that ended it), and the signal that was passed on to it, if any."""
+    """How the child ended: its exit code (128 + the number of the signal that ended it), and the signal that was
+    passed on to it, if any."""
 
     code: int
     stopped_by: signal.Signals | None

@@ -7,7 +7,10 @@ from pathlib import Path
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import DEVICES, MOST_DEVICES, Cluster, cluster_named
 
-CLUSTER_HELP = f"A cluster file (YAML), or DEVICE or DEVICExNODES for built-in nodes, such as h100x4. Devices: {', '.join(DEVICES)}."
+CLUSTER_HELP = (
+    "A cluster file (YAML), or DEVICE or DEVICExNODES for built-in nodes, such as h100x4. Devices: "
+    f"{', '.join(DEVICES)}."
+)
 
 
 def read_cluster(text: str) -> Cluster:

@@ -37,7 +37,8 @@ AtLeast = Annotated[
     typer.Option(
         "--at-least",
         min=0.0,
-        help="Exit with 1 unless fused steps are shown to be so many times as fast: the lower end of the 95 % interval counts.",
+        help="Exit with 1 unless fused steps are shown to be so many times as fast: the lower end of the 95 % "
+        "interval counts.",
     ),
 ]
 
@@ -58,8 +59,8 @@ def compare(
 ) -> None:
     """Compare two runs: step seconds with a 95 % interval, stages, rewards and KL, and a verdict.
 
-    Step N of one run is compared with step N of the other, which trains on the same prompts. The interval knows the noise within the two
-    runs, not a machine that was slower during one of them: make the runs twice where that can be.
+    Step N of one run is compared with step N of the other, which trains on the same prompts. The interval knows the
+    noise within the two runs, not a machine that was slower during one of them: make the runs twice where that can be.
     """
     check_options(html, wanted)
     raise typer.Exit(judge(base, fused, warm_up, as_json, html, wanted))
@@ -95,14 +96,16 @@ def read_run(run_dir: Path) -> RunMetrics:
     path = run_dir / METRICS_FILE
     if not path.exists():
         raise FuseError(
-            f"{run_dir}: no {METRICS_FILE}; it is written by `verl-fuse run`, or by verl with trainer.logger=[console,file] and "
+            f"{run_dir}: no {METRICS_FILE}; it is written by `verl-fuse run`, or by verl with "
+            "trainer.logger=[console,file] and "
             f"VERL_FILE_LOGGER_PATH={path}"
         )
     return RunMetrics.of(str(run_dir), read_metrics(path), _samples_per_step(run_dir))
 
 
 def as_dict(found: Comparison, remarks: list[str], wanted: float | None, met: bool) -> dict[str, Any]:
-    """Everything, for JSON: the fields of `Comparison`, seconds where a name does not say otherwise; intervals as value, low, high."""
+    """Everything, for JSON: the fields of `Comparison`, seconds where a name does not say otherwise;
+    intervals as value, low, high."""
     return {
         "verdict": verdict(found),
         "speedup": dataclasses.asdict(found.speedup),

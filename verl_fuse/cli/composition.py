@@ -1,6 +1,8 @@
-"""A recipe's configuration with the user's overrides, composed as verl's entry point will compose it, without importing verl.
+"""A recipe's configuration with the user's overrides, composed as verl's entry point will compose
+it, without importing verl.
 
-Hydra's `pkg://` search paths import the package they name, and importing verl takes seconds; here they become `file://`.
+Hydra's `pkg://` search paths import the package they name, and importing verl takes seconds;
+here they become `file://`.
 """
 
 import importlib.util
@@ -22,7 +24,8 @@ _NO_SUCH_KEY = re.compile(r"^Could not override '([^']+)'")
 
 
 def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
-    """The composed configuration, interpolations unresolved; a FuseError names every override or key that does not fit."""
+    """The composed configuration, interpolations unresolved; a FuseError names every override
+    or key that does not fit."""
     config, problems = compose_what_fits(recipe, overrides)
     if problems:
         raise FuseError(*problems)
@@ -30,7 +33,8 @@ def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
 
 
 def compose_what_fits(recipe: Recipe, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """The configuration with all overrides but those of keys that are not there, and what is wrong with these; a FuseError for any other fault."""
+    """The configuration with all overrides but those of keys that are not there, and what is wrong with these; a
+    FuseError for any other fault."""
     check_syntax(overrides)
     fitting, unknown = list(overrides), []
     while True:
@@ -66,7 +70,8 @@ def _composed(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
     except (TypeError, ValueError) as error:
         # Hydra takes the value of a group (`fuse`, `data`) for a name without looking at it.
         raise FuseError(
-            f"recipe {recipe.name} with {list(overrides)}: {_one_line(error)}; a group of configurations takes the name of one, such as fuse=default"
+            f"recipe {recipe.name} with {list(overrides)}: {_one_line(error)}; a group of configurations takes the "
+            "name of one, such as fuse=default"
         ) from error
 
 

@@ -17,7 +17,8 @@ _AFTER = ("Set the environment variable HYDRA_FULL_ERROR", "[")
 
 
 def cause(log: Path) -> str | None:
-    """The final error of the driver's traceback (of any process, if the driver printed none) as its lines; None if there is no traceback."""
+    """The final error of the driver's traceback (of any process, if the driver printed none) as its lines; None
+    if there is no traceback."""
     lines = [split(line) for line in last_lines(log, most=2000, size=1 << 20)]
     driver = [text for source, text in lines if not source]
     return _final_error(driver) or _final_error([text for _, text in lines])

@@ -29,7 +29,8 @@ def doctor(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check versions, plugins, entry points, Hydra, patches and a Ray worker; exit 1 on a fault, with a fix for each."""
+    """Check versions, plugins, entry points, Hydra, patches and a Ray worker; exit 1 on a
+    fault, with a fix for each."""
     if patches:
         raise typer.Exit(_patches(as_json))
     # What libraries print on import must not end up in the report.

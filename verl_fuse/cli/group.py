@@ -27,7 +27,8 @@ EXAMPLES = "\b\n" + examples(
 class _LazyGroup(TyperGroup):
     """A group whose subcommands are imported when they are first asked for.
 
-    Contexts, commands and formatters are `Any`: Typer brings its own copy of click, or depends on click, according to its version.
+    Contexts, commands and formatters are `Any`: Typer brings its own copy of click, or depends on click,
+    according to its version.
     """
 
     subcommands: Mapping[str, tuple[str, str]] = {}
@@ -59,7 +60,8 @@ class _LazyGroup(TyperGroup):
 
 
 def _filled(text: str) -> str:
-    """Paragraphs on one line each: Typer fills the first one up to the terminal, and keeps the source's line breaks in the others."""
+    """Paragraphs on one line each: Typer fills the first one up to the terminal, and keeps the source's
+    line breaks in the others."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 

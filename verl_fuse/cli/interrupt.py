@@ -1,6 +1,8 @@
-"""Ctrl-C: while modules are imported it ends the process at once; later it raises KeyboardInterrupt, and a second one ends the process.
+"""Ctrl-C: while modules are imported it ends the process at once; later it raises KeyboardInterrupt, and a
+second one ends the process.
 
-An import that is interrupted by an exception leaves a traceback, or half a module behind. This module imports the standard library alone.
+An import that is interrupted by an exception leaves a traceback, or half a module behind. This module imports
+the standard library alone.
 """
 
 import os
@@ -29,7 +31,8 @@ def raise_once(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def on_interrupt(handler: _Handler) -> Iterator[None]:
-    """`handler` answers Ctrl-C inside the block. A SIGINT that is ignored (nohup) stays ignored; only the main thread can be interrupted."""
+    """`handler` answers Ctrl-C inside the block. A SIGINT that is ignored (nohup) stays ignored; only the main
+    thread can be interrupted."""
     previous = signal.getsignal(signal.SIGINT)
     if previous is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,7 +1,7 @@
 """The `verl-fuse` command: the list of its subcommands, and its entry point.
 
-Subcommands are loaded on first use, so `verl-fuse --help` and the planning commands stay fast and need neither torch nor verl. The entry point
-imports nothing but the standard library before Ctrl-C is taken care of.
+Subcommands are loaded on first use, so `verl-fuse --help` and the planning commands stay fast and need neither torch
+nor verl. The entry point imports nothing but the standard library before Ctrl-C is taken care of.
 """
 
 import sys

@@ -13,11 +13,15 @@ from verl_fuse_patches.registry import PatchStatus
 
 PATCH_STYLES = {"applied": "green", "refused": "bold red", "pending": "yellow"}
 # A fresh process as verl would find it: its entry points install the patches if this platform asks for them.
-_PROGRAM = "import dataclasses, json, verl; from verl_fuse_patches.registry import settle; print(json.dumps([dataclasses.asdict(s) for s in settle()]))"
+_PROGRAM = (
+    "import dataclasses, json, verl; from verl_fuse_patches.registry import settle; "
+    "print(json.dumps([dataclasses.asdict(s) for s in settle()]))"
+)
 
 
 def examine() -> list[PatchStatus]:
-    """Import in a fresh process what the patches wait for, and return where each stands; a FuseError carries its last words."""
+    """Import in a fresh process what the patches wait for, and return where each stands; a
+    FuseError carries its last words."""
     process = subprocess.run([sys.executable, "-W", "ignore", "-c", _PROGRAM], capture_output=True, text=True)
     if process.returncode:
         last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]

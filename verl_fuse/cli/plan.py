@@ -1,4 +1,5 @@
-"""`verl-fuse plan`: which devices, layout and micro-batches each model call should get. Needs neither torch nor verl nor a device."""
+"""`verl-fuse plan`: which devices, layout and micro-batches each model call should get. Needs neither
+torch nor verl nor a device."""
 
 import dataclasses
 import json
@@ -97,7 +98,10 @@ def plan(
         left = time_limit - (time.monotonic() - since)
         made = make_plan(workload, cost, dataclasses.replace(request, time_limit=max(left, 0.0)), report)
     if left <= 0:
-        note = f"kernels were compiled for longer than --time-limit {time_limit:g}; the next plan on this machine finds them"
+        note = (
+            f"kernels were compiled for longer than --time-limit {time_limit:g}; the next plan on this machine finds "
+            "them"
+        )
         print(f"verl-fuse: {note}", file=sys.stderr)
     if made.search.stopped:
         print("verl-fuse: interrupted; this is the best plan so far", file=sys.stderr)
@@ -115,7 +119,8 @@ def plan(
 
 
 def all_overrides(workload: Workload, made: PlanResult) -> dict[str, Any]:
-    """verl's keys for what is trained, where, and with which features; none for an ideal plan, which verl cannot run."""
+    """verl's keys for what is trained, where, and with which features; none for an ideal
+    plan, which verl cannot run."""
     if made.plan.strategy is None:
         return {}
     return {
@@ -127,7 +132,8 @@ def all_overrides(workload: Workload, made: PlanResult) -> dict[str, Any]:
 
 
 def as_data(made: PlanResult, overrides: dict[str, Any], out: Path | None) -> dict[str, Any]:
-    """The keys of `--json`. `plan` is what `--out` writes; seconds and USD are per step; `bound_seconds` is null where nothing is proven."""
+    """The keys of `--json`. `plan` is what `--out` writes; seconds and USD are per step; `bound_seconds` is null
+    where nothing is proven."""
     found, cluster = made.search, made.search.space.cluster
     return {
         "strategy": made.plan.strategy or "ideal",
@@ -177,7 +183,8 @@ def show(made: PlanResult) -> None:
         else "not every placement was looked at: a longer --time-limit may find a better plan"
     )
     typer.echo(
-        f"{engine}, {cluster.devices} x {cluster.device.name}: {found.seconds:.2f} s per step, {made.cost_per_step:.4g} USD per step"
+        f"{engine}, {cluster.devices} x {cluster.device.name}: {found.seconds:.2f} s per step, "
+        f"{made.cost_per_step:.4g} USD per step"
     )
     typer.echo(proof)
     typer.echo(price_of(cluster))

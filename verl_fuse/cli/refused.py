@@ -1,4 +1,5 @@
-"""What keeps a run's configuration from running with more of verl-fuse switched on: the checks of the run itself, without starting one."""
+"""What keeps a run's configuration from running with more of verl-fuse switched on: the checks of the run
+itself, without starting one."""
 
 from collections.abc import Sequence
 from copy import deepcopy

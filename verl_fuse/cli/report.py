@@ -1,4 +1,5 @@
-"""What a run achieved, read from the metrics file that verl's `file` logger writes: one JSON object {"step", "data"} a line."""
+"""What a run achieved, read from the metrics file that verl's `file` logger writes: one JSON object
+{"step", "data"} a line."""
 
 import json
 import math
@@ -60,7 +61,8 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield int(record["step"]), dict(record["data"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise FuseError(
-                f'{path}, line {number}: not a metrics record, {{"step": 1, "data": {{...}}}}: {line[:MOST_CHARACTERS_SHOWN]!r}'
+                f'{path}, line {number}: not a metrics record, {{"step": 1, "data": {{...}}}}: '
+                f"{line[:MOST_CHARACTERS_SHOWN]!r}"
             ) from error
 
 
@@ -85,8 +87,8 @@ def validation_changes(records: list[tuple[int, Mapping[str, float]]]) -> list[C
 
 
 def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, list[StageTime]]:
-    """(steps counted, mean seconds per stage, then what no stage accounts for, the step itself, and what is timed outside of it). The first step
-    is left out where there are others: it warms everything up."""
+    """(steps counted, mean seconds per stage, then what no stage accounts for, the step itself, and what is timed
+    outside of it). The first step is left out where there are others: it warms everything up."""
     steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
     counted = steps[1:] or steps
     timed = (
@@ -107,7 +109,8 @@ def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, li
 
 
 def hidden_seconds(records: list[tuple[int, Mapping[str, float]]]) -> float:
-    """Mean seconds a step of inference that ran while samples were still generated, over the steps `stage_times` counts."""
+    """Mean seconds a step of inference that ran while samples were still generated, over the
+    steps `stage_times` counts."""
     steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
     counted = steps[1:] or steps
     return sum(values.get(OVERLAP_METRIC, 0.0) for values in counted) / max(1, len(counted))

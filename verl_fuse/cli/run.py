@@ -45,10 +45,12 @@ TASKS = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What will be run: the command that makes the task first (or None), the training command, and what they add to the environment.
+    """What will be run: the command that makes the task first (or None), the training command, and what
+    they add to the environment.
 
-    `resumed` is the step of `run_dir` that the run goes on after (None: from the start), `going_on` what a run must be given to go on where this one
-    stops, `notes` is what the run says first, and `steps` is how many the run has (None: as many as the data give).
+    `resumed` is the step of `run_dir` that the run goes on after (None: from the start), `going_on` what a run must be
+    given to go on where this one stops, `notes` is what the run says first, and `steps` is how many the run has (None:
+    as many as the data give).
     """
 
     prepare: tuple[str, ...] | None
@@ -106,7 +108,8 @@ def home_from(environment: Mapping[str, str]) -> Path:
 
 
 def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> PlannedRun:
-    """Everything about the run that can be known and refused before anything is started; a FuseError has all that is wrong."""
+    """Everything about the run that can be known and refused before anything is started; a
+    FuseError has all that is wrong."""
     chosen = [f"trainer.experiment_name={recipe.name}-baseline", *BASELINE, *overrides] if baseline else overrides
     # The recipes read it through oc.env.
     os.environ[HOME_VARIABLE] = str(home)

@@ -1,4 +1,5 @@
-"""`verl-fuse schedule from-model`: the problem of training actor and critic of given sizes in one pipeline, by the analytic cost model."""
+"""`verl-fuse schedule from-model`: the problem of training actor and critic of given sizes in one pipeline, by
+the analytic cost model."""
 
 import dataclasses
 from pathlib import Path
@@ -72,7 +73,8 @@ def problem_of(
 
     if actor.layout.devices != critic.layout.devices:
         raise FuseError(
-            f"actor {actor.layout} has {actor.layout.devices} devices, critic {critic.layout} {critic.layout.devices}; needs equal numbers"
+            f"actor {actor.layout} has {actor.layout.devices} devices, critic {critic.layout} {critic.layout.devices}; "
+            "needs equal numbers"
         )
     reason = unfusable(actor, critic)
     if reason:
@@ -82,7 +84,8 @@ def problem_of(
     room, least = activation_room(workload, actor, critic, cost, options), problem.least_memory_limit
     if room < least:
         raise FuseError(
-            f"{device.name} has {device.memory / 2**30:.1f} GiB; both models and one micro-batch need {(device.memory - room + least) / 2**30:.1f} "
+            f"{device.name} has {device.memory / 2**30:.1f} GiB; both models and one micro-batch need "
+            f"{(device.memory - room + least) / 2**30:.1f} "
             "GiB. Smaller micro-batches, recomputation, or more tp or pp would do"
         )
     return dataclasses.replace(problem, memory_limit=room)

@@ -1,11 +1,14 @@
 """What of a run's log is shown on the screen while it grows: phases of the start, a line per step, and what is wrong.
 
-verl's driver prints its own lines and, as Ray forwards them, those of every process behind "(Name pid=123)". Of these are shown:
+verl's driver prints its own lines and, as Ray forwards them, those of every process behind "(Name
+pid=123)". Of these are shown:
 
-- lines that verl-fuse printed (they begin with "verl-fuse: "), but not the ones about a step that is under way, nor where the timeline is;
+- lines that verl-fuse printed (they begin with "verl-fuse: "), but not the ones about a step that is under way,
+  nor where the timeline is;
 - warnings and errors that verl-fuse logged (verl_fuse/host/record/logs.py marks them);
 - verl's own line for a step where verl-fuse has shown none: stock verl, or fuse.observe.progress=false;
-- the first of each of verl's lines that say how far the start has come (PHASES; tests/unit/recipes/test_screen.py finds them in verl's source).
+- the first of each of verl's lines that say how far the start has come (PHASES; tests/unit/recipes/test_screen.py
+  finds them in verl's source).
 """
 
 import re

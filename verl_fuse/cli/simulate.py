@@ -1,4 +1,5 @@
-"""`verl-fuse simulate`: what a step would take, stock and with each feature. Needs neither torch nor verl nor a device."""
+"""`verl-fuse simulate`: what a step would take, stock and with each feature. Needs neither
+torch nor verl nor a device."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -169,7 +170,8 @@ def cost_model(cluster: Cluster, profile: Path | None) -> CostModel:
 def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds: int) -> None:
     """The table, and what the features decided."""
     title = (
-        f"{workload.algorithm} of {workload.actor.name}, {workload.sequences} samples, on {cluster.devices} x {cluster.device.name}; "
+        f"{workload.algorithm} of {workload.actor.name}, {workload.sequences} samples, on {cluster.devices} x "
+        f"{cluster.device.name}; "
         f"{_steps(seeds)}; {price_of(cluster)}"
     )
     priced = cluster.price_per_device_hour > 0
@@ -277,14 +279,15 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
     say(f"Generation replayed from fitted decode times: median error {result.replay_error:.0%}.")
     if options.dedicated is None:
         say(
-            "Replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set dedicated=false."
+            "Replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set "
+            "dedicated=false."
         )
     show_advice(advice_of_replay(result))
 
 
 def replayed(run_dir: Path, options: SimulationOptions) -> tuple[str, Replay, SimulationOptions]:
-    """The name of a recorded run, its steps replayed, and the options with what the run's configuration says; the first step, which warms up, is
-    left out where there are others."""
+    """The name of a recorded run, its steps replayed, and the options with what the run's configuration says; the first
+    step, which warms up, is left out where there are others."""
     numbers = recorded_steps(run_dir)
     config = find_config(run_dir)
     if options.dedicated is None and config is not None and select(config, "trainer.device") == "cpu":

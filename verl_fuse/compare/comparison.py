@@ -25,8 +25,8 @@ REWARD_CURVE = "reward"
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the two runs: steps with a time, seconds per compared step, what was trained on, and how often verl-fuse fell back to stock behaviour
-    (None: not logged)."""
+    """One of the two runs: steps with a time, seconds per compared step, what was trained on, and how often verl-fuse
+    fell back to stock behaviour (None: not logged)."""
 
     name: str
     stock: bool
@@ -61,7 +61,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`ratio` is the second run's seconds per step over the baseline's; `steps` are those whose times are compared; `stages` add up to `whole`."""
+    """`ratio` is the second run's seconds per step over the baseline's; `steps` are those whose times are compared;
+    `stages` add up to `whole`."""
 
     base: ComparedRun
     fused: ComparedRun
@@ -105,14 +106,16 @@ def common_steps(base: RunMetrics, fused: RunMetrics, warm_up: int) -> list[int]
     for run in (base, fused):
         if len(run.timed) <= warm_up:
             raise FuseError(
-                f"{run.name}: steps with a time (timing_s/step): {len(run.timed)}; needs more than the {warm_up} that --warm-up leaves out"
+                f"{run.name}: steps with a time (timing_s/step): {len(run.timed)}; needs more than the {warm_up} that "
+                "--warm-up leaves out"
             )
     left = [run.timed[warm_up:] for run in (base, fused)]
     found = sorted(set(left[0]) & set(left[1]))
     if not found:
         (first, last), (begin, end) = ((steps[0], steps[-1]) for steps in left)
         raise FuseError(
-            f"{base.name} has the steps {first} to {last} and {fused.name} {begin} to {end} (after warm-up): needs steps of the same number, which "
+            f"{base.name} has the steps {first} to {last} and {fused.name} {begin} to {end} (after warm-up): needs "
+            "steps of the same number, which "
             "train on the same prompts"
         )
     return found

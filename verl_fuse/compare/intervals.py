@@ -3,12 +3,12 @@
 Invariants (tests/unit/compare/test_intervals.py):
 - the interval of equal values is that value; the interval of one value is not known;
 - swapping two series inverts the interval of their ratio, and negates that of their difference;
-- steps that are independent are covered in at least 94 % of many runs, also by three steps; steps that are slow together are covered less, and the
-  test states how often.
+- steps that are independent are covered in at least 94 % of many runs, also by three steps; steps that are slow
+  together are covered less, and the test states how often.
 
-Student's t of what each step adds, so that few steps make the interval wide: a bootstrap of five steps covers the truth in 83 % of all runs only. Where
-neighbouring steps are alike (another job on the machine, responses that grow), the interval widens by what their correlation says (Bartlett 1935),
-never by less than nothing.
+Student's t of what each step adds, so that few steps make the interval wide: a bootstrap of five steps covers the truth
+in 83 % of all runs only. Where neighbouring steps are alike (another job on the machine, responses that grow), the
+interval widens by what their correlation says (Bartlett 1935), never by less than nothing.
 """
 
 import math
@@ -73,7 +73,8 @@ def student_t(degrees: int) -> float:
 
 
 def autocorrelation(deviations: ArrayLike) -> float:
-    """Correlation of neighbouring steps, 0 to 0.9; the estimate from n steps is too low by about 1 / n (Kendall 1954), which is added."""
+    """Correlation of neighbouring steps, 0 to 0.9; the estimate from n steps is too low by about 1 / n
+    (Kendall 1954), which is added."""
     series = np.asarray(deviations, np.float64)
     total = float((series**2).sum())
     if len(series) < 3 or total == 0.0:

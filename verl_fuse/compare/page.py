@@ -95,7 +95,8 @@ def _runs(base: ComparedRun, fused: ComparedRun) -> str:
 def _section(curve: Curve) -> str:
     return (
         f"<section><h2>{text(curve.name)}</h2>"
-        f'<span class="hint">{text(curve.metric)}; fused − base {difference_text(curve.difference)}; grey: base, blue: fused</span>'
+        f'<span class="hint">{text(curve.metric)}; fused − base {difference_text(curve.difference)}; grey: base, blue: '
+        "fused</span>"
         f"{_drawing(curve)}</section>"
     )
 
@@ -113,7 +114,8 @@ def _drawing(curve: Curve) -> str:
         )
 
     axes = "".join(
-        f'<line x1="{CHART_LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/><text x="{CHART_LEFT - 4}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+        f'<line x1="{CHART_LEFT}" x2="{CHART_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/><text x="{CHART_LEFT - 4}" '
+        f'y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
         for value, y in ((value, at(first, value)[1]) for value in dict.fromkeys((low, high)))
     ) + "".join(
         f'<text x="{at(step, low)[0]:.1f}" y="{CHART_HEIGHT - 4}" text-anchor="middle">{step}</text>'
@@ -123,13 +125,17 @@ def _drawing(curve: Curve) -> str:
         _line(points, [at(step, value) for step, value in points.items()], name)
         for name, points in (("base", curve.base), ("fused", curve.fused))
     )
-    return f'<svg class="curve" viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{text(curve.name)} by step">{axes}{lines}</svg>'
+    return (
+        f'<svg class="curve" viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{text(curve.name)} by '
+        f'step">{axes}{lines}</svg>'
+    )
 
 
 def _line(points: Mapping[int, float], places: Sequence[tuple[float, float]], name: str) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dots = "".join(
-        f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="2.4"><title>{name}, step {step}: {value:.4g}</title></circle>'
+        f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="2.4"><title>{name}, step {step}: '
+        f"{value:.4g}</title></circle>"
         for (step, value), (x, y) in zip(points.items(), places, strict=True)
     )
     return f'<polyline class="{name}" points="{path}"/>{dots}'

@@ -22,7 +22,8 @@ LARGEST_METRIC = 1e100
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """A run's label, its metrics by step, in order, and the number of samples that a step asks for (None: not known)."""
+    """A run's label, its metrics by step, in order, and the number of samples that a step
+    asks for (None: not known)."""
 
     name: str
     steps: Mapping[int, Mapping[str, float]]
@@ -32,7 +33,8 @@ class RunMetrics:
     def of(
         cls, name: str, records: Iterable[tuple[int, Mapping[str, float]]], samples_per_step: int | None = None
     ) -> "RunMetrics":
-        """From (step, metrics) in the order written; of a metric that was written again for a step, the last value counts.
+        """From (step, metrics) in the order written; of a metric that was written again for a
+        step, the last value counts.
 
         A step may have several records: a run that goes on begins with a validation of the step it goes on after.
         """
@@ -74,7 +76,8 @@ class RunMetrics:
         return sum(known) if known else None
 
     def samples(self) -> float | None:
-        """Samples that the timed steps trained on: as verl-fuse counted them; of stock verl, which counts none, as many as were asked for."""
+        """Samples that the timed steps trained on: as verl-fuse counted them; of stock verl, which counts none,
+        as many as were asked for."""
         if counted := self.metric("fuse/samples_trained"):
             return sum(counted.values())
         return None if self.samples_per_step is None else float(self.samples_per_step * len(self.timed))

@@ -34,7 +34,8 @@ def verdict(found: Comparison) -> str:
 
 
 def at_least(found: Comparison, wanted: float) -> tuple[bool, str]:
-    """Whether steps are shown to be `wanted` times as fast as the baseline's, and the sentence that says by which bound."""
+    """Whether steps are shown to be `wanted` times as fast as the baseline's, and the sentence
+    that says by which bound."""
     low, bound = found.speedup.low, "the lower end of the 95 % interval of the speed-up"
     if low is None:
         return False, f"--at-least {wanted:g}: not met: {bound} counts, and one step gives no interval"
@@ -51,7 +52,8 @@ def notes(found: Comparison) -> Iterator[str]:
         yield f"{base.name} is a run with verl-fuse itself."
     if len({base.steps, fused.steps, len(found.steps) + found.warm_up}) > 1:
         yield (
-            f"{base.name} has {base.steps} timed steps and {fused.name} {fused.steps}: times of the {len(found.steps)} that both have are compared."
+            f"{base.name} has {base.steps} timed steps and {fused.name} {fused.steps}: times of the {len(found.steps)} "
+            "that both have are compared."
         )
     if fused.fallbacks:
         yield f"verl-fuse fell back to stock behaviour {fused.fallbacks:g} times: see the run's log."
@@ -61,7 +63,10 @@ def notes(found: Comparison) -> Iterator[str]:
         half = math.log(high / found.ratio.value)
         if half > WIDE_INTERVAL:
             needed = math.ceil(len(found.steps) * (half / WIDE_INTERVAL) ** 2)
-            yield f"A difference below {math.expm1(half):.0%} would not be seen; about {needed} steps would show one of {WIDE_INTERVAL:.0%}."
+            yield (
+                f"A difference below {math.expm1(half):.0%} would not be seen; about {needed} steps would show one "
+                f"of {WIDE_INTERVAL:.0%}."
+            )
 
 
 def compared(found: Comparison) -> str:

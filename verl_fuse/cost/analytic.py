@@ -22,7 +22,8 @@ from verl_fuse.spec.layout import Layout, stage_layers
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.workload import CallKind
 
-# Products in the backward per product in the forward: gradients of inputs and of weights; flash attention also recomputes the scores.
+# Products in the backward per product in the forward: gradients of inputs and of weights; flash attention
+# also recomputes the scores.
 BACKWARD_MATMUL = 2.0
 BACKWARD_ATTENTION = 2.5
 BACKWARD_ELEMENTWISE = 2.0
@@ -30,7 +31,8 @@ BACKWARD_ELEMENTWISE = 2.0
 
 @dataclass(frozen=True)
 class AnalyticCost:
-    """The cost model of a cluster whose calls run on `engine`. `sharding` "full" is FSDP: weights are gathered for every micro-batch."""
+    """The cost model of a cluster whose calls run on `engine`. `sharding` "full" is FSDP: weights are
+    gathered for every micro-batch."""
 
     cluster: Cluster
     engine: EngineFloors = GRAPHS
@@ -184,7 +186,8 @@ class AnalyticCost:
         return self.head(model, layout, sequences)
 
     def optimizer(self, model: Model, layout: Layout, elements: float) -> float:
-        """Seconds of an Adam step over so many elements of a model: gradient, master weight, two moments read, the latter three written, all fp32."""
+        """Seconds of an Adam step over so many elements of a model: gradient, master weight, two moments read, the
+        latter three written, all fp32."""
         return 7 * 4 * elements / self._bandwidth
 
     def embedding(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
@@ -214,7 +217,8 @@ class AnalyticCost:
         return seconds
 
     def _with_gathering(self, seconds: float, model: Model, layout: Layout, backward: bool) -> float:
-        """With full sharding, the next block's weights are gathered, and the last one's gradients scattered, beside the computation."""
+        """With full sharding, the next block's weights are gathered, and the last one's gradients
+        scattered, beside the computation."""
         if self.sharding != "full":
             return seconds
         size = shard.BYTES * shard.block_parameters(model, layout)

@@ -1,7 +1,8 @@
 """Seconds of collectives over groups of devices, by the ring formulas. Sizes are bytes, each rank's full buffer.
 
-A group of `size` ranks `stride` devices apart stays within a node if size * stride <= devices per node. Otherwise its ranks on a node share
-what crosses to other nodes: a ring passes every node once, and each of them has a network adapter.
+A group of `size` ranks `stride` devices apart stays within a node if size * stride <= devices per node.
+Otherwise its ranks on a node share what crosses to other nodes: a ring passes every node once, and each of
+them has a network adapter.
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class Network:
         return self.gather(group, 2 * size)
 
     def exchange(self, group: DeviceGroup, size: Numbers) -> Numbers:
-        """All-to-all of `size` bytes per rank. Nothing is shared: what goes to other nodes passes the rank's own adapter."""
+        """All-to-all of `size` bytes per rank. Nothing is shared: what goes to other nodes
+        passes the rank's own adapter."""
         near = min(group.size, max(1, self.cluster.devices_per_node // group.stride))
         inside = (near - 1) / group.size / self.cluster.intra_bandwidth
         outside = (group.size - near) / group.size / self.cluster.inter_bandwidth

@@ -1,4 +1,5 @@
-"""Reads the floors of the software off recorded runs: what their stages took beyond what the model's parts take by the profile.
+"""Reads the floors of the software off recorded runs: what their stages took beyond what the model's
+parts take by the profile.
 
 Invariants (tests/unit/cost/test_floors.py):
 - runs whose stages were made from known floors give those floors back;
@@ -26,7 +27,8 @@ NO_FLOORS = EngineFloors("recorded", block=0.0, decode_block=0.0, collective=0.0
 
 
 def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) -> EngineFloors:
-    """Floors of generation, inference, training and weight sync. The critic, where there is one, is of the actor's size."""
+    """Floors of generation, inference, training and weight sync. The critic, where there is
+    one, is of the actor's size."""
     bare = dataclasses.replace(cost, engine=NO_FLOORS)
     steps = [(run, step) for run in runs for step in run.steps]
     request, decode_step = _fit(
@@ -82,7 +84,8 @@ def _generation_row(step: RecordedStep) -> tuple[float, float]:
 
 
 def _fit(rows: Sequence[tuple[float, ...]], seconds: Sequence[float], explained: Sequence[float]) -> tuple[float, ...]:
-    """Coefficients >= 0 of the rows that, with what is explained, come closest to the seconds: least squares of relative errors."""
+    """Coefficients >= 0 of the rows that, with what is explained, come closest to the seconds: least
+    squares of relative errors."""
     if not rows:
         raise FuseError("the recorded runs hold none of the stages " + ", ".join((*INFERENCE_STAGES, *TRAIN_STAGES)))
     weights = 1 / np.array(seconds)

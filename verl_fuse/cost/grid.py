@@ -15,7 +15,8 @@ from verl_fuse.cost.model import Numbers
 
 @dataclass(frozen=True, eq=False)
 class MeasuredGrid:
-    """`seconds[i, j]` of `batches[i]` sequences of `lengths[j]` tokens; both ascend. Interpolation is linear in logarithms."""
+    """`seconds[i, j]` of `batches[i]` sequences of `lengths[j]` tokens; both ascend. Interpolation
+    is linear in logarithms."""
 
     batches: np.ndarray
     lengths: np.ndarray

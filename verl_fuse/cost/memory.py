@@ -1,8 +1,9 @@
 """Bytes on the fullest device of a model call.
 
-Training keeps bf16 weights and fp32 gradients whole, and shares fp32 master weights and two Adam moments over data-parallel ranks
-(Megatron's distributed optimizer); with `full` sharding (FSDP, ZeRO-3) everything is fp32 and shared, and a block at a time is gathered.
-Activations follow Korthikanti et al. 2022 (arXiv 2205.05198) with sequence parallelism and without a score matrix (flash attention).
+Training keeps bf16 weights and fp32 gradients whole, and shares fp32 master weights and two Adam moments over
+data-parallel ranks (Megatron's distributed optimizer); with `full` sharding (FSDP, ZeRO-3) everything is fp32 and
+shared, and a block at a time is gathered. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198) with sequence
+parallelism and without a score matrix (flash attention).
 """
 
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ def _head(model: Model, layout: Layout, first: bool, last: bool) -> float:
 
 
 def held_activations(model: Model, layout: Layout, tokens: float, recompute: bool) -> tuple[float, ...]:
-    """Bytes each stage holds of one micro-batch of `tokens` tokens from its forward to its backward: every block's input, or all of a block."""
+    """Bytes each stage holds of one micro-batch of `tokens` tokens from its forward to its backward: every block's
+    input, or all of a block."""
     each = _block_input(model, layout, tokens) if recompute else _block_activations(model, layout, tokens)
     return tuple(layers * each for layers in stage_layers(model.layers, layout.pp))
 

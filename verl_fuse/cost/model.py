@@ -53,8 +53,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on the fullest device. `weights`, `gradients` and `optimizer` stay between calls unless `offloaded`, the rest is there only while
-    the call runs."""
+    """Bytes on the fullest device. `weights`, `gradients` and `optimizer` stay between calls unless `offloaded`, the
+    rest is there only while the call runs."""
 
     weights: float
     gradients: float = 0.0
@@ -84,7 +84,8 @@ class Memory:
 
 
 class CostModel(Protocol):
-    """Seconds and bytes of model function calls on a cluster. A `batch` is what the docstring says: a micro-batch, or a whole call."""
+    """Seconds and bytes of model function calls on a cluster. A `batch` is what the docstring says: a
+    micro-batch, or a whole call."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -92,7 +93,8 @@ class CostModel(Protocol):
     def stage_seconds(
         self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False, recompute: bool = False
     ) -> tuple[float, ...]:
-        """Seconds of each pipeline stage for one micro-batch of one data-parallel rank; `recompute` adds the forward to a backward."""
+        """Seconds of each pipeline stage for one micro-batch of one data-parallel rank; `recompute` adds
+        the forward to a backward."""
         ...
 
     def forward(self, model: Model, layout: Layout, batch: Batch) -> float:
@@ -118,7 +120,8 @@ class CostModel(Protocol):
         *,
         recompute: bool = True,
     ) -> float:
-        """Seconds of one pass over the whole `batch`: `minibatches` updates of `microbatches` per data-parallel rank each."""
+        """Seconds of one pass over the whole `batch`: `minibatches` updates of `microbatches` per
+        data-parallel rank each."""
         ...
 
     def update(self, model: Model, layout: Layout) -> float:
@@ -130,7 +133,8 @@ class CostModel(Protocol):
         ...
 
     def decode(self, model: Model, layout: Layout, sequences: Numbers, context_tokens: Numbers) -> Numbers:
-        """Seconds of ONE decode step of one replica with `sequences` running that hold `context_tokens` in all. Works on arrays."""
+        """Seconds of ONE decode step of one replica with `sequences` running that hold `context_tokens`
+        in all. Works on arrays."""
         ...
 
     def transfer(self, model: Model, source: Placement, target: Placement) -> float:
@@ -138,7 +142,8 @@ class CostModel(Protocol):
         ...
 
     def sync(self, model: Model, source: Placement, target: Placement) -> float:
-        """Seconds to hand new weights from training to the rollout: a transfer, and what the software needs even without one."""
+        """Seconds to hand new weights from training to the rollout: a transfer, and what the
+        software needs even without one."""
         ...
 
     def migrate(self, model: Model, layout: Layout, tokens: float) -> float:

@@ -26,7 +26,8 @@ from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.units import GIB
 
-# Of two accelerators whose memory differs by more than this factor, one is not the other: drivers and vendors count it a little differently.
+# Of two accelerators whose memory differs by more than this factor, one is not the other: drivers and vendors count
+# it a little differently.
 _SAME_MEMORY = 1.5
 # A block's cost depends on these alone.
 _BLOCK = (
@@ -49,7 +50,8 @@ class ProfiledCost(AnalyticCost):
 
     @classmethod
     def of(cls, table: ProfileTable, cluster: Cluster, sharding: StateSharding = "optimizer") -> "ProfiledCost":
-        """The floors of the software are the profile's if it has them. A FuseError refuses a profile of another kind of device."""
+        """The floors of the software are the profile's if it has them. A FuseError refuses a profile
+        of another kind of device."""
         _check_device(table.device, cluster.device)
         return cls(cluster, table.engine or GRAPHS, sharding, table)
 

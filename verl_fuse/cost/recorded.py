@@ -1,4 +1,5 @@
-"""What a recorded run says about the software around the models: seconds of its stages, and the lengths they worked on."""
+"""What a recorded run says about the software around the models: seconds of its stages, and
+the lengths they worked on."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -69,7 +70,8 @@ class RecordedStep:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Steps of a run on `ranks` data-parallel ranks. `micro_batch` is by stage, per rank; sequences of one are padded to its longest."""
+    """Steps of a run on `ranks` data-parallel ranks. `micro_batch` is by stage, per rank; sequences of one
+    are padded to its longest."""
 
     name: str
     ranks: int

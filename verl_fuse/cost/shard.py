@@ -1,6 +1,7 @@
 """What one device of a layout computes and holds of a model: counts of operations and elements, no speeds.
 
-A product of an (m x k) and a (k x n) matrix is 2mkn operations. Attention is causal: half of the score matrix is computed.
+A product of an (m x k) and a (k x n) matrix is 2mkn operations. Attention is causal: half of the
+score matrix is computed.
 """
 
 from verl_fuse.cost.model import Numbers
@@ -31,7 +32,8 @@ def block_weight_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers
 
 
 def elementwise_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
-    """Memory traffic of one block's forward outside matrix products: two norms, two residuals, rotation of q and k, the gated activation."""
+    """Memory traffic of one block's forward outside matrix products: two norms, two residuals, rotation of q and
+    k, the gated activation."""
     active = max(1, model.experts_per_token) * model.intermediate + model.shared_intermediate
     split = 4 * (model.heads + model.kv_heads) * model.head_dim + 3 * active
     return BYTES * tokens * (10 * model.hidden + split / layout.tp) / layout.cp
@@ -43,7 +45,8 @@ def head_flops(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
 
 
 def logits_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
-    """Memory traffic of turning logits into log-probs: written in half, read, and gone over three times in full precision."""
+    """Memory traffic of turning logits into log-probs: written in half, read, and gone over three
+    times in full precision."""
     return (2 * BYTES + 3 * 4) * tokens * model.head_width / (layout.tp * layout.cp)
 
 

@@ -36,7 +36,8 @@ PARTS: tuple[tuple[Part, Pass], ...] = (
     ("head", "backward"),
     ("head", "decode"),
 )
-"""What is measured of a model. In a decode pass a length is the context that is there already, and each sequence gets one new token."""
+"""What is measured of a model. In a decode pass a length is the context that is there already, and each
+sequence gets one new token."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class MeasuredModel:
 
 @dataclass(frozen=True, eq=False)
 class ProfileTable:
-    """Measurements on `device`; `engine` holds the floors of the software around it, read off recorded runs, or None."""
+    """Measurements on `device`; `engine` holds the floors of the software around it, read
+    off recorded runs, or None."""
 
     device: Device
     precision: str

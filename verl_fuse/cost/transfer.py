@@ -1,8 +1,9 @@
 """Seconds to move a model's weights from one placement to another.
 
-Every device needs its shard; what it holds already stays, what a device of its node holds comes over the node's links, the rest over the
-network. A piece wanted by several nodes is sent once to each, spread over all devices that hold it. The slowest sender or receiver decides.
-Source of the idea: ReaL (arXiv 2406.14088), section on parameter reallocation; here pieces are counted in fractions, not intervals.
+Every device needs its shard; what it holds already stays, what a device of its node holds comes over the node's links,
+the rest over the network. A piece wanted by several nodes is sent once to each, spread over all devices that hold it.
+The slowest sender or receiver decides. Source of the idea: ReaL (arXiv 2406.14088), section on parameter reallocation;
+here pieces are counted in fractions, not intervals.
 
 Compiled, because a planner asks for tens of thousands of pairs.
 """
@@ -65,7 +66,8 @@ def _busiest(
     per_node: int,
     slowness: float,
 ) -> tuple[float, float, float]:
-    """Shares of the model: what the slowest receiver gets from its node and from others, and what the busiest sender sends to other nodes.
+    """Shares of the model: what the slowest receiver gets from its node and from others, and what the busiest
+    sender sends to other nodes.
 
     Ranks count tensor ranks, then copies, then stages; `slowness` is the network's bandwidth over that within a node.
     """

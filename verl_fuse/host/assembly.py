@@ -1,4 +1,5 @@
-"""Puts inference together for a trainer: stage calls, what limits a batch, and the slices beside the training workers."""
+"""Puts inference together for a trainer: stage calls, what limits a batch, and the slices
+beside the training workers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -61,13 +62,15 @@ def training_groups(trainer: Any) -> dict[str, Any]:
 
 
 def exported(trainer: Any, stages: Sequence[Stage], whole: bool) -> dict[Stage, Export]:
-    """The parameters that slices need for `stages`, left by the training workers: all of them (`whole`), or those that are trained."""
+    """The parameters that slices need for `stages`, left by the training workers: all of them (`whole`),
+    or those that are trained."""
     groups, models = training_groups(trainer), {"old_log_prob": "actor", "values": "critic"}
     return {stage: joined(groups[models[stage]].export_weights(whole)) for stage in stages if stage in models}
 
 
 def exports_on_devices(config: Any) -> bool:
-    """Whether a training rank loads its offloaded shard as a whole to its device before it leaves weights for slices: FSDP1 does."""
+    """Whether a training rank loads its offloaded shard as a whole to its device before it leaves
+    weights for slices: FSDP1 does."""
     blocks = {"actor_rollout_ref.actor": "fsdp_config", "critic": "fsdp"}
     return any(
         OmegaConf.select(config, f"{model}.strategy") == "fsdp"
@@ -109,7 +112,8 @@ def _data_parallel_size(trainer: Any, stage: Stage) -> int:
 
 
 def exported_whole(actor: Any) -> list[Any]:
-    """What the worker group `actor` leaves of its model for standalone replicas, in its order; a collective of its workers."""
+    """What the worker group `actor` leaves of its model for standalone replicas, in its order; a
+    collective of its workers."""
     turns = zip_longest(*actor.export_whole())
     return [bucket for turn in turns for bucket in turn if bucket is not None]
 

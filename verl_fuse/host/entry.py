@@ -1,4 +1,5 @@
-"""Entry point in verl's plugin group: loaded by every process that imports verl, so it only plants one post-import hook.
+"""Entry point in verl's plugin group: loaded by every process that imports verl, so it only
+plants one post-import hook.
 
 verl logs a failing plugin at DEBUG and goes on (verl/__init__.py:73), so nothing here may fail quietly: the trainer is
 registered when verl's V1 trainer package has been imported, and an error there reaches the importing process.
@@ -41,7 +42,8 @@ def _register_trainer(v1: ModuleType) -> None:
 
 
 def _unavailable(why: str) -> None:
-    """Stock modes must go on working beside a verl that does not fit; mode fuse then does not exist, and preflight and doctor say why."""
+    """Stock modes must go on working beside a verl that does not fit; mode fuse then does not exist, and
+    preflight and doctor say why."""
     print(f"verl-fuse: trainer mode {TRAINER_MODE!r} is not available: {why}", file=sys.stderr)
 
 

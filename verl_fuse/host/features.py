@@ -1,4 +1,5 @@
-"""What plugins get at `fuse_setup`: the run's configuration, what is known of its replicas, and one method per feature they may switch on."""
+"""What plugins get at `fuse_setup`: the run's configuration, what is known of its replicas, and one method per
+feature they may switch on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,7 +34,8 @@ class Features:
 
     @property
     def streamed_stages(self) -> tuple[Stage, ...]:
-        """The stages finished samples go through; none where verl computes nothing of them before the batch is complete."""
+        """The stages finished samples go through; none where verl computes nothing of them
+        before the batch is complete."""
         return assembly.stages_of(self._trainer)
 
     def replica_views(self) -> tuple[ReplicaView, ...]:
@@ -63,15 +65,16 @@ class Features:
         trainer.parts.append(SliceRefresh(slices, trainer.lane, export, on_devices))
 
     def use_routing(self, warm_prefix_tokens: int | None) -> None:
-        """`fuse_predict`, `fuse_scale` and `fuse_assign` are asked before each batch is submitted. A prompt's prefix of at least
-        `warm_prefix_tokens` is computed once, before its samples are sent (None: never)."""
+        """`fuse_predict`, `fuse_scale` and `fuse_assign` are asked before each batch is submitted. A prompt's prefix of
+        at least `warm_prefix_tokens` is computed once, before its samples are sent (None: never)."""
         trainer = self._trainer
         samples, timeout = trainer.config.actor_rollout_ref.rollout.n, trainer.settings.core.replica_timeout
         trainer.director.routing = Routing(trainer.llm_server_manager, trainer.replicas, timeout, samples)
         trainer.client_options["warm_prefix_tokens"] = warm_prefix_tokens
 
     def use_standalone(self, most: int, launch_timeout: float) -> None:
-        """After `use_routing`: `fuse_scale` may ask for up to `most` replicas more, each created within `launch_timeout` seconds."""
+        """After `use_routing`: `fuse_scale` may ask for up to `most` replicas more, each created within
+        `launch_timeout` seconds."""
         trainer = self._trainer
         assert isinstance(trainer.director.routing, Routing), "standalone replicas need use_routing"
         pool = assembly.build_standalone(trainer, most, launch_timeout)
@@ -81,7 +84,8 @@ class Features:
         trainer.parts.append(StandaloneSync(pool, trainer.run_stage, export))
 
     def use_fused_update(self, solve: Solve, timeout: float) -> None:
-        """Critic and actor are updated in one call, in the order of the schedule that `solve` finds; a rank waits up to `timeout` seconds."""
+        """Critic and actor are updated in one call, in the order of the schedule that `solve` finds; a rank waits
+        up to `timeout` seconds."""
         # What it rests on comes with the extra `megatron`.
         from verl_fuse.host.update.fused import FusedUpdates
 
@@ -93,8 +97,9 @@ class Features:
     def use_lean_update(
         self, skip_zero_gradient: bool, skip_old_log_prob: bool, metrics: Literal["stock", "computed"]
     ) -> None:
-        """The actor's update leaves out samples without a gradient, and computes its old log-probs itself; `metrics` are of all samples or of those
-        that are computed. The actor's workers must be of the class that host/update/lean/worker.py makes."""
+        """The actor's update leaves out samples without a gradient, and computes its old log-probs itself; `metrics`
+        are of all samples or of those that are computed. The actor's workers must be of the class that
+        host/update/lean/worker.py makes."""
         correction = self.config.algorithm.get("rollout_correction", None)
         bypass = bool(correction and correction.get("bypass_mode", False))
         trainer, options = self._trainer, LeanOptions(skip_zero_gradient, skip_old_log_prob, metrics, bypass)

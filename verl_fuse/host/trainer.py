@@ -1,7 +1,7 @@
 """The trainer of mode `fuse`: verl's synchronous PPO trainer with hook call sites.
 
-It owns when hooks are called, which collective call runs on which lane, and what is recorded; policies live in plugins. With every
-feature off a step is verl's own, plus a timeline ("observe mode").
+It owns when hooks are called, which collective call runs on which lane, and what is recorded; policies live in plugins.
+With every feature off a step is verl's own, plus a timeline ("observe mode").
 """
 
 from collections.abc import Callable
@@ -55,8 +55,8 @@ class FuseTrainer(PPOTrainerSync):
         self.journal = Journal(self.settings.manager.hook, start_collector())
         super().__init__(config)
 
-    # verl tells modes apart by name (`trainer_mode != "sync"` means an asynchronous replay buffer, queue checkpoints and more);
-    # ours has synchronous semantics throughout.
+    # verl tells modes apart by name (`trainer_mode != "sync"` means an asynchronous replay buffer, queue checkpoints
+    # and more); ours has synchronous semantics throughout.
     @property
     def trainer_mode(self) -> str:
         return "sync"
@@ -71,7 +71,8 @@ class FuseTrainer(PPOTrainerSync):
         if not isinstance(buffer, ReplayBuffer):
             sampler = self.config.trainer.v1.sampler.custom_sampler
             raise FuseError(
-                f"trainer.v1.sampler.custom_sampler.name={sampler.name!r} of {sampler.path}: a sampler must be a subclass of verl's ReplayBuffer"
+                f"trainer.v1.sampler.custom_sampler.name={sampler.name!r} of {sampler.path}: a sampler must be a "
+                "subclass of verl's ReplayBuffer"
             )
         self.watch = RolloutWatch(
             buffer,

@@ -1,7 +1,7 @@
 """verl's worker classes, recording what each rank runs.
 
-Only the methods verl dispatches to are wrapped, and every wrapper keeps verl's dispatch attributes, so the worker group sees the
-same methods as before.
+Only the methods verl dispatches to are wrapped, and every wrapper keeps verl's dispatch attributes, so the worker group
+sees the same methods as before.
 """
 
 import functools
@@ -42,7 +42,8 @@ RECORDED_METHODS = {"actor": ACTOR_METHODS, "critic": CRITIC_METHODS}
 
 
 def recording_worker_class(role: str, base: type) -> type:
-    """A subclass of verl's worker class for `role` ("actor" or "critic") whose calls are recorded as spans on the rank's track."""
+    """A subclass of verl's worker class for `role` ("actor" or "critic") whose calls are recorded as
+    spans on the rank's track."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_weights(self: Any, whole: bool) -> Any:
@@ -53,7 +54,8 @@ def recording_worker_class(role: str, base: type) -> type:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_whole(self: Any) -> list[Any]:
-        """References to this rank's part of the actor's whole parameters in Ray's object store, see standalone/weights.py."""
+        """References to this rank's part of the actor's whole parameters in Ray's object store,
+        see standalone/weights.py."""
         from verl_fuse.host.rollout.standalone.weights import export_whole
 
         return export_whole(self.actor.engine, self.rank, self.world_size)

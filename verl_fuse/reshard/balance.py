@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/reshard/test_parts.py):
 - every task is done in full, by its own candidates;
-- the largest load is within 1 % of the optimum of the linear program (exact where candidate sets contain each other or are disjoint).
+- the largest load is within 1 % of the optimum of the linear program (exact where candidate sets contain
+  each other or are disjoint).
 """
 
 import numpy as np
@@ -14,15 +15,16 @@ SWEEPS = 40
 
 
 def balanced_cuts(amounts: Ints, first: Ints, candidates: Ints, ranks: int) -> Ints:
-    """Where to cut each task: task t, of `amounts[t]` elements, has the candidates `candidates[first[t]:first[t + 1]]`; each does the elements from
-    its entry of the result up to that of the next one."""
+    """Where to cut each task: task t, of `amounts[t]` elements, has the candidates `candidates[first[t]:first[t + 1]]`;
+    each does the elements from its entry of the result up to that of the next one."""
     order = np.argsort(np.diff(first), kind="stable")
     return _cuts(amounts, first, _water_levels(amounts, first, candidates, ranks, order))
 
 
 @njit(cache=True)
 def _water_levels(amounts, first, candidates, ranks, order):
-    """Fill up candidates to a common level, task by task, until nothing changes: block coordinate descent on the sum of squared loads."""
+    """Fill up candidates to a common level, task by task, until nothing changes: block coordinate descent on
+    the sum of squared loads."""
     load = np.zeros(ranks)
     share = np.zeros(len(candidates))
     for _sweep in range(SWEEPS):

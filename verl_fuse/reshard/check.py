@@ -1,6 +1,8 @@
-"""Follows every element of a program, from what the layouts say of each rank's tensors; knows nothing of how programs are made.
+"""Follows every element of a program, from what the layouts say of each rank's tensors; knows nothing
+of how programs are made.
 
-Needs a byte per element and rank, so it is for small models: a layout treats a model with fewer and narrower blocks alike.
+Needs a byte per element and rank, so it is for small models: a layout treats a model with fewer
+and narrower blocks alike.
 """
 
 import numpy as np
@@ -16,7 +18,8 @@ Masks = dict[str, NDArray[np.bool_]]
 
 
 def check(program: TransferProgram) -> None:
-    """Raise a FuseError naming the first message, rank and parameter at which something is lost, sent without being there, or sent twice."""
+    """Raise a FuseError naming the first message, rank and parameter at which something is lost, sent without
+    being there, or sent twice."""
     ranks = range(len(program.nodes))
     held = _masks(program, program.source)
     wanted = _masks(program, program.target)
@@ -67,7 +70,10 @@ def _take(
     for part in rectangles(program.streams, span):
         name = program.weights.parameters[part.parameter].name
         at = np.s_[part.row : part.row + part.rows, part.column : part.column + part.columns]
-        where = f"transfer program: {text}: {name!r}, rows {part.row} to {part.row + part.rows}, columns {part.column} to {part.column + part.columns}"
+        where = (
+            f"transfer program: {text}: {name!r}, rows {part.row} to {part.row + part.rows}, columns {part.column} "
+            f"to {part.column + part.columns}"
+        )
         if name not in sender or not sender[name][at].all():
             raise FuseError(f"{where}: the sender does not have them")
         if name not in wanted or not wanted[name][at].all():

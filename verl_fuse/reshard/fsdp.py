@@ -1,7 +1,8 @@
 """FSDP2: every parameter cut along its first dimension; HSDP repeats that; one shard is a replicated model.
 
-Experts are stacked, as in `transformers` 5 (`experts.gate_up_proj`, `experts.down_proj`), so the first dimension is the expert.
-Source: `torch.distributed.fsdp.fully_shard` (torch.chunk: equal parts rounded up, so the last ranks may have less, or nothing).
+Experts are stacked, as in `transformers` 5 (`experts.gate_up_proj`, `experts.down_proj`), so the first dimension
+is the expert. Source: `torch.distributed.fsdp.fully_shard` (torch.chunk: equal parts rounded up, so the last ranks
+may have less, or nothing).
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""Helpers that say where pieces lie in local tensors: collecting pieces by tensor, the fused projection of query, key and value, and the cells
-of tensor-parallel ranks."""
+"""Helpers that say where pieces lie in local tensors: collecting pieces by tensor, the fused projection of query, key
+and value, and the cells of tensor-parallel ranks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -38,7 +38,8 @@ def column_block(parameter: Parameter, column: int, columns: int) -> Piece:
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Rows of a query, key or value projection on tensor rank `rank`; they begin at row `local` of its fused projection."""
+    """Rows of a query, key or value projection on tensor rank `rank`; they begin at row `local`
+    of its fused projection."""
 
     kind: ParameterKind
     row: int
@@ -49,9 +50,11 @@ class HeadRows:
 
 @lru_cache(maxsize=1024)
 def grouped_heads(heads: int, kv_heads: int, head_dim: int, tp: int) -> tuple[HeadRows, ...]:
-    """Megatron's order: for each key head its queries, the key, the value; the whole is cut into `tp` equal parts, wherever that falls.
+    """Megatron's order: for each key head its queries, the key, the value; the whole is cut into `tp` equal
+    parts, wherever that falls.
 
-    Source: mbridge `Bridge._weight_to_mcore_format`; megatron-core `SelfAttention.get_query_key_value_tensors` for tp > kv_heads.
+    Source: mbridge `Bridge._weight_to_mcore_format`; megatron-core
+    `SelfAttention.get_query_key_value_tensors` for tp > kv_heads.
     """
     share, queries = (heads + 2 * kv_heads) * head_dim // tp, heads // kv_heads * head_dim
     found = []
@@ -72,7 +75,8 @@ def grouped_heads(heads: int, kv_heads: int, head_dim: int, tp: int) -> tuple[He
 
 @lru_cache(maxsize=1024)
 def stacked_heads(heads: int, kv_heads: int, head_dim: int, tp: int) -> tuple[HeadRows, ...]:
-    """vLLM's order: a rank's queries, then its keys, then its values; fewer key heads than ranks are repeated (`QKVParallelLinear`)."""
+    """vLLM's order: a rank's queries, then its keys, then its values; fewer key heads than ranks are
+    repeated (`QKVParallelLinear`)."""
     queries, keys = heads * head_dim // tp, max(1, kv_heads // tp) * head_dim
     found = []
     for rank in range(tp):

@@ -1,7 +1,9 @@
-"""Megatron's layout: tensor, context, data and pipeline parallelism, experts shared out within data- and context-parallel ranks.
+"""Megatron's layout: tensor, context, data and pipeline parallelism, experts shared out within data-
+and context-parallel ranks.
 
-Query, key and value are fused by groups, gate and up of an MLP one after the other, the vocabulary may be padded, a tied head has a copy on
-the last stage. Sources: megatron-core 0.16 (`parallel_state`, `GPTModel`), mbridge 0.15 (names, order of fused weights).
+Query, key and value are fused by groups, gate and up of an MLP one after the other, the vocabulary may be padded, a
+tied head has a copy on the last stage. Sources: megatron-core 0.16 (`parallel_state`, `GPTModel`), mbridge 0.15 (names,
+order of fused weights).
 """
 
 from collections.abc import Iterator
@@ -22,7 +24,8 @@ from verl_fuse.reshard.parameters import ModelParameters, Parameter
 from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners
 from verl_fuse.spec.layout import Layout, stage_layers
 
-# Names of a block's tensors; those of a norm depend on the implementation (Transformer Engine fuses it into the projection after it).
+# Names of a block's tensors; those of a norm depend on the implementation (Transformer Engine fuses it into
+# the projection after it).
 _FUSED_NORMS = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
     "post_attention_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
@@ -45,8 +48,9 @@ _OUTSIDE = {
 
 @dataclass(frozen=True)
 class MegatronSharding:
-    """`stages`: blocks per pipeline stage (empty: as even as can be); `vocabulary`: rows of the padded embedding (0: not padded);
-    `transformer_engine`: whether norms are fused and experts grouped, as in that implementation's names."""
+    """`stages`: blocks per pipeline stage (empty: as even as can be); `vocabulary`: rows of the padded
+    embedding (0: not padded); `transformer_engine`: whether norms are fused and experts grouped, as in
+    that implementation's names."""
 
     layout: Layout
     stages: tuple[int, ...] = ()
@@ -63,7 +67,8 @@ class MegatronSharding:
         vocabulary = self._vocabulary(weights)
         if vocabulary < model.vocabulary or vocabulary % layout.tp:
             raise FuseError(
-                f"layout {self} for {model.name}: vocabulary={vocabulary}; needs a multiple of tp={layout.tp} from {model.vocabulary} on"
+                f"layout {self} for {model.name}: vocabulary={vocabulary}; needs a multiple of tp={layout.tp} from "
+                f"{model.vocabulary} on"
             )
         for size, what in ((model.shared_intermediate, "shared_intermediate"), (self._fused(weights), "fused heads")):
             if size % layout.tp:
@@ -77,7 +82,8 @@ class MegatronSharding:
             )
         if self.stages and (len(self.stages) != layout.pp or sum(self.stages) != model.layers or min(self.stages) < 0):
             raise FuseError(
-                f"layout {self} for {model.name}: stages={self.stages}; needs {layout.pp} numbers that add up to {model.layers} blocks"
+                f"layout {self} for {model.name}: stages={self.stages}; needs {layout.pp} numbers that add up to "
+                f"{model.layers} blocks"
             )
 
     def cells(self, weights: ModelParameters, parameter: Parameter) -> Cells:

@@ -69,7 +69,8 @@ def require_known(config: Mapping[str, Any], name: str) -> None:
 
 
 def parameters_of(model: Model, model_type: str, *, head_bias: bool = False) -> ModelParameters:
-    """The parameters of a model; `model_type` is that of its `config.json`. A value model has the head `score`; `head_bias` if that has a bias."""
+    """The parameters of a model; `model_type` is that of its `config.json`. A value model has the head `score`;
+    `head_bias` if that has a bias."""
     if model_type not in TYPES:
         raise FuseError(f"model {model.name!r}: model_type={model_type!r}; parameters are known for {', '.join(TYPES)}")
     if bool(model.experts) != model_type.endswith("_moe"):

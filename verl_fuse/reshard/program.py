@@ -1,8 +1,10 @@
 """A transfer program: what every rank sends, receives and keeps to get from one layout to another.
 
 Invariants (tests/unit/reshard/test_transfer_program.py, by an independent checker that looks at single elements):
-- after the program every rank of the target holds all its parameters' elements, and received none it held before, and none twice;
-- bytes moved are the lower bound: what ranks want and do not hold; over the network, one copy for each node that has none;
+- after the program every rank of the target holds all its parameters' elements, and received none it
+  held before, and none twice;
+- bytes moved are the lower bound: what ranks want and do not hold; over the network, one copy for
+  each node that has none;
 - a message is at most a quarter of `bucket_bytes` long: a rank needs two to send and two to receive.
 """
 
@@ -36,7 +38,8 @@ class StreamRange:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Spans one after the other, from rank `sender` to rank `receiver`. `relayed`: the sender received them itself in this program."""
+    """Spans one after the other, from rank `sender` to rank `receiver`. `relayed`: the sender received
+    them itself in this program."""
 
     round: int
     sender: int
@@ -166,8 +169,8 @@ def plan_transfer(
     item_bytes: int = 2,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> TransferProgram:
-    """The program from one layout to another. `nodes[r]` is the node of rank r, for all ranks of both; `bucket_bytes` bounds what a rank needs
-    besides both layouts' tensors."""
+    """The program from one layout to another. `nodes[r]` is the node of rank r, for all ranks of both; `bucket_bytes`
+    bounds what a rank needs besides both layouts' tensors."""
     if item_bytes not in (1, 2, 4, 8):
         raise FuseError(f"item_bytes={item_bytes!r}; needs 1, 2, 4 or 8")
     limit = bucket_bytes // MESSAGES_PER_BUCKET // item_bytes
@@ -184,7 +187,8 @@ def plan_transfer(
 
 
 def lower_bound(program: TransferProgram) -> tuple[int, int]:
-    """(bytes that ranks want and do not hold, bytes for one copy to every node that wants and has none), from the layouts alone."""
+    """(bytes that ranks want and do not hold, bytes for one copy to every node that wants and has
+    none), from the layouts alone."""
     streams, nodes = program.streams, program.nodes
     wanted = crossing = 0
     for source, target, size in zip(streams.source, streams.target, streams.size, strict=True):

@@ -3,8 +3,9 @@
 Invariants (tests/unit/reshard/test_parts.py):
 - a message is at most `limit` elements long, and those of a flow differ by at most one element;
 - in a round a rank sends at most one message and receives at most one;
-- a rank passes a message on in a later round than it received it. So a run in which every rank sends in the order of rounds, and receives in the
-  order of rounds, cannot deadlock: of all messages that are not through, those of the first round wait for nothing.
+- a rank passes a message on in a later round than it received it. So a run in which every rank sends in the order of
+  rounds, and receives in the order of rounds, cannot deadlock: of all messages that are not through, those of the
+  first round wait for nothing.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from verl_fuse.spec.arrays import Ints
 
 @dataclass(frozen=True)
 class Hops:
-    """Hop h brings the elements `low[h]` to `high[h]` of flow `flow[h]` from rank `sender[h]` to `receiver[h]`, in `round[h]`. In order of rounds.
+    """Hop h brings the elements `low[h]` to `high[h]` of flow `flow[h]` from rank `sender[h]` to `receiver[h]`, in
+    `round[h]`. In order of rounds.
 
     `place` is the receiver's place in the flow's chain; from 1 on the sender passes on what it received."""
 

@@ -6,7 +6,8 @@ from numba import njit
 
 @njit(cache=True)
 def deliveries(source, target, first, ranks, nodes):
-    """(stream, node, place of the first holder there or -1, holders there, first needer, needers): one delivery per stream and node that needs it."""
+    """(stream, node, place of the first holder there or -1, holders there, first needer, needers): one delivery per
+    stream and node that needs it."""
     streams, places, held, holders, need_first = (
         [0],
         [0],
@@ -64,7 +65,8 @@ def rows(
     entries,
     entry_cuts,
 ):
-    """(delivery, low, high, sender, place of the first receiver among the needers): deliveries cut where sender or receiver changes.
+    """(delivery, low, high, sender, place of the first receiver among the needers): deliveries cut where
+    sender or receiver changes.
 
     Near deliveries start at different needers in turn, so that not always the same one is last in the chain.
     """

@@ -1,8 +1,11 @@
-"""Who sends what to whom: one copy of everything a node lacks, from the least loaded rank that has it, then from rank to rank within the node.
+"""Who sends what to whom: one copy of everything a node lacks, from the least loaded rank that has it, then from rank
+to rank within the node.
 
-A stream is delivered to a node when ranks there want it and do not hold it. If a rank of that node holds it, it comes from there; else the ranks
-that hold it share the work, and the ranks of the node that want it share receiving it. From there it goes on along a chain of the others.
-Source of the idea: ReaL (arXiv 2406.14088), parameter reallocation; ReaL broadcasts from one sender, a chain loads every rank once.
+A stream is delivered to a node when ranks there want it and do not hold it. If a rank of that node holds it, it comes
+from there; else the ranks that hold it share the work, and the ranks of the node that want it share receiving it. From
+there it goes on along a chain of the others.
+Source of the idea: ReaL (arXiv 2406.14088), parameter reallocation; ReaL broadcasts from one sender, a
+chain loads every rank once.
 
 Invariants (tests/unit/reshard/test_transfer_program.py):
 - a rank receives exactly what it wants and does not hold, once; a node without a holder gets one copy;
@@ -23,8 +26,9 @@ from verl_fuse.spec.arrays import Ints
 
 @dataclass(frozen=True)
 class Flows:
-    """Flow f goes from rank `source[f]` along the ranks `chain[chain_first[f]:chain_first[f + 1]]`. It carries the rows `row_first[f]` to
-    `row_first[f + 1]` one after the other: row i is the elements `low[i]` to `high[i]` of stream `stream[i]`."""
+    """Flow f goes from rank `source[f]` along the ranks `chain[chain_first[f]:chain_first[f + 1]]`. It carries
+    the rows `row_first[f]` to `row_first[f + 1]` one after the other: row i is the elements `low[i]` to
+    `high[i]` of stream `stream[i]`."""
 
     source: Ints
     chain_first: Ints
@@ -50,7 +54,8 @@ def flows_of(streams: Streams, nodes: Ints) -> Flows:
     ranks = np.array([rank for group in streams.groups for rank in group], np.int64)
     stream, node, held, holders, need_first, needers = deliveries(streams.source, streams.target, first, ranks, nodes)
     sizes, far = streams.size[stream], held < 0
-    # Lines: all that a set of holders has to send, one node after the other, and all that the wanting ranks of a node have to receive.
+    # Lines: all that a set of holders has to send, one node after the other, and all that the wanting ranks
+    # of a node have to receive.
     node_count = int(nodes.max(initial=0)) + 1
     send_line = streams.source[stream] * (node_count + 1) + np.where(far, 0, node + 1)
     send_members = np.where(far, first[streams.source[stream]], held)
@@ -91,8 +96,8 @@ def _line(
     then: Ints,
     then_count: int,
 ):
-    """(line of each delivery, its place on the line, first candidate of each line, candidates, cuts); far and near loads are balanced apart. On a line deliveries
-    come in order of `then`, numbers below `then_count`."""
+    """(line of each delivery, its place on the line, first candidate of each line, candidates, cuts); far and near
+    loads are balanced apart. On a line deliveries come in order of `then`, numbers below `then_count`."""
     _, example, line = np.unique(key * 2 + far, return_index=True, return_inverse=True)
     order = order_of(line * then_count + then, len(example) * then_count)
     ends = np.cumsum(sizes[order])

@@ -1,7 +1,8 @@
 """How long a program takes on a cluster.
 
-A rank's links to its own node and to the network are used one message at a time in each direction, so a rank takes what its busier direction
-takes, and the slowest rank decides; each message costs a launch on top. `verl_fuse.cost.transfer` is the planner's quick estimate of the same.
+A rank's links to its own node and to the network are used one message at a time in each direction, so a rank takes what
+its busier direction takes, and the slowest rank decides; each message costs a launch on top. `verl_fuse.cost.transfer`
+is the planner's quick estimate of the same.
 """
 
 import numpy as np

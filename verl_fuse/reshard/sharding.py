@@ -1,4 +1,5 @@
-"""What a layout has to say about a model's parameters: which ranks own which part, and where each part lies in a rank's own tensors.
+"""What a layout has to say about a model's parameters: which ranks own which part, and where each part lies
+in a rank's own tensors.
 
 Invariants (tests/unit/reshard/test_shardings.py), for every layout:
 - `cells` and `tensors` agree: a rank's pieces are exactly the cells it owns;
@@ -19,9 +20,11 @@ Owners = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Cells:
-    """A parameter cut into a grid: `rows` and `columns` are the cuts, first 0, last the end; `owners[i][j]` has the ranks that hold the cell.
+    """A parameter cut into a grid: `rows` and `columns` are the cuts, first 0, last the end; `owners[i][j]` has the
+    ranks that hold the cell.
 
-    Rows may go beyond those of the parameter: padding of the vocabulary, moved where both sides have it. No owner: nobody here has the cell.
+    Rows may go beyond those of the parameter: padding of the vocabulary, moved where both sides have it. No owner:
+    nobody here has the cell.
     """
 
     rows: tuple[int, ...]
@@ -31,7 +34,8 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A rectangle of a parameter in a local tensor: its first element lies at `offset` of the flat tensor, its rows are `stride` elements apart."""
+    """A rectangle of a parameter in a local tensor: its first element lies at `offset` of the flat tensor, its rows are
+    `stride` elements apart."""
 
     parameter: str
     row: int

@@ -1,9 +1,11 @@
-"""Both layouts cut each parameter into cells; what their common refinement says about who has an element and who wants it.
+"""Both layouts cut each parameter into cells; what their common refinement says about who has an
+element and who wants it.
 
 Invariants (tests/unit/reshard/test_parts.py):
 - the atoms of a parameter tile what the target layout holds of it, each once;
 - all atoms of a stream are held by one group of ranks and wanted by another; no two streams have the same two groups;
-- a parameter that the target wants and nobody holds is a FuseError naming it; padding of the vocabulary may be nobody's, and is then left alone.
+- a parameter that the target wants and nobody holds is a FuseError naming it; padding of the vocabulary may be
+  nobody's, and is then left alone.
 """
 
 from collections.abc import Sequence
@@ -23,9 +25,10 @@ NOBODY = 0
 
 @dataclass(frozen=True)
 class Streams:
-    """`groups`: sets of ranks in order of node and rank, number 0 is nobody. Stream k has the atoms `first[k]` to `first[k + 1]`, is held by group
-    `source[k]`, wanted by `target[k]`, and is `size[k]` elements long. Atom a is the rectangle (`row`, `rows`, `column`, `columns`) of a parameter; read
-    row by row it is the stream's elements from `offset[a]` on."""
+    """`groups`: sets of ranks in order of node and rank, number 0 is nobody. Stream k has the atoms `first[k]`
+    to `first[k + 1]`, is held by group `source[k]`, wanted by `target[k]`, and is `size[k]` elements long. Atom
+    a is the rectangle (`row`, `rows`, `column`, `columns`) of a parameter; read row by row it is the stream's
+    elements from `offset[a]` on."""
 
     groups: tuple[tuple[int, ...], ...]
     source: Ints
@@ -113,7 +116,8 @@ class _Groups:
 
 
 def _grid(have: Cells, want: Cells, held: Ints, wanted: Ints) -> tuple[Ints, ...]:
-    """(row, rows, column, columns, holding group, wanting group) of the atoms of one parameter; what the target does not have is left out."""
+    """(row, rows, column, columns, holding group, wanting group) of the atoms of one parameter; what the target
+    does not have is left out."""
     row_cuts, column_cuts = _refined(have.rows, want.rows), _refined(have.columns, want.columns)
     held = _spread(held, have, row_cuts, column_cuts)
     wanted = _spread(wanted, want, row_cuts, column_cuts)

@@ -12,7 +12,10 @@ from verl_fuse.reshard.sharding import Sharding
 from verl_fuse.reshard.vllm import VllmSharding
 from verl_fuse.spec.layout import Layout
 
-FORMS = "megatron tp2 pp2 dp2 [stages=3+5] [vocabulary=N] [local], fsdp SHARDS, fsdp REPLICASxSHARDS, replicated COPIES, vllm tp2 [dp2]"
+FORMS = (
+    "megatron tp2 pp2 dp2 [stages=3+5] [vocabulary=N] [local], fsdp SHARDS, fsdp REPLICASxSHARDS, replicated COPIES, "
+    "vllm tp2 [dp2]"
+)
 
 
 def sharding_from(text: str) -> Sharding:

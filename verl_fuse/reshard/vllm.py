@@ -1,7 +1,7 @@
 """vLLM's layout: tensor-parallel replicas, names and fused projections of its model classes.
 
-Sources: vLLM 0.24 and 0.28 `QKVParallelLinear`, `MergedColumnParallelLinear`, `VocabParallelEmbedding` (rows padded to a multiple of 64), `FusedMoE`
-(`w13_weight`, `w2_weight`, every expert cut over the tensor ranks).
+Sources: vLLM 0.24 and 0.28 `QKVParallelLinear`, `MergedColumnParallelLinear`, `VocabParallelEmbedding` (rows padded to
+a multiple of 64), `FusedMoE` (`w13_weight`, `w2_weight`, every expert cut over the tensor ranks).
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,8 @@ class VllmSharding:
         Layout(tp=self.tp).check(weights.model)
         if _padded(weights) % self.tp or weights.model.shared_intermediate % self.tp:
             raise FuseError(
-                f"layout {self} for {weights.model.name}: needs a divisor of the padded vocabulary, {_padded(weights)}, "
+                f"layout {self} for {weights.model.name}: needs a divisor of the padded vocabulary, "
+                f"{_padded(weights)}, "
                 f"and of shared_intermediate={weights.model.shared_intermediate}"
             )
 

@@ -1,1 +1,2 @@
-"""Runs solved schedules on torch.distributed: lowering, check, executor, faults. Imports torch; neither verl nor megatron."""
+"""Runs solved schedules on torch.distributed: lowering, check, executor, faults. Imports torch;
+neither verl nor megatron."""

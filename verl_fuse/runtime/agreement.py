@@ -14,7 +14,8 @@ from verl_fuse.runtime.blame import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A rank's program by digests of its rows, and digests of the messages of each connection ("0F 1>2") it is an end of."""
+    """A rank's program by digests of its rows, and digests of the messages of each connection
+    ("0F 1>2") it is an end of."""
 
     rows: tuple[str, ...]
     connections: Mapping[str, str]
@@ -57,7 +58,10 @@ def _connections(offers: Mapping[int, Offer]) -> Verdict | None:
             ends.setdefault(connection, {})[rank] = digest
     for connection, digests in sorted(ends.items()):
         if len(set(digests.values())) > 1:
-            text = f"{_ranks(sorted(digests))} expect different messages on connection {connection} (pipeline, kind, ranks)"
+            text = (
+                f"{_ranks(sorted(digests))} expect different messages on connection {connection} (pipeline, kind, "
+                "ranks)"
+            )
             return Verdict(tuple(sorted(digests)), text)
     return None
 

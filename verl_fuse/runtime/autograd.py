@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/runtime/test_autograd.py):
 - gradients add up in the parameters' `.grad`, in the order of the backwards;
-- after a forward the stage's result is not kept unless autograd needs it, after a backward nothing of the micro-batch is.
+- after a forward the stage's result is not kept unless autograd needs it, after a backward
+  nothing of the micro-batch is.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/runtime/test_blame.py):
 - a silent process is to blame before anything else: nobody hears from it, whatever it said last;
-- else the ranks that the waiting rank waits for, directly or through others, and that do not wait themselves or are not in this program yet;
+- else the ranks that the waiting rank waits for, directly or through others, and that do not wait themselves or are
+  not in this program yet;
 - else, when all of these wait, all of them: they wait for each other.
 """
 
@@ -14,7 +15,8 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What a rank does since `since` (Unix seconds): it runs or waits for `what`, the latter from `peers`, in its program number `program`."""
+    """What a rank does since `since` (Unix seconds): it runs or waits for `what`, the latter from `peers`, in its
+    program number `program`."""
 
     phase: Literal["runs", "waits"]
     what: str

@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/runtime/test_check.py) of a program that passes:
 - every rank has exactly the forwards and backwards of its stages, each between its receive and its send;
-- on every rank the micro-batches of a pipeline come in order, per kind: messages carry no tags, and gradients add up in the serial order;
+- on every rank the micro-batches of a pipeline come in order, per kind: messages carry no tags, and gradients
+  add up in the serial order;
 - when a receive blocks until its message is sent and a send never blocks, every rank reaches its end;
 - activations, held from the start of a forward to the end of its backward, stay within the memory limit.
 """

@@ -1,7 +1,8 @@
 """Runs one rank's row of a program, together with the other ranks.
 
 Invariants (tests/unit/runtime/test_executor.py, test_random_programs.py):
-- ops run in the row's order, and only a message that has not arrived makes a rank wait: receives are posted ahead, sends waited for at the end;
+- ops run in the row's order, and only a message that has not arrived makes a rank wait: receives are posted ahead,
+  sends waited for at the end;
 - gradients are finalised only after every rank has done its last op, pipeline by pipeline in the problem's order;
 - ranks that disagree about the program or its messages stop before the first op;
 - losses and gradients are bitwise those of the same stages run one pipeline and one micro-batch at a time.
@@ -25,8 +26,8 @@ from verl_fuse.spec.schedule import OpKind
 class Executor:
     """One rank's row of a checked program, bound to process groups; runs any number of times.
 
-    `rank` is the rank of the problem that this process plays, `links` its places in the problem's pipelines. At most `depth` messages
-    per pipeline and direction are received ahead of their ops.
+    `rank` is the rank of the problem that this process plays, `links` its places in the problem's pipelines. At most
+    `depth` messages per pipeline and direction are received ahead of their ops.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class Executor:
                 )
 
     def run(self, stages: Mapping[int, PipelineStage]) -> ProgramReport:
-        """Run every op on `stages`, one per pipeline of this rank; a FuseError names rank, op and peer at fault, the same on every rank.
+        """Run every op on `stages`, one per pipeline of this rank; a FuseError names rank, op and peer at
+        fault, the same on every rank.
 
         After an error no further program can run on these links.
         """

@@ -1,7 +1,8 @@
 """Messages over gloo: one thread per direction waits, so that the program's own thread can look for faults meanwhile.
 
-A gloo wait cannot be asked whether it is over, cannot be woken, and closes the connection when its time is up; so it is left to a
-thread that has all the time in the world. gloo carries host memory only: tensors of other devices are copied there and back.
+A gloo wait cannot be asked whether it is over, cannot be woken, and closes the connection when its time is up; so
+it is left to a thread that has all the time in the world. gloo carries host memory only: tensors of other devices
+are copied there and back.
 """
 
 import queue

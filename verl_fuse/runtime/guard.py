@@ -1,7 +1,8 @@
 """A thread of every rank: shows that the process lives, and ends it when it cannot end by itself.
 
-A rank that is stuck inside an op never looks for a verdict; no exception reaches it there. When a verdict stands and the program's
-thread does not come back, the process ends with `EXIT_CODE`: soon if the verdict names this rank, else after the timeout.
+A rank that is stuck inside an op never looks for a verdict; no exception reaches it there. When a verdict stands
+and the program's thread does not come back, the process ends with `EXIT_CODE`: soon if the verdict names this
+rank, else after the timeout.
 """
 
 import faulthandler

@@ -1,6 +1,8 @@
-"""Process groups of pipelines: one per pipeline and direction of travel, so that no message waits behind another pipeline's.
+"""Process groups of pipelines: one per pipeline and direction of travel, so that no message waits
+behind another pipeline's.
 
-On NCCL a group serialises what passes between two ranks; traffic of both directions, or of two pipelines, in one group could deadlock.
+On NCCL a group serialises what passes between two ranks; traffic of both directions, or of two pipelines, in
+one group could deadlock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,20 +16,23 @@ import torch.distributed as dist
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.schedule import OpKind
 
-# A receive posted at the start of a program may be matched much later; the executor has its own limit on how long it is blocked.
+# A receive posted at the start of a program may be matched much later; the executor has its own limit
+# on how long it is blocked.
 MESSAGE_TIMEOUT = timedelta(days=1)
 
 
 @dataclass(frozen=True)
 class Link:
-    """A rank's place in one pipeline: global ranks in stage order, and the group of each direction ("F" onwards, "B" back)."""
+    """A rank's place in one pipeline: global ranks in stage order, and the group of each direction
+    ("F" onwards, "B" back)."""
 
     ranks: tuple[int, ...]
     stage: int
     groups: Mapping[OpKind, dist.ProcessGroup]
 
     def neighbours(self, kind: OpKind) -> tuple[int | None, int | None]:
-        """Global ranks that a forward or backward of this stage receives from and sends to; None at the ends of the pipeline."""
+        """Global ranks that a forward or backward of this stage receives from and sends to; None at
+        the ends of the pipeline."""
         before = self.ranks[self.stage - 1] if self.stage else None
         after = self.ranks[self.stage + 1] if self.stage + 1 < len(self.ranks) else None
         return (before, after) if kind == "F" else (after, before)
@@ -44,9 +49,9 @@ class Link:
 def open_links(pipelines: Sequence[Sequence[int]], device: torch.device) -> dict[int, Link]:
     """Links of this process by index in `pipelines`, the global ranks of every pipeline in stage order.
 
-    Collective: every process of the default group calls it with the same list, once; links serve any number of programs. `device` is
-    where messages live; the group's backend is the default group's for it. Neighbours exchange one element, so that NCCL makes their
-    communicators here, in one order, and not when a program first uses them.
+    Collective: every process of the default group calls it with the same list, once; links serve any number of
+    programs. `device` is where messages live; the group's backend is the default group's for it. Neighbours exchange
+    one element, so that NCCL makes their communicators here, in one order, and not when a program first uses them.
     """
     _check_placement(pipelines)
     rank, links = dist.get_rank(), {}

@@ -1,6 +1,7 @@
 """A key-value store of torch that listens at one address.
 
-torch's own listens on all interfaces of a machine, whatever host it is given, and whoever reaches its port may write what a run reads there.
+torch's own listens on all interfaces of a machine, whatever host it is given, and whoever reaches its port may
+write what a run reads there.
 
 Invariant (tests/unit/runtime/test_listening.py): other addresses of the machine refuse connections.
 """

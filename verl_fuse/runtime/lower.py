@@ -1,8 +1,10 @@
-"""Schedule -> program: the orders of forwards and backwards, with a receive before and a send after each where its stage has a neighbour.
+"""Schedule -> program: the orders of forwards and backwards, with a receive before and a send after each where
+its stage has a neighbour.
 
 Invariants (tests/unit/runtime/test_lower.py):
 - a receive comes right before the op that needs it, a send right after the op that made it;
-- a forward receives from the stage before and sends to the stage after, a backward the other way round; within a rank nothing is sent.
+- a forward receives from the stage before and sends to the stage after, a backward the other way round;
+  within a rank nothing is sent.
 """
 
 from collections.abc import Iterator, Sequence

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 class ActivationMeter:
     """`held` bytes now and `peak` bytes at most.
 
-    Tensors of nested saved-tensor hooks (recomputation, offload) are theirs to count; what a nested tensor is made of is not counted.
+    Tensors of nested saved-tensor hooks (recomputation, offload) are theirs to count; what a nested tensor
+    is made of is not counted.
     """
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:

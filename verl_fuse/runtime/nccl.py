@@ -1,11 +1,13 @@
-"""Messages over NCCL, all posted by the program's own thread: NCCL orders them on streams of its own, one for each pair of ranks in a group.
+"""Messages over NCCL, all posted by the program's own thread: NCCL orders them on streams of its own, one for each
+pair of ranks in a group.
 
-The program waits on the host until a message is there before it launches the op that needs it. That costs launch latency only where
-the device would be idle anyway, and it is what lets a stuck peer be named.
+The program waits on the host until a message is there before it launches the op that needs it. That costs launch
+latency only where the device would be idle anyway, and it is what lets a stuck peer be named.
 
-verl sets CUDA_DEVICE_MAX_CONNECTIONS=1 for Megatron on Hopper: the device then takes all streams' work from one queue, and work whose stream is
-not free keeps everything behind it from starting. A message behind another one on its stream would keep the op waiting that the first one is for.
-So each stream has one message at a time, and the next is posted when that one is through.
+verl sets CUDA_DEVICE_MAX_CONNECTIONS=1 for Megatron on Hopper: the device then takes all streams' work from one queue,
+and work whose stream is not free keeps everything behind it from starting. A message behind another one on its stream
+would keep the op waiting that the first one is for. So each stream has one message at a time, and the next is posted
+when that one is through.
 
 Invariants (tests/unit/runtime/test_one_queue.py):
 - a stream never has more than `POSTED` messages;

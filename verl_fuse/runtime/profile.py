@@ -1,4 +1,5 @@
-"""Measures a device: peak matrix products and memory bandwidth, and the parts of a model over a grid of batch sizes and lengths.
+"""Measures a device: peak matrix products and memory bandwidth, and the parts of a model over a grid of
+batch sizes and lengths.
 
 Each time is the median of repeated runs after a warm-up; on an accelerator the clock waits for it. Weights are random.
 """
@@ -110,7 +111,8 @@ class _Modules:
             return self._seconds(part, direction, batch, length)
         except torch.OutOfMemoryError as error:
             raise FuseError(
-                f"{part} {direction} of {self.model.name}: {batch} sequences of {length} tokens do not fit {self.bench.device}; "
+                f"{part} {direction} of {self.model.name}: {batch} sequences of {length} tokens do not fit "
+                f"{self.bench.device}; "
                 "measure smaller batches or lengths"
             ) from error
 

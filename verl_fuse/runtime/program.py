@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/runtime/test_program.py):
 - `PipelineProgram.from_text(program.problem, program.to_text()) == program`;
-- the text form has one line per rank; `0F3` runs a forward, `0F3<1` receives its input from rank 1, `0F3>2` sends its result to rank 2;
+- the text form has one line per rank; `0F3` runs a forward, `0F3<1` receives its input from rank 1, `0F3>2`
+  sends its result to rank 2;
 - programs that differ in any instruction or in their problem have different digests.
 """
 
@@ -22,7 +23,8 @@ _ARROWS: dict[str, Action] = {"<": "receive", ">": "send"}
 
 
 class Instruction(NamedTuple):
-    """Run the forward or backward of one micro-batch of one pipeline, receive its input from `peer`, or send its result to `peer`."""
+    """Run the forward or backward of one micro-batch of one pipeline, receive its input from `peer`, or
+    send its result to `peer`."""
 
     action: Action
     pipeline: int

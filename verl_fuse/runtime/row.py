@@ -138,5 +138,6 @@ def channels(links: Mapping[int, Link]) -> Iterator[tuple[int, OpKind, int | Non
 
 
 def spec_of(stage: PipelineStage, kind: OpKind, way: str, microbatch: int) -> TensorSpec:
-    """The message that "arrives" for an op or "leaves" it: a backward's are gradients of what its forward sent and received."""
+    """The message that "arrives" for an op or "leaves" it: a backward's are gradients of what its
+    forward sent and received."""
     return stage.message(microbatch) if (kind == "F") == (way == "arrives") else stage.result(microbatch)

@@ -1,7 +1,7 @@
 """What the executor asks of a model: one stage of one pipeline on this rank, called op by op.
 
-A stage keeps what its backwards need, frees it when the backward is done, and calls its own collectives in `end` only, so that data
-dependence between stages is all that blocks a program.
+A stage keeps what its backwards need, frees it when the backward is done, and calls its own collectives in `end` only,
+so that data dependence between stages is all that blocks a program.
 """
 
 from collections.abc import Iterable
@@ -11,14 +11,16 @@ import torch
 
 
 class TensorSpec(NamedTuple):
-    """Shape and type of a message; every rank computes it locally, so that nothing is exchanged before the message itself."""
+    """Shape and type of a message; every rank computes it locally, so that nothing is exchanged
+    before the message itself."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class PipelineStage(Protocol):
-    """One stage of one pipeline. Messages are contiguous tensors on `device`; gradients have the spec of what they are gradients of."""
+    """One stage of one pipeline. Messages are contiguous tensors on `device`; gradients have the spec of
+    what they are gradients of."""
 
     device: torch.device
 

@@ -1,4 +1,5 @@
-"""The parts of a decoder-only transformer as plain torch modules, one tensor rank's shard of each, for measuring. Nothing is trained here."""
+"""The parts of a decoder-only transformer as plain torch modules, one tensor rank's shard of each, for measuring.
+Nothing is trained here."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,8 @@ from verl_fuse.spec.model import Model
 
 
 class Block(nn.Module):
-    """Attention with grouped KV heads and rotation, and a gated MLP, each after a norm: (batch, length, hidden) -> the same."""
+    """Attention with grouped KV heads and rotation, and a gated MLP, each after a norm: (batch,
+    length, hidden) -> the same."""
 
     def __init__(self, model: Model, tp: int):
         super().__init__()
@@ -29,7 +31,8 @@ class Block(nn.Module):
         self.down = nn.Linear(model.intermediate // tp, model.hidden, bias=False)
 
     def forward(self, x: Tensor, cache: Tensor | None = None) -> Tensor:
-        """`cache`: (2, batch, kv heads, context, head_dim), keys and values of tokens that came before; then x has one token each."""
+        """`cache`: (2, batch, kv heads, context, head_dim), keys and values of tokens that came before;
+        then x has one token each."""
         batch, length, _ = x.shape
         normed = self.attention_norm(x)
         query = self.query(normed).view(batch, length, self.heads, self.head_dim).transpose(1, 2)

@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/runtime/test_transport.py):
 - messages are taken in the order in which they were put;
-- a receive is posted before its message is asked for: at most `depth` buffers per direction are posted or hold an untaken message;
+- a receive is posted before its message is asked for: at most `depth` buffers per direction are posted or
+  hold an untaken message;
 - `put` never blocks; whatever was put is kept until it has left;
 - a broken connection is a `LostPeer`, never a wrong message.
 """
@@ -26,7 +27,8 @@ class Inbox(Protocol):
     """Where messages arrive."""
 
     def take(self, seconds: float, meanwhile: Callable[[], None]) -> torch.Tensor | None:
-        """The next message, or None if it has not come within `seconds`, in which `meanwhile` lets messages leave; LostPeer when it never will."""
+        """The next message, or None if it has not come within `seconds`, in which `meanwhile` lets messages leave;
+        LostPeer when it never will."""
         ...
 
 
@@ -42,8 +44,8 @@ class Outbox(Protocol):
         ...
 
     def flush(self, seconds: float, meanwhile: Callable[[], None]) -> bool:
-        """Whether everything has left within `seconds`, in which `meanwhile` lets messages leave that others wait for; LostPeer when it never
-        will. Nothing is put afterwards."""
+        """Whether everything has left within `seconds`, in which `meanwhile` lets messages leave that others wait for;
+        LostPeer when it never will. Nothing is put afterwards."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Faults of a program end it on every rank, with the same culprit named.
 
-Every rank says in a store what it does. A rank that waits looks there for a verdict; when its time is up it follows who waits for whom
-to the rank that does not wait. The first verdict written stands for all.
+Every rank says in a store what it does. A rank that waits looks there for a verdict; when its time is up it follows who
+waits for whom to the rank that does not wait. The first verdict written stands for all.
 
 Invariants (tests/unit/runtime/test_watch.py, test_faults.py):
 - no wait lasts longer than the timeout, and a wait ends within STORE_POLL_SECONDS of a verdict;
@@ -35,9 +35,11 @@ class Stopped(FuseError):
 
 
 class Watch:
-    """One rank's part in a group of ranks that run programs together; all of them open it under the same `name`, and close it.
+    """One rank's part in a group of ranks that run programs together; all of them open it under the
+    same `name`, and close it.
 
-    `store` reaches all `ranks` (global) and outlives the programs. `timeout` (seconds) bounds every wait. `what` is what errors call a program.
+    `store` reaches all `ranks` (global) and outlives the programs. `timeout` (seconds) bounds every wait. `what` is
+    what errors call a program.
     """
 
     def __init__(
@@ -98,7 +100,8 @@ class Watch:
         self._say(RankState("runs", what, time.time(), self._program))
 
     def wait(self, what: str, peers: Sequence[int], poll: Callable[[float], T | None]) -> T:
-        """What `poll(seconds)` returns, as soon as that is not None; Stopped by a verdict, a lost peer, or after the timeout."""
+        """What `poll(seconds)` returns, as soon as that is not None; Stopped by a verdict, a lost
+        peer, or after the timeout."""
         try:
             if (found := poll(0.0)) is not None:
                 return found

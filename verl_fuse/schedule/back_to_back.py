@@ -1,4 +1,5 @@
-"""Back-to-back 1F1B: the serial orders, but a rank starts the next model as soon as it has finished its part of the one before."""
+"""Back-to-back 1F1B: the serial orders, but a rank starts the next model as soon as it has finished
+its part of the one before."""
 
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.one_f_one_b import rank_orders

@@ -1,7 +1,8 @@
 """Lower bounds that hold for any placement, cost, transfer delay and memory limit.
 
-Invariants (tests/unit/schedule/test_bounds.py): no schedule is faster than `makespan_bound`, and none that ends by a deadline needs less memory
-than `memory_bound` of that deadline; both agree with brute force where the instance is tiny, and with the published bound on the 12 instances.
+Invariants (tests/unit/schedule/test_bounds.py): no schedule is faster than `makespan_bound`, and none that ends by a
+deadline needs less memory than `memory_bound` of that deadline; both agree with brute force where the instance is tiny,
+and with the published bound on the 12 instances.
 """
 
 import heapq
@@ -18,7 +19,8 @@ Limits = Mapping[tuple[int, int], int]
 
 
 def heads(table: OpTable, limits: Limits | None = None) -> NDArray[np.float64]:
-    """Earliest start of every op: longest path along the pipeline, the FIFO order and the limits (default: see `windows`)."""
+    """Earliest start of every op: longest path along the pipeline, the FIFO order and the limits
+    (default: see `windows`)."""
     result, limits = np.zeros(len(table)), windows(table) if limits is None else limits
     for i, p in enumerate(table.problem.pipelines):
         forward, backward = list(range(p.stages)), list(reversed(range(p.stages)))
@@ -76,9 +78,11 @@ def window(table: OpTable, pipeline: int, stage: int) -> int:
 
 
 def makespan_bound(table: OpTable, limits: Limits | None = None) -> float:
-    """Within the limits, which the memory limit implies by default. Largest one-machine bound over ranks: Jackson's preemptive schedule of the rank's ops between their heads and tails.
+    """Within the limits, which the memory limit implies by default. Largest one-machine bound over ranks: Jackson's
+    preemptive schedule of the rank's ops between their heads and tails.
 
-    Source: Carlier, "The one-machine sequencing problem" (1982). It dominates the four published bounds of the fused problem.
+    Source: Carlier, "The one-machine sequencing problem" (1982). It dominates the four published
+    bounds of the fused problem.
     """
     head, tail = heads(table, limits), tails(table, limits)
     return rounded(max(_preemptive(head[ids], table.duration[ids], tail[ids]) for ids in table.on_rank if len(ids)))
@@ -109,8 +113,9 @@ def _preemptive(head: NDArray[np.float64], duration: NDArray[np.float64], tail: 
 def memory_bound(table: OpTable, deadline: float) -> float:
     """Least peak activation memory of any schedule that ends by `deadline`.
 
-    The largest of three: one micro-batch alone; activations every such schedule holds at one moment, because the forward must have started and
-    the backward cannot have ended; and Little's law (activation x least residence, over the time the rank has).
+    The largest of three: one micro-batch alone; activations every such schedule holds at one moment, because the
+    forward must have started and the backward cannot have ended; and Little's law (activation x least residence,
+    over the time the rank has).
     """
     head, tail = heads(table), tails(table)
     best = table.problem.least_memory_limit

@@ -1,7 +1,8 @@
 """The constraint model: one no-overlap per rank, one capacity per rank, start times within heads and tails.
 
-Invariants (tests/unit/schedule/test_exact.py): every assignment the model accepts is a schedule that ends by the deadline and keeps the memory limit;
-with an exact scale and no limits the model accepts every such schedule, so that "infeasible" is a proof.
+Invariants (tests/unit/schedule/test_exact.py): every assignment the model accepts is a schedule that ends by the
+deadline and keeps the memory limit; with an exact scale and no limits the model accepts every such schedule, so that
+"infeasible" is a proof.
 """
 
 import time

@@ -1,7 +1,8 @@
 """Walks down one goal at a time: first the makespan, then the peak memory at that makespan.
 
-A goal is a makespan to reach within a memory capacity. Attempts (annealing, constraint solving) pursue the same goal side by side and the first to
-reach or refute it ends the round; a round without either is repeated with more effort, or with a goal easier to reach.
+A goal is a makespan to reach within a memory capacity. Attempts (annealing, constraint solving) pursue the same goal
+side by side and the first to reach or refute it ends the round; a round without either is repeated with more effort, or
+with a goal easier to reach.
 
 Invariants (tests/unit/schedule/test_descent.py):
 - a bound rises only when a goal is refuted, and only by what was refuted;
@@ -22,7 +23,8 @@ from verl_fuse.schedule.solution import MAKESPAN_TOLERANCE, Bounds, Budget, Solu
 from verl_fuse.schedule.table import OpTable
 
 MAKESPAN_SHARE = 0.6
-"""Part of the time that the makespan may take before memory has its turn; what memory leaves is the makespan's again."""
+"""Part of the time that the makespan may take before memory has its turn; what memory leaves
+is the makespan's again."""
 
 LEAN_CAPACITY = 1.4
 """Capacity of the lean rounds, as a multiple of what serial 1F1B holds."""
@@ -48,7 +50,8 @@ CLOSING_SHARE = 0.05
 
 
 class Goal:
-    """A makespan to reach while holding at most `capacity` on every rank; `closest` is the best so far that keeps the capacity.
+    """A makespan to reach while holding at most `capacity` on every rank; `closest` is the best so far
+    that keeps the capacity.
 
     `near` came closest to an earlier goal.
     """
@@ -80,7 +83,8 @@ class Goal:
         ) and self.incumbent.makespan <= self.makespan * (1 + MAKESPAN_TOLERANCE)
 
     def offer(self, solution: Solution) -> None:
-        """Hand in a solution; the better one is kept. One that is fast enough but over the capacity still counts when it holds less than the best."""
+        """Hand in a solution; the better one is kept. One that is fast enough but over the capacity still counts when
+        it holds less than the best."""
         if solution.peak > self.capacity * (1 + MAKESPAN_TOLERANCE):
             with self._lock:
                 if (
@@ -148,7 +152,8 @@ def _wait(goal: Goal, attempts: Sequence[Attempt]) -> None:
 def descend(
     table: OpTable, budget: Budget, attempts: Sequence[Attempt], begin: Callable[[], Solution | None] = lambda: None
 ) -> tuple[Solution, Bounds]:
-    """Best solution within the budget, with the bounds proven on the way; `begin` may hand in a solution to walk on from."""
+    """Best solution within the budget, with the bounds proven on the way; `begin` may hand in a
+    solution to walk on from."""
     budget = budget.part(budget.left - min(CLOSING_SECONDS_PER_OP * len(table), CLOSING_SHARE * budget.seconds))
     walk = _Walk(table, budget, attempts)
     try:
@@ -205,7 +210,8 @@ class _Walk:
     def shorten(self, share: float) -> None:
         """Makespan: aim at the bound until it is reached, or this share of the time is spent.
 
-        Every other round aims at little memory too: annealing often reaches the bound all the same, and memory then starts lower.
+        Every other round aims at little memory too: annealing often reaches the bound all the same, and
+        memory then starts lower.
         """
         deadline = self.budget.begun + share * self.budget.seconds
         lean = min(self.limit, LEAN_CAPACITY * serial(self.table, self.budget).peak)
@@ -222,7 +228,8 @@ class _Walk:
                 self.effort = min(self.effort * EFFORT_GROWTH, self.budget.seconds)
 
     def slim(self) -> None:
-        """Memory at the makespan reached: right to the bound where serial 1F1B does not hold more, else half-way to that as long as it succeeds, and half-way back."""
+        """Memory at the makespan reached: right to the bound where serial 1F1B does not hold more, else half-way to
+        that as long as it succeeds, and half-way back."""
         makespan = self.best.makespan
         if self.memory_deadline != makespan:
             self.memory_deadline, self.memory_bound = makespan, memory_bound(self.table, makespan)
@@ -242,7 +249,8 @@ class _Walk:
                         self.best.peak, max(self.memory_bound, memory.value(memory.floor(capacity) + 1))
                     )
                 self.budget.report(
-                    f"peak memory {self.best.peak:g} (bound {self.memory_bound:g}) at makespan {makespan:g}, tried {capacity:g}"
+                    f"peak memory {self.best.peak:g} (bound {self.memory_bound:g}) at makespan {makespan:g}, tried "
+                    f"{capacity:g}"
                 )
                 if not goal.reached:
                     lowest, failures = capacity, failures + 1

@@ -1,6 +1,7 @@
 """Greedy list scheduling compiled by numba, with priorities that a search can turn.
 
-Invariants (tests/unit/schedule/test_priorities.py): with neutral priorities it builds the same orders as `greedy.list_schedule`.
+Invariants (tests/unit/schedule/test_priorities.py): with neutral priorities it builds the same orders
+as `greedy.list_schedule`.
 """
 
 from typing import NamedTuple
@@ -14,8 +15,9 @@ from verl_fuse.spec.arrays import Ints
 class DispatchTables(NamedTuple):
     """What no priority changes. A stage is that of one pipeline; -1 is none; times and memory are in ticks.
 
-    `stages[rank]` lists the rank's stages, `rank`, `upstream`, `downstream`, `microbatches` and `activation` belong to a stage, `first[stage, kind]` is
-    its first op; `source`, `delay`, `duration` and `urgency` (longest path to the end) belong to an op.
+    `stages[rank]` lists the rank's stages, `rank`, `upstream`, `downstream`, `microbatches` and `activation` belong
+    to a stage, `first[stage, kind]` is its first op; `source`, `delay`, `duration` and `urgency` (longest path to
+    the end) belong to an op.
     """
 
     stages: Ints
@@ -36,8 +38,8 @@ class DispatchTables(NamedTuple):
 def dispatch(shop, limits, bias, start):
     """Fill `start` for every op; returns the makespan, or -1 when every rank is stuck for memory.
 
-    `limits[stage]` bounds the micro-batches in flight, `bias[stage, kind]` is added to the urgency of the stage's ops. One function on purpose: handing a
-    tuple of arrays to another for every op would cost more than the rest.
+    `limits[stage]` bounds the micro-batches in flight, `bias[stage, kind]` is added to the urgency of the stage's ops.
+    One function on purpose: handing a tuple of arrays to another for every op would cost more than the rest.
     """
     (
         stages,
@@ -58,7 +60,8 @@ def dispatch(shop, limits, bias, start):
     done = np.zeros((len(rank_of), 2), np.int64)
     free, held = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     ready = np.zeros((width, 2), np.int64)
-    # What each rank would run next: (start, op, stage, kind), op -1 when nothing can run; `stale` lists the ranks whose choice may have changed.
+    # What each rank would run next: (start, op, stage, kind), op -1 when nothing can run; `stale` lists the ranks whose
+    # choice may have changed.
     next_start, next_op = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     next_stage, next_kind = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     stale, fresh = np.arange(ranks), ranks

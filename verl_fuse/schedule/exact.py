@@ -1,6 +1,7 @@
 """CP-SAT: reaches a goal or proves that nobody can.
 
-Invariants (tests/unit/schedule/test_exact.py): agrees with brute force on tiny problems; never calls a rounded problem's proof a proof.
+Invariants (tests/unit/schedule/test_exact.py): agrees with brute force on tiny problems; never calls a rounded
+problem's proof a proof.
 """
 
 import math

@@ -1,9 +1,11 @@
 """Greedy list scheduling: on the rank that can start first, run the op with the longest path left behind it.
 
-Invariants (tests/unit/schedule/test_invariants.py): the memory limit is kept, and the result is never worse than back-to-back 1F1B.
+Invariants (tests/unit/schedule/test_invariants.py): the memory limit is kept, and the result is never
+worse than back-to-back 1F1B.
 
-The op is chosen among those that could start before another would be finished (Giffler and Thompson's active schedules, 1960). Memory is kept by limits on
-the micro-batches in flight per pipeline and stage; several limits are tried, as fewer in flight means less memory and often also a shorter schedule.
+The op is chosen among those that could start before another would be finished (Giffler and Thompson's active schedules,
+1960). Memory is kept by limits on the micro-batches in flight per pipeline and stage; several limits are tried, as
+fewer in flight means less memory and often also a shorter schedule.
 """
 
 from verl_fuse.schedule.back_to_back import back_to_back
@@ -35,7 +37,8 @@ def candidates(table: OpTable, capacity: float) -> list[Solution]:
 def in_flight(table: OpTable, extra: int | None, capacity: float) -> list[list[int]]:
     """Limit of micro-batches in flight for each pipeline and stage.
 
-    With `extra`, the limits of a rank together fit `capacity` where that leaves every pipeline one: then no rank can starve another.
+    With `extra`, the limits of a rank together fit `capacity` where that leaves every pipeline one: then no
+    rank can starve another.
     """
     pipelines = table.problem.pipelines
     if extra is None:

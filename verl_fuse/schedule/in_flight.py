@@ -1,11 +1,12 @@
 """CP-SAT on the whole problem, with memory kept by limits on the micro-batches in flight.
 
-A capacity per rank says little until nearly every op is placed. A limit of k micro-batches of one pipeline in flight on a stage is a chain of precedences
-(the forward of micro-batch m + k follows the backward of m) that narrows the start of every op at once. Which limits leave a fast schedule is not known
-beforehand, so the room on a rank is shared between the models anew for every try.
+A capacity per rank says little until nearly every op is placed. A limit of k micro-batches of one pipeline in flight on
+a stage is a chain of precedences (the forward of micro-batch m + k follows the backward of m) that narrows the start of
+every op at once. Which limits leave a fast schedule is not known beforehand, so the room on a rank is shared between
+the models anew for every try.
 
-Invariants (tests/unit/schedule/test_in_flight.py): limits fit the capacity together, unless one micro-batch each does not; what is found keeps them and
-the makespan asked for; nothing is refuted.
+Invariants (tests/unit/schedule/test_in_flight.py): limits fit the capacity together, unless one micro-batch each does
+not; what is found keeps them and the makespan asked for; nothing is refuted.
 """
 
 import math
@@ -32,7 +33,8 @@ UNEVEN = 1.5
 """The share of a model is up to this many powers of two from even."""
 
 CAPACITIES_TRIED = (1.8, 2.4)
-"""Capacity of every other try where the goal sets none, as a multiple of what serial 1F1B holds; the first has no limits."""
+"""Capacity of every other try where the goal sets none, as a multiple of what serial 1F1B holds;
+the first has no limits."""
 
 QUICK = 800
 """Up to this many ops a try is so short that another one follows a success."""

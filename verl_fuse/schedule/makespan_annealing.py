@@ -1,9 +1,10 @@
 """Simulated annealing on running orders, from a greedy start, under a hard memory limit.
 
-Invariants (tests/unit/schedule/test_makespan_annealing.py): never worse than greedy; one worker and one seed give one result unless the clock stops it.
+Invariants (tests/unit/schedule/test_makespan_annealing.py): never worse than greedy; one worker and one seed give one
+result unless the clock stops it.
 
-After the idea of RLHFuse (arXiv 2409.13221), with two changes that replace its hundreds of processors: only neighbours on a critical path are swapped,
-and memory is a limit that is lowered step by step instead of a second energy.
+After the idea of RLHFuse (arXiv 2409.13221), with two changes that replace its hundreds of processors: only neighbours
+on a critical path are swapped, and memory is a limit that is lowered step by step instead of a second energy.
 """
 
 import numpy as np
@@ -31,7 +32,8 @@ CLIMB_SHARE = 0.25
 CLIMBS = 3
 
 MAKESPAN_TEMPERATURES = (0.8, 0.3)
-"""First temperatures, in mean op durations: the first forgets the start, the second polishes it. Workers and seeds take turns."""
+"""First temperatures, in mean op durations: the first forgets the start, the second polishes it.
+Workers and seeds take turns."""
 
 MAKESPAN_COOLING = 8.0
 """First over last temperature."""
@@ -81,7 +83,8 @@ class MakespanAnnealing(Attempt):
                 return
             temperatures = hot * (cold / hot) ** (chunk / chunks), hot * (cold / hot) ** ((chunk + 1) / chunks)
             found = makespan_kernel.anneal_makespan(
-                graph, order, int(random.integers(2**31)), max(1, steps // chunks), *temperatures, target, capacity, best, best_previous
+                graph, order, int(random.integers(2**31)), max(1, steps // chunks), *temperatures, target, capacity,
+                best, best_previous
             )  # fmt: skip
             if found < best:
                 best = found
@@ -90,7 +93,8 @@ class MakespanAnnealing(Attempt):
                     goal.offer(solution)
 
     def _start(self, search: PrioritySearch, goal: Goal, random: np.random.Generator, effort: float) -> Solution | None:
-        """The best of a few climbs through greedy priorities, or back-to-back 1F1B where those strand; None when even that holds too much."""
+        """The best of a few climbs through greedy priorities, or back-to-back 1F1B where those strand; None when
+        even that holds too much."""
         found: list[Solution] = []
         trials = max(20, int(effort * DISPATCHES_PER_SECOND / len(self.table)))
         for _ in range(CLIMBS):

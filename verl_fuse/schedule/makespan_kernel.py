@@ -3,7 +3,8 @@
 Swapping neighbours of a critical path cannot close a cycle and is the only adjacent swap that can shorten the schedule
 (van Laarhoven, Aarts and Lenstra, "Job shop scheduling by simulated annealing", 1992).
 
-Invariants (tests/unit/schedule/test_makespan_annealing.py): orders keep each fifo's micro-batches in order and stay within the capacity, because only such swaps are tried.
+Invariants (tests/unit/schedule/test_makespan_annealing.py): orders keep each fifo's micro-batches in order and stay
+within the capacity, because only such swaps are tried.
 """
 
 import numpy as np
@@ -50,7 +51,8 @@ def anneal_makespan(graph, order, seed, steps, hot, cold, target, capacity, best
 
 @njit(cache=True, nogil=True)
 def _critical_swaps(graph, order, end, found):
-    """Ops on one random critical path that follow, on their rank, an op of another fifo without idle time; returns how many."""
+    """Ops on one random critical path that follow, on their rank, an op of another fifo without
+    idle time; returns how many."""
     start, previous, last = order.start, order.previous, order.last
     source, delay, duration, fifo = graph.source, graph.delay, graph.duration, graph.fifo
     rank = np.random.randint(len(last))

@@ -1,6 +1,7 @@
 """Anneals the memory of a schedule that is fast enough, see `slimming`.
 
-Invariants (tests/unit/schedule/test_memory_annealing.py): a result is never slower than the goal; one worker and one seed give one result unless the clock stops it.
+Invariants (tests/unit/schedule/test_memory_annealing.py): a result is never slower than the goal; one worker and one
+seed give one result unless the clock stops it.
 """
 
 import numpy as np
@@ -28,7 +29,8 @@ EFFORT_PER_LOOK = 0.25
 
 
 class MemoryAnnealing(Attempt):
-    """Brings the memory of the goal's incumbent towards the goal's capacity at the goal's makespan; `worker` keeps random streams apart."""
+    """Brings the memory of the goal's incumbent towards the goal's capacity at the goal's makespan; `worker`
+    keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
         self.table, self.worker, self.scales = table, worker, scales(table)
@@ -56,7 +58,8 @@ class MemoryAnnealing(Attempt):
                 return
             temperatures = hot * cooling ** (chunk / chunks), hot * cooling ** ((chunk + 1) / chunks)
             energy, found = memory_kernel.anneal_memory(
-                graph, order, int(random.integers(2**31)), swaps, *temperatures, deadline, capacity, energy, best, best_previous
+                graph, order, int(random.integers(2**31)), swaps, *temperatures, deadline, capacity, energy,
+                best, best_previous
             )  # fmt: skip
             if found < best:
                 best = found

@@ -1,9 +1,11 @@
 """The annealing of memory, compiled by numba: swaps anywhere that keep a deadline.
 
-A fast schedule often holds micro-batches for no use. Swapping neighbours that do not share a result, as long as the schedule ends by the deadline,
-drains them; the energy is the square of what each op finds held above the capacity, so that the highest peaks count most.
+A fast schedule often holds micro-batches for no use. Swapping neighbours that do not share a result, as long as the
+schedule ends by the deadline, drains them; the energy is the square of what each op finds held above the capacity, so
+that the highest peaks count most.
 
-Invariants (tests/unit/schedule/test_memory_annealing.py): the deadline is kept at every step; the energy carried along equals the energy computed anew.
+Invariants (tests/unit/schedule/test_memory_annealing.py): the deadline is kept at every step; the energy carried along
+equals the energy computed anew.
 """
 
 import numpy as np
@@ -23,7 +25,8 @@ def energy_of(order, capacity):
 
 @njit(cache=True, nogil=True)
 def anneal_memory(graph, order, seed, steps, hot, cold, deadline, capacity, energy, best, best_previous):
-    """Try `steps` swaps while the temperature falls from `hot` to `cold` square ticks; stops when nothing is above `capacity`.
+    """Try `steps` swaps while the temperature falls from `hot` to `cold` square ticks; stops when
+    nothing is above `capacity`.
 
     `energy` is that of `order`. Returns the energies reached and of the best orders, which are left in `best_previous`.
     """

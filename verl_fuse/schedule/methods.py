@@ -1,7 +1,7 @@
 """The list of methods; a name added here inherits every invariant test and every command.
 
-A method is a function of the same name (`back-to-back` is `back_to_back`) in a module imported on first use: the constraint solver and the
-compiler take longer to import than a bad problem takes to refuse.
+A method is a function of the same name (`back-to-back` is `back_to_back`) in a module imported on first use: the
+constraint solver and the compiler take longer to import than a bad problem takes to refuse.
 """
 
 from collections.abc import Callable

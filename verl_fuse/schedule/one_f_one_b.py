@@ -12,7 +12,8 @@ from verl_fuse.schedule.table import OpTable
 def stage_orders(table: OpTable, pipeline: int) -> list[list[int]]:
     """1F1B order of op ids for each stage of one pipeline.
 
-    A stage that may hold fewer micro-batches than the next would starve it forever, so the limit of a stage also binds all later ones.
+    A stage that may hold fewer micro-batches than the next would starve it forever, so the limit of a stage
+    also binds all later ones.
     """
     p = table.problem.pipelines[pipeline]
     in_flight = p.microbatches

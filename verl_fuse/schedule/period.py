@@ -1,7 +1,8 @@
-"""The steady state: the turn that a long schedule repeats, and the shorter problem that is left when turns are taken out.
+"""The steady state: the turn that a long schedule repeats, and the shorter problem that is left
+when turns are taken out.
 
-Invariants (tests/unit/schedule/test_period.py): the bound of the problem is the bound of the shorter one plus the turns taken out; what the shorter
-problem keeps differs from the problem in its micro-batches alone.
+Invariants (tests/unit/schedule/test_period.py): the bound of the problem is the bound of the shorter one plus the turns
+taken out; what the shorter problem keeps differs from the problem in its micro-batches alone.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ from verl_fuse.schedule.table import OpTable
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
 MICROBATCH_MARGIN = 1.25
-"""Micro-batches of the shorter problem against the fewest that leave its bound in step: with the fewest, ramp-up and ramp-down overlap."""
+"""Micro-batches of the shorter problem against the fewest that leave its bound in step: with the fewest,
+ramp-up and ramp-down overlap."""
 
 MOST_OPS_SHARE = 0.8
 """A shorter problem has at most this share of the ops."""
@@ -20,8 +22,8 @@ MOST_OPS_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Period:
-    """One turn runs `microbatches[i]` forwards and backwards of pipeline i on each of its stages and takes `length` (problem units); `table` repeats it
-    `turns` times more than `short` does."""
+    """One turn runs `microbatches[i]` forwards and backwards of pipeline i on each of its stages and takes `length`
+    (problem units); `table` repeats it `turns` times more than `short` does."""
 
     table: OpTable
     short: OpTable

@@ -1,7 +1,9 @@
 """The portfolio: every way to search pursues the same goals, from the same incumbent, until value and bound meet.
 
-A long problem is solved with turns of its steady state taken out, then stretched. CP-SAT on the whole problem settles small ones. CP-SAT with limits on micro-batches in flight reaches the bound of large ones and annealing drains the
-memory that takes. Within little memory, annealing of the makespan comes near the bound and window search closes what is left.
+A long problem is solved with turns of its steady state taken out, then stretched. CP-SAT on the whole problem
+settles small ones. CP-SAT with limits on micro-batches in flight reaches the bound of large ones and annealing
+drains the memory that takes. Within little memory, annealing of the makespan comes near the bound and window
+search closes what is left.
 """
 
 import math
@@ -21,7 +23,8 @@ from verl_fuse.schedule.table import OpTable
 from verl_fuse.schedule.windows import WindowSearch
 
 SMALL = 800
-"""Up to this many ops the whole problem is not too much for the constraint solver, which then has the first turn: it often ends the round alone."""
+"""Up to this many ops the whole problem is not too much for the constraint solver, which then has the first turn: it
+often ends the round alone."""
 
 
 SHORT_SHARE = 0.7
@@ -49,7 +52,8 @@ def attempts(table: OpTable, workers: int) -> list[Attempt]:
 
 
 def _stretched(period: Period, budget: Budget) -> Solution | None:
-    """What the shorter problem's solution becomes; with more memory, up to the limit, where the turn does not fit into what it holds."""
+    """What the shorter problem's solution becomes; with more memory, up to the limit, where the turn does
+    not fit into what it holds."""
     report = budget.report
     part = replace(
         budget.part(SHORT_SHARE * budget.left), report=lambda text: report(f"without {period.turns} turns: {text}")

@@ -1,6 +1,7 @@
 """A search over the priorities of greedy list scheduling.
 
-A change of one priority moves a micro-batch on every rank at once, which annealing, swapping two ops of one rank at a time, finds hard.
+A change of one priority moves a micro-batch on every rank at once, which annealing, swapping two ops of one
+rank at a time, finds hard.
 
 Invariants (tests/unit/schedule/test_priorities.py): schedules keep the capacity; one seed gives one result.
 """
@@ -72,7 +73,8 @@ class PrioritySearch:
     def climb(
         self, random: np.random.Generator, trials: int, over: Callable[[], bool] = lambda: False
     ) -> NDArray[np.int64] | None:
-        """Start ticks of the best of `trials` schedules, or of those before `over()`; None when there was none that was not stuck for memory."""
+        """Start ticks of the best of `trials` schedules, or of those before `over()`; None when there was none that
+        was not stuck for memory."""
         best_end, best_start = -1, None
         limits, bias = self.limits[int(random.integers(len(self.limits)))], self.neutral
         for trial in range(trials):

@@ -1,4 +1,5 @@
-"""Serial 1F1B: the models train one after the other, as without fusion; a model starts when the one before it has ended on every rank."""
+"""Serial 1F1B: the models train one after the other, as without fusion; a model starts when the one before it
+has ended on every rank."""
 
 import numpy as np
 

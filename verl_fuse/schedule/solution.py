@@ -1,6 +1,7 @@
 """What every method returns, and how two results compare.
 
-Invariants (tests/unit/schedule/test_solution.py): a smaller makespan wins, then a smaller peak, then a smaller sum of per-rank peaks.
+Invariants (tests/unit/schedule/test_solution.py): a smaller makespan wins, then a smaller peak, then a
+smaller sum of per-rank peaks.
 """
 
 import time
@@ -56,8 +57,8 @@ class Bounds:
 class Budget:
     """How long a method may take, and where it tells what it found.
 
-    `report(text)` receives progress lines. Methods stop at `deadline` (a `time.monotonic` value) and on KeyboardInterrupt return the best so far, having set `stopped`, which a budget shares with
-    its parts.
+    `report(text)` receives progress lines. Methods stop at `deadline` (a `time.monotonic` value) and on
+    KeyboardInterrupt return the best so far, having set `stopped`, which a budget shares with its parts.
     """
 
     seconds: float

@@ -1,11 +1,13 @@
-"""Puts turns of the steady state into a schedule of the shorter problem: CP-SAT makes room for one turn that can follow itself.
+"""Puts turns of the steady state into a schedule of the shorter problem: CP-SAT makes room for one
+turn that can follow itself.
 
-The schedule is cut at one time. What ran well before keeps its start, what runs well after its distance from the end; between, CP-SAT places what is left
-and one turn, so that a rank's turn lies within one `period.length`, and so that every result is in time when the turn runs `period.turns` times. One turn
-then costs its length, and memory after it is memory before it: the longer schedule is as good as the shorter one.
+The schedule is cut at one time. What ran well before keeps its start, what runs well after its distance from the end;
+between, CP-SAT places what is left and one turn, so that a rank's turn lies within one `period.length`, and so that
+every result is in time when the turn runs `period.turns` times. One turn then costs its length, and memory after it is
+memory before it: the longer schedule is as good as the shorter one.
 
-Invariants (tests/unit/schedule/test_stretch.py): a result is a schedule of the whole problem, keeps the capacity, and where durations are exact ends
-`turns * length` after the shorter one.
+Invariants (tests/unit/schedule/test_stretch.py): a result is a schedule of the whole problem, keeps the capacity, and
+where durations are exact ends `turns * length` after the shorter one.
 """
 
 import itertools
@@ -36,9 +38,11 @@ Fifo = tuple[int, int, int]
 
 
 def stretch(period: Period, solution: Solution, capacity: float, seed: int, deadline: float) -> Solution | None:
-    """A schedule of `period.table` from one of `period.short`, within the capacity; None when no cut leaves room for a turn before the `deadline`.
+    """A schedule of `period.table` from one of `period.short`, within the capacity; None when no cut leaves room for a
+    turn before the `deadline`.
 
-    A longer one than promised, which too few turns for the micro-batches in flight can lead to, is only returned when no other is found.
+    A longer one than promised, which too few turns for the micro-batches in flight can lead to, is only
+    returned when no other is found.
     """
     promised = (solution.makespan + period.turns * period.length) * (1 + MAKESPAN_TOLERANCE)
     best = None
@@ -55,7 +59,8 @@ def stretch(period: Period, solution: Solution, capacity: float, seed: int, dead
 
 @dataclass
 class _Fifo:
-    """Ops of one stage and kind, grouped by turns: ids count up from `first`, the group of micro-batch m is (m - `offset`) // `each`, counted from -1.
+    """Ops of one stage and kind, grouped by turns: ids count up from `first`, the group of micro-batch m is (m -
+    `offset`) // `each`, counted from -1.
 
     `turn` are the starts within the turn, and `done` is how many groups run before it.
     """
@@ -75,7 +80,8 @@ class _Fifo:
 
 
 class _Cut:
-    """The model of one cut, in the time of the shorter schedule with one turn put in: what runs after the turn is a `length` later there."""
+    """The model of one cut, in the time of the shorter schedule with one turn put in: what runs after the turn
+    is a `length` later there."""
 
     def __init__(self, period: Period, solution: Solution, share: float, free: int) -> None:
         self.period, self.table = period, period.short
@@ -140,7 +146,8 @@ class _Cut:
         return late
 
     def _rank(self, rank: int, order: tuple[int, ...]) -> bool:
-        """Variables of one rank: what runs before the turn, the turn within one length, and what runs after; False when a group lies on both sides."""
+        """Variables of one rank: what runs before the turn, the turn within one length, and what runs after; False when
+        a group lies on both sides."""
         model, length = self.model, self.length
         fixed = [op for op in order if op not in self.free]
         opening = max((self.early[op] + self.duration[op] for op in fixed if op in self.left), default=0)
@@ -209,7 +216,8 @@ class _Cut:
         return True
 
     def _precedences(self) -> None:
-        """Results are there when they are needed, in the shorter schedule and with any number of turns; micro-batches stay in order."""
+        """Results are there when they are needed, in the shorter schedule and with any number of turns;
+        micro-batches stay in order."""
         model, length = self.model, self.length
         for key, fifo in self.fifos.items():
             p = self.table.problem.pipelines[key[0]]

@@ -1,7 +1,7 @@
 """What both annealings share, compiled by numba: swap two neighbours on a rank, re-time what changes, undo.
 
-Invariants (tests/unit/schedule/test_swaps.py): orders never deadlock, because a swap that would close a cycle is refused; re-timing what changed gives
-the same starts as timing everything; an undone swap leaves nothing behind.
+Invariants (tests/unit/schedule/test_swaps.py): orders never deadlock, because a swap that would close a cycle is
+refused; re-timing what changed gives the same starts as timing everything; an undone swap leaves nothing behind.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from verl_fuse.spec.arrays import Ints
 
 
 class OpGraph(NamedTuple):
-    """What no order changes, by op: its input and its consumer (-1: none), ticks of time, `change` of memory on its `rank`; ops of one `fifo`
-    (pipeline, stage and kind) stay in order."""
+    """What no order changes, by op: its input and its consumer (-1: none), ticks of time, `change` of memory on its
+    `rank`; ops of one `fifo` (pipeline, stage and kind) stay in order."""
 
     source: Ints
     sink: Ints
@@ -29,9 +29,10 @@ class OpGraph(NamedTuple):
 
 
 class TimedOrders(NamedTuple):
-    """Running orders with their times: each op's neighbours on its rank (-1: none), the last op of each rank, memory `held` after each op, start times,
-    a topological order of all ops and the `position` of each op in it. The rest is for `undo`: the stretch `old_topological` of that order and its
-    `window` (first position, length), the ops `moved` in time and their `old_start`; `dependent` is scratch."""
+    """Running orders with their times: each op's neighbours on its rank (-1: none), the last op of each rank, memory
+    `held` after each op, start times, a topological order of all ops and the `position` of each op in it. The rest is
+    for `undo`: the stretch `old_topological` of that order and its `window` (first position, length), the ops `moved`
+    in time and their `old_start`; `dependent` is scratch."""
 
     previous: Ints
     following: Ints
@@ -144,7 +145,8 @@ def end_of(graph, order):
 
 @njit(cache=True, nogil=True)
 def swap(graph, order, left, right):
-    """Run `right`, which follows `left` on its rank, before it; returns how many ops were re-timed, or -1 (nothing done) when that closes a cycle."""
+    """Run `right`, which follows `left` on its rank, before it; returns how many ops were re-timed, or -1 (nothing
+    done) when that closes a cycle."""
     if not _reorder(graph, order, left, right):
         return -1
     _exchange(graph, order, left, right)

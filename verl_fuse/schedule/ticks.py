@@ -1,7 +1,8 @@
 """Whole numbers for a solver that knows no others.
 
 Invariants (tests/unit/schedule/test_ticks.py):
-- decimal inputs with a common small denominator are scaled exactly, so that what is proven on ticks holds for the problem;
+- decimal inputs with a common small denominator are scaled exactly, so that what is proven on
+  ticks holds for the problem;
 - otherwise durations are rounded to a fine grid and `exact` is False: orders carry over, proofs do not.
 """
 

@@ -1,7 +1,8 @@
 """What a running order costs: start times, makespan, activation memory.
 
 Invariants (tests/unit/schedule/test_order_timing.py):
-- `earliest_starts` gives every op the smallest start its order, its input and the transfer allow, or None when the orders deadlock;
+- `earliest_starts` gives every op the smallest start its order, its input and the transfer allow, or None
+  when the orders deadlock;
 - memory rises at the start of F and falls at the end of B, so it depends on the orders alone.
 """
 
@@ -12,7 +13,8 @@ from verl_fuse.schedule.table import OpTable, Orders
 
 
 def earliest_starts(table: OpTable, orders: Orders) -> NDArray[np.float64] | None:
-    """Start time of every op when each rank runs its order as early as it can; None when ranks wait for each other forever."""
+    """Start time of every op when each rank runs its order as early as it can; None when ranks
+    wait for each other forever."""
     before = table.before.tolist()
     delay, duration = table.delay.tolist(), table.duration.tolist()
     starts = [-1.0] * len(table)

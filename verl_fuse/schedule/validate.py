@@ -1,7 +1,8 @@
 """Refuses a schedule that could not run.
 
-Invariants (tests/unit/schedule/test_validate.py): every op once on its stage's rank, for its duration; no overlap on a rank; inputs there in time,
-transfer included; micro-batches of a pipeline in order per stage and kind; memory limit kept; the reported numbers are true.
+Invariants (tests/unit/schedule/test_validate.py): every op once on its stage's rank, for its duration; no overlap on a
+rank; inputs there in time, transfer included; micro-batches of a pipeline in order per stage and kind; memory limit
+kept; the reported numbers are true.
 """
 
 import numpy as np

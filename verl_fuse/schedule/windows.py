@@ -1,9 +1,11 @@
 """Large-neighbourhood search: CP-SAT re-orders everything inside a time window, the rest keeps its order.
 
-Every critical path crosses every window, so a window that can be packed tighter shortens the whole schedule. What lies before a window gives its ops
-release times, what lies after gives them tails; the model holds the window's ops alone, whatever the size of the problem.
+Every critical path crosses every window, so a window that can be packed tighter shortens the whole schedule. What lies
+before a window gives its ops release times, what lies after gives them tails; the model holds the window's ops alone,
+whatever the size of the problem.
 
-Invariants (tests/unit/schedule/test_windows.py): a result keeps the capacity and is never longer than what it was made from.
+Invariants (tests/unit/schedule/test_windows.py): a result keeps the capacity and is never longer
+than what it was made from.
 """
 
 import itertools
@@ -30,7 +32,8 @@ WINDOW_SECONDS = 0.6
 
 @dataclass
 class _Window:
-    """The model of one window: start variables by op, first and last position by rank, and `ends`, the length of the schedule along each way out."""
+    """The model of one window: start variables by op, first and last position by rank, and `ends`, the length of the
+    schedule along each way out."""
 
     model: cp_model.CpModel
     orders: tuple[tuple[int, ...], ...]
@@ -125,7 +128,8 @@ class WindowSearch(Attempt):
         return window
 
     def _solve(self, window: _Window, seed: int, goal: Goal) -> Solution | None:
-        """The renewed schedule, or None when the solver found nothing in its time; also adapts the size of windows to what is solved in time."""
+        """The renewed schedule, or None when the solver found nothing in its time; also adapts the size of windows
+        to what is solved in time."""
         solver = self.solver = solver_for(seed, WINDOW_SECONDS, goal.deadline)
         status = solver.solve(window.model)
         self.solver = None
@@ -144,7 +148,8 @@ class WindowSearch(Attempt):
         return from_orders(self.table, renewed)
 
     def _limit(self, window: _Window, rank: int, capacity: int, horizon: int) -> None:
-        """Capacity of one rank inside the window; what is in flight when it opens or closes is held from its beginning or to its end."""
+        """Capacity of one rank inside the window; what is in flight when it opens or closes is held from its
+        beginning or to its end."""
         order, (_first, last) = window.orders[rank], window.ranks[rank]
         model, variables = window.model, window.variables
         later = set(order[last + 1 :])

@@ -6,8 +6,8 @@ Invariants (tests/unit/spec/test_block.py):
 - a key without a default that is not there is named;
 - a bound or choice given in the field's metadata is enforced; the message names key, value and what is allowed;
 - all problems of a block are found at once;
-- what is set in a block that is not `enabled`, or beside another key that makes it idle, is found, but not refused: a feature is switched off and on
-  by that one key.
+- what is set in a block that is not `enabled`, or beside another key that makes it idle, is found, but not refused: a
+  feature is switched off and on by that one key.
 """
 
 import dataclasses
@@ -44,7 +44,8 @@ def left_to_preset(otherwise: Any) -> dict[str, Any]:
 
 
 def undecided(block: type) -> dict[str, Any]:
-    """The fields of `block` (a dataclass) that may be left to `fuse.preset`, with what they are where it chooses nothing."""
+    """The fields of `block` (a dataclass) that may be left to `fuse.preset`, with what they are
+    where it chooses nothing."""
     fields = dataclasses.fields(block)  # type: ignore[arg-type]
     return {field.name: field.metadata["otherwise"] for field in fields if "otherwise" in field.metadata}
 
@@ -58,7 +59,8 @@ def check_counts(where: str, block: object, names: Iterable[str]) -> None:
 
 
 def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
-    """Build `block` (a dataclass) from `data`; `where` is the block's dotted name in the configuration, used in messages."""
+    """Build `block` (a dataclass) from `data`; `where` is the block's dotted name in the
+    configuration, used in messages."""
     if data is None:
         data = {}
     if not isinstance(data, Mapping):
@@ -93,7 +95,8 @@ def idle_while(**values: Any) -> dict[str, Any]:
 
 
 def without_effect(block: Any) -> dict[tuple[tuple[str, Any], ...], dict[str, Any]]:
-    """What differs from the defaults in `block` (a dataclass) though nothing reads it: by the fields, and their values, because of which nothing does."""
+    """What differs from the defaults in `block` (a dataclass) though nothing reads it: by the fields, and their values,
+    because of which nothing does."""
     defaults = type(block)()
     found: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
     for field in dataclasses.fields(block):

@@ -28,7 +28,8 @@ def _check_positive(where: str, block: Any, names: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class Device:
-    """`memory` in bytes, `flops` the peak of dense bf16 matrix products per second, `bandwidth` of its memory in bytes per second."""
+    """`memory` in bytes, `flops` the peak of dense bf16 matrix products per second, `bandwidth` of its
+    memory in bytes per second."""
 
     name: str
     memory: float
@@ -43,7 +44,8 @@ class Device:
         return self.name.upper().startswith("CPU")
 
 
-# Dense bf16 FLOP/s (not the sparse number), memory as the driver reports it (a little less than the data sheet's), bytes per second of memory.
+# Dense bf16 FLOP/s (not the sparse number), memory as the driver reports it (a little less than the data sheet's),
+# bytes per second of memory.
 DEVICES = {
     # NVIDIA A100 data sheet (SXM4, 40 and 80 GB).
     "A100-40G": Device("A100-40G", 39.4 * GIB, 312e12, 1.555e12),
@@ -56,9 +58,11 @@ DEVICES = {
     "H800": Device("H800", 79.6 * GIB, 989e12, 3.35e12),
     # The same for the H20 (SXM5, 96 GB).
     "H20": Device("H20", 95.6 * GIB, 148e12, 4.0e12),
-    # NVIDIA DGX B200 data sheet, over its eight devices: 72 PFLOP/s of sparse FP8, a quarter of which is dense bf16; 1440 GB; 64 TB/s.
+    # NVIDIA DGX B200 data sheet, over its eight devices: 72 PFLOP/s of sparse FP8, a quarter of which is
+    # dense bf16; 1440 GB; 64 TB/s.
     "B200": Device("B200", 179.1 * GIB, 2250e12, 8.0e12),
-    # NVIDIA GB200 NVL72 data sheet, over its 72 devices: 360 PFLOP/s of sparse bf16, half of it dense; 13.4 TB; 576 TB/s.
+    # NVIDIA GB200 NVL72 data sheet, over its 72 devices: 360 PFLOP/s of sparse bf16, half of it
+    # dense; 13.4 TB; 576 TB/s.
     "GB200": Device("GB200", 185.0 * GIB, 2500e12, 8.0e12),
     # NVIDIA L40S data sheet.
     "L40S": Device("L40S", 45.0 * GIB, 362e12, 0.864e12),
@@ -66,7 +70,8 @@ DEVICES = {
     "RTX-4090": Device("RTX-4090", 24.0 * GIB, 165.2e12, 1.008e12),
     # AMD Instinct MI300X data sheet.
     "MI300X": Device("MI300X", 191.9 * GIB, 1307.4e12, 5.3e12),
-    # One core of a server processor running fp32; the order of magnitude. `verl-fuse profile` measures the machine at hand.
+    # One core of a server processor running fp32; the order of magnitude. `verl-fuse profile`
+    # measures the machine at hand.
     "CPU": Device("CPU", 8 * GIB, 5e10, 1e10),
 }
 # Several times the largest clusters there are; more is a mistake in the input.
@@ -75,7 +80,8 @@ MOST_DEVICES = 2**17
 
 @dataclass(frozen=True)
 class Cluster:
-    """Bandwidths are bytes per second per device and direction: between devices of a node, between nodes, to host memory. Prices are in USD."""
+    """Bandwidths are bytes per second per device and direction: between devices of a node, between nodes, to host
+    memory. Prices are in USD."""
 
     nodes: int
     devices_per_node: int
@@ -89,7 +95,8 @@ class Cluster:
         check_counts("cluster", self, ("nodes", "devices_per_node"))
         if self.devices > MOST_DEVICES:
             raise FuseError(
-                f"cluster: nodes={self.nodes} of {self.devices_per_node} are {self.devices} devices; needs at most {MOST_DEVICES}"
+                f"cluster: nodes={self.nodes} of {self.devices_per_node} are {self.devices} devices; needs at most "
+                f"{MOST_DEVICES}"
             )
         _check_positive("cluster", self, ("intra_bandwidth", "inter_bandwidth", "host_bandwidth"))
         if not (math.isfinite(self.price_per_device_hour) and self.price_per_device_hour >= 0):
@@ -124,8 +131,9 @@ class Cluster:
         return read_block(cls, {**known, **data, "device": dataclasses.asdict(built_in.device)}, "cluster")
 
 
-# Bytes per second of one direction, per device: link in the node, network adapter, host (PCIe 4: 32e9, PCIe 5: 64e9, of 16 lanes).
-# Prices are examples, round figures of rental offers in 2025, to be replaced by one's own: they only scale costs.
+# Bytes per second of one direction, per device: link in the node, network adapter, host (PCIe 4: 32e9, PCIe
+# 5: 64e9, of 16 lanes). Prices are examples, round figures of rental offers in 2025, to be replaced by one's
+# own: they only scale costs.
 _NODES = {
     # NVLink 3: 600 GB/s both ways (A100 data sheet); 200 Gb/s adapters (DGX A100 data sheet).
     "A100-40G": Cluster(1, 8, DEVICES["A100-40G"], 300e9, 25e9, 32e9, 1.3),
@@ -138,8 +146,9 @@ _NODES = {
     "H20": Cluster(1, 8, DEVICES["H20"], 450e9, 50e9, 64e9, 1.4),
     # NVLink 5: 1.8 TB/s both ways, 14.4 TB/s over eight; 400 Gb/s adapters (DGX B200 data sheet).
     "B200": Cluster(1, 8, DEVICES["B200"], 900e9, 50e9, 64e9, 4.5),
-    # A node is a compute tray of four. NVLink 5 reaches all trays of a rack, which is counted inside a tray only: between trays 400 Gb/s
-    # adapters (GB200 NVL72 data sheet; give inter_bandwidth=900e9 for up to 18 nodes of one rack). Host: NVLink-C2C, 900 GB/s both ways for two.
+    # A node is a compute tray of four. NVLink 5 reaches all trays of a rack, which is counted inside a tray only:
+    # between trays 400 Gb/s adapters (GB200 NVL72 data sheet; give inter_bandwidth=900e9 for up to 18 nodes of one
+    # rack). Host: NVLink-C2C, 900 GB/s both ways for two.
     "GB200": Cluster(1, 4, DEVICES["GB200"], 900e9, 50e9, 225e9, 6.0),
     # No NVLink: PCIe 4 (data sheets). Network adapters are the builder's choice; here 400 Gb/s for eight devices.
     "L40S": Cluster(1, 8, DEVICES["L40S"], 32e9, 6.25e9, 32e9, 1.0),

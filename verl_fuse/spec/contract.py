@@ -1,7 +1,8 @@
 """What we rest on upstream, as data: one contract per seam, judged against source text (verl_fuse/host/compat).
 
-A target is "package.module:name" or "package.module:Class.member"; it may be defined elsewhere as long as it can be imported from
-there. Broken means red: we would fail or, worse, go on with wrong numbers. What need only be read again is yellow.
+A target is "package.module:name" or "package.module:Class.member"; it may be defined elsewhere as long as it
+can be imported from there. Broken means red: we would fail or, worse, go on with wrong numbers. What need only
+be read again is yellow.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ Fingerprints: TypeAlias = str | tuple[str, ...]
 class Function:
     """A function or method we call, override or whose behaviour we copy.
 
-    `signature` is written as in its `def`, without annotations, after "async", "static", "class" or "property" where these apply,
-    e.g. "async (self, request_id, **extra)"; a default written `...` may be any. `body` is the fingerprint of the code we have read,
-    or those of several versions: other code is yellow, or red if it must be `exact`. `closed`: our override takes no parameter that upstream adds.
+    `signature` is written as in its `def`, without annotations, after "async", "static", "class" or "property" where
+    these apply, e.g. "async (self, request_id, **extra)"; a default written `...` may be any. `body` is the fingerprint
+    of the code we have read, or those of several versions: other code is yellow, or red if it must be `exact`.
+    `closed`: our override takes no parameter that upstream adds.
     """
 
     target: str
@@ -31,8 +33,8 @@ class Function:
 class Class:
     """A class we subclass or construct; every name of `bases` must be among its bases, at any depth.
 
-    `abstract` are all members that a subclass has to define, `required` all fields of a dataclass or pydantic model that have no default
-    and so must be given; None if it does not matter.
+    `abstract` are all members that a subclass has to define, `required` all fields of a dataclass or pydantic model
+    that have no default and so must be given; None if it does not matter.
     """
 
     target: str
@@ -43,7 +45,8 @@ class Class:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A module variable, class variable, dataclass field or instance attribute; `value`, if given, is the source text of its value."""
+    """A module variable, class variable, dataclass field or instance attribute; `value`, if given, is the
+    source text of its value."""
 
     target: str
     value: str | None = None
@@ -51,7 +54,8 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Decorator:
-    """A definition carries this decorator: a registry entry, or how Ray dispatches a method. Lists may have grown (yellow)."""
+    """A definition carries this decorator: a registry entry, or how Ray dispatches a method. Lists
+    may have grown (yellow)."""
 
     target: str
     decorator: str
@@ -67,7 +71,8 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """A key of a YAML file ("verl/trainer/config/ppo_trainer.yaml") with its default, or the default's type where only that matters."""
+    """A key of a YAML file ("verl/trainer/config/ppo_trainer.yaml") with its default, or the default's type
+    where only that matters."""
 
     file: str
     key: str
@@ -97,8 +102,8 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Source that a runtime patch replaces, or that keeps a promise of ours: "module:name,Class.method" with its fingerprints. Other code is red, a fix
-    included."""
+    """Source that a runtime patch replaces, or that keeps a promise of ours: "module:name,Class.method" with its
+    fingerprints. Other code is red, a fix included."""
 
     target: str
     fingerprints: Fingerprints

@@ -41,7 +41,8 @@ class StepBegun(Event):
 
 @dataclass(frozen=True, slots=True)
 class Submitted(Event):
-    """Prompts are about to be generated: `prompts` says how many of each data set the step has by now. A step may ask for more while it runs."""
+    """Prompts are about to be generated: `prompts` says how many of each data set the step has by now. A step may
+    ask for more while it runs."""
 
     prompts: Mapping[str, int]
 
@@ -64,7 +65,8 @@ class Migrated(Event):
 
 @dataclass(frozen=True, slots=True)
 class Generated(Event):
-    """All samples are there: response tokens of each by prompt `uid`, those in `discarded` being of groups that are not trained on.
+    """All samples are there: response tokens of each by prompt `uid`, those in `discarded` being of groups
+    that are not trained on.
 
     `prompts` are those planned through `fuse_predict`, `fuse_scale` and `fuse_assign`, by `uid`.
     """
@@ -90,7 +92,8 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepEnded(Event):
-    """The step is over, which trained `samples`; `lengths` are prompt and response tokens of each, by data set, `metrics` what verl-fuse logs of it."""
+    """The step is over, which trained `samples`; `lengths` are prompt and response tokens of each, by data set,
+    `metrics` what verl-fuse logs of it."""
 
     timeline: Timeline
     samples: int

@@ -20,12 +20,14 @@ MOST_FILE_BYTES = 2**28
 
 
 def reason(error: OSError) -> str:
-    """What the system says, without the path: the message names it, and the path in the error may be a temporary one."""
+    """What the system says, without the path: the message names it, and the path in the
+    error may be a temporary one."""
     return error.strerror or str(error)
 
 
 def read_text(path: Path, largest: int = MOST_FILE_BYTES) -> str:
-    """The text of a file; a FuseError names one that cannot be read or has more than `largest` bytes (a device has no end)."""
+    """The text of a file; a FuseError names one that cannot be read or has more than `largest`
+    bytes (a device has no end)."""
     try:
         with path.open("rb") as file:
             content = file.read(largest + 1)

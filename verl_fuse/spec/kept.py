@@ -78,12 +78,14 @@ class Kept(Generic[T]):
             return self.parse(data["lengths"], data["costs"] if measured_on == devices else None), measured_on
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FuseError(
-                f"not what fuse.{self.plugin} writes with a checkpoint ({type(error).__name__}: {error}); delete it to learn lengths and costs anew"
+                f"not what fuse.{self.plugin} writes with a checkpoint ({type(error).__name__}: {error}); delete it to "
+                "learn lengths and costs anew"
             ) from error
 
 
 def measured(kind: type[T], costs: Mapping[str, Any] | None) -> T | None:
-    """`costs` of a file, the fields of a `kind` in seconds; None for none. Raises as `seconds` does, or TypeError on other fields."""
+    """`costs` of a file, the fields of a `kind` in seconds; None for none. Raises as `seconds` does, or
+    TypeError on other fields."""
     return None if costs is None else kind(**{name: seconds(value) for name, value in costs.items()})
 
 

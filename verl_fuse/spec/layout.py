@@ -19,7 +19,8 @@ _PART = re.compile(r"(tp|pp|dp|cp|ep)(\d+)")
 
 @dataclass(frozen=True, order=True)
 class Layout:
-    """Degrees of tensor, pipeline, data, context and expert parallelism. Experts are shared out within the data- and context-parallel ranks."""
+    """Degrees of tensor, pipeline, data, context and expert parallelism. Experts are shared out within the data-
+    and context-parallel ranks."""
 
     tp: int = 1
     pp: int = 1
@@ -76,7 +77,8 @@ class Layout:
 
 @functools.cache
 def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
-    """Blocks per pipeline stage, as even as can be; the middle stages take the remainder, because the outer ones also hold embedding or head."""
+    """Blocks per pipeline stage, as even as can be; the middle stages take the remainder, because the outer ones
+    also hold embedding or head."""
     base, extra = divmod(layers, pp)
     first = (pp - extra) // 2
     return tuple(base + (first <= stage < first + extra) for stage in range(pp))

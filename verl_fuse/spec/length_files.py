@@ -18,7 +18,8 @@ from verl_fuse.spec.timeline import REQUEST, Timeline
 
 
 def read_lengths(path: Path, column: str) -> LengthDistribution:
-    """The empirical distribution of a column, or of a run directory's "prompt" or "response"; every error names the file."""
+    """The empirical distribution of a column, or of a run directory's "prompt" or "response";
+    every error names the file."""
     if path.is_dir():
         return _recorded(path, column)
     readers = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
@@ -36,7 +37,8 @@ def read_lengths(path: Path, column: str) -> LengthDistribution:
 
 
 def lengths_from(text: str, base: Path = Path()) -> LengthDistribution:
-    """The text form of `LengthDistribution`, or `FILE#COLUMN` or `RUN_DIR#response` with the path relative to `base`."""
+    """The text form of `LengthDistribution`, or `FILE#COLUMN` or `RUN_DIR#response` with the
+    path relative to `base`."""
     name, mark, column = text.rpartition("#")
     return read_lengths(base / name, column) if mark else LengthDistribution.parse(text)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 class RankMemory:
     """One training rank and one model that it trains; bytes, unless something else is said.
 
-    `host_free` of the host memory of `node` are free, `device` is all memory of the rank's device (None: its device is the host). The model has
-    `parameters` of so many elements each, and `outputs` per token. Of its shard, which has `shard` bytes, and of the optimizer's moments `kept` stay on
-    the device between two calls; `awaited` are moments that come to host memory with the first step.
+    `host_free` of the host memory of `node` are free, `device` is all memory of the rank's device (None: its device is
+    the host). The model has `parameters` of so many elements each, and `outputs` per token. Of its shard, which has
+    `shard` bytes, and of the optimizer's moments `kept` stay on the device between two calls; `awaited` are moments
+    that come to host memory with the first step.
     """
 
     node: str

@@ -1,7 +1,8 @@
 """A decoder-only transformer as its cost sees it: sizes, nothing else.
 
 Invariants (tests/unit/spec/test_model.py):
-- every size is a positive whole number, `kv_heads` divides `heads`, and a token uses at most as many experts as there are;
+- every size is a positive whole number, `kv_heads` divides `heads`, and a token uses at most as
+  many experts as there are;
 - `active_parameters <= parameters`, equal for a dense model;
 - parameter counts agree with the published ones within 0.1 % (biases and norms inside attention are not counted).
 """
@@ -16,7 +17,8 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import load
 
-# Architectures whose block is counted rightly: gated MLP, grouped-query attention, every block alike (attention within a window counts as global).
+# Architectures whose block is counted rightly: gated MLP, grouped-query attention, every block alike (attention within
+# a window counts as global).
 TIED_TYPES = ("gemma", "gemma2", "gemma3_text")
 DENSE_TYPES = ("llama", "mistral", "qwen2", "qwen3", *TIED_TYPES)
 MOE_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
@@ -24,7 +26,8 @@ MOE_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes in elements. With `experts`, `intermediate` is the width of one expert; `shared_intermediate` that of the always active one."""
+    """Sizes in elements. With `experts`, `intermediate` is the width of one expert; `shared_intermediate` that
+    of the always active one."""
 
     name: str
     layers: int
@@ -117,7 +120,8 @@ class Model:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], name: str = "") -> "Model":
-        """From the contents of a Hugging Face `config.json`; refuses architectures whose blocks would be counted wrongly."""
+        """From the contents of a Hugging Face `config.json`; refuses architectures whose blocks
+        would be counted wrongly."""
         name = name or str(config.get("_name_or_path") or config.get("model_type"))
         kind = config.get("model_type")
         if kind not in (*DENSE_TYPES, *MOE_TYPES):

@@ -7,7 +7,8 @@ from pathlib import Path
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.model import Model
 
-# name: layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, tied_embeddings[, experts, experts_per_token, shared_intermediate]
+# name: layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, tied_embeddings[, experts,
+# experts_per_token, shared_intermediate]
 _SIZES: dict[str, tuple] = {
     "llama-7b": (32, 4096, 32, 32, 128, 11008, 32000, False),
     "llama-13b": (40, 5120, 40, 40, 128, 13824, 32000, False),

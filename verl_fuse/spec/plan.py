@@ -1,4 +1,5 @@
-"""An execution plan: for each model call of a step a mesh, a layout and a micro-batching, and what the step as a whole does.
+"""An execution plan: for each model call of a step a mesh, a layout and a micro-batching, and what
+the step as a whole does.
 
 Invariants (tests/unit/spec/test_plan.py):
 - `Plan.from_json(plan.to_json()) == plan`;
@@ -30,7 +31,8 @@ Setting = bool | int | float | str
 
 @dataclass(frozen=True)
 class CallPlan:
-    """Where one call runs. `microbatches` are per data-parallel rank (and per mini-batch in training); `offload`: weights wait in host memory."""
+    """Where one call runs. `microbatches` are per data-parallel rank (and per mini-batch in training); `offload`:
+    weights wait in host memory."""
 
     call: str
     mesh: Mesh
@@ -41,7 +43,8 @@ class CallPlan:
     def __post_init__(self) -> None:
         if self.layout.devices != self.mesh.size:
             raise FuseError(
-                f"plan, call {self.call!r}: layout {self.layout} needs {self.layout.devices} devices, its mesh has {self.mesh.size}"
+                f"plan, call {self.call!r}: layout {self.layout} needs {self.layout.devices} devices, its mesh has "
+                f"{self.mesh.size}"
             )
         if self.microbatches < 1:
             raise FuseError(f"plan, call {self.call!r}: microbatches={self.microbatches!r}; needs a whole number >= 1")
@@ -49,9 +52,11 @@ class CallPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """`strategy` is verl's training engine (None: no engine runs this plan, it is what reallocation could reach), `overrides` the keys of verl's
-    configuration that carry the plan out, by their dotted names. `migration_threshold` is the unfinished fraction of the batch below which samples are moved together (0: never); `replicas` the rollout
-    replicas to run (None: all); `schedule` the method for the fused pipeline (None: serial); `predicted` seconds by stage and in all."""
+    """`strategy` is verl's training engine (None: no engine runs this plan, it is what reallocation could reach),
+    `overrides` the keys of verl's configuration that carry the plan out, by their dotted names.
+    `migration_threshold` is the unfinished fraction of the batch below which samples are moved together (0: never);
+    `replicas` the rollout replicas to run (None: all); `schedule` the method for the fused pipeline (None: serial);
+    `predicted` seconds by stage and in all."""
 
     calls: tuple[CallPlan, ...]
     features: tuple[str, ...] = ()

@@ -18,7 +18,8 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import load
 
 MAX_OPS = 200_000
-"""Forward plus backward ops over all stages; more than this is a mistake in the input (32 ranks x 128 micro-batches x 2 models is 16384)."""
+"""Forward plus backward ops over all stages; more than this is a mistake in the input (32 ranks x 128
+micro-batches x 2 models is 16384)."""
 
 MAX_RANKS = 2**17
 """Several times the largest clusters there are."""
@@ -31,10 +32,11 @@ _UNITS = {"time_unit": ("", "s"), "memory_unit": ("", "B")}
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One copy of one model: stage s sits on `ranks[s]` and costs `forward[s]`, `backward[s]` (any one time unit) per micro-batch.
+    """One copy of one model: stage s sits on `ranks[s]` and costs `forward[s]`, `backward[s]` (any one
+    time unit) per micro-batch.
 
-    `activation[s]` (any one memory unit) is held on that rank from the start of a micro-batch's forward to the end of its backward.
-    A single number stands for the same value in every stage.
+    `activation[s]` (any one memory unit) is held on that rank from the start of a micro-batch's forward to the end of
+    its backward. A single number stands for the same value in every stage.
     """
 
     model: str
@@ -64,7 +66,8 @@ class Pipeline:
         if len(set(ranks)) != len(ranks):
             twice = sorted({rank for rank in ranks if list(ranks).count(rank) > 1})
             raise FuseError(
-                f"{where}: ranks={list(ranks)} puts two stages on rank {twice[0]}; one rank holds at most one stage of a pipeline"
+                f"{where}: ranks={list(ranks)} puts two stages on rank {twice[0]}; one rank holds at most one stage of "
+                "a pipeline"
             )
         if not _is_int(microbatches) or microbatches < 1:
             raise FuseError(f"{where}: microbatches={microbatches!r}; needs a whole number >= 1")
@@ -86,8 +89,8 @@ class Pipeline:
 class ScheduleProblem:
     """Pipelines sharing `ranks` ranks, one op at a time on each.
 
-    `transfer` delays a stage's result on its way to another rank; `memory_limit` bounds the activations held on every rank. `time_unit` is "s" and
-    `memory_unit` "B" (bytes) where that is what the numbers are in, else empty.
+    `transfer` delays a stage's result on its way to another rank; `memory_limit` bounds the activations held on every
+    rank. `time_unit` is "s" and `memory_unit` "B" (bytes) where that is what the numbers are in, else empty.
     """
 
     ranks: int
@@ -111,7 +114,8 @@ class ScheduleProblem:
         for index, pipeline in enumerate(self.pipelines):
             if max(pipeline.ranks) >= self.ranks:
                 raise FuseError(
-                    f"pipeline {index} ({pipeline.model!r}): unknown rank {max(pipeline.ranks)}; allowed: 0..{self.ranks - 1}"
+                    f"pipeline {index} ({pipeline.model!r}): unknown rank {max(pipeline.ranks)}; allowed: "
+                    f"0..{self.ranks - 1}"
                 )
         if self.ops > MAX_OPS:
             raise FuseError(
@@ -123,7 +127,8 @@ class ScheduleProblem:
             object.__setattr__(self, "memory_limit", limit)
             if limit < self.least_memory_limit:
                 raise FuseError(
-                    f"memory_limit={limit:g} is infeasible: one micro-batch alone needs {self.least_memory_limit:g} on some rank; "
+                    f"memory_limit={limit:g} is infeasible: one micro-batch alone needs {self.least_memory_limit:g} on "
+                    "some rank; "
                     f"the least feasible limit is {self.least_memory_limit:g}"
                 )
 
@@ -134,7 +139,8 @@ class ScheduleProblem:
 
     @property
     def least_memory_limit(self) -> float:
-        """The smallest limit any schedule can meet: running all micro-batches one by one reaches the largest single activation."""
+        """The smallest limit any schedule can meet: running all micro-batches one by one reaches the
+        largest single activation."""
         return max(max(p.activation) for p in self.pipelines)
 
     @property

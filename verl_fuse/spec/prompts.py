@@ -13,7 +13,8 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt to be generated `samples` times: `uid` in this step, `key` the same at every visit, `source` the name of its data set."""
+    """A prompt to be generated `samples` times: `uid` in this step, `key` the same at every visit, `source`
+    the name of its data set."""
 
     uid: str
     key: str

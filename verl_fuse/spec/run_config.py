@@ -30,7 +30,8 @@ _SECRET = re.compile(
 _REFERENCE = re.compile(r"\$\{(oc\.select:)?[\w.]+(,\s*\d+)?\}")
 _ENVIRONMENT = "env_vars"
 _PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
-# Keys that a stock run and a fused one need not share, and those that say where a run goes, what it is called and how long it lasts.
+# Keys that a stock run and a fused one need not share, and those that say where a run goes, what it is
+# called and how long it lasts.
 _MAY_DIFFER = (
     "fuse.",
     "hydra.",
@@ -50,14 +51,16 @@ def save_config(run_dir: Path, config: DictConfig) -> None:
 
 
 def find_config(run_dir: Path) -> DictConfig | None:
-    """The configuration of the run in that folder, or None where none was kept; a FuseError names a file that cannot be read."""
+    """The configuration of the run in that folder, or None where none was kept; a FuseError names a
+    file that cannot be read."""
     found = (_read(run_dir / name) for name in (FILE, HYDRA_FILE))
     return next((config for config in found if config is not None), None)
 
 
 def differences(first: Path, second: Path) -> dict[str, tuple[Any, Any]]:
-    """Keys in which the configurations of two runs differ, but for the block `fuse`, names, folders and the number of steps; empty where the runs
-    have not both kept a file of the same kind. A key that only one has counts as None in the other."""
+    """Keys in which the configurations of two runs differ, but for the block `fuse`, names, folders and the
+    number of steps; empty where the runs have not both kept a file of the same kind. A key that only one has
+    counts as None in the other."""
     for name in (HYDRA_FILE, FILE):
         found = [_read(run_dir / name) for run_dir in (first, second)]
         if found[0] is not None and found[1] is not None:

@@ -3,7 +3,8 @@
 Invariants (tests/unit/spec/test_schedule.py):
 - ops are kept sorted by (rank, start, end);
 - `Schedule.from_json(schedule.to_json()) == schedule`;
-- the text form has one line per rank, one token `{pipeline}{F|B}{microbatch}` per op in running order, and parses back to the same orders.
+- the text form has one line per rank, one token `{pipeline}{F|B}{microbatch}` per op in running order, and parses
+  back to the same orders.
 """
 
 import json
@@ -33,7 +34,8 @@ _FIELDS = (
 
 
 class Op(NamedTuple):
-    """One forward ("F") or backward ("B") of one micro-batch of one pipeline on a rank, from `start` to `end` (the problem's time unit)."""
+    """One forward ("F") or backward ("B") of one micro-batch of one pipeline on a rank, from `start` to `end`
+    (the problem's time unit)."""
 
     rank: int
     pipeline: int
@@ -51,8 +53,8 @@ class Op(NamedTuple):
 class Schedule:
     """Timed ops of a problem.
 
-    `lower_bound` holds for every schedule of the problem; `memory_lower_bound` for every schedule with at most this makespan.
-    `optimal` and `memory_optimal` say that value and bound meet.
+    `lower_bound` holds for every schedule of the problem; `memory_lower_bound` for every schedule with at most this
+    makespan. `optimal` and `memory_optimal` say that value and bound meet.
     """
 
     problem: ScheduleProblem
@@ -110,7 +112,8 @@ class Schedule:
                 values[field] = value = float(value)
             if not isinstance(value, wanted) or (isinstance(value, float) and not math.isfinite(value)):
                 raise FuseError(
-                    f"not a verl-fuse schedule: {field}={value!r}; needs a {'finite number' if wanted is float else wanted.__name__}"
+                    f"not a verl-fuse schedule: {field}={value!r}; needs a "
+                    f"{'finite number' if wanted is float else wanted.__name__}"
                 )
         for op in ops:
             if op.rank not in range(problem.ranks) or op.pipeline not in range(len(problem.pipelines)):

@@ -25,8 +25,8 @@ class Sample:
 class LaneView:
     """One set of workers that runs one collective call at a time.
 
-    `queued` counts micro-groups handed over and not finished; a micro-group's size must be a multiple of `multiple`. `released`: nothing
-    generates on its devices any more.
+    `queued` counts micro-groups handed over and not finished; a micro-group's size must be a multiple of `multiple`.
+    `released`: nothing generates on its devices any more.
     """
 
     name: str
@@ -87,10 +87,12 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One request about to be sent to a replica: prompt and tokens so far are `tokens` in all, of which `generated` came from other replicas.
+    """One request about to be sent to a replica: prompt and tokens so far are `tokens` in all, of which `generated`
+    came from other replicas.
 
-    `weights` names the weights it is generated with: no two runs, and no two steps or validations of a run, have a name in common. `source` is the
-    rank of the replica it was at before; None for a request that was nowhere, or at a standalone replica.
+    `weights` names the weights it is generated with: no two runs, and no two steps or validations of a run, have a
+    name in common. `source` is the rank of the replica it was at before; None for a request that was nowhere, or
+    at a standalone replica.
     """
 
     id: str
@@ -102,8 +104,9 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """The rollout of `step` at one poll: `expected` samples in all, `finished` so far, `ready` finished and in no lane yet. Samples of
-    discarded groups (dynamic sampling) are in none of them; those asked for in their place are expected."""
+    """The rollout of `step` at one poll: `expected` samples in all, `finished` so far, `ready` finished and
+    in no lane yet. Samples of discarded groups (dynamic sampling) are in none of them; those asked for in
+    their place are expected."""
 
     step: int
     elapsed: float

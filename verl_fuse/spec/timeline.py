@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/spec/test_timeline.py):
 - a span never ends before it starts, and both times are finite;
-- `Timeline.from_json(timeline.to_json()) == timeline`, and what it reads is a step of finite length > 0 whose fields have the types declared here;
+- `Timeline.from_json(timeline.to_json()) == timeline`, and what it reads is a step of finite length > 0 whose fields
+  have the types declared here;
 - spans are kept sorted by (track, start, end, name).
 """
 
@@ -30,7 +31,8 @@ SAVE_CHECKPOINT, EXPORT_WHOLE, UPDATE_WEIGHTS = "save_checkpoint", "export_whole
 # Of the stage `adv`, the shares of the step's samples and of their tokens that have no gradient.
 ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS = "zero_gradient_samples", "zero_gradient_tokens"
 INFERENCE_STAGES, TRAIN_STAGES = (OLD_LOG_PROB, REF_LOG_PROB, VALUES), (UPDATE_CRITIC, UPDATE_ACTOR)
-# On a replica's track: a request, one that prefills what samples share, the replica's start, and its stop before the rollout's end.
+# On a replica's track: a request, one that prefills what samples share, the replica's start, and its stop
+# before the rollout's end.
 REQUEST, WARM_REQUEST, START, MIGRATE = "request", "warm", "start", "migrate"
 # Arguments of a span that are counted with, where a span has them.
 TOKEN_FIELDS = ("prompt_tokens", "response_tokens", "cached_tokens", "resumed_tokens")
@@ -38,7 +40,8 @@ TOKEN_FIELDS = ("prompt_tokens", "response_tokens", "cached_tokens", "resumed_to
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of work. `track` is the row it belongs to ("step", "replica 0", "rank 1", "lane train"); times are Unix seconds."""
+    """One stretch of work. `track` is the row it belongs to ("step", "replica 0", "rank 1", "lane
+    train"); times are Unix seconds."""
 
     name: str
     track: str

@@ -7,7 +7,8 @@ from verl_fuse.errors import FuseError
 
 
 class TrajectoryKey(NamedTuple):
-    """Trajectory `index` of rollout session `session` of the prompt group `uid`; a session is one sample of its prompt, and may leave several."""
+    """Trajectory `index` of rollout session `session` of the prompt group `uid`; a session is one sample of its
+    prompt, and may leave several."""
 
     uid: str
     session: int

@@ -65,17 +65,20 @@ class Workload:
         if (self.critic is not None) != (self.algorithm == "ppo"):
             have = "none" if self.critic is None else self.critic.name
             raise FuseError(
-                f"workload: critic={have}; needs {'a model' if self.algorithm == 'ppo' else 'none'} with {self.algorithm}"
+                f"workload: critic={have}; needs {'a model' if self.algorithm == 'ppo' else 'none'} with "
+                f"{self.algorithm}"
             )
         if self.sequences > MOST_SEQUENCES:
             raise FuseError(
-                f"workload: prompts={self.prompts} with samples={self.samples} are {self.sequences} sequences a step; needs at most {MOST_SEQUENCES}"
+                f"workload: prompts={self.prompts} with samples={self.samples} are {self.sequences} sequences a step; "
+                f"needs at most {MOST_SEQUENCES}"
             )
         if self.epochs > MOST_EPOCHS:
             raise FuseError(f"workload: epochs={self.epochs}; needs at most {MOST_EPOCHS}")
         if self.prompts % self.minibatches:
             raise FuseError(
-                f"workload: minibatches={self.minibatches} do not divide prompts={self.prompts}: verl's mini-batches are equal numbers of whole "
+                f"workload: minibatches={self.minibatches} do not divide prompts={self.prompts}: verl's mini-batches "
+                "are equal numbers of whole "
                 "prompts; allowed: a divisor of the prompts"
             )
 

@@ -76,8 +76,8 @@ def admitted(requests: Sequence[Span], capacity: Capacity) -> tuple[Floats, Floa
     responses = [int(span.args["response_tokens"]) for span in requests]
     running: list[tuple[float, int]] = []
     now = origin = min((span.start for span in requests), default=0.0)
-    # Tokens in the KV cache at `origin` and per second since: each request that runs grows evenly. Summed up as requests
-    # come and go, for there may be thousands.
+    # Tokens in the KV cache at `origin` and per second since: each request that runs grows evenly. Summed up as
+    # requests come and go, for there may be thousands.
     held = np.zeros(2)
 
     def share(index: int) -> Floats:

@@ -1,4 +1,5 @@
-"""The files of a run: RUN_DIR/timeline.html, the index of steps, and per step RUN_DIR/timeline/step_000001.{json,perfetto.json,html}.
+"""The files of a run: RUN_DIR/timeline.html, the index of steps, and per step
+RUN_DIR/timeline/step_000001.{json,perfetto.json,html}.
 
 Invariants (tests/unit/timeline/test_files.py):
 - a reader never sees half a file: each is written beside its place and renamed;
@@ -29,7 +30,8 @@ _STEP_FILE = re.compile(r"step_(\d{6,})\.(json|perfetto\.json|html)")
 
 
 def prepare(run_dir: Path) -> None:
-    """Make sure that steps can be recorded there: create the folder and try a file. Raises OSError, or FuseError for a foreign index."""
+    """Make sure that steps can be recorded there: create the folder and try a file. Raises OSError, or
+    FuseError for a foreign index."""
     folder = run_dir / TIMELINE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / _SUMMARIES, _dump_summaries(_read_summaries(folder)))
@@ -61,7 +63,8 @@ def record_step(
 
 
 def located(path: Path) -> tuple[Path, int | None]:
-    """(run directory, step) of a run directory, of its folder of timelines, or of a page in it; None where no one step is meant."""
+    """(run directory, step) of a run directory, of its folder of timelines, or of a page in it; None
+    where no one step is meant."""
     if path.is_dir():
         inside = path.name == TIMELINE_FOLDER and not (path / TIMELINE_FOLDER).is_dir()
         return (path.absolute().parent if inside else path), None
@@ -83,7 +86,8 @@ def recorded_steps(run_dir: Path) -> list[int]:
     steps = sorted(int(match[1]) for match in found if match and match[2] == "json")
     if not steps:
         raise FuseError(
-            f"{run_dir}: no recorded step under {TIMELINE_FOLDER}/; steps are recorded with trainer.v1.trainer_mode=fuse and "
+            f"{run_dir}: no recorded step under {TIMELINE_FOLDER}/; steps are recorded with "
+            "trainer.v1.trainer_mode=fuse and "
             "fuse.observe.enabled=true, once the first one has ended"
         )
     return steps
@@ -99,7 +103,8 @@ def read_step(run_dir: Path, step: int) -> Timeline:
 
 
 def readable_steps(run_dir: Path, steps: Iterable[int]) -> Iterator[Timeline]:
-    """The timelines of these steps that can be read, with a warning for each other one; a FuseError, the first one's, if there is none."""
+    """The timelines of these steps that can be read, with a warning for each other one; a FuseError, the first
+    one's, if there is none."""
     damaged: list[FuseError] = []
     found = False
     for step in steps:

@@ -46,7 +46,8 @@ def embedded_json(data: Any) -> str:
 
 
 def fill(template: str, markup: Mapping[str, str]) -> str:
-    """Replace each {{name}} of assets/`template` by `markup[name]`, in one pass: what is filled in is not looked at again."""
+    """Replace each {{name}} of assets/`template` by `markup[name]`, in one pass: what is filled
+    in is not looked at again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: markup[match[1]], asset(template))
 
 

@@ -17,7 +17,8 @@ BusyInterval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class IdleRow:
-    """One track or device: `window` and `busy` in seconds; `concurrency` is the mean number of spans at once while busy."""
+    """One track or device: `window` and `busy` in seconds; `concurrency` is the mean number of
+    spans at once while busy."""
 
     track: str
     role: str
@@ -33,7 +34,8 @@ class IdleRow:
 
 @dataclass(frozen=True)
 class IdleTable:
-    """Rows per track, rows per device (empty where replicas and ranks do not pair up), and seconds per category over replicas and ranks."""
+    """Rows per track, rows per device (empty where replicas and ranks do not pair up), and seconds per category
+    over replicas and ranks."""
 
     rows: tuple[IdleRow, ...]
     devices: tuple[IdleRow, ...]
@@ -56,8 +58,8 @@ class IdleTable:
 def idle_table(timeline: Timeline) -> IdleTable:
     """Busy seconds and idle fraction of every track of a step.
 
-    Devices are read as verl's colocated layout places them (verl/workers/rollout/replica.py, `init_hybrid`): with k ranks per replica,
-    device r runs rank r, replica r // k and the slice of that number, where the step has slices.
+    Devices are read as verl's colocated layout places them (verl/workers/rollout/replica.py, `init_hybrid`): with k
+    ranks per replica, device r runs rank r, replica r // k and the slice of that number, where the step has slices.
     """
     tracks = ordered_tracks(timeline)
     work = {

@@ -36,7 +36,8 @@ def _row(summary: StepSummary, longest: float, links: Mapping[str, str]) -> str:
 
     scale = 100 / longest if longest else 0.0
     parts = "".join(
-        f'<i style="width:{value * scale:.2f}%;background:var(--{work_of(name, "stage")})" title="{text(name)}: {seconds(value)}"></i>'
+        f'<i style="width:{value * scale:.2f}%;background:var(--{work_of(name, "stage")})" title="{text(name)}: '
+        f'{seconds(value)}"></i>'
         for name, value in summary.stages
     )
     cells = (

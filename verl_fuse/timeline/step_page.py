@@ -43,7 +43,8 @@ def step_page(timeline: Timeline, summary: StepSummary) -> str:
 
 
 def _data(timeline: Timeline) -> dict[str, Any]:
-    """What the script draws; span = [name, category, colour, start, end, sub-row, arguments], times in seconds since the step began."""
+    """What the script draws; span = [name, category, colour, start, end, sub-row, arguments], times in
+    seconds since the step began."""
 
     def span_data(span: Span, row: int) -> list[Any]:
         colour = work_of(span.name, span.category)

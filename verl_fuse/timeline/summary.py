@@ -26,8 +26,9 @@ MOVED = ("abort", "aborted")
 class StepSummary:
     """One step. Seconds are wall-clock; `stages` are the driver's, in order; `idle` maps a role to its idle fraction.
 
-    `generation_seconds` runs from the first request's start to the last one's end; `long_tail_fraction` is the share of it that is
-    left once 80 % of the requests have finished. `overlap_seconds` is inference of the lanes inside the driver's stage "gen".
+    `generation_seconds` runs from the first request's start to the last one's end; `long_tail_fraction` is the share
+    of it that is left once 80 % of the requests have finished. `overlap_seconds` is inference of the lanes inside
+    the driver's stage "gen".
     """
 
     step: int
@@ -43,7 +44,8 @@ class StepSummary:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "StepSummary":
-        """Read what `dataclasses.asdict` and JSON made of a summary; a FuseError says what is wrong with anything else."""
+        """Read what `dataclasses.asdict` and JSON made of a summary; a FuseError says what is
+        wrong with anything else."""
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(data, Mapping) or sorted(data) != sorted(names):
             raise FuseError(f"not a step summary: {data!r:.200}; needs the keys {', '.join(names)}")

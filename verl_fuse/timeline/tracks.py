@@ -1,9 +1,11 @@
 """Order, role and sub-rows of a timeline's tracks, and sums by name.
 
 Invariants (tests/unit/timeline/test_tracks.py):
-- every track comes once, in the order step, lanes, replicas, slices, ranks, others, and by number within a role ("rank 2" before "rank 10");
+- every track comes once, in the order step, lanes, replicas, slices, ranks, others, and by number within a role
+  ("rank 2" before "rank 10");
 - a plan, what was predicted for a rank, comes right after its rank;
-- spans in one sub-row never overlap, every span is in exactly one sub-row, and there are no more sub-rows than spans that overlap at once.
+- spans in one sub-row never overlap, every span is in exactly one sub-row, and there are no more sub-rows than
+  spans that overlap at once.
 """
 
 import heapq

@@ -1,7 +1,9 @@
-"""(d) Decoding while a model trains on the same device, two processes as vLLM and verl's worker are: how much slower is a decode step, and what is gained?
+"""(d) Decoding while a model trains on the same device, two processes as vLLM and verl's worker are: how much slower is
+a decode step, and what is gained?
 
-Decode steps of a few sequences (the tail of a rollout) are timed alone and beside forward and backward of the same model, in turns. `gain` is the time of both one
-after the other over the time of both at once: above 1 the update is worth streaming.
+Decode steps of a few sequences (the tail of a rollout) are timed alone and beside forward and backward of the
+same model, in turns. `gain` is the time of both one after the other over the time of both at once: above 1 the
+update is worth streaming.
 """
 
 import multiprocessing

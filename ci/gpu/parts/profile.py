@@ -1,4 +1,5 @@
-"""(a) What `verl-fuse profile` measures, with a grid that fits the device; the profile lies beside the report, for `--profile` of simulate and plan."""
+"""(a) What `verl-fuse profile` measures, with a grid that fits the device; the profile lies beside the report, for
+`--profile` of simulate and plan."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ PRECISION = {"cuda": "bfloat16", "cpu": "float32"}
 BATCHES = {"cuda": (1, 8, 32, 128), "cpu": (1, 4)}
 LENGTHS = {"cuda": (128, 512, 1024), "cpu": (16, 64)}
 TINY = Model("tiny", 2, 32, 4, 2, 8, 48, 50)
-# Bytes per token and word of logits, their gradients and what softmax keeps; of the device's memory, the part they may take.
+# Bytes per token and word of logits, their gradients and what softmax keeps; of the device's
+# memory, the part they may take.
 LOGIT_BYTES, PART_OF_MEMORY = 16, 0.6
 
 

@@ -1,6 +1,7 @@
 """(f) Two runs of GRPO on real verl and vLLM: observed, then with everything that the machine's devices allow.
 
-Every sample must be trained once (PROMPTS x SAMPLES a step), and rollout and trainer must agree as well as in the observed run.
+Every sample must be trained once (PROMPTS x SAMPLES a step), and rollout and trainer must agree as
+well as in the observed run.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""(b) Memory of the models of a slice: before they are built, built, with a step's weights, in a step at most, and after it.
+"""(b) Memory of the models of a slice: before they are built, built, with a step's weights, in a
+step at most, and after it.
 
-A slice shares its devices with a rollout replica that wakes again, so after a step it must hold next to nothing there. One process builds the copies of actor, critic
-and reference with verl's own code, as a slice does; vLLM is not needed.
+A slice shares its devices with a rollout replica that wakes again, so after a step it must hold next to nothing there.
+One process builds the copies of actor, critic and reference with verl's own code, as a slice does; vLLM is not needed.
 """
 
 import os

@@ -1,7 +1,9 @@
-"""(c) vLLM's rejection sampler: are its kernels those that were read, and is what it samples distributed as the processed logits say?
+"""(c) vLLM's rejection sampler: are its kernels those that were read, and is what it samples distributed as
+the processed logits say?
 
-One request, many copies: drafts that are right, wrong and half right, temperatures below and above 1. The counts of the first token, and of the second where the
-first draft was accepted, are compared with the softmax by chi-square. A control with an expand kernel that loses the temperature must fail.
+One request, many copies: drafts that are right, wrong and half right, temperatures below and above 1. The counts of the
+first token, and of the second where the first draft was accepted, are compared with the softmax by chi-square. A
+control with an expand kernel that loses the temperature must fail.
 """
 
 import math
@@ -76,7 +78,8 @@ def _deviations(
 
 
 def chi_square(tokens: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Chi-square of the counts as a standard normal variable (Wilson and Hilferty); words expected less than five times count as one."""
+    """Chi-square of the counts as a standard normal variable (Wilson and Hilferty); words expected less than
+    five times count as one."""
     counts = torch.bincount(tokens.long(), minlength=WORDS).double()
     expected = wanted.double() * len(tokens)
     rare = expected < 5

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from ci.upstream.ab.compare import Bands, Expected, Tolerance
 
-# Streaming splits batches differently: padding inside micro-batches, and with it the order of float32 sums, differs. Nothing else may.
+# Streaming splits batches differently: padding inside micro-batches, and with it the order of float32 sums,
+# differs. Nothing else may.
 STREAMING = Tolerance(first_step=1e-5, later=1e-4, metric_relative=1e-4, metric_absolute=1e-5)
 # Time is measured on machines that do other things too; memory is not as noisy.
 SAME_WORK = Bands(replayed=1.3, live=1.5, memory=1.1)

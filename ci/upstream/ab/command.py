@@ -1,7 +1,7 @@
 """`python -m ci.upstream ab`: run CPU recipes as stock verl and as verl-fuse, in throw-away environments, and compare.
 
-Exit code: 0 green; 1 yellow, slower or larger than allowed; 2 red, numbers differ or a run of verl-fuse failed; 3 nothing could be compared,
-for instance because stock verl does not run here.
+Exit code: 0 green; 1 yellow, slower or larger than allowed; 2 red, numbers differ or a run of verl-fuse failed; 3
+nothing could be compared, for instance because stock verl does not run here.
 """
 
 import argparse
@@ -131,7 +131,8 @@ def make_task(environment: Environment, folder: Path) -> None:
 
 
 def compare_recipe(bench: Bench, arms: Sequence[str]) -> Iterator[Compared]:
-    """Record rollouts as stock verl, replay them as stock verl, then compare each arm with that; twice where time or memory is too much."""
+    """Record rollouts as stock verl, replay them as stock verl, then compare each arm with that; twice where
+    time or memory is too much."""
     for name, steps in (("recording", len(REPLAYED)), ("stock", len(REPLAYED) + LIVE)):
         stock = bench.run(name, stock=True, installed=False, steps=steps)
         if stock.code != 0:

@@ -1,9 +1,11 @@
 """Is a run the same as stock verl's, in numbers, time and memory?
 
 Invariants (tests/unit/upstream/test_ab_compare.py):
-- a run that failed, a step that is missing, or a quantity, row, parameter or metric that only one run has is a fault, never left out;
+- a run that failed, a step that is missing, or a quantity, row, parameter or metric that only one run has is
+  a fault, never left out;
 - numbers are compared on replayed rollouts only, and the rollouts are compared with them;
-- a run in which verl-fuse did not do what it was to do, or did something though it was off, is a fault, however equal its numbers;
+- a run in which verl-fuse did not do what it was to do, or did something though it was off, is a fault,
+  however equal its numbers;
 - without a tolerance, equal means the same bits; with one, a number that is not finite in one run alone is a fault.
 """
 
@@ -27,7 +29,8 @@ OURS = "fuse/"
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest absolute differences in float32: of what the first step computes, of all else; metrics as in math.isclose."""
+    """Largest absolute differences in float32: of what the first step computes, of all else;
+    metrics as in math.isclose."""
 
     first_step: float
     later: float
@@ -46,8 +49,8 @@ class Bands:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a run must be beside stock verl: without a tolerance, the same bits. `sign` is the metric of verl-fuse that is above 0 in every
-    replayed step when it does its work; None: verl-fuse is off and logs nothing."""
+    """What a run must be beside stock verl: without a tolerance, the same bits. `sign` is the metric of verl-fuse that
+    is above 0 in every replayed step when it does its work; None: verl-fuse is off and logs nothing."""
 
     sign: str | None
     tolerance: Tolerance | None
@@ -71,8 +74,8 @@ class Finding:
 
 
 def compare(stock: Record, run: Record, expected: Expected, paces: Sequence[Record] = ()) -> list[Finding]:
-    """Everything that is compared of `run`. `paces` are further runs that did stock verl's work: the fastest sets the pace, because what
-    disturbs a measurement makes it slower."""
+    """Everything that is compared of `run`. `paces` are further runs that did stock verl's work: the fastest sets the
+    pace, because what disturbs a measurement makes it slower."""
     if failures := [failure(record) for record in (stock, run) if record.code != 0]:
         return failures
     odd = sorted(stock.steps.keys() ^ run.steps.keys())
@@ -136,7 +139,8 @@ def quantity_difference(stock: Quantity, run: Quantity) -> tuple[float, str]:
 
 
 def difference(left: np.ndarray | np.float64, right: np.ndarray | np.float64) -> float:
-    """Largest absolute difference: 0 only for the same bits, infinite for another shape or type or for a NaN in one alone."""
+    """Largest absolute difference: 0 only for the same bits, infinite for another shape or type
+    or for a NaN in one alone."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return math.inf
     if left.tobytes() == right.tobytes():

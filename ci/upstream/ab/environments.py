@@ -1,9 +1,12 @@
-"""Throw-away environments: verl in one version, with or without verl-fuse, over the packages of the running interpreter.
+"""Throw-away environments: verl in one version, with or without verl-fuse, over the packages of
+the running interpreter.
 
 Invariants (tests/integration/test_ab_environments.py):
-- nothing of the running interpreter's verl, verl-fuse or of what is installed into the environment can be imported there;
-- the stock environment holds of verl-fuse only what runs verl without an accelerator: the cpu platform, its task, its patches, and the
-  modules those import. No trainer, no hook, no plugin of verl-fuse, and no entry point but the platform's;
+- nothing of the running interpreter's verl, verl-fuse or of what is installed into the
+  environment can be imported there;
+- the stock environment holds of verl-fuse only what runs verl without an accelerator: the cpu platform, its
+  task, its patches, and the modules those import. No trainer, no hook, no plugin of verl-fuse, and no entry
+  point but the platform's;
 - the running interpreter's packages are linked, never written to.
 """
 
@@ -24,8 +27,9 @@ from verl_fuse.errors import FuseError
 
 REPO = Path(__file__).resolve().parents[3]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-# The packages without which verl does not run on a CPU, and the module of theirs that belongs to verl-fuse itself. The recipes name the
-# group `fuse` in their defaults, so Hydra must find its YAML even where the command line takes it out (`~fuse`).
+# The packages without which verl does not run on a CPU, and the module of theirs that belongs to verl-fuse
+# itself. The recipes name the group `fuse` in their defaults, so Hydra must find its YAML even where the command
+# line takes it out (`~fuse`).
 PLATFORM = ("verl_fuse_cpu", "verl_fuse_patches", "verl_fuse/host/config")
 NOT_PLATFORM = "verl_fuse_cpu.plugin"
 NOT_SOURCE = (".git", ".venv*", "build", "dist", "runs", "*.egg-info", "__pycache__")
@@ -65,7 +69,8 @@ def wheel(requirement: str, into: Path) -> Path:
 
 
 def make(folder: Path, wheels: Sequence[Path], platform: Path | None = None) -> Environment:
-    """An environment with `wheels`, the cpu platform out of the wheel `platform`, and everything else the running interpreter has."""
+    """An environment with `wheels`, the cpu platform out of the wheel `platform`, and everything else the
+    running interpreter has."""
     venv.create(folder, with_pip=False, symlinks=True)
     (site,) = folder.glob("lib/python3.*/site-packages")
     if wheels:
@@ -77,7 +82,8 @@ def make(folder: Path, wheels: Sequence[Path], platform: Path | None = None) -> 
 
 
 def link_rest(site: Path) -> None:
-    """Link the running interpreter's packages into `site`, but verl, verl-fuse, and every distribution that `site` already has."""
+    """Link the running interpreter's packages into `site`, but verl, verl-fuse, and every distribution
+    that `site` already has."""
     own = {dist.name for dist in importlib.metadata.distributions(path=[str(site)])}
     hidden = {"__pycache__", *(top for name in {"verl", "verl-fuse", *own} for top in tops(name))}
     for folder in (Path(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages")):
@@ -87,7 +93,8 @@ def link_rest(site: Path) -> None:
 
 
 def tops(distribution: str) -> set[str]:
-    """The names a distribution of the running interpreter has put into its package folder; a FuseError if that is not recorded."""
+    """The names a distribution of the running interpreter has put into its package folder; a FuseError
+    if that is not recorded."""
     try:
         files = importlib.metadata.distribution(distribution).files
     except importlib.metadata.PackageNotFoundError:

@@ -20,8 +20,8 @@ Quantity = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Step:
-    """One step: whether its rollouts were recorded ones, seconds until the next step begins (None for the last), verl's metrics, and by
-    name the quantities computed in it."""
+    """One step: whether its rollouts were recorded ones, seconds until the next step begins (None for the last), verl's
+    metrics, and by name the quantities computed in it."""
 
     replayed: bool
     seconds: float | None
@@ -53,7 +53,8 @@ class Record:
 
 
 def read(name: str, code: int | None, peak_bytes: int, folder: Path, replayed: tuple[int, ...]) -> Record:
-    """The record of a run in `folder`, quantities for replayed steps only; of a failed run nothing but the end of its log.
+    """The record of a run in `folder`, quantities for replayed steps only; of a failed run
+    nothing but the end of its log.
 
     A FuseError if the run ended well and yet the recorder has saved nothing.
     """
@@ -80,7 +81,8 @@ def periods(folder: Path) -> dict[int, float]:
 
 
 def quantities(folder: Path, step: int) -> dict[str, Quantity]:
-    """Every quantity the recorder (ci/upstream/recorder) saved for a step: fields of the batch by row, parameters by rank and name."""
+    """Every quantity the recorder (ci/upstream/recorder) saved for a step: fields of the batch by row,
+    parameters by rank and name."""
     import torch
 
     batch = torch.load(folder / f"batch_{step}.pt")

@@ -63,7 +63,10 @@ class Report:
         lines = [
             f"# A/B against stock verl {self.versions['verl']}: {name_of(self.verdict)}",
             "",
-            "Same rollouts, replayed: `exact` means the same bits as stock verl. Red: a run failed or numbers differ. Yellow: time or memory",
+            (
+                "Same rollouts, replayed: `exact` means the same bits as stock verl. Red: a run failed or numbers "
+                "differ. Yellow: time or memory"
+            ),
             "outside their bands.",
             "",
             *(f"- {name}: {value or 'not there'}" for name, value in {**self.versions, **self.conditions}.items()),

@@ -19,7 +19,8 @@ from verl_fuse_cpu.environment import environment as cpu_environment
 
 # The external module that saves what every step computed; runs find it through PYTHONPATH.
 RECORDER = Path(__file__).parents[1] / "recorder"
-# Small enough to end in about a minute and a half, and still with two ranks, two replicas, two mini-batches and padding to come.
+# Small enough to end in about a minute and a half, and still with two ranks, two replicas, two
+# mini-batches and padding to come.
 SMALL = (
     "data.train_batch_size=6",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
@@ -46,7 +47,8 @@ TIMEOUT = 900.0
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a recipe is run: both environments, the folder of its runs and recordings, and the one that holds the task."""
+    """Where a recipe is run: both environments, the folder of its runs and recordings, and the
+    one that holds the task."""
 
     stock: Environment
     fused: Environment
@@ -55,7 +57,8 @@ class Bench:
     task_home: Path
 
     def run(self, name: str, extra: tuple[str, ...] = (), *, stock: bool, installed: bool, steps: int) -> Record:
-        """Train `steps` steps in `folder`/NAME as stock verl or in trainer mode `fuse`, with verl-fuse installed or not."""
+        """Train `steps` steps in `folder`/NAME as stock verl or in trainer mode `fuse`, with
+        verl-fuse installed or not."""
         folder = self.folder / name
         folder.mkdir(parents=True)
         environment = self.fused if installed else self.stock
@@ -95,7 +98,8 @@ class Bench:
 
 
 def watch(command: list[str], variables: Mapping[str, str], folder: Path, output: IO[bytes]) -> tuple[int | None, int]:
-    """Exit code (None after TIMEOUT) and peak memory of a command and of everything it starts; nothing of it is left."""
+    """Exit code (None after TIMEOUT) and peak memory of a command and of everything it
+    starts; nothing of it is left."""
     run_id = uuid.uuid4().hex
     deadline = time.monotonic() + TIMEOUT
     peak = 0

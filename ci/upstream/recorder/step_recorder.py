@@ -1,7 +1,9 @@
-"""External module for verl runs (VERL_USE_EXTERNAL_MODULES): saves what every step computed, in stock and fused runs alike.
+"""External module for verl runs (VERL_USE_EXTERNAL_MODULES): saves what every step computed, in
+stock and fused runs alike.
 
-The driver notes when a step begins (begins.jsonl) and, before each actor update, saves the batch's numbers row by row (batch_STEP.pt);
-after each update every rank saves the parameters it holds (ROLE_STEP_rankR.pt). Files go to $STEP_RECORD_DIR.
+The driver notes when a step begins (begins.jsonl) and, before each actor update, saves the batch's numbers
+row by row (batch_STEP.pt); after each update every rank saves the parameters it holds (ROLE_STEP_rankR.pt).
+Files go to $STEP_RECORD_DIR.
 """
 
 import functools
@@ -52,7 +54,8 @@ def _record_batches(cls):
 
     @functools.wraps(stock)
     def update_actor(self, batch, metrics):
-        # Without a critic there are neither values nor returns of one. A field that is missing by mistake shows in the comparison.
+        # Without a critic there are neither values nor returns of one. A field that is missing by mistake
+        # shows in the comparison.
         fields = [field for field in FIELDS if self.use_critic or field != "values"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         rows = {field: [row.clone() for row in data[field].unbind()] for field in fields}
@@ -70,7 +73,8 @@ def _record_parameters(module):
 
 
 def _seed_value_head(cls):
-    """The critic's value head is new and drawn from an unseeded generator (two stock runs differ by it): seed it, in every run alike."""
+    """The critic's value head is new and drawn from an unseeded generator (two stock runs differ by it):
+    seed it, in every run alike."""
     stock = cls.reset
 
     @functools.wraps(stock)

@@ -1,7 +1,8 @@
-"""The task with a tool: each subtraction of Euclid's algorithm is a call of a calculator, in the form that verl's `hermes` parser reads.
+"""The task with a tool: each subtraction of Euclid's algorithm is a call of a calculator, in the form that
+verl's `hermes` parser reads.
 
-Prompt `gcd 07 03`, first turn `<tool_call>{"name": "calculator", "arguments": {"expression": "07-03"}}</tool_call>`, answer of the tool `04`,
-and so on; the last turn is `=01`.
+Prompt `gcd 07 03`, first turn `<tool_call>{"name": "calculator", "arguments": {"expression": "07-03"}}</tool_call>`,
+answer of the tool `04`, and so on; the last turn is `=01`.
 """
 
 import re

@@ -1,5 +1,5 @@
-"""Makes the task's directory: train.parquet, validation.parquet, model/ (weights and tokenizer) and manifest.json; with a
-calculator tools.py too, which verl loads.
+"""Makes the task's directory: train.parquet, validation.parquet, model/ (weights and tokenizer) and manifest.json; with
+a calculator tools.py too, which verl loads.
 
 Invariants (tests/unit/task/test_make.py):
 - a directory that holds this task with the same parameters is left alone;

@@ -18,7 +18,8 @@ class WarmStart:
     steps: int = 800
     tokens: int = 1024
     learning_rate: float = 3e-3
-    # A pair whose trace has k lines is shown in proportion to k**-exponent: long traces mostly repeat one easy subtraction.
+    # A pair whose trace has k lines is shown in proportion to k**-exponent: long traces mostly
+    # repeat one easy subtraction.
     exponent: float = 1.5
     careless: float = 0.45
     # One: the same weights on any machine of a kind, and no threads that wait for each other where cores are busy.

@@ -1,6 +1,7 @@
 """Rule-based reward of the Euclid task: `reward.custom_reward_function.path=pkg://verl_fuse_cpu.task.reward`.
 
-The whole trace is checked, not only the answer: most random pairs have the divisor 1, so the answer alone could be guessed.
+The whole trace is checked, not only the answer: most random pairs have the divisor 1, so the
+answer alone could be guessed.
 """
 
 from typing import Any

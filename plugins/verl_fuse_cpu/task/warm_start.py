@@ -1,7 +1,8 @@
 """A tiny causal language model, and the supervised start that gives reinforcement learning something to reinforce.
 
-The demonstrations are of mixed quality on purpose: a share of them guesses the smaller number without any working. The model learns
-the arithmetic and imitates the guessing, so accuracy has room to rise, and responses grow longer while it does.
+The demonstrations are of mixed quality on purpose: a share of them guesses the smaller number without any
+working. The model learns the arithmetic and imitates the guessing, so accuracy has room to rise, and responses
+grow longer while it does.
 
 Invariants (tests/integration/test_recipes_compose.py, tests/unit/task/test_warm_start.py):
 - the model's vocabulary is as large as the tokenizer;
@@ -47,8 +48,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, layers: int = 3) -> LlamaFor
 
 
 def demonstration(pair: Pair, careless: float, rng: np.random.Generator, tools: bool = False) -> list[tuple[str, bool]]:
-    """The right trace, or with probability `careless` a guess without working: the smaller number. Pieces of text, and whether each is the
-    model's; those of a tool are not."""
+    """The right trace, or with probability `careless` a guess without working: the smaller number. Pieces of text, and
+    whether each is the model's; those of a tool are not."""
     if rng.random() < careless:
         return [(response((), min(pair.a, pair.b)) + END, True)]
     if not tools:
@@ -86,7 +87,8 @@ def train(
         schedule.step()
         if (step + 1) % 100 == 0:
             say(
-                f"warm start: step {step + 1}/{recipe.steps}, loss {loss.item():.3f}, {time.monotonic() - started:.0f} s"
+                f"warm start: step {step + 1}/{recipe.steps}, loss {loss.item():.3f}, {time.monotonic() - started:.0f} "
+                "s"
             )
     return model.eval()
 

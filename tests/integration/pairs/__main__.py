@@ -2,7 +2,8 @@
 
     PYTHONPATH=tests/integration python tests/integration/pairs RESULTS [--seconds N] [--only WORDS]
 
-With --seconds no row is begun after that time (exit code 75: rows are left). --only: rows whose description has these words.
+With --seconds no row is begun after that time (exit code 75: rows are left). --only: rows whose
+description has these words.
 """
 
 import argparse

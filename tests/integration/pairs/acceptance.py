@@ -1,4 +1,5 @@
-"""What verl-fuse says to a row before anything is started: the check that its Hydra callback makes in the driver, in this process."""
+"""What verl-fuse says to a row before anything is started: the check that its Hydra callback makes in the
+driver, in this process."""
 
 import os
 import pickle

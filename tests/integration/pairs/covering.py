@@ -1,4 +1,5 @@
-"""A covering array: few rows in which every pair of values of two factors occurs that may occur (greedy, deterministic).
+"""A covering array: few rows in which every pair of values of two factors occurs that may occur
+(greedy, deterministic).
 
 Invariants (test_covering.py):
 - every pair that is not refused is in a row, and no row holds a refused pair;
@@ -33,7 +34,8 @@ def pairs_of(row: Mapping[str, str], names: Names) -> Iterator[Pair]:
 def covering_rows(
     names: Names, refused: Collection[Pair], begun: Sequence[Mapping[str, str]] = ()
 ) -> list[dict[str, str]]:
-    """Rows that cover every pair outside `refused`: first one for each of `begun`, which has its values, then those that cover most."""
+    """Rows that cover every pair outside `refused`: first one for each of `begun`, which has its values,
+    then those that cover most."""
     refused = frozenset(refused)
     uncovered = dict.fromkeys(pair for pair in all_pairs(names) if pair not in refused)
     rows = []

@@ -1,4 +1,5 @@
-"""What a row's run must show, beside stock verl: a whole account, verl's numbers, the rollout's probabilities, and features that do their work."""
+"""What a row's run must show, beside stock verl: a whole account, verl's numbers, the rollout's probabilities, and
+features that do their work."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -8,8 +9,8 @@ from typing import Any
 from rows import STEPS
 from table import Row
 
-# Largest differences of what slices or streams compute to verl's own stages in the same step, by precision of what computes it: micro-batches are cut
-# otherwise, and with them the order of sums.
+# Largest differences of what slices or streams compute to verl's own stages in the same step, by precision of what
+# computes it: micro-batches are cut otherwise, and with them the order of sums.
 LOG_PROBS = {"fp32": 5e-5, "bf16": 0.2}
 VALUES = {"fp32": 5e-5, "bf16": 0.2}
 # Advantages are whitened, and a return sums over a response.
@@ -25,8 +26,9 @@ TIMES_STOCK = 2.0
 
 @dataclass(frozen=True)
 class Figures:
-    """Of all steps of a row: samples trained and asked for, missing, twice; the largest gap between rollout and trainer, that of stock verl on the same
-    rollouts, the largest difference of a number computed and (relative) of one learned; what moved and streamed."""
+    """Of all steps of a row: samples trained and asked for, missing, twice; the largest gap between rollout and
+    trainer, that of stock verl on the same rollouts, the largest difference of a number computed and (relative) of one
+    learned; what moved and streamed."""
 
     samples: int
     expected: int
@@ -61,7 +63,8 @@ def figures(done: Mapping[str, Any]) -> Figures:
 
 
 def faults(done: Mapping[str, Any], stock_gap: float | None) -> list[str]:
-    """What is wrong with a row's run, in words; `stock_gap` is that of a run of stock verl in the same setting, where one is needed."""
+    """What is wrong with a row's run, in words; `stock_gap` is that of a run of stock verl in the same
+    setting, where one is needed."""
     if done["code"]:
         return [f"the run ended with exit code {done['code']}"]
     row: Row = done["row"]
@@ -76,7 +79,10 @@ def _account(done: Mapping[str, Any]) -> Iterator[str]:
     for step, record in done["records"].items():
         missing = done["accounts"].get(step, {}).get("missing")
         if record["samples"] != record["expected"] or missing or record["duplicated"]:
-            yield f"step {step}: {record['samples']} of {record['expected']} samples, {missing} missing, {record['duplicated']} twice"
+            yield (
+                f"step {step}: {record['samples']} of {record['expected']} samples, {missing} missing, "
+                f"{record['duplicated']} twice"
+            )
 
 
 def _numbers(done: Mapping[str, Any], row: Row) -> Iterator[str]:
@@ -119,17 +125,20 @@ def _gap(done: Mapping[str, Any], row: Row, stock_gap: float | None) -> Iterator
 
 
 def needs_stock(row: Row) -> bool:
-    """Whether the gap that is allowed is that of a run of stock verl: where a rollout in float32 meets a trainer in less."""
+    """Whether the gap that is allowed is that of a run of stock verl: where a rollout in float32
+    meets a trainer in less."""
     return row["precision"] == "bf16" and row["sampling"] != "penalty" and row["correction"] != "bypass"
 
 
 def exact(row: Row) -> bool:
-    """Whether rollout and trainer compute the same numbers in float32. Penalties change the rollout's probabilities alone, in stock verl too."""
+    """Whether rollout and trainer compute the same numbers in float32. Penalties change the rollout's probabilities
+    alone, in stock verl too."""
     return row["precision"] != "bf16" and row["sampling"] != "penalty"
 
 
 def streams(row: Row) -> bool:
-    """Whether there is anything to stream: without reference and critic, and with the rollout's log-probs for old ones, there is not."""
+    """Whether there is anything to stream: without reference and critic, and with the rollout's log-probs
+    for old ones, there is not."""
     inference = row["correction"] != "bypass" or row["algorithm"] in ("ppo", "grpo+kl")
     return row["interstage"] != "off" and inference
 
@@ -147,8 +156,8 @@ def _work(done: Mapping[str, Any], row: Row) -> Iterator[str]:
         gains = row["interstage"].startswith("slices") and streams(row)
         if moved and not gains and row["elastic"] != "cut":
             yield f"step {step}: {moved:g} requests moved though nothing is gained"
-    # Few seats leave no room to move to, and some sampling parameters keep a request where it is. A replica may also be freed with nothing left on
-    # it; on a busy machine a step may end before its tail is looked at.
+    # Few seats leave no room to move to, and some sampling parameters keep a request where it is. A replica may also be
+    # freed with nothing left on it; on a busy machine a step may end before its tail is looked at.
     if (
         row["interstage"] == "slices+tail"
         and streams(row)

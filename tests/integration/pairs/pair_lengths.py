@@ -1,6 +1,7 @@
 """How long the responses of a row of pairs are, and what they are worth: the same in every row."""
 
-# Tokens from which a response counts as long; a quarter of them is. So long that all others are known to be finished well before.
+# Tokens from which a response counts as long; a quarter of them is. So long that all others are known to
+# be finished well before.
 LONG = 400
 LONGEST = 640
 

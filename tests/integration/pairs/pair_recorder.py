@@ -1,8 +1,10 @@
-"""External module for verl runs (VERL_USE_EXTERNAL_MODULES): every number of a fused step beside stock verl's, in the same run.
+"""External module for verl runs (VERL_USE_EXTERNAL_MODULES): every number of a fused step beside stock
+verl's, in the same run.
 
-Agent `pairs` (pair_agent.py) forces the lengths. Before each advantage, verl's own stage methods compute the batch once more, with the same weights;
-before each update, verl's own update trains the same batch, and what it changed in models and optimizers is undone. $STEP_RECORD_DIR/step_N.json holds
-what differs. In stock verl nothing is done but forcing lengths.
+Agent `pairs` (pair_agent.py) forces the lengths. Before each advantage, verl's own stage methods compute the
+batch once more, with the same weights; before each update, verl's own update trains the same batch, and what it
+changed in models and optimizers is undone. $STEP_RECORD_DIR/step_N.json holds what differs. In stock verl nothing
+is done but forcing lengths.
 """
 
 import functools

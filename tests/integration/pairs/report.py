@@ -1,4 +1,5 @@
-"""The table of pairs as Markdown: factors, rows with the figures of their runs, what is refused and what is not tried."""
+"""The table of pairs as Markdown: factors, rows with the figures of their runs, what is
+refused and what is not tried."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,11 @@ def markdown(results: Mapping[str, tuple[Figures, Sequence[str], float]]) -> str
     table = rows()
     refused = refused_pairs()
     lines = [
-        f"{len(NAMES)} factors, {sum(map(len, NAMES.values()))} values, {len(all_pairs(NAMES))} pairs: {len(refused)} are refused before "
-        f"start, the others are covered by {len(table)} rows. The first value of a factor is that of rows that do not name it.",
+        (
+            f"{len(NAMES)} factors, {sum(map(len, NAMES.values()))} values, {len(all_pairs(NAMES))} pairs: "
+            f"{len(refused)} are refused before start, the others are covered by {len(table)} rows. The first value of "
+            "a factor is that of rows that do not name it."
+        ),
         "",
         "| factor | values |",
         "|---|---|",

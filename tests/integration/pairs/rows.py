@@ -67,7 +67,8 @@ def _text(value: Any) -> str:
 
 
 def run_row(home: Path, row: Row, forks: Mapping[str, str], *, stock: bool = False) -> Done:
-    """Two steps of a row in `home`, its processes forks of the server with the variables `forks`; a `resumed` row is stopped after the first one's checkpoint and started again."""
+    """Two steps of a row in `home`, its processes forks of the server with the variables `forks`; a `resumed` row is
+    stopped after the first one's checkpoint and started again."""
     name = f"{'stock' if stock else 'row'}-{name_of(row)}"
     shutil.rmtree(home / name, ignore_errors=True)
     shutil.rmtree(home / f"{name}.numbers", ignore_errors=True)
@@ -118,8 +119,8 @@ def _end(done: Finished) -> str:
 
 
 def long_task(home: Path, *, tied: bool) -> Path:
-    """The recipe's task with a model that may be asked for LONG_LIMIT tokens. A `tied` one has no output layer of its own: with one, verl's fused kernels
-    fail on FSDP2 (verl 0.9.1: a Tensor meets a DTensor), in stock verl too."""
+    """The recipe's task with a model that may be asked for LONG_LIMIT tokens. A `tied` one has no output layer of its
+    own: with one, verl's fused kernels fail on FSDP2 (verl 0.9.1: a Tensor meets a DTensor), in stock verl too."""
     made = home / ("tasks/pairs-tied" if tied else "tasks/pairs")
     if not made.exists():
         make_task(home, RECIPE)

@@ -1,7 +1,7 @@
 """The switches whose pairs are tested: features of verl-fuse, settings of verl's engines, algorithms and limits.
 
-The first value of a factor is what a row has where nothing else is asked for. A value is settings of the recipe ppo-cpu (`key: value`), or what the
-row's run does otherwise (`sampling`, `recovery`).
+The first value of a factor is what a row has where nothing else is asked for. A value is settings of the recipe ppo-cpu
+(`key: value`), or what the row's run does otherwise (`sampling`, `recovery`).
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,8 @@ PACKED_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Value:
-    """One value of a factor: the settings it makes, and the sampling parameters its requests have besides those of the recipe."""
+    """One value of a factor: the settings it makes, and the sampling parameters its requests have
+    besides those of the recipe."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -201,7 +202,8 @@ EVERYTHING: Row = {
 # Values that stock verl 0.9.1 cannot run without an accelerator, and why; they are in no row.
 EXCLUDED = {
     "strategy=fsdp (FSDP1)": "torch's FSDP1 needs an accelerator; the cpu platform refuses it before start",
-    "ulysses_sequence_parallel_size=2": "verl patches flash attention alone: with sdpa each rank would attend to its part only",
+    "ulysses_sequence_parallel_size=2": "verl patches flash attention alone: with sdpa each rank "
+    "would attend to its part only",
     "attn_implementation=flash_attention_2": "needs a GPU; the cpu platform refuses it before start",
     "rollout sleep mode, free_cache_engine": "vLLM cannot sleep on a CPU; the cpu platform refuses both before start",
 }

@@ -1,4 +1,5 @@
-"""Every pair of the table (table.py): refused before start with a message that names a key, or in a row of two steps on real verl that holds.
+"""Every pair of the table (table.py): refused before start with a message that names a key, or in a row of two steps
+on real verl that holds.
 
 Six rows always run; all of them with VERL_FUSE_LONG=1, and with stock verl beside those whose bound comes from it.
 """

@@ -1,5 +1,6 @@
-"""A Ray cluster of several nodes on this host: Ray's own multi-node test cluster (ray.cluster_utils), whose nodes its autoscaler adds, by Ray's fake
-node provider. ray.cluster_utils.AutoscalingCluster, which does the same, begins and ends by stopping every Ray of the host."""
+"""A Ray cluster of several nodes on this host: Ray's own multi-node test cluster (ray.cluster_utils), whose nodes its
+autoscaler adds, by Ray's fake node provider. ray.cluster_utils.AutoscalingCluster, which does the same, begins and ends
+by stopping every Ray of the host."""
 
 import json
 import os
@@ -29,10 +30,12 @@ EMPTY = (
 
 
 class AutoscaledCluster:
-    """A head node with `devices` virtual devices, and up to `nodes` more nodes with one each, as soon as somebody asks for them."""
+    """A head node with `devices` virtual devices, and up to `nodes` more nodes with one each, as soon
+    as somebody asks for them."""
 
     def __init__(self, devices: int, nodes: int):
-        # Short: sockets are made below it. A directory of its own, or other drivers of this host would find this cluster.
+        # Short: sockets are made below it. A directory of its own, or other drivers of this host
+        # would find this cluster.
         self._folder = Path(tempfile.mkdtemp(prefix="fuse", dir="/tmp"))
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))

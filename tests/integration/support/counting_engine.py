@@ -1,7 +1,8 @@
-"""A rollout engine that counts: behind verl's replica interface, without a model. Its answers do not depend on where a request is resumed.
+"""A rollout engine that counts: behind verl's replica interface, without a model. Its answers do not depend on
+where a request is resumed.
 
-The token after t is t + 1, its log-prob -(t + 1) / 1000, so a response put together from parts equals the unbroken one. Every call that
-matters is written to a journal, in the order in which it happened.
+The token after t is t + 1, its log-prob -(t + 1) / 1000, so a response put together from parts equals the unbroken one.
+Every call that matters is written to a journal, in the order in which it happened.
 """
 
 import asyncio

@@ -51,8 +51,8 @@ class Count:
 
 
 class CountingServer:
-    """A decode step of b sequences takes `step_seconds + sequence_seconds * b`; the methods and the gate of verl's vLLM server
-    (vllm_async_server.py), and of its engine what is asked for from outside."""
+    """A decode step of b sequences takes `step_seconds + sequence_seconds * b`; the methods and the gate of verl's vLLM
+    server (vllm_async_server.py), and of its engine what is asked for from outside."""
 
     def __init__(self, name: str, journal: Any, step_seconds: float, sequence_seconds: float = 0.0):
         self._name, self._journal = name, journal

@@ -1,4 +1,5 @@
-"""A counting replica (counting_engine.py) with devices of its own: created by verl's worker group on a placement group, like a standalone one."""
+"""A counting replica (counting_engine.py) with devices of its own: created by verl's worker group on a placement
+group, like a standalone one."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""What verl's CheckpointEngineWorker is to a replica, for the counting engine: takes weights and tells the server their version. Without verl."""
+"""What verl's CheckpointEngineWorker is to a replica, for the counting engine: takes weights and tells the server
+their version. Without verl."""
 
 from collections.abc import Iterator
 from typing import Any

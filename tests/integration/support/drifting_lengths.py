@@ -1,4 +1,5 @@
-"""How long responses of the agent `drifting` (drifting_agent.py) are; AGENTS names it, as verl's `agent_loop_config_path`."""
+"""How long responses of the agent `drifting` (drifting_agent.py) are; AGENTS names it, as verl's
+`agent_loop_config_path`."""
 
 # From this step on one prompt's responses are long, and all others are short; before they are about equally long.
 DRIFTED = 7

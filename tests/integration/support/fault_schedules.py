@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 REPLICAS, PROMPTS, SAMPLES_PER_PROMPT = 3, 8, 3
 LONG = 90
-# Seconds of a decode step, and of each sequence in it: as recorded on real vLLM (a step of `ci.bench.interstage`, one core per replica).
+# Seconds of a decode step, and of each sequence in it: as recorded on real vLLM (a step of
+# `ci.bench.interstage`, one core per replica).
 STEP_SECONDS, SEQUENCE_SECONDS = 0.0042, 0.0013
 KINDS = (
     "kill",

@@ -1,4 +1,5 @@
-"""Runs whose Python processes are forks of one that has imported verl, vLLM and Ray: twelve imports of fifteen processor seconds each become one."""
+"""Runs whose Python processes are forks of one that has imported verl, vLLM and Ray: twelve imports of fifteen
+processor seconds each become one."""
 
 import os
 import subprocess
@@ -19,7 +20,8 @@ SITE = FOLDER / "site"
 
 @contextmanager
 def fork_server() -> Iterator[dict[str, str]]:
-    """The variables of runs whose processes are forked, until the context ends. A run's own external modules are imported in its forks."""
+    """The variables of runs whose processes are forked, until the context ends. A run's own external modules
+    are imported in its forks."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"{folder}/forks"
         environment = {**os.environ, **cpu_environment(), "VERL_USE_EXTERNAL_MODULES": ""}

@@ -1,8 +1,8 @@
-"""External module for test runs (VERL_USE_EXTERNAL_MODULES): kills the engine process of a replica in one step, once some samples are finished, or
-that of the replica which is about to take over the tail.
+"""External module for test runs (VERL_USE_EXTERNAL_MODULES): kills the engine process of a replica in one step, once
+some samples are finished, or that of the replica which is about to take over the tail.
 
-$KILL_ENGINE holds step, replica and number of samples, or step and `move`, with colons in between. Whom it killed is written to
-$STEP_RECORD_DIR/victim.json.
+$KILL_ENGINE holds step, replica and number of samples, or step and `move`, with colons in between. Whom it killed is
+written to $STEP_RECORD_DIR/victim.json.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""A KV connector for vLLM on a CPU: full blocks of every request are kept as files, by tag and by the tokens up to their end, and any engine on
-this host may load them.
+"""A KV connector for vLLM on a CPU: full blocks of every request are kept as files, by tag and by the tokens up to
+their end, and any engine on this host may load them.
 
-The tag comes with a request (`kv_transfer_params`: {"tag": str}). For test runs: $KV_STORE is the folder, nothing is ever removed from it, and
-requests whose tag ends with $KV_STORE_WITHOUT, or that have none, have no part in it.
+The tag comes with a request (`kv_transfer_params`: {"tag": str}). For test runs: $KV_STORE is the folder, nothing is
+ever removed from it, and requests whose tag ends with $KV_STORE_WITHOUT, or that have none, have no part in it.
 """
 
 import hashlib

@@ -1,4 +1,5 @@
-"""An actor in verl's own TrainingWorker and in the lean one, on FSDP2 or Megatron, gloo processes, fixed batches: several steps of each, side by side.
+"""An actor in verl's own TrainingWorker and in the lean one, on FSDP2 or Megatron, gloo processes, fixed batches:
+several steps of each, side by side.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
@@ -65,7 +66,8 @@ def write_model(folder: Path) -> None:
     model.save_pretrained(folder / "actor")
 
 
-# FSDP2 with parameters that stay whole between forward and backward pass, with activations that wait in the host's memory, with adapters alone trained.
+# FSDP2 with parameters that stay whole between forward and backward pass, with activations that wait in the host's
+# memory, with adapters alone trained.
 SHARDED = {
     "fsdp2": {},
     "fsdp2 whole": {"reshard_after_forward": False},
@@ -141,7 +143,8 @@ def _adam(worker: Any) -> Any:
 
 
 def batch(step: int, zeros: str, padding: bool) -> Any:
-    """All samples of a step, group after group: 0/1 rewards with equal ones in some groups, and a row of padding or none.
+    """All samples of a step, group after group: 0/1 rewards with equal ones in some groups, and
+    a row of padding or none.
 
     `zeros`: "some" groups, those of "rank 1", "all", or "none"."""
     import torch
@@ -187,8 +190,8 @@ def batch(step: int, zeros: str, padding: bool) -> Any:
 def run(
     bench: Bench, arm: Arm, zeros: Sequence[str], first: int = 0, load: Path | None = None, save: Path | None = None
 ) -> dict[str, Any]:
-    """Train the steps from `first` on, from and to a checkpoint; of each step verl's metrics, then what every rank holds: parameters and Adam's
-    state."""
+    """Train the steps from `first` on, from and to a checkpoint; of each step verl's metrics, then what every rank
+    holds: parameters and Adam's state."""
     from verl.utils import tensordict_utils as tu
 
     from verl_fuse.host.update.lean.options import LEAN, LeanOptions
@@ -300,7 +303,8 @@ def _fault(worker: Any, fault: str, lean: bool, data: Any, nothing: bool) -> Ite
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
-    """How two arms differ on this rank: parameters and moments (l2 of all together, relative); loss, gradient norm and other metrics of all steps."""
+    """How two arms differ on this rank: parameters and moments (l2 of all together, relative); loss, gradient norm and
+    other metrics of all steps."""
     import torch
 
     def flat(held: dict[str, Any], end: str) -> Any:
@@ -362,7 +366,8 @@ def compared(
 def resumed(
     world: World, folder: Path, engine: str, stock: Arm, pairs: dict[str, tuple[Arm, Arm]], checkpoints: Path
 ) -> dict[str, dict[str, float]]:
-    """Of runs that end after their first step and go on from its checkpoint as another arm: how they differ from one of `stock` that never ends."""
+    """Of runs that end after their first step and go on from its checkpoint as another arm: how they differ from one of
+    `stock` that never ends."""
     zeros = ("some", "rank 1", "some")
     bench, found = _bench(world, folder, engine), {}
     whole = run(bench, stock, zeros)

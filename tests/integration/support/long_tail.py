@@ -1,7 +1,9 @@
-"""External module for test runs (VERL_USE_EXTERNAL_MODULES): a rollout with a long tail, and a second opinion on its numbers.
+"""External module for test runs (VERL_USE_EXTERNAL_MODULES): a rollout with a long tail, and a
+second opinion on its numbers.
 
-Agent `long_tail` (long_tail_agent.py) forces the lengths. Before each advantage the driver saves what the fused step computed, and what
-verl's own stage methods compute for the same batch with the same weights ($STEP_RECORD_DIR/step_N.pt).
+Agent `long_tail` (long_tail_agent.py) forces the lengths. Before each advantage the driver saves what the fused step
+computed, and what verl's own stage methods compute for the same batch with the same weights
+($STEP_RECORD_DIR/step_N.pt).
 """
 
 import functools

@@ -1,7 +1,8 @@
-"""Prints, for lines of [model, text of a layout, fused: compare with mbridge as well], how every rank's tensors of the layout differ from Megatron's.
+"""Prints, for lines of [model, text of a layout, fused: compare with mbridge as well], how every rank's tensors of the
+layout differ from Megatron's.
 
-Names and shapes are those of a `GPTModel` built on each rank; contents those that mbridge makes of a checkpoint and splits over tensor ranks.
-Processes are not needed: torch's fake process group plays one rank after the other.
+Names and shapes are those of a `GPTModel` built on each rank; contents those that mbridge makes of a checkpoint and
+splits over tensor ranks. Processes are not needed: torch's fake process group plays one rank after the other.
 """
 
 import json
@@ -83,7 +84,8 @@ def stage(weights: ModelParameters, layout, vocabulary: int) -> GPTModel:
 
 
 def from_mbridge(weights: ModelParameters, model: GPTModel, whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What mbridge loads into this rank's tensors that are split; norms are named by another implementation and left out."""
+    """What mbridge loads into this rank's tensors that are split; norms are named by another
+    implementation and left out."""
     from mbridge.models.qwen2 import Qwen2Bridge
     from transformers import AutoConfig
 

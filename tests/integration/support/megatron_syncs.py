@@ -133,7 +133,8 @@ def refused(world: World, folder: Path) -> list[str]:
 
 
 def separate_engine(world: World, name: str, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """An engine of the first `TRAINERS` ranks, which have a process group without the others, as in verl; the whole checkpoint on all."""
+    """An engine of the first `TRAINERS` ranks, which have a process group without the others, as in verl; the
+    whole checkpoint on all."""
     import torch.distributed as dist
 
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
 """Plugin of a test run: asks for another number of replicas in every step, and lets the test do its part in between.
 
-Driver and test talk through files in $PHASES: `NAME.json` is there once NAME has happened. With $PHASES_BY=scaler it asks for nothing, and writes down
-which replicas the run's own scaler leads to.
+Driver and test talk through files in $PHASES: `NAME.json` is there once NAME has happened. With $PHASES_BY=scaler it
+asks for nothing, and writes down which replicas the run's own scaler leads to.
 """
 
 import json
@@ -17,7 +17,8 @@ from verl_fuse.host.upstream.vllm import engine_processes
 from verl_fuse.spec.events import Polled, StepBegun
 
 HOOK_API = 2
-# Wanted in step 1, 2, ...: two replicas are created while one generates, and generate in step 5; one is created again, and lost with its node in step 9.
+# Wanted in step 1, 2, ...: two replicas are created while one generates, and generate in step 5; one is created again,
+# and lost with its node in step 9.
 WANTED = (1, 3, 3, 3, 3, 1, 2, 2, 2, 2)
 # Before these steps the run waits, so that the number of steps it takes until replicas are up does not matter.
 UP_BEFORE, FREED, UP_AGAIN_BEFORE, LOST_IN = 4, 6, 8, 9

@@ -1,6 +1,8 @@
-"""External module for verl runs (VERL_USE_EXTERNAL_MODULES): what step_recorder saves, and after every weight sync the weights of each vLLM worker.
+"""External module for verl runs (VERL_USE_EXTERNAL_MODULES): what step_recorder saves, and after every weight sync the
+weights of each vLLM worker.
 
-The worker's n-th sync (from 0) is saved as rollout_REPLICA_n.pt, with _rankR where there are several workers, parameters under vLLM's names.
+The worker's n-th sync (from 0) is saved as rollout_REPLICA_n.pt, with _rankR where there are several workers,
+parameters under vLLM's names.
 """
 
 import functools

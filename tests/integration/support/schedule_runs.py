@@ -1,7 +1,9 @@
-"""Runs fault schedules through the trainer of mode `fuse`, verl's agent loop, replay buffer, load balancer and padding, and TransferQueue.
+"""Runs fault schedules through the trainer of mode `fuse`, verl's agent loop, replay buffer, load balancer and
+padding, and TransferQueue.
 
-Behind verl's replica interface counts an engine (counting_engine.py), and the models are functions of a row's tokens, so every number in the
-batch that is trained on can be checked. The trainer is built without worker groups; its steps are its own.
+Behind verl's replica interface counts an engine (counting_engine.py), and the models are functions of a row's
+tokens, so every number in the batch that is trained on can be checked. The trainer is built without worker
+groups; its steps are its own.
 """
 
 import threading
@@ -155,7 +157,8 @@ class ScheduleTrainer(UntrainedTrainer):
 
 
 class ScheduleRuns:
-    """Replicas, agent loop and queue, once for many schedules. `folder` must hold a model's tokenizer and configuration."""
+    """Replicas, agent loop and queue, once for many schedules. `folder` must hold a model's
+    tokenizer and configuration."""
 
     def __init__(self, folder: Path):
         agents = folder / "agents.yaml"
@@ -207,8 +210,8 @@ class ScheduleRuns:
         self.slice_lanes = [Lane(f"slice {rank}", recorder, 20.0) for rank in range(REPLICAS)]
 
     def run(self, schedule: Schedule) -> Outcome:
-        """One step of the run under the schedule's faults, and what is wrong with it. Replicas and weights are those the step before left,
-        unless that one ended the run."""
+        """One step of the run under the schedule's faults, and what is wrong with it. Replicas and weights are those
+        the step before left, unless that one ended the run."""
         config = self._config.copy()
         config.fuse.interstage.migration_threshold = schedule.threshold
         outcome = Outcome(schedule)

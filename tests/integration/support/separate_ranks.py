@@ -1,4 +1,5 @@
-"""Two training ranks and two rollout workers in processes of their own, with verl's checkpoint engine `fuse` between them; no Ray, no vLLM.
+"""Two training ranks and two rollout workers in processes of their own, with verl's checkpoint engine `fuse`
+between them; no Ray, no vLLM.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
@@ -29,7 +30,8 @@ CONFIG = {
 
 
 def synced(world: World, tp: int, make: Callable[[World], tuple[Any, dict]], fault: str = "") -> dict[str, Any]:
-    """Two syncs with replicas of `tp` workers: what a worker was given the second time, and the whole parameters; or the error.
+    """Two syncs with replicas of `tp` workers: what a worker was given the second time, and the whole
+    parameters; or the error.
 
     `make` gives a training rank's engine, None to a worker, and the whole parameters to both.
     """
@@ -44,7 +46,8 @@ def synced(world: World, tp: int, make: Callable[[World], tuple[Any, dict]], fau
         for version in (3, 4):
             given = _once(world, engine, trained, tp, version, fault if version == 4 else "")
     except FuseError as error:
-        # Not finalized, as in verl, where the run ends with it: rank 0 hosts the store in which the others read who is to blame.
+        # Not finalized, as in verl, where the run ends with it: rank 0 hosts the store in which the
+        # others read who is to blame.
         world.failed = engine  # pyright: ignore[reportAttributeAccessIssue]
         return {"error": str(error)}
     return {"given": {name: tensor.clone() for name, tensor in given.items()}, "whole": whole}

@@ -1,4 +1,5 @@
-"""An actor and a critic in verl's own TrainingWorkers on FSDP2, gloo processes, fixed batches: their layout changed while they are trained.
+"""An actor and a critic in verl's own TrainingWorkers on FSDP2, gloo processes, fixed batches: their layout
+changed while they are trained.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
@@ -20,7 +21,8 @@ SIZES = Model(mini_batches=2)
 
 
 def write_models(folder: Path) -> None:
-    """Tied embeddings and biases in the actor, a head of its own in the critic; a vocabulary that four ranks cannot divide evenly."""
+    """Tied embeddings and biases in the actor, a head of its own in the critic; a vocabulary that four
+    ranks cannot divide evenly."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -157,7 +159,8 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def shape(worker: Any) -> dict[str, Any]:
-    """How an engine is built, apart from numbers: classes, hooks, keys of state dicts, placements, what FSDP2 does with each module."""
+    """How an engine is built, apart from numbers: classes, hooks, keys of state dicts, placements, what
+    FSDP2 does with each module."""
     from verl_fuse.host.weights.layouts.unwrap import state_of, wrapped
 
     module = worker.engine.module
@@ -227,8 +230,8 @@ def moved_about(world: World, folder: Path, name: str) -> dict[str, Any]:
 
 
 def switched(world: World, folder: Path, name: str) -> dict[str, Any]:
-    """Four steps in four shards, and the same from the third step on in two copies of two: through the class that Ray workers have, with a
-    checkpoint after the third step, which a worker in four shards loads again."""
+    """Four steps in four shards, and the same from the third step on in two copies of two: through the class that Ray
+    workers have, with a checkpoint after the third step, which a worker in four shards loads again."""
     import torch
     from ray import cloudpickle
     from verl.workers.engine_workers import TrainingWorker
@@ -274,7 +277,8 @@ def switched(world: World, folder: Path, name: str) -> dict[str, Any]:
 
 
 def refused(world: World, folder: Path) -> list[str]:
-    """What a change says of an engine it cannot change, of ranks with different weights, and of a rank that fails; all before it is of use."""
+    """What a change says of an engine it cannot change, of ranks with different weights, and of a rank that fails;
+    all before it is of use."""
     import torch
 
     from verl_fuse.errors import FuseError

@@ -1,4 +1,5 @@
-"""Trained models as verl builds them from a whole configuration, and the copies of a slice: the numbers of both for the same samples, one gloo process.
+"""Trained models as verl builds them from a whole configuration, and the copies of a slice: the numbers of both for the
+same samples, one gloo process.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
@@ -22,7 +23,8 @@ TEMPERATURE = 0.8
 
 
 def write_models(folder: Path) -> None:
-    """Two random Llamas with a tokenizer: the policy, whose embeddings are tied, and what the critic begins with, which has other widths."""
+    """Two random Llamas with a tokenizer: the policy, whose embeddings are tied, and what the critic begins
+    with, which has other widths."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -38,7 +40,14 @@ def write_models(folder: Path) -> None:
 
 
 # Families beside Llama: verl's class of settings, and what each adds to _SIZES. All are drawn at random.
-_SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}  # fmt: skip
+_SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
@@ -99,7 +108,8 @@ def configuration(folder: Path) -> dict[str, Any]:
 
 
 def numbers(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> dict[str, list[Any]]:
-    """Field -> (numbers of the model itself, through the calls of verl's workers; numbers of its copy), one value per response token."""
+    """Field -> (numbers of the model itself, through the calls of verl's workers; numbers of its copy), one
+    value per response token."""
     with open(os.devnull, "w") as silence, redirect_stdout(silence):
         return _numbers(_prepared(world, composed, overrides))
 
@@ -113,15 +123,17 @@ def built(world: World, composed: dict[str, Any], stages: Sequence[str], overrid
 
 
 def kept(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Stage -> dtypes of its copy's parameters and floating-point buffers; how often a shard is copied to the device in two calls of two micro-batches
-    with weights held, and in one after their release; which parameters are gathered then; whether all three calls gave the same numbers."""
+    """Stage -> dtypes of its copy's parameters and floating-point buffers; how often a shard is copied to the device in
+    two calls of two micro-batches with weights held, and in one after their release; which parameters are gathered
+    then; whether all three calls gave the same numbers."""
     with open(os.devnull, "w") as silence, redirect_stdout(silence):
         return _kept(_prepared(world, composed, overrides))
 
 
 def adapted(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A policy with adapters and its one copy, after an export of everything and after one of what is trained: per step the largest difference of each
-    field from the model's own, of the reference from the old log-probs, and the bytes exported."""
+    """A policy with adapters and its one copy, after an export of everything and after one of what is trained:
+    per step the largest difference of each field from the model's own, of the reference from the old
+    log-probs, and the bytes exported."""
     with open(os.devnull, "w") as silence, redirect_stdout(silence):
         return _adapted(_prepared(world, composed, overrides))
 

@@ -1,4 +1,5 @@
-"""An actor and a critic in verl's own TrainingWorkers on Megatron, four gloo processes, fixed batches: verl's PPO losses, one after the other or fused.
+"""An actor and a critic in verl's own TrainingWorkers on Megatron, four gloo processes, fixed batches: verl's PPO
+losses, one after the other or fused.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
@@ -54,7 +55,8 @@ class Model:
 class Case:
     """A run of the steps from `first` to before `steps`; `fault` is planted in a fused one.
 
-    Without `together` captured calls run one model after the other. Everything is loaded from `load` before the first step, and saved in `save` after the last.
+    Without `together` captured calls run one model after the other. Everything is loaded from `load` before the first
+    step, and saved in `save` after the last.
     """
 
     actor: Model = field(default_factory=Model)
@@ -75,7 +77,8 @@ class Case:
 
 @contextmanager
 def cpu_server(*more: str) -> Iterator[None]:
-    """Meanwhile `Ranks` are processes of the cpu platform, forked from a server of their own that has verl, Megatron and `more` modules loaded."""
+    """Meanwhile `Ranks` are processes of the cpu platform, forked from a server of their own that has verl, Megatron
+    and `more` modules loaded."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}.items():
             patch.setenv(name, value)
@@ -245,7 +248,8 @@ def share(name: str, model: Model, step: int, trained: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a rank ended with: parameters by (model, tp rank, pp stage, dp rank, name) as digests; metrics of each step by model."""
+    """What a rank ended with: parameters by (model, tp rank, pp stage, dp rank, name) as digests;
+    metrics of each step by model."""
 
     parameters: dict[tuple, str]
     metrics: list[dict[str, Any]]
@@ -406,10 +410,11 @@ def _numbers(output: Any) -> Any:
 
 
 def update_workers(world: World, folder: Path) -> tuple[list[tuple], dict[tuple, str]]:
-    """Updates through the classes that Ray workers have: measured first, then in the order that a solver finds for what was measured.
+    """Updates through the classes that Ray workers have: measured first, then in the order that a solver
+    finds for what was measured.
 
-    Without Ray: classes, orders and reports are pickled as Ray does it. Of each step: calls, how many were fused, spans, whether verl's outputs
-    of critic and actor are there; then parameters as in `Trained`.
+    Without Ray: classes, orders and reports are pickled as Ray does it. Of each step: calls, how many were fused,
+    spans, whether verl's outputs of critic and actor are there; then parameters as in `Trained`.
     """
     import torch.distributed as dist
     from ray import cloudpickle
@@ -461,7 +466,8 @@ def update_workers(world: World, folder: Path) -> tuple[list[tuple], dict[tuple,
 
 
 def exported(world: World, folder: Path) -> dict[str, str]:
-    """Digests of the actor's weights as its engine hands them to a rollout, by name, iterated over outside of any view."""
+    """Digests of the actor's weights as its engine hands them to a rollout, by name, iterated
+    over outside of any view."""
     from verl_fuse.host.update.megatron.engine import use_views
 
     use_views()

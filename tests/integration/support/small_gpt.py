@@ -1,4 +1,5 @@
-"""A small Megatron GPT in parallel-state views, on CPU processes; every weight depends on its name in the whole model and a seed alone."""
+"""A small Megatron GPT in parallel-state views, on CPU processes; every weight depends on its name in the
+whole model and a seed alone."""
 
 import re
 import zlib
@@ -16,7 +17,8 @@ MESSAGE = TensorSpec((LENGTH, SAMPLES, HIDDEN), torch.float32)
 
 @cache
 def open_view(name: str, mirrored: bool, tp: int, pp: int) -> Any:
-    """A view whose parallel state is initialised, on all ranks; the same one when asked again, as its groups cost threads."""
+    """A view whose parallel state is initialised, on all ranks; the same one when asked again, as
+    its groups cost threads."""
     from megatron.core import parallel_state
 
     from verl_fuse.host.update.megatron.view import View

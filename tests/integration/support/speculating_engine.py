@@ -1,4 +1,5 @@
-"""A real vLLM engine in this process that drafts from history: `python speculating_engine.py '{JSON}'` prints what it did as JSON.
+"""A real vLLM engine in this process that drafts from history: `python speculating_engine.py '{JSON}'`
+prints what it did as JSON.
 
 Steps are numbered as the driver would.
 """
@@ -23,8 +24,8 @@ os.environ.update(
 
 
 def kernel() -> dict[str, list[list[float]]]:
-    """Logits of drafted positions, processed as shipped and as patched: of a request with two drafted tokens and of one with three, at temperatures 0.5
-    and 2.0, and, as patched, the second without its least likely token."""
+    """Logits of drafted positions, processed as shipped and as patched: of a request with two drafted tokens and of one
+    with three, at temperatures 0.5 and 2.0, and, as patched, the second without its least likely token."""
     import torch
     import vllm.utils.cpu_triton_utils as kernels
     import vllm.v1.sample.rejection_sampler as sampler
@@ -125,8 +126,8 @@ def generate(
 
 
 def by_request(engine: Any, given: list[list[int]]) -> dict[str, dict[str, Any]]:
-    """What single requests may ask for, decoded greedily one token a pass and then with drafts of that: tokens per pass with drafts, whether tokens, text and
-    ending are the same, and the largest difference of log-probs."""
+    """What single requests may ask for, decoded greedily one token a pass and then with drafts of that: tokens per pass
+    with drafts, whether tokens, text and ending are the same, and the largest difference of log-probs."""
     import torch
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams

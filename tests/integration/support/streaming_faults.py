@@ -1,4 +1,5 @@
-"""External module for test runs (VERL_USE_EXTERNAL_MODULES): plants faults in given steps, to show that a test can fail.
+"""External module for test runs (VERL_USE_EXTERNAL_MODULES): plants faults in given steps, to
+show that a test can fail.
 
 STREAMING_FAULTS is, for example, `wrong_row:3 drop_micro_group:4`.
 """

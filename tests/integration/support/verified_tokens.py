@@ -1,11 +1,14 @@
-"""What became of every drafted token in a real vLLM engine, against the model's own distribution: `python verified_tokens.py '{JSON}' OUT.npz`.
+"""What became of every drafted token in a real vLLM engine, against the model's own distribution: `python
+verified_tokens.py '{JSON}' OUT.npz`.
 
-Given all tokens before it, what happens at a position has a known distribution if verification is exact: a drafted token x is accepted with the model's
-probability of x; after a rejection the token is drawn from the model's distribution without x; after all drafts were accepted, from the whole one. A
-randomised probability integral transform of each is uniform, whatever was drafted. The model's logits are those of transformers, in float32; temperature
-and top-p are vLLM's own.
+Given all tokens before it, what happens at a position has a known distribution if verification is exact: a drafted
+token x is accepted with the model's probability of x; after a rejection the token is drawn from the model's
+distribution without x; after all drafts were accepted, from the whole one. A randomised probability integral
+transform of each is uniform, whatever was drafted. The model's logits are those of transformers, in float32;
+temperature and top-p are vLLM's own.
 
-`fault` plants one: "unpatched" (the CPU's kernel as shipped), "lenient" (2 % of the drafts that were rejected are accepted), "untested" (every draft is).
+`fault` plants one: "unpatched" (the CPU's kernel as shipped), "lenient" (2 % of the drafts that were rejected are
+accepted), "untested" (every draft is).
 """
 
 import json
@@ -31,7 +34,8 @@ class Witness:
 
     runner: Any
     drafter: Any
-    # By request: the tokens drafted last; all its tokens with the prompt; (position, drafted token or -1, what the token there is).
+    # By request: the tokens drafted last; all its tokens with the prompt; (position, drafted token or -1,
+    # what the token there is).
     drafted: dict[str, list[int]] = field(default_factory=dict)
     tokens: dict[str, np.ndarray] = field(default_factory=dict)
     marks: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
@@ -76,8 +80,8 @@ def plant(fault: str | None) -> None:
 
 
 def transforms(model: str, witness: Witness, temperature: float, top_p: float, end: int) -> dict[str, np.ndarray]:
-    """Values that are uniform if verification is exact, by what they are of; and, of tried tokens, how many more were accepted than expected, in
-    standard deviations."""
+    """Values that are uniform if verification is exact, by what they are of; and, of tried tokens, how many more were
+    accepted than expected, in standard deviations."""
     import torch
     from transformers import AutoModelForCausalLM
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p

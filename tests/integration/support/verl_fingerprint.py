@@ -29,7 +29,10 @@ def describe(value, depth=0):
         body = value.__code__
         plain = [const for const in body.co_consts if isinstance(const, str | int | float | bytes | type(None))]
         code = hashlib.sha256(body.co_code + repr((body.co_names, plain)).encode()).hexdigest()[:16]
-        return f"function {value.__module__}.{value.__qualname__} {code} {[describe(item, 1) for item in value.__defaults__ or ()]}"
+        return (
+            f"function {value.__module__}.{value.__qualname__} {code} "
+            f"{[describe(item, 1) for item in value.__defaults__ or ()]}"
+        )
     if isinstance(value, classmethod | staticmethod):
         return f"{type(value).__name__} {describe(value.__func__)}"
     if isinstance(value, property):

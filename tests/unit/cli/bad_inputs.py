@@ -1,6 +1,7 @@
 """Inputs that every command must refuse: files to write, arguments, and a part of the line that is expected on stderr.
 
-Run as a program, it puts all of them through the command in one process, in the working directory, and prints what became of each as JSON.
+Run as a program, it puts all of them through the command in one process, in the working directory, and prints
+what became of each as JSON.
 """
 
 import contextlib
@@ -26,10 +27,12 @@ CALL = {"call": "actor_generate", "mesh": [0, 8], "layout": "dp8"}
 PLAN = {"version": 1, "calls": [CALL]}
 DEVICE = {"name": "X", "memory": 8e10, "flops": 1e14, "bandwidth": 1e12}
 CLUSTER = {
-    "device": DEVICE, "nodes": 1, "devices_per_node": 8, "intra_bandwidth": 1e11, "inter_bandwidth": 1e10, "host_bandwidth": 1e10,
+    "device": DEVICE, "nodes": 1, "devices_per_node": 8, "intra_bandwidth": 1e11, "inter_bandwidth": 1e10,
+    "host_bandwidth": 1e10,
 }  # fmt: skip
 CONFIG = {
-    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100,
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96,
+    "vocab_size": 100,
 }  # fmt: skip
 
 
@@ -85,6 +88,7 @@ def from_model(
     return Bad(f"from-model: {says[:40]}", arguments.strip(), says)
 
 
+# ruff: disable[E501]  (a table of data)
 TABLE = (
     step("a number of prompts beyond any batch", "99999999999999 sequences a step; needs at most 262144", prompts=99999999999999),
     step("more than 64 bits", "needs at most 262144", prompts=10**30),
@@ -244,6 +248,7 @@ TABLE = (
     Bad("an option that is misspelt", "--verson", "No such option: --verson (Possible options: --version)"),
     Bad("doctor: an option", "doctor --rai", "No such option: --rai"),
 )  # fmt: skip
+# ruff: enable[E501]
 
 
 def arguments_of(bad: Bad) -> list[str]:
@@ -265,7 +270,8 @@ def write(bad: Bad, folder: Path) -> None:
 
 
 def peak_kilobytes(pid: int) -> int:
-    """Most memory that a process has held at once; 0 of one that has ended. getrusage counts what its parent held when it was forked as well."""
+    """Most memory that a process has held at once; 0 of one that has ended. getrusage counts what its parent held
+    when it was forked as well."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 

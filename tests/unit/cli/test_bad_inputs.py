@@ -84,7 +84,8 @@ def test_a_reader_that_goes_away_is_no_fault():
     assert (child.returncode, child.stderr) == (1, "")
 
 
-# The moment is counted in the command, not in Python's own start. A SIGINT that this test inherits as ignored would stay so.
+# The moment is counted in the command, not in Python's own start. A SIGINT that this test inherits
+# as ignored would stay so.
 INTERRUPTED = """
 import os, signal, sys, threading, time
 from verl_fuse.cli import main

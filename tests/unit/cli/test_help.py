@@ -62,7 +62,8 @@ def test_paragraphs_are_filled(command: str, monkeypatch: pytest.MonkeyPatch, ca
 def test_the_keys_of_json_are_documented(
     documented_keys: dict[str, set[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    """Of `trace`, `simulate --from`, `doctor` and `profile`, which need a run, verl or torch, beside their other tests."""
+    """Of `trace`, `simulate --from`, `doctor` and `profile`, which need a run, verl or torch,
+    beside their other tests."""
     step, problem, schedule = (tmp_path / name for name in ("step.yaml", "problem.json", "schedule.json"))
     step.write_text(json.dumps(WORKLOAD))
     problem.write_text(json.dumps(PROBLEM))

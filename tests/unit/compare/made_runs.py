@@ -1,4 +1,5 @@
-"""Runs with known differences, and their folders: metrics as verl's file logger writes them, timelines by the library's own writer."""
+"""Runs with known differences, and their folders: metrics as verl's file logger writes them, timelines by
+the library's own writer."""
 
 import json
 from pathlib import Path
@@ -23,8 +24,8 @@ def step_records(
     first: int = 1,
     alike: float = 0.0,
 ) -> list[dict]:
-    """Steps of `seconds` that grow by half over 100 steps, with log-normal noise of which neighbours share `alike`; the first one takes four times as
-    long. Rewards rise from `reward`."""
+    """Steps of `seconds` that grow by half over 100 steps, with log-normal noise of which neighbours share `alike`; the
+    first one takes four times as long. Rewards rise from `reward`."""
     rng = np.random.default_rng([seed, fused])
     shock, level = rng.normal(size=steps), 0.0
     records = []

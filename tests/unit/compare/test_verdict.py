@@ -64,7 +64,10 @@ def test_of_one_step_nothing_is_claimed():
     )
     assert at_least(found, 0.5) == (
         False,
-        "--at-least 0.5: not met: the lower end of the 95 % interval of the speed-up counts, and one step gives no interval",
+        (
+            "--at-least 0.5: not met: the lower end of the 95 % interval of the speed-up counts, and one step gives no "
+            "interval"
+        ),
     )
 
 

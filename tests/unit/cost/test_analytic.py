@@ -65,7 +65,8 @@ def test_stages_sum_to_the_whole_model(model: Model):
 
 
 def test_experts_of_other_nodes_are_reached_over_the_network():
-    """Every token goes to its eight experts and back: twice 8 * hidden values of bf16 per token, 24/32 of them to other nodes."""
+    """Every token goes to its eight experts and back: twice 8 * hidden values of bf16 per token,
+    24/32 of them to other nodes."""
     cost, batch = AnalyticCost(A100), Batch.equal(64, 1024)
     blocks = [cost.block(MOE, layout, batch) for layout in (Layout(dp=32), Layout(dp=32, ep=32))]
     moved = 2 * 2 * batch.tokens * 8 * MOE.hidden * 24 / 32

@@ -33,7 +33,8 @@ def test_optimizer_states_are_shared_over_data_ranks_and_with_fsdp_everything():
 
 
 def test_a_block_holds_what_korthikanti_counts():
-    """34 bytes per token and hidden unit with flash attention (arXiv 2205.05198, without the score matrix), for a plain MLP of four hidden."""
+    """34 bytes per token and hidden unit with flash attention (arXiv 2205.05198, without the score matrix), for a
+    plain MLP of four hidden."""
     model = Model("gpt", 1, 6144, 64, 64, 96, 8 * 6144 // 3, 51200)
     (held,) = held_activations(model, Layout(), 2048, recompute=False)
     assert held / 2048 / 6144 == pytest.approx(34, rel=0.06)

@@ -23,7 +23,8 @@ COST = ProfiledCost.of(TABLE, CLUSTER)
 
 
 def test_a_forward_is_embedding_blocks_and_head():
-    """Block and head at 4 x 256 tokens, PARTS' second and fifth; parts that know tokens only take them at the longest length."""
+    """Block and head at 4 x 256 tokens, PARTS' second and fifth; parts that know tokens only take
+    them at the longest length."""
     root = (4 * 256) ** 0.5
     assert COST.forward(TINY, Layout(), Batch.equal(4, 256)) == pytest.approx(1e-4 * root * (3 * 2 + 5 + 1))
 

@@ -84,20 +84,29 @@ def test_other_devices_are_not_judged(config, monkeypatch):
         (
             "critic.model.override_config.attn_implementation",
             None,
-            "critic.model.override_config.attn_implementation=None: flash attention needs a GPU (it is verl's default); sdpa or eager",
+            (
+                "critic.model.override_config.attn_implementation=None: flash attention needs a GPU (it is verl's "
+                "default); sdpa or eager"
+            ),
         ),
         (
             "actor_rollout_ref.model.override_config.attn_implementation",
             "flash_attention_2",
-            "actor_rollout_ref.model.override_config.attn_implementation='flash_attention_2': "
-            "flash attention needs a GPU (it is verl's default); sdpa or eager",
+            (
+                "actor_rollout_ref.model.override_config.attn_implementation='flash_attention_2': "
+                "flash attention needs a GPU (it is verl's default); sdpa or eager"
+            ),
         ),
         (
             "actor_rollout_ref.ref.fsdp_config",
             {},
-            "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype='bf16': all roles need one precision (unset means bf16), but "
-            "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32, "
-            "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16, critic.fsdp.mixed_precision.param_dtype=fp32",
+            (
+                "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype='bf16': all roles need one precision "
+                "(unset means bf16), but "
+                "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32, "
+                "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16, "
+                "critic.fsdp.mixed_precision.param_dtype=fp32"
+            ),
         ),
         (
             "actor_rollout_ref.rollout.free_cache_engine",
@@ -112,12 +121,18 @@ def test_other_devices_are_not_judged(config, monkeypatch):
         (
             "ray_kwargs.ray_init.num_gpus",
             None,
-            "ray_kwargs.ray_init.num_gpus=None: Ray must be told of at least 2 virtual devices: +ray_kwargs.ray_init.num_gpus=2",
+            (
+                "ray_kwargs.ray_init.num_gpus=None: Ray must be told of at least 2 virtual devices: "
+                "+ray_kwargs.ray_init.num_gpus=2"
+            ),
         ),
         (
             "actor_rollout_ref",
             {"hybrid_engine": False, "rollout": {"nnodes": 1, "n_gpus_per_node": 3}},
-            "ray_kwargs.ray_init.num_gpus=2: Ray must be told of at least 5 virtual devices: +ray_kwargs.ray_init.num_gpus=5",
+            (
+                "ray_kwargs.ray_init.num_gpus=2: Ray must be told of at least 5 virtual devices: "
+                "+ray_kwargs.ray_init.num_gpus=5"
+            ),
         ),
     ],
 )
@@ -179,8 +194,10 @@ def test_weight_buffers_must_fit_shared_memory(config, monkeypatch, tmp_path):
     assert problems(config) == []
     config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes = 51
     assert problems(config) == [
-        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=51: "
-        f"2 ranks take a buffer each from {tmp_path}, which has 100 MiB free: at most 50"
+        (
+            "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=51: "
+            f"2 ranks take a buffer each from {tmp_path}, which has 100 MiB free: at most 50"
+        )
     ]
 
 
@@ -190,8 +207,10 @@ def test_tensor_parallel_workers_in_one_process_are_refused(config):
     assert problems(config) == []
     rollout.tensor_model_parallel_size = 2
     assert problems(config) == [
-        "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend='uni': "
-        "actor_rollout_ref.rollout.tensor_model_parallel_size=2 needs mp: one process waits for the others for ever"
+        (
+            "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend='uni': "
+            "actor_rollout_ref.rollout.tensor_model_parallel_size=2 needs mp: one process waits for the others for ever"
+        )
     ]
     rollout.engine_kwargs.vllm.distributed_executor_backend = "mp"
     assert problems(config) == []
@@ -200,8 +219,10 @@ def test_tensor_parallel_workers_in_one_process_are_refused(config):
 def test_two_sizes_for_the_cache_are_refused(config, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
     assert problems(config) == [
-        "VLLM_CPU_KVCACHE_SPACE='4': overrides actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes: "
-        "unset the variable, or drop the key"
+        (
+            "VLLM_CPU_KVCACHE_SPACE='4': overrides actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes: "
+            "unset the variable, or drop the key"
+        )
     ]
     del config.actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes
     assert problems(config) == []
@@ -212,8 +233,11 @@ def test_a_vocabulary_that_does_not_match_is_refused(config, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
     config.actor_rollout_ref.model.path = str(tmp_path)
     assert problems(config) == [
-        f"actor_rollout_ref.model.path={str(tmp_path)!r}: config.json has vocab_size=128, the tokenizer 2 entries: they must be equal, "
-        "or log-probs of rollout and trainer differ by a constant"
+        (
+            f"actor_rollout_ref.model.path={str(tmp_path)!r}: config.json has vocab_size=128, the tokenizer 2 entries: "
+            "they must be equal, "
+            "or log-probs of rollout and trainer differ by a constant"
+        )
     ]
 
 
@@ -224,5 +248,8 @@ def test_an_empty_configuration_is_refused_without_stumbling():
 
 
 def test_the_plugin_imports_nothing_heavy():
-    program = "import sys, verl_fuse_cpu.plugin; print([name for name in ('torch', 'ray', 'verl', 'vllm', 'transformers') if name in sys.modules])"
+    program = (
+        "import sys, verl_fuse_cpu.plugin; print([name for name in ('torch', 'ray', 'verl', 'vllm', 'transformers') "
+        "if name in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

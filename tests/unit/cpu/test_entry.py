@@ -26,7 +26,8 @@ def test_off_imports_nothing_and_sets_nothing(platform):
     program = (
         "import os, sys; before = set(sys.modules), dict(os.environ)\n"
         "import verl_fuse_cpu.entry as entry\n"
-        "print(sorted(name for name in set(sys.modules) - before[0] if name.startswith(('verl', 'torch', 'ray', 'packaging'))))\n"
+        "print(sorted(name for name in set(sys.modules) - before[0] if name.startswith(('verl', 'torch', 'ray', "
+        "'packaging'))))\n"
         "print(dict(os.environ) == before[1], entry.failure)\n"
     )
     result = python(program, VERL_PLATFORM=platform)

@@ -1,4 +1,5 @@
-"""The invariants in the docstrings of ci/gpu/{machine,kernels}.py, and the parts that run without a GPU, in sizes that measure nothing."""
+"""The invariants in the docstrings of ci/gpu/{machine,kernels}.py, and the parts that run without a GPU, in
+sizes that measure nothing."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Offsets of other nodes' clocks, over clocks that the test turns; see the docstring of verl_fuse/host/record/clocks.py."""
+"""Offsets of other nodes' clocks, over clocks that the test turns; see the docstring of
+verl_fuse/host/record/clocks.py."""
 
 import random
 from types import SimpleNamespace

@@ -87,6 +87,7 @@ def test_comments_docstrings_and_formatting_change_nothing(contract: Contract, t
     assert judged(tmp_path, contract, source, "# A comment.\n" + YAML) == []
 
 
+# ruff: disable[E501]  (a table of data)
 @pytest.mark.parametrize(
     ("contract", "old", "new", "expected"),
     [
@@ -118,6 +119,7 @@ def test_comments_docstrings_and_formatting_change_nothing(contract: Contract, t
         (USES, "return self.mode", "return self.mode, config['mode']", [("YELLOW", "new use in acme:Trainer.save: 'mode'")]),
     ],
 )  # fmt: skip
+# ruff: enable[E501]
 def test_a_change_of_code_has_its_class(contract, old, new, expected, tmp_path: Path):
     assert old in SOURCE
     found = judged(tmp_path, contract, SOURCE.replace(old, new))
@@ -125,6 +127,7 @@ def test_a_change_of_code_has_its_class(contract, old, new, expected, tmp_path: 
     assert all(text.startswith(start) for (_, text), (_, start) in zip(found, expected, strict=True))
 
 
+# ruff: disable[E501]  (a table of data)
 @pytest.mark.parametrize(
     ("contract", "old", "new", "text"),
     [
@@ -138,6 +141,7 @@ def test_a_change_of_code_has_its_class(contract, old, new, expected, tmp_path: 
         (ConfigKey("acme/other.yaml", "trainer", object), "", "", "there is no file acme/other.yaml"),
     ],
 )  # fmt: skip
+# ruff: enable[E501]
 def test_a_change_of_configuration_breaks(contract, old, new, text, tmp_path: Path):
     assert judged(tmp_path, contract, yaml=YAML.replace(old, new)) == [("RED", text)]
 

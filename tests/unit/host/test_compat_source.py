@@ -8,7 +8,9 @@ import pytest
 from verl_fuse.host.start.compat.source import NotFound, SourceTree
 
 FILES = {
-    "__init__.py": "raise RuntimeError('imported')\nfrom .deep.trainer import Trainer as Coach\nfrom acme.star import *\n",
+    "__init__.py": "raise RuntimeError('imported')\n"
+    "from .deep.trainer import Trainer as Coach\n"
+    "from acme.star import *\n",
     "star.py": "from .deep import helper\nREGISTRY: dict = {}\nLEFT, RIGHT = 1, 2\n",
     "deep/__init__.py": "def helper(a): ...\n",
     "deep/base.py": """

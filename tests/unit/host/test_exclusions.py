@@ -1,4 +1,5 @@
-"""What default.yaml says at a key of what it needs and what it excludes, against what the plugins refuse: found by trying values of every key they read."""
+"""What default.yaml says at a key of what it needs and what it excludes, against what the plugins refuse: found by
+trying values of every key they read."""
 
 import itertools
 import re
@@ -136,7 +137,8 @@ def _keys(sentence: str) -> Iterator[str]:
 def test_every_key_says_what_it_needs_and_excludes(repo, refused):
     text = (repo / "verl_fuse/host/config/fuse/default.yaml").read_text()
     said = dict(stated(text))
-    # Where this fails, add to or take from the comment of the key; a key that newly asks something of the run is a new case above.
+    # Where this fails, add to or take from the comment of the key; a key that newly asks something of the
+    # run is a new case above.
     missing = {key: sorted(keys - said[key]) for key, keys in refused.items() if keys - said[key]}
     beyond = {
         key: sorted(keys - refused.get(key, set())) for key, keys in said.items() if keys - refused.get(key, set())
@@ -145,5 +147,8 @@ def test_every_key_says_what_it_needs_and_excludes(repo, refused):
 
 
 def test_statements_are_read_as_they_are_written():
-    text = "fuse:\n  # Some text. Needs a.b=fuse and {c.d,e}.f.\n  # Not with g.{h,i}. More of x.y.\n  key: 1\n  # Plain.\n  other: 2\n"
+    text = (
+        "fuse:\n  # Some text. Needs a.b=fuse and {c.d,e}.f.\n  # Not with g.{h,i}. More of x.y.\n  key: 1\n"
+        "  # Plain.\n  other: 2\n"
+    )
     assert dict(stated(text)) == {"fuse": set(), "fuse.key": {"a.b", "c.d.f", "e.f", "g.h", "g.i"}, "fuse.other": set()}

@@ -1,4 +1,5 @@
-"""Jobs in one thread whose calls are made together; shows the invariants in the docstring of verl_fuse/host/update/joint.py."""
+"""Jobs in one thread whose calls are made together; shows the invariants in the docstring of
+verl_fuse/host/update/joint.py."""
 
 from contextlib import contextmanager
 

@@ -75,7 +75,8 @@ def test_a_call_that_outlasts_the_timeout_names_lane_and_call(spans):
 
 
 def test_an_idle_lane_keeps_nothing_of_its_last_call():
-    """Weights of a step are gone from the object store once every slice has taken them over, whether or not a lane has more to do."""
+    """Weights of a step are gone from the object store once every slice has taken them over, whether or
+    not a lane has more to do."""
 
     class Buckets:
         """What a training rank has exported."""

@@ -10,7 +10,8 @@ from verl_fuse.host.update.lean.balance import balanced
 
 
 def parts(rows, ranks, mini_batch):
-    """[mini-batch][rank] -> rows, as verl cuts a batch: a contiguous share for each rank, of which each mini-batch takes the next rows."""
+    """[mini-batch][rank] -> rows, as verl cuts a batch: a contiguous share for each rank, of which each
+    mini-batch takes the next rows."""
     share, part = len(rows) // ranks, mini_batch // ranks
     return [
         [rows[rank * share + start : rank * share + start + part] for rank in range(ranks)]

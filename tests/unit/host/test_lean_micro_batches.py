@@ -10,7 +10,8 @@ from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
 
 
 def all_ranks(split, *ranks):
-    """What each rank gets where every rank's proposal is the largest in turn: ranks in lockstep, one agreement after the other."""
+    """What each rank gets where every rank's proposal is the largest in turn: ranks in lockstep, one
+    agreement after the other."""
     agreed: list[int] = []
     while True:
         asked: list[list[int]] = []

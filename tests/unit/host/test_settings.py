@@ -97,7 +97,10 @@ def test_without_a_fuse_block_the_defaults_hold():
     [
         (
             {"interstag": {}},
-            "fuse.interstag: unknown key (did you mean 'interstage'?); allowed: call_timeout, disabled_plugins, elastic, interstage",
+            (
+                "fuse.interstag: unknown key (did you mean 'interstage'?); allowed: call_timeout, disabled_plugins, "
+                "elastic, interstage"
+            ),
         ),
         ({"interstage": {"enable": True}}, "fuse.interstage.enable: unknown key (did you mean 'enabled'?)"),
         ({"interstage": {"enabled": "true"}}, "fuse.interstage.enabled='true': needs true or false"),
@@ -198,7 +201,10 @@ def test_an_automatic_threshold_without_slices_is_refused():
         ),
         (
             {"actor_rollout_ref": {"model": {"lora_rank": 8}, "actor": {"strategy": "fsdp"}}},
-            "actor_rollout_ref.actor.strategy='fsdp': fuse.interstage.layout=slices needs fsdp2 with actor_rollout_ref.model.lora_rank=8",
+            (
+                "actor_rollout_ref.actor.strategy='fsdp': fuse.interstage.layout=slices needs fsdp2 with "
+                "actor_rollout_ref.model.lora_rank=8"
+            ),
         ),
     ],
 )

@@ -1,4 +1,5 @@
-"""How parameters are pickled on their way through Ray's object store: as bytes beside the message, which are not copied on their way out. No Ray, no ranks."""
+"""How parameters are pickled on their way through Ray's object store: as bytes beside the message, which are not copied
+on their way out. No Ray, no ranks."""
 
 import pickle
 import warnings
@@ -17,7 +18,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 
 def sent(shards):
-    """(bytes of the message itself, buffers beside it, what is taken out of it where the buffers may not be written)."""
+    """(bytes of the message itself, buffers beside it, what is taken out of it where the
+    buffers may not be written)."""
     beside = []
     message = pickle.dumps(shards, protocol=5, buffer_callback=beside.append)
     store = [bytes(buffer.raw()) for buffer in beside]

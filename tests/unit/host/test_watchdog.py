@@ -51,7 +51,8 @@ def test_past_the_deadline_the_error_names_the_wait_the_seconds_and_the_suspects
             "weight sync of step 3", 0.05, hang, lambda: ["replica 1 server (dead)", "trainer rank 0 (does not answer)"]
         )
     assert str(caught.value) == (
-        "weight sync of step 3 did not finish in 0.05 s; waited for: replica 1 server (dead), trainer rank 0 (does not answer)"
+        "weight sync of step 3 did not finish in 0.05 s; waited for: replica 1 server (dead), trainer rank 0 (does not "
+        "answer)"
     )
 
 

@@ -15,7 +15,8 @@ STEP = {"math": 100}
 
 
 def step(lengths, inference=20.0):
-    """(timeline, lengths by data set) of a step of the data set "math" whose slices were busy for `inference` seconds in all, after generation."""
+    """(timeline, lengths by data set) of a step of the data set "math" whose slices were busy for `inference` seconds
+    in all, after generation."""
     spans = [s for r in range(REPLICAS) for s in generated(lengths[r::REPLICAS], SLOTS, 0.02, 0.0005, r)]
     end = max(span.end for span in spans)
     spans += [

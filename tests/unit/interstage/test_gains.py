@@ -1,4 +1,5 @@
-"""What of the block gains nothing in a run, and that it is said: see the invariants of verl_fuse_interstage/gains.py."""
+"""What of the block gains nothing in a run, and that it is said: see the invariants of
+verl_fuse_interstage/gains.py."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Memory that inference needs, computed from parameters, dtypes and devices; see the docstring of verl_fuse_interstage/memory.py."""
+"""Memory that inference needs, computed from parameters, dtypes and devices; see the docstring of
+verl_fuse_interstage/memory.py."""
 
 from typing import Any
 
@@ -36,11 +37,13 @@ def found(trained: dict, settings: dict | None = None, layout: str = "slices", s
 
 
 def refused(free: int, settings: dict | None = None, **more: Any) -> bool:
-    """Whether 8 devices of one node refuse copies of actor and critic, with 1 Gi parameters each, and `free` GiB of host memory."""
+    """Whether 8 devices of one node refuse copies of actor and critic, with 1 Gi parameters each, and
+    `free` GiB of host memory."""
     trained = {"actor": ranks(host_free=free * GIB), "critic": ranks(host_free=free * GIB)}
     return bool(found(trained, settings, **more).refused)
 
 
+# ruff: disable[E501]  (a table of data)
 @pytest.mark.parametrize(
     ("settings", "devices", "needs"),
     [
@@ -57,6 +60,7 @@ def refused(free: int, settings: dict | None = None, **more: Any) -> bool:
         ({f"{block}.model_dtype": "bf16" for block in ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp")}, 1, 8 * (3 * 2 + 2)),
     ],
 )  # fmt: skip
+# ruff: enable[E501]
 def test_a_node_needs_its_copies_and_the_largest_that_is_being_built(settings, devices, needs):
     assert not refused(needs, settings, devices=devices)
     assert refused(needs - 1, settings, devices=devices)
@@ -93,8 +97,10 @@ def test_a_refusal_names_node_bytes_and_keys():
     trained = {"actor": ranks(host_free=9 * GIB)}
     (line,) = found(trained, stages=("old_log_prob", "ref")).refused
     assert line.startswith(
-        "fuse.interstage.layout='slices': copies of 2 models for 8 devices of node n0 keep 32.0 GiB of host memory, and take 32.0 GiB more while they are built; "
-        "offloaded optimizers will take 0.0 GiB; 9.0 GiB are free there. Needs fuse.interstage.layout=shared, a larger actor_rollout_ref.rollout.tensor_model_parallel_size"
+        "fuse.interstage.layout='slices': copies of 2 models for 8 devices of node n0 keep 32.0 GiB of host memory, "
+        "and take 32.0 GiB more while they are built; "
+        "offloaded optimizers will take 0.0 GiB; 9.0 GiB are free there. Needs fuse.interstage.layout=shared, a larger "
+        "actor_rollout_ref.rollout.tensor_model_parallel_size"
     )
 
 
@@ -113,6 +119,7 @@ def test_a_critic_with_devices_of_its_own_takes_none_of_the_actors():
     assert found(trained).warned == []
 
 
+# ruff: disable[E501]  (a table of data)
 @pytest.mark.parametrize(
     ("settings", "more", "lines"),
     [
@@ -126,6 +133,7 @@ def test_a_critic_with_devices_of_its_own_takes_none_of_the_actors():
         ({f"{ROLLOUT}.gpu_memory_utilization": 0.9}, {"kept": 40 * GIB, "device": None}, 0),
     ],
 )  # fmt: skip
+# ruff: enable[E501]
 def test_inference_without_memory_beside_vllm_is_a_warning_in_layout_shared(settings, more, lines):
     said = found({"actor": ranks(**more)}, settings, "shared")
     assert (len(said.warned), said.refused) == (lines, [])

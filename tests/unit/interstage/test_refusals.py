@@ -1,4 +1,5 @@
-"""Settings that the copies of a slice cannot have are refused before anything is started, those of models without a copy are not."""
+"""Settings that the copies of a slice cannot have are refused before anything is started, those of
+models without a copy are not."""
 
 from typing import Any
 
@@ -60,6 +61,7 @@ def test_what_every_copy_can_have_is_accepted(changes):
     assert refused(PPO | changes) == {}
 
 
+# ruff: disable[E501]  (a table of data)
 @pytest.mark.parametrize(
     ("changes", "key", "said"),
     [
@@ -76,6 +78,7 @@ def test_what_every_copy_can_have_is_accepted(changes):
         ({"critic.fsdp.fsdp_size": 3}, "critic.fsdp.fsdp_size", "=3: fuse.interstage.layout=slices needs -1, or a divisor of the 4 devices"),
     ],
 )  # fmt: skip
+# ruff: enable[E501]
 def test_what_a_copy_cannot_have_is_refused_by_key_value_and_what_is_allowed(changes, key, said):
     assert said in refused(PPO | changes)[key]
     assert refused(PPO | changes | {"fuse.interstage.layout": "shared"}) == {}, "the training workers have it"

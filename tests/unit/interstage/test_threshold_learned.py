@@ -56,7 +56,17 @@ def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
     assert other.lengths.keys() == learned.lengths.keys()
 
 
-@pytest.mark.parametrize("lengths", ["[1]", '{"math": [[1, 2]]}', '{"math": [[[1, 2, 3]]]}', '{"math": [[[1, -2]]]}', '{"math": [[[1, 0.5]]]}', '{"math": [[]]}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        "[1]",
+        '{"math": [[1, 2]]}',
+        '{"math": [[[1, 2, 3]]]}',
+        '{"math": [[[1, -2]]]}',
+        '{"math": [[[1, 0.5]]]}',
+        '{"math": [[]]}',
+    ],
+)
 def test_lengths_that_are_none_are_refused(tmp_path: Path, lengths: str):
     InterstageHistory().save(tmp_path, devices=1)
     file = KEPT.file(tmp_path)

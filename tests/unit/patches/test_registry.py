@@ -58,7 +58,8 @@ def test_changed_source_is_refused_at_every_import(acme, make_patch):
         greet()
     message = str(caught.value)
     assert message == (
-        f"patch 'greeting' of {TARGET} is refused: expected fingerprint {check_version(patch)}, found 84b5a952fef70d7d in version "
+        f"patch 'greeting' of {TARGET} is refused: expected fingerprint {check_version(patch)}, found 84b5a952fef70d7d "
+        "in version "
         "1.2.0. Install acme-lib >=1.2,<1.3, or a verl-fuse that supports this version. "
         "Why it is patched: https://example.org/issues/7"
     )

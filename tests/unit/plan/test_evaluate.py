@@ -56,7 +56,8 @@ def test_shared_weights_are_counted_once():
     dp = Layout(dp=8)
     same = grpo((ALL, dp, 4), (ALL, dp, 1), (ALL, dp, 1), (ALL, dp, 3))
     other = grpo((ALL, Layout(tp=8), 4), (ALL, dp, 1), (ALL, dp, 1), (ALL, dp, 3))
-    # Resident: the reference (1) and what trains (3); active: generation (2), with a copy (1) if its layout is another one.
+    # Resident: the reference (1) and what trains (3); active: generation (2), with a copy (1) if
+    # its layout is another one.
     assert peak_bytes(same.tables, np.arange(4), 0) == 1 + 3 + 2
     assert peak_bytes(other.tables, np.arange(4), 0) == 1 + 3 + 2 + 1
     assert (fits(same.tables, np.arange(4)), fits(other.tables, np.arange(4))) == (True, False)

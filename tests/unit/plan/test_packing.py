@@ -27,7 +27,8 @@ def test_everything_everywhere_is_serial():
 
 
 def best_on_a_row(jobs, devices: int = 4) -> float:
-    """The least makespan of (devices, seconds) jobs on a row of devices, by trying every order and position with early starts."""
+    """The least makespan of (devices, seconds) jobs on a row of devices, by trying every order and
+    position with early starts."""
     best = np.inf
     for order in itertools.permutations(jobs):
         for firsts in itertools.product(*[range(devices - size + 1) for size, _ in order]):

@@ -1,4 +1,5 @@
-"""What `verl-fuse run` shows and leaves behind, with a program in verl's place that prints and writes what verl does."""
+"""What `verl-fuse run` shows and leaves behind, with a program in verl's place that prints
+and writes what verl does."""
 
 import json
 import os
@@ -109,7 +110,10 @@ def test_the_log_of_an_earlier_run_is_kept(launched, tmp_path):
         (
             None,
             (1,),
-            "stopped by SIGTERM after step 1; no checkpoint was saved (trainer.save_freq), so the same command starts anew",
+            (
+                "stopped by SIGTERM after step 1; no checkpoint was saved (trainer.save_freq), so the same command "
+                "starts anew"
+            ),
         ),
         (None, (), "stopped by SIGTERM before its first step was done; no checkpoint was saved"),
     ],

@@ -11,7 +11,8 @@ from verl_fuse.reshard.vllm import VllmSharding
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 
-# Few elements, but every feature: grouped queries, biases, a tied head, uneven blocks, a vocabulary that needs padding, experts.
+# Few elements, but every feature: grouped queries, biases, a tied head, uneven blocks, a vocabulary
+# that needs padding, experts.
 QWEN2 = parameters_of(Model("small-qwen2", 5, 16, 8, 2, 4, 48, 120, tied_embeddings=True), "qwen2")
 LLAMA = parameters_of(Model("small-llama", 8, 24, 8, 8, 4, 64, 128), "llama")
 QWEN3 = parameters_of(Model("small-qwen3", 4, 16, 16, 4, 2, 32, 100), "qwen3")

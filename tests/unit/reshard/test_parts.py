@@ -140,7 +140,8 @@ LLAMA_7B = parameters_of(model_named("llama-7b"), "llama")
 
 
 def program_and_estimate(source: tuple[int, str], target: tuple[int, str]) -> tuple[float, float]:
-    """Seconds of the program and of the planner's estimate, on four H100 nodes, for layouts that begin at the given devices."""
+    """Seconds of the program and of the planner's estimate, on four H100 nodes, for layouts that
+    begin at the given devices."""
     cost = AnalyticCost(cluster_named("h100", nodes=4))
     layouts = [(first, Layout.parse(text)) for first, text in (source, target)]
     have, want = (PlacedSharding.at(MegatronSharding(layout), first) for first, layout in layouts)

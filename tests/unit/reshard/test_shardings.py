@@ -1,4 +1,5 @@
-"""The invariants in the docstring of verl_fuse/reshard/sharding.py, for every layout; literal layouts against frameworks' conventions."""
+"""The invariants in the docstring of verl_fuse/reshard/sharding.py, for every layout; literal layouts against
+frameworks' conventions."""
 
 import random
 

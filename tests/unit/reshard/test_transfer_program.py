@@ -34,7 +34,8 @@ def program(source: str, target: str, first: int = 0, per_node: int = 8, bucket:
 
 
 def ideal_load(program: TransferProgram, *, far: bool) -> float:
-    """The smallest possible largest number of bytes a holder sends, if every node that lacks a stream is served once: a linear program."""
+    """The smallest possible largest number of bytes a holder sends, if every node that lacks a stream is
+    served once: a linear program."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
     most = solver.NumVar(0, solver.infinity(), "most")
     sent: dict[int, list] = {}
@@ -58,7 +59,8 @@ def ideal_load(program: TransferProgram, *, far: bool) -> float:
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_random_pairs_move_the_lower_bound_and_share_the_load(batch: int):
-    """Every element followed; bytes; largest load within 10 % of the linear program's (and a few elements, where there are few in all)."""
+    """Every element followed; bytes; largest load within 10 % of the linear program's (and a few elements,
+    where there are few in all)."""
     for seed in range(batch, PAIRS, BATCHES):
         transfer = random_program(seed)
         check(transfer)

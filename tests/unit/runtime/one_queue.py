@@ -1,7 +1,9 @@
-"""Devices with one hardware queue, and NCCL on them, in one process: what CUDA_DEVICE_MAX_CONNECTIONS=1 makes of a program's launches.
+"""Devices with one hardware queue, and NCCL on them, in one process: what CUDA_DEVICE_MAX_CONNECTIONS=1 makes
+of a program's launches.
 
-A device takes launches in their order. One starts when what was launched before it on its stream is over, and until then nothing behind it starts. A
-message needs both of its ends started; each pair of ranks in a group has a stream, all ops share one.
+A device takes launches in their order. One starts when what was launched before it on its stream is over, and
+until then nothing behind it starts. A message needs both of its ends started; each pair of ranks in a group has a
+stream, all ops share one.
 """
 
 import random

@@ -1,6 +1,7 @@
 """Real processes with gloo between them: start once, run many functions.
 
-Processes are forked from a server that has torch loaded, so that a set of ranks costs a fraction of a second. Rank 0 hosts the store, as in verl.
+Processes are forked from a server that has torch loaded, so that a set of ranks costs a fraction of a second. Rank 0
+hosts the store, as in verl.
 """
 
 import multiprocessing

@@ -42,7 +42,8 @@ def test_a_silent_process_is_to_blame_whatever_it_said_last():
     states = {0: waits("0F3", 90, 1), 1: runs("0F3", 90), 2: waits("1F0", 88, 1)}
     assert blame(states, [2], 0, NOW) == Verdict(
         (2,),
-        "rank 0 waited 10.0 s for 0F3 from rank 1: rank 2 has been waiting for 1F0 for 12.0 s, and its process does not answer",
+        "rank 0 waited 10.0 s for 0F3 from rank 1: rank 2 has been waiting for 1F0 for 12.0 s, and its process does "
+        "not answer",
     )
 
 

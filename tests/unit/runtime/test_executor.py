@@ -62,7 +62,8 @@ def test_spans_lie_on_the_ranks_track_one_after_the_other(ranks: Ranks):
 
 
 def test_activations_are_freed_as_the_schedule_assumes(ranks: Ranks):
-    """A toy stage keeps what enters it and the result of its tanh; the last also keeps its result for the square: that is the same storage."""
+    """A toy stage keeps what enters it and the result of its tanh; the last also keeps its result for the square:
+    that is the same storage."""
     toy = Toy(problem([1, 1]), seed=3)
     sizes = []
     for index in (0, 1):
@@ -77,7 +78,8 @@ def test_activations_are_freed_as_the_schedule_assumes(ranks: Ranks):
 
 
 class Late(ToyStage):
-    """Notes in the store when its last backward is done, and whether all ranks have done so when gradients are finalised."""
+    """Notes in the store when its last backward is done, and whether all ranks have done so when
+    gradients are finalised."""
 
     def backward(self, microbatch: int, received: torch.Tensor | None) -> torch.Tensor | None:
         gradient = super().backward(microbatch, received)

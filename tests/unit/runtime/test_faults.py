@@ -1,4 +1,5 @@
-"""Dead, stuck, frozen, failing and disagreeing ranks: every other rank ends within the timeout, and all name the same culprit."""
+"""Dead, stuck, frozen, failing and disagreeing ranks: every other rank ends within the timeout, and
+all name the same culprit."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""NCCL's port without NCCL: a process group that counts and blocks stands in for it. What NCCL itself does is not shown here."""
+"""NCCL's port without NCCL: a process group that counts and blocks stands in for it. What NCCL
+itself does is not shown here."""
 
 import threading
 import time

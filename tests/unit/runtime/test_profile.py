@@ -1,4 +1,5 @@
-"""Measuring with torch on the CPU: every part and pass gets a time, and the modules compute what they are measured for."""
+"""Measuring with torch on the CPU: every part and pass gets a time, and the modules compute
+what they are measured for."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,5 @@
-"""Random op lists, delays, sizes and depths on four processes: nothing deadlocks, everything is bitwise what serial training gives."""
+"""Random op lists, delays, sizes and depths on four processes: nothing deadlocks, everything is bitwise
+what serial training gives."""
 
 import random
 from collections.abc import Mapping
@@ -59,7 +60,8 @@ def test_a_wrong_micro_batch_is_seen_in_its_loss_and_in_all_gradients_of_its_pip
 
 
 def rounding(world: World, order: list[int]) -> tuple[bool, bool, bool]:
-    """Whether this rank's actor gradient is equal, and close, to the serial one, and its losses are the serial ones in the new order."""
+    """Whether this rank's actor gradient is equal, and close, to the serial one, and its losses are the
+    serial ones in the new order."""
     gradients, losses = run(world, SEED, {(0, m): source for m, source in enumerate(order)})
     wanted, wanted_losses = serial(SEED)
     key = 0, world.rank

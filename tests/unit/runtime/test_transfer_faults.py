@@ -1,4 +1,5 @@
-"""Killed, stuck and disagreeing ranks in a transfer: all others end within the timeout and name the culprit, and nobody takes a mixture for weights."""
+"""Killed, stuck and disagreeing ranks in a transfer: all others end within the timeout and name the culprit, and nobody
+takes a mixture for weights."""
 
 import os
 import re

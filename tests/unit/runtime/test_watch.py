@@ -1,4 +1,5 @@
-"""The invariants in the docstring of verl_fuse/runtime/watch.py that one process can show; test_faults.py shows the rest."""
+"""The invariants in the docstring of verl_fuse/runtime/watch.py that one process can show;
+test_faults.py shows the rest."""
 
 import time
 from collections.abc import Iterator

@@ -53,7 +53,8 @@ def random_orders(problem: ScheduleProblem, draw: random.Random) -> Orders:
 
 @dataclass(frozen=True)
 class Toy:
-    """Layers and data of every pipeline, the same in every process: widths differ by stage, sample counts by micro-batch."""
+    """Layers and data of every pipeline, the same in every process: widths differ by stage,
+    sample counts by micro-batch."""
 
     problem: ScheduleProblem
     seed: int
@@ -93,7 +94,8 @@ class Toy:
         return [TensorSpec(self.shape(pipeline, stage, m), torch.float32) for m in range(count)]
 
     def serial(self) -> tuple[dict[tuple[int, int], torch.Tensor], dict[tuple[int, int], torch.Tensor]]:
-        """Gradients by (pipeline, stage), added up over the copies of a model, and losses by (pipeline, micro-batch)."""
+        """Gradients by (pipeline, stage), added up over the copies of a model, and losses by
+        (pipeline, micro-batch)."""
         gradients, losses = {}, {}
         for i, p in enumerate(self.problem.pipelines):
             weights = [self.weight(i, s) for s in range(p.stages)]

@@ -13,7 +13,8 @@ def pareto(problem: ScheduleProblem) -> list[tuple[float, float]]:
 
     @cache
     def best(ends: tuple, free: tuple, held: tuple, since: float) -> tuple:
-        """`ends[i]` holds the end times of lane i's forwards and backwards so far; ops are dispatched in order of start."""
+        """`ends[i]` holds the end times of lane i's forwards and backwards so far; ops are
+        dispatched in order of start."""
         found = []
         for lane, (number, stage) in enumerate(lanes):
             pipe = problem.pipelines[number]

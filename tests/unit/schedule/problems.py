@@ -35,7 +35,8 @@ def two_ranks(microbatches: int = 2, memory_limit: float | None = None, transfer
 
 
 def random_problem(seed: int, ranks: int = 4, pipelines: int = 3, microbatches: int = 5) -> ScheduleProblem:
-    """Any number of pipelines, any placement, stage costs, transfer and memory limit; whole, decimal or irregular numbers."""
+    """Any number of pipelines, any placement, stage costs, transfer and memory limit; whole,
+    decimal or irregular numbers."""
     draw = random.Random(seed)
     ranks = draw.randint(1, ranks)
     unit = draw.choice([lambda: draw.randint(1, 6), lambda: draw.randint(1, 60) / 10, lambda: draw.uniform(0.1, 5)])

@@ -24,7 +24,8 @@ def test_no_schedule_beats_the_bounds(seed):
 
 
 def test_a_deadline_forces_memory():
-    """Eight stages of the same cost hold eight micro-batches to end in the least time (instance 2), and one when nothing hurries."""
+    """Eight stages of the same cost hold eight micro-batches to end in the least time (instance 2), and
+    one when nothing hurries."""
     table = OpTable(published(PUBLISHED[2]))
     assert memory_bound(table, 225.0) == 15.6
     assert memory_bound(table, 5000.0) == 2.0

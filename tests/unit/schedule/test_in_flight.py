@@ -16,7 +16,8 @@ FOREVER = float("inf")
 
 
 def test_room_goes_to_the_larger_share():
-    """Two stages, six micro-batches of 1 unit: 1F1B needs 2 + 1 on rank 0 and 1 + 2 on rank 1; three units more are shared."""
+    """Two stages, six micro-batches of 1 unit: 1F1B needs 2 + 1 on rank 0 and 1 + 2 on rank 1;
+    three units more are shared."""
     table = OpTable(two_ranks(6))
     even = limits(table, 6.0, {"actor": 1.0, "critic": 1.0})
     assert [even[0, 0] + even[1, 1], even[0, 1] + even[1, 0]] == [6, 6]

@@ -85,7 +85,8 @@ def test_no_time_no_result(period):
 
 
 def test_random_problems():
-    """Greedy schedules of random problems, with whole, decimal and irregular numbers: whatever comes out is a schedule within the capacity."""
+    """Greedy schedules of random problems, with whole, decimal and irregular numbers: whatever comes out is a
+    schedule within the capacity."""
     found = 0
     for seed in (*range(44), *range(48, 60)):  # the others find nothing, slowly
         table = OpTable(random_problem(seed, microbatches=24))

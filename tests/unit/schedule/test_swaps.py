@@ -54,7 +54,8 @@ def test_swaps_re_time_what_they_change_and_can_be_undone(problem):
 
 
 def test_a_swap_that_closes_a_cycle_is_refused():
-    """Rank 1 cannot run micro-batch 0 backward before its forward has come through rank 0's forward, wherever the swap is tried."""
+    """Rank 1 cannot run micro-batch 0 backward before its forward has come through rank 0's forward,
+    wherever the swap is tried."""
     table = OpTable(two_ranks(1))
     graph = swap_kernel.graph_of(table, scales(table))
     order = swap_kernel.order_of(graph, candidates(table, float("inf"))[0].orders)

@@ -32,7 +32,8 @@ def test_the_gains_that_count_are_advised_the_largest_first():
     assert advice.features == ("interstage", "pipeline")
     assert advice.overrides == (*OVERRIDES["interstage"], *OVERRIDES["pipeline"])
     assert advice.sentence == (
-        "switch on interstage (2.00 s a step, 20%), pipeline (0.50 s a step, 5%); observe mode is on; no gain is predicted from streaming"
+        "switch on interstage (2.00 s a step, 20%), pipeline (0.50 s a step, 5%); observe mode is on; no gain is "
+        "predicted from streaming"
     )
 
 

@@ -114,7 +114,8 @@ def test_time_alone_is_never_given_up():
 
 
 def fluid(run, replicas: int, inference: InferenceWork) -> tuple[float, float]:
-    """Moment by moment: seconds until all is inferred, and replica-seconds of loading and computing before generation ended."""
+    """Moment by moment: seconds until all is inferred, and replica-seconds of loading and computing
+    before generation ended."""
     moment, end = run.seconds / 20_000, run.seconds
     releases = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))]) + inference.load_seconds
     arriving = sorted(zip(run.rollout.finish, inference.work(run.rollout.requests), strict=True), reverse=True)

@@ -142,7 +142,8 @@ def test_seeds_differ_and_repeat():
 def test_an_unknown_strategy_is_refused():
     with pytest.raises(
         FuseError,
-        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, speculation, tail, zero_gradient, old_log_prob, update, all",
+        match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, "
+        r"speculation, tail, zero_gradient, old_log_prob, update, all",
     ):
         run(ppo(), "fast")
 

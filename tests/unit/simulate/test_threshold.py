@@ -18,7 +18,8 @@ RUNS = Path(__file__).parents[2] / "golden/cpu_runs.json"
 
 
 def recorded() -> list[int]:
-    """Response lengths of seven steps of the recipe ppo-cpu on real vLLM: 448 samples, half of them of at most 7 tokens, the longest of 240."""
+    """Response lengths of seven steps of the recipe ppo-cpu on real vLLM: 448 samples, half of them of at most 7
+    tokens, the longest of 240."""
     runs = {run["name"]: run for run in json.loads(RUNS.read_text())["runs"]}
     return [length for step in runs["ppo-cpu"]["steps"] for length in step["responses"]]
 

@@ -16,7 +16,8 @@ def simulate(
     cached: dict[int, int] | None = None,
     arrival: dict[int, float] | None = None,
 ) -> tuple[dict[int, float], int, int]:
-    """Finish time of each request, the largest batch and the most tokens held; `decode(batch, mean context)`, `prefill(sequences, tokens, squares)`."""
+    """Finish time of each request, the largest batch and the most tokens held; `decode(batch, mean context)`,
+    `prefill(sequences, tokens, squares)`."""
     cached, arrival = dict(cached or {}), arrival or {}
     waiting, running = list(queue), []
     done = dict.fromkeys(queue, 0)

@@ -32,7 +32,10 @@ def test_what_is_unset_may_stay_so(unset: dict):
     assert list(required_if_set((unset | {"part.size": 3}).get, NEEDS)) == [Refusal("part.size", 3, "one")]
 
 
-@pytest.mark.parametrize(("enable", "estimator", "has"), [(None, "gae", True), (None, "grpo", False), (True, "grpo", True), (False, "gae", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("enable", "estimator", "has"),
+    [(None, "gae", True), (None, "grpo", False), (True, "grpo", True), (False, "gae", False)],
+)
 def test_a_critic_is_trained_where_it_is_enabled_or_else_with_gae(enable: bool | None, estimator: str, has: bool):
     assert has_critic({"critic.enable": enable, "algorithm.adv_estimator": estimator}.get) is has
 

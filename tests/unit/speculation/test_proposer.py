@@ -1,4 +1,5 @@
-"""Shows the invariants of `verl_fuse_speculation.proposer`, with batches as vLLM's model runner keeps them: rows that move when others end."""
+"""Shows the invariants of `verl_fuse_speculation.proposer`, with batches as vLLM's model runner keeps them: rows
+that move when others end."""
 
 from types import SimpleNamespace
 

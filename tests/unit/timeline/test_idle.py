@@ -49,7 +49,12 @@ def test_a_replica_of_two_ranks_keeps_both_devices_busy():
 
 @pytest.mark.parametrize(
     "tracks",
-    [("replica 0", "replica 1", "rank 0"), ("replica 0", "replica 1", "rank 0", "rank 1", "rank 2"), ("replica 1", "rank 0"), ("rank 0",)],
+    [
+        ("replica 0", "replica 1", "rank 0"),
+        ("replica 0", "replica 1", "rank 0", "rank 1", "rank 2"),
+        ("replica 1", "rank 0"),
+        ("rank 0",),
+    ],
     ids=["fewer ranks", "no whole number of ranks per replica", "not numbered from 0", "no replicas"],
 )  # fmt: skip
 def test_without_a_pairing_the_overall_figure_is_over_tracks(tracks: tuple[str, ...]):
@@ -67,8 +72,13 @@ def test_no_device_tracks_means_no_figure():
 
 def test_categories_sum_device_seconds_and_leave_the_driver_out():
     table = idle_table(
-        timeline(("rank 0", "train", 0, 2), ("rank 1", "train", 1, 4), ("replica 0", "generate", 0, 3), ("step", "stage", 0, 9))
-    )  # fmt: skip
+        timeline(
+            ("rank 0", "train", 0, 2),
+            ("rank 1", "train", 1, 4),
+            ("replica 0", "generate", 0, 3),
+            ("step", "stage", 0, 9),
+        )
+    )
     assert table.categories == (("generate", 3.0), ("train", 5.0))
 
 

@@ -155,7 +155,8 @@ class _Echo(dict):
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "–"), (0.0126, "13 ms"), (1.0, "1.0 s"), (99.94, "99.9 s"), (119.6, "120 s"), (125, "2 min 05 s"), (3725, "62 min 05 s")],
+    [(None, "–"), (0.0126, "13 ms"), (1.0, "1.0 s"), (99.94, "99.9 s"), (119.6, "120 s"), (125, "2 min 05 s"),
+     (3725, "62 min 05 s")],
 )  # fmt: skip
 def test_durations_come_in_the_unit_people_use(value: float | None, shown: str):
     assert seconds(value) == shown

@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/host/test_accounting.py):
 - no key twice, no sample of another partition, no sample whose weights version is not the step's own;
-- a failed rollout shows as a missing sample of its group (verl pads the batch with masked rows), never as a sample with reward zero.
+- a failed rollout shows as a missing sample of its group (verl pads the batch with masked rows), never as a
+  sample with reward zero.
 """
 
 import json
@@ -24,7 +25,8 @@ ACCOUNTS_FOLDER = "accounts"
 
 @dataclass(frozen=True, slots=True)
 class StepAccount:
-    """What one step trained on. `groups` maps a prompt group to its number of samples; `missing` counts sessions that left none."""
+    """What one step trained on. `groups` maps a prompt group to its number of samples; `missing` counts
+    sessions that left none."""
 
     step: int
     samples: int
@@ -45,7 +47,8 @@ def account(
 ) -> StepAccount:
     """Check and count the rows of the batch that `step` trains on.
 
-    `expected` is the number of sessions (prompts x n) asked for; `version` is the weights version they must come from (None: replayed from disk).
+    `expected` is the number of sessions (prompts x n) asked for; `version` is the weights version they must come from
+    (None: replayed from disk).
     """
     if len(set(keys)) != len(keys):
         twice = sorted({key for key in keys if list(keys).count(key) > 1})
@@ -57,7 +60,8 @@ def account(
         versions = (tag.get("min_global_steps"), tag.get("max_global_steps"))
         if version is not None and versions != (version, version):
             raise FuseError(
-                f"step {step}: sample {key} was generated under weights versions {versions[0]}..{versions[1]}, but strictly on-policy training needs {version}"
+                f"step {step}: sample {key} was generated under weights versions {versions[0]}..{versions[1]}, but "
+                f"strictly on-policy training needs {version}"
             )
         trained.append(TrajectoryKey.parse(key))
     return StepAccount(
@@ -70,7 +74,8 @@ def account(
 
 
 def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> Path:
-    """Write `accounts/step_N.json`: what step N trained on, `prompts` being the data set indices of its groups. A repeated step replaces its file."""
+    """Write `accounts/step_N.json`: what step N trained on, `prompts` being the data set indices of its groups. A
+    repeated step replaces its file."""
     target = run_dir / ACCOUNTS_FOLDER / f"step_{account.step:06d}.json"
     data = {
         "step": account.step,

@@ -1,7 +1,8 @@
 """How far the clocks of other nodes are from this one's, so that a timeline has one clock: that of the driver's node.
 
-Spans come with the wall clock of the node they were recorded on. Each node with spans is asked for its time over an actor of its own, once a step; of several
-answers that with the shortest way there and back counts, and half of the way is what the offset may be wrong by. On one node nothing is asked.
+Spans come with the wall clock of the node they were recorded on. Each node with spans is asked for its time over an
+actor of its own, once a step; of several answers that with the shortest way there and back counts, and half of the way
+is what the offset may be wrong by. On one node nothing is asked.
 
 Invariants (tests/unit/host/test_clocks.py):
 - an offset is wrong by half of the shortest round trip at most;

@@ -51,8 +51,8 @@ class Journal:
             yield said
 
     def account(self, run_dir: Path, batch: KVBatchMeta, replayed: bool) -> Mapping[str, float]:
-        """Account for the batch that the step trains on, write that down, and return its metrics. A `replayed` one comes from disk, of any
-        weights."""
+        """Account for the batch that the step trains on, write that down, and return its metrics. A `replayed` one
+        comes from disk, of any weights."""
         step = self.step
         version = None if replayed else step.number - 1
         step.account = account(step.number, batch.keys, batch.tags, step.expected, version)

@@ -1,9 +1,10 @@
-"""What verl-fuse logs in the trainer's process goes where verl's own log goes: other libraries change what the root logger lets through, from which
-verl keeps its log apart as well (verl.utils.logging_utils).
+"""What verl-fuse logs in the trainer's process goes where verl's own log goes: other libraries change what the root
+logger lets through, from which verl keeps its log apart as well (verl.utils.logging_utils).
 
 Invariants (tests/unit/host/test_logs.py):
-- loggers of the host and of every plugin's package have verl's handlers and level, and print a line once, with "verl-fuse: " before its text: verl's
-  format has no name, and `verl-fuse run` shows warnings of ours only (verl_fuse/cli/screen.py);
+- loggers of the host and of every plugin's package have verl's handlers and level, and print a line once, with
+  "verl-fuse: " before its text: verl's format has no name, and `verl-fuse run` shows warnings of ours only
+  (verl_fuse/cli/screen.py);
 - a package that has handlers of its own keeps them; where verl has set up no log, nothing is changed.
 """
 

@@ -1,8 +1,8 @@
 """Collects spans of all Ray processes of a run in one place, and which of their requests cannot move.
 
-A process records through `record`, which sends to the run's collector actor and does not wait for the answer. A span comes with the wall clock of its node,
-and with the node's name, so that the driver may put all on one clock (clocks.py). Where no run has a collector (verl-fuse installed, another trainer mode),
-nothing records.
+A process records through `record`, which sends to the run's collector actor and does not wait for the answer. A span
+comes with the wall clock of its node, and with the node's name, so that the driver may put all on one clock
+(clocks.py). Where no run has a collector (verl-fuse installed, another trainer mode), nothing records.
 """
 
 import time
@@ -75,7 +75,8 @@ class Recorder:
     def span(
         self, name: str, track: str, category: Category, **args: str | int | float
     ) -> AbstractContextManager[dict[str, Any]]:
-        """Record the block as one span; entries put into the dict that it is given become its args. A failing block is recorded too."""
+        """Record the block as one span; entries put into the dict that it is given become its args. A
+        failing block is recorded too."""
         return self.span_since(Stopwatch(), name, track, category, **args)
 
     @contextmanager

@@ -11,7 +11,8 @@ from verl_fuse.spec.timeline import Category, Span
 
 @dataclass
 class Step:
-    """What is of one step: it trains on `samples_each` of so many `prompts`; `sources` by prompt uid the data set; times in Unix seconds."""
+    """What is of one step: it trains on `samples_each` of so many `prompts`; `sources` by prompt uid the data
+    set; times in Unix seconds."""
 
     number: int
     prompts: int

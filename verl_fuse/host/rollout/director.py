@@ -1,7 +1,7 @@
 """Directs the running rollout: what policies see of it, and what becomes of their decisions.
 
-At every look at the rollout (watch.py) the policies get a view of it, and may free replicas and hand finished samples to lanes. Before
-prompts are submitted their routing is planned.
+At every look at the rollout (watch.py) the policies get a view of it, and may free replicas and hand finished samples
+to lanes. Before prompts are submitted their routing is planned.
 """
 
 from collections import Counter
@@ -103,7 +103,8 @@ class Director:
         lost = sorted(key for key in gone if TrajectoryKey.parse(key).uid not in watch.discarded)
         if lost:
             raise FuseError(
-                f"step {self._journal.step.number}: {len(lost)} samples were dropped while they were in inference, first {lost[0]}: a sampler of "
+                f"step {self._journal.step.number}: {len(lost)} samples were dropped while they were in inference, "
+                f"first {lost[0]}: a sampler of "
                 "your own drops groups through ReplayBuffer._clear_groups (trainer.v1.sampler.custom_sampler)"
             )
 

@@ -1,12 +1,14 @@
 """The finished trajectories of a running step, kept from look to look, so that a look costs by what is new.
 
-verl's replay buffer lists everything anew at every look. What is known of a step is brought up to date with that: beside comparing keys, all work is for
-those that were not there before, or are not any more.
+verl's replay buffer lists everything anew at every look. What is known of a step is brought up to date with that:
+beside comparing keys, all work is for those that were not there before, or are not any more.
 
 Invariants (tests/unit/host/test_finished.py):
-- at every moment it is what counting the buffer's list anew would find, in the order in which trajectories were first seen;
+- at every moment it is what counting the buffer's list anew would find, in the order in which
+  trajectories were first seen;
 - a key may be listed before its data: only those with status `success` are finished;
-- trajectories of a discarded group, which are listed no more, are forgotten; what a lane has taken is not ready, and stays finished.
+- trajectories of a discarded group, which are listed no more, are forgotten; what a lane has taken is not
+  ready, and stays finished.
 """
 
 from collections import Counter

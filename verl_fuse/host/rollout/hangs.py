@@ -1,11 +1,14 @@
-"""Finds replicas that have requests but stand still, and ends them, so that their requests fail and start again elsewhere.
+"""Finds replicas that have requests but stand still, and ends them, so that their requests fail
+and start again elsewhere.
 
-A client cannot tell a hung replica from a slow one: an answer comes at the end. The server can: it knows how many tokens each of its requests
-has. It is asked now and then, and nobody waits for its answer.
+A client cannot tell a hung replica from a slow one: an answer comes at the end. The server can: it knows how many
+tokens each of its requests has. It is asked now and then, and nobody waits for its answer.
 
 Invariants (tests/integration/test_replicas.py):
-- a replica is hung once nothing about its requests has changed, or it has not answered, for `timeout` seconds in which it always had some;
-- one that generates, however slowly, or whose engine does not say, is never called hung, nor one with so many requests that a question waits behind them;
+- a replica is hung once nothing about its requests has changed, or it has not answered, for `timeout` seconds in
+  which it always had some;
+- one that generates, however slowly, or whose engine does not say, is never called hung, nor one with so many requests
+  that a question waits behind them;
 - time in which nobody looked, as between two steps, does not count;
 - looking takes no longer when a replica hangs.
 """

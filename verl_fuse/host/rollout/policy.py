@@ -1,4 +1,5 @@
-"""Asks plugins for decisions. A policy that fails costs its optimisation, not the run: the step goes on as verl would, counted and said aloud."""
+"""Asks plugins for decisions. A policy that fails costs its optimisation, not the run: the step goes on as verl
+would, counted and said aloud."""
 
 import logging
 import math
@@ -34,7 +35,8 @@ class PolicyGuard:
         return self._asked("fuse_predict", lambda found: _checked_predictions(found, prompts), prompts=prompts)
 
     def scale(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int | None:
-        """How many replicas generate the step, or, above the number there are, as soon as there are so many; or None."""
+        """How many replicas generate the step, or, above the number there are, as soon as
+        there are so many; or None."""
         seen = {"prompts": prompts, "replicas": replicas, "most": most}
         return self._asked("fuse_scale", lambda count: _checked_count(count, most), **seen)
 
@@ -90,7 +92,8 @@ def _checked_homes(
     unknown = sorted(set(homes) - {prompt.uid for prompt in prompts})
     if strangers or unknown:
         raise FuseError(
-            f"fuse_assign returned {(strangers or unknown)[0]}; allowed: prompts of this step, on replicas {sorted(ranks)}"
+            f"fuse_assign returned {(strangers or unknown)[0]}; allowed: prompts of this step, on replicas "
+            f"{sorted(ranks)}"
         )
     return homes
 
@@ -100,7 +103,8 @@ def _checked_migration(migration: Migration, view: RolloutView) -> Migration | N
     kept = set(migration.survivors)
     if not kept or not kept < routed:
         raise FuseError(
-            f"fuse_migration returned survivors {sorted(kept)}; allowed: some, but not all, of the replicas that take requests: {sorted(routed)}"
+            f"fuse_migration returned survivors {sorted(kept)}; allowed: some, but not all, of the replicas that take "
+            f"requests: {sorted(routed)}"
         )
     # A policy need not know that a request may be unable to move.
     kept |= {replica.rank for replica in view.replicas if replica.routed and replica.unmovable}
@@ -116,6 +120,7 @@ def _checked_keys(keys: Sequence[str], view: RolloutView, lane: LaneView) -> Seq
         )
     if not keys or len(keys) % lane.multiple:
         raise FuseError(
-            f"fuse_infer_next returned {len(keys)} samples for lane {lane.name!r}; allowed: positive multiples of {lane.multiple}"
+            f"fuse_infer_next returned {len(keys)} samples for lane {lane.name!r}; allowed: positive multiples of "
+            f"{lane.multiple}"
         )
     return keys

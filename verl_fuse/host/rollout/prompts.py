@@ -1,7 +1,9 @@
-"""Which prompt a piece of code works for: known to the driver when it submits a batch, and to every request of that prompt in the agent loops.
+"""Which prompt a piece of code works for: known to the driver when it submits a batch, and to every request of that
+prompt in the agent loops.
 
-verl gives each of a prompt's samples a request id of its own and starts them all at once. A context variable, set where an agent-loop worker
-begins a prompt (agent_loop_tq.py `_run_prompt`), reaches the requests of all its samples, whatever agent loop makes them.
+verl gives each of a prompt's samples a request id of its own and starts them all at once. A context variable, set
+where an agent-loop worker begins a prompt (agent_loop_tq.py `_run_prompt`), reaches the requests of all its samples,
+whatever agent loop makes them.
 """
 
 import asyncio
@@ -23,8 +25,8 @@ from verl_fuse.spec.prompts import Prompt
 
 @dataclass(slots=True)
 class PromptGroup:
-    """The samples of one prompt in one agent-loop worker; `weights` names those they are generated with (verl_fuse.spec.step.RequestView), `warmed` is
-    the request that prefills their prefix, once there is one."""
+    """The samples of one prompt in one agent-loop worker; `weights` names those they are generated with
+    (verl_fuse.spec.step.RequestView), `warmed` is the request that prefills their prefix, once there is one."""
 
     uid: str
     weights: str
@@ -40,19 +42,23 @@ def current_group() -> PromptGroup | None:
 
 
 def announce(agent_loop_manager: Any, timeout: float) -> None:
-    """Let the requests of all agent loops know their prompt; `timeout` is seconds an agent-loop worker may take to answer."""
+    """Let the requests of all agent loops know their prompt; `timeout` is seconds an agent-loop
+    worker may take to answer."""
     loops = getattr(agent_loop_manager, "agent_loop_workers", None)
     if loops is None:
         raise FuseError(
-            "actor_rollout_ref.rollout.agent.agent_loop_manager_class: a manager with agent_loop_workers is needed, as verl's, where requests are to "
-            f"know their prompt (fuse.elastic.enabled=true, or a KV connector); {type(agent_loop_manager).__name__} has none"
+            "actor_rollout_ref.rollout.agent.agent_loop_manager_class: a manager with agent_loop_workers is needed, as "
+            "verl's, where requests are to "
+            f"know their prompt (fuse.elastic.enabled=true, or a KV connector); {type(agent_loop_manager).__name__} "
+            "has none"
         )
     run = uuid4().hex
     ray.get([loop.__ray_call__.remote(announce_prompts, run) for loop in loops], timeout=timeout)
 
 
 def announce_prompts(worker: Any, run_id: str) -> None:
-    """Runs inside an agent-loop worker: from now on every request knows its prompt, and its weights by run, step, and whether it is validation."""
+    """Runs inside an agent-loop worker: from now on every request knows its prompt, and its weights by run, step, and
+    whether it is validation."""
     run = worker._run_prompt
     if getattr(run, "func", None) is not _announced:
         worker._run_prompt = partial(_announced, run, run_id)
@@ -61,7 +67,8 @@ def announce_prompts(worker: Any, run_id: str) -> None:
 async def _announced(
     run: Callable[..., Coroutine], run_id: str, prompt: dict, sampling_params: dict, trajectory: dict, **kwargs: Any
 ) -> Any:
-    """An agent-loop worker's `_run_prompt`, that is `run`; each call is a task of its own, so the variable ends with it."""
+    """An agent-loop worker's `_run_prompt`, that is `run`; each call is a task of its own, so
+    the variable ends with it."""
     # The weights are synced between a step's rollout and its validation.
     kind = "validation" if trajectory["validate"] else "step"
     _group.set(PromptGroup(str(prompt["uid"]), f"{run_id} {kind} {trajectory['step']}"))
@@ -87,7 +94,8 @@ def sources_of(batch: TensorDict) -> dict[str, str]:
 
 
 def prompt_key(source: Any, content: Any) -> str:
-    """The same for the same messages of the same data set; images count by how they print, so one without a stable form is always new."""
+    """The same for the same messages of the same data set; images count by how they print, so one without a
+    stable form is always new."""
     text = json.dumps([str(source), content], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

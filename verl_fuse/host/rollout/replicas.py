@@ -1,15 +1,20 @@
-"""The rollout replicas of a run as its trainer moves them: some out of a running rollout, all to sleep at its end, and back after the weight sync.
+"""The rollout replicas of a run as its trainer moves them: some out of a running rollout, all to sleep at its end, and
+back after the weight sync.
 
 Invariants (tests/integration/test_replicas.py):
 - a replica is freed in the order cut routing, abort, sleep, so no request can be parked behind a closed gate;
 - it is routed again only after the weight sync, once its server confirms the version of its weights;
-- a replica that clients found dead is dropped from verl's checkpoint manager, and the step ends with an error naming it before the next weight
-  sync, which needs every replica; with no replica left, it ends before it trains on what happened to be finished;
-- one that hangs (hangs.py), cannot be freed, or does not go to sleep after the rollout is routed to no more and ended: from then on it is a dead one;
-- a standalone replica (standalone/) that dies, hangs or comes back with other weights is only lost: the step and the run go on without it;
+- a replica that clients found dead is dropped from verl's checkpoint manager, and the step ends with an error naming it
+  before the next weight sync, which needs every replica; with no replica left, it ends before it trains on what
+  happened to be finished;
+- one that hangs (hangs.py), cannot be freed, or does not go to sleep after the rollout is routed to no more and ended:
+  from then on it is a dead one;
+- a standalone replica (standalone/) that dies, hangs or comes back with other weights is only lost: the step and
+  the run go on without it;
 - requests that cannot move are counted before they are sent; those that meet a replica which is being freed are named
   in the log, and start again;
-- every wait has a deadline (waiting.py), and what passes it is an error naming the replica: in the log where the step goes on, a FuseError where it cannot.
+- every wait has a deadline (waiting.py), and what passes it is an error naming the replica: in the log where the step
+  goes on, a FuseError where it cannot.
 """
 
 import logging
@@ -65,7 +70,8 @@ class Replicas(Roster):
             del self._checkpoints.sleep_replicas
 
     def sync(self, stock: Callable[[], None], seconds: float) -> None:
-        """Let `stock`, verl's call, send all their weights, within `seconds`: its sender waits for its receiver without a time limit."""
+        """Let `stock`, verl's call, send all their weights, within `seconds`: its sender waits for its
+        receiver without a time limit."""
         name, suspects = "weight sync to the rollout replicas", partial(weight_sync_suspects, self._checkpoints)
         try:
             with_deadline(name, seconds, stock, suspects)
@@ -75,7 +81,8 @@ class Replicas(Roster):
             raise FuseError(f"{name} failed: {first_line(error)}; dead or silent: {', '.join(found)}") from error
 
     def readmit(self, version: int) -> None:
-        """After a weight sync: let freed replicas, and those that joined, take requests again, if they hold the weights of step `version`."""
+        """After a weight sync: let freed replicas, and those that joined, take requests again, if they hold the
+        weights of step `version`."""
         if not self._in(*OUTSIDE):
             return
         for replica, held in self._waiting.answers(weights_version, self._in(*OUTSIDE)).items():

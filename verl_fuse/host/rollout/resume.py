@@ -1,7 +1,8 @@
 """Puts one response together from the parts that several replicas generated.
 
-A replica that leaves the rollout returns what it has as an aborted partial answer; the rest is asked for as prompt + tokens so far. The
-weights do not change within a step, so the whole is one on-policy sample (as verl's FullyAsyncLLMServerClient does across weight versions).
+A replica that leaves the rollout returns what it has as an aborted partial answer; the rest is asked for as prompt +
+tokens so far. The weights do not change within a step, so the whole is one on-policy sample (as verl's
+FullyAsyncLLMServerClient does across weight versions).
 
 Invariants (tests/integration/test_resume.py):
 - tokens and log-probs are the parts' in order, one log-prob per token;
@@ -112,7 +113,8 @@ def merge(parts: Sequence[TokenOutput]) -> TokenOutput:
 
 
 def _routed_experts(parts: Sequence[TokenOutput]) -> Any:
-    """Rows of the first part, then of every later part those of its own tokens: the rows before them repeat earlier parts."""
+    """Rows of the first part, then of every later part those of its own tokens: the rows before
+    them repeat earlier parts."""
     routed: Any = None
     for part in parts:
         if part.routed_experts is not None and part.token_ids:

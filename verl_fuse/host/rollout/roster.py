@@ -1,4 +1,5 @@
-"""The rollout replicas of a run, one record each: which there are, what each is doing and has room for, which are lost."""
+"""The rollout replicas of a run, one record each: which there are, what each is doing and has
+room for, which are lost."""
 
 import dataclasses
 import logging
@@ -21,10 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class Roster:
-    """Replicas of verl's LLMServerManager, which `checkpoints`, verl's CheckpointEngineManager, puts to sleep and wakes.
+    """Replicas of verl's LLMServerManager, which `checkpoints`, verl's CheckpointEngineManager,
+    puts to sleep and wakes.
 
-    `max_num_seqs` is the engine's limit of concurrent sequences, `sequence_tokens` the longest sequence there can be, `timeout` seconds a
-    replica may take to answer, or may have requests without generating a token.
+    `max_num_seqs` is the engine's limit of concurrent sequences, `sequence_tokens` the longest sequence there can be,
+    `timeout` seconds a replica may take to answer, or may have requests without generating a token.
     """
 
     def __init__(
@@ -42,7 +44,8 @@ class Roster:
         self._waiting = Waiting(timeout, self._fail)
         self._lengths, self._sequence_tokens = SequenceLengths(sequence_tokens), float(sequence_tokens)
         self._collector = collector()
-        # What a standalone replica's requests are recorded as, which may be read when it has left -> what they are shown as.
+        # What a standalone replica's requests are recorded as, which may be read when it has left
+        # -> what they are shown as.
         self._tracks: dict[str, str] = {}
         self._measure(self._replicas.values())
         self._hangs = HangWatch(self._replicas, timeout)
@@ -112,7 +115,8 @@ class Roster:
         return self.views() if hung else views
 
     def join(self, handle: Any) -> None:
-        """Take in a standalone replica (verl's handle); like one that was freed, it is routed once it confirms its weights."""
+        """Take in a standalone replica (verl's handle); like one that was freed, it is routed once
+        it confirms its weights."""
         replica = Replica(handle, standalone=True, state=State.PARKED)
         self._replicas[replica.rank] = replica
         self._tracks[f"replica {replica.address}"] = str(replica)
@@ -135,7 +139,8 @@ class Roster:
         self._bury(replica)
 
     def all_live(self, ranks: Iterable[int]) -> bool:
-        """Whether all of these live; those that do not are lost. A dead replica finishes nothing, so until its clients know it looks busy."""
+        """Whether all of these live; those that do not are lost. A dead replica finishes nothing, so until its
+        clients know it looks busy."""
         dead = [rank for rank in ranks if is_dead(self._replicas[rank].server, LOOK)]
         for rank in dead:
             self.lose(rank, "was to take over the requests of others")
@@ -148,12 +153,14 @@ class Roster:
         others = {str(replica): replica.server for replica in needed if replica.state is not State.LOST}
         if found := [*dead, *silent_actors(others, self._timeout)]:
             raise FuseError(
-                f"dead: {', '.join(found)}. The step is trained, on samples that other replicas finished, but the weight sync needs every "
+                f"dead: {', '.join(found)}. The step is trained, on samples that other replicas finished, but the "
+                "weight sync needs every "
                 "replica: start the run again, it goes on from the last checkpoint"
             )
 
     def require_one(self, unfinished: int) -> None:
-        """Raise a FuseError naming the dead replicas if none is left that could have generated the `unfinished` prompt groups."""
+        """Raise a FuseError naming the dead replicas if none is left that could have generated the
+        `unfinished` prompt groups."""
         if any(view.routed for view in self.views()):
             return
         dead, freed = (", ".join(map(str, self._in(state))) for state in (State.LOST, State.FREED))
@@ -164,7 +171,8 @@ class Roster:
         )
 
     def suspects(self) -> list[str]:
-        """Who may be holding up the rollout: replicas with requests in flight, and servers that are dead or do not answer."""
+        """Who may be holding up the rollout: replicas with requests in flight, and servers that
+        are dead or do not answer."""
         busy = [f"replica {view.rank} ({view.running} requests in flight)" for view in self.views() if view.running]
         return [*busy, *silent_actors({str(replica): replica.server for replica in self._replicas.values()}, 5.0)]
 

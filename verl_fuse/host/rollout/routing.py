@@ -63,8 +63,8 @@ class PromptRouter(GlobalRequestLoadBalancer):
 
 
 class Routing:
-    """Plans each step's rollout with the plugins' policies; `samples` are generated of a prompt that does not say otherwise, `timeout` is seconds an actor may
-    take to answer."""
+    """Plans each step's rollout with the plugins' policies; `samples` are generated of a prompt that does not say
+    otherwise, `timeout` is seconds an actor may take to answer."""
 
     # Requests are routed by their prompt, which they must know.
     by_prompt = True

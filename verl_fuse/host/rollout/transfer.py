@@ -1,11 +1,11 @@
 """What a KV connector of the engines is told with a request: the hook `fuse_transfer`, asked where requests are made.
 
-vLLM hands `kv_transfer_params` to the connector set in `engine_kwargs.vllm.kv_transfer_config`. One that keeps KV in a store lets the rest of a
-moved request load its prefix instead of computing it again.
+vLLM hands `kv_transfer_params` to the connector set in `engine_kwargs.vllm.kv_transfer_config`. One that keeps KV in a
+store lets the rest of a moved request load its prefix instead of computing it again.
 
 Invariants (tests/unit/host/test_kv_transfer.py):
-- a request of which the weights are not known, about which no plugin says anything, or whose plugin fails is an error, because what a connector
-  keeps or finds for it may be of other weights; only an empty answer is nothing to tell.
+- a request of which the weights are not known, about which no plugin says anything, or whose plugin fails is an error,
+  because what a connector keeps or finds for it may be of other weights; only an empty answer is nothing to tell.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,8 @@ class Transfers:
             raise FuseError(f"fuse_transfer failed: {type(error).__name__}: {error}") from error
         if told is None:
             raise FuseError(
-                "no plugin says what the KV connector is told with a request: fuse.interstage.kv_transfer_params, or a fuse_transfer"
+                "no plugin says what the KV connector is told with a request: fuse.interstage.kv_transfer_params, or a "
+                "fuse_transfer"
             )
         if not isinstance(told, Mapping):
             raise FuseError(

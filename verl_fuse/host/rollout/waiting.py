@@ -1,4 +1,5 @@
-"""Waits for actors of the rollout, none longer than `timeout` seconds (fuse.replica_timeout); whoever fails or is late is named."""
+"""Waits for actors of the rollout, none longer than `timeout` seconds (fuse.replica_timeout); whoever
+fails or is late is named."""
 
 import asyncio
 import logging

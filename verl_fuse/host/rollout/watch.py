@@ -22,7 +22,8 @@ STEADY = 0.5
 
 
 class Glance:
-    """Whether a look at the rollout is worth asking everybody: something is not as it was, or `STEADY` seconds have passed.
+    """Whether a look at the rollout is worth asking everybody: something is not as it was, or
+    `STEADY` seconds have passed.
 
     To ask costs the load balancer and the driver a few milliseconds, which on busy cores are generation's.
     """
@@ -40,8 +41,8 @@ class Glance:
 
 
 class RolloutWatch:
-    """Calls `on_poll(watch)` at every look at the training partition, and `on_discard(keys)` before finished trajectories are cleared;
-    `stall_timeout` is seconds without a new sample, after which `suspects()` are named."""
+    """Calls `on_poll(watch)` at every look at the training partition, and `on_discard(keys)` before finished
+    trajectories are cleared; `stall_timeout` is seconds without a new sample, after which `suspects()` are named."""
 
     def __init__(
         self,
@@ -105,8 +106,8 @@ class RolloutWatch:
         self._clear(partition_id, uids)
 
     def _pace(self) -> float:
-        """Seconds to the next look. Looking costs CPU time in proportion to the batch and competes with the lane's thread: at most a tenth
-        of the time goes into it, but the pace is never slower than verl's own."""
+        """Seconds to the next look. Looking costs CPU time in proportion to the batch and competes with the lane's
+        thread: at most a tenth of the time goes into it, but the pace is never slower than verl's own."""
         spent = time.thread_time() - self._looked
         return max(self._poll_interval, min(9 * spent, VERL_POLL_INTERVAL))
 
@@ -121,7 +122,8 @@ class RolloutWatch:
             waiting = sorted(b.running_keys[partition_id] | b.pending_keys[partition_id])
             shown = ", ".join(waiting[:5]) + (", …" if len(waiting) > 5 else "")
             raise FuseError(
-                f"the rollout made no progress for {now - since:.0f} s: {progress} samples finished, still waiting for {len(waiting)} "
+                f"the rollout made no progress for {now - since:.0f} s: {progress} samples finished, still waiting for "
+                f"{len(waiting)} "
                 f"prompt groups ({shown}); on {diagnosis(self._suspects)} (fuse.stall_timeout)"
             )
 

@@ -1,8 +1,9 @@
 """LoRA as verl cannot train it, found before a run starts instead of in its first step.
 
-Invariant (tests/unit/host/test_adapters.py): what is refused here ends in stock verl 0.9.1 in an error, or in values of another critic: the reference of a
-policy with adapters is that policy without them, and verl leaves the word for that, `no_lora_adapter`, in the batch that the critic gets next
-(`PPOTrainer._compute_ref_log_prob`, `TrainingWorker.infer_batch`).
+Invariant (tests/unit/host/test_adapters.py): what is refused here ends in stock verl 0.9.1 in an error, or in values of
+another critic: the reference of a policy with adapters is that policy without them, and verl leaves the word for that,
+`no_lora_adapter`, in the batch that the critic gets next (`PPOTrainer._compute_ref_log_prob`,
+`TrainingWorker.infer_batch`).
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ def adapter_refusals(config: DictConfig) -> Iterator[Refusal]:
     yield Refusal(
         key,
         get(key),
-        f"not with a reference and a critic: verl 0.9.1 asks the critic for values without adapters after the reference, and {critic}. Needs "
-        "algorithm.use_kl_in_reward=false and actor_rollout_ref.actor.use_kl_loss=false, or critic.enable=false, or no LoRA",
+        "not with a reference and a critic: verl 0.9.1 asks the critic for values without adapters after the "
+        f"reference, and {critic}. Needs "
+        "algorithm.use_kl_in_reward=false and actor_rollout_ref.actor.use_kl_loss=false, or critic.enable=false, or "
+        "no LoRA",
     )

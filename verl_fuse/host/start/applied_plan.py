@@ -24,7 +24,8 @@ _ABSENT = object()
 
 
 def checked_plan(path: Path, config: DictConfig, enabled: Collection[str]) -> Plan:
-    """Read a plan; a FuseError lists everything that keeps this run, with the features `enabled`, from carrying it out."""
+    """Read a plan; a FuseError lists everything that keeps this run, with the features
+    `enabled`, from carrying it out."""
     plan = Plan.read(path)
     reasons = list(_reasons(plan, config, enabled))
     if reasons:
@@ -46,12 +47,18 @@ def apply_plan(config: DictConfig, overrides: Mapping[str, Setting]) -> list[str
 
 def _reasons(plan: Plan, config: DictConfig, enabled: Collection[str]) -> Iterator[str]:
     if plan.strategy is None:
-        yield "its calls have placements of their own, which needs weights to be moved between layouts: make a plan without --ideal"
+        yield (
+            "its calls have placements of their own, which needs weights to be moved between layouts: make a plan "
+            "without --ideal"
+        )
         return
     engine = _value(config, "actor_rollout_ref.actor.strategy")
     other_engine = str(engine).rstrip("2") != plan.strategy
     if other_engine:
-        yield f"it is for the engine {plan.strategy}, actor_rollout_ref.actor.strategy={engine}: compose with model_engine={'megatron' if plan.strategy == 'megatron' else 'dp'}"
+        yield (
+            f"it is for the engine {plan.strategy}, actor_rollout_ref.actor.strategy={engine}: compose with "
+            f"model_engine={'megatron' if plan.strategy == 'megatron' else 'dp'}"
+        )
     for key in _FIXED:
         if key in plan.overrides and _value(config, key) != plan.overrides[key]:
             yield f"it is for {key}={plan.overrides[key]}, this run has {_value(config, key)}"
@@ -59,7 +66,10 @@ def _reasons(plan: Plan, config: DictConfig, enabled: Collection[str]) -> Iterat
     critic = _value(config, "algorithm.adv_estimator") == "gae" if critic in (None, _ABSENT) else critic
     planned = any(call.call == "critic_train" for call in plan.calls)
     if critic != planned:
-        yield f"it is for a step {'with' if planned else 'without'} a critic, this run is {'with' if critic else 'without'} one"
+        yield (
+            f"it is for a step {'with' if planned else 'without'} a critic, this run is "
+            f"{'with' if critic else 'without'} one"
+        )
     for feature in plan.features:
         if feature not in enabled:
             yield f"it counts on {feature}: set fuse.{feature}.enabled=true, or plan without --feature {feature}"

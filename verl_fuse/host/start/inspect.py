@@ -25,7 +25,8 @@ RAY_TIMEOUT = 180.0
 
 @dataclass(frozen=True)
 class Probe:
-    """One process as verl would find it. `entry_points` maps each of our entry points to what keeps it from working, or None."""
+    """One process as verl would find it. `entry_points` maps each of our entry points to what keeps
+    it from working, or None."""
 
     python: str
     verl: str | None
@@ -36,7 +37,8 @@ class Probe:
 
 
 def probe() -> Probe:
-    """Examine this process: import verl's V1 trainers, see whether ours is there, then load our entry points, since verl hides their errors."""
+    """Examine this process: import verl's V1 trainers, see whether ours is there, then load our entry points, since
+    verl hides their errors."""
     trainers = importlib.import_module("verl.trainer.ppo.v1").trainer_base.TRAINER_REGISTRY
     trainer = trainers.get("fuse")
     broken: dict[str, str | None] = {}
@@ -61,7 +63,10 @@ def probe() -> Probe:
 
 def probe_driver() -> Probe:
     """Examine a fresh process of this environment; a FuseError carries its last words if it fails."""
-    code = "import dataclasses, json; from verl_fuse.host.start.inspect import probe; print(json.dumps(dataclasses.asdict(probe())))"
+    code = (
+        "import dataclasses, json; from verl_fuse.host.start.inspect import probe; "
+        "print(json.dumps(dataclasses.asdict(probe())))"
+    )
     process = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     if process.returncode:
         last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
@@ -70,7 +75,8 @@ def probe_driver() -> Probe:
 
 
 def probe_ray_worker() -> Probe:
-    """Examine a worker of the cluster RAY_ADDRESS names, or of a Ray started for this with one CPU; raises what Ray raises."""
+    """Examine a worker of the cluster RAY_ADDRESS names, or of a Ray started for this with one
+    CPU; raises what Ray raises."""
     import ray
 
     address = os.environ.get("RAY_ADDRESS", "local")
@@ -83,7 +89,8 @@ def probe_ray_worker() -> Probe:
 
 
 def composed_fuse_keys() -> list[str]:
-    """Compose verl's own trainer configuration with `+fuse=default` and return the keys of the block; raises what Hydra raises."""
+    """Compose verl's own trainer configuration with `+fuse=default` and return the keys of the block;
+    raises what Hydra raises."""
     from hydra import compose, initialize_config_module
 
     with initialize_config_module("verl.trainer.config", version_base=None):

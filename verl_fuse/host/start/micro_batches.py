@@ -1,7 +1,9 @@
-"""Micro-batch sizes that verl reads when its workers start, minutes after its own checks, and those it checks one at a time.
+"""Micro-batch sizes that verl reads when its workers start, minutes after its own checks, and those
+it checks one at a time.
 
-Invariant (tests/unit/host/test_micro_batches.py): what is refused here ends in stock verl 0.9.1 in an error as well (verl/utils/config.py
-`validate_config`, verl/workers/engine_workers.py `init_model`); a key that the configuration lacks is not asked for.
+Invariant (tests/unit/host/test_micro_batches.py): what is refused here ends in stock verl 0.9.1 in an error as
+well (verl/utils/config.py `validate_config`, verl/workers/engine_workers.py `init_model`); a key that the
+configuration lacks is not asked for.
 """
 
 from collections.abc import Iterator
@@ -15,7 +17,8 @@ _ACTOR, _ROLLOUT, _REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rol
 
 
 def micro_batch_refusals(config: DictConfig) -> Iterator[Refusal]:
-    """What must be a number of samples and is not, for the models of this run whose micro-batches are not cut by tokens."""
+    """What must be a number of samples and is not, for the models of this run whose
+    micro-batches are not cut by tokens."""
     get = getter(config)
     if get("trainer.use_v1") is False:
         # verl's trainer before V1 reads other keys as well.

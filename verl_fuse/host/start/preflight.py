@@ -1,7 +1,7 @@
 """Checks the configuration in the driver, before Ray or any worker is started.
 
-The config group `fuse` installs this as a Hydra callback, so it also runs under verl's own `main_ppo`. Hydra turns exceptions of
-callbacks into warnings; therefore a refusal leaves through SystemExit.
+The config group `fuse` installs this as a Hydra callback, so it also runs under verl's own `main_ppo`. Hydra turns
+exceptions of callbacks into warnings; therefore a refusal leaves through SystemExit.
 """
 
 import sys
@@ -18,7 +18,8 @@ from verl_fuse.host.start.settings import load_settings
 
 
 class Preflight(Callback):
-    """Refuses an unsupported verl, a broken contract or a bad `fuse` block with one message and exit code 2; says what `fuse.preset` chose and what is set for nothing."""
+    """Refuses an unsupported verl, a broken contract or a bad `fuse` block with one message and exit code 2; says what
+    `fuse.preset` chose and what is set for nothing."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:

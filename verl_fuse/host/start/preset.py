@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/host/test_preset.py):
 - only keys that are null are chosen: what the user sets stays as it is;
-- a feature of which anything is refused stays off, with the first reason; what is refused without the preset is refused with it;
+- a feature of which anything is refused stays off, with the first reason; what is refused without the
+  preset is refused with it;
 - a feature that has nothing to do in this run stays off.
 """
 
@@ -21,7 +22,8 @@ Problems = Callable[[DictConfig], Sequence[str]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A feature: the keys of `fuse` that switch it on, of which the first is its switch; `idle` says why it has nothing to do in a run, or None."""
+    """A feature: the keys of `fuse` that switch it on, of which the first is its switch; `idle` says why it has nothing
+    to do in a run, or None."""
 
     keys: Mapping[str, Any]
     idle: Callable[[Get], str | None]
@@ -90,7 +92,8 @@ PRESETS: Mapping[PresetName, Sequence[Candidate]] = {
 
 
 def choose(config: DictConfig, name: PresetName, problems: Problems) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(the keys of `fuse` that the preset sets in `config`, what it says of each feature); `problems` finds what is refused of a configuration."""
+    """(the keys of `fuse` that the preset sets in `config`, what it says of each feature); `problems` finds what is
+    refused of a configuration."""
     chosen: dict[str, Any] = {}
     lines: list[str] = []
     refused = set(problems(config)) if PRESETS[name] else set()

@@ -46,8 +46,9 @@ class CoreBlock:
 
 @dataclass(frozen=True)
 class Settings:
-    """The core block, one block per plugin, the plugins themselves, and the keys that a plan sets in verl's configuration; `idle` says of features that
-    are off which of their keys are set for nothing, `chosen` what `fuse.preset` switches on and what not, with the reason."""
+    """The core block, one block per plugin, the plugins themselves, and the keys that a plan sets in verl's
+    configuration; `idle` says of features that are off which of their keys are set for nothing, `chosen` what
+    `fuse.preset` switches on and what not, with the reason."""
 
     core: CoreBlock
     blocks: Mapping[str, Any]
@@ -116,10 +117,16 @@ def _unknown(node: Mapping[str, Any], core: CoreBlock, known: Collection[str]) -
             continue
         if key in core.disabled_plugins:
             if isinstance(value, dict) and value.get("enabled"):
-                yield f"fuse.{key}.enabled=true, but fuse.disabled_plugins leaves the plugin {key!r} out: drop one of the two"
+                yield (
+                    f"fuse.{key}.enabled=true, but fuse.disabled_plugins leaves the plugin {key!r} out: drop one of "
+                    "the two"
+                )
             continue
         allowed = ", ".join(sorted(known))
-        yield f"fuse.{key}: unknown key{nearest(key, known)}; allowed: {allowed}. A plugin's block needs the plugin to be installed and not disabled"
+        yield (
+            f"fuse.{key}: unknown key{nearest(key, known)}; allowed: {allowed}. A plugin's block needs the plugin to "
+            "be installed and not disabled"
+        )
 
 
 def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[str]:
@@ -130,7 +137,8 @@ def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[str]:
         # A value of a type nobody expects; the line that met it names the key.
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise FuseError(
-            f"this configuration cannot be checked: {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}: {frame.line})"
+            f"this configuration cannot be checked: {type(error).__name__}: {error} ({Path(frame.filename).name}, line "
+            f"{frame.lineno}: {frame.line})"
         ) from error
 
 
@@ -146,7 +154,8 @@ def _written(value: Any) -> str:
 
 
 def _without(config: DictConfig, refused: Sequence[str]) -> DictConfig:
-    """The configuration with nothing in the blocks that are `refused` but whether they are on: what else the run lacks is found beside their bad values."""
+    """The configuration with nothing in the blocks that are `refused` but whether they are on: what else the run lacks
+    is found beside their bad values."""
     if not refused:
         return config
     config = deepcopy(config)

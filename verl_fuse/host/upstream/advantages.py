@@ -12,7 +12,8 @@ ADVANTAGE_FIELDS = ("advantages", "response_mask")
 
 
 def has_gradient(data: Any) -> list[bool]:
-    """Of each row, whether any token that counts has an advantage other than exactly 0; `data` has ADVANTAGE_FIELDS, nested."""
+    """Of each row, whether any token that counts has an advantage other than exactly 0; `data` has
+    ADVANTAGE_FIELDS, nested."""
     pairs = zip(data["advantages"].unbind(), data["response_mask"].unbind(), strict=True)
     return [bool(((advantages != 0) & (mask != 0)).any()) for advantages, mask in pairs]
 
@@ -23,7 +24,8 @@ def with_gradient(batch: KVBatchMeta) -> list[bool]:
 
 
 def without_gradient(batch: KVBatchMeta, kept: Sequence[bool]) -> dict[str, float]:
-    """Shares of the batch's samples, and of their tokens, that have no gradient, padding not counted; `kept`: of each row, whether it has one."""
+    """Shares of the batch's samples, and of their tokens, that have no gradient, padding not counted; `kept`: of each
+    row, whether it has one."""
     rows = zip(kept, batch.tags, strict=True)
     lengths = [(one, int(tag["seq_len"])) for one, tag in rows if not tag.get("is_padding")]
     tokens = sum(length for _, length in lengths)

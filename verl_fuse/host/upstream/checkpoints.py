@@ -1,4 +1,5 @@
-"""Where verl keeps the checkpoint of a step (trainer_base.py `_save_checkpoint`, `_load_checkpoint`), for those who keep something beside it."""
+"""Where verl keeps the checkpoint of a step (trainer_base.py `_save_checkpoint`, `_load_checkpoint`), for those who
+keep something beside it."""
 
 from pathlib import Path
 

@@ -10,7 +10,8 @@ EXITING = 0x4
 
 
 def is_dying(pid: int) -> bool:
-    """Whether a process of this machine has been killed, or is gone: known before it has given back its memory, which is when its parent hears of it."""
+    """Whether a process of this machine has been killed, or is gone: known before it has given back its memory, which
+    is when its parent hears of it."""
     try:
         status, stat = (Path(f"/proc/{pid}/{name}").read_text() for name in ("status", "stat"))
     except (FileNotFoundError, ProcessLookupError):

@@ -13,7 +13,8 @@ TRAIN = "train"
 
 
 def read(batch: KVBatchMeta, fields: Sequence[str]) -> Any:
-    """The TensorDict of `fields` for all rows of `batch`; a field that any row lacks is absent from it (TransferQueue intersects)."""
+    """The TensorDict of `fields` for all rows of `batch`; a field that any row lacks is absent from it
+    (TransferQueue intersects)."""
     return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id or TRAIN, select_fields=list(fields))
 
 
@@ -37,7 +38,8 @@ def prompt_indices(batch: KVBatchMeta) -> list[int | str]:
 
 
 def lengths_by_source(batch: KVBatchMeta, sources: Mapping[str, str]) -> dict[str, list[tuple[int, int]]]:
-    """(prompt, response) tokens of the batch's trajectories by data set; `sources` by prompt uid, what is not in it counts as of the data set ""."""
+    """(prompt, response) tokens of the batch's trajectories by data set; `sources` by prompt uid, what is not in it
+    counts as of the data set ""."""
     found: dict[str, list[tuple[int, int]]] = {}
     for key, tag in tags_of(batch).items():
         if not tag.get("is_padding"):
@@ -47,7 +49,8 @@ def lengths_by_source(batch: KVBatchMeta, sources: Mapping[str, str]) -> dict[st
 
 
 def response_tokens(tags: Mapping[str, dict]) -> dict[str, list[int]]:
-    """Prompt uid -> response tokens of each of its samples, by the tags of its trajectories: those of a session count together."""
+    """Prompt uid -> response tokens of each of its samples, by the tags of its trajectories: those of
+    a session count together."""
     groups: dict[str, Counter[int]] = {}
     for key, tag in tags.items():
         if not tag.get("is_padding"):

@@ -1,7 +1,8 @@
-"""What verl's rollout server (vLLMHttpServer) is asked beyond verl's interface, of itself and of its engine, vLLM's AsyncLLM; and how that engine is ended.
+"""What verl's rollout server (vLLMHttpServer) is asked beyond verl's interface, of itself and of its engine, vLLM's
+AsyncLLM; and how that engine is ended.
 
-The servers of another engine would be asked here too. One that lacks what is asked for says so with None, or nothing. Light: neither verl nor
-vLLM is imported.
+The servers of another engine would be asked here too. One that lacks what is asked for says so with None, or nothing.
+Light: neither verl nor vLLM is imported.
 """
 
 import os
@@ -19,7 +20,8 @@ ENDING = 10.0
 
 
 def is_death(error: RayError) -> bool:
-    """Whether this says that a server is gone, or that its engine process is (EngineDeadError, raised inside the server)."""
+    """Whether this says that a server is gone, or that its engine process is (EngineDeadError,
+    raised inside the server)."""
     # A failed task raises a class of Ray's that also derives from the class raised inside the actor.
     return isinstance(error, RayActorError) or any(cls.__name__ == "EngineDeadError" for cls in type(error).__mro__)
 

@@ -2,8 +2,8 @@
 
 Invariants (tests/unit/host/test_watchdog.py):
 - what the call returns or raises reaches the caller unchanged;
-- once the deadline has passed, the caller gets a FuseError that names the wait, the seconds and the suspects, even if looking for
-  suspects hangs or fails;
+- once the deadline has passed, the caller gets a FuseError that names the wait, the seconds and the suspects, even if
+  looking for suspects hangs or fails;
 - the abandoned call keeps nobody from exiting.
 """
 
@@ -23,7 +23,8 @@ DIAGNOSIS_SECONDS = 30.0
 
 
 def with_deadline(name: str, seconds: float, call: Callable[[], T], suspects: Callable[[], list[str]]) -> T:
-    """Run `call` in a thread for at most `seconds`; past that, FuseError naming what `suspects` returns. The call goes on, abandoned."""
+    """Run `call` in a thread for at most `seconds`; past that, FuseError naming what `suspects` returns. The
+    call goes on, abandoned."""
     begun = _begun(name, call)
     if wait([begun], timeout=seconds).done:
         return begun.result()
@@ -58,7 +59,8 @@ def _begun(name: str, call: Callable[[], T]) -> Future[T]:
 
 
 def weight_sync_suspects(manager: Any, seconds: float = 5.0) -> list[str]:
-    """Which processes of a verl CheckpointEngineManager are dead, have a dead engine, or do not answer within `seconds`."""
+    """Which processes of a verl CheckpointEngineManager are dead, have a dead engine, or do not
+    answer within `seconds`."""
     actors = {f"trainer rank {rank}": worker for rank, worker in enumerate(manager.actor_wg.workers)}
     for replica in manager.replicas:
         for node, server in enumerate(replica.servers):
@@ -85,5 +87,6 @@ def silent_actors(actors: Mapping[str, Any], seconds: float) -> list[str]:
 
 
 def is_dead(actor: Any, seconds: float) -> bool:
-    """Whether a Ray actor, or the rollout engine it fronts, is dead; one that does not answer within `seconds` may live."""
+    """Whether a Ray actor, or the rollout engine it fronts, is dead; one that does not answer
+    within `seconds` may live."""
     return any("does not answer" not in found for found in silent_actors({"actor": actor}, seconds))

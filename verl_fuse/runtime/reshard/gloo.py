@@ -1,6 +1,7 @@
 """Buffers over gloo: one thread sends and one receives, because a gloo wait cannot be asked whether it is over.
 
-gloo carries host memory only: buffers of other devices are copied there and back. Threads are daemons: after a fault they stay blocked in gloo.
+gloo carries host memory only: buffers of other devices are copied there and back. Threads are daemons: after a fault
+they stay blocked in gloo.
 """
 
 import queue

@@ -29,14 +29,16 @@ class HeldTensors:
         missing = [name for name in layout if name not in tensors]
         if unknown or missing:
             raise FuseError(
-                f"{where}: tensors {_some(unknown)} are not part of the layout, {_some(missing)} of the layout are missing"
+                f"{where}: tensors {_some(unknown)} are not part of the layout, {_some(missing)} of the layout are "
+                "missing"
             )
         self._blocks: dict[int, list[Region]] = {}
         for name, local in layout.items():
             tensor = tensors[name].detach()
             if tuple(tensor.shape) != local.shape or not tensor.is_contiguous():
                 raise FuseError(
-                    f"{where}: tensor {name!r} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; needs {local.shape}, contiguous"
+                    f"{where}: tensor {name!r} has shape {tuple(tensor.shape)} and strides {tensor.stride()}; needs "
+                    f"{local.shape}, contiguous"
                 )
             for piece in local.pieces:
                 if piece.rows:
@@ -70,7 +72,8 @@ class HeldTensors:
 
 
 def check_apart(old: HeldTensors, new: HeldTensors) -> None:
-    """Refuse tensors to be written that share memory with those to be read, unless it is the same tensor with the same content."""
+    """Refuse tensors to be written that share memory with those to be read, unless it is the same
+    tensor with the same content."""
     extents = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, side, name)
         for side, holding in enumerate((old, new))

@@ -1,7 +1,8 @@
-"""The event loop of a transfer: two messages leave and two arrive at a time, and what is kept is copied while there is nothing else to do.
+"""The event loop of a transfer: two messages leave and two arrive at a time, and what is kept is copied while
+there is nothing else to do.
 
-A message that is passed on is packed out of the target tensors once it is unpacked there, so it never waits for anything but its own arrival.
-Why this ends: see `verl_fuse.reshard.rounds`.
+A message that is passed on is packed out of the target tensors once it is unpacked there, so it never waits for
+anything but its own arrival. Why this ends: see `verl_fuse.reshard.rounds`.
 """
 
 import time
@@ -20,7 +21,8 @@ Buffers = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 class TransferLoop:
-    """One run; `holdings` are what the rank holds in the source and in the target layout, `buffers` those to send from and to receive into."""
+    """One run; `holdings` are what the rank holds in the source and in the target layout, `buffers` those to send
+    from and to receive into."""
 
     def __init__(
         self,

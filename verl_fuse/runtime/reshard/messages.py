@@ -1,7 +1,7 @@
 """Packs messages out of a rank's tensors and unpacks them into its tensors, converting the type on the way.
 
-Invariant (tests/unit/runtime/test_transfer_executor.py): elements of a message that are packed, sent and unpacked are bitwise those of the sender wherever
-the type on the way can hold them.
+Invariant (tests/unit/runtime/test_transfer_executor.py): elements of a message that are packed, sent and unpacked are
+bitwise those of the sender wherever the type on the way can hold them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -67,12 +67,14 @@ class Packer:
         return buffer[: parcel.elements * self._dtype.itemsize + (CHECKSUM_BYTES if self._checksums else 0)]
 
     def unpack(self, parcel: PackedMessage, holding: HeldTensors, buffer: torch.Tensor) -> None:
-        """Write what has arrived into the tensors; a FuseError names the message whose checksum is wrong, before anything of it is written."""
+        """Write what has arrived into the tensors; a FuseError names the message whose checksum is wrong, before
+        anything of it is written."""
         size = parcel.elements * self._dtype.itemsize
         if self._checksums and not torch.equal(buffer[size : size + CHECKSUM_BYTES], checksum(buffer[:size])):
             message = parcel.message
             raise FuseError(
-                f"message of round {message.round} from rank {message.sender} to rank {message.receiver}: wrong checksum"
+                f"message of round {message.round} from rank {message.sender} to rank {message.receiver}: wrong "
+                "checksum"
             )
         for part, view in self._views(parcel, holding, buffer[:size].view(self._dtype)):
             view.copy_(part)

@@ -1,4 +1,5 @@
-"""Buffers over NCCL, posted by the program's own thread: NCCL orders what passes between two ranks on a stream of the pair.
+"""Buffers over NCCL, posted by the program's own thread: NCCL orders what passes between two ranks
+on a stream of the pair.
 
 Invariants (tests/unit/runtime/test_nccl_port.py):
 - a rank that waits asks NCCL often and the store seldom;

@@ -28,7 +28,8 @@ class Handle(Protocol):
 
 
 class Port(Protocol):
-    """Sends and receives buffers of bytes. `in_order`: all ranks must post in the order of rounds, and of senders within a round."""
+    """Sends and receives buffers of bytes. `in_order`: all ranks must post in the order of rounds, and
+    of senders within a round."""
 
     in_order: bool
 
@@ -45,12 +46,14 @@ class Port(Protocol):
         ...
 
     def close(self) -> None:
-        """End its threads, once nothing is on its way; after a fault it waits for nobody: what is on its way is aborted, or its thread left behind."""
+        """End its threads, once nothing is on its way; after a fault it waits for nobody: what is on its way is
+        aborted, or its thread left behind."""
         ...
 
 
 def open_port(store: Any, rank: int, size: int, backend: str) -> Port:
-    """Join the process group of a transfer: `size` processes call this with the same backend and a store prefix that was never used before."""
+    """Join the process group of a transfer: `size` processes call this with the same backend and a store prefix
+    that was never used before."""
     if backend not in BACKENDS:
         raise FuseError(f"backend={backend!r}; transfers run on {', '.join(BACKENDS)}")
     if backend == "gloo":

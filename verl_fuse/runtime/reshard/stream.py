@@ -1,7 +1,9 @@
-"""Parameters on their way from one layout to another, a few at a time: for a receiver that loads them elsewhere and keeps none.
+"""Parameters on their way from one layout to another, a few at a time: for a receiver that loads them
+elsewhere and keeps none.
 
 Invariants (tests/unit/runtime/test_stream.py):
-- what a rank is given of a parameter is bitwise the source's, converted to the type on the way; what it has no part in is NaN;
+- what a rank is given of a parameter is bitwise the source's, converted to the type on the way; what
+  it has no part in is NaN;
 - besides the source's tensors a rank needs one bucket, or half a bucket and the largest parameter if that is more;
 - a rank whose receiver leaves early stops all ranks, by name;
 - all ranks stream the same version; `held_version` has it only when the last parameter has been taken.
@@ -27,7 +29,8 @@ from verl_fuse.runtime.watch import Stopped, Watch
 
 @dataclass(frozen=True)
 class StreamRoute:
-    """What all ranks agree on: the layouts, the node of each rank, the type on the way, and the bytes a rank may need beside its own tensors."""
+    """What all ranks agree on: the layouts, the node of each rank, the type on the way, and the bytes a rank may
+    need beside its own tensors."""
 
     weights: ModelParameters
     source: PlacedSharding
@@ -59,7 +62,8 @@ class ParameterStream:
         ]
 
     def run(self, tensors: Mapping[str, torch.Tensor], version: int) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The parameters this rank's target has, name and tensor, as they arrive; `tensors` are those of the source. All ranks run to the end.
+        """The parameters this rank's target has, name and tensor, as they arrive; `tensors` are those of the source.
+        All ranks run to the end.
 
         `reports` then has one report per chunk. After an error neither port nor watch is of further use.
         """

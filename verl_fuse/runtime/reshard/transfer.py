@@ -31,7 +31,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class TransferReport:
-    """Of one rank: bytes it sent and received, seconds from agreement to the end on all ranks, bytes of buffers it needed at most."""
+    """Of one rank: bytes it sent and received, seconds from agreement to the end on all ranks, bytes of
+    buffers it needed at most."""
 
     version: int
     sent_bytes: int
@@ -41,7 +42,8 @@ class TransferReport:
 
 
 class Transfer:
-    """One rank's part, looked up once; runs any number of times. `dtype` is the type of elements on the way, `device` where messages are packed."""
+    """One rank's part, looked up once; runs any number of times. `dtype` is the type of elements on the way, `device`
+    where messages are packed."""
 
     def __init__(
         self,
@@ -58,7 +60,8 @@ class Transfer:
             raise FuseError(f"dtype={dtype} on the way; the program is for elements of {program.item_bytes} bytes")
         if list(watch.ranks) != list(range(len(program.nodes))) or watch.rank != rank:
             raise FuseError(
-                f"rank {rank}: its watch is rank {watch.rank} of {list(watch.ranks)}; needs 0 to {len(program.nodes) - 1}"
+                f"rank {rank}: its watch is rank {watch.rank} of {list(watch.ranks)}; needs 0 to "
+                f"{len(program.nodes) - 1}"
             )
         self._program, self._rank, self._port, self._watch = program, rank, port, watch
         self._dtype, self._device = dtype, torch.device(device)
@@ -72,9 +75,11 @@ class Transfer:
     def run(
         self, source: Tensors, target: Tensors, version: int | None, held_version: WeightVersion | None = None
     ) -> TransferReport:
-        """Bring the target tensors to `version` of the source's. Ranks without source tensors may give None: they take what the others agree on.
+        """Bring the target tensors to `version` of the source's. Ranks without source tensors may give None: they take
+        what the others agree on.
 
-        `held_version` is that of the target tensors. After an error neither port nor watch is of further use; source tensors are intact.
+        `held_version` is that of the target tensors. After an error neither port nor watch is of further use;
+        source tensors are intact.
         """
         weights, rank, program = self._program.weights, self._rank, self._program
         with self._watch.program():

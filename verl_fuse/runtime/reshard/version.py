@@ -1,7 +1,8 @@
 """Which version of the weights a set of tensors holds.
 
 Invariants (tests/unit/runtime/test_holding.py):
-- from the first write of a transfer to its end on all ranks there is no version, and after a fault there is none: nobody can take a mixture for weights;
+- from the first write of a transfer to its end on all ranks there is no version, and after a fault there is none:
+  nobody can take a mixture for weights;
 - `require` gives the version or raises; it never waits.
 """
 

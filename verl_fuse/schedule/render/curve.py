@@ -5,7 +5,8 @@ from verl_fuse.spec.units import in_memory, in_time
 
 
 def memory_curve(schedule: Schedule, row: tuple[Op, ...]) -> list[tuple[float, float]]:
-    """Steps (time, memory held from then on) of the rank whose ops are `row`; what is freed and taken at one moment is one step."""
+    """Steps (time, memory held from then on) of the rank whose ops are `row`; what is freed and taken
+    at one moment is one step."""
     changes: dict[float, float] = {0.0: 0.0}
     for op in row:
         pipeline = schedule.problem.pipelines[op.pipeline]

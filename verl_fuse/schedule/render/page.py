@@ -13,7 +13,8 @@ WIDTH, LEFT, ROW, GAP, MEMORY, TOP = 1400, 84, 22, 4, 34, 4
 def html_page(schedule: Schedule) -> str:
     """Gantt chart with the bound line, then one memory curve per rank with the limit line."""
     legend = "".join(
-        f'<span style="background:{color(i, kind)};color:{"#000" if kind == "F" else "#fff"}">{escape(name)} {word}</span>'
+        f'<span style="background:{color(i, kind)};color:{"#000" if kind == "F" else "#fff"}">{escape(name)} '
+        f"{word}</span>"
         for i, name in enumerate(labels(schedule))
         for kind, word in (("F", "forward"), ("B", "backward"))
     )
@@ -38,13 +39,15 @@ def _gantt(schedule: Schedule) -> str:
         for op in row:
             x, width = LEFT + op.start * scale, (op.end - op.start) * scale
             parts.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW}" fill="{color(op.pipeline, op.kind)}" stroke="#fff" '
+                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW}" fill="{color(op.pipeline, op.kind)}" '
+                'stroke="#fff" '
                 f'stroke-width=".5"><title>{op.token} {op.start:g} to {in_time(op.end, unit)}</title></rect>'
             )
             if width > 9:
                 ink = "#000" if op.kind == "F" else "#fff"
                 parts.append(
-                    f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle" fill="{ink}">{op.microbatch}</text>'
+                    f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle" '
+                    f'fill="{ink}">{op.microbatch}</text>'
                 )
     for moment, name in ((schedule.lower_bound, "bound"), (schedule.makespan, "end")):
         x = LEFT + moment * scale

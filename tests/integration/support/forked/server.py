@@ -48,8 +48,8 @@ JOB = "01000000"
 
 
 class RandomClassID:
-    """For actor classes that are defined while modules are imported. Ray's own random numbers must not be drawn before a fork, or all forks draw the
-    same: the second of two objects with one id is lost."""
+    """For actor classes that are defined while modules are imported. Ray's own random numbers must not be drawn before
+    a fork, or all forks draw the same: the second of two objects with one id is lost."""
 
     @staticmethod
     def from_random() -> Any:
@@ -59,7 +59,8 @@ class RandomClassID:
 
 
 def serve(address: str) -> None:
-    # Ray reads these two when it is imported, and not again in a fork: the job, and the process with which a worker ends.
+    # Ray reads these two when it is imported, and not again in a fork: the job, and the process
+    # with which a worker ends.
     os.environ |= {"RAY_JOB_ID": JOB, "RAY_RAYLET_PID": str(os.getpid())}
     with mock.patch.object(importlib.import_module("ray.actor"), "ActorClassID", RandomClassID):
         for name in MODULES:

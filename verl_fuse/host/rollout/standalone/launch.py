@@ -1,7 +1,8 @@
-"""Creates one standalone replica in a thread, and destroys one: verl's `RolloutReplica.init_standalone`, which can wait, be given up and be undone.
+"""Creates one standalone replica in a thread, and destroys one: verl's `RolloutReplica.init_standalone`, which can
+wait, be given up and be undone.
 
-verl's own refuses before Ray has been asked for devices it does not have yet; here the placement groups stay pending, which is what makes Ray's
-autoscaler start nodes.
+verl's own refuses before Ray has been asked for devices it does not have yet; here the placement groups stay pending,
+which is what makes Ray's autoscaler start nodes.
 
 Invariants (tests/integration/test_standalone.py):
 - starting waits for nothing; the deadline counts from then, devices included;
@@ -40,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Started:
-    """A replica that is up: how long its devices took to come, and how long it then took to start, in seconds; `placed` is the wall-clock time between."""
+    """A replica that is up: how long its devices took to come, and how long it then took to start, in seconds; `placed`
+    is the wall-clock time between."""
 
     replica: Any
     groups: tuple[PlacementGroup, ...]
@@ -50,7 +52,8 @@ class Started:
 
 
 class Launch:
-    """The creation of replica `rank`, under way: `build` makes a verl RolloutReplica that has not been started; `timeout` in seconds."""
+    """The creation of replica `rank`, under way: `build` makes a verl RolloutReplica that has not been
+    started; `timeout` in seconds."""
 
     def __init__(self, build: Callable[[int], Any], rank: int, timeout: float):
         self.rank = rank
@@ -100,7 +103,8 @@ class Launch:
         placed, seconds = time.time(), time.monotonic() - begun
         self._replica.rollout_mode = RolloutMode.STANDALONE
         self._replica.resource_pool = pool
-        # verl waits without a limit for a node that has gone since; once its placement group is removed, that wait fails.
+        # verl waits without a limit for a node that has gone since; once its placement group is
+        # removed, that wait fails.
         left = max(0.0, self._deadline - time.monotonic())
         workers = with_deadline(
             f"the worker group of replica {self.rank}", left, self._worker_group, lambda: ["its node"]

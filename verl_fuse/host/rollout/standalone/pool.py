@@ -1,4 +1,5 @@
-"""The standalone replicas of a run: created ahead of need, in the rollout from the next weight sync on, destroyed when they are not wanted.
+"""The standalone replicas of a run: created ahead of need, in the rollout from the next weight sync on, destroyed
+when they are not wanted.
 
 Invariants (tests/integration/test_standalone.py, test_standalone_run.py):
 - nothing here waits for a replica to start, nor does a step;
@@ -29,9 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 class StandalonePool:
-    """At most `most` standalone replicas beside the others of `replicas`; `build(rank)` is a verl RolloutReplica that has not been started.
+    """At most `most` standalone replicas beside the others of `replicas`; `build(rank)` is a verl RolloutReplica
+    that has not been started.
 
-    `launch_timeout`: seconds in which a replica must be up, waiting for devices included; `load_timeout`: in which it must load new weights.
+    `launch_timeout`: seconds in which a replica must be up, waiting for devices included; `load_timeout`: in which
+    it must load new weights.
     """
 
     def __init__(
@@ -51,7 +54,8 @@ class StandalonePool:
         self._ending: list[threading.Thread] = []
 
     def want(self, count: int) -> None:
-        """From now on there are to be `count` replicas: begin to create those that are missing, destroy the rest, the newest first."""
+        """From now on there are to be `count` replicas: begin to create those that are missing, destroy
+        the rest, the newest first."""
         self._bury_lost()
         for rank in list(self._members)[count:]:
             self._destroy(rank)

@@ -1,7 +1,7 @@
 """Fingerprints of code: equal when only comments, docstrings, formatting or a function's annotations differ.
 
-Taken over the syntax tree in a form of our own, since what `ast.dump` prints differs between versions of Python: empty and absent
-fields are left out, and the parts of an f-string are joined.
+Taken over the syntax tree in a form of our own, since what `ast.dump` prints differs between versions of Python: empty
+and absent fields are left out, and the parts of an f-string are joined.
 """
 
 import ast

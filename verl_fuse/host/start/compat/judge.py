@@ -35,8 +35,8 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContractProblem:
-    """Why a contract is not green. `missing`: the text stands for itself, for something that is not there at all. `code`: the code
-    behind the target differs, so that a diff can be shown."""
+    """Why a contract is not green. `missing`: the text stands for itself, for something that is not there at all.
+    `code`: the code behind the target differs, so that a diff can be shown."""
 
     level: Level
     text: str
@@ -195,7 +195,8 @@ def _code(contract: Code, tree: SourceTree) -> list[ContractProblem]:
     text = (
         f"patch {contract.patch}: the patched code {changed}; drop the patch if upstream is fixed, else read it again"
         if contract.promise is None
-        else f"{contract.promise}: the code that keeps this promise {changed}; read it, and add the fingerprint if it still does"
+        else f"{contract.promise}: the code that keeps this promise {changed}; read it, and add the fingerprint if it "
+        "still does"
     )
     return [ContractProblem(Level.RED, text, True)]
 

@@ -66,7 +66,8 @@ def judge_all(seams: Iterable[Seam], tree: SourceTree) -> list[SeamVerdict]:
 
 
 def lines(verdicts: Iterable[SeamVerdict], level: Level) -> list[str]:
-    """The problems of one level, one line each, what most contracts need first; what is missing altogether is named once."""
+    """The problems of one level, one line each, what most contracts need first; what is missing
+    altogether is named once."""
     counted: dict[str, int] = {}
     for verdict in verdicts:
         for problem in verdict.problems:

@@ -1,8 +1,8 @@
 """Compares the signature we rely on with the one that is there.
 
 Invariants (tests/unit/host/test_compat_signature.py):
-- what a call written for the pinned signature could trip over is red: a parameter gone, renamed, moved, made keyword-only or positional-only, a new
-  required one, a default lost or changed, async or a method's kind changed;
+- what a call written for the pinned signature could trip over is red: a parameter gone, renamed, moved, made
+  keyword-only or positional-only, a new required one, a default lost or changed, async or a method's kind changed;
 - what it cannot notice is yellow: a new optional parameter, a new default, `*args` or `**kwargs` added.
 """
 
@@ -28,7 +28,8 @@ class Difference:
 
 @dataclass(slots=True)
 class Signature:
-    """A signature taken apart; `by_position` can be given in no other way, `defaults` maps the names of optional parameters to source text."""
+    """A signature taken apart; `by_position` can be given in no other way, `defaults` maps the names of optional
+    parameters to source text."""
 
     prefixes: tuple[str, ...]
     positional: list[str] = field(default_factory=list)

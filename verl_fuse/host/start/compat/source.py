@@ -183,7 +183,8 @@ def assigned(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _names(owner: ast.Module | ast.ClassDef) -> Mapping[str, list[tuple[int, Any, str | None]]]:
-    """Of each name that statements of `owner` bind: their positions and, where it is imported, what it is called there ("*": all names)."""
+    """Of each name that statements of `owner` bind: their positions and, where it is imported, what it is
+    called there ("*": all names)."""
     if owner not in _NAMES:
         found = _NAMES[owner] = defaultdict(list)
         for place, node in enumerate(statements(owner.body)):

@@ -14,7 +14,8 @@ from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse.host.upstream.versions import SUPPORTED, installed, problem
 from verl_fuse.spec.contract import package
 
-# Packages that matter only to runs which generate with them: another version of one may lie beside the engine that is used.
+# Packages that matter only to runs which generate with them: another version of one may lie beside
+# the engine that is used.
 ROLLOUT_ENGINES = ("vllm",)
 # Packages that matter only to runs which train with Megatron.
 MEGATRON_PACKAGES = ("megatron", "mbridge")
@@ -28,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 def require_version() -> None:
-    """Raise a FuseError unless every upstream distribution is installed in a supported version; it says what is missing there."""
+    """Raise a FuseError unless every upstream distribution is installed in a supported version; it
+    says what is missing there."""
     problems = [text for name in SUPPORTED if (text := problem(name, installed(name)))]
     if problems:
         raise FuseError("; ".join(problems) + _listed(installed_verdicts(host_seams())))

@@ -11,7 +11,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{SERVER_CLIENT}._acquire_server", "async (self, request_id, **extra)", "6e82070651cd295b"),
     Function(
         f"{SERVER_CLIENT}.generate",
-        "async (self, request_id, *, prompt_ids, sampling_params, image_data=None, video_data=None, audio_data=None, mm_processor_kwargs=None, **kwargs)",
+        "async (self, request_id, *, prompt_ids, sampling_params, image_data=None, video_data=None, audio_data=None, "
+        "mm_processor_kwargs=None, **kwargs)",
         "5dbce4945e072869",
     ),
     Attribute(f"{SERVER_CLIENT}.config"),

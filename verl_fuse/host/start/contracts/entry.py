@@ -1,4 +1,5 @@
-"""How verl finds us: its plugin entry points, its trainer registry, its composed configuration (entry.py, preflight.py, inspect.py)."""
+"""How verl finds us: its plugin entry points, its trainer registry, its composed configuration (entry.py,
+preflight.py, inspect.py)."""
 
 from verl_fuse.host.upstream.targets import PPO_YAML, V1_PACKAGE
 from verl_fuse.spec.contract import Attribute, ConfigKey, Contract, Decorator, Function, Registration, Uses

@@ -1,4 +1,5 @@
-"""What moving unfinished samples between replicas rests on: cut the routing, abort, sleep, resume (rollout/replicas.py, rollout/resume.py)."""
+"""What moving unfinished samples between replicas rests on: cut the routing, abort, sleep, resume
+(rollout/replicas.py, rollout/resume.py)."""
 
 from verl_fuse.host.upstream.targets import CHECKPOINT_MANAGER, LOAD_BALANCER, ROLLOUT_REPLICA
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function
@@ -17,7 +18,8 @@ CONTRACTS: tuple[Contract, ...] = (
     # Whose answers we put together as it does, and the limits it takes over from the server.
     Function(
         f"{VLLM_SERVER}.generate",
-        "async (self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, audio_data=None, mm_processor_kwargs=None, priority=0, kv_transfer_params=None)",
+        "async (self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, audio_data=None, "
+        "mm_processor_kwargs=None, priority=0, kv_transfer_params=None)",
         "769ba287ef0753e1",
     ),
     Attribute(f"{VLLM_SERVER}.global_steps"),
@@ -39,7 +41,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Class(ASYNC_SERVER_CLIENT, ("LLMServerClient",)),
     Function(
         f"{ASYNC_SERVER_CLIENT}.generate",
-        "async (self, request_id, *, prompt_ids, sampling_params, image_data=None, video_data=None, audio_data=None, mm_processor_kwargs=None, **kwargs)",
+        "async (self, request_id, *, prompt_ids, sampling_params, image_data=None, video_data=None, audio_data=None, "
+        "mm_processor_kwargs=None, **kwargs)",
         "9fb9618a83cbe10c",
     ),
     Function(f"{ASYNC_SERVER_CLIENT}._acquire_server", "async (self, request_id, **extra)", "b4993bb27fcdce48"),

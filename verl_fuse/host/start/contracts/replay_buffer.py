@@ -9,7 +9,9 @@ CONTRACTS: tuple[Contract, ...] = (
     # Its poll interval of 2 s is the slowest pace we take.
     Function(
         f"{REPLAY_BUFFER}.__init__",
-        "(self, trainer_mode, trainer_config, max_off_policy_threshold, max_off_policy_strategy, sampler_kwargs, poll_interval=2.0, refill_fn=None, filter_groups_metric=None, train_batch_size=None, gen_batch_size=None, max_inflight_gen_batches=1, sync_refill_failed_groups=False)",
+        "(self, trainer_mode, trainer_config, max_off_policy_threshold, max_off_policy_strategy, sampler_kwargs, "
+        "poll_interval=2.0, refill_fn=None, filter_groups_metric=None, train_batch_size=None, gen_batch_size=None, "
+        "max_inflight_gen_batches=1, sync_refill_failed_groups=False)",
         "665060e54d941a62",
     ),
     Function(

@@ -1,4 +1,5 @@
-"""What routing prompts rests on: the load balancer we subclass, who asks it, and where a prompt's samples begin (routing.py, prompts.py)."""
+"""What routing prompts rests on: the load balancer we subclass, who asks it, and where a prompt's samples begin
+(routing.py, prompts.py)."""
 
 from verl_fuse.host.upstream.targets import LOAD_BALANCER, PPO_YAML, SYNC_TRAINER
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Function
@@ -17,7 +18,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute(f"{LOAD_BALANCER}._servers"),
     Attribute(f"{LOAD_BALANCER}._inflight_requests"),
     Attribute("verl.workers.rollout.replica:RolloutReplica.server_address"),
-    # One task per prompt (`_run_prompt`, under contract in transfer_queue.py), in which the tasks of its samples are made.
+    # One task per prompt (`_run_prompt`, under contract in transfer_queue.py), in which the tasks
+    # of its samples are made.
     Function(f"{AGENT_LOOP_WORKER}.generate_sequences", "async (self, batch)", "aa1fafabeb0a5e01"),
     # Step and whether it is validation.
     Function(

@@ -1,4 +1,5 @@
-"""Worker groups of their own on a replica's devices, and the models in them (slices.py, slice_worker.py, slice_models.py, buckets.py, assembly.py)."""
+"""Worker groups of their own on a replica's devices, and the models in them (slices.py, slice_worker.py,
+slice_models.py, buckets.py, assembly.py)."""
 
 from verl_fuse.host.upstream.targets import ENGINE_WORKERS, FSDP_ENGINE, RAY_WORKER_GROUPS
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
@@ -12,7 +13,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{RAY_WORKER_GROUPS}:RayClassWithInitArgs.__init__", "(self, cls, *args, **kwargs)", "92f682310acaa1d1"),
     Function(
         f"{RAY_WORKER_GROUPS}:RayWorkerGroup.__init__",
-        "(self, resource_pool=None, ray_cls_with_init=None, bin_pack=True, name_prefix=None, detached=False, worker_names=None, worker_handles=None, ray_wait_register_center_timeout=300, **kwargs)",
+        "(self, resource_pool=None, ray_cls_with_init=None, bin_pack=True, name_prefix=None, detached=False, "
+        "worker_names=None, worker_handles=None, ray_wait_register_center_timeout=300, **kwargs)",
         "bbb6d1495f53ced4",
     ),
     Function(

@@ -10,7 +10,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("verl.protocol:DataProto.batch"),
     Function(
         "verl.trainer.ppo.core_algos:agg_loss",
-        "(loss_mat, loss_mask, loss_agg_mode, dp_size=1, batch_num_tokens=None, global_batch_size=None, loss_scale_factor=None)",
+        "(loss_mat, loss_mask, loss_agg_mode, dp_size=1, batch_num_tokens=None, global_batch_size=None, "
+        "loss_scale_factor=None)",
         "2fea5684032c5564",
     ),
     Function("verl.utils.config:omega_conf_to_dataclass", "(config, dataclass_type=None)"),
@@ -20,7 +21,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{ENGINE_WORKERS}:TrainingWorker.__init__", "(self, config)", "9c7d51b661503829"),
     Function(
         "verl.workers.engine.utils:prepare_micro_batches",
-        "(data, dp_group=None, num_batches_divided_by=None, same_micro_num_in_dp=True, min_num_micro_batch=None, use_dynamic_bsz_balance=True)",
+        "(data, dp_group=None, num_batches_divided_by=None, same_micro_num_in_dp=True, min_num_micro_batch=None, "
+        "use_dynamic_bsz_balance=True)",
         "436e7986ed87d126",
     ),
     Attribute("verl.workers.config:EngineConfig.use_dynamic_bsz"),

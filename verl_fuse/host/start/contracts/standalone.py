@@ -1,4 +1,5 @@
-"""What creating, feeding and destroying replicas with devices of their own rests on (standalone/): `RolloutReplica.init_standalone`, done in a thread."""
+"""What creating, feeding and destroying replicas with devices of their own rests on (standalone/):
+`RolloutReplica.init_standalone`, done in a thread."""
 
 from verl_fuse.host.upstream.targets import (
     CHECKPOINT_ENGINES,
@@ -16,7 +17,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{ROLLOUT_REPLICA}.init_standalone", "async (self)", "ff7fdbb0b2c2f301"),
     Function(
         f"{ROLLOUT_REPLICA}.__init__",
-        "(self, replica_rank, config, model_config, gpus_per_node=8, is_reward_model=False, is_teacher_model=False, name_suffix='')",
+        "(self, replica_rank, config, model_config, gpus_per_node=8, is_reward_model=False, is_teacher_model=False, "
+        "name_suffix='')",
         "3edee445340871b5",
     ),
     Function(f"{ROLLOUT_REPLICA}.get_ray_class_with_init_args", "(self)", "9dff5c85c394360c"),
@@ -37,7 +39,8 @@ CONTRACTS: tuple[Contract, ...] = (
     # Placement.
     Function(
         f"{RAY_WORKER_GROUPS}:RayResourcePool.__init__",
-        "(self, process_on_nodes=None, use_gpu=True, name_prefix=None, max_colocate_count=10, detached=False, accelerator_type=None)",
+        "(self, process_on_nodes=None, use_gpu=True, name_prefix=None, max_colocate_count=10, detached=False, "
+        "accelerator_type=None)",
         "c358981a86d4c2a9",
     ),
     Function(

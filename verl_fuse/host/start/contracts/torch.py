@@ -1,5 +1,6 @@
-"""What of torch is private: the store of the default process group (weights/layouts/worker.py, weights/sync/hybrid.py, update/megatron/fusion.py), a shard's place
-in its tensor (weights/buckets.py), tensors made of others (runtime/meter.py)."""
+"""What of torch is private: the store of the default process group (weights/layouts/worker.py,
+weights/sync/hybrid.py, update/megatron/fusion.py), a shard's place in its tensor (weights/buckets.py), tensors made
+of others (runtime/meter.py)."""
 
 from verl_fuse.spec.contract import Contract, Function
 

@@ -1,4 +1,5 @@
-"""The synchronous trainer we subclass: every method we override, the flow that calls them, and what we read of it (trainer.py)."""
+"""The synchronous trainer we subclass: every method we override, the flow that calls them, and what we
+read of it (trainer.py)."""
 
 from verl_fuse.host.upstream.targets import PPO_YAML, ROLLOUT_YAML, SYNC_TRAINER, V1_PACKAGE
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function

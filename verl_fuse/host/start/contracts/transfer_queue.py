@@ -1,4 +1,5 @@
-"""TransferQueue, and what verl's agent loop writes there: keys, tags, fields (rows.py, completeness.py, samples.py, accounting.py)."""
+"""TransferQueue, and what verl's agent loop writes there: keys, tags, fields (rows.py, completeness.py,
+samples.py, accounting.py)."""
 
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function
 

@@ -1,4 +1,5 @@
-"""The worker classes we subclass and the methods we wrap: how Ray dispatches them decides what a lane may do (worker.py, lane.py)."""
+"""The worker classes we subclass and the methods we wrap: how Ray dispatches them decides what a lane may
+do (worker.py, lane.py)."""
 
 from verl_fuse.host.upstream.targets import ENGINE_WORKERS
 from verl_fuse.spec.contract import Class, Contract, Decorator, Function

@@ -1,4 +1,5 @@
-"""A package that loads with verl and changes one of its numbers slightly: GAE's lambda, 1.0 in the recipe, becomes 0.999."""
+"""A package that loads with verl and changes one of its numbers slightly: GAE's lambda, 1.0 in
+the recipe, becomes 0.999."""
 
 import functools
 from types import ModuleType

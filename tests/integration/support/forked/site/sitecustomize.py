@@ -1,7 +1,9 @@
-"""Makes Ray's and vLLM's Python processes forks of a process that has imported everything (server.py), instead of importing for fifteen seconds each.
+"""Makes Ray's and vLLM's Python processes forks of a process that has imported everything (server.py), instead of
+importing for fifteen seconds each.
 
-On PYTHONPATH, with $FORK_SERVER, this is run by every interpreter that starts. One that is to be verl's driver, a Ray worker or a process spawned by
-`multiprocessing` hands its command, environment, working directory and open files to the server, passes signals on to its fork, and ends as that does.
+On PYTHONPATH, with $FORK_SERVER, this is run by every interpreter that starts. One that is to be verl's driver, a Ray
+worker or a process spawned by `multiprocessing` hands its command, environment, working directory and open files to the
+server, passes signals on to its fork, and ends as that does.
 """
 
 import os
