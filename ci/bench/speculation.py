@@ -11,11 +11,13 @@ in the engines. The tail: passes of a replica after the last with more than a qu
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ci.bench.step import LAYERS, TASK
 from ci.bench.support.runs import ARMS_FOLDER, in_folder, launch, parser, ratio
 from verl_fuse.spec.timeline import GENERATION, Timeline
 from verl_fuse_cpu.task.make import make
@@ -23,8 +25,12 @@ from verl_fuse_cpu.task.parameters import Parameters, WarmStart
 from verl_fuse_speculation.passes import TAIL_SHARE
 
 PROMPTS, SAMPLES = 16, 8
-# Steps of the model's warm start, by task: the less it learned, the less predictable it is.
-TASKS = {"learned": 800, "less predictable": 250}
+# The first is that of the bench `step`: long responses of a model that learned, large enough that its passes are most
+# of a rollout. The second has the recipes' model, of which less was learned: short responses, less predictable.
+TASKS = {
+    "learned": replace(TASK, layers=LAYERS),
+    "less predictable": Parameters(warm_start=WarmStart(250)),
+}
 
 
 def overrides(folder: Path, task: Path, epochs: int, drafts: bool) -> list[str]:
@@ -115,22 +121,20 @@ def report(stock: Sequence[dict[str, Any]], ours: Sequence[dict[str, Any]]) -> d
 
 
 def bench(folder: Path, task: str, rounds: int, epochs: int) -> dict[str, Any]:
-    home = folder / f"task {TASKS[task]}"
-    make(home, Parameters(warm_start=WarmStart(TASKS[task])), say=lambda line: print(line, file=sys.stderr))
+    home = folder / f"task {task}"
+    make(home, TASKS[task], say=lambda line: print(line, file=sys.stderr))
     found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     for number in range(rounds):
         # Each goes first as often as the other.
         for drafts in (False, True) if number % 2 == 0 else (True, False):
-            found[drafts] += run(
-                folder / f"{TASKS[task]}-{number}-{'ours' if drafts else 'stock'}", home, epochs, drafts
-            )
-    (folder / f"{TASKS[task]}.json").write_text(json.dumps({"stock": found[False], "ours": found[True]}))
+            found[drafts] += run(folder / f"{task} {number} {'ours' if drafts else 'stock'}", home, epochs, drafts)
+    (folder / f"{task}.json").write_text(json.dumps({"stock": found[False], "ours": found[True]}))
     return report(found[False], found[True])
 
 
 def bench_all(folder: Path, rounds: int, epochs: int) -> dict[str, Any]:
     found = {task: bench(folder, task, rounds, epochs) for task in TASKS}
-    return {"bench": "speculation", **found["learned"], "less_predictable": found["less predictable"]}
+    return {"bench": "speculation", "layers": LAYERS, **found["learned"], "less_predictable": found["less predictable"]}
 
 
 def main() -> None:

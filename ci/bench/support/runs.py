@@ -66,14 +66,17 @@ def ratio_of_arms(records: Sequence[dict[str, Any]], over: str, under: str) -> t
     return ratio(first, second)
 
 
-def in_folder(keep: Path | None, work: Callable[[Path], Any], again: bool = False) -> None:
-    """Print as JSON what `work` makes of the folder `keep`, or of a temporary one; `again`: `keep` may be there already."""
+def in_folder(keep: Path | None, work: Callable[[Path], Any], again: bool = False) -> Any:
+    """Print as JSON, and return, what `work` makes of the folder `keep`, or of a temporary one; `again`: `keep` may be
+    there already."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=again)
-        print(json.dumps(work(keep.resolve())))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(work(Path(folder))))
+        found = work(keep.resolve())
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            found = work(Path(folder))
+    print(json.dumps(found))
+    return found
 
 
 def parser(description: str | None, keep: str) -> argparse.ArgumentParser:
