@@ -78,9 +78,10 @@ def simulate_each(
         raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
     if plan is not None:
         plan.check(workload, cost.cluster)
-    elif "realloc" in (strategies or ()):
+    elif "realloc" in {part for name in strategies or () for part in name.split("+")}:
         raise FuseError("strategy='realloc' needs --plan: the placement that weights are moved to")
-    drafting = {name for name in SIMULATED_STRATEGIES if "speculation" in features_of(name)}
+    known = dict.fromkeys([*SIMULATED_STRATEGIES, *(strategies or ())])
+    drafting = {name for name in known if "speculation" in features_of(name)}
     if options.acceptance is None and (asked := drafting.intersection(strategies or ())):
         raise FuseError(
             f"strategy={min(asked)!r} needs --set acceptance=SHARE, or --acceptance-of a run with fuse.speculation.enabled=true"

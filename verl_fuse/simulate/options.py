@@ -76,7 +76,13 @@ class SimulationOptions:
 
 
 def features_of(strategy: str) -> frozenset[str]:
-    """The features of a strategy; a FuseError lists the strategies."""
-    if strategy not in SIMULATED_STRATEGIES:
-        raise FuseError(f"strategy={strategy!r}; allowed: {', '.join(SIMULATED_STRATEGIES)}")
-    return SIMULATED_STRATEGIES[strategy]
+    """The features of a strategy, or of several with `+` between them; a FuseError lists the strategies."""
+    names = strategy.split("+")
+    if not all(name in SIMULATED_STRATEGIES for name in names):
+        raise FuseError(
+            f"strategy={strategy!r}; allowed: {', '.join(SIMULATED_STRATEGIES)}, or several with + between them"
+        )
+    features = frozenset().union(*(SIMULATED_STRATEGIES[name] for name in names))
+    if "pipeline" in features and features & {"zero_gradient", "old_log_prob"}:
+        raise FuseError(f"strategy={strategy!r}: the fused pipeline goes with no switch of fuse.update")
+    return features

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from setups import NO_POLL, h100, ppo
+from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.compare import compare, estimate
+from verl_fuse.simulate.options import features_of
 from verl_fuse.simulate.stock import stock_plan
 
 
@@ -36,6 +37,27 @@ def test_an_acceptance_is_needed_for_drafts():
     assert not {"speculation", "tail"} & set(names)
     with pytest.raises(FuseError, match="strategy='speculation' needs --set acceptance=SHARE"):
         compare(ppo(), h100(), ["speculation"])
+
+
+def test_strategies_add_up():
+    rows = compare(grpo(zero_gradient=0.4), h100(), ["update", "update+interstage"], 1, None, NO_POLL)
+    assert [row.strategy for row in rows] == ["stock", "update", "update+interstage"]
+    assert rows[2].seconds.mean <= rows[1].seconds.mean < rows[0].seconds.mean
+    assert features_of("tail+update") == {"speculation", "interstage", "zero_gradient", "old_log_prob"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("update+fast", r"strategy='update\+fast'; allowed: stock"),
+        ("update+realloc", "strategy='realloc' needs --plan"),
+        ("interstage+speculation", r"strategy='interstage\+speculation' needs --set acceptance"),
+        ("pipeline+old_log_prob", "the fused pipeline goes with no switch of fuse.update"),
+    ],
+)
+def test_what_does_not_add_up_is_refused(strategy: str, words: str):
+    with pytest.raises(FuseError, match=words):
+        compare(grpo(), h100(), [strategy], 1, None, NO_POLL)
 
 
 def test_one_value_has_no_interval():

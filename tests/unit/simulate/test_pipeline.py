@@ -29,6 +29,19 @@ def test_fused_training_fills_bubbles():
     assert not unfusable(fused.plan.call("actor_train"), fused.plan.call("critic_train"))
 
 
+def test_little_room_makes_nothing_faster_than_the_work_that_is_there():
+    """Where few activations fit, a schedule is compared with one model after the other, which fits, not with one that
+    waits for room as well."""
+    tight = ppo(actor="qwen2.5-32b", critic="qwen2.5-32b", prompts=2048, samples=4,
+                response="lognormal:median=3500,sigma=0.9,max=20480",
+                minibatches=4)  # fmt: skip
+    cost = h100(32)
+    fused = fused_training(tight, stock_plan(tight, cost, NO_POLL), cost, NO_POLL)
+    trained = tight.actor.parameters + tight.model("critic").parameters
+    flops = 6 * trained * tight.sequences * (tight.prompt.mean + tight.response.mean)
+    assert fused.seconds > flops / (cost.cluster.devices * cost.cluster.device.flops)
+
+
 def test_a_smaller_pipeline_runs_in_copies_against_the_deeper_one():
     actor, critic = train("actor_train", "tp8 pp4 dp1"), train("critic_train", "tp8 pp2 dp2", 4)
     problem = fused_problem(BIG, actor, critic, h100(4), NO_POLL)
