@@ -288,7 +288,7 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
             "memory": rank_memory(model.engine, "here"),
             "copies": counts,
             "in circles": in_circles,
-            "gathered": [shard for shard in weights.shards.parameters if "SHARDED" not in str(shard.sharded_state).split(".")],
+            "gathered": [shard for shard in weights.shards.parameters if shard.sharded_state.name != "SHARDED"],
             "equal": all(torch.equal(a, b) for other in numbers[1:] for a, b in zip(numbers[0], other, strict=True)),
         }
     return found

@@ -1,4 +1,4 @@
-"""What a slice keeps on its device while it is released: FSDP2 and FSDP1 on one gloo process, no accelerator, no engine."""
+"""What a slice keeps on its device while it is released: FSDP2 and FSDP1 on one gloo process, no engine."""
 
 import logging
 import warnings
@@ -70,7 +70,10 @@ def test_released_weights_are_those_in_host_memory_and_nothing_stays_gathered(mo
     weights.release()
     assert all(a is b for a, b in zip(before, weights.shards.tensors, strict=True))
     if isinstance(weights.shards, FlatShards):
-        assert all(handle.flat_param.data_ptr() == b.data_ptr() for handle, b in zip(weights.shards.handles, before))
+        assert all(
+            handle.flat_param.data_ptr() == b.data_ptr()
+            for handle, b in zip(weights.shards.handles, before, strict=True)
+        )
         assert all(handle._offload_params for handle in weights.shards.handles), "as verl has built it"
     else:
         assert {shard.sharded_state.name for shard in weights.shards.parameters} == {"SHARDED"}
