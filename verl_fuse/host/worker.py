@@ -63,10 +63,10 @@ def recording_worker_class(role: str, base: type) -> type:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def report_memory(self: Any) -> Any:
         """What this rank says of its memory, see weights/memory.py."""
-        from verl_fuse.host.weights.memory import rank_memory
+        from verl_fuse.host.weights.memory import rank_memory, store_bytes
 
         node = ray.get_runtime_context().get_node_id()
-        return rank_memory((self.actor if role == "actor" else self).engine, node)
+        return rank_memory((self.actor if role == "actor" else self).engine, node, store_bytes(node))
 
     exports: dict[str, Any] = {"export_weights": export_weights, "report_memory": report_memory}
     if role == "actor":
