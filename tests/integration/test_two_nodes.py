@@ -13,13 +13,14 @@ import ray
 from node_ranks import LAYERS, WIDTH, NodeRank
 from ray._private.internal_api import node_stats
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from two_nodes import AHEAD, HEAD, two_nodes
+from two_nodes import AHEAD, HEAD, STORE_BYTES, two_nodes
 
 from verl_fuse.host.record.clocks import NodeClocks
 from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.record.shared import nodes_without, warn_unshared
 from verl_fuse.host.record.spans import start_collector
 from verl_fuse.host.weights.exports import joined
+from verl_fuse.host.weights.memory import store_bytes
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -69,6 +70,7 @@ def test_these_are_nodes_with_clocks_and_addresses_of_their_own(nodes, ranks):
     assert second["node"] == third["node"] != first["node"]
     assert second["time"] - first["time"] == pytest.approx(AHEAD, abs=30)
     assert second["folder"] != first["folder"]
+    assert [store_bytes(place["node"]) for place in (first, second)] == [STORE_BYTES] * 2
 
 
 def test_weights_of_slices_are_pulled_once_per_node(nodes, ranks):
