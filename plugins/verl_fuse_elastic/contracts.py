@@ -1,9 +1,11 @@
 """Configuration of verl under which prompts may not be routed by assignment (refusals.py), and what the engine
 says of its prefix cache."""
 
+from verl_fuse.host.upstream.targets import ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, ConfigKey, Contract
 
 CONTRACTS: tuple[Contract, ...] = (
-    ConfigKey("verl/trainer/config/rollout/rollout.yaml", "router_config_path", None),
+    ConfigKey(ROLLOUT_YAML, "router_config_path", None),
+    ConfigKey(ROLLOUT_YAML, "free_cache_engine", True),
     Attribute("vllm.outputs:RequestOutput.num_cached_tokens"),
 )

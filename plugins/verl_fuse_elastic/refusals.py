@@ -35,6 +35,10 @@ def _scaling(get: Get) -> Iterator[Refusal]:
     if cut is not None and cut < 1 and not get(f"{_BLOCK}.release"):
         allowed = f"needs {_BLOCK}.release=true: a replica that is not released keeps its requests"
         yield Refusal(f"{_BLOCK}.cut_fraction", cut, allowed)
+    key = f"{ROLLOUT}.free_cache_engine"
+    if get(f"{_BLOCK}.release") and get(key) is False and get("trainer.device") != "cpu":
+        allowed = f"{_BLOCK}.release=true needs true: a replica that keeps its memory gives no device back"
+        yield Refusal(key, False, allowed)
     threshold = get("fuse.interstage.enabled") and get("fuse.interstage.migration_threshold")
     for key in ("scale", "release"):
         if get(f"{_BLOCK}.{key}") and threshold:

@@ -5,6 +5,8 @@ from verl_fuse.spec.contract import Attribute, ConfigGroup, ConfigKey, Contract,
 
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
 _SHARD = f"{_FULLY_SHARD}._fsdp_param:FSDPParam"
+_FLAT = "torch.distributed.fsdp._flat_param"
+_HANDLE = f"{_FLAT}:FlatParamHandle"
 
 CONTRACTS: tuple[Contract, ...] = (
     ConfigKey("verl/trainer/config/reward/reward.yaml", "reward_model.enable", False),
@@ -29,7 +31,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigGroup("verl/trainer/config/ref/megatron_ref.yaml", "../engine@megatron: megatron"),
     ConfigGroup("verl/trainer/config/critic/megatron_critic.yaml", "../engine@megatron: megatron"),
 )
-# With layout "slices": what FSDP2 gathers from, where its shards are offloaded (host/inference/device_weights.py).
+# With layout "slices": what FSDP2 and FSDP1 gather from, where their shards are offloaded (host/inference/sharded.py).
 SLICE_CONTRACTS: tuple[Contract, ...] = (
     Function(f"{_SHARD}.all_gather_inputs", "property (self)", ("23969bf1c26098e3", "dd57b93d8863ea93")),
     Attribute(f"{_SHARD}._sharded_param_data"),
@@ -46,4 +48,16 @@ SLICE_CONTRACTS: tuple[Contract, ...] = (
         f"{_FULLY_SHARD}._fsdp_param_group:FSDPParamGroup.lazy_init", "(self)", ("1061bfd0ee9ae4c4", "9a6c0d50ed34f3b0")
     ),
     Function(f"{_FULLY_SHARD}._fully_shard:FSDPModule.reshard", "(self)", ("6cd4d459179e61e6", "dbdb60fa3e062345")),
+    Attribute(f"{_FLAT}:FlatParameter._local_shard"),
+    Attribute(f"{_HANDLE}._offload_params"),
+    Attribute(f"{_HANDLE}.flat_param"),
+    Attribute(f"{_HANDLE}.device"),
+    Attribute(f"{_HANDLE}.uses_sharded_strategy"),
+    Function(f"{_HANDLE}.pre_unshard", "(self)", "e90663f81f5439f2"),
+    Function(f"{_HANDLE}._use_low_precision_shard", "(self)", "1fa1d87ce21d1d73"),
+    Function(f"{_HANDLE}._use_sharded_flat_param", "(self)", "48ae12475b081a3e"),
+    Function(f"{_HANDLE}.reshard", "(self, free_unsharded_flat_param)", "601d081299031eea"),
+    Function(f"{_HANDLE}.post_reshard", "(self)", "fd8aa4455b235622"),
+    Function("torch.distributed.fsdp._runtime_utils:_lazy_init", "(state, root_module)", "3c08816b7ca4c4e5"),
+    Function("torch.distributed.fsdp._traversal_utils:_get_fsdp_handles", "(module)", "532b323bc8f216a2"),
 )

@@ -1,8 +1,11 @@
 """Whether inference has the memory it needs, before anything of it is built. Pure: values in, sentences out.
 
 Invariants (tests/unit/interstage/test_inference_memory.py):
-- slices: a node keeps one copy of every model per slice in host memory, in the dtype computed in, sharded over the slice's devices; verl builds each copy whole
-  first, in the dtype it is trained in, and offloaded moments come later; more than the node has free is refused;
+- slices: a node keeps one copy of every model per slice in host memory, in the dtype computed in, sharded over the
+  slice's devices, and as much again of those that FSDP1 pins (gradients, which it never computes);
+- slices: verl builds each copy whole first, in the dtype it is trained in; offloaded moments come later, and with them
+  the weights of a step, of which Ray's object store holds one copy per node; more than the node has free is refused;
+- slices: weights that the object store does not hold are a warning, because Ray writes them to disk then;
 - slices: copies that do not fit on a device beside what training keeps there are a warning, because they stay in host memory then;
 - layout shared: a micro-batch that does not fit beside vLLM's share and what training keeps is a warning;
 - where the device is the host, its memory is counted once.
@@ -22,6 +25,8 @@ _COPIES: Mapping[Stage, tuple[str, str, str]] = {
     "ref": ("actor", f"{REFERENCE}.fsdp_config", "bf16"),
     "values": ("critic", f"{CRITIC}.fsdp", "fp32"),
 }
+# Those whose weights pass through the object store: the reference's copy reads its own.
+_TRAINED: tuple[Stage, ...] = ("old_log_prob", "values")
 _POLICY: Mapping[Stage, str] = {"old_log_prob": ROLLOUT, "ref": REFERENCE}
 # Logits in the dtype computed in, and once more in float32.
 _LOGIT_BYTES = 6
@@ -54,15 +59,18 @@ def _slices(
     # With LoRA one copy serves old log-probs and reference.
     stages = tuple(dict.fromkeys("old_log_prob" if s == "ref" and has_adapters(get) else s for s in stages))
     pinned = actor[0].device is not None
-    in_host = on_device = building = 0
+    in_host = on_device = building = stored = 0
     for stage in stages:
         model, block, default = _COPIES[stage]
         parameters = trained[model][0].parameters
         ranks, width = _shards(get, block, devices_each), _width(get, block, default)
         parts = [math.ceil(elements / ranks) * width for elements in parameters]
         on_device += sum(parts)
+        if stage in _TRAINED:
+            stored += sum(parameters) * width
         # torch pins a power of two for each.
-        in_host += sum(1 << (part - 1).bit_length() for part in parts if part) if pinned else sum(parts)
+        kept = sum(1 << (part - 1).bit_length() for part in parts if part) if pinned else sum(parts)
+        in_host += kept * (2 if get(_strategy(block)) == "fsdp" else 1)
         building = max(building, sum(parameters) * _bytes(get(f"{block}.model_dtype") or default))
     for node in dict.fromkeys(rank.node for rank in actor):
         here = [number for number, rank in enumerate(actor) if rank.node == node]
@@ -70,10 +78,18 @@ def _slices(
         keeps, builds = in_host * len(here), building * builders
         awaited = sum(rank.awaited for ranks in trained.values() for rank in ranks if rank.node == node)
         free = min(actor[number].host_free for number in here)
-        if keeps + max(builds, awaited) > free:
+        store = actor[here[0]].store
+        if store is not None and stored > store:
+            found.warned.append(
+                f"fuse.interstage.layout='slices': the object store of node {node} holds {_size(store)}, and weights of a "
+                f"step take {_size(stored)} of it: Ray writes the rest to disk, and slices wait for it. Raise "
+                "ray_kwargs.ray_init.object_store_memory, or --object-store-memory of `ray start`"
+            )
+        if keeps + max(builds, awaited + stored) > free:
             found.refused.append(
                 f"fuse.interstage.layout='slices': copies of {len(stages)} models for {len(here)} devices of node {node} keep {_size(keeps)} of host memory, "
-                f"and take {_size(builds)} more while they are built; offloaded optimizers will take {_size(awaited)}; {_size(free)} are free there. Needs fuse.interstage.layout=shared, a larger "
+                f"and take {_size(builds)} more while they are built; offloaded optimizers will take {_size(awaited)} and weights of a step "
+                f"{_size(stored)} in Ray's object store; {_size(free)} are free there. Needs fuse.interstage.layout=shared, a larger "
                 f"{ROLLOUT}.tensor_model_parallel_size (one copy per replica), or mixed_precision.param_dtype and model_dtype of 2 bytes"
             )
     for rank, (memory, kept) in enumerate(zip(actor, _kept(trained), strict=True)):
@@ -114,6 +130,11 @@ def _kept(trained: Mapping[str, Sequence[RankMemory]]) -> list[int]:
     actor, critic = trained["actor"], trained.get("critic", ())
     beside = critic if len(critic) == len(actor) else ()
     return [rank.kept + (beside[number].kept if beside else 0) for number, rank in enumerate(actor)]
+
+
+def _strategy(block: str) -> str:
+    """The key that says which FSDP the engine of this block has."""
+    return f"{block.rpartition('.')[0]}.strategy"
 
 
 def _shards(get: Get, block: str, devices_each: int) -> int:

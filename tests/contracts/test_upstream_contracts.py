@@ -82,7 +82,9 @@ HOLDS = {
     },
     "inference/slices.py": {"batch": META},
     "inference/slice_worker.py": {"model": "verl.workers.engine_workers:TrainingWorker"},
-    "inference/device_weights.py": {
+    "inference/sharded.py": {
+        "handle": "torch.distributed.fsdp._flat_param:FlatParamHandle",
+        "handle.flat_param": "torch.distributed.fsdp._flat_param:FlatParameter",
         "shard": "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam",
         "group": "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup",
         "part": "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule",
@@ -424,9 +426,9 @@ def test_the_cpu_plugin_rests_on_nothing_where_it_is_not_active(monkeypatch):
     }
 
 
-def test_slices_alone_rest_on_what_fsdp2_gathers_from():
+def test_slices_alone_rest_on_what_fsdp_gathers_from():
     plugin, shared = InterstagePlugin(), OmegaConf.create({})
     slices = OmegaConf.create({"fuse": {"interstage": {"layout": "slices"}}})
     assert plugin.fuse_contracts(config=slices) == plugin.fuse_contracts(config=None)
     more = set(plugin.fuse_contracts(config=slices)) - set(plugin.fuse_contracts(config=shared))
-    assert {"_fully_shard" in contract.target for contract in more} == {True}
+    assert {contract.target.startswith("torch.distributed.fsdp.") for contract in more} == {True}

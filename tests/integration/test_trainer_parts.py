@@ -285,7 +285,7 @@ def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():
         stages.append(name)
         return "ran"
 
-    updates = FusedUpdates(trainer, {}, run, lambda problem: None, 1.0, None)
+    updates = FusedUpdates(trainer, {}, run, lambda problem: None, 1.0)
     batch = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train", extra_info={"temperature": 1.0})
     assert updates.critic(batch, {}, len, len) == "ran"
     trainer.global_steps = 2

@@ -90,8 +90,8 @@ class Features:
         from verl_fuse.host.update.fused import FusedUpdates
 
         trainer = self._trainer
-        groups, recorder = assembly.training_groups(trainer), trainer.journal.recorder
-        trainer.updates = fused = FusedUpdates(trainer, groups, trainer.run_stage, solve, timeout, recorder)
+        groups = assembly.training_groups(trainer)
+        trainer.updates = fused = FusedUpdates(trainer, groups, trainer.run_stage, solve, timeout)
         trainer.parts.append(fused)
 
     def use_lean_update(

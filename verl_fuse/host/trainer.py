@@ -24,6 +24,7 @@ from verl_fuse.host.inference.stages import old_log_prob_metrics
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.record.accounting import prepare_accounts
 from verl_fuse.host.record.journal import Journal
+from verl_fuse.host.record.shared import warn_unshared
 from verl_fuse.host.record.spans import start_collector
 from verl_fuse.host.record.step import RunStage, TrainerPart
 from verl_fuse.host.rollout.client import FuseLLMServerClient
@@ -105,6 +106,7 @@ class FuseTrainer(PPOTrainerSync):
 
     def on_init_end(self) -> None:
         prepare_accounts(self.settings.run_dir)
+        warn_unshared(self.settings.run_dir)
         save_config(self.settings.run_dir, self.config)
         self.settings.manager.hook.fuse_setup(trainer=Features(self))
         self._begin_step()

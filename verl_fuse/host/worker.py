@@ -63,14 +63,17 @@ def recording_worker_class(role: str, base: type) -> type:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def report_memory(self: Any) -> Any:
         """What this rank says of its memory, see weights/memory.py."""
-        from verl_fuse.host.weights.memory import rank_memory
+        from verl_fuse.host.weights.memory import rank_memory, store_bytes
 
         node = ray.get_runtime_context().get_node_id()
-        return rank_memory((self.actor if role == "actor" else self).engine, node)
+        return rank_memory((self.actor if role == "actor" else self).engine, node, store_bytes(node))
 
     exports: dict[str, Any] = {"export_weights": export_weights, "report_memory": report_memory}
     if role == "actor":
         exports["export_whole"] = export_whole
+    if hasattr(base, "fused_update"):
+        # Its ops are spans as well, by the clock of this rank's node.
+        exports["fused_update"] = _with_spans(base.fused_update)
     wrapped = {
         name: _recorded(getattr(base, name), span, category)
         for name, (span, category) in RECORDED_METHODS[role].items()
@@ -99,6 +102,19 @@ def _recorded(method: Callable, name: str, category: Category) -> Callable:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _recorder(self).span(name, f"{RANK} {self.rank}", category, **args_of(args)):
             return method(self, *args, **kwargs)
+
+    return run
+
+
+def _with_spans(method: Callable) -> Callable:
+    """A fused update (host/update/megatron/worker.py), which hands over the spans of what it measured."""
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = method(self, *args, **kwargs)
+        for span in outputs[-1].spans:
+            _recorder(self).add(span)
+        return outputs
 
     return run
 

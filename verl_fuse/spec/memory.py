@@ -10,7 +10,8 @@ class RankMemory:
     `host_free` of the host memory of `node` are free, `device` is all memory of the rank's device (None: its device is
     the host). The model has `parameters` of so many elements each, and `outputs` per token. Of its shard, which has
     `shard` bytes, and of the optimizer's moments `kept` stay on the device between two calls; `awaited` are moments
-    that come to host memory with the first step.
+    that come to host memory with the first
+    step. Ray's object store of the node may hold `store` bytes (None: nobody said).
     """
 
     node: str
@@ -21,3 +22,4 @@ class RankMemory:
     shard: int
     kept: int
     awaited: int
+    store: int | None = None

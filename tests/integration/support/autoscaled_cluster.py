@@ -4,7 +4,6 @@ by stopping every Ray of the host."""
 
 import json
 import os
-import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import psutil
 import ray
+from cluster_processes import processes_of, shut_down
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 from ray.cluster_utils import Cluster
 
@@ -89,15 +89,8 @@ class AutoscaledCluster:
         assert self.address == address, (self.address, address)
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that the cluster has started: it inherited the folder."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("RAY_TMPDIR") == str(self._folder):
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        """Everything that the cluster has started."""
+        return processes_of(self._folder)
 
     def command_lines(self) -> list[list[str]]:
         """What these processes are."""
@@ -124,10 +117,4 @@ class AutoscaledCluster:
 
     def shutdown(self) -> None:
         """End every process, and leave no file."""
-        processes = self.processes()
-        self._cluster.shutdown()
-        _, alive = psutil.wait_procs(processes, timeout=20)
-        for process in alive:
-            process.kill()
-        psutil.wait_procs(alive, timeout=20)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shut_down(self._cluster, self._folder)

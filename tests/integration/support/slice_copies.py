@@ -258,8 +258,7 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
     for stage, model in models.items():
         module = model.engine.module
         weights = DeviceWeights(model.engine, stage)
-        for shard in weights._shards:
-            shard._sharded_param_data = shard._sharded_param_data.as_subclass(Shard)
+        weights.shards.place([tensor.as_subclass(Shard) for tensor in weights.shards.tensors], offloaded=True)
         counts, numbers = [], []
         for held in (True, True, False):
             if held:
@@ -285,11 +284,11 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
         found[stage] = {
             "parameters": {str(parameter.dtype) for parameter in module.parameters()},
             "buffers": {str(buffer.dtype) for buffer in buffers},
-            "shards": len(weights._shards),
+            "shards": len(weights.shards.tensors),
             "memory": rank_memory(model.engine, "here"),
             "copies": counts,
             "in circles": in_circles,
-            "gathered": [shard for shard in weights._shards if "SHARDED" not in str(shard.sharded_state).split(".")],
+            "gathered": [shard for shard in weights.shards.parameters if shard.sharded_state.name != "SHARDED"],
             "equal": all(torch.equal(a, b) for other in numbers[1:] for a, b in zip(numbers[0], other, strict=True)),
         }
     return found

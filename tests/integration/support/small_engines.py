@@ -420,6 +420,7 @@ def update_workers(world: World, folder: Path) -> tuple[list[tuple], dict[tuple,
     from ray import cloudpickle
     from verl.workers import engine_workers
 
+    from verl_fuse.host.record.spans import Recorder
     from verl_fuse.host.update.megatron import worker as module
     from verl_fuse.host.update.report import UpdateOrder
     from verl_fuse.host.update.schedules import UpdateSchedules
@@ -439,6 +440,8 @@ def update_workers(world: World, folder: Path) -> tuple[list[tuple], dict[tuple,
         module.use_views()
         critic = worker(world, folder, case, "critic", classes["critic"])
         inner = worker(world, folder, case, "actor")
+    spans: list[Any] = []
+    critic._verl_fuse_recorder = Recorder(spans.append)
     # verl's outer actor worker also holds a rollout engine; what an update asks of it is this.
     actor = object.__new__(classes["actor"])
     actor.actor, actor.profiler, actor.enable_routing_replay = inner, inner.profiler, False
@@ -451,6 +454,8 @@ def update_workers(world: World, folder: Path) -> tuple[list[tuple], dict[tuple,
         ]
         of_critic, of_actor, report = critic.fused_update(*shares, sent(order))
         outputs = _numbers(of_critic) is not None, _numbers(of_actor) is not None
+        assert tuple(spans) == report.spans, "recorded where they were measured"
+        spans.clear()
         steps.append((report.counts, report.fused, len(report.spans), *outputs))
         reports: list[Any] = [None] * world.size
         dist.all_gather_object(reports, report)

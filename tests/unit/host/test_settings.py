@@ -212,6 +212,15 @@ def test_models_that_slices_cannot_copy_are_refused(extra, message):
     assert message in refusal({"interstage": {"enabled": True, "layout": "slices"}}, **extra)
 
 
+def test_replicas_that_keep_their_memory_cannot_be_released():
+    rollout = {"rollout": {"free_cache_engine": False}}
+    block = {"enabled": True, "release": True}
+    said = "actor_rollout_ref.rollout.free_cache_engine=False: fuse.elastic.release=true needs true"
+    assert said in refusal({"elastic": block}, actor_rollout_ref=rollout)
+    # vLLM cannot sleep on a CPU, so nothing is given back there.
+    assert said not in refusal({"elastic": block}, actor_rollout_ref=rollout, trainer={"device": "cpu"})
+
+
 def test_all_problems_are_listed_at_once():
     text = refusal(STREAMING, trainer={"v1": {"trainer_mode": "sync"}}, reward={"reward_model": {"enable": True}})
     assert "trainer_mode='sync'" in text

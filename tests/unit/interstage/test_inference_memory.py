@@ -49,6 +49,10 @@ def refused(free: int, settings: dict | None = None, **more: Any) -> bool:
     [
         # Three copies of 2 GiB in bfloat16 for each of eight devices, and one of 4 GiB while it is built.
         ({}, 1, 8 * (3 * 2 + 4)),
+        # FSDP1 pins as much again, for gradients.
+        ({"actor_rollout_ref.actor.strategy": "fsdp"}, 1, 8 * (4 * 2 + 4)),
+        ({f"{engine}.strategy": "fsdp" for engine in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")}, 1, 8 * (6 * 2 + 4)),
+        ({"actor_rollout_ref.actor.strategy": "fsdp2"}, 1, 8 * (3 * 2 + 4)),
         # One of them in float32.
         (FP32, 1, 8 * (4 + 2 + 2 + 4)),
         # With LoRA the policy's copy is the reference as well.
@@ -72,10 +76,32 @@ def test_a_stage_that_is_not_streamed_has_no_copy():
 
 @pytest.mark.parametrize(("awaited", "good"), [(4, True), (5, False)])
 def test_offloaded_moments_come_once_copies_are_built(awaited, good):
-    """One copy of 2 GiB and 4 while it is built, of each of eight ranks; actor and critic await as much again."""
-    free = 8 * (2 + 2 * 4) * GIB
+    """One copy of 2 GiB and 4 while it is built, of each of eight ranks; actor and critic await as much again, and the
+    object store has the actor's weights."""
+    free = (8 * (2 + 2 * 4) + 2) * GIB
     trained = {model: ranks(host_free=free, awaited=awaited * GIB) for model in ("actor", "critic")}
     assert (found(trained, stages=("old_log_prob",)).refused == []) is good
+
+
+@pytest.mark.parametrize(("awaited", "good"), [(1, True), (2, False)])
+def test_the_object_store_has_each_trained_model_once_beside_the_copies(awaited, good):
+    """Two ranks keep 3 x 2 GiB each and build 4: as much as actor and critic in the store (2 x 2) and moments."""
+    trained = {model: ranks(count=2, host_free=20 * GIB, awaited=awaited * GIB) for model in ("actor", "critic")}
+    said = found(trained)
+    assert (said.refused == []) is good
+    for line in said.refused:
+        assert "offloaded optimizers will take 8.0 GiB and weights of a step 4.0 GiB in Ray's object store" in line
+
+
+@pytest.mark.parametrize(("stages", "takes"), [(STAGES, 4), (("old_log_prob", "ref"), 2), (("values",), 2)])
+def test_weights_that_the_object_store_does_not_hold_are_a_warning_for_each_node(stages, takes):
+    for store, lines in ((takes * GIB, 0), (takes * GIB - 1, 2)):
+        trained = {model: ranks(count=16, store=store) for model in ("actor", "critic")}
+        warned = found(trained, stages=stages).warned
+        assert [line.partition(" holds ")[0].rpartition(" ")[2] for line in warned] == ["n0", "n1"][:lines]
+        for line in warned:
+            assert f"weights of a step take {takes}.0 GiB of it: Ray writes the rest to disk" in line
+            assert "ray_kwargs.ray_init.object_store_memory" in line
 
 
 def test_each_node_needs_its_own_only():
@@ -99,7 +125,8 @@ def test_a_refusal_names_node_bytes_and_keys():
     assert line.startswith(
         "fuse.interstage.layout='slices': copies of 2 models for 8 devices of node n0 keep 32.0 GiB of host memory, "
         "and take 32.0 GiB more while they are built; "
-        "offloaded optimizers will take 0.0 GiB; 9.0 GiB are free there. Needs fuse.interstage.layout=shared, a larger "
+        "offloaded optimizers will take 0.0 GiB and weights of a step 2.0 GiB in Ray's object "
+        "store; 9.0 GiB are free there. Needs fuse.interstage.layout=shared, a larger "
         "actor_rollout_ref.rollout.tensor_model_parallel_size"
     )
 

@@ -3,7 +3,8 @@ of a program's launches.
 
 A device takes launches in their order. One starts when what was launched before it on its stream is over, and
 until then nothing behind it starts. A message needs both of its ends started; each pair of ranks in a group has a
-stream, all ops share one.
+stream, all ops share one. Where
+a stage has several ranks (tensor parallelism), an op is a collective of theirs: it needs all of them started.
 """
 
 import random
@@ -31,10 +32,10 @@ class Hang(Exception):
 
 @dataclass(eq=False)
 class Launch:
-    """On `stream`; an end of the message `message` (None: an op). It starts after `after` are over."""
+    """On `stream`; an end of the message or op `key`. It starts after `after` are over."""
 
     stream: object
-    message: object = None
+    key: object
     after: "list[Launch]" = field(default_factory=list)
     started: bool = False
     over: bool = False
@@ -53,9 +54,9 @@ class Device:
         self._queue: deque[Launch] = deque()
         self._last: dict[object, Launch] = {}
 
-    def launch(self, stream: object, message: object = None, after: tuple[Launch | None, ...] = ()) -> Launch:
+    def launch(self, stream: object, key: object, after: tuple[Launch | None, ...] = ()) -> Launch:
         before = [found for found in (self._last.get(stream), *after) if found is not None]
-        launched = self._last[stream] = Launch(stream, message, before)
+        launched = self._last[stream] = Launch(stream, key, before)
         self._queue.append(launched)
         return launched
 
@@ -74,14 +75,18 @@ class Device:
 class Machine:
     """All ranks' devices, and torch.distributed for NCCL on them: the rank that calls is the greenlet's."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, width: int) -> None:
         self.devices = [Device() for _ in range(ranks)]
+        self._width = width
         self._posted: dict[Any, int] = defaultdict(int)
         self._ends: dict[Any, list[Launch]] = defaultdict(list)
-        self._ops: list[Launch] = []
 
     def op(self) -> None:
-        self._ops.append(self.devices[getcurrent().rank].launch(OPS))
+        """One of this rank's ops; the other ranks of its stage have the same ones in the same order."""
+        rank = getcurrent().rank
+        key = (OPS, rank // self._width, self._posted[OPS, rank])
+        self._posted[OPS, rank] += 1
+        self._ends[key].append(self.devices[rank].launch(OPS, key))
 
     def isend(self, message: torch.Tensor, target: int, group: Any) -> Launch:
         rank = getcurrent().rank
@@ -104,14 +109,14 @@ class Machine:
         """Let devices go on; whether any did."""
         moved = False
         for device in self.devices:
-            for launched in device.start():
-                moved = True
-                if launched.message is None:
-                    launched.over = True
-        for key in [key for key, ends in self._ends.items() if len(ends) == 2 and all(end.started for end in ends)]:
+            moved |= bool(device.start())
+        for key in [key for key, ends in self._ends.items() if self._whole(key) and all(end.started for end in ends)]:
             for end in self._ends.pop(key):
                 end.over = moved = True
         return moved
+
+    def _whole(self, key: Any) -> bool:
+        return len(self._ends[key]) == (self._width if key[0] == OPS else 2)
 
 
 class IdleStage:
@@ -157,27 +162,31 @@ class QueueWatch:
         return found
 
 
-def run(problem: Any, orders: Any, depth: int, draw: random.Random, monkeypatch: Any) -> None:
-    """The rows of a program on a machine, ranks in random turns; Hang where it does not end."""
-    program, machine, scheduler = lower(problem, orders), Machine(problem.ranks), getcurrent()
+def run(problem: Any, orders: Any, depth: int, draw: random.Random, monkeypatch: Any, width: int = 1) -> None:
+    """The rows of a program on a machine with `width` devices for each rank of the problem, in random turns; Hang where
+    it does not end."""
+    ranks = width * problem.ranks
+    program, machine, scheduler = lower(problem, orders), Machine(ranks, width), getcurrent()
     monkeypatch.setattr(nccl, "dist", SimpleNamespace(isend=machine.isend, irecv=machine.irecv))
     monkeypatch.setattr(Link, "backend", lambda link, device: "nccl")
     monkeypatch.setattr(row, "clock_for", lambda device: SimpleNamespace(mark=lambda: 0, read=lambda: [0.0]))
 
+    def link(index: int, row: int, lane: int) -> Link:
+        stages = problem.pipelines[index].ranks
+        groups: Any = {kind: (index, lane, kind) for kind in "FB"}
+        return Link(tuple(width * rank + lane for rank in stages), stages.index(row), groups)
+
     def play(rank: int) -> None:
-        links = {
-            index: Link(p.ranks, p.ranks.index(rank), {"F": (index, "F"), "B": (index, "B")})  # type: ignore[dict-item]
-            for index, p in enumerate(problem.pipelines)
-            if rank in p.ranks
-        }
+        row, lane = divmod(rank, width)
+        links = {index: link(index, row, lane) for index, p in enumerate(problem.pipelines) if row in p.ranks}
         stages = {
             index: IdleStage(machine, link.stage == 0, link.stage == len(link.ranks) - 1)
             for index, link in links.items()
         }
-        RowExecution(program, rank, links, stages, QueueWatch(rank, scheduler), depth).run()  # type: ignore[arg-type]
+        RowExecution(program, row, links, stages, QueueWatch(rank, scheduler), depth).run()  # type: ignore[arg-type]
 
     running = []
-    for rank in range(problem.ranks):
+    for rank in range(ranks):
         playing = greenlet(play)
         playing.rank = rank
         running.append(playing)

@@ -12,24 +12,27 @@ from one_queue import Hang, run
 
 from verl_fuse.runtime import nccl
 
-PROGRAMS = 2000
 
-
-def hangs(programs: int, depth: int, monkeypatch) -> int:
+def hangs(seeds: range, depth: int, monkeypatch, width: int = 1) -> int:
     found = 0
-    for seed in range(programs):
+    for seed in seeds:
         draw = random.Random(seed)
         problem = random_problem(draw)
         try:
-            run(problem, random_orders(problem, draw), depth, draw, monkeypatch)
+            run(problem, random_orders(problem, draw), depth, draw, monkeypatch, width)
         except Hang:
             found += 1
     return found
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_no_random_program_hangs_whatever_depth_is_asked_for(depth, monkeypatch):
-    assert hangs(PROGRAMS // 2, depth, monkeypatch) == 0
+@pytest.mark.parametrize(("depth", "seeds"), [(1, range(1000)), (2, range(1000, 2000))])
+def test_no_random_program_hangs_whatever_depth_is_asked_for(depth, seeds, monkeypatch):
+    assert hangs(seeds, depth, monkeypatch) == 0
+
+
+def test_no_random_program_hangs_where_stages_have_two_ranks(monkeypatch):
+    """An op that waits for the other rank's keeps what is launched behind it from starting, messages too."""
+    assert hangs(range(2000, 2300), 2, monkeypatch, width=2) == 0
 
 
 @pytest.mark.parametrize(
@@ -44,8 +47,9 @@ def test_ranks_that_have_nothing_left_to_run_let_all_their_messages_leave(placem
         run(problem, random_orders(problem, draw), 2, draw, monkeypatch)
 
 
-def test_two_messages_on_a_stream_hang_some_programs(monkeypatch):
+@pytest.mark.parametrize("width", [1, 2])
+def test_two_messages_on_a_stream_hang_some_programs(width, monkeypatch):
     monkeypatch.setattr(nccl, "POSTED", 2)
-    found = hangs(100, 2, monkeypatch)
-    assert found > 0
-    print(f"{found} of 100 programs hang with two messages on a stream")
+    found = hangs(range(100), 2, monkeypatch, width)
+    assert found > 50
+    print(f"{found} of 100 programs hang with two messages on a stream, {width} ranks a stage")

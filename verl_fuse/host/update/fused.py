@@ -16,7 +16,6 @@ from typing import Any
 from transfer_queue import KVBatchMeta
 from verl.single_controller.base.decorator import collect_lazy_compute_data_proto, dispatch_lazy_compute_data_proto
 
-from verl_fuse.host.record.spans import Recorder
 from verl_fuse.host.record.step import RunStage, TrainerPart
 from verl_fuse.host.update.joint import JointCalls
 from verl_fuse.host.update.report import RankReport, UpdateOrder
@@ -35,15 +34,12 @@ class FusedUpdates(SeparateUpdates, TrainerPart):
 
     While the critic warms up, nothing is fused."""
 
-    def __init__(
-        self, trainer: Any, groups: Mapping[str, Any], run: RunStage, solve: Solve, timeout: float, recorder: Recorder
-    ) -> None:
+    def __init__(self, trainer: Any, groups: Mapping[str, Any], run: RunStage, solve: Solve, timeout: float) -> None:
         super().__init__(run)
         self._trainer = trainer
         self._groups = groups
         self._schedules = UpdateSchedules(solve)
         self._timeout = timeout
-        self._recorder = recorder
         self._actor_updated = False
         self.metrics: dict[str, float] = {}
 
@@ -107,9 +103,6 @@ class FusedUpdates(SeparateUpdates, TrainerPart):
         }
 
     def _record(self, reports: list[RankReport], predicted: list[float]) -> None:
-        for report in reports:
-            for span in report.spans:
-                self._recorder.add(span)
         # By each rank's own clock: those of other nodes may differ.
         ops = [[span for span in report.spans if "predicted" not in span.args] for report in reports]
         calls = reports[0].counts

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 import torch
 from torch.distributed.tensor import DTensor
 from verl.utils.device import get_device_name, get_torch_device
@@ -21,8 +22,9 @@ _MOMENTS = 2
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def rank_memory(engine: Any, node: str) -> RankMemory:
-    """This rank's share of an FSDP engine that is trained, on the node of this name."""
+def rank_memory(engine: Any, node: str, store: int | None = None) -> RankMemory:
+    """This rank's share of an FSDP engine that is trained, on the node of this name, whose object store holds `store`
+    bytes."""
     elements, local = zip(*_elements(engine), strict=True)
     shard = sum(tensor.nbytes for tensor in local)
     device = None if get_device_name() == "cpu" else get_torch_device().mem_get_info()[1]
@@ -46,7 +48,14 @@ def rank_memory(engine: Any, node: str) -> RankMemory:
         shard=shard,
         kept=kept + (0 if in_host else moments),
         awaited=moments if in_host and not arrived else 0,
+        store=store,
     )
+
+
+def store_bytes(node: str) -> int:
+    """Bytes that Ray's object store holds on the node of this name."""
+    (found,) = [known["Resources"] for known in ray.nodes() if known["NodeID"] == node]
+    return int(found["object_store_memory"])
 
 
 def free_host_memory(cgroup: Path) -> int:

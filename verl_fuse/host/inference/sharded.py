@@ -1,0 +1,106 @@
+"""The shards of a forward-only FSDP model, and others put in their place: FSDP gathers from whatever is there.
+
+Invariants (tests/unit/host/test_device_weights.py):
+- shards that were put in place are gathered from as they are: FSDP copies none of them first;
+- resharded, no gathered parameter is left on the device, the root's neither;
+- with the shards from before in place, the module is what FSDP takes it for: offloaded.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.fsdp._runtime_utils import _lazy_init
+from torch.distributed.fsdp._traversal_utils import _get_fsdp_handles
+from verl.utils.fsdp_utils import fsdp_version
+
+from verl_fuse.host.weights.layouts.unwrap import state_of, wrapped
+
+
+class Shards(Protocol):
+    """Of one model, on this rank."""
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the model computes; None for a model without parameters."""
+        ...
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The shards that are in place."""
+        ...
+
+    def place(self, tensors: Sequence[torch.Tensor], offloaded: bool) -> None:
+        """Put these in their place; `offloaded`: they are in host memory, where FSDP has them, else on the device. Only where nothing is gathered."""
+        ...
+
+    def reshard(self) -> None:
+        """Let go of what is gathered."""
+        ...
+
+
+def shards_of(module: nn.Module) -> Shards:
+    """Of a module that FSDP1 or FSDP2 offloads; called by all ranks of the model together."""
+    return FlatShards(module) if fsdp_version(module) == 1 else ParameterShards(module)
+
+
+class ParameterShards:
+    """FSDP2's: one of each parameter."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = wrapped(module)
+        groups = [group for part in self._parts if (group := state_of(part)._fsdp_param_group) is not None]
+        self.parameters: list[Any] = [shard for group in groups for shard in group.fsdp_params]
+        for part in self._parts:
+            # The first time a module is gathered, FSDP2 looks its shards up anew: it would put those in host memory in the place of ours.
+            part.unshard()
+            part.reshard()
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.parameters[0].device if self.parameters else None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [shard._sharded_param_data for shard in self.parameters]
+
+    def place(self, tensors: Sequence[torch.Tensor], offloaded: bool) -> None:
+        for shard, tensor in zip(self.parameters, tensors, strict=True):
+            shard._sharded_param_data = tensor
+
+    def reshard(self) -> None:
+        for part in self._parts:
+            # The root stays gathered after a forward pass, and so does everything with reshard_after_forward=false.
+            part.reshard()
+
+
+class FlatShards:
+    """FSDP1's: one of all parameters of a wrapped module together."""
+
+    def __init__(self, module: Any) -> None:
+        # Shards are pinned when a module is first used.
+        _lazy_init(module, module)
+        self.handles: list[Any] = _get_fsdp_handles(module)
+        self.reshard()
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.handles[0].device if self.handles else None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [handle.flat_param._local_shard for handle in self.handles]
+
+    def place(self, tensors: Sequence[torch.Tensor], offloaded: bool) -> None:
+        for handle, tensor in zip(self.handles, tensors, strict=True):
+            # It copies what it takes for offloaded to the device, before each gathering.
+            handle._offload_params = offloaded
+            handle.flat_param._local_shard = tensor
+            handle._use_sharded_flat_param()
+
+    def reshard(self) -> None:
+        for handle in self.handles:
+            # With one rank (NO_SHARD) nothing is gathered.
+            handle.reshard(handle.uses_sharded_strategy)
+            handle.post_reshard()

@@ -1,0 +1,63 @@
+"""Whether every node of the cluster sees the run's folder, which is asked once and not taken for granted.
+
+What a run writes there is read on other nodes: parts of a checkpoint, what drafters left, and whoever looks at the run.
+
+Invariants (tests/integration/test_two_nodes.py):
+- a node that does not find there what was just written here is named, and so is one that does not answer;
+- nothing stays in the folder; on one node nobody is asked.
+"""
+
+import logging
+from pathlib import Path
+from uuid import uuid4
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+# Seconds a node may take to answer, the start of a process there included.
+SEEN_SECONDS = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+def warn_unshared(folder: Path) -> None:
+    """Say which nodes do not see this node's `folder`, the run's, if there are any."""
+    if missing := nodes_without(folder):
+        here = ray.util.get_node_ip_address()
+        logger.warning(
+            "fuse.run_dir=%s: what node %s writes there is not found on %s. Timelines and accounts are on %s alone, "
+            "checkpoints in parts on each node, and drafts are of a node's own samples. Needs a folder that all nodes "
+            "share (fuse.run_dir, trainer.default_local_dir)",
+            folder,
+            here,
+            ", ".join(missing),
+            here,
+        )
+
+
+def nodes_without(folder: Path) -> list[str]:
+    """Addresses of the other live nodes that do not see a file which is in `folder` here."""
+    own = ray.get_runtime_context().get_node_id()
+    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
+    if not others:
+        return []
+    mark = folder / f".seen-{uuid4().hex}"
+    mark.touch()
+    try:
+        asked = {node["NodeManagerAddress"]: _asked(node["NodeID"], mark) for node in others}
+        return sorted(address for address, answer in asked.items() if not _seen(answer))
+    finally:
+        mark.unlink()
+
+
+def _asked(node: str, mark: Path) -> ray.ObjectRef:
+    pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(num_cpus=0)(Path.exists).options(scheduling_strategy=pinned).remote(mark)
+
+
+def _seen(answer: ray.ObjectRef) -> bool:
+    try:
+        return ray.get(answer, timeout=SEEN_SECONDS)
+    except RayError:
+        return False
