@@ -185,7 +185,7 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
             f"{row.generation_and_inference:.2f}",
             f"{row.training:.2f}",
             _interval(row.speedup, 3),
-            f"{max(0.0, row.idle):.0%}",
+            f"{row.idle:.0%}",
             f"{row.cost.mean if priced else row.device_hours:.3g}",
             f"{row.cost_ratio.mean:.3f}",
         )
