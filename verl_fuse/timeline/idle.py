@@ -69,7 +69,7 @@ def idle_table(timeline: Timeline) -> IdleTable:
     rows = tuple(_row(track, role(track), timeline, intervals) for track, intervals in work.items())
     devices = tuple(
         _row(f"device {index}", "device", timeline, [*work.get(replica, []), *work.get(slice, []), *work[rank]])
-        for index, (replica, slice, rank) in enumerate(_devices(tracks))
+        for index, (replica, slice, rank) in enumerate(device_tracks(tracks))
     )
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     for track, spans in tracks.items():
@@ -89,8 +89,9 @@ def average(tables: Sequence[IdleTable]) -> IdleTable:
     )
 
 
-def _devices(tracks: Mapping[str, Sequence[Span]]) -> list[tuple[str, str, str]]:
-    """The tracks of each device: replica and slice (which the device need not have), rank."""
+def device_tracks(tracks: Mapping[str, Sequence[Span]]) -> list[tuple[str, str, str]]:
+    """The tracks of each device: replica and slice (which the device need not have), rank; empty where the step does
+    not say which devices its replicas have."""
     replicas, ranks = ([t for t in tracks if role(t) == kind] for kind in (REPLICA, RANK))
     placed = _placed(tracks)
     if placed:
