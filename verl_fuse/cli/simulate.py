@@ -31,11 +31,12 @@ from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
 from verl_fuse.simulate.recorded import Replay, read_recorded, replay
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
-from verl_fuse.spec.files import check_folder, reason
+from verl_fuse.spec.files import check_folder, reason, write_atomically
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.run_config import find_config
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.files import located, page_of, readable_steps, record_step, recorded_steps
+from verl_fuse.timeline.strategies_page import strategies_page
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 EXAMPLES = examples(
@@ -49,6 +50,7 @@ DRAFTED_METRIC, ACCEPTANCE_METRIC, TOKENS_METRIC = (
 )
 # Intervals no longer become narrower long before.
 MOST_STEPS = 1000
+STRATEGIES_PAGE = "strategies.html"
 SIMULATED_STEPS = 8
 OPTIONS = (
     "Repeatable: " + ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(SimulationOptions)) + "."
@@ -112,13 +114,13 @@ def simulate(
             if not rows:
                 raise
             interrupted = True
-    pages = write_timelines(timeline, rows) if timeline is not None else []
+    pages = write_timelines(timeline, rows, _title(workload, machines, seeds)) if timeline is not None else []
     if as_json:
         print_json(as_data(rows, workload, machines, seeds, pages))
     else:
         show(rows, workload, machines, seeds)
-        for page in pages:
-            typer.echo(f"Page: {page}")
+        if pages:
+            typer.echo(f"Page: {pages[0]}")
         show_advice(advice_of_rows(rows))
     if interrupted:
         raise typer.Exit(interrupt.CODE)
@@ -169,11 +171,7 @@ def cost_model(cluster: Cluster, profile: Path | None) -> CostModel:
 
 def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds: int) -> None:
     """The table, and what the features decided."""
-    title = (
-        f"{workload.algorithm} of {workload.actor.name}, {workload.sequences} samples, on {cluster.devices} x "
-        f"{cluster.device.name}; "
-        f"{_steps(seeds)}; {price_of(cluster)}"
-    )
+    title = _title(workload, cluster, seeds)
     priced = cluster.price_per_device_hour > 0
     money = "USD a step" if priced else "device hours a step"
     columns = numbers("step s", "gen + inf s", "train s", "speed-up", "idle", money, "cost / stock")
@@ -185,7 +183,7 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
             f"{row.generation_and_inference:.2f}",
             f"{row.training:.2f}",
             _interval(row.speedup, 3),
-            f"{max(0.0, row.idle):.0%}",
+            f"{row.idle:.0%}",
             f"{row.cost.mean if priced else row.device_hours:.3g}",
             f"{row.cost_ratio.mean:.3f}",
         )
@@ -195,6 +193,11 @@ def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds
             say(f"{row.strategy}: {note}")
     for call in rows[0].example.plan.calls:
         say(f"stock places {call.call} as {call.layout} with {call.microbatches} micro-batches")
+
+
+def _title(workload: Workload, cluster: Cluster, seeds: int) -> str:
+    samples = f"{workload.algorithm} of {workload.actor.name}, {workload.sequences} samples"
+    return f"{samples}, on {cluster.devices} x {cluster.device.name}; {_steps(seeds)}; {price_of(cluster)}"
 
 
 def _steps(count: int) -> str:
@@ -245,8 +248,8 @@ def as_data(
     }
 
 
-def write_timelines(folder: Path, rows: list[StrategyResult]) -> list[Path | None]:
-    """One run folder per strategy, as a recorded run has; returns their pages."""
+def write_timelines(folder: Path, rows: list[StrategyResult], title: str) -> list[Path | None]:
+    """One run folder per strategy, as a recorded run has, and a page that shows all, which is the first returned."""
     pages = []
     for row in rows:
         run = folder / row.strategy
@@ -255,7 +258,17 @@ def write_timelines(folder: Path, rows: list[StrategyResult]) -> list[Path | Non
         except OSError as error:
             raise FuseError(f"{run}: cannot be written: {reason(error)}") from error
         pages.append(page_of(run, 1))
-    return pages
+    steps = [(row.strategy, row.example.spans) for row in rows]
+    links = {
+        row.strategy: f"{row.strategy}/timeline/{page.name}" for row, page in zip(rows, pages, strict=True) if page
+    }
+    notes = [f"{row.strategy}: {note}" for row in rows for note in row.notes]
+    together = folder / STRATEGIES_PAGE
+    try:
+        write_atomically(together, strategies_page(title, steps, links, notes))
+    except OSError as error:
+        raise FuseError(f"{together}: cannot be written: {reason(error)}") from error
+    return [together, *pages]
 
 
 def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:

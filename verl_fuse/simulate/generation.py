@@ -34,7 +34,7 @@ THRESHOLD_BATCHES = 2
 class GenerationResult:
     """`fused` is the rollout; `end` when the driver sees generation ended; `inference_end` set when the stage did the inference too.
 
-    `replicas` there are; `held`: replica-seconds of their devices until given back; `inference_work` in replica-seconds;
+    `replicas` there are; `held`: replica-seconds of their devices until given back;
     `paused`: the rollout when the tail moved.
     """
 
@@ -44,7 +44,6 @@ class GenerationResult:
     inference_end: float | None
     replicas: int
     held: float
-    inference_work: float = 0.0
 
 
 def generate(
@@ -77,8 +76,7 @@ def generate(
             inferred = max(fused.seconds, end) if calls else None
             until = inferred or end
             held = float(_ends(fused, until).sum()) if elastic else replicas * until
-            work = float(inference.work(requests).sum())
-            return GenerationResult(fused, paused, end, inferred, replicas, held, work)
+            return GenerationResult(fused, paused, end, inferred, replicas, held)
     elif elastic:
         run = run_elastic(lengths, timing, chosen_assignment(workload, timing, replicas, options), options)
         fused = without_migration(run.rollout, InferenceWork(0.0))

@@ -20,7 +20,7 @@ from verl_fuse.simulate.options import SimulationOptions, features_of
 from verl_fuse.simulate.pipeline import FusedTraining, fused_training
 from verl_fuse.simulate.tail import inference_end
 from verl_fuse.simulate.tasks import ScheduledTask, Task, run_tasks
-from verl_fuse.simulate.trace import timeline_of
+from verl_fuse.simulate.trace import idle_share, timeline_of
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.timeline import (
     GENERATION,
@@ -121,7 +121,7 @@ def simulate_step(
         strategy=strategy,
         seconds=seconds,
         stages=totals((p.task.stage, p.task.seconds) for p in last),
-        idle=1 - sum(p.task.device_seconds for p in last) / (devices * seconds),
+        idle=idle_share(last, generation, plan),
         device_seconds=paid,
         cost=paid / 3600 * cost.cluster.price_per_device_hour,
         generation=generation,
@@ -203,11 +203,8 @@ def step_tasks(
         move = _move(workload, call, plan, cost, trained)
         tasks += [move] if move else []
         after = (*call.after, *([move.name] if move else []))
-        busy = 0.0 if generation.inference_end is not None and call in takeover else None
-        if busy is None and left[call.name] != seconds[call.name]:
-            busy = call_plan.mesh.size * seconds[call.name]
         category = "reward" if call.role == "reward" else "inference"
-        tasks.append(Task(call.name, STAGES[call.name], category, (call_plan.mesh,), left[call.name], after, busy=busy))
+        tasks.append(Task(call.name, STAGES[call.name], category, (call_plan.mesh,), left[call.name], after))
     tasks += _train_tasks(workload, plan, cost, batches, options, fused.ratio if merged and fused else None)
     tasks.append(_sync_task(workload, plan, cost, trained["actor_train"]))
     return tasks, generation
@@ -222,9 +219,7 @@ def _scale(seconds: dict[str, float], calls: tuple[Call, ...], total: float) -> 
 
 def _generate_task(plan: Plan, generation: GenerationResult, after: tuple[str, ...]) -> Task:
     call = plan.call("actor_generate")
-    rollout = generation.fused.rollout
-    busy = (float(rollout.busy.sum()) + generation.inference_work) * call.mesh.size / generation.replicas
-    return Task(call.call, GENERATION, "generate", (call.mesh,), generation.end, after_previous=after, busy=busy)
+    return Task(call.call, GENERATION, "generate", (call.mesh,), generation.end, after_previous=after)
 
 
 def _move(workload: Workload, call: Call, plan: Plan, cost: CostModel, trained: Mapping[str, str]) -> Task | None:

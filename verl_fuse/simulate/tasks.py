@@ -20,7 +20,7 @@ from verl_fuse.spec.timeline import Category
 class Task:
     """Work of `seconds` on all devices of `meshes`. `after` names tasks of the same step, `after_previous` of the step before.
 
-    `stage` is verl's name of the step's stage; `busy` the device-seconds of work in it, where devices are not busy all the time.
+    `stage` is verl's name of the step's stage.
     """
 
     name: str
@@ -30,12 +30,11 @@ class Task:
     seconds: float
     after: tuple[str, ...] = ()
     after_previous: tuple[str, ...] = ()
-    busy: float | None = None
 
     @property
     def device_seconds(self) -> float:
-        """Device-seconds of work."""
-        return self.seconds * sum(mesh.size for mesh in self.meshes) if self.busy is None else self.busy
+        """Seconds on each of its devices, summed."""
+        return self.seconds * len({device for mesh in self.meshes for device in range(mesh.first, mesh.end)})
 
 
 @dataclass(frozen=True)

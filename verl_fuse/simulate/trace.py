@@ -2,18 +2,22 @@
 
 Invariants (tests/unit/simulate/test_trace.py):
 - every sample has one span on its replica, two if it moved;
+- every replica ends with a span that names its devices;
+- `idle_share` is what verl_fuse/timeline/idle.py finds on the timeline;
 - stages stand on the track `step`, and every device of a task's mesh has it on its rank's track.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.generation import GenerationResult
 from verl_fuse.simulate.tasks import ScheduledTask
+from verl_fuse.spec.arrays import Ints
 from verl_fuse.spec.plan import Plan
-from verl_fuse.spec.timeline import LANE, RANK, REPLICA, STEP, Span, Timeline
+from verl_fuse.spec.timeline import LANE, RANK, REPLICA, STEP, Span, Timeline, union_seconds
 
 
 def timeline_of(
@@ -29,6 +33,7 @@ def timeline_of(
     begin = next(p.start for p in placed if p.task.category == "generate")
     spans += _requests(generation, lengths, begin)
     spans += _freed(generation, plan, begin)
+    spans += _placement(generation, plan, begin)
     return Timeline(run, step, 0.0, max(p.end for p in placed), tuple(spans))
 
 
@@ -44,35 +49,93 @@ def _task_spans(placed: ScheduledTask) -> Iterator[Span]:
         yield Span(task.stage, f"{RANK} {device}", task.category, start, end)
 
 
+def idle_share(placed: Sequence[ScheduledTask], generation: GenerationResult, plan: Plan) -> float:
+    """The idle share of all devices that `verl_fuse.timeline.idle` finds on `timeline_of` the same step, without a span
+    for every sample."""
+    work = sum(p.task.device_seconds for p in placed if p.task.category != "generate")
+    mesh = plan.call("actor_generate").mesh
+    work += sum(map(union_seconds, _busy_replicas(generation))) * mesh.size / generation.replicas
+    return max(0.0, 1 - work / (plan.devices * max(p.end for p in placed)))
+
+
+def _busy_replicas(generation: GenerationResult) -> list[list[tuple[float, float]]]:
+    """When each replica's devices generate or, freed, run inference; seconds from the start of the rollout."""
+    finish = generation.fused.rollout.finish
+    first, second, moved = _replicas_of(generation)
+    busy: list[list[tuple[float, float]]] = [[] for _ in range(generation.replicas)]
+    for replica, intervals in enumerate(busy):
+        until = _moves(generation, replica)
+        stays = finish[(first == replica) & ~moved]
+        ends = [*([stays.max()] if len(stays) else []), *([until] if moved[first == replica].any() else [])]
+        intervals += [(0.0, float(end)) for end in ends]
+        intervals += [
+            (_moves(generation, int(first[i])), float(finish[i])) for i in np.flatnonzero(moved & (second == replica))
+        ]
+    for replica in _freed_replicas(generation):
+        busy[replica].append((generation.fused.release, generation.end))
+    return busy
+
+
+def _replicas_of(generation: GenerationResult) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Of each sample: the replica where it begins, the one where it ends, and whether they differ."""
+    last, paused = generation.fused.rollout.replica_of, generation.paused
+    home = last if paused is None else paused.replica_of
+    return home, last, (last != -1) & (last != home)
+
+
+def _moves(generation: GenerationResult, replica: int) -> float:
+    """When the samples of `replica` that move leave it, in seconds from the start of the rollout."""
+    paused = generation.paused
+    return 0.0 if paused is None else max(generation.fused.trigger, float(paused.clocks[replica]))
+
+
 def _requests(generation: GenerationResult, lengths: DrawnLengths, begin: float) -> Iterator[Span]:
-    rollout, paused = generation.fused.rollout, generation.paused
-    home = rollout.replica_of if paused is None else paused.replica_of
-    last = rollout.replica_of
-    for i, finish in enumerate(rollout.finish.tolist()):
+    paused = generation.paused
+    first, second, moved = _replicas_of(generation)
+    for i, finish in enumerate(generation.fused.rollout.finish.tolist()):
         prompt, response = int(lengths.prompt[i]), int(lengths.response[i])
         args: dict[str, str | int | float] = {"group": f"p{lengths.group[i]}"}
-        start, replica = begin, int(home[i])
-        if paused is not None and last[i] not in (-1, home[i]):
+        start, replica = begin, int(first[i])
+        if paused is not None and moved[i]:
             done = int(paused.done[i])
-            until = begin + max(generation.fused.trigger, float(paused.clocks[home[i]]))
+            until = begin + _moves(generation, replica)
             part = {"prompt_tokens": prompt, "response_tokens": done, "stop_reason": "aborted"}
             yield Span(f"request {i}", f"{REPLICA} {replica}", "generate", start, until, args | part)
-            start, replica = until, int(last[i])
+            start, replica = until, int(second[i])
             prompt, response = prompt + done, response - done
             args["resumed_tokens"] = done
         args |= {"prompt_tokens": prompt, "response_tokens": response, "stop_reason": "completed"}
         yield Span(f"request {i}", f"{REPLICA} {replica}", "generate", start, begin + finish, args)
 
 
+def _freed_replicas(generation: GenerationResult) -> list[int]:
+    """Replicas whose devices run inference while others generate."""
+    fused = generation.fused
+    if generation.paused is None or generation.inference_end is None or generation.end <= fused.release:
+        return []
+    return np.setdiff1d(np.arange(fused.rollout.replicas), fused.survivors).tolist()
+
+
 def _freed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
     """Inference on freed replicas: a lane each, and the ranks that work for it."""
-    fused = generation.fused
-    end = generation.end if generation.inference_end is not None else 0.0
-    if generation.paused is None or end <= fused.release:
-        return
+    start, end = begin + generation.fused.release, begin + generation.end
+    for replica in _freed_replicas(generation):
+        yield Span("inference", f"{LANE} slice {replica}", "inference", start, end)
+        for device in _devices(plan, generation, replica):
+            yield Span("inference", f"{RANK} {device}", "inference", start, end)
+
+
+def _placement(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
+    """The end of each replica's work, with the devices it has: a replica without a sample has a track too."""
+    busy = _busy_replicas(generation)
+    for replica, intervals in enumerate(busy):
+        devices = _devices(plan, generation, replica)
+        done = max((end for _, end in intervals), default=0.0)
+        args = {"first_device": devices.start, "devices": len(devices)}
+        yield Span("done", f"{REPLICA} {replica}", "wait", begin + done, begin + max(done, generation.end), args)
+
+
+def _devices(plan: Plan, generation: GenerationResult, replica: int) -> range:
     mesh = plan.call("actor_generate").mesh
-    per_replica = mesh.size // generation.replicas
-    for replica in np.setdiff1d(np.arange(fused.rollout.replicas), fused.survivors).tolist():
-        yield Span("inference", f"{LANE} slice {replica}", "inference", begin + fused.release, begin + end)
-        for device in range(mesh.first + replica * per_replica, mesh.first + (replica + 1) * per_replica):
-            yield Span("inference", f"{RANK} {device}", "inference", begin + fused.release, begin + end)
+    size = mesh.size // generation.replicas
+    return range(mesh.first + replica * size, mesh.first + (replica + 1) * size)

@@ -5,6 +5,7 @@ Invariants (tests/unit/timeline/test_files.py):
 - a reader never sees half a file: each is written beside its place and renamed;
 - the index tells one history: recording step N removes what an earlier attempt left of the steps after N;
 - with `keep_steps`, files of older steps go, their summaries in the index stay;
+- the page of a step links those of the steps before and after it that there are;
 - a step that cannot be read does not keep the others from being read.
 """
 
@@ -20,7 +21,7 @@ from verl_fuse.spec.files import load, write_atomically
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.index_page import index_page
 from verl_fuse.timeline.perfetto import to_perfetto
-from verl_fuse.timeline.step_page import step_page
+from verl_fuse.timeline.step_page import linked, step_page
 from verl_fuse.timeline.summary import StepSummary, summarize
 
 TIMELINE_FOLDER = "timeline"
@@ -52,6 +53,7 @@ def record_step(
         write_atomically(_step_path(run_dir, timeline.step, "html"), step_page(timeline, summary))
     if keep_steps is not None:
         _remove_steps(folder, lambda step: step <= timeline.step - keep_steps)
+    _link_neighbours(folder)
     summaries = [*(old for old in _read_summaries(folder) if old.step < timeline.step), summary]
     write_atomically(folder / _SUMMARIES, _dump_summaries(summaries))
     if html:
@@ -141,6 +143,17 @@ def _remove_steps(folder: Path, outdated: Callable[[int], bool]) -> None:
         match = _STEP_FILE.fullmatch(path.name)
         if match and outdated(int(match[1])):
             path.unlink(missing_ok=True)
+
+
+def _link_neighbours(folder: Path) -> None:
+    """The pages of the first step there is and of the last two link their neighbours; those between do already."""
+    pages = sorted(path for path in folder.glob("step_*.html") if _STEP_FILE.fullmatch(path.name))
+    for index in sorted({0, len(pages) - 2, len(pages) - 1} & set(range(len(pages)))):
+        before = pages[index - 1].name if index else None
+        after = pages[index + 1].name if index + 1 < len(pages) else None
+        page = pages[index].read_text(encoding="utf-8")
+        if page != (changed := linked(page, before, after)):
+            write_atomically(pages[index], changed)
 
 
 def _dump_summaries(summaries: list[StepSummary]) -> str:

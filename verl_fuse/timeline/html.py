@@ -8,11 +8,20 @@ Invariants (tests/unit/timeline/test_pages.py):
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 
-from verl_fuse.spec.timeline import FUSED_UPDATE, GENERATION, INFERENCE_STAGES, REWARD, TRAIN_STAGES, UPDATE_WEIGHTS
+from verl_fuse.spec.timeline import (
+    FUSED_UPDATE,
+    GENERATION,
+    INFERENCE_STAGES,
+    REWARD,
+    TRAIN_STAGES,
+    UPDATE_WEIGHTS,
+    Span,
+)
 
 # Which colour each of verl's stages gets: that of the work it is.
 STAGE_WORK = {
@@ -31,7 +40,10 @@ COLOURS = {
     "stage": "#8993a1",
     "wait": "#c3c9d2",
     "other": "#b5728f",
+    "moved": "#d1495b",
 }
+# A request that continues what another replica began, and the idle time of a device.
+RESUMED, IDLE = "moved", "idle"
 
 
 def text(value: object) -> str:
@@ -76,6 +88,16 @@ def percent(value: float | None) -> str:
 def work_of(stage: str, category: str) -> str:
     """The category whose colour a span of the driver's track gets."""
     return STAGE_WORK.get(stage, category) if category == "stage" else category
+
+
+def colour_of(span: Span) -> str:
+    """The colour of a span, by name."""
+    return RESUMED if "resumed_tokens" in span.args else work_of(span.name, span.category)
+
+
+def legend(names: Iterable[str], labels: Mapping[str, str] = MappingProxyType({})) -> str:
+    """List items of colours, each with its name or its label."""
+    return "".join(f'<li><i style="background:var(--{name})"></i>{labels.get(name, name)}</li>' for name in names)
 
 
 def asset(name: str) -> str:

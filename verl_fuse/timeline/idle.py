@@ -6,7 +6,7 @@ Invariants (tests/unit/timeline/test_idle.py):
 - a device is busy whenever its replica, its slice or its rank is.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from verl_fuse.spec.timeline import CATEGORIES, RANK, REPLICA, SLICE, Span, Timeline, union_seconds
@@ -60,6 +60,7 @@ def idle_table(timeline: Timeline) -> IdleTable:
 
     Devices are read as verl's colocated layout places them (verl/workers/rollout/replica.py, `init_hybrid`): with k
     ranks per replica, device r runs rank r, replica r // k and the slice of that number, where the step has slices.
+    A span of a replica that names its devices (`first_device`, `devices`) is believed instead.
     """
     tracks = ordered_tracks(timeline)
     work = {
@@ -67,8 +68,8 @@ def idle_table(timeline: Timeline) -> IdleTable:
     }
     rows = tuple(_row(track, role(track), timeline, intervals) for track, intervals in work.items())
     devices = tuple(
-        _row(f"device {index}", "device", timeline, [*work[replica], *work.get(slice, []), *work[rank]])
-        for index, (replica, slice, rank) in enumerate(_devices(list(tracks)))
+        _row(f"device {index}", "device", timeline, [*work.get(replica, []), *work.get(slice, []), *work[rank]])
+        for index, (replica, slice, rank) in enumerate(device_tracks(tracks))
     )
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     for track, spans in tracks.items():
@@ -88,14 +89,31 @@ def average(tables: Sequence[IdleTable]) -> IdleTable:
     )
 
 
-def _devices(tracks: Sequence[str]) -> list[tuple[str, str, str]]:
-    """The tracks of each device: replica, slice (which the step need not have), rank."""
+def device_tracks(tracks: Mapping[str, Sequence[Span]]) -> list[tuple[str, str, str]]:
+    """The tracks of each device: replica and slice (which the device need not have), rank; empty where the step does
+    not say which devices its replicas have."""
     replicas, ranks = ([t for t in tracks if role(t) == kind] for kind in (REPLICA, RANK))
+    placed = _placed(tracks)
+    if placed:
+        of = {rank: number(rank) for rank in ranks}
+        homes = {rank: placed.get(index, "") for rank, index in of.items() if index is not None}
+        return [(home, f"slice {number(home)}", rank) for rank, home in homes.items()]
     numbered = all([number(t) for t in group] == list(range(len(group))) for group in (replicas, ranks))
     if not replicas or not ranks or len(ranks) % len(replicas) or not numbered:
         return []
     per_replica = len(ranks) // len(replicas)
     return [(replicas[index // per_replica], f"slice {index // per_replica}", rank) for index, rank in enumerate(ranks)]
+
+
+def _placed(tracks: Mapping[str, Sequence[Span]]) -> dict[int, str]:
+    """The replica on each device, where spans say it."""
+    return {
+        device: track
+        for track, spans in tracks.items()
+        for span in spans
+        if role(track) == REPLICA and "first_device" in span.args
+        for device in range(int(span.args["first_device"]), int(span.args["first_device"]) + int(span.args["devices"]))
+    }
 
 
 def _clip(timeline: Timeline, spans: Iterable[Span]) -> list[BusyInterval]:

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from verl_fuse.timeline.html import STAGE_WORK, fill, percent, seconds, style, text, work_of
+from verl_fuse.timeline.html import STAGE_WORK, fill, legend, percent, seconds, style, text, work_of
 from verl_fuse.timeline.summary import StepSummary
+from verl_fuse.timeline.terms import hint
+
+TREND_WIDTH, TREND_HEIGHT, TREND_LEFT = 1200, 180, 64
 
 
 def index_page(run: str, summaries: Sequence[StepSummary], links: Mapping[str, str]) -> str:
@@ -11,10 +14,6 @@ def index_page(run: str, summaries: Sequence[StepSummary], links: Mapping[str, s
     longest = max((summary.seconds for summary in summaries), default=0.0)
     used = {work_of(name, "stage") for summary in summaries for name, _ in summary.stages}
     names = dict.fromkeys((*STAGE_WORK.values(), "stage"))
-    labels = {"stage": "other stages"}
-    legend = (
-        f'<li><i style="background:var(--{name})"></i>{labels.get(name, name)}</li>' for name in names if name in used
-    )
     return fill(
         "index.html",
         {
@@ -23,9 +22,43 @@ def index_page(run: str, summaries: Sequence[StepSummary], links: Mapping[str, s
             "run": text(run),
             "count": f"{len(summaries)} step" + ("" if len(summaries) == 1 else "s"),
             "mean": seconds(sum(summary.seconds for summary in summaries) / len(summaries) if summaries else None),
-            "legend": "".join(legend),
+            "legend": legend([name for name in names if name in used], {"stage": "other stages"}),
+            "trend": trend(summaries) if len(summaries) > 1 else "",
+            "idle": hint("idle"),
+            "long_tail": hint("long tail"),
+            "step": hint("step"),
             "rows": "".join(_row(summary, longest, links) for summary in reversed(summaries)),
         },
+    )
+
+
+def trend(summaries: Sequence[StepSummary]) -> str:
+    """Seconds of each step as a stacked bar, oldest first; an SVG as wide as the page."""
+    longest = max(summary.seconds for summary in summaries) or 1.0
+    pitch = (TREND_WIDTH - TREND_LEFT) / len(summaries)
+    scale = (TREND_HEIGHT - 24) / longest
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        y = TREND_HEIGHT - 18 - share * longest * scale
+        parts.append(f'<line x1="{TREND_LEFT}" x2="{TREND_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        label = seconds(share * longest) if share else "0"
+        parts.append(f'<text x="{TREND_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    every = max(1, round(len(summaries) / 12))
+    for index, summary in enumerate(summaries):
+        x, y = TREND_LEFT + index * pitch, TREND_HEIGHT - 18
+        for name, value in summary.stages:
+            y -= value * scale
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(pitch * 0.86, 0.5):.1f}" height="{value * scale:.1f}" '
+                f'fill="var(--{work_of(name, "stage")})"><title>step {summary.step}, {text(name)}: {seconds(value)}'
+                "</title></rect>"
+            )
+        if index % every == 0:
+            middle = x + pitch * 0.43
+            parts.append(f'<text x="{middle:.1f}" y="{TREND_HEIGHT - 4}" text-anchor="middle">{summary.step}</text>')
+    return (
+        f'<svg class="trend" viewBox="0 0 {TREND_WIDTH} {TREND_HEIGHT}" role="img" '
+        f'aria-label="seconds of each step, by stage">{"".join(parts)}</svg>'
     )
 
 

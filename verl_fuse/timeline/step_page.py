@@ -5,12 +5,30 @@ Invariants (tests/unit/timeline/test_pages.py):
 - the figures and tables stand in the page without JavaScript.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from verl_fuse.spec.timeline import CATEGORIES, Span, Timeline
-from verl_fuse.timeline.html import COLOURS, asset, embedded_json, fill, percent, seconds, style, text, work_of
+from verl_fuse.timeline.devices import DeviceRow, device_rows
+from verl_fuse.timeline.html import (
+    COLOURS,
+    IDLE,
+    RESUMED,
+    asset,
+    colour_of,
+    embedded_json,
+    fill,
+    legend,
+    percent,
+    seconds,
+    style,
+    text,
+    work_of,
+)
 from verl_fuse.timeline.idle import IdleRow, idle_table
 from verl_fuse.timeline.summary import StepSummary
+from verl_fuse.timeline.terms import TERMS, hint
 from verl_fuse.timeline.tracks import ordered_tracks, pack, role
 
 # More rows than this start folded.
@@ -19,8 +37,8 @@ _OPEN_ROWS = 20
 
 def step_page(timeline: Timeline, summary: StepSummary) -> str:
     """Write the page. Its size grows with the number of spans: about 100 bytes each."""
-    table = idle_table(timeline)
-    used = {work_of(span.name, span.category) for span in timeline.spans}
+    table, rows = idle_table(timeline), device_rows(timeline)
+    used = {colour_of(span) for span in timeline.spans} | {IDLE for row in rows for s in row.stretches if s[0] == IDLE}
     return fill(
         "step.html",
         {
@@ -29,25 +47,37 @@ def step_page(timeline: Timeline, summary: StepSummary) -> str:
             "run": text(timeline.run),
             "step": str(timeline.step),
             "cards": _cards(summary),
-            "legend": "".join(
-                f'<li><i style="background:var(--{name})"></i>{name}</li>' for name in CATEGORIES if name in used
-            ),
+            "navigation": navigation(None, None),
+            "legend": legend([name for name in (*CATEGORIES, RESUMED, IDLE) if name in used]),
+            "terms": "".join(f"<dt>{text(term)}</dt><dd>{text(said)}</dd>" for term, said in TERMS.items()),
             "roles": _roles(table.devices, table.rows),
             "stages": _stages(summary),
             "tracks": "".join(_track_row(row) for row in (*table.devices, *table.rows)),
             "tracks_open": "open" if len(table.rows) + len(table.devices) <= _OPEN_ROWS else "",
-            "data": embedded_json(_data(timeline)),
+            "data": embedded_json(_data(timeline, rows)),
             "script": asset("gantt.js"),
         },
     )
 
 
-def _data(timeline: Timeline) -> dict[str, Any]:
+def navigation(before: str | None, after: str | None) -> str:
+    """Links to the pages of the steps before and after, by their file names; where there is none, a word without."""
+    links = ((before, "← previous", "prev"), (after, "next →", "next"))
+    parts = [f'<a rel="{rel}" href="{text(to)}">{word}</a>' if to else f"<s>{word}</s>" for to, word, rel in links]
+    return f'<nav>{"".join(parts)}<a href="../timeline.html">all steps</a></nav>'
+
+
+def linked(page: str, before: str | None, after: str | None) -> str:
+    """The page with other neighbours."""
+    return re.sub(r"<nav>.*?</nav>", lambda _: navigation(before, after), page, count=1)
+
+
+def _data(timeline: Timeline, table: Sequence[DeviceRow]) -> dict[str, Any]:
     """What the script draws; span = [name, category, colour, start, end, sub-row, arguments], times in
     seconds since the step began."""
 
     def span_data(span: Span, row: int) -> list[Any]:
-        colour = work_of(span.name, span.category)
+        colour = colour_of(span)
         start, end = (round(time - timeline.start, 6) for time in (span.start, span.end))
         return [span.name, span.category, colour, start, end, row, dict(span.args)]
 
@@ -56,20 +86,36 @@ def _data(timeline: Timeline) -> dict[str, Any]:
         rows = pack(spans)
         packed = [span_data(span, index) for index, row in enumerate(rows) for span in row]
         tracks.append({"name": track, "role": role(track), "rows": len(rows), "spans": packed})
-    return {"seconds": timeline.end - timeline.start, "colours": COLOURS, "tracks": tracks}
+    devices = [
+        {"name": row.label, "stretches": [[s[0], s[0], s[0], round(s[1], 6), round(s[2], 6), 0] for s in row.stretches]}
+        for row in table
+        if row.names[0].startswith("device")
+    ]
+    return {
+        "seconds": timeline.end - timeline.start,
+        "colours": COLOURS,
+        "tracks": tracks,
+        "devices": devices,
+    }
 
 
 def _cards(summary: StepSummary) -> str:
     hidden = (summary.overlap_seconds or 0.0) / summary.inference_seconds if summary.inference_seconds else None
     cards = [
-        ("Step", seconds(summary.seconds), ""),
-        ("Generation", seconds(summary.generation_seconds), f"{summary.requests} requests" if summary.requests else ""),
-        ("Long tail", percent(summary.long_tail_fraction), "of generation, after 80 % of requests"),
-        ("Devices idle", percent(summary.idle_overall), "of the step"),
-        ("Inference hidden", percent(hidden), "inside generation"),
+        ("Step", "step", seconds(summary.seconds), ""),
+        (
+            "Generation",
+            "generation",
+            seconds(summary.generation_seconds),
+            f"{summary.requests} requests" if summary.requests else "",
+        ),
+        ("Long tail", "long tail", percent(summary.long_tail_fraction), "of generation, after 80 % of requests"),
+        ("Devices idle", "idle", percent(summary.idle_overall), "of the step"),
+        ("Inference hidden", "inference", percent(hidden), "inside generation"),
     ]
     return "".join(
-        f"<div><span>{name}</span><b>{text(value)}</b><small>{note}</small></div>" for name, value, note in cards
+        f"<div {hint(term)}><span>{name}</span><b>{text(value)}</b><small>{note}</small></div>"
+        for name, term, value, note in cards
     )
 
 
@@ -81,7 +127,9 @@ def _roles(devices: tuple[IdleRow, ...], rows: tuple[IdleRow, ...]) -> str:
         if group:
             idle = [row.idle_fraction for row in group]
             cells = (len(group), percent(sum(idle) / len(idle)), percent(min(idle)), percent(max(idle)))
-            lines.append(f"<tr><th>{plural}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+            lines.append(
+                f"<tr><th {hint(kind)}>{plural}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+            )
     return "".join(lines)
 
 

@@ -26,9 +26,9 @@ MOVED = ("abort", "aborted")
 class StepSummary:
     """One step. Seconds are wall-clock; `stages` are the driver's, in order; `idle` maps a role to its idle fraction.
 
-    `generation_seconds` runs from the first request's start to the last one's end; `long_tail_fraction` is the share
-    of it that is left once 80 % of the requests have finished. `overlap_seconds` is inference of the lanes inside
-    the driver's stage "gen".
+    `generation_seconds` is the driver's stage "gen" (where the step has none: from the first request's start to the
+    last one's end); `long_tail_fraction` is the share of it that is left once 80 % of the requests have finished.
+    `overlap_seconds` is inference of the lanes inside the driver's stage "gen".
     """
 
     step: int
@@ -67,7 +67,8 @@ def summarize(timeline: Timeline) -> StepSummary:
     window = ends[-1] - min(span.start for span in parts) if requests else None
     tail = ends[-1] - ends[math.ceil(TAIL_BEGINS * len(ends)) - 1] if requests else 0.0
     inference = [(s.start, s.end) for s in timeline.spans if s.category == "inference" and role(s.track) == LANE]
-    generation = [(s.start, s.end) for s in timeline.on(STEP) if s.name == GENERATION]
+    stage = [(s.start, s.end) for s in timeline.on(STEP) if s.name == GENERATION]
+    generation = union_seconds(stage) if stage else window
     table = idle_table(timeline)
     idle = {kind: table.idle_fraction(kind) for kind in ("device", REPLICA, RANK)}
     return StepSummary(
@@ -75,10 +76,10 @@ def summarize(timeline: Timeline) -> StepSummary:
         seconds=timeline.end - timeline.start,
         stages=tuple(stages.items()),
         requests=len(requests),
-        generation_seconds=window,
-        long_tail_fraction=tail / window if window else None,
+        generation_seconds=generation,
+        long_tail_fraction=tail / generation if requests and generation else None,
         inference_seconds=union_seconds(inference) if inference else None,
-        overlap_seconds=overlap_seconds(generation, inference) if inference else None,
+        overlap_seconds=overlap_seconds(stage, inference) if inference else None,
         idle={kind: fraction for kind, fraction in idle.items() if fraction is not None},
         idle_overall=table.overall,
     )

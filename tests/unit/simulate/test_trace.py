@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from setups import NO_POLL, h100, ppo
 
+from verl_fuse.simulate.options import SIMULATED_STRATEGIES, features_of
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
+from verl_fuse.timeline.idle import idle_table
 from verl_fuse.timeline.summary import summarize
 
 
@@ -56,3 +58,19 @@ def test_freed_replicas_show_their_inference(steps):
 def test_every_rank_trains(steps):
     ranks = {span.track for span in steps["stock"].spans.spans if span.name == "update_actor" and "rank" in span.track}
     assert ranks == {f"rank {rank}" for rank in range(16)}
+
+
+@pytest.mark.parametrize("strategy", [name for name in SIMULATED_STRATEGIES if "speculation" not in features_of(name)])
+def test_simulate_and_trace_find_the_same_idle_share(strategy):
+    cost, workload = h100(), ppo()
+    plan = stock_plan(workload, cost, NO_POLL)
+    result = simulate_step(workload, plan, cost, strategy, np.random.default_rng(0), NO_POLL)
+    assert result.idle == pytest.approx(idle_table(result.spans).overall)
+
+
+def test_a_replica_without_a_sample_is_idle_and_its_devices_are_known(steps):
+    generation = steps["stock"].generation
+    assert {s.track for s in steps["stock"].spans.spans if "devices" in s.args} == {
+        f"replica {r}" for r in range(generation.replicas)
+    }
+    assert len(idle_table(steps["stock"].spans).devices) == 16

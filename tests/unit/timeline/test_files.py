@@ -1,6 +1,7 @@
 """The files of a run."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,12 @@ def test_a_corrupt_step_is_named(tmp_path: Path):
     (tmp_path / "timeline/step_000001.json").write_text('{"format": 1, "run"')
     with pytest.raises(FuseError, match=r"step_000001\.json: not a verl-fuse timeline"):
         read_step(tmp_path, 1)
+
+
+def test_pages_link_the_steps_that_are_still_there(tmp_path: Path):
+    record(tmp_path, 1, 2, 3, 4, keep_steps=3)
+    links = {
+        step: re.findall(r'rel="(\w+)" href="step_0*(\d+)\.html"', (page_of(tmp_path, step) or Path()).read_text())
+        for step in (2, 3, 4)
+    }
+    assert links == {2: [("next", "3")], 3: [("prev", "2"), ("next", "4")], 4: [("prev", "3")]}

@@ -9,9 +9,11 @@ from synthetic import START, synthetic_timeline
 
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse.timeline.html import COLOURS, fill, seconds
-from verl_fuse.timeline.index_page import index_page
-from verl_fuse.timeline.step_page import step_page
+from verl_fuse.timeline.index_page import index_page, trend
+from verl_fuse.timeline.step_page import linked, step_page
+from verl_fuse.timeline.strategies_page import strategies_page
 from verl_fuse.timeline.summary import summarize
+from verl_fuse.timeline.terms import TERMS
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{data}}\u2028"
 
@@ -124,7 +126,7 @@ def test_figures_and_tables_stand_without_javascript():
 def test_the_legend_names_the_categories_used_and_no_others():
     spans = (Span("ref", "step", "stage", 0.0, 1.0), Span("wait", "rank 0", "wait", 0.0, 1.0))
     page = step_of(Timeline("run", 1, 0.0, 1.0, spans))
-    assert re.findall(r"</i>(\w+)</li>", page) == ["inference", "wait"]
+    assert re.findall(r"</i>(\w+)</li>", page) == ["inference", "wait", "idle"]
 
 
 def test_many_tracks_start_folded():
@@ -160,3 +162,32 @@ class _Echo(dict):
 )  # fmt: skip
 def test_durations_come_in_the_unit_people_use(value: float | None, shown: str):
     assert seconds(value) == shown
+
+
+def test_strategies_stand_side_by_side_in_a_page_without_script():
+    steps = [("stock", synthetic_timeline()), ("all", synthetic_timeline(seed=2))]
+    page = strategies_page("ppo", steps, {"all": "all/timeline/step_000001.html"}, [EVIL])
+    parsed = Page(page)
+    assert not parsed.scripts
+    assert not {tag for tag, _ in parsed.tags} & {"link", "iframe", "img", "object", "embed", "base", "form"}
+    assert [attrs["href"] for tag, attrs in parsed.tags if tag == "a"] == ["all/timeline/step_000001.html"]
+    assert all(text in parsed.shown for text in ("stock", "all", "speed-up", EVIL))
+
+
+def test_the_trend_has_every_stage_of_every_step():
+    summaries = [summarize(synthetic_timeline(step=step)) for step in (1, 2, 3)]
+    stages = sum(len(summary.stages) for summary in summaries)
+    assert trend(summaries).count("<rect") == stages
+    assert "step 2, update_actor: 2.3 s" in trend(summaries)
+
+
+def test_a_page_links_its_neighbours():
+    page = linked(step_of(synthetic_timeline()), "step_000002.html", None)
+    found = [attrs.get("href") for tag, attrs in Page(page).tags if tag == "a"]
+    assert found == ["step_000002.html", "../timeline.html"]
+    assert linked(linked(page, None, "x.html"), "step_000002.html", None) == page
+
+
+def test_the_words_on_a_page_are_explained_there():
+    shown = Page(step_of(synthetic_timeline())).shown
+    assert all(said in shown for said in TERMS.values())

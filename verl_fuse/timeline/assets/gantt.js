@@ -1,9 +1,9 @@
 "use strict";
 // One canvas as large as the visible part of the chart, redrawn on scroll, so that hundreds of tracks cost no more than the visible ones.
-const { seconds, colours, tracks } = JSON.parse(document.getElementById("data").textContent);
+const { seconds, colours, tracks, devices } = JSON.parse(document.getElementById("data").textContent);
 const [chart, space, canvas, tip] = ["chart", "space", "canvas", "tip"].map((id) => document.getElementById(id));
 const context = canvas.getContext("2d");
-const LABELS = 96, AXIS = 26, GAP = 6, RIGHT = 14, FONT = "12px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
+const LABELS = 112, AXIS = 26, GAP = 6, RIGHT = 14, FONT = "12px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
 const NAME = 0, CATEGORY = 1, COLOUR = 2, START = 3, END = 4, ROW = 5, ARGUMENTS = 6;
 
 // How many requests run at each moment, over all replicas: [[time, count], ...]. It shows the long tail of any number of replicas at once.
@@ -24,21 +24,46 @@ function runningRequests() {
 }
 
 const curve = runningRequests(), peak = Math.max(1, ...curve.map((point) => point[1]));
-if (curve.length) tracks.splice(tracks.findIndex((track) => track.role === "replica"), 0, { name: "requests", role: "curve", rows: 1, spans: [] });
-const ofRole = {};
-for (const track of tracks) ofRole[track.role] = (ofRole[track.role] || 0) + 1;
-let bottom = AXIS + GAP;
+// More tracks of one role than this start as one row; a click on its name shows them all.
+const FOLDED_FROM = 16;
+const groups = [];
 for (const track of tracks) {
-  const many = ofRole[track.role], most = many <= 4 ? 132 : many <= 16 ? 64 : many <= 64 ? 30 : 16;
-  const single = { step: 24, curve: 46 }[track.role] || (many <= 64 ? 18 : 14);
-  track.height = track.rows === 1 ? single : Math.min(most, Math.max(single, track.rows * 9));
-  track.top = bottom;
-  bottom += track.height + (track.height > 30 ? GAP + 2 : many > 64 ? 3 : GAP);
+  const group = groups.length && groups[groups.length - 1].role === track.role ? groups[groups.length - 1] : null;
+  if (group) group.tracks.push(track); else groups.push({ role: track.role, tracks: [track], open: false });
 }
+const deviceTracks = devices.map((row) => ({ name: row.name, role: "device", rows: 1, spans: row.stretches }));
+if (devices.length) groups.splice(groups.findIndex((group) => group.role !== "step") >>> 0, 0, { role: "device", tracks: deviceTracks, open: true });
+if (curve.length) groups.splice(groups.findIndex((group) => group.role === "replica"), 0, { role: "curve", tracks: [{ name: "requests", role: "curve", rows: 1, spans: [] }], open: true });
+let shown = [], bottom = 0;
+
+function layout() {
+  shown = [];
+  bottom = AXIS + GAP;
+  for (const group of groups) {
+    const many = group.tracks.length, folds = many > FOLDED_FROM && group.role !== "device";
+    if (folds) place({ name: `${group.open ? "▾" : "▸"} ${many} ${group.role}s`, role: "fold", group, rows: 1, spans: [] }, 18, GAP);
+    if (folds && !group.open) continue;
+    const most = many <= 4 ? 132 : many <= 16 ? 64 : many <= 64 ? 30 : 16;
+    const single = { step: 24, curve: 46 }[group.role] || (many <= 32 ? 18 : Math.max(2, Math.floor(540 / many)));
+    for (const track of group.tracks) {
+      const height = track.rows === 1 ? single : Math.min(most, Math.max(single, track.rows * 9));
+      place(track, height, height > 30 ? GAP + 2 : height < 8 ? 0 : many > 64 ? 3 : GAP);
+    }
+  }
+}
+
+function place(track, size, gap) {
+  track.height = size;
+  track.top = bottom;
+  bottom += size + gap;
+  shown.push(track);
+}
+
 let first = 0, last = seconds;
 for (const track of tracks) for (const span of track.spans) { first = Math.min(first, span[START]); last = Math.max(last, span[END]); }
 if (last === first) last = first + 1;
-const whole = [first, last];
+const whole = [first, last], migrations = [];
+for (const track of tracks) for (const span of track.spans) if (span[NAME] === "migrate" || span[COLOUR] === "moved") migrations.push(span[START]);
 let view = whole, width = 0, height = 0, drag = null, hover = null;
 
 const x = (time) => LABELS + ((time - view[0]) / (view[1] - view[0])) * (width - LABELS - RIGHT);
@@ -84,20 +109,38 @@ function drawCurve(top, size, soft) {
 function drawTrack(track, offset, ink, soft) {
   const top = track.top - offset, rowHeight = track.height / track.rows, gap = rowHeight >= 4 ? 1 : 0;
   context.fillStyle = ink;
-  context.fillText(clipped(track.name, LABELS - 12), 2, top + Math.min(track.height / 2, 16));
+  if (track.height >= 8 || (track.top - AXIS) % 24 < track.height) context.fillText(clipped(track.name, LABELS - 12), 2, top + Math.min(Math.max(track.height / 2, 6), 16));
   if (track.role === "curve") drawCurve(top, track.height, soft);
-  for (const span of track.spans) {
+  const spans = track.role === "fold" && !track.group.open ? track.group.tracks.flatMap((each) => each.spans) : track.spans;
+  if (track.role === "fold") context.globalAlpha = Math.max(0.05, 1 / Math.sqrt(track.group.tracks.length));
+  for (const span of spans) {
     if (span[END] < view[0] || span[START] > view[1]) continue;
     const left = Math.max(x(span[START]), LABELS), right = Math.min(x(span[END]), width - RIGHT);
     const wide = Math.max(right - left - (right - left > 3 ? 0.75 : 0), 0.75);
-    context.fillStyle = colours[span[COLOUR]];
-    context.fillRect(left, top + span[ROW] * rowHeight, wide, rowHeight - gap);
-    if (rowHeight >= 16 && wide > 24) {
+    const row = track.role === "fold" ? 0 : span[ROW];
+    context.fillStyle = span[COLOUR] === "idle" ? idleFill() : colours[span[COLOUR]];
+    context.fillRect(left, top + row * rowHeight, wide, rowHeight - gap);
+    if (rowHeight >= 16 && wide > 24 && track.role !== "fold") {
       const label = clipped(span[NAME], wide - 8);
-      context.fillStyle = span[COLOUR] === "wait" ? "#1c2430" : "#fff";
+      context.fillStyle = span[COLOUR] === "idle" ? ink : span[COLOUR] === "wait" ? "#1c2430" : "#fff";
       if (label) context.fillText(label, left + 4, top + span[ROW] * rowHeight + rowHeight / 2);
     }
   }
+  context.globalAlpha = 1;
+}
+
+let hatch = null;
+function idleFill() {
+  if (hatch) return hatch;
+  const tile = document.createElement("canvas"), pen = tile.getContext("2d");
+  tile.width = tile.height = 6;
+  pen.fillStyle = "#d9a3a333";
+  pen.fillRect(0, 0, 6, 6);
+  pen.strokeStyle = "#c94f4f99";
+  pen.lineWidth = 1.4;
+  for (const shift of [-6, 0, 6]) { pen.beginPath(); pen.moveTo(shift, 6); pen.lineTo(shift + 6, 0); pen.stroke(); }
+  hatch = context.createPattern(tile, "repeat");
+  return hatch;
 }
 
 function upright(at) {
@@ -107,15 +150,27 @@ function upright(at) {
   context.stroke();
 }
 
+function drawMigration(time) {
+  if (time < view[0] || time > view[1]) return;
+  context.save();
+  context.strokeStyle = context.fillStyle = colours.moved;
+  context.setLineDash([5, 3]);
+  context.lineWidth = 1.5;
+  upright(x(time));
+  const room = context.measureText("migration").width + 8;
+  context.fillText("migration", x(time) + (x(time) + room > width ? -room : 4), AXIS + 4);
+  context.restore();
+}
+
 function draw() {
   const ratio = window.devicePixelRatio || 1, offset = chart.scrollTop, ink = css("--ink"), soft = css("--soft"), line = css("--line");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
   context.font = FONT;
   context.textBaseline = "middle";
-  const marks = ticks(), visible = tracks.filter((track) => track.top + track.height >= offset && track.top <= offset + height);
+  const marks = ticks(), visible = shown.filter((track) => track.top + track.height >= offset && track.top <= offset + height);
   for (const track of visible) {
-    context.fillStyle = css(tracks.indexOf(track) % 2 ? "--window" : "--stripe");
+    context.fillStyle = css(shown.indexOf(track) % 2 ? "--window" : "--stripe");
     context.fillRect(LABELS, track.top - offset - 1, width - LABELS - RIGHT, track.height + 2);
   }
   context.strokeStyle = line;
@@ -123,6 +178,7 @@ function draw() {
   for (const track of visible) drawTrack(track, offset, ink, soft);
   context.strokeStyle = soft;
   for (const edge of [0, seconds]) if (edge >= view[0] && edge <= view[1]) upright(x(edge));
+  if (migrations.length) drawMigration(Math.min(...migrations));
   context.fillStyle = css("--card");
   context.fillRect(0, 0, width, AXIS - 4);
   context.fillStyle = soft;
@@ -138,6 +194,7 @@ function draw() {
 }
 
 function resize() {
+  layout();
   width = chart.clientWidth;
   height = Math.min(bottom, Math.round(window.innerHeight * 0.8));
   space.style.height = bottom + "px";
@@ -153,8 +210,9 @@ function resize() {
 
 function spanAt(px, py) {
   if (py < AXIS || px < LABELS) return null;
-  const y = py + chart.scrollTop, track = tracks.find((candidate) => y >= candidate.top - 2 && y <= candidate.top + candidate.height + 2);
+  const y = py + chart.scrollTop, track = shown.find((candidate) => y >= candidate.top - 2 && y <= candidate.top + candidate.height + 2);
   if (!track) return null;
+  if (track.role === "fold") return null;
   if (track.role === "curve") return { track, time: timeAt(px) };
   const rowHeight = track.height / track.rows, row = (y - track.top) / rowHeight - 0.5, slack = ((view[1] - view[0]) / width) * 2, time = timeAt(px);
   let best = null, distance = Math.max(0.75, 3 / rowHeight);
@@ -173,7 +231,7 @@ function showTip(event, found) {
     title.textContent = span[NAME];
     lines.push(`\n${found.track.name} · ${span[CATEGORY]}`);
     lines.push(`${span[START].toFixed(3)} s – ${span[END].toFixed(3)} s (${(span[END] - span[START]).toFixed(3)} s)`);
-    for (const [key, value] of Object.entries(span[ARGUMENTS])) lines.push(`${key.replaceAll("_", " ")}: ${value}`);
+    for (const [key, value] of Object.entries(span[ARGUMENTS] || {})) lines.push(`${key.replaceAll("_", " ")}: ${value}`);
   } else {
     const running = curve.findLast((point) => point[0] <= found.time);
     title.textContent = `${running ? running[1] : 0} requests running`;
@@ -185,19 +243,65 @@ function showTip(event, found) {
   tip.style.top = Math.min(event.clientY + 14, window.innerHeight - tip.offsetHeight - 8) + "px";
 }
 
-canvas.addEventListener("mousemove", (event) => {
+// Show [from, to], as far as the step goes; a view is at least a microsecond and at most the whole.
+function look(from, to) {
+  const size = Math.min(Math.max(to - from, 1e-6), whole[1] - whole[0]);
+  const start = Math.min(Math.max(from, whole[0]), whole[1] - size);
+  view = [start, start + size];
+  requestAnimationFrame(draw);
+}
+const pan = (share) => { const by = (view[1] - view[0]) * share; look(view[0] + by, view[1] + by); };
+const zoom = (factor, at = (view[0] + view[1]) / 2) => look(at - (at - view[0]) * factor, at + (view[1] - at) * factor);
+
+const KEYS = {
+  ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7),
+  0: () => look(...whole), Home: () => look(...whole),
+};
+canvas.addEventListener("keydown", (event) => {
+  if (!KEYS[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+  KEYS[event.key]();
+  event.preventDefault();
+});
+canvas.addEventListener("wheel", (event) => {
+  if (event.ctrlKey || event.metaKey) zoom(event.deltaY > 0 ? 1.2 : 1 / 1.2, timeAt(event.offsetX));
+  else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan((event.deltaX || event.deltaY) / width);
+  else return;
+  event.preventDefault();
+}, { passive: false });
+
+// A mouse selects what to zoom to; one finger pans, two zoom.
+const fingers = new Map();
+function positions() { return [...fingers.values()].sort((left, right) => left - right); }
+canvas.addEventListener("pointerdown", (event) => {
+  const fold = event.offsetX < LABELS && shown.find((track) => track.role === "fold" && Math.abs(event.offsetY + chart.scrollTop - track.top - track.height / 2) <= track.height / 2);
+  if (fold) { fold.group.open = !fold.group.open; resize(); return; }
+  if (event.offsetX < LABELS) return;
+  if (event.pointerType === "mouse") drag = { from: event.offsetX, to: event.offsetX };
+  else { fingers.set(event.pointerId, event.offsetX); showTip(event, spanAt(event.offsetX, event.offsetY)); }
+});
+canvas.addEventListener("pointermove", (event) => {
+  if (fingers.has(event.pointerId)) {
+    const before = positions();
+    fingers.set(event.pointerId, event.offsetX);
+    const after = positions();
+    if (before.length === 1) pan((before[0] - after[0]) / (width - LABELS - RIGHT));
+    else zoom(Math.max(before[1] - before[0], 1) / Math.max(after[1] - after[0], 1), timeAt((after[0] + after[1]) / 2));
+    showTip(event, null);
+    return;
+  }
   hover = { x: event.offsetX };
   if (drag) drag.to = Math.min(Math.max(event.offsetX, LABELS), width - RIGHT);
   showTip(event, drag ? null : spanAt(event.offsetX, event.offsetY));
   requestAnimationFrame(draw);
 });
-canvas.addEventListener("mouseleave", (event) => { hover = null; showTip(event, null); requestAnimationFrame(draw); });
-canvas.addEventListener("mousedown", (event) => { if (event.offsetX >= LABELS) drag = { from: event.offsetX, to: event.offsetX }; });
-window.addEventListener("mouseup", () => {
-  if (drag && Math.abs(drag.to - drag.from) > 4) view = [timeAt(Math.min(drag.from, drag.to)), timeAt(Math.max(drag.from, drag.to))];
-  if (drag) { drag = null; draw(); }
+canvas.addEventListener("pointerleave", (event) => { hover = null; showTip(event, null); requestAnimationFrame(draw); });
+for (const name of ["pointerup", "pointercancel"]) window.addEventListener(name, (event) => {
+  fingers.delete(event.pointerId);
+  if (drag && Math.abs(drag.to - drag.from) > 4) look(timeAt(Math.min(drag.from, drag.to)), timeAt(Math.max(drag.from, drag.to)));
+  drag = null;
+  requestAnimationFrame(draw);
 });
-canvas.addEventListener("dblclick", () => { view = whole; draw(); });
+canvas.addEventListener("dblclick", () => look(...whole));
 chart.addEventListener("scroll", () => requestAnimationFrame(draw));
 window.addEventListener("resize", resize);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

@@ -1,0 +1,140 @@
+"""The pages in a headless Chromium: no error, no sideways scroll, light and dark; the chart's keys, wheel and folds.
+
+Skipped where Chromium, its driver (Debian: apt-get install chromium chromium-driver) or selenium is missing.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made
+from problems import two_ranks
+from synthetic import synthetic_timeline
+
+from verl_fuse.compare.comparison import compare
+from verl_fuse.compare.page import page
+from verl_fuse.schedule.methods import solve
+from verl_fuse.schedule.render import write_picture
+from verl_fuse.schedule.solution import Budget
+from verl_fuse.timeline.files import record_step
+from verl_fuse.timeline.strategies_page import strategies_page
+
+WIDTHS, SCHEMES = (700, 1400), ("light", "dark")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (pip install 'verl-fuse[dev]')")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs Chromium and its driver on the PATH: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    # Without a sandbox of its own: tests often run as root in a container, and these pages are the tests'.
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    session = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield session
+    session.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every kind of page."""
+    folder = tmp_path_factory.mktemp("pages")
+    for step in (1, 2, 3):
+        record_step(folder / "run", synthetic_timeline(step=step))
+    record_step(folder / "large", synthetic_timeline(replicas=64, ranks=256, requests=512))
+    steps = [("stock", synthetic_timeline()), ("interstage", synthetic_timeline(seed=1))]
+    (folder / "strategies.html").write_text(strategies_page("ppo", steps, {}))
+    (folder / "compare.html").write_text(page(compare(made(1), made(2, fused=True, seconds=4.0), 1), []))
+    write_picture(solve(two_ranks(4, memory_limit=3.0), "back-to-back", Budget(1)), folder / "schedule.html")
+    return folder
+
+
+def show(browser: Any, address: Path, width: int = 1400, scheme: str = "light") -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(address.as_uri())
+
+
+NAMES = (
+    "run/timeline.html", "run/timeline/step_000002.html", "large/timeline/step_000003.html", "strategies.html",
+    "compare.html", "schedule.html",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_fits_and_has_no_error(browser, pages, name):
+    grounds = set()
+    for width in WIDTHS:
+        for scheme in SCHEMES:
+            show(browser, pages / name, width, scheme)
+            wide, room = browser.execute_script(
+                "const {scrollWidth, clientWidth} = document.documentElement; return [scrollWidth, clientWidth]"
+            )
+            assert wide <= room <= width, (name, scheme)
+            assert browser.get_log("browser") == [], (name, width, scheme)
+            grounds.add(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+    assert len(grounds) == len(SCHEMES)
+
+
+def test_the_chart_is_moved_by_keys_and_wheel(browser, pages):
+    show(browser, pages / "run/timeline/step_000002.html")
+    canvas = browser.find_element("id", "canvas")
+    whole = browser.execute_script("return view")
+    canvas.send_keys("+")
+    zoomed = browser.execute_script("return view")
+    assert zoomed[1] - zoomed[0] == pytest.approx(0.7 * (whole[1] - whole[0]))
+    canvas.send_keys("\ue014")
+    assert browser.execute_script("return view")[0] > zoomed[0]
+    canvas.send_keys("0")
+    assert browser.execute_script("return view") == whole
+    wheel = "new WheelEvent('wheel', {deltaY: -100, ctrlKey: true, clientX: 600, clientY: 300, cancelable: true})"
+    browser.execute_script(f"canvas.dispatchEvent({wheel})")
+    left = browser.execute_script("return view")
+    assert left[1] - left[0] < whole[1] - whole[0]
+
+
+def test_two_fingers_zoom_and_one_pans(browser, pages):
+    show(browser, pages / "run/timeline/step_000002.html")
+    touch = """
+    const [name, id, x] = arguments, box = canvas.getBoundingClientRect();
+    canvas.dispatchEvent(new PointerEvent(name, {pointerId: id, pointerType: "touch", clientX: box.left + x,
+      clientY: box.top + 60, bubbles: true}));
+    """
+    whole = browser.execute_script("return view")
+    for name, finger, x in (("pointerdown", 1, 500), ("pointerdown", 2, 600), ("pointermove", 2, 900)):
+        browser.execute_script(touch, name, finger, x)
+    zoomed = browser.execute_script("return view")
+    assert zoomed[1] - zoomed[0] == pytest.approx((whole[1] - whole[0]) / 4)
+    for name, finger, x in (("pointerup", 2, 900), ("pointermove", 1, 450)):
+        browser.execute_script(touch, name, finger, x)
+    assert browser.execute_script("return view")[0] > zoomed[0]
+
+
+def test_many_devices_fit_on_one_screen_and_their_ranks_unfold(browser, pages):
+    show(browser, pages / "large/timeline/step_000003.html")
+    rows = "return shown.filter((track) => track.role === arguments[0]).length"
+    assert browser.execute_script(rows, "rank") == 0
+    first, last = browser.execute_script(
+        "const rows = shown.filter((track) => track.role === 'device');"
+        "return [rows[0].top, rows[rows.length - 1].top + rows[rows.length - 1].height]"
+    )
+    assert last - first < 720
+    browser.execute_script("groups.find((group) => group.role === 'rank').open = true; resize()")
+    assert browser.execute_script(rows, "rank") == 256
+
+
+def test_every_step_is_reached_from_its_neighbour(browser, pages):
+    show(browser, pages / "run/timeline/step_000001.html")
+    for step in (2, 3):
+        browser.find_element("css selector", "nav a[rel=next]").click()
+        assert browser.find_element("tag name", "h1").text == f"Step {step}"
+    assert not browser.find_elements("css selector", "nav a[rel=next]")
