@@ -5,7 +5,7 @@ generates 8 samples of each of 16 prompts, the same in every step, so a step is 
 sums over all runs and epochs (passes, tail: ours over stock; seconds: stock over ours), intervals a bootstrap over epochs (95 %). Passes are counted
 in the engines. The tail: passes of a replica after the last with more than a quarter of the most requests it ran at once.
 
-    python -m ci.bench.speculation [--rounds 3] [--epochs 8] [--keep DIRECTORY]
+    python -m ci.bench.speculation [--rounds 3] [--epochs 8] [--tasks learned] [--keep DIRECTORY]
 """
 
 import json
@@ -132,17 +132,19 @@ def bench(folder: Path, task: str, rounds: int, epochs: int) -> dict[str, Any]:
     return report(found[False], found[True])
 
 
-def bench_all(folder: Path, rounds: int, epochs: int) -> dict[str, Any]:
-    found = {task: bench(folder, task, rounds, epochs) for task in TASKS}
-    return {"bench": "speculation", "layers": LAYERS, **found["learned"], "less_predictable": found["less predictable"]}
+def bench_all(folder: Path, tasks: Sequence[str], rounds: int, epochs: int) -> dict[str, Any]:
+    found = {task: bench(folder, task, rounds, epochs) for task in tasks}
+    first, *others = found
+    return {"bench": "speculation", "task": first, **found[first], **{task: found[task] for task in others}}
 
 
 def main() -> None:
     arguments = parser(__doc__, "leave runs and measurements here")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--epochs", type=int, default=8)
+    arguments.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     given = arguments.parse_args()
-    in_folder(given.keep, lambda folder: bench_all(folder, given.rounds, given.epochs), again=True)
+    in_folder(given.keep, lambda folder: bench_all(folder, given.tasks, given.rounds, given.epochs), again=True)
 
 
 if __name__ == "__main__":
