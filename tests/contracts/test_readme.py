@@ -1,18 +1,38 @@
-"""The README names commands, targets, metrics and files that exist, and its configuration composes."""
+"""The README is short; it, the guide and the plugin guide name commands, targets, metrics and files that exist, their
+configuration composes, and their code runs."""
 
+import dataclasses
 import re
+from inspect import get_annotations
 from pathlib import Path
+from types import SimpleNamespace
 
+import pluggy
 import pytest
 from hydra import compose, initialize_config_dir, initialize_config_module
 
+from verl_fuse import hookspecs
 from verl_fuse.cli.main import SUBCOMMANDS
 from verl_fuse.host.start.settings import load_settings
+from verl_fuse.spec.step import LaneView, RolloutView, Stage
+from verl_fuse.spec.timeline import Span
+from verl_fuse.timeline.terms import TERMS
 
 
 @pytest.fixture
 def readme(repo: Path) -> str:
     return (repo / "README.md").read_text()
+
+
+@pytest.fixture
+def guide(repo: Path) -> str:
+    return (repo / "verl_fuse/README.md").read_text()
+
+
+def test_it_is_read_in_a_minute(readme: str):
+    assert len(readme.split()) <= 700
+    cells = [cell for line in readme.splitlines() if line.startswith("|") for cell in line.strip("|").split("|")]
+    assert [cell for cell in cells if len(cell.split()) > 15] == []
 
 
 def test_every_make_target_exists(readme: str, repo: Path):
@@ -22,14 +42,14 @@ def test_every_make_target_exists(readme: str, repo: Path):
 
 
 def test_every_link_leads_somewhere(readme: str, repo: Path):
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", readme) if "://" not in link]
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", readme) if "://" not in link]
     assert links
     assert [link for link in links if not (repo / link).exists()] == []
 
 
-def test_every_metric_is_logged_somewhere(readme: str, repo: Path):
+def test_every_metric_is_logged_somewhere(guide: str, repo: Path):
     sources = "".join(path.read_text() for folder in ("verl_fuse", "plugins") for path in (repo / folder).rglob("*.py"))
-    named = re.findall(r"`(fuse/[a-z_/]+?)(?:/<role>)?`", readme)
+    named = re.findall(r"`(fuse/[a-z_/]+?)(?:/<role>)?`", guide)
     assert len(named) > 5
     assert [name for name in named if f'"{name}' not in sources] == []
 
@@ -43,8 +63,8 @@ def test_the_two_lines_of_yaml_switch_it_on(readme: str, tmp_path: Path):
     assert (config.fuse.preset, config.fuse.interstage.enabled) == ("observe", None)
 
 
-def test_the_features_it_recommends_are_accepted(readme: str):
-    update, interstage = re.findall(r"```sh\n(fuse\..*?)```", readme, re.DOTALL)
+def test_the_features_the_guide_recommends_are_accepted(guide: str):
+    update, interstage = re.findall(r"```sh\n(fuse\..*?)```", guide, re.DOTALL)
     # verl's own defaults lack micro-batch sizes, and have four mini-batches a step.
     run = ["+fuse=default", "trainer.v1.trainer_mode=fuse", "actor_rollout_ref.actor.use_dynamic_bsz=true"]
     actor = "actor_rollout_ref.actor"
@@ -61,5 +81,46 @@ def test_the_features_it_recommends_are_accepted(readme: str):
         assert settings.idle == ()
 
 
-def test_every_command_exists_and_every_command_is_named(readme: str):
-    assert set(re.findall(r"`verl-fuse ([a-z]+)", readme)) == set(SUBCOMMANDS)
+def test_every_command_exists_and_every_command_is_named(readme: str, guide: str):
+    assert set(re.findall(r"`verl-fuse ([a-z]+)", guide)) == set(SUBCOMMANDS)
+    assert set(re.findall(r"^verl-fuse ([a-z]+)|`verl-fuse ([a-z]+)", readme, re.MULTILINE)) <= {
+        pair for name in SUBCOMMANDS for pair in ((name, ""), ("", name))
+    }
+
+
+def test_the_glossary_says_what_the_pages_say(guide: str):
+    terms = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", guide[guide.index("## Glossary") :], re.MULTILINE))
+    assert {term: terms.get(term) for term in TERMS} == TERMS
+
+
+@pytest.mark.parametrize("view", [RolloutView, LaneView, Span])
+def test_the_plugin_guide_has_every_field(repo: Path, view: type):
+    text = (repo / "plugins/README.md").read_text()
+    table = text[text.index(f"`{view.__name__}`", text.index("## What hooks are given")) :]
+    table = table[table.index("| field |") :].split("\n\n")[0]
+    rows = [re.findall(r"`([^`]+)`", line)[:2] for line in table.splitlines()[2:]]
+    hints = get_annotations(view)
+    properties = [name for name, value in vars(view).items() if isinstance(value, property)]
+    assert [name for name, _ in rows] == [*(field.name for field in dataclasses.fields(view)), *properties]
+    shown = {name: re.sub(r"\b[\w.]+\.(\w+)", r"\1", _named(hints[name])) for name in hints}
+    assert {name: kind for name, kind in rows if name in hints and kind != "Category"} == {
+        name: kind for name, kind in shown.items() if name != "category"
+    }
+
+
+def _named(hint: object) -> str:
+    text = hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
+    return text.replace(str(Stage), "Stage")
+
+
+def test_the_ten_lines_of_the_plugin_guide_run(repo: Path):
+    text = (repo / "plugins/README.md").read_text()
+    (code,) = re.findall(r"## Ten lines\n.*?```python\n(.*?)```", text, re.DOTALL)
+    assert len(code.splitlines()) <= 10
+    scope: dict = {}
+    exec(code, scope)
+    manager = pluggy.PluginManager("verl_fuse")
+    manager.add_hookspecs(hookspecs)
+    manager.register(scope["LastSecond"]())
+    spans = [SimpleNamespace(category="generate", end=end) for end in (1.0, 4.5, 5.0)]
+    assert manager.hook.fuse_metrics(timeline=SimpleNamespace(spans=spans)) == [{"acme/last_second": 2}]

@@ -1,0 +1,48 @@
+"""`python -m ci.docs configuration` writes the configuration reference, `site` builds the site, and
+`picture STOCK FUSED` draws the README's picture from two run folders (STOCK: a run in observe mode)."""
+
+import sys
+from pathlib import Path
+
+from ci.docs.configuration import PAGE, reference
+from ci.docs.site import REPO, build
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.timeline import Timeline
+from verl_fuse.timeline.files import readable_steps, recorded_steps
+from verl_fuse.timeline.picture import picture
+
+SITE = REPO / "build/site"
+PICTURE = Path(__file__).with_name("steps.svg")
+TITLES = ("stock verl", "fuse.preset=fast")
+
+
+def typical_step(run: Path) -> Timeline:
+    """The step of median length of a run, without the first, which warms up."""
+    steps = list(readable_steps(run, recorded_steps(run)[1:]))
+    return sorted(steps, key=lambda step: step.end - step.start)[len(steps) // 2]
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code."""
+    try:
+        if arguments == ["configuration"]:
+            PAGE.write_text(reference(), encoding="utf-8")
+            print(PAGE.relative_to(REPO))
+        elif arguments == ["site"]:
+            build(SITE)
+            print(Path(SITE, "index.html").relative_to(REPO))
+        elif len(arguments) == 3 and arguments[0] == "picture":
+            steps = [(title, typical_step(Path(run))) for title, run in zip(TITLES, arguments[1:], strict=True)]
+            PICTURE.write_text(picture(steps, ground="#fff"), encoding="utf-8")
+            print(PICTURE.relative_to(REPO))
+        else:
+            given = " ".join(arguments) or "no argument"
+            raise FuseError(f"{given}: needs configuration, site, or picture STOCK FUSED")
+    except FuseError as error:
+        print("\n".join(map(str, error.args)), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

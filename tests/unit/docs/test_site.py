@@ -1,0 +1,41 @@
+"""The site of `make docs`: links are checked, folders lead to their README, files are copied; mkdocs builds it all."""
+
+from pathlib import Path
+
+import pytest
+
+from ci.docs.site import build, gather, tracked_pages
+from verl_fuse.errors import FuseError
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    (tmp_path / "repo/part").mkdir(parents=True)
+    (tmp_path / "repo/part/README.md").write_text("# Part\n")
+    (tmp_path / "repo/part/code.py").write_text("x = 1\n")
+    return tmp_path / "repo"
+
+
+def test_a_folder_leads_to_its_readme_and_a_file_to_a_copy(small: Path, tmp_path: Path):
+    (small / "README.md").write_text("[a](part) [b](part/code.py) [c](part/README.md#x) [d](https://e.f/g)\n")
+    gather(small, [Path("README.md"), Path("part/README.md")], tmp_path / "site")
+    assert (tmp_path / "site/README.md").read_text() == (
+        "[a](part/README.md) [b](part/code.py) [c](part/README.md#x) [d](https://e.f/g)\n"
+    )
+    assert (tmp_path / "site/part/code.py").read_text() == "x = 1\n"
+
+
+def test_links_that_lead_nowhere_are_named(small: Path, tmp_path: Path):
+    (small / "README.md").write_text("[a](gone.md) [b](part/none.py)\n")
+    with pytest.raises(FuseError) as refused:
+        gather(small, [Path("README.md")], tmp_path / "site")
+    assert [str(each) for each in refused.value.args] == [
+        "link that leads nowhere: README.md: gone.md",
+        "link that leads nowhere: README.md: part/none.py",
+    ]
+
+
+def test_the_site_builds_without_a_dead_link(tmp_path: Path):
+    pytest.importorskip("mkdocs", reason="needs mkdocs (pip install 'verl-fuse[dev]')")
+    build(tmp_path / "site")
+    assert len(list((tmp_path / "site").rglob("*.html"))) > len(tracked_pages())
