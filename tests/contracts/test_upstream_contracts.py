@@ -436,6 +436,7 @@ def test_slices_alone_rest_on_what_fsdp_gathers_from_or_how_megatron_cuts():
     fsdp = asked(fuse=slices) - asked()
     megatron = asked(fuse=slices, actor_rollout_ref={"actor": {"strategy": "megatron"}}) - asked()
     assert {contract.target.startswith("torch.distributed.fsdp.") for contract in fsdp} == {True}
-    assert "megatron.core.transformer.transformer_layer:TransformerLayer.layer_number" in {c.target for c in megatron}
-    assert not any("torch.distributed.fsdp." in getattr(contract, "target", "") for contract in megatron)
+    targets = {getattr(contract, "target", "") for contract in megatron}
+    assert "megatron.core.transformer.transformer_layer:TransformerLayer.layer_number" in targets
+    assert not any("torch.distributed.fsdp." in target for target in targets)
     assert set(plugin.fuse_contracts(config=None)) == asked() | fsdp | megatron
