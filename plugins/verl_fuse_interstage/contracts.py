@@ -1,12 +1,14 @@
 """Configuration of verl under which finished samples may not be streamed, or unfinished ones not moved (refusals.py), and what slices rest on."""
 
-from verl_fuse.host.upstream.targets import FSDP_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
-from verl_fuse.spec.contract import Attribute, ConfigGroup, ConfigKey, Contract, Function
+from verl_fuse.host.upstream.targets import FSDP_YAML, MEGATRON_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
+from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
 
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
 _SHARD = f"{_FULLY_SHARD}._fsdp_param:FSDPParam"
 _FLAT = "torch.distributed.fsdp._flat_param"
 _HANDLE = f"{_FLAT}:FlatParamHandle"
+_GROUPS = "megatron.core.process_groups_config:ProcessGroupCollection"
+_MEGATRON_ENGINE = "verl.workers.engine.megatron.transformer_impl:MegatronEngine"
 
 CONTRACTS: tuple[Contract, ...] = (
     ConfigKey("verl/trainer/config/reward/reward.yaml", "reward_model.enable", False),
@@ -60,4 +62,43 @@ SLICE_CONTRACTS: tuple[Contract, ...] = (
     Function(f"{_HANDLE}.post_reshard", "(self)", "fd8aa4455b235622"),
     Function("torch.distributed.fsdp._runtime_utils:_lazy_init", "(state, root_module)", "3c08816b7ca4c4e5"),
     Function("torch.distributed.fsdp._traversal_utils:_get_fsdp_handles", "(module)", "532b323bc8f216a2"),
+)
+# The same on Megatron: how a model is cut (host/weights/whole_megatron.py), and what its copies have otherwise (host/inference/megatron_copies.py).
+MEGATRON_SLICE_CONTRACTS: tuple[Contract, ...] = (
+    Function("verl.utils.megatron_utils:unwrap_model", "(model, module_instances=...)", "eaa2391a20e614e8"),
+    Class("megatron.core.models.gpt:GPTModel", ("LanguageModule",)),
+    Attribute("megatron.core.models.gpt.gpt_model:GPTModel.share_embeddings_and_output_weights"),
+    Attribute("megatron.core.models.common.language_module.language_module:LanguageModule.pg_collection"),
+    Attribute(f"{_GROUPS}.tp"),
+    Attribute(f"{_GROUPS}.dp_cp"),
+    Attribute(f"{_GROUPS}.ep"),
+    Attribute(f"{_GROUPS}.expt_tp"),
+    Attribute(f"{_GROUPS}.expt_dp"),
+    Attribute("megatron.core.transformer.module:MegatronModule.config"),
+    Attribute("megatron.core.transformer.transformer_config:TransformerConfig.num_moe_experts"),
+    Attribute("megatron.core.transformer.transformer_config:TransformerConfig.gated_linear_unit"),
+    Attribute("megatron.core.transformer.transformer_layer:TransformerLayer.layer_number"),
+    Function(
+        "megatron.core.tensor_parallel.layers:set_tensor_model_parallel_attributes",
+        "(tensor, is_parallel, dim, stride)",
+        "cc4a76406eefbfe6",
+    ),
+    Attribute(f"{_MEGATRON_ENGINE}.module"),
+    Function(f"{_MEGATRON_ENGINE}.eval_mode", "(self, **kwargs)", "40eb6570fb4a74b5"),
+    Function(f"{_MEGATRON_ENGINE}._init_device_mesh", "(self)", "84295086446f9376"),
+    Attribute("verl.workers.config:McoreEngineConfig.expert_tensor_parallel_size"),
+    ConfigKey(MEGATRON_YAML, "forward_only", bool),
+    ConfigKey(MEGATRON_YAML, "tensor_model_parallel_size", int),
+    ConfigKey(MEGATRON_YAML, "pipeline_model_parallel_size", int),
+    ConfigKey(MEGATRON_YAML, "expert_model_parallel_size", int),
+    ConfigKey(MEGATRON_YAML, "expert_tensor_parallel_size", object),
+    ConfigKey(MEGATRON_YAML, "param_offload", bool),
+    ConfigKey(MEGATRON_YAML, "optimizer_offload", bool),
+    ConfigKey(MEGATRON_YAML, "context_parallel_size", int),
+    ConfigKey(MEGATRON_YAML, "dynamic_context_parallel", bool),
+    ConfigKey(MEGATRON_YAML, "use_megatron_fsdp", bool),
+    ConfigKey(MEGATRON_YAML, "qat.enable", bool),
+    ConfigKey(MEGATRON_YAML, "router_replay.mode", "disabled"),
+    ConfigKey(MEGATRON_YAML, "override_transformer_config", dict),
+    ConfigKey(MODEL_YAML, "mtp.enable", bool),
 )

@@ -13,7 +13,7 @@ from verl_fuse.spec.step import LaneView, Migration, Refusal, RequestView, Rollo
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse_interstage.config import InterstageConfig
 from verl_fuse_interstage.connector import connector_params
-from verl_fuse_interstage.contracts import CONTRACTS, SLICE_CONTRACTS
+from verl_fuse_interstage.contracts import CONTRACTS, MEGATRON_SLICE_CONTRACTS, SLICE_CONTRACTS
 from verl_fuse_interstage.gains import in_force
 from verl_fuse_interstage.measured import streaming_metrics
 from verl_fuse_interstage.memory import memory_findings
@@ -48,8 +48,13 @@ class InterstagePlugin:
 
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
-        slices = config is None or getter(config)("fuse.interstage.layout") == "slices"
-        return (*CONTRACTS, *(SLICE_CONTRACTS if slices else ()))
+        if config is None:
+            return (*CONTRACTS, *SLICE_CONTRACTS, *MEGATRON_SLICE_CONTRACTS)
+        get = getter(config)
+        if get("fuse.interstage.layout") != "slices":
+            return CONTRACTS
+        of_engine = MEGATRON_SLICE_CONTRACTS if get(f"{ACTOR}.strategy") == "megatron" else SLICE_CONTRACTS
+        return (*CONTRACTS, *of_engine)
 
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:

@@ -23,6 +23,20 @@ from verl_fuse_interstage.connector import TOLD, plain
 _STREAMS, _SLICES = "fuse.interstage.enabled=true", "fuse.interstage.layout=slices"
 THRESHOLD = "fuse.interstage.migration_threshold"
 ENGINES = (ACTOR, REFERENCE, CRITIC)
+# What must be off for Megatron's copies, its value then, and why.
+_OFF = {
+    "context_parallel_size": (1, "1, or null: copies have no context parallelism"),
+    "dynamic_context_parallel": (False, "false: copies have no context parallelism"),
+    "use_megatron_fsdp": (False, "false: its parameters are parts of a flat buffer"),
+    "qat.enable": (
+        False,
+        "false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers",
+    ),
+    "router_replay.mode": ("disabled", "disabled: routes are recorded by the training workers"),
+    "override_transformer_config.pipeline_model_parallel_layout": (None, "null: stages of a copy are even"),
+    "override_transformer_config.num_layers_in_first_pipeline_stage": (None, "null: stages of a copy are even"),
+    "override_transformer_config.num_layers_in_last_pipeline_stage": (None, "null: stages of a copy are even"),
+}
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
@@ -102,17 +116,57 @@ def _copies(get: Get) -> Iterator[_Copy]:
 
 
 def _slices(get: Get) -> Iterator[Refusal]:
-    for engine in ENGINES:
-        strategy = get(f"{engine}.strategy")
-        if strategy not in (None, "fsdp", "fsdp2"):
-            allowed = f"{_SLICES} needs fsdp or fsdp2: copies of another engine's weights are not built yet"
-            yield Refusal(f"{engine}.strategy", strategy, allowed)
-    yield from _adapters(get)
+    copies = tuple(_copies(get))
+    yield from _strategies(get, copies)
     key = f"{ROLLOUT}.free_cache_engine"
     if get(key) is False and get("trainer.device") != "cpu":
         allowed = f"{_SLICES} needs true: a replica that keeps its memory leaves none for the slice on its devices"
         yield Refusal(key, False, allowed)
-    copies = tuple(_copies(get))
+    if get(f"{ACTOR}.strategy") == "megatron":
+        yield from _megatron(get, copies)
+    else:
+        yield from _fsdp(get, copies)
+
+
+def _strategies(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
+    """All copies of a slice are in one process, and Megatron's share a parallel state."""
+    known = ("megatron",) if get(f"{ACTOR}.strategy") == "megatron" else (None, "fsdp", "fsdp2")
+    for engine in dict.fromkeys((ACTOR, *(copy.engine for copy in copies))):
+        strategy = get(f"{engine}.strategy")
+        if strategy not in known:
+            allowed = f"{_SLICES} needs {' or '.join(filter(None, known))}, as the actor, or all of them megatron: copies of another engine's weights are not built"
+            yield Refusal(f"{engine}.strategy", strategy, allowed)
+
+
+def _megatron(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
+    """What a Megatron copy cannot be built with, or would compute otherwise. Its pipeline is no question: it divides that of its model."""
+    first, devices = None, _devices_each(get)
+    for copy in copies:
+        key = f"{copy.engine}.megatron.tensor_model_parallel_size"
+        size = get(key) or 1
+        if devices % size:
+            allowed = f"{_SLICES} needs a divisor of the {devices} devices of a rollout replica: a copy of another size rounds sums otherwise than its model"
+            yield Refusal(key, size, allowed)
+        elif first is not None and size != first[1]:
+            allowed = f"{_SLICES} needs the size of {first[0]} ({first[1]}): Megatron's engines of one process share it"
+            yield Refusal(key, size, allowed)
+        first = first or (key, size)
+        off = {
+            f"{copy.engine}.megatron.{key}": (value, f"{_SLICES} needs {said}") for key, (value, said) in _OFF.items()
+        }
+        yield from required_if_set(get, off)
+    for model in (MODEL, *([f"{CRITIC}.model"] if has_critic(get) else [])):
+        adapters = f"{_SLICES} needs 0 with megatron: Megatron's adapters are merged into what a rollout gets, and a copy has none"
+        off = {f"{model}.lora_rank": (0, adapters), f"{model}.lora.rank": (0, adapters)}
+        off[f"{model}.mtp.enable"] = (
+            False,
+            f"{_SLICES} needs false: a copy is built without heads that predict further tokens",
+        )
+        yield from required_if_set(get, off)
+
+
+def _fsdp(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
+    yield from _adapters(get)
     qat = f"{_SLICES} needs false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers"
     yield from required_if_set(
         get,
@@ -141,9 +195,7 @@ def _adapters(get: Get) -> Iterator[Refusal]:
 
 def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
     """A slice's models share the devices of one replica, and one batch is cut the same way for all of them."""
-    kinds = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
-    devices = math.prod(get(f"{ROLLOUT}.{kind}") or 1 for kind in kinds)
-    first = None
+    first, devices = None, _devices_each(get)
     for copy in copies:
         key, size = copy.sequence_parallel(get)
         if devices % size:
@@ -156,6 +208,12 @@ def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
         size = get(key) or -1
         if 0 < size < devices and devices % size:
             yield Refusal(key, size, f"{_SLICES} needs -1, or a divisor of the {devices} devices of a rollout replica")
+
+
+def _devices_each(get: Get) -> int:
+    """Devices of a rollout replica."""
+    kinds = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    return math.prod(get(f"{ROLLOUT}.{kind}") or 1 for kind in kinds)
 
 
 def _connector(get: Get) -> Iterator[Refusal]:

@@ -11,7 +11,11 @@ _NEEDS = "fuse.pipeline.enabled=true"
 # do, or what was never run fused.
 _OFF = {
     "virtual_pipeline_model_parallel_size": (1, "1, or null"),
-    "expert_model_parallel_size": (1, "1, or null"),
+    "expert_model_parallel_size": (
+        1,
+        "1, or null: experts on other ranks are asked in the middle of an operation, "
+        "and a fused schedule does not keep copies of a pipeline in step",
+    ),
     "dynamic_context_parallel": (False, "false"),
     "use_megatron_fsdp": (False, "false"),
     "qat.enable": (False, "false"),

@@ -108,6 +108,7 @@ MEGATRON_SYNC_CONTRACTS: tuple[Contract, ...] = (
     Attribute("megatron.core.process_groups_config:ProcessGroupCollection.dp"),
     Attribute("megatron.core.process_groups_config:ProcessGroupCollection.cp"),
     Attribute("megatron.core.process_groups_config:ProcessGroupCollection.ep"),
+    Attribute("megatron.core.process_groups_config:ProcessGroupCollection.expt_tp"),
     Attribute("megatron.core.transformer:TransformerConfig.fp8"),
     Attribute("megatron.core.transformer.transformer_config:TransformerConfig.pipeline_model_parallel_layout", "None"),
     Function(
@@ -128,7 +129,7 @@ MEGATRON_SYNC_CONTRACTS: tuple[Contract, ...] = (
     ),
     # Configuration that is refused (refusals.py).
     ConfigKey(MEGATRON_YAML, "virtual_pipeline_model_parallel_size", None),
-    ConfigKey(MEGATRON_YAML, "expert_model_parallel_size", int),
+    ConfigKey(MEGATRON_YAML, "expert_tensor_parallel_size", object),
     ConfigKey(MEGATRON_YAML, "context_parallel_size", int),
     ConfigKey(MEGATRON_YAML, "dynamic_context_parallel", bool),
     ConfigKey(MEGATRON_YAML, "use_megatron_fsdp", bool),

@@ -27,16 +27,14 @@ _OFF: dict[str, Any] = {
     f"{ROLLOUT}.expert_parallel_size": 1,
     f"{ROLLOUT}.pipeline_model_parallel_size": 1,
     f"{ROLLOUT}.disaggregation.enabled": False,
-    f"{MODEL}.lora_rank": 0,
-    f"{MODEL}.lora.rank": 0,
     f"{MODEL}.mtp.enable": False,
 }
+_ADAPTERS = "0: with adapters verl's own sync sends the base once and then adapters alone, and whole adapters are what vLLM takes"
 # The same of each engine that is known here: its shards would be others than those known here, or not there at the time of a sync.
 _OFF_IN: dict[str, dict[str, Any]] = {
     "fsdp2": {f"{ACTOR}.fsdp_config.qat.enable": False},
     "megatron": {
         f"{MEGATRON}.virtual_pipeline_model_parallel_size": 1,
-        f"{MEGATRON}.expert_model_parallel_size": 1,
         f"{MEGATRON}.context_parallel_size": 1,
         f"{MEGATRON}.dynamic_context_parallel": False,
         f"{MEGATRON}.use_megatron_fsdp": False,
@@ -91,6 +89,11 @@ def _shards(get: Get) -> Iterator[Refusal]:
         yield Refusal(f"{ACTOR}.strategy", engine, allowed)
     off = _OFF | _OFF_IN.get(engine, {})
     yield from required_if_set(get, {key: (value, f"not with {_NEEDS}: {value}") for key, value in off.items()})
+    adapters = (0, f"not with {_NEEDS}: {_ADAPTERS}")
+    yield from required_if_set(get, {f"{MODEL}.lora_rank": adapters, f"{MODEL}.lora.rank": adapters})
+    key, tensor = f"{MEGATRON}.expert_tensor_parallel_size", get(f"{MEGATRON}.tensor_model_parallel_size") or 1
+    if engine == "megatron" and get(key) not in (None, tensor):
+        yield Refusal(key, get(key), f"not with {_NEEDS}: null, or {tensor}, as other parameters are cut")
     key = f"{ROLLOUT}.dtype"
     if get(key) not in DTYPES:
         yield Refusal(key, get(key), f"{_NEEDS} needs {', '.join(DTYPES)}")

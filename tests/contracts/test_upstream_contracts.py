@@ -426,9 +426,17 @@ def test_the_cpu_plugin_rests_on_nothing_where_it_is_not_active(monkeypatch):
     }
 
 
-def test_slices_alone_rest_on_what_fsdp_gathers_from():
-    plugin, shared = InterstagePlugin(), OmegaConf.create({})
-    slices = OmegaConf.create({"fuse": {"interstage": {"layout": "slices"}}})
-    assert plugin.fuse_contracts(config=slices) == plugin.fuse_contracts(config=None)
-    more = set(plugin.fuse_contracts(config=slices)) - set(plugin.fuse_contracts(config=shared))
-    assert {contract.target.startswith("torch.distributed.fsdp.") for contract in more} == {True}
+def test_slices_alone_rest_on_what_fsdp_gathers_from_or_how_megatron_cuts():
+    plugin = InterstagePlugin()
+
+    def asked(**of_run) -> set:
+        return set(plugin.fuse_contracts(config=OmegaConf.create(of_run)))
+
+    slices = {"interstage": {"layout": "slices"}}
+    fsdp = asked(fuse=slices) - asked()
+    megatron = asked(fuse=slices, actor_rollout_ref={"actor": {"strategy": "megatron"}}) - asked()
+    assert {contract.target.startswith("torch.distributed.fsdp.") for contract in fsdp} == {True}
+    targets = {getattr(contract, "target", "") for contract in megatron}
+    assert "megatron.core.transformer.transformer_layer:TransformerLayer.layer_number" in targets
+    assert not any("torch.distributed.fsdp." in target for target in targets)
+    assert set(plugin.fuse_contracts(config=None)) == asked() | fsdp | megatron

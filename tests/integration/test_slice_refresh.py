@@ -74,11 +74,12 @@ def test_a_worker_of_a_slice_empties_the_cache_of_its_device(monkeypatch):
     model = SimpleNamespace(get_dispatch_collect=dict, engine=None)
     monkeypatch.setattr("verl_fuse.host.inference.slice_worker.build_models", lambda *args: {"ref": model})
     weights = SimpleNamespace(release=lambda: calls.append("release"))
-    monkeypatch.setattr("verl_fuse.host.inference.slice_worker.DeviceWeights", lambda engine, name: weights)
+    monkeypatch.setattr("verl_fuse.host.inference.slice_worker._device_weights", lambda engine, name: weights)
     worker = SimpleNamespace(
         _stages=("ref",),
         _config=None,
         _critic=None,
+        world_size=1,
         _number=0,
         set_dispatch_collect=lambda mesh_name: None,
     )

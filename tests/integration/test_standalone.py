@@ -30,7 +30,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.client import FuseLLMServerClient
     from verl_fuse.host.rollout.replicas import Replicas
     from verl_fuse.host.rollout.standalone.pool import StandalonePool
-    from verl_fuse.host.weights.buckets import Shard
+    from verl_fuse.host.weights.shard import Shard
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 

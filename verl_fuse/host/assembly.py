@@ -70,12 +70,12 @@ def exported(trainer: Any, stages: Sequence[Stage], whole: bool) -> dict[Stage, 
 
 def exports_on_devices(config: Any) -> bool:
     """Whether a training rank loads its offloaded shard as a whole to its device before it leaves
-    weights for slices: FSDP1 does."""
+    weights for slices: FSDP1 and Megatron do."""
     blocks = {"actor_rollout_ref.actor": "fsdp_config", "critic": "fsdp"}
     return any(
-        OmegaConf.select(config, f"{model}.strategy") == "fsdp"
-        and bool(OmegaConf.select(config, f"{model}.{engine}.param_offload"))
-        for model, engine in blocks.items()
+        bool(OmegaConf.select(config, f"{model}.{ {'fsdp': block, 'megatron': 'megatron'}[strategy] }.param_offload"))
+        for model, block in blocks.items()
+        if (strategy := OmegaConf.select(config, f"{model}.strategy")) in ("fsdp", "megatron")
     )
 
 

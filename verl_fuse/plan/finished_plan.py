@@ -147,7 +147,7 @@ def _made(
         overrides=overrides,
         predicted=predicted(found),
     )
-    # A threshold counts on inference on released devices (fuse.interstage.layout=slices), which Megatron's engines do not have.
+    # A threshold counts on inference on released devices (fuse.interstage.layout=slices), which plans for Megatron do not.
     if "interstage" in request.features and strategy != "megatron":
         plan = replace(plan, migration_threshold=threshold(workload, plan, cost))
     if "pipeline" in request.features:

@@ -3,7 +3,7 @@ second opinion on its numbers.
 
 Agent `long_tail` (long_tail_agent.py) forces the lengths. Before each advantage the driver saves what the fused step
 computed, and what verl's own stage methods compute for the same batch with the same weights
-($STEP_RECORD_DIR/step_N.pt).
+($STEP_RECORD_DIR/step_N.pt); with $STOCK_AGAIN first for its rows in reverse.
 """
 
 import functools
@@ -44,15 +44,17 @@ def _record_batches(module):
             ]
         ]
         record["given"], record["fused"] = stored(batch, GIVEN), stored(batch, COMPUTED)
-        again = KVBatchMeta(
-            keys=list(batch.keys),
-            tags=record["tags"],
-            partition_id=batch.partition_id,
-            extra_info=dict(batch.extra_info),
-        )
-        for stage in (trainer._compute_old_log_prob, trainer._compute_ref_log_prob, trainer._compute_values):
-            stage(self, again, {})
-        record["stock"] = stored(batch, COMPUTED)
+        orders = {"again": -1, "stock": 1} if os.environ.get("STOCK_AGAIN") else {"stock": 1}
+        for name, order in orders.items():
+            again = KVBatchMeta(
+                keys=list(batch.keys)[::order],
+                tags=record["tags"][::order],
+                partition_id=batch.partition_id,
+                extra_info=dict(batch.extra_info),
+            )
+            for stage in (trainer._compute_old_log_prob, trainer._compute_ref_log_prob, trainer._compute_values):
+                stage(self, again, {})
+            record[name] = stored(batch, COMPUTED)
         folder = Path(os.environ["STEP_RECORD_DIR"])
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(record, folder / f"step_{self.global_steps}.pt")

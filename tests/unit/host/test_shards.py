@@ -12,7 +12,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
 
-    from verl_fuse.host.weights.buckets import Shard, take_over
+    from verl_fuse.host.weights.buckets import take_over
+    from verl_fuse.host.weights.shard import Shard
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 

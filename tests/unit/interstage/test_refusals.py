@@ -89,3 +89,53 @@ def test_keys_of_a_model_that_has_no_copy_are_not_read():
     assert refused(PPO | BYPASS | {f"{ACTOR}.fsdp_config.qat.enable": True} | ulysses(3, 2, 2)) == {}
     key = f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
     assert key in refused(PPO | BYPASS | {f"{MODEL}.lora_rank": 8} | ulysses(3, 2, 2)), "the policy is the reference"
+
+
+def tensor(actor: int, ref: int, critic: int) -> dict[str, Any]:
+    sizes = {ACTOR: actor, REF: ref, CRITIC: critic}
+    return {f"{engine}.megatron.tensor_model_parallel_size": size for engine, size in sizes.items()}
+
+
+MEGATRON = PPO | {f"{engine}.strategy": "megatron" for engine in (ACTOR, REF, CRITIC)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        tensor(2, 2, 2) | {"critic.megatron.pipeline_model_parallel_size": 4},
+        {f"{ACTOR}.megatron.expert_model_parallel_size": 2, f"{ACTOR}.megatron.param_offload": True},
+        # Of engines that Megatron's are not.
+        ulysses(3, 2, 1),
+        {f"{ACTOR}.megatron.router_replay.mode": "disabled"},
+    ],
+)
+def test_what_a_megatron_copy_can_have_is_accepted(changes):
+    assert refused(MEGATRON | changes) == {}
+
+
+# ruff: disable[E501]  (a table of data)
+@pytest.mark.parametrize(
+    ("changes", "key", "said"),
+    [
+        (tensor(8, 8, 8), f"{ACTOR}.megatron.tensor_model_parallel_size", "=8: fuse.interstage.layout=slices needs a divisor of the 4 devices"),
+        (tensor(2, 2, 4), "critic.megatron.tensor_model_parallel_size", f"=4: fuse.interstage.layout=slices needs the size of {ACTOR}"),
+        ({"critic.strategy": "fsdp2"}, "critic.strategy", "='fsdp2': fuse.interstage.layout=slices needs megatron, as the actor"),
+        ({f"{ACTOR}.strategy": "fsdp2"}, "critic.strategy", "='megatron': fuse.interstage.layout=slices needs fsdp or fsdp2, as the actor"),
+        ({f"{ACTOR}.strategy": "veomni"}, f"{ACTOR}.strategy", "='veomni': fuse.interstage.layout=slices needs fsdp or fsdp2"),
+        ({f"{REF}.megatron.context_parallel_size": 2}, f"{REF}.megatron.context_parallel_size", "=2: fuse.interstage.layout=slices needs 1"),
+        ({"critic.megatron.use_megatron_fsdp": True}, "critic.megatron.use_megatron_fsdp", "=True: fuse.interstage.layout=slices needs false"),
+        ({f"{ACTOR}.megatron.router_replay.mode": "R2"}, f"{ACTOR}.megatron.router_replay.mode", "='R2': fuse.interstage.layout=slices needs disabled"),
+        ({f"{MODEL}.lora.rank": 8}, f"{MODEL}.lora.rank", "=8: fuse.interstage.layout=slices needs 0 with megatron"),
+        ({"critic.model.lora_rank": 8}, "critic.model.lora_rank", "=8: fuse.interstage.layout=slices needs 0 with megatron"),
+        ({f"{MODEL}.mtp.enable": True}, f"{MODEL}.mtp.enable", "=True: fuse.interstage.layout=slices needs false"),
+    ],
+)  # fmt: skip
+# ruff: enable[E501]
+def test_what_a_megatron_copy_cannot_have_is_refused_by_key_value_and_what_is_allowed(changes, key, said):
+    assert said in refused(MEGATRON | changes)[key]
+
+
+def test_megatron_keys_of_a_model_that_has_no_copy_are_not_read():
+    grpo = MEGATRON | {"algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": False}
+    assert refused(grpo | {"critic.megatron.context_parallel_size": 2, f"{REF}.megatron.qat.enable": True}) == {}

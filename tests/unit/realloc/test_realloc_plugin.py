@@ -146,7 +146,7 @@ def test_a_family_whose_parameters_are_not_known_is_refused_by_name(tmp_path: Pa
     ("key", "value", "allowed"),
     [
         ("virtual_pipeline_model_parallel_size", 2, "1"),
-        ("expert_model_parallel_size", 2, "1"),
+        ("expert_tensor_parallel_size", 1, "null, or 2, as other parameters are cut"),
         ("context_parallel_size", 2, "1"),
         ("dynamic_context_parallel", True, "False"),
         ("use_megatron_fsdp", True, "False"),

@@ -2,6 +2,7 @@
 
 verl builds the policy's copy and the reference as it builds them for training (role "actor" and role "ref"), and the critic's copy from the
 configuration of the critic's workers. Forward-only engines keep their parameters in host memory between calls and have no optimizer.
+Megatron's copies may be cut otherwise than their models (megatron_copies.py).
 With LoRA verl's reference is the policy without its adapters, so one copy serves both.
 
 Invariants (tests/integration/test_slice_models.py):
@@ -23,6 +24,7 @@ from verl.workers.config import TrainingWorkerConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import response_from_nested
 
+from verl_fuse.host.inference.megatron_copies import copy_settings
 from verl_fuse.host.weights.computed import computed_dtype, round_parameters
 from verl_fuse.spec.step import Stage
 
@@ -42,6 +44,10 @@ class _Model(TrainingWorker):
     """verl's worker of one model, whose parameters are rounded before verl shards, offloads and pins them."""
 
     def reset(self) -> None:
+        if self.engine_config.strategy == "megatron":
+            # It keeps parameters in the dtype it computes in.
+            super().reset()
+            return
         sharded: Any = self.engine
         wrap, computed = sharded._build_fsdp_module, computed_dtype(sharded.engine_config)
         sharded._build_fsdp_module = lambda module: wrap(round_parameters(module, computed))
@@ -56,13 +62,17 @@ class _Policy(ActorRolloutRefWorker):
 
 
 def build_models(
-    stages: Sequence[Stage], block: DictConfig, critic: TrainingWorkerConfig | None
+    stages: Sequence[Stage], block: DictConfig, critic: TrainingWorkerConfig | None, devices: int = 1
 ) -> dict[Stage, TrainingWorker]:
-    """The model of each of `stages`: `block` is verl's `actor_rollout_ref`, `critic` what verl gives the critic's workers ("values")."""
+    """The model of each of `stages`, by all `devices` ranks of a slice: `block` is verl's `actor_rollout_ref`, `critic` what verl gives the critic's
+    workers ("values")."""
+    changes = _changes(block, critic, devices)
     of_policy: Stage = "old_log_prob" if block.model.lora_rank > 0 else "ref"
     wanted: list[Stage] = [stage for stage in _ORDER if stage in stages]
     source: list[Stage] = [of_policy if stage == "ref" else stage for stage in wanted]
-    models: dict[Stage, TrainingWorker] = {stage: _built(stage, block, critic) for stage in dict.fromkeys(source)}
+    models: dict[Stage, TrainingWorker] = {
+        stage: _built(stage, block, critic, changes) for stage in dict.fromkeys(source)
+    }
     return {stage: models[of] for stage, of in zip(wanted, source, strict=True)}
 
 
@@ -78,24 +88,43 @@ def compute(stage: Stage, model: TrainingWorker, data: TensorDict, temperature: 
     return {field: response_from_nested(output[name], data["response_mask"]) for name, field in OUTPUTS[stage]}
 
 
-def _built(stage: Stage, block: DictConfig, critic: TrainingWorkerConfig | None) -> TrainingWorker:
+def _changes(block: DictConfig, critic: TrainingWorkerConfig | None, devices: int) -> Mapping[str, Any]:
+    """What the engines of Megatron copies have otherwise than those of their models; nothing where they are FSDP's."""
+    if block.actor.strategy != "megatron":
+        return {}
+    trained: list[Any] = [block.actor.megatron, *([] if critic is None else [critic.engine_config])]
+    return copy_settings(trained, devices)
+
+
+def _built(
+    stage: Stage, block: DictConfig, critic: TrainingWorkerConfig | None, changes: Mapping[str, Any]
+) -> TrainingWorker:
     if stage == "values":
         assert critic is not None, "values need a critic"
         engine: Any = critic.engine_config
-        copied = replace(engine, forward_only=True, model_dtype=engine.model_dtype or _TRAINED_DTYPE)
+        copied = replace(engine, **(changes or _forward_only(engine)))
         model = _Model(config=replace(critic, engine_config=copied))
         model.reset()
         return model
     # verl changes the block it builds a model from.
     block = deepcopy(block)
+    role = "ref" if stage == "ref" else "actor"
+    if changes:
+        for key, value in changes.items():
+            OmegaConf.update(block, f"{role}.megatron.{key}", value, force_add=True)
+    elif stage == "old_log_prob":
+        for key, value in _forward_only(block.actor.fsdp_config).items():
+            OmegaConf.update(block.actor.fsdp_config, key, value)
     if stage == "old_log_prob":
-        engine = block.actor.fsdp_config
-        OmegaConf.update(engine, "forward_only", True)
-        OmegaConf.update(engine, "model_dtype", engine.model_dtype or _TRAINED_DTYPE)
         # A copy sends its weights to nobody.
         OmegaConf.update(block, "rollout.checkpoint_engine.backend", "naive")
-    worker = _Policy(config=block, role="ref" if stage == "ref" else "actor")
+    worker = _Policy(config=block, role=role)
     worker.init_model()
     found = worker.ref if stage == "ref" else worker.actor
     assert found is not None
     return found
+
+
+def _forward_only(engine: Any) -> dict[str, Any]:
+    """What an FSDP engine of a copy has otherwise than that of its model."""
+    return {"forward_only": True, "model_dtype": engine.model_dtype or _TRAINED_DTYPE}

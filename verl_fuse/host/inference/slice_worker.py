@@ -17,8 +17,10 @@ from verl.utils.tensordict_utils import get as get_value
 from verl.workers.engine_workers import TrainingWorker
 
 from verl_fuse.host.inference.device_weights import DeviceWeights
+from verl_fuse.host.inference.megatron_copies import MegatronWeights
 from verl_fuse.host.inference.slice_models import build_models, compute
 from verl_fuse.host.record.spans import remote_recorder
+from verl_fuse.host.upstream.engines import is_megatron
 from verl_fuse.host.weights.buckets import load_parameters
 from verl_fuse.host.weights.exports import Export
 from verl_fuse.spec.step import Stage
@@ -35,16 +37,16 @@ class SliceWorker(Worker):
         self._config, self._critic = config, critic
         self._stages, self._number = tuple(stages), number
         self._models: dict[Stage, TrainingWorker] = {}
-        self._device_weights: dict[Stage, DeviceWeights] = {}
+        self._device_weights: dict[Stage, DeviceWeights | MegatronWeights] = {}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def init_model(self) -> None:
         """Build the models of the stages; a collective of the slice's ranks."""
-        self._models = build_models(self._stages, self._config, self._critic)
+        self._models = build_models(self._stages, self._config, self._critic, self.world_size)
         # One for each model, of which two stages may have the same.
         stage_of: dict[int, Stage] = {id(model): stage for stage, model in self._models.items()}
         held = {
-            model: DeviceWeights(self._models[stage].engine, f"{stage!r} on slice {self._number}")
+            model: _device_weights(self._models[stage].engine, f"{stage!r} on slice {self._number}")
             for model, stage in stage_of.items()
         }
         self._device_weights = {stage: held[id(model)] for stage, model in self._models.items()}
@@ -85,3 +87,7 @@ class SliceWorker(Worker):
                 found = compute(stage, self._models[stage], given, temperature)
             fields |= found or {}
         return TensorDict(fields, batch_size=len(data)).cpu() if fields else None
+
+
+def _device_weights(engine: Any, name: str) -> DeviceWeights | MegatronWeights:
+    return (MegatronWeights if is_megatron(engine) else DeviceWeights)(engine, name)

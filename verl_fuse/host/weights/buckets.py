@@ -5,22 +5,18 @@ With FSDP2 every rank leaves the shards it has and every slice takes the parts i
 model. The store holds one copy, in buckets, until every slice has taken it over. FSDP1 knows its shards only as parts of a flat parameter, so
 there rank 0 leaves whole parameters. Parameters travel in the dtype they are computed in, which is that of the slice's copy.
 
-A shard is pickled as an array of bytes, which Ray writes into the store's shared memory once and which whoever gets it reads there: torch's own pickles
-are part of the message, and are copied several times.
+Megatron's parameters travel as parts of the whole model (whole_megatron.py), and a slice may be cut otherwise.
 
-Invariants (tests/integration/test_weights.py, tests/unit/host/test_shards.py):
-- a shard's bytes are copied once on their way into a message, and not at all on their way out; what was taken out is only read;
+Invariants (tests/integration/test_weights.py, test_megatron_slices.py):
 - whatever the ranks on either side, the slice's parameters equal the training ranks';
-- a parameter the slice has and nobody left, or the other way round, is a FuseError naming it, as is one that was left in part;
+- a parameter the slice has and nobody left, or (FSDP) the other way round, is a FuseError naming it, as is one that was left in part;
 - of frozen parameters, which are not left, the slice keeps what it has.
 """
 
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -28,7 +24,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from verl.utils.fsdp_utils import fsdp_version, get_fsdp_full_state_dict
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.upstream.engines import is_megatron
 from verl_fuse.host.weights.computed import computed_dtype, rounded
+from verl_fuse.host.weights.shard import Shard
 
 # What FSDP1 puts into the names of buffers.
 _FSDP1 = "_fsdp_wrapped_module."
@@ -36,34 +34,11 @@ _FSDP1 = "_fsdp_wrapped_module."
 OBJECT_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A part of the parameter `name`: `data`, in host memory where it is pickled, begins at `offset` of it, in every dimension.
-
-    What has been taken out of a pickle may only be read."""
-
-    name: str
-    offset: tuple[int, ...]
-    data: torch.Tensor
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # numpy has no bfloat16.
-        octets = self.data.contiguous().reshape(-1).view(torch.uint8).numpy()
-        return _unpickled, (self.name, self.offset, self.data.dtype, tuple(self.data.shape), octets)
-
-
-def _unpickled(
-    name: str, offset: tuple[int, ...], dtype: torch.dtype, shape: tuple[int, ...], octets: np.ndarray
-) -> Shard:
-    with warnings.catch_warnings():
-        # The store's memory cannot be written, and nobody writes it.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        data = torch.from_numpy(octets)
-    return Shard(name, offset, data.view(dtype).view(shape))
-
-
 def export_parameters(engine: Any, frozen: Collection[str] = ()) -> Iterator[list[Shard]]:
     """Buckets of this rank's shards, in the dtype computed in, but for `frozen` parameters; with FSDP1 a collective, whose rank 0 has them all."""
+    if is_megatron(engine):
+        yield from _megatron_parameters(engine)
+        return
     module, computed = engine.module, computed_dtype(engine.engine_config)
     # Rotary frequencies and the like are computed with as they are.
     buffers = {name.replace(_FSDP1, "") for name, _ in module.named_buffers()}
@@ -75,17 +50,32 @@ def export_parameters(engine: Any, frozen: Collection[str] = ()) -> Iterator[lis
     else:
         shards = own_shards(module.state_dict())
     # One after the other: beside a rollout engine there is no room for a copy of them all.
-    return in_buckets(
+    yield from in_buckets(
         replace(s, data=(s.data if s.name in buffers else rounded(s.data, computed)).cpu())
         for s in shards
         if s.name not in frozen
     )
 
 
+def _megatron_parameters(engine: Any) -> Iterator[list[Shard]]:
+    """Megatron computes in the dtype it keeps parameters in; offloaded ones are on the device while they are read."""
+    from verl_fuse.host.weights.whole_megatron import own_parts
+
+    with engine.eval_mode():
+        yield from in_buckets(replace(shard, data=shard.data.cpu()) for shard in own_parts(engine))
+
+
 def load_parameters(engine: Any, buckets: Iterable[Sequence[Shard]], frozen: Collection[str] = ()) -> None:
-    """Overwrite the parameters of an FSDP engine's module, sharded as it is, with those that all ranks have exported: all but the `frozen` ones."""
+    """Overwrite the parameters of an engine's module, cut as it is, with those that all ranks have exported: all but the `frozen` ones."""
     shards = (shard for bucket in buckets for shard in bucket)
-    if fsdp_version(engine.module) == 1:
+    if is_megatron(engine):
+        from verl_fuse.host.weights.whole_megatron import held_parts
+
+        parts = list(held_parts(engine))
+        names = {part.name for part in parts}
+        # Other stages and experts are another rank's.
+        fill(parts, (shard for shard in shards if shard.name in names))
+    elif fsdp_version(engine.module) == 1:
         state: dict[str, Any] = {shard.name: shard.data for shard in shards}
         set_model_state_dict(engine.module, state, options=StateDictOptions(full_state_dict=True, strict=not frozen))
     else:
@@ -109,13 +99,19 @@ def own_shards(state: Mapping[str, torch.Tensor]) -> Iterator[Shard]:
 
 def take_over(state: Mapping[str, torch.Tensor], shards: Iterable[Shard]) -> None:
     """Copy into each tensor of `state` its part of the shards."""
-    parts = {name: _part(tensor) for name, tensor in state.items()}
-    missing = {name: data.numel() for name, (_, data) in parts.items()}
+    fill([Shard(name, *_part(tensor)) for name, tensor in state.items()], shards)
+
+
+def fill(parts: Sequence[Shard], shards: Iterable[Shard]) -> None:
+    """Copy into the data of each of `parts` what the shards have of it."""
+    by_name: dict[str, list[Shard]] = {}
+    for part in parts:
+        by_name.setdefault(part.name, []).append(part)
+    missing = {name: sum(part.data.numel() for part in found) for name, found in by_name.items()}
     for shard in shards:
-        if shard.name not in parts:
+        if shard.name not in by_name:
             raise FuseError(f"weights of a slice: it has no parameter {shard.name!r}, which was exported")
-        offset, data = parts[shard.name]
-        missing[shard.name] -= _copy(shard, offset, data)
+        missing[shard.name] -= sum(_copy(shard, part.offset, part.data) for part in by_name[shard.name])
     wrong = [name for name, elements in missing.items() if elements]
     if wrong:
         raise FuseError(

@@ -14,6 +14,7 @@ import ray
 import torch
 from verl.utils.fsdp_utils import fsdp_version
 
+from verl_fuse.host.upstream.engines import is_megatron
 from verl_fuse.host.weights.buckets import export_parameters
 
 
@@ -27,8 +28,9 @@ class Export:
 
 
 def export_weights(engine: Any, whole: bool) -> Export:
-    """This rank's share of the parameters of an FSDP engine: of all (`whole`), or of those that are trained."""
-    frozen = frozenset() if whole else frozen_parameters(engine.module)
+    """This rank's share of the parameters of an engine: of all (`whole`), or of those that are trained."""
+    # Megatron's are all trained: LoRA is refused with it.
+    frozen = frozenset() if whole or is_megatron(engine) else frozen_parameters(engine.module)
     references, nbytes = [], 0
     for bucket in export_parameters(engine, frozen):
         nbytes += sum(shard.data.nbytes for shard in bucket)

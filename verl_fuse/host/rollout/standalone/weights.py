@@ -22,7 +22,8 @@ from verl.utils.device import get_device_id
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.death import first_line
-from verl_fuse.host.weights.buckets import Shard, in_buckets
+from verl_fuse.host.weights.buckets import in_buckets
+from verl_fuse.host.weights.shard import Shard
 
 
 def export_whole(engine: Any, rank: int, ranks: int) -> list[ray.ObjectRef]:

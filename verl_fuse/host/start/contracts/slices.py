@@ -57,6 +57,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("verl.single_controller.base.worker_group:ClassWithInitArgs.kwargs"),
     Function(f"{ENGINE_WORKERS}:TrainingWorker.reset", "(self)", "f6bc0d111a3b2c99", closed=True),
     Attribute(f"{ENGINE_WORKERS}:TrainingWorker.engine"),
+    Attribute(f"{ENGINE_WORKERS}:TrainingWorker.engine_config"),
     # With LoRA the policy without adapters is the reference.
     Attribute(f"{ENGINE_WORKERS}:TrainingWorker.model_config"),
     Attribute("verl.workers.config:HFModelConfig.lora_rank"),

@@ -5,7 +5,8 @@ an engine's configuration need not be true of its model.
 
 Invariants (tests/integration/test_megatron_weight_sync.py):
 - names and shapes of every tensor that this rank holds are those of the layout, or a FuseError names the first that differs;
-- virtual pipelines, expert and context parallelism, FP8 and pipelines cut by hand are refused, as are ranks in another order than Megatron's.
+- virtual pipelines, context parallelism, experts cut otherwise than the rest, FP8 and pipelines cut by hand are refused, as are ranks in another order
+  than Megatron's.
 """
 
 from typing import Any
@@ -27,16 +28,18 @@ def placed(engine: Any, weights: ModelParameters) -> PlacedSharding:
     """The layout of an engine's model; every rank finds the same without asking the others."""
     model = _model(engine)
     config, groups = model.config, model.pg_collection
+    experts = weights.model.experts > 0
     for key, value, needed in (
         ("virtual_pipeline_model_parallel_size", len(engine.module), 1),
-        ("expert_model_parallel_size", groups.ep.size(), 1),
+        ("expert_tensor_parallel_size", groups.expt_tp.size() if experts else groups.tp.size(), groups.tp.size()),
         ("context_parallel_size", groups.cp.size(), 1),
         ("fp8", config.fp8, None),
         ("pipeline_model_parallel_layout", config.pipeline_model_parallel_layout, None),
     ):
         if value != needed:
             raise FuseError(f"weight sync: {key}={value!r}; needs {needed}")
-    layout = Layout(tp=groups.tp.size(), pp=groups.pp.size(), dp=groups.dp.size())
+    expert_ranks = groups.ep.size() if experts else 1
+    layout = Layout(tp=groups.tp.size(), pp=groups.pp.size(), dp=groups.dp.size(), ep=expert_ranks)
     stages = tuple(get_num_layers_to_build(config, pp_rank=stage) for stage in range(layout.pp))
     if min(stages) < 1:
         raise FuseError(f"weight sync: pipeline stages of {stages} blocks; needs at least one on each")
@@ -46,7 +49,7 @@ def placed(engine: Any, weights: ModelParameters) -> PlacedSharding:
     sharding.check(weights)
     rank = dist.get_rank()
     place = groups.tp.rank() + layout.tp * (groups.dp.rank() + layout.dp * groups.pp.rank())
-    if place != rank:
+    if place != rank or (experts and groups.ep.rank() != groups.dp.rank() % expert_ranks):
         raise FuseError(f"weight sync: rank {rank} has place {place} of {sharding}; needs Megatron's order of ranks")
     wanted = {tensor.name: tensor.shape for tensor in sharding.tensors(weights, rank)}
     held = {name: tuple(tensor.shape) for name, tensor in shards.items()}

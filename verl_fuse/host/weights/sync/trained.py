@@ -13,6 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.upstream.engines import is_megatron
 from verl_fuse.reshard.fsdp import FsdpSharding
 from verl_fuse.reshard.parameters import ModelParameters, parameters_of
 from verl_fuse.reshard.sharding import PlacedSharding
@@ -32,7 +33,7 @@ def trained(engine: Any) -> Trained:
     """Of a verl engine, after its model is built; the same on every rank."""
     config = engine.model_config.hf_config
     weights = parameters_of(Model.from_hf(config.to_dict(), config.model_type), config.model_type)
-    if _is_megatron(engine):
+    if is_megatron(engine):
         from verl_fuse.host.weights.sync import megatron
 
         device = next(iter(megatron.own_shards(engine).values())).device.type
@@ -50,16 +51,11 @@ def trained(engine: Any) -> Trained:
 
 def own_shards(engine: Any) -> dict[str, torch.Tensor]:
     """This rank's part of every parameter, by name; the tensors are the engine's own."""
-    if _is_megatron(engine):
+    if is_megatron(engine):
         from verl_fuse.host.weights.sync import megatron
 
         return megatron.own_shards(engine)
     return {name: tensor.to_local().detach() for name, tensor in engine.module.state_dict().items()}
-
-
-def _is_megatron(engine: Any) -> bool:
-    # Megatron's model is a list of the pipeline's parts on this rank.
-    return isinstance(engine.module, list)
 
 
 def _check_names(weights: ModelParameters, names: Collection[str], state: Mapping[str, Any]) -> None:

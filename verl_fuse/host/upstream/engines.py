@@ -1,0 +1,8 @@
+"""What kind of engine of verl one is."""
+
+from typing import Any
+
+
+def is_megatron(engine: Any) -> bool:
+    """Whether it is Megatron's, whose model is a list of the pipeline's parts on this rank."""
+    return isinstance(engine.module, list)

@@ -1,0 +1,87 @@
+"""A Megatron model's parameters at their place in the whole model, however it is cut: what training ranks leave for slices, and what slices take.
+
+Megatron says of each parameter whether tensor-parallel ranks share it and along which dimension. Blocks and experts are numbered from a rank's first,
+gate and up of an MLP are one tensor, and the last stage has a copy of a tied head; here each is under the name and at the place it has in one process.
+A name has the whole shape in it, so that a vocabulary that is padded otherwise is another parameter.
+
+Invariants (tests/integration/test_megatron_slices.py):
+- whatever tensor, pipeline and expert parallelism on either side, what is left of a model and taken by a copy is the model, bit by bit;
+- each element is left by one rank.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from megatron.core.models.gpt import GPTModel
+from verl.utils.megatron_utils import unwrap_model
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.weights.shard import Shard
+
+_BLOCK = re.compile(r"^decoder\.layers\.(\d+)\.")
+# Experts in modules of their own, or grouped in one (Transformer Engine).
+_EXPERT = re.compile(r"(?<=\.experts\.local_experts\.)\d+|(?<=\.experts\.linear_fc[12]\.weight)\d+")
+_GATED = re.compile(r"\.linear_fc1\.(weight|bias)\d*$")
+_EMBEDDING, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
+
+
+def held_parts(engine: Any) -> Iterator[Shard]:
+    """This rank's parts of the model of a Megatron engine; their data are the engine's own."""
+    for part, _ in _parts(engine):
+        yield part
+
+
+def own_parts(engine: Any) -> Iterator[Shard]:
+    """Those of them that no other rank has, or this one first."""
+    for part, first in _parts(engine):
+        if first:
+            yield part
+
+
+def _parts(engine: Any) -> Iterator[tuple[Shard, bool]]:
+    """Each part, and whether this rank is the first to hold it."""
+    model = _model(engine)
+    groups = model.pg_collection
+    for own, parameter in model.named_parameters():
+        expert = ".experts." in own
+        tensor, copies = (groups.expt_tp, groups.expt_dp) if expert else (groups.tp, groups.dp_cp)
+        dim = parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
+        first = copies.rank() == 0 and (dim is not None or tensor.rank() == 0)
+        name = _whole_name(own, model)
+        if own == _HEAD and model.share_embeddings_and_output_weights:
+            # The copy on the last stage of what the first stage has.
+            name, first = _EMBEDDING, False
+        shape, offset = list(parameter.shape), [0] * parameter.dim()
+        pieces = (parameter.data,)
+        if dim is not None:
+            shape[dim] *= tensor.size()
+            gated = bool(_GATED.search(own)) and model.config.gated_linear_unit
+            pieces = parameter.data.chunk(2, dim) if gated else pieces
+            offset[dim] = tensor.rank() * pieces[0].shape[dim]
+        for data in pieces:
+            yield Shard(f"{name} of {'x'.join(map(str, shape))}", tuple(offset), data), first
+            if dim is not None:
+                # The up projection is after the whole gate.
+                offset[dim] += shape[dim] // len(pieces)
+
+
+def _whole_name(own: str, model: Any) -> str:
+    """The name that a parameter has where one process has the whole model."""
+    if (block := _BLOCK.match(own)) is not None:
+        layer = model.decoder.layers[int(block[1])]
+        own = f"decoder.layers.{layer.layer_number - 1}.{own[block.end() :]}"
+    if (expert := _EXPERT.search(own)) is not None:
+        local = model.config.num_moe_experts // model.pg_collection.ep.size()
+        number = local * model.pg_collection.ep.rank() + int(expert[0])
+        own = f"{own[: expert.start()]}{number}{own[expert.end() :]}"
+    return own
+
+
+def _model(engine: Any) -> Any:
+    if len(engine.module) != 1:
+        raise FuseError(f"weights of slices: virtual_pipeline_model_parallel_size={len(engine.module)}; needs 1")
+    model: Any = unwrap_model(engine.module[0])
+    if not isinstance(model, GPTModel):
+        raise FuseError(f"weights of slices: Megatron's {type(model).__name__}; needs a GPTModel")
+    return model
