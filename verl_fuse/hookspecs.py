@@ -80,7 +80,8 @@ class Trainer(Protocol):
         """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
 
     def use_deferred_critic(self) -> None:
-        """The critic's update runs beside what follows it, until the values of the next step. Needs workers of its own (`fuse_devices`)."""
+        """The critic's update runs beside what follows it, until the values of the next step. Needs workers of
+        its own (`fuse_devices`)."""
 
 
 @hookspec
@@ -111,7 +112,8 @@ def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type
 
 @hookspec(firstresult=True)
 def fuse_devices(model: str, config: Mapping[str, Any]) -> range | None:
-    """Return the training devices, by number, on which `model` ("critic") has workers of its own, or None to leave it beside the actor on all of them."""
+    """Return the training devices, by number, on which `model` ("critic") has workers of its own, or None to leave it
+    beside the actor on all of them."""
 
 
 @hookspec

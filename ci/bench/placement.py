@@ -1,15 +1,17 @@
 """Whole PPO steps whose critic, as large as the actor, learns on a device of its own while the next step generates.
 
-Real verl with two FSDP2 ranks and two vLLM replicas; replica, rank and critic of the same number are pinned to one core. Arms:
+Real verl with two FSDP2 ranks and two vLLM replicas; replica, rank and critic of the same number are
+pinned to one core. Arms:
 
 - stock: verl's own trainer, at our pace of looking at the rollout; actor, critic and replicas on both devices;
 - serial (control): the critic on the second device, where nothing generates, one update after the other;
 - deferred: the same placement, `fuse.placement.defer=true`.
 
-Every arm is a run of its own; step n of each generates the same lengths, which are forced: many short responses and few long ones. The first step, which
-loads and compiles, and the last, which waits for its own critic, are left out. Ratios are of sums of seconds over the steps of all rounds (stock over the
-arm), their intervals bootstraps over steps of the same number in the same round (95 %). `predicted_ratio` takes the control's steps, and hides each one's
-update of the critic behind its weight sync and generation.
+Every arm is a run of its own; step n of each generates the same lengths, which are forced: many short responses and few
+long ones. The first step, which loads and compiles, and the last, which waits for its own critic, are left out. Ratios
+are of sums of seconds over the steps of all rounds (stock over the arm), their intervals bootstraps over steps of the
+same number in the same round (95 %). `predicted_ratio` takes the control's steps, and hides each one's update of the
+critic behind its weight sync and generation.
 
     python -m ci.bench.placement [--rounds 2] [--steps 10] [--keep DIRECTORY]
 """

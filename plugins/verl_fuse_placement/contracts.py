@@ -1,6 +1,8 @@
-"""What a critic with devices of its own rests on: verl's pools and their parts, its critic's turn, and where metrics go.
+"""What a critic with devices of its own rests on: verl's pools and their parts, its critic's
+turn, and where metrics go.
 
-Asked for by runs that have one; every fingerprint was taken, and the code behind it read, at verl 0.9.1 and TransferQueue 0.1.11.
+Asked for by runs that have one; every fingerprint was taken, and the code behind it read, at verl 0.9.1
+and TransferQueue 0.1.11.
 """
 
 from verl_fuse.host.upstream.targets import FSDP_YAML, PPO_YAML, RAY_WORKER_GROUPS, SYNC_TRAINER

@@ -95,7 +95,10 @@ def _parked(get: Get, devices: range) -> Iterator[Refusal]:
     each = math.prod(get(f"{ROLLOUT}.{kind}_parallel_size") or 1 for kind in ("tensor_model", "data", "pipeline_model"))
     free, key = devices.start // each, "fuse.elastic.max_replicas"
     if devices.stop != _all(get) or not free:
-        allowed = f"{DEFER}=true on an accelerator needs the last devices, behind at least one replica of {each}: other replicas do not generate there"
+        allowed = (
+            f"{DEFER}=true on an accelerator needs the last devices, behind at least one replica of {each}: other "
+            "replicas do not generate there"
+        )
         yield Refusal(_FIRST, devices.start, allowed)
         return
     on = f"{DEFER}=true on an accelerator needs"

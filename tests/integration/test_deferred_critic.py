@@ -1,4 +1,5 @@
-"""The hand-over of a critic's update on a real TransferQueue; only the workers are missing. Shows the invariants of verl_fuse/host/update/deferred.py."""
+"""The hand-over of a critic's update on a real TransferQueue; only the workers are missing. Shows the invariants of
+verl_fuse/host/update/deferred.py."""
 
 import threading
 

@@ -1,7 +1,8 @@
-"""Four steps of PPO on FSDP2 whose critic learns while the next step begins: bitwise those of the same placement in turn, also where the critic's worker is
-killed in a deferred update and the run goes on from its checkpoint.
+"""Four steps of PPO on FSDP2 whose critic learns while the next step begins: bitwise those of the same placement in
+turn, also where the critic's worker is killed in a deferred update and the run goes on from its checkpoint.
 
-Two steps of it are in test_same_mathematics.py. Rollouts are those of the planned run (conftest.py), replayed by verl's own `skip.rollout_tq`.
+Two steps of it are in test_same_mathematics.py. Rollouts are those of the planned run (conftest.py), replayed by
+verl's own `skip.rollout_tq`.
 """
 
 import os

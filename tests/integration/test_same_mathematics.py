@@ -132,7 +132,8 @@ def test_a_deferred_update_of_the_critic_is_bitwise_equal_to_the_same_placement_
 
 
 def test_a_deferred_update_ends_after_its_step_has_gone_on(deferred):
-    """The first one is waited for by the second step, the last one by the run's end; both are logged under their own steps."""
+    """The first one is waited for by the second step, the last one by the run's end; both are
+    logged under their own steps."""
     waited = [span for span in timeline(deferred, 2).on("step") if span.name == "wait_for_critic"]
     assert [span.args["of_step"] for span in waited] == [1, 2]
     (values,) = [span for span in timeline(deferred, 2).on("lane critic") if span.name == "values"]

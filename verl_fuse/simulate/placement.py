@@ -1,9 +1,11 @@
-"""A critic with devices of its own, on which nothing generates: the placements there are for a plan, and what then waits for what.
+"""A critic with devices of its own, on which nothing generates: the placements there are for a plan, and
+what then waits for what.
 
 Invariants (tests/unit/simulate/test_placement.py):
 - a placement changes where generation and the critic's calls are, and nothing else;
 - the critic has whole replicas' devices, the last ones, and fits their memory; at least one replica generates;
-- generation waits for the new weights of the actor, values for the critic's update of the step before, which begins once the weights are sent.
+- generation waits for the new weights of the actor, values for the critic's update of the step before, which begins
+  once the weights are sent.
 """
 
 from collections.abc import Sequence
@@ -46,7 +48,8 @@ def is_apart(plan: Plan) -> bool:
 
 
 def deferred(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks of a step whose critic is trained beside the generation of the next step. It goes last, behind the weight sync, where both are ready at once."""
+    """The tasks of a step whose critic is trained beside the generation of the next step. It goes last, behind the
+    weight sync, where both are ready at once."""
     by_name = {task.name: task for task in tasks}
     sync, train = by_name[UPDATE_WEIGHTS], by_name.pop(CRITIC_TRAIN)
     values, generate = by_name[VALUES_CALL], by_name[GENERATE]
@@ -57,7 +60,8 @@ def deferred(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _placed(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions, size: int) -> Plan | None:
-    """With the critic on the last `size` devices of those that generate; None where it does not fit there, or the replicas left do not fit a layout."""
+    """With the critic on the last `size` devices of those that generate; None where it does not fit there, or the
+    replicas left do not fit a layout."""
     generate = plan.call(GENERATE)
     left = Mesh(generate.mesh.first, generate.mesh.size - size)
     layout = replace(generate.layout, dp=generate.layout.dp * left.size // generate.mesh.size)

@@ -1,4 +1,5 @@
-"""External module of the bench `placement`, the same in every run: forced lengths, and whole steps measured as by `step_arms`."""
+"""External module of the bench `placement`, the same in every run: forced lengths, and whole steps
+measured as by `step_arms`."""
 
 import importlib
 from typing import Any

@@ -1,4 +1,5 @@
-"""External module: ends the critic's worker, as a device that fails does, in the middle of the update of step $CRITIC_DIES_AT; once in a run and its resumptions."""
+"""External module: ends the critic's worker, as a device that fails does, in the middle of the update of step
+$CRITIC_DIES_AT; once in a run and its resumptions."""
 
 import functools
 import os

@@ -1,4 +1,7 @@
-"""Plans whose critic may be trained while the next step generates: random spaces with the graph of PPO, as in the other tests of the search."""
+"""Plans whose critic may be trained while the next step generates: random spaces with the graph of PPO, as in the
+other tests of the search."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,11 +20,9 @@ TIGHT = (10.0, 1.0, 0.6, 0.4)
 GENERATE, VALUES, CRITIC, ACTOR = 0, 3, 4, 5
 
 
-def deferring(space: PlanSpace) -> PlanSpace:
-    """The same options, whose critic the next step does not wait for."""
-    return PlanSpace(
-        space.calls, space.cluster, space.configs, space.meshes, space.config, space.mesh, space.tables._replace(deferred=CRITIC)
-    )  # fmt: skip
+def deferring(space: PlanSpace, call: int = CRITIC) -> PlanSpace:
+    """The same options, with this call as what the next step does not wait for."""
+    return replace(space, tables=space.tables._replace(deferred=call))
 
 
 def run(space: PlanSpace, choice, steps: int = EVALUATED_STEPS) -> tuple[float, np.ndarray, np.ndarray]:
@@ -33,8 +34,8 @@ LEFT, RIGHT, ALL = Mesh(0, 4), Mesh(4, 4), Mesh(0, 8)
 
 
 def placed(critic: float, values: Mesh = RIGHT) -> PlanSpace:
-    """Generation (10 s) and what infers (1 s) on the first half, the critic on the second, and values (1 s) there, the actor (2 s) on all devices; moves are
-    free."""
+    """Generation (10 s) and what infers (1 s) on the first half, the critic on the second, and values (1 s) there, the
+    actor (2 s) on all devices; moves are free."""
     seconds = (10.0, 1.0, 1.0, 1.0, critic, 2.0)
     meshes = (LEFT, LEFT, LEFT, values, RIGHT, ALL)
     configs = [
@@ -58,10 +59,7 @@ def test_the_critic_hides_behind_generation_and_the_actor_goes_first():
     assert seconds == 14.0
     assert starts[ACTOR] == ends[1:4].max()
     assert starts[CRITIC] == ends[ACTOR]
-    in_turn = PlanSpace(
-        space.calls, space.cluster, space.configs, space.meshes, space.config, space.mesh, space.tables._replace(deferred=-1)
-    )  # fmt: skip
-    assert run(in_turn, range(6))[0] == 20.0
+    assert run(deferring(space, -1), range(6))[0] == 20.0
 
 
 def test_a_critic_that_takes_longer_than_generation_is_waited_for():

@@ -17,8 +17,9 @@ ALL, FRONT, BACK = Mesh(0, 4), Mesh(0, 3), Mesh(3, 1)
 
 def tasks(generation: float, values: float, critic: float, actor: float, sync: float) -> list[Task]:
     """A step on four devices, of which the critic has the last."""
+    before = ("critic_train", "update_weights")
     return [
-        Task("actor_generate", "gen", "generate", (FRONT,), generation, after_previous=("critic_train", "update_weights")),
+        Task("actor_generate", "gen", "generate", (FRONT,), generation, after_previous=before),
         Task("critic_infer", "values", "inference", (BACK,), values, ("actor_generate",)),
         Task("critic_train", "update_critic", "train", (BACK,), critic, ("critic_infer",)),
         Task("actor_train", "update_actor", "train", (ALL,), actor, ("critic_infer",)),
@@ -28,7 +29,8 @@ def tasks(generation: float, values: float, critic: float, actor: float, sync: f
 
 @pytest.mark.parametrize(
     ("critic", "period"),
-    # Hidden as a whole; longer than generation by one; in turn each would take 10 + 1 + 2 + 1 seconds beside the critic's.
+    # Hidden as a whole; longer than generation by one; in turn each would take 10 + 1 + 2 + 1
+    # seconds beside the critic's.
     [(3.0, 14.0), (10.0, 14.0), (11.0, 15.0)],
 )
 def test_the_critic_hides_behind_the_next_generation(critic: float, period: float):

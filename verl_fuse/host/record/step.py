@@ -60,7 +60,8 @@ class TrainerPart:
         """The rollout is looked at: raise the failure of what runs beside it."""
 
     def settle(self) -> None:
-        """What still runs for an earlier stage must be done before the driver goes on: it computes values, writes a checkpoint, validates, or ends the run."""
+        """What still runs for an earlier stage must be done before the driver goes on: it computes values, writes a
+        checkpoint, validates, or ends the run."""
 
     def close(self) -> None:
         """The run is over."""

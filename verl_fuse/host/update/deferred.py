@@ -1,12 +1,16 @@
-"""The critic's update handed to its own workers, where it runs beside the weight sync and the generation of the next step.
+"""The critic's update handed to its own workers, where it runs beside the weight sync and the
+generation of the next step.
 
-Nothing before the values of the next step reads the critic's weights, so that every number is that of the same placement one update after the other. The
-actor's update goes first: its ranks compute on the critic's devices too, and generation waits for it alone.
+Nothing before the values of the next step reads the critic's weights, so that every number is that of the same
+placement one update after the other. The actor's update goes first: its ranks compute on the critic's devices too, and
+generation waits for it alone.
 
 Invariants (tests/integration/test_deferred_critic.py, test_deferred_run.py):
 - an update begins once the actor is updated, or at once where it is not trained;
-- calls on the critic's workers run in the order in which they are handed over: values of a step come after the update of the step before;
-- the rows of an update stay in a partition of their own until it is done: the step that handed it over may clear its batch;
+- calls on the critic's workers run in the order in which they are handed over: values of a step come after the
+  update of the step before;
+- the rows of an update stay in a partition of their own until it is done: the step that handed it
+  over may clear its batch;
 - `settle` returns when the update is done, and has logged its metrics under the number of the step that it is of;
 - a failed update is raised at the next look at the rollout, or by `settle`.
 """
@@ -44,7 +48,8 @@ class Handed:
 
 
 class DeferredCritic(TrainerPart):
-    """Runs updates of the critic on `lane`, its workers' own. `fields` are what an update reads; `log` takes metrics and the step they are of."""
+    """Runs updates of the critic on `lane`, its workers' own. `fields` are what an update reads; `log` takes metrics
+    and the step they are of."""
 
     def __init__(
         self, lane: Lane, journal: Journal, fields: Sequence[str], log: Callable[[dict[str, Any], int], None]
@@ -104,7 +109,8 @@ class DeferredCritic(TrainerPart):
         data = read(batch, self._fields)
         if missing := [name for name in self._fields if name not in data.keys()]:  # noqa: SIM118 - a TensorDict
             raise FuseError(
-                f"the critic's update cannot be deferred: {', '.join(missing)} is missing from at least one of {len(batch)} rows"
+                f"the critic's update cannot be deferred: {', '.join(missing)} is missing from at least one of "
+                f"{len(batch)} rows"
             )
         kept = tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=data, tags=batch.tags)
         kept.extra_info = dict(batch.extra_info or {})

@@ -17,7 +17,8 @@ class PartedPools(ResourcePoolManager):
         """As verl does, which then knows one pool more; it has no devices that are not counted already."""
         super().create_resource_pool()
         pool = self.resource_pool_dict[self._whole]
-        # Asked for the first time verl returns them as they were made, and sorted by node from then on: a part must be of the sorted ones.
+        # Asked for the first time verl returns them as they were made, and sorted by node from then on: a part
+        # must be of the sorted ones.
         pool.get_placement_groups(device_name=get_device_name())
         before, after = self._devices.start, pool.world_size - self._devices.stop
         parts = split_resource_pool(pool, [before, len(self._devices), after])
