@@ -43,7 +43,8 @@ def batch(queue):
     tags = [{"response_len": n, "seq_len": n} for n in LENGTHS]
     tq.kv_batch_put(keys=keys, partition_id="train", fields=TensorDict(fields, batch_size=len(keys)), tags=tags)
     yield KVBatchMeta(keys=keys, tags=tags, partition_id="train", extra_info={"temperature": 0.7})
-    tq.kv_clear(keys=list((tq.kv_list("train") or {}).get("train", {})), partition_id="train")
+    if left := list((tq.kv_list("train") or {}).get("train", {})):
+        tq.kv_clear(keys=left, partition_id="train")
 
 
 class Critic:
