@@ -79,6 +79,10 @@ class Trainer(Protocol):
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
         """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
 
+    def use_deferred_critic(self) -> None:
+        """The critic's update runs beside what follows it, until the values of the next step. Needs workers of
+        its own (`fuse_devices`)."""
+
 
 @hookspec
 def fuse_config() -> type:  # type: ignore[empty-body]
@@ -104,6 +108,12 @@ def fuse_overrides(config: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any
 @hookspec(firstresult=True)
 def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type | None:
     """Return the class of the workers of "actor" or "critic", a subclass of verl's `base`, or None to leave it."""
+
+
+@hookspec(firstresult=True)
+def fuse_devices(model: str, config: Mapping[str, Any]) -> range | None:
+    """Return the training devices, by number, on which `model` ("critic") has workers of its own, or None to leave it
+    beside the actor on all of them."""
 
 
 @hookspec

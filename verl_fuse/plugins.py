@@ -26,6 +26,7 @@ BUILTIN = {
     "interstage": "verl_fuse_interstage.plugin:InterstagePlugin",
     "elastic": "verl_fuse_elastic.plugin:ElasticPlugin",
     "pipeline": "verl_fuse_pipeline.plugin:PipelinePlugin",
+    "placement": "verl_fuse_placement.plugin:PlacementPlugin",
     "realloc": "verl_fuse_realloc.plugin:ReallocPlugin",
     "speculation": "verl_fuse_speculation.plugin:SpeculationPlugin",
     "update": "verl_fuse_update.plugin:UpdatePlugin",

@@ -44,7 +44,7 @@ class StepProgress:
         """A line about a stage that begins after the rollout."""
         if name == GENERATION:
             return None
-        scored = self._expected if name.startswith((ADVANTAGE, "update", "save", "test")) else self._scored
+        scored = self._expected if name.startswith((ADVANTAGE, "update", "defer", "save", "test")) else self._scored
         return self._running(step, time, self._groups, self._groups, scored, self._expected, name)
 
     def step_end(self, step: int, time: float, seconds: float, idle: float | None) -> str:

@@ -16,7 +16,7 @@ from verl_fuse.host.start.settings import load_settings
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
 
-others = ["interstage", "elastic", "pipeline", "realloc", "speculation", "update", "observe", "cpu"]
+others = ["interstage", "elastic", "pipeline", "placement", "realloc", "speculation", "update", "observe", "cpu"]
 block = {"disabled_plugins": others, "acme": {"largest_micro_group": 5}}
 settings = load_settings(OmegaConf.create({"fuse": block}))
 hook = settings.manager.hook
@@ -70,6 +70,7 @@ def test_the_documented_plugin_is_registered_after_the_builtin_ones(site: Path):
         "interstage",
         "elastic",
         "pipeline",
+        "placement",
         "realloc",
         "speculation",
         "update",

@@ -36,6 +36,7 @@ SOURCES = use.sources(
             "verl_fuse/runtime",
             "plugins/verl_fuse_cpu",
             "plugins/verl_fuse_pipeline",
+            "plugins/verl_fuse_placement",
             "plugins/verl_fuse_realloc",
             "plugins/verl_fuse_speculation",
             "plugins/verl_fuse_update",

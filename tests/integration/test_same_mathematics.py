@@ -6,6 +6,7 @@ batches differently, so padding inside micro-batches, and with it the order of f
 After the steps that are compared, faults are planted in the streaming run.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -15,13 +16,15 @@ from verl_runs import RECORDED, RECORDING, Finished, run
 from ci.upstream.ab.arms import STREAMING
 from ci.upstream.ab.compare import Finding, Tolerance, step_findings
 from ci.upstream.ab.record import Step, quantities
-from verl_fuse.cli.report import read_metrics
+from verl_fuse.spec.timeline import Timeline
 
 pytest.importorskip("torch")
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
 COMPARED = 2
+# One of the two devices.
+PLACED = "fuse.placement.critic={first:1,devices:1}"
 WRONG_ROW, DROPPED = COMPARED + 1, COMPARED + 2
 
 
@@ -63,13 +66,26 @@ def streamed(verl_home, planned, forks) -> Finished:
     return replay(verl_home, forks, "streamed", "fuse.interstage.enabled=true", steps=DROPPED, faults=faults)
 
 
+@pytest.fixture(scope="module")
+def placed(verl_home, planned, forks) -> Finished:
+    return replay(verl_home, forks, "placed", PLACED, steps=COMPARED)
+
+
+@pytest.fixture(scope="module")
+def deferred(verl_home, planned, forks) -> Finished:
+    return replay(verl_home, forks, "deferred", PLACED, "fuse.placement.defer=true", steps=COMPARED)
+
+
 def numbers(finished: Finished) -> Path:
     return finished.folder.with_name(f"{finished.folder.name}.numbers")
 
 
 def step_of(finished: Finished, number: int) -> Step:
-    metrics = dict(read_metrics(finished.folder / "metrics.jsonl"))
-    return Step(True, None, metrics[number], quantities(numbers(finished), number))
+    return Step(True, None, finished.metrics[number], quantities(numbers(finished), number))
+
+
+def timeline(finished: Finished, step: int) -> Timeline:
+    return Timeline.from_json((finished.folder / f"timeline/step_{step:06d}.json").read_text())
 
 
 def faults(stock: Finished, other: Finished, number: int, tolerance: Tolerance | None) -> list[Finding]:
@@ -106,6 +122,26 @@ def test_observing_is_bitwise_equal_to_stock(stock, observed, number):
 def test_streaming_computes_the_same_numbers(stock, streamed, number):
     assert streamed.metrics[number]["fuse/streamed_samples"] == 16
     assert faults(stock, streamed, number, STREAMING) == []
+
+
+@pytest.mark.parametrize("number", range(1, COMPARED + 1))
+def test_a_deferred_update_of_the_critic_is_bitwise_equal_to_the_same_placement_in_turn(placed, deferred, number):
+    assert {item.split(":")[0] for item in step_of(placed, number).numbers["critic parameters"]} == {"rank0"}
+    assert "fuse/placement_update_seconds" not in placed.metrics[number]
+    assert faults(placed, deferred, number, None) == []
+
+
+def test_a_deferred_update_ends_after_its_step_has_gone_on(deferred):
+    """The first one is waited for by the second step, the last one by the run's end; both are
+    logged under their own steps."""
+    waited = [span for span in timeline(deferred, 2).on("step") if span.name == "wait_for_critic"]
+    assert [span.args["of_step"] for span in waited] == [1, 2]
+    (values,) = [span for span in timeline(deferred, 2).on("lane critic") if span.name == "values"]
+    assert waited[0].end <= values.start
+    lines = [json.loads(line) for line in (deferred.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "critic/vf_loss" in line["data"]] == [1, 2]
+    assert [line["step"] for line in lines if "timing_s/step" in line["data"]] == [1, 2]
+    assert deferred.metrics[2]["fuse/placement_update_seconds"] > 0
 
 
 def test_steps_of_stock_verl_are_shown_as_well(stock):

@@ -300,7 +300,7 @@ def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():
 
 def test_plugins_get_what_the_contract_says_with_its_arguments():
     members = {name: member for name, member in vars(Trainer).items() if not name.startswith("_")}
-    assert len(members) == 12
+    assert len(members) == 13
     for name, member in members.items():
         ours = vars(features.Features)[name]
         assert isinstance(ours, property) == isinstance(member, property), name
@@ -360,7 +360,7 @@ def test_training_ranks_are_asked_for_their_memory_model_by_model(trainer, monke
         assert features.Features(trainer).training_memory() == {"actor": ["actor's"], "critic": ["critic's"]}
 
 
-def test_a_feature_that_is_switched_on_is_a_part(trainer):
+def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     run = features.Features(trainer)
     assert trainer.parts == []
     run.use_slices()
@@ -370,6 +370,10 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer):
     kinds = [type(part).__name__ for part in trainer.parts]
     assert kinds == ["SliceRefresh", "Layouts", "FusedUpdates"]
     assert trainer.updates is trainer.parts[-1]
+    monkeypatch.setattr(features.assembly, "deferred_critic", lambda trainer: SimpleNamespace(lane="critic's lane"))
+    run.use_deferred_critic()
+    assert trainer.deferred is trainer.parts[-1]
+    assert (trainer.lane, trainer.critic_lane) == ("lane", "critic's lane")
     run.use_lean_update(True, False, "computed")
     assert type(trainer.parts[-1]).__name__ == "LeanUpdates"
     assert trainer.updates is trainer.parts[-1]

@@ -47,9 +47,11 @@ class Finished:
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
-        """What verl logged, by step."""
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        return {entry["step"]: entry["data"] for entry in map(json.loads, lines)}
+        """What verl logged, by step, of which there may be several records."""
+        found: dict[int, dict[str, float]] = {}
+        for entry in map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines()):
+            found.setdefault(entry["step"], {}).update(entry["data"])
+        return found
 
     def accounts(self) -> dict[int, dict]:
         """The sample accounts, by step."""

@@ -34,6 +34,7 @@ def test_builtin_plugins_load_and_are_named_after_their_config_block():
         "interstage",
         "elastic",
         "pipeline",
+        "placement",
         "realloc",
         "speculation",
         "update",
@@ -52,7 +53,7 @@ def test_a_disabled_plugin_is_not_imported(no_builtins: None, installed_plugin: 
 def test_disabling_an_unknown_plugin_lists_the_known_ones():
     with pytest.raises(
         FuseError,
-        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, realloc, "
+        match=r"cannot disable unknown plugin interstge; installed: interstage, elastic, pipeline, placement, realloc, "
         r"speculation, update, observe, cpu",
     ):
         plugins.load(disabled=["interstge"])
@@ -160,7 +161,7 @@ REFUSED = {
     ),
     "unknown hook, nothing close": (
         HEADER + "@hookimpl\ndef zzz(): pass",
-        r"there is no hook zzz; hooks: fuse_assign, fuse_config, fuse_contracts, fuse_event",
+        r"there is no hook zzz; hooks: fuse_assign, fuse_config, fuse_contracts, fuse_devices, fuse_event",
     ),
     "hook without its marker": (
         HEADER + "def fuse_metrics(timeline): pass",

@@ -33,6 +33,7 @@ EXAMPLES = examples(
     "verl-fuse plan step.yaml h100x4 --feature interstage --verl",
     "verl-fuse plan step.yaml cluster.yaml --weight 0 --out plan.json",
 )
+PLANNED_FEATURES = ("interstage", "pipeline", "placement")
 COMPILING = "preparing compiled kernels; the first time on a machine they are compiled, which takes a minute or two"
 
 
@@ -48,7 +49,7 @@ def plan(
         bool, typer.Option("--ideal/--executable", help="Any mesh and layout per call, or what verl can run today.")
     ] = False,
     feature: Annotated[
-        list[str] | None, typer.Option(help="A feature to plan for: interstage, pipeline; repeatable.")
+        list[str] | None, typer.Option(help="A feature to plan for: interstage, pipeline, placement; repeatable.")
     ] = None,
     weight: Annotated[
         float,
@@ -84,8 +85,8 @@ def plan(
     if verl and as_json:
         raise FuseError("--verl and --json exclude each other: --json has the overrides too")
     for name in feature or []:
-        if name not in ("interstage", "pipeline"):
-            raise FuseError(f"--feature {name}: allowed: interstage, pipeline (of {', '.join(FEATURES)})")
+        if name not in PLANNED_FEATURES:
+            raise FuseError(f"--feature {name}: allowed: {', '.join(PLANNED_FEATURES)} (of {', '.join(FEATURES)})")
     strategies: tuple[Strategy, ...] = () if ideal else tuple(s for s in STRATEGIES if strategy in (None, s))
     workload = Workload.read(workload_file)
     machines = read_cluster(cluster)

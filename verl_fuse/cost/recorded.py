@@ -89,6 +89,10 @@ def run_of(name: str, config: DictConfig, timelines: list[Timeline]) -> Recorded
     """A run from its resolved verl configuration and its timelines. The first step warms up and is left out."""
     if len(timelines) < 2:
         raise FuseError(f"run {name!r}: {len(timelines)} recorded step; needs at least two, the first only warms up")
+    if OmegaConf.select(config, "fuse.placement.critic"):
+        raise FuseError(
+            f"run {name!r}: fuse.placement.critic is set; the floors of a run need a critic on all ranks: null"
+        )
     steps = tuple(RecordedStep.of(timeline) for timeline in timelines[1:])
     sizes = {stage: key for stage, key in MICRO_BATCH_KEYS.items() if any(stage in step.stages for step in steps)}
     prompts, mini = (

@@ -11,11 +11,14 @@ import ray
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import Role
 
+from verl_fuse.host.inference.lane import Lane
 from verl_fuse.host.inference.samples import SampleInference, StageCall
-from verl_fuse.host.inference.slices import Slices, SliceSetup
+from verl_fuse.host.inference.slices import READ_FIELDS, Slices, SliceSetup
 from verl_fuse.host.inference.stages import STAGE_FIELDS, micro_batch, streamed_stages
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.standalone.pool import StandalonePool
+from verl_fuse.host.update.deferred import LEARNED_FIELDS, DeferredCritic
+from verl_fuse.host.update.parted_pool import PartedPools
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.host.weights.exports import Export, joined
 from verl_fuse.host.worker import recording_worker_class
@@ -34,8 +37,30 @@ def worker_classes(trainer: Any) -> dict[Role, Any]:
         if model is not None:
             stock, hook = remote_class.__ray_actor_class__, trainer.settings.manager.hook
             chosen = hook.fuse_worker_class(model=model, base=stock, config=trainer.config) or stock
-            found[role] = ray.remote(recording_worker_class(model, chosen))
+            own = critic_devices(trainer) if model == "critic" else None
+            found[role] = ray.remote(recording_worker_class(model, chosen, own.start if own else 0))
     return found
+
+
+def critic_devices(trainer: Any) -> range | None:
+    """The devices on which the critic has workers of its own; None: it is beside the actor, or there is none."""
+    config, hook = trainer.config, trainer.settings.manager.hook
+    return hook.fuse_devices(model="critic", config=config) if trainer.use_critic else None
+
+
+def place_critic(trainer: Any) -> None:
+    """Give the critic's role, where it has devices of its own, a part of the pool it is in."""
+    if (devices := critic_devices(trainer)) is not None:
+        trainer.resource_pool_manager = PartedPools(trainer.resource_pool_manager, Role.Critic, devices)
+
+
+def deferred_critic(trainer: Any) -> DeferredCritic:
+    """What trains the critic beside the stages that follow, on a lane of its own."""
+    journal, fields = trainer.journal, [*READ_FIELDS, *LEARNED_FIELDS]
+    if trainer.processor is not None:
+        fields.append("multi_modal_inputs")
+    lane = Lane("critic", journal.recorder, trainer.settings.core.call_timeout)
+    return DeferredCritic(lane, journal, fields, lambda metrics, step: trainer.logger.log(data=metrics, step=step))
 
 
 def build_replicas(trainer: Any) -> Replicas:

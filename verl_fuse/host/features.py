@@ -109,3 +109,11 @@ class Features:
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
         """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
         self._trainer.parts.append(Layouts(assembly.training_groups(self._trainer), wanted))
+
+    def use_deferred_critic(self) -> None:
+        """The critic's update runs beside what follows it, until the values of the next step. Needs workers of
+        its own (`fuse_devices`)."""
+        trainer = self._trainer
+        trainer.deferred = deferred = assembly.deferred_critic(trainer)
+        trainer.critic_lane = deferred.lane
+        trainer.parts.append(deferred)

@@ -34,6 +34,7 @@ from verl_fuse.host.rollout.prompts import announce
 from verl_fuse.host.rollout.transfer import has_connector
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.host.start.begin import checked_settings
+from verl_fuse.host.update.deferred import DeferredCritic
 from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.host.upstream.advantages import with_gradient, without_gradient
 from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at
@@ -79,19 +80,28 @@ class FuseTrainer(PPOTrainerSync):
             buffer,
             core.poll_interval,
             core.stall_timeout,
-            lambda watch: self.director.look(watch),
+            self._look,
             lambda keys: self.inference.discard(keys),
             lambda: self.replicas.suspects(),
         )
         return buffer
 
+    def _look(self, watch: RolloutWatch) -> None:
+        for part in self.parts:
+            part.check()
+        self.director.look(watch)
+
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         self.role_worker_mapping |= assembly.worker_classes(self)
+        assembly.place_critic(self)
 
     def _setup(self) -> None:
         super()._setup()
         self.lane = Lane("train", self.journal.recorder, self.settings.core.call_timeout)
+        # Another one while the critic is trained beside what follows.
+        self.critic_lane = self.lane
+        self.deferred: DeferredCritic | None = None
         self.inference = assembly.sample_inference(self, super())
         self.replicas = assembly.build_replicas(self)
         policy = PolicyGuard(self.settings.manager.hook)
@@ -155,8 +165,13 @@ class FuseTrainer(PPOTrainerSync):
             seconds = self.settings.core.replica_timeout + ENDING_SECONDS
             with_deadline("end of the rollout", seconds, super().on_sample_end, self.replicas.suspects)
 
+    def _settle(self) -> None:
+        for part in self.parts:
+            part.settle()
+
     def on_validate_begin(self) -> None:
         super().on_validate_begin()
+        self._settle()
         self.watch.begin_step()
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
@@ -182,12 +197,14 @@ class FuseTrainer(PPOTrainerSync):
         return self._barrier("ref", batch, metrics, super()._compute_ref_log_prob)
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        self._settle()
         return self._barrier("values", batch, metrics, super()._compute_values)
 
     def _barrier(self, stage: Stage, batch: KVBatchMeta, metrics: dict, stock: Any) -> KVBatchMeta:
         with self.journal.stage(stage):
             if stage not in self.inference.stages:
-                return self.lane.call(stage, "inference", lambda: stock(batch, metrics))
+                lane = self.critic_lane if stage == "values" else self.lane
+                return lane.call(stage, "inference", lambda: stock(batch, metrics))
             whole = partial(old_log_prob_metrics, self.config) if stage == "old_log_prob" else lambda batch: {}
             return self.inference.complete(stage, batch, metrics, whole)
 
@@ -202,18 +219,29 @@ class FuseTrainer(PPOTrainerSync):
         return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        if self.deferred is not None:
+            batch = self.deferred.update(self.global_steps, batch, super()._update_critic)
+            if self.config.trainer.critic_warmup > self.global_steps:
+                self.deferred.begin()
+            return batch
         return self.updates.critic(batch, metrics, super()._update_critic, super()._update_actor)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self.updates.actor(batch, metrics, super()._update_actor)
+        batch = self.updates.actor(batch, metrics, super()._update_actor)
+        if self.deferred is not None:
+            self.deferred.begin()
+        return batch
 
     def _save_checkpoint(self) -> None:
+        self._settle()
         self.run_stage(names.SAVE_CHECKPOINT, "other", super()._save_checkpoint)
         self.journal.emit(CheckpointSaved, folder=saved_at(self.config, self.global_steps))
 
     def on_step_end(self) -> None:
         self._require_replicas()
         self._sync_weights(self.run_stage, super().on_step_end)
+        if self.global_steps >= self.total_training_steps:
+            self._settle()
         self.replicas.readmit(self.global_steps)
         self.journal.step.end = self.journal.step.clock.now
 
@@ -274,4 +302,6 @@ class FuseTrainer(PPOTrainerSync):
             if self.director.routing.by_prompt or has_connector(self.config):
                 announce(agent_loop_manager, self.settings.core.replica_timeout)
             super().fit(agent_loop_manager)
+            # Also where the prompts were used up before the last step.
+            self._settle()
             self.journal.emit(TrainingEnded)

@@ -41,9 +41,10 @@ CRITIC_METHODS: dict[str, tuple[str, Category]] = {
 RECORDED_METHODS = {"actor": ACTOR_METHODS, "critic": CRITIC_METHODS}
 
 
-def recording_worker_class(role: str, base: type) -> type:
+def recording_worker_class(role: str, base: type, first: int = 0) -> type:
     """A subclass of verl's worker class for `role` ("actor" or "critic") whose calls are recorded as
-    spans on the rank's track."""
+    spans on the rank's track. Its rank 0 is on the device of the actor's rank `first`, and tracks have
+    the actor's numbers."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_weights(self: Any, whole: bool) -> Any:
@@ -75,7 +76,7 @@ def recording_worker_class(role: str, base: type) -> type:
         # Its ops are spans as well, by the clock of this rank's node.
         exports["fused_update"] = _with_spans(base.fused_update)
     wrapped = {
-        name: _recorded(getattr(base, name), span, category)
+        name: _recorded(getattr(base, name), span, category, first)
         for name, (span, category) in RECORDED_METHODS[role].items()
     }
     return type(
@@ -85,7 +86,10 @@ def recording_worker_class(role: str, base: type) -> type:
     )
 
 
-def _recorded(method: Callable, name: str, category: Category) -> Callable:
+def _recorded(method: Callable, name: str, category: Category, first: int) -> Callable:
+    def track(worker: Any) -> str:
+        return f"{RANK} {first + worker.rank}"
+
     def args_of(call: tuple) -> dict[str, int]:
         return {"samples": len(call[0])} if call and hasattr(call[0], "keys") and hasattr(call[0], "__len__") else {}
 
@@ -93,14 +97,14 @@ def _recorded(method: Callable, name: str, category: Category) -> Callable:
 
         @functools.wraps(method)
         async def run_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with _recorder(self).span(name, f"{RANK} {self.rank}", category, **args_of(args)):
+            with _recorder(self).span(name, track(self), category, **args_of(args)):
                 return await method(self, *args, **kwargs)
 
         return run_async
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _recorder(self).span(name, f"{RANK} {self.rank}", category, **args_of(args)):
+        with _recorder(self).span(name, track(self), category, **args_of(args)):
             return method(self, *args, **kwargs)
 
     return run

@@ -5,6 +5,9 @@ before. Per block, none of these can be beaten: its longest chain; its work spre
 another; two or three unordered calls on any numbers of devices, those that do not fit beside each other one after the other. The blocks add up. Moves of weights of already fixed calls
 lengthen the path through the train call they wait for. Independently, no device can be busy for longer than a step.
 
+A deferred call is in no block, since the next step does not wait for it. Independently, it and a call that uses its weights take turns, step after step, and
+the work of all calls has to fit on all devices.
+
 Invariant (tests/unit/plan/test_bound.py): the bound of a partial plan never exceeds the exact time of any completion.
 """
 
@@ -29,7 +32,7 @@ class Relaxation(NamedTuple):
         np.float64
     ]  # n x n, least seconds in which both calls are done, for unordered calls of one block; else 0
     floor: NDArray[np.float64]  # n, least seconds of each block by its calls three at a time
-    block: NDArray[np.int64]  # n, in order
+    block: NDArray[np.int64]  # n, in order; -1: deferred
     ordered: NDArray[np.bool_]  # n x n, transitive closure of `before`
 
 
@@ -48,7 +51,7 @@ def relax(t: PlanTables) -> Relaxation:
         within[c] = np.minimum.accumulate(within[c])
         lowest[c] = within[c, -1]
         area[c] = np.min(t.seconds[span] * sizes, initial=np.inf)
-    block = _blocks(ordered)
+    block = _blocks(ordered, t.deferred)
     pair = np.zeros((n, n))
     for a in range(n):
         for b in range(n):
@@ -78,12 +81,12 @@ def raise_floor(
                     floor[block[a]] = max(floor[block[a]], three_calls(within[a], within[b], within[c]))
 
 
-def _blocks(ordered: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Cut the calls (in topological order) wherever everything before the cut is ordered before everything after it."""
+def _blocks(ordered: NDArray[np.bool_], deferred: int) -> NDArray[np.int64]:
+    """Cut the calls (in topological order) wherever everything before the cut is ordered before everything after it, the deferred one left out."""
     n = ordered.shape[0]
-    block = np.zeros(n, np.int64)
+    block = np.full(n, -1, np.int64)
     # Ancestors come first; calls of one depth are interchangeable.
-    by_depth = sorted(range(n), key=lambda c: (int(ordered[:, c].sum()), c))
+    by_depth = sorted((c for c in range(n) if c != deferred), key=lambda c: (int(ordered[:, c].sum()), c))
     current = 0
     for i, c in enumerate(by_depth):
         if i and all(ordered[a, b] for a in by_depth[:i] for b in by_depth[i:]):
@@ -118,6 +121,8 @@ def tightened_bound(
     for c in range(n):
         o = choice[c]
         b = r.block[c]
+        if b < 0:
+            continue
         seconds = lowest[c] if o < 0 else t.seconds[o]
         area[b] += lowest_area[c] if o < 0 else seconds * (t.end[o] - t.first[o])
         finish[c] = seconds
@@ -128,6 +133,8 @@ def tightened_bound(
     for c in range(n):
         o = choice[c]
         b = r.block[c]
+        if b < 0:
+            continue
         load = 0.0
         for p in range(n):
             if r.block[p] != b:
@@ -148,7 +155,31 @@ def tightened_bound(
     for b in range(blocks):
         least[b] = max(max(least[b], floor[b]), area[b] / t.devices)
         total += least[b]
+    if t.deferred >= 0:
+        total = max(total, _beside(t, r, choice, lowest, lowest_area))
     return max(_with_moves(t, r, choice, least, total), _busiest_device(t, choice))
+
+
+@njit(cache=True)
+def _beside(
+    t: PlanTables,
+    r: Relaxation,
+    choice: NDArray[np.int64],
+    lowest: NDArray[np.float64],
+    lowest_area: NDArray[np.float64],
+) -> Scalar:
+    """What a step takes with a deferred call, whatever is beside it: all work on all devices, and its turns with those that use its weights."""
+    work = 0.0
+    late = t.deferred
+    trains = lowest[late] if choice[late] < 0 else t.seconds[choice[late]]
+    longest = 0.0
+    for c in range(choice.size):
+        o = choice[c]
+        seconds = lowest[c] if o < 0 else t.seconds[o]
+        work += lowest_area[c] if o < 0 else seconds * (t.end[o] - t.first[o])
+        if t.source[c] == late and r.ordered[c, late]:
+            longest = max(longest, trains + seconds)
+    return max(longest, work / t.devices)
 
 
 @njit(cache=True)
@@ -159,7 +190,7 @@ def _with_moves(
     longest = total
     for c in range(choice.size):
         s = t.source[c]
-        if r.block[c] != 0 or s < 0 or choice[c] < 0 or choice[s] < 0:
+        if r.block[c] != 0 or s < 0 or s == t.deferred or choice[c] < 0 or choice[s] < 0:
             continue
         before = 0.0
         after = 0.0

@@ -3,11 +3,13 @@
 A step is the dataflow graph of its calls. A call whose placement differs from that of its role's train call is preceded by a move of the
 weights, which occupies both meshes and may start once that train call of the step before has ended. An event queue takes the node that
 is ready first (ties: order of the workload) and starts it when every device of its mesh is free. Calls without predecessors wait for all
-calls of the step before. Steps are unrolled until one follows another in the same rhythm; the last one is the answer.
+calls of the step before, but for a train call that is deferred: those that use its weights wait for it, and of calls that are ready at once it is the
+last. Steps are unrolled until one follows another in the same rhythm; the last one, from the end of what is waited for to the next, is the answer.
 
 Invariants (tests/unit/plan/test_evaluate.py):
 - no two nodes overlap in time on a device;
-- a call starts after its predecessors, its move and, without predecessors, the whole step before;
+- a call starts after its predecessors, its move and, without predecessors, the whole step before, a deferred call left out;
+- a call starts after the deferred call of the step before whose weights it uses;
 - two nodes on disjoint meshes do not wait for each other unless the graph says so.
 """
 
@@ -65,7 +67,9 @@ def schedule(
                 before[a] |= 1 << b
     barrier = 0.0
     length: Scalar = 0.0
-    for _ in range(steps):
+    late = t.deferred
+    # Beside a deferred call the second step is the first that has one of the step before.
+    for _ in range(steps + (late >= 0)):
         unmoved = 0
         unfinished = (1 << n) - 1
         for c in range(n):
@@ -86,12 +90,14 @@ def schedule(
                     continue
                 else:
                     ready = moved[c]
+                    if late >= 0 and t.source[c] == late:
+                        ready = max(ready, trained[late])
                     if before[c] == 0:
                         ready = max(ready, barrier)
                     for p in range(n):
                         if before[c] >> p & 1:
                             ready = max(ready, ends[p])
-                if ready < best_ready:
+                if ready < best_ready or (best == late and ready == best_ready):
                     best = c
                     best_ready = ready
             c = best
@@ -111,7 +117,8 @@ def schedule(
                     free[o] = max(free[o], end)
         last = 0.0
         for c in range(n):
-            last = max(last, ends[c])
+            if c != late:
+                last = max(last, ends[c])
             if t.source[c] >= 0:
                 trained[t.source[c]] = ends[t.source[c]]
         length = last - barrier

@@ -83,7 +83,21 @@ def checked(workload: Workload, cost: AnalyticCost, request: PlanRequest) -> Pla
         raise FuseError(f"weight={request.weight}: needs 0 (money) to 1 (time)")
     if cost.cluster.devices > MOST_PLANNED_DEVICES:
         raise FuseError(f"plan: {cost.cluster.devices} devices; needs at most {MOST_PLANNED_DEVICES}")
+    if "placement" in request.features:
+        _deferring(workload, request)
     return _pipelined(workload, request) if "pipeline" in request.features else request
+
+
+def _deferring(workload: Workload, request: PlanRequest) -> None:
+    """A FuseError where no plan can train a critic while the next step generates."""
+    if workload.critic is None:
+        raise FuseError(
+            f"feature placement: algorithm={workload.algorithm} has no critic to train beside generation; needs ppo"
+        )
+    if request.strategies:
+        raise FuseError(
+            "feature placement: executable plans have all models on all devices; needs --ideal, or `verl-fuse simulate`, which says what fuse.placement gains"
+        )
 
 
 def _pipelined(workload: Workload, request: PlanRequest) -> PlanRequest:
@@ -105,7 +119,7 @@ def _on(
     until = time.monotonic() + request.time_limit
     if not request.strategies:
         report(f"costs of every option on {cost.cluster.devices} devices")
-        space = full_space(workload, cost, until)
+        space = full_space(workload, cost, until, "placement" in request.features)
         report("searching")
         best = best_plan(space, move_seconds(workload, cost), max(LEAST_SEARCH_SECONDS, until - time.monotonic()))
         return _made(workload, cost, best, None, request)

@@ -29,8 +29,8 @@ def best_plan(space: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchR
     return found
 
 
-def full_space(workload: Workload, cost: CostModel, until: float = math.inf) -> PlanSpace:
-    """Every legal option of every call that fits alone (`--ideal`); a FuseError names a call that fits nowhere, or says that the time was over before
+def full_space(workload: Workload, cost: CostModel, until: float = math.inf, defers: bool = False) -> PlanSpace:
+    """Every legal option of every call that fits alone (`--ideal`), with `defers` for steps whose critic is trained while the next one generates; a FuseError names a call that fits nowhere, or says that the time was over before
     all options had their costs (`until` is a `time.monotonic` value)."""
     cluster, limit = cost.cluster, cost.cluster.device.memory
     meshes = legal_meshes(cluster)
@@ -51,7 +51,7 @@ def full_space(workload: Workload, cost: CostModel, until: float = math.inf) -> 
     for call, of_call in zip(workload.calls, found, strict=True):
         if not of_call:
             raise FuseError(_nowhere(call, workload, cost, sizes))
-    return PlanSpace.build(workload.calls, cluster, found, meshes, limit)
+    return PlanSpace.build(workload.calls, cluster, found, meshes, limit, defers=defers)
 
 
 def _nowhere(call: Call, workload: Workload, cost: CostModel, sizes: Sequence[int]) -> str:

@@ -106,7 +106,7 @@ class ProofSearch:
         t = space.tables
         found = supported(t, relaxation, branch.candidates(t, self.alone, below), below, until)
         for user, train in enumerate(t.source):
-            if train < 0 or relaxation.block[user] > 0 or found.counts[user] * found.counts[train] > FILLED:
+            if train < 0 or relaxation.block[user] != 0 or found.counts[user] * found.counts[train] > FILLED:
                 continue
             choice = np.array(t.begin[:-1])
             for a, b in product(found.options[train, : found.counts[train]], found.options[user, : found.counts[user]]):

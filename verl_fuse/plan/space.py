@@ -74,10 +74,12 @@ class PlanSpace:
         meshes: Sequence[Mesh],
         limit: float,
         shares: bool = True,
+        defers: bool = False,
     ) -> "PlanSpace":
         """Every configuration of every call on every mesh of its size; there is no room for moves yet, and they count as free.
 
         shares: a call on the placement of its train call uses the same weights; False: rollout engines that keep their own.
+        defers: the critic may be trained while the next step generates.
         """
         by_size: dict[int, list[int]] = {}
         for index, mesh in enumerate(meshes):
@@ -112,6 +114,7 @@ class PlanSpace:
             devices=cluster.devices,
             node=cluster.devices_per_node,
             limit=float(limit),
+            deferred=trains.get("critic", -1) if defers else -1,
         )
         return cls(tuple(calls), cluster, tuple(flat), tuple(meshes), config, mesh, tables)
 

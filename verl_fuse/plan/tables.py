@@ -28,3 +28,4 @@ class PlanTables(NamedTuple):
     devices: int
     node: int
     limit: float
+    deferred: int  # the train call that the next step does not wait for, until a call uses its weights; -1: none

@@ -19,10 +19,12 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "zero_gradient": frozenset({"zero_gradient"}),
     "old_log_prob": frozenset({"old_log_prob"}),
     "update": frozenset({"zero_gradient", "old_log_prob"}),
+    "placement": frozenset({"placement"}),
     "all": frozenset({"interstage", "pipeline", "realloc", "elastic"}),
 }
 """Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are inferred on the training
 workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`, `old_log_prob`: the switches of `fuse.update`, with metrics of what is computed;
+`placement`: the critic on devices of its own, trained while the next step generates (`fuse.placement`), where that is predicted to gain;
 `speculation` needs an acceptance, `tail` is it with `interstage`; `realloc`: the plan given replaces the stock placement."""
 
 
@@ -85,4 +87,6 @@ def features_of(strategy: str) -> frozenset[str]:
     features = frozenset().union(*(SIMULATED_STRATEGIES[name] for name in names))
     if "pipeline" in features and features & {"zero_gradient", "old_log_prob"}:
         raise FuseError(f"strategy={strategy!r}: the fused pipeline goes with no switch of fuse.update")
+    if {"pipeline", "placement"} <= features:
+        raise FuseError(f"strategy={strategy!r}: the fused pipeline trains both models on the same devices")
     return features

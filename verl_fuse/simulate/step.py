@@ -6,9 +6,9 @@ Invariants (tests/unit/simulate/test_step.py):
 - a step's seconds are at least those of any of its tasks, and idle shares are between 0 and 1.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from verl_fuse.simulate.draw import DrawnLengths, draw
 from verl_fuse.simulate.generation import GenerationResult, generate
 from verl_fuse.simulate.options import SimulationOptions, features_of
 from verl_fuse.simulate.pipeline import FusedTraining, fused_training
+from verl_fuse.simulate.placement import CRITIC_TRAIN, deferred, is_apart, placements
 from verl_fuse.simulate.tail import inference_end
 from verl_fuse.simulate.tasks import ScheduledTask, Task, run_tasks
 from verl_fuse.simulate.trace import idle_share, timeline_of
@@ -49,6 +50,9 @@ STAGES = {
 
 UNROLLED = 3
 """Steps in a row where calls of two steps can overlap; the last one counts."""
+
+PLACEMENT_DRAWS = 2
+"""Rows of steps on which the critic's placement is chosen; it then holds for other ones, as at run time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,22 +104,51 @@ def simulate_step(
         workload = replace(workload, old_log_prob=False)
     if "zero_gradient" not in features:
         workload = replace(workload, zero_gradient=0.0)
+    if "placement" in features:
+        plan = chosen_placement(workload, plan, cost, strategy, options)
+    return _simulated(workload, plan, cost, strategy, rng, options)
+
+
+@lru_cache(maxsize=64)
+def chosen_placement(
+    workload: Workload, plan: Plan, cost: CostModel, strategy: str, options: SimulationOptions
+) -> Plan:
+    """The plan itself, or the placement of its critic that is fastest on draws of its own."""
+
+    def seconds(plan: Plan) -> float:
+        rng = np.random.default_rng(20261124)
+        return sum(_simulated(workload, plan, cost, strategy, rng, options).seconds for _ in range(PLACEMENT_DRAWS))
+
+    return min((plan, *placements(workload, plan, cost, options)), key=seconds)
+
+
+def _simulated(
+    workload: Workload,
+    plan: Plan,
+    cost: CostModel,
+    strategy: str,
+    rng: np.random.Generator,
+    options: SimulationOptions,
+) -> StepResult:
+    features = features_of(strategy)
     fused = fused_training(workload, plan, cost, options) if "pipeline" in features else None
     plan = fused.plan if fused else plan
     apart = len({plan.call(call.name).mesh for call in workload.calls}) > 1
+    defers = "placement" in features and is_apart(plan)
     steps: list[list[Task]] = []
-    for _ in range(UNROLLED if apart else 1):
+    for _ in range(UNROLLED if apart and not defers else 1):
         lengths = draw(workload, rng, options.predictability)
         tasks, generation = step_tasks(workload, plan, cost, features, lengths, options, fused)
         steps.append(tasks)
+    if defers:
+        # On the lengths that the other strategies get, over and over.
+        steps = [deferred(tasks)] * UNROLLED
     placed = run_tasks(steps, plan.devices)
     last = tuple(p for p in placed if p.step == len(steps) - 1)
-    end = max(p.end for p in last)
-    before = max((p.end for p in placed if p.step == len(steps) - 2), default=0.0)
+    ends = [_end(placed, step, defers) for step in (len(steps) - 1, len(steps) - 2)]
     begin = min(p.start for p in last)
+    devices, seconds = plan.devices, ends[0] - ends[1]
     last = tuple(replace(p, start=p.start - begin, end=p.end - begin) for p in last)
-    seconds = end - before
-    devices = plan.devices
     paid = devices * seconds - _given_back(plan, generation)
     return StepResult(
         strategy=strategy,
@@ -128,8 +161,28 @@ def simulate_step(
         placed=last,
         plan=plan,
         lengths=lengths,
-        notes=(*_notes(features, generation, fused, lengths), *_left_out(features, workload)),
+        notes=(
+            *_notes(features, generation, fused, lengths),
+            *_left_out(features, workload),
+            *_placing(features, plan),
+        ),
     )
+
+
+def _end(placed: Sequence[ScheduledTask], step: int, defers: bool) -> float:
+    """When a step is over: its last task, or, where the critic is trained beside the next step, its weight sync; 0 for the step before the first."""
+    ends = (p.end for p in placed if p.step == step and not (defers and p.task.category == "train"))
+    return max(ends, default=0.0)
+
+
+def _placing(features: frozenset[str], plan: Plan) -> Iterator[str]:
+    if "placement" not in features:
+        return
+    if not is_apart(plan):
+        yield "a critic on devices of its own is not predicted to gain"
+        return
+    mesh = plan.call(CRITIC_TRAIN).mesh
+    yield f"critic on the last {mesh.size} of {plan.devices} devices: fuse.placement.critic={{first:{mesh.first},devices:{mesh.size}}} fuse.placement.defer=true"
 
 
 def _notes(
@@ -188,8 +241,10 @@ def step_tasks(
         )  # fmt: skip
         _scale(left, shared, end - generation.end)
     if features & {"interstage", "streaming"}:
-        for mesh in {plan.call(call.name).mesh for call in infer if call not in shared}:
-            streamed = tuple(call for call in infer if plan.call(call.name).mesh == mesh)
+        # A critic with workers of its own computes its values in one call, behind its update.
+        apart = [c for c in infer if c not in shared and not ("placement" in features and c.role == "critic")]
+        for mesh in {plan.call(call.name).mesh for call in apart}:
+            streamed = tuple(call for call in apart if plan.call(call.name).mesh == mesh)
             total = sum(seconds[call.name] for call in streamed)
             work = np.full(len(finish), total / len(finish))
             end = inference_end(finish, work, 0.0, generation.end, 1.0, 1.0, 1.0)

@@ -34,11 +34,11 @@ def stock_plan(workload: Workload, cost: CostModel, options: SimulationOptions =
         if call.kind == "generate":
             plans[call.name] = _fastest_rollout(workload, call, cost, options)
         elif call.kind == "train":
-            plans[call.name] = _fastest(workload, call, cost, options)
+            plans[call.name] = fastest(workload, call, cost, options)
     for call in workload.calls:
         if call.kind == "infer":
             twin = plans.get(f"{call.role}_train")
-            plans[call.name] = as_inference(workload, call, twin) if twin else _fastest(workload, call, cost, options)
+            plans[call.name] = as_inference(workload, call, twin) if twin else fastest(workload, call, cost, options)
     return Plan(tuple(plans[call.name] for call in workload.calls))
 
 
@@ -48,9 +48,9 @@ def as_inference(workload: Workload, call: Call, train: CallPlan) -> CallPlan:
     return CallPlan(call.name, train.mesh, train.layout, microbatches, train.offload)
 
 
-def layouts(cost: CostModel, model: Model) -> Iterator[Layout]:
-    """Layouts of all devices that divide the model: tp within a node, pp and dp powers of two."""
-    devices, node = cost.cluster.devices, cost.cluster.devices_per_node
+def layouts(cost: CostModel, model: Model, devices: int) -> Iterator[Layout]:
+    """Layouts of so many devices that divide the model: tp within a node, pp and dp powers of two."""
+    node = cost.cluster.devices_per_node
     for tp in (size for size in (1, 2, 4, 8) if node % size == 0):
         pp = 1
         while devices % (tp * pp) == 0 and pp <= model.layers:
@@ -62,12 +62,13 @@ def layouts(cost: CostModel, model: Model) -> Iterator[Layout]:
 
 @lru_cache(maxsize=64)
 def compute_options(
-    workload: Workload, call: Call, cost: CostModel, options: SimulationOptions
+    workload: Workload, call: Call, cost: CostModel, options: SimulationOptions, on: Mesh | None = None
 ) -> list[tuple[CallPlan, float]]:
-    """Every placement of a train or infer call on all devices that fits their memory, and its seconds for a batch of mean lengths."""
+    """Every placement of a train or infer call `on` these devices (None: all) that fits their memory, and its seconds for a batch of mean lengths."""
+    mesh = on or Mesh(0, cost.cluster.devices)
     model, batch, needs, found = workload.model(call.role), mean_batch(workload), [], []
     updates = workload.minibatches if call.kind == "train" else 1
-    for layout in layouts(cost, model):
+    for layout in layouts(cost, model, mesh.size):
         for microbatches in _microbatches(workload.sequences / updates / layout.dp):
             part = batch.split(layout.dp * updates * microbatches)
             memory = cost.memory(
@@ -75,13 +76,13 @@ def compute_options(
             )
             needs.append(memory.total)
             if memory.total <= cost.cluster.device.memory:
-                plan = CallPlan(call.name, Mesh(0, layout.devices), layout, microbatches)
+                plan = CallPlan(call.name, mesh, layout, microbatches)
                 if call.kind == "train":
                     found.append((plan, train_seconds(workload, call, plan, cost, batch, options)))
                 else:
                     found.append((plan, infer_seconds(workload, call, plan, cost, batch)))
     if not found:
-        raise _nowhere(model, call, cost, min(needs, default=float("inf")))
+        raise _nowhere(model, call, cost, min(needs, default=float("inf")), mesh.size)
     return found
 
 
@@ -90,8 +91,11 @@ def _microbatches(sequences: float) -> list[int]:
     return [2**power for power in range(max(1, int(sequences)).bit_length())]
 
 
-def _fastest(workload: Workload, call: Call, cost: CostModel, options: SimulationOptions) -> CallPlan:
-    return min(compute_options(workload, call, cost, options), key=lambda found: found[1])[0]
+def fastest(
+    workload: Workload, call: Call, cost: CostModel, options: SimulationOptions, on: Mesh | None = None
+) -> CallPlan:
+    """The placement of a train or infer call `on` these devices (None: all) that is fastest for a batch of mean lengths."""
+    return min(compute_options(workload, call, cost, options, on), key=lambda found: found[1])[0]
 
 
 def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: SimulationOptions) -> CallPlan:
@@ -100,7 +104,7 @@ def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: S
     requests = Requests.of(lengths.prompt, lengths.response)
     longest = workload.prompt.maximum + workload.response.maximum
     needs, found = [], []
-    for layout in sorted(layouts(cost, workload.actor), key=lambda layout: layout.pp):
+    for layout in sorted(layouts(cost, workload.actor, cost.cluster.devices), key=lambda layout: layout.pp):
         if found and layout.pp > 1:
             break
         plan = CallPlan(call.name, Mesh(0, layout.devices), layout)
@@ -111,13 +115,13 @@ def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: S
             queues = round_robin(workload.sequences, replica_count(layout))
             found.append((RolloutState.begin(requests, timing, queues).advance().seconds, plan))
     if not found:
-        raise _nowhere(workload.actor, call, cost, min(needs, default=float("inf")))
+        raise _nowhere(workload.actor, call, cost, min(needs, default=float("inf")), cost.cluster.devices)
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def _nowhere(model: Model, call: Call, cost: CostModel, least: float) -> FuseError:
+def _nowhere(model: Model, call: Call, cost: CostModel, least: float, devices: int) -> FuseError:
     device = cost.cluster.device
     return FuseError(
-        f"{model.name} fits nowhere for {call.name} on {cost.cluster.devices} x {device.name} of {device.memory / 2**30:.1f} GiB; "
+        f"{model.name} fits nowhere for {call.name} on {devices} x {device.name} of {device.memory / 2**30:.1f} GiB; "
         f"the layout that needs least needs {least / 2**30:.1f} GiB per device"
     )

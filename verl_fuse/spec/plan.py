@@ -23,7 +23,7 @@ from verl_fuse.spec.workload import Workload
 from verl_fuse.spec.yaml_file import parse_yaml
 
 PLAN_VERSION = 1
-FEATURES = ("interstage", "pipeline", "realloc", "elastic")
+FEATURES = ("interstage", "pipeline", "realloc", "elastic", "placement")
 Strategy = Literal["fsdp", "megatron"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 Setting = bool | int | float | str

@@ -2,7 +2,7 @@
 
 - Seconds of a step are from its begin until its metrics are there: weight sync, accounts and timelines included.
 - verl's own trainer looks at the rollout at our pace (host/rollout/watch.py), and is otherwise as it is.
-- Replica, rank and slice of the same number are pinned to one core.
+- Replica, rank and slice of the same number are pinned to one core, and so is a critic with devices of its own.
 """
 
 import functools
@@ -20,10 +20,14 @@ STOCK_MODE = "sync"
 
 
 def _pin_devices(trainer: Any) -> None:
+    from omegaconf import OmegaConf
+
     slices = [part._slices for part in getattr(trainer, "parts", ()) if hasattr(part, "_slices")]
-    trained = [trainer.actor_rollout_wg, *([trainer.critic_wg] if trainer.use_critic else [])]
     cores = pin_replicas(trainer)
-    pin_ranks(trained, cores)
+    pin_ranks([trainer.actor_rollout_wg], cores)
+    if trainer.use_critic:
+        first = OmegaConf.select(trainer.config, "fuse.placement.critic.first") or 0
+        pin_ranks([trainer.critic_wg], cores[first:])
     for number, group in enumerate(group for part in slices for group in part._groups):
         pin_ranks([group], cores[number:])
 

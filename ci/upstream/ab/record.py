@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_fuse.cli.report import read_metrics
+from verl_fuse.compare.run import RunMetrics
 from verl_fuse.errors import FuseError
 
 METRICS = "metrics.jsonl"
@@ -60,7 +61,7 @@ def read(name: str, code: int | None, peak_bytes: int, folder: Path, replayed: t
     """
     if code != 0:
         return Record(name, code, peak_bytes, {}, (folder / LOG).read_text(errors="replace")[-3000:])
-    metrics, numbers = dict(read_metrics(folder / METRICS)), folder / NUMBERS
+    metrics, numbers = RunMetrics.of(name, read_metrics(folder / METRICS)).steps, folder / NUMBERS
     try:
         times = periods(numbers)
         steps = {

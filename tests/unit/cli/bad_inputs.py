@@ -194,7 +194,7 @@ TABLE = (
     on("plan step.yaml h100 --strategy deepspeed", "--strategy deepspeed: allowed: fsdp, megatron"),
     on("plan step.yaml h100 --ideal --verl", "--ideal plans need reallocation"),
     on("plan step.yaml h100 --verl --json", "--verl and --json exclude each other"),
-    on("plan step.yaml h100 --feature elastic", "--feature elastic: allowed: interstage, pipeline"),
+    on("plan step.yaml h100 --feature elastic", "--feature elastic: allowed: interstage, pipeline, placement"),
     on("plan step.yaml h100 --weight 2", "Invalid value for '--weight'"),
     on("plan step.yaml h100 --weight nan", "Invalid value for '--weight'"),
     on("plan step.yaml h100 --time-limit 0", "Invalid value for '--time-limit'"),

@@ -93,11 +93,12 @@ def test_a_run_is_read_from_its_configuration_and_timelines():
     [
         ({}, [1], "needs at least two"),
         ({"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": None}, [1, 2], "=None; the floors of a run need"),
+        ({"fuse.placement.critic": {"first": 1, "devices": 1}}, [1, 2], "need a critic on all ranks"),
     ],
 )
 def test_a_run_that_says_too_little_is_refused(changes: dict, steps: list[int], message: str):
     config = OmegaConf.create(CONFIG)
     for key, value in changes.items():
-        OmegaConf.update(config, key, value)
+        OmegaConf.update(config, key, value, force_add=True)
     with pytest.raises(FuseError, match=message):
         run_of("run", config, [timeline(step) for step in steps])

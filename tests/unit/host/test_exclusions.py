@@ -29,6 +29,9 @@ ENGINES = {
 ON = {"fuse.interstage.enabled": True, "fuse.elastic.enabled": True}
 SLICES = {**ON, "fuse.interstage.layout": "slices"}
 SIZES = {2: {"actor": {"fsdp_size": 2}, "critic": {"fsdp_size": 2}}}
+PLACED = {"first": 2, "devices": 2}
+CPU = {"trainer.device": "cpu", "critic.ppo_mini_batch_size": 4}
+PARKED = {"fuse.elastic.enabled": True, "fuse.elastic.max_replicas": 2}
 ONE_MINI_BATCH = {"data.train_batch_size": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 8}
 # A key that asks something of the run, the value that asks it, what else is set then, and an engine it can run with.
 CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
@@ -46,6 +49,9 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.elastic.release", True, ON, "fsdp2"),
     ("fuse.elastic.cut_fraction", 0.9, {**ON, "fuse.elastic.release": True}, "fsdp2"),
     ("fuse.pipeline.enabled", True, {}, "megatron"),
+    ("fuse.placement.critic", {"first": 0, "devices": 4}, CPU, "fsdp2"),
+    ("fuse.placement.defer", True, {"fuse.placement.critic": PLACED, **CPU}, "fsdp2"),
+    ("fuse.placement.defer", True, {"fuse.placement.critic": PLACED, **PARKED}, "fsdp2"),
     ("fuse.realloc.weight_sync", "shards", {}, "fsdp2"),
     ("fuse.realloc.weight_sync", "shards", {}, "megatron"),
     ("fuse.realloc.schedule", SIZES, {}, "fsdp2"),

@@ -255,7 +255,7 @@ def test_the_overrides_switch_the_features_on(workload_file):
         (["h100x0"], "nodes=0; needs a whole number >= 1"),
         (["h100", "--strategy", "deepspeed"], "--strategy deepspeed: allowed: fsdp, megatron"),
         (["h100", "--ideal", "--verl"], "--ideal plans need reallocation"),
-        (["h100", "--feature", "elastic"], "--feature elastic: allowed: interstage, pipeline"),
+        (["h100", "--feature", "elastic"], "--feature elastic: allowed: interstage, pipeline, placement"),
         (["h100", "--strategy", "fsdp", "--feature", "pipeline"], "feature pipeline: strategy=fsdp has no pipeline"),
         (["nowhere.yaml"], "nowhere.yaml: cannot be read"),
     ],

@@ -8,6 +8,7 @@ from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
+from verl_fuse.simulate.placement import is_apart
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.spec.cluster import Mesh
@@ -30,6 +31,9 @@ def test_a_step_adds_up(name: str, strategy: str):
     result = run(WORKLOADS[name], strategy)
     assert 0 <= result.idle <= 1
     assert result.seconds >= max(p.end - p.start for p in result.placed)
+    if strategy == "placement" and is_apart(result.plan):
+        assert result.seconds < sum(result.stages.values()), "the critic is trained beside generation"
+        return
     assert result.seconds == pytest.approx(sum(result.stages.values()))
     assert 0 < result.device_seconds <= 16 * result.seconds + 1e-9
     assert result.cost == pytest.approx(result.device_seconds / 3600 * 2.8)
@@ -143,7 +147,7 @@ def test_an_unknown_strategy_is_refused():
     with pytest.raises(
         FuseError,
         match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, "
-        r"speculation, tail, zero_gradient, old_log_prob, update, all",
+        r"speculation, tail, zero_gradient, old_log_prob, update, placement, all",
     ):
         run(ppo(), "fast")
 

@@ -54,7 +54,7 @@ def broken(**changes: object) -> str:
         (broken(calls=[{"call": "x", "mesh": [0], "layout": "dp1"}]), r"plan.calls\[0\].mesh=\[0\]: needs a list of 2"),
         (broken(calls=[{"call": "x", "mesh": [0, 1], "layout": "dp1", "microbatches": 0}]), "microbatches=0"),
         (broken(calls=[{"call": "x", "mesh": [0, 1], "layout": "dp1"}] * 2), "needs each call once"),
-        (broken(features=["speed"]), "feature 'speed'; allowed: interstage, pipeline, realloc, elastic"),
+        (broken(features=["speed"]), "feature 'speed'; allowed: interstage, pipeline, realloc, elastic, placement"),
         (broken(migration_threshold=2.0), "migration_threshold=2.0; needs 0 to 1"),
         (broken(replicas=0), "replicas=0"),
         (broken(strategy="deepspeed"), "strategy='deepspeed'; allowed: fsdp, megatron, or null"),

@@ -25,14 +25,14 @@ STAGE_FIELDS: dict[Stage, tuple[str, ...]] = {
 
 
 def streamed_stages(config: DictConfig, use_reference_policy: bool, use_critic: bool) -> tuple[Stage, ...]:
-    """Stages a finished sample can go through before the batch is complete; a bypassed old log-prob costs nothing, so verl keeps it, and one that the
-    update computes is not computed before."""
+    """Stages a finished sample can go through before the batch is complete; a bypassed old log-prob costs nothing, so verl keeps it, one that the
+    update computes is not computed before, and a critic with workers of its own computes its values there."""
     correction = config.algorithm.get("rollout_correction", None)
     bypass = bool(correction and correction.get("bypass_mode", False))
     wanted: tuple[tuple[Stage, bool], ...] = (
         ("old_log_prob", not bypass and not OmegaConf.select(config, "fuse.update.skip_old_log_prob")),
         ("ref", use_reference_policy),
-        ("values", use_critic),
+        ("values", use_critic and not OmegaConf.select(config, "fuse.placement.critic")),
     )
     return tuple(stage for stage, used in wanted if used)
 

@@ -56,5 +56,12 @@ class TrainerPart:
     def after_weight_sync(self, step: int) -> None:
         """Every replica of verl holds the weights of `step`; those that were freed take no requests yet."""
 
+    def check(self) -> None:
+        """The rollout is looked at: raise the failure of what runs beside it."""
+
+    def settle(self) -> None:
+        """What still runs for an earlier stage must be done before the driver goes on: it computes values, writes a
+        checkpoint, validates, or ends the run."""
+
     def close(self) -> None:
         """The run is over."""

@@ -1,0 +1,166 @@
+"""Whole PPO steps whose critic, as large as the actor, learns on a device of its own while the next step generates.
+
+Real verl with two FSDP2 ranks and two vLLM replicas; replica, rank and critic of the same number are
+pinned to one core. Arms:
+
+- stock: verl's own trainer, at our pace of looking at the rollout; actor, critic and replicas on both devices;
+- serial (control): the critic on the second device, where nothing generates, one update after the other;
+- deferred: the same placement, `fuse.placement.defer=true`.
+
+Every arm is a run of its own; step n of each generates the same lengths, which are forced: many short responses and few
+long ones. The first step, which loads and compiles, and the last, which waits for its own critic, are left out. Ratios
+are of sums of seconds over the steps of all rounds (stock over the arm), their intervals bootstraps over steps of the
+same number in the same round (95 %). `predicted_ratio` takes the control's steps, and hides each one's update of the
+critic behind its weight sync and generation.
+
+    python -m ci.bench.placement [--rounds 2] [--steps 10] [--keep DIRECTORY]
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ci.bench import interstage
+from ci.bench.support.runs import SEED, in_folder, launch, parser, ratio
+from verl_fuse.cli.run import BASELINE
+
+STOCK, SERIAL, DEFERRED = "stock", "serial", "deferred"
+PLACED = (
+    "fuse.placement.critic={first:1,devices:1}",
+    # The replica on the critic's device does not generate.
+    "fuse.elastic.enabled=true",
+    "fuse.elastic.max_replicas=1",
+    "fuse.observe.progress=false",
+    "fuse.observe.perfetto=false",
+    "fuse.observe.html=false",
+)
+ARMS: dict[str, tuple[str, ...]] = {
+    STOCK: BASELINE,
+    SERIAL: PLACED,
+    DEFERRED: (*PLACED, "fuse.placement.defer=true"),
+}
+PROMPTS, SAMPLES_PER_PROMPT = 4, interstage.SAMPLES_PER_PROMPT
+SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
+# Response tokens: of a few samples, and of all others up to.
+LONG_SAMPLES, LONG, SHORT = 2, 400, 48
+HIDDEN, LAYERS = 384, 6
+# Steps at the ends of a run that are not measured.
+FIRST, LAST = 1, 1
+# verl's timers of what a deferred update runs beside: until the next values.
+BESIDE = ("gen",)
+
+
+def make_plan(steps: int, seed: int) -> dict[str, Any]:
+    """See arms/bench_plan.py; every step is a group of its own."""
+    rng = np.random.default_rng(SEED + seed)
+
+    def lengths() -> list[int]:
+        drawn = rng.integers(SHORT // 2, SHORT, SAMPLES)
+        drawn[rng.permutation(SAMPLES)[:LONG_SAMPLES]] = LONG
+        return drawn.tolist()
+
+    return {"arms_per_group": 1, "lengths": [lengths() for _ in range(steps)], "samples_per_prompt": SAMPLES_PER_PROMPT}
+
+
+def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
+    """Those of the bench `interstage`, with the actor trained and without its features."""
+    left_out = ("fuse.", "trainer.critic_warmup=", "trainer.default_local_dir=")
+    common = [entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith(left_out)]
+    return [
+        *common,
+        f"critic.ppo_mini_batch_size={PROMPTS}",
+        f"trainer.default_local_dir={home / 'run'}",
+        *ARMS[arm],
+    ]
+
+
+def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]:
+    """What every measured step of one run took; a run that `folder` holds already is not repeated."""
+    home, every = folder / f"{number}-{arm}", FIRST + steps + LAST
+    measurements = home / "steps.jsonl"
+    if not (home / "ended").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        (home / "plan.json").write_text(json.dumps(make_plan(every, number)))
+        launch(
+            home,
+            "placement_arms",
+            overrides(folder, arm, home, every),
+            home / "run.log",
+            STEP_BENCH=str(measurements),
+        )
+        (home / "ended").touch()
+    return [json.loads(line) for line in measurements.read_text().splitlines()][FIRST:][:steps]
+
+
+def predicted(steps: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds of the control's steps, were each one's update of the critic hidden behind what it may run beside."""
+    return [
+        step["seconds"] - min(step["parts"]["update_critic"], sum(step["parts"][name] for name in BESIDE))
+        for step in steps
+    ]
+
+
+def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The benchmark's JSON line."""
+
+    def seconds(arm: str) -> list[float]:
+        return [step["seconds"] for step in found[arm]]
+
+    (whole, interval), (control, control_interval) = (ratio(seconds(STOCK), seconds(arm)) for arm in (DEFERRED, SERIAL))
+    every = [step for steps in found.values() for step in steps]
+    return {
+        "bench": "placement",
+        "ratio": whole,
+        "interval": interval,
+        "control_ratio": control,
+        "control_interval": control_interval,
+        "predicted_ratio": round(sum(seconds(STOCK)) / sum(predicted(found[SERIAL])), 3),
+        "over_control": ratio(seconds(SERIAL), seconds(DEFERRED)),
+        "steps": len(found[STOCK]),
+        "seconds": {arm: round(float(np.mean(seconds(arm))), 3) for arm in found},
+        "median_seconds": {arm: round(float(np.median(seconds(arm))), 3) for arm in found},
+        "parts": {
+            arm: {
+                name: round(float(np.mean([step["parts"].get(name, 0.0) for step in steps])), 3)
+                for name in steps[0]["parts"]
+            }
+            for arm, steps in found.items()
+        },
+        "critic": {
+            name: round(float(np.mean([step["own"][f"fuse/placement_{name}_seconds"] for step in found[DEFERRED]])), 3)
+            for name in ("update", "wait", "hidden")
+        },
+        "samples": int(sum(step["samples"] for step in every)),
+        "lost": int(sum(step["lost"] for step in every)),
+        "duplicated": int(sum(step["duplicated"] for step in every)),
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__, "leave runs and measurements here, and go on with those that are there")
+    arguments.add_argument("--rounds", type=int, default=2)
+    arguments.add_argument("--steps", type=int, default=10, help="measured steps of a run")
+    given = arguments.parse_args()
+
+    def work(folder: Path) -> dict[str, Any]:
+        if not (folder / "model").exists():
+            interstage.make_task(folder, HIDDEN, LAYERS, PROMPTS)
+        found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+        for number in range(given.rounds):
+            # To and fro, so that what drifts does not always meet the same arm.
+            for arm in list(ARMS) if number % 2 == 0 else reversed(ARMS):
+                found[arm] += run(folder, arm, number, given.steps)
+                print(f"round {number}: {arm}", file=sys.stderr, flush=True)
+        return report(found)
+
+    in_folder(given.keep, work, again=True)
+
+
+if __name__ == "__main__":
+    main()

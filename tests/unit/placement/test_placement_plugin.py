@@ -1,0 +1,133 @@
+"""What the plugin `placement` refuses, and what it says of the critic's devices."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse import plugins
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import read_block, without_effect
+from verl_fuse_placement.config import DeviceRange, PlacementConfig
+from verl_fuse_placement.plugin import PlacementPlugin
+
+PLUGIN = PlacementPlugin()
+CRITIC, DEFER = "fuse.placement.critic", "fuse.placement.defer"
+PARKED = {"trainer.device": "cuda", "fuse.elastic.enabled": True, "fuse.elastic.max_replicas": 3}
+
+
+def composed(**changes):
+    config = OmegaConf.create(
+        {
+            "trainer": {"v1": {"trainer_mode": "fuse"}, "nnodes": 2, "n_gpus_per_node": 4, "device": "cpu"},
+            "algorithm": {"adv_estimator": "gae"},
+            "critic": {"strategy": "fsdp2", "ppo_mini_batch_size": 8},
+            "actor_rollout_ref": {"rollout": {"n": 1, "tensor_model_parallel_size": 2}},
+            "fuse": {"placement": {"critic": {"first": 6, "devices": 2}, "defer": True}},
+        }
+    )
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    return config
+
+
+def refused(**changes) -> set[str]:
+    return {refusal.key for refusal in PLUGIN.fuse_validate(config=composed(**changes))}
+
+
+def test_a_run_without_a_placement_is_asked_nothing():
+    off = {CRITIC: None, "critic.strategy": "megatron", "trainer.v1.trainer_mode": "sync"}
+    assert refused(**off) == set()
+    assert PLUGIN.fuse_contracts(config=composed(**off)) == ()
+    assert PLUGIN.fuse_contracts(config=None) == PLUGIN.fuse_contracts(config=composed()) != ()
+
+
+def test_the_devices_are_the_critic_s_alone():
+    hook = plugins.load().hook
+    assert hook.fuse_devices(model="critic", config=composed()) == range(6, 8)
+    assert hook.fuse_devices(model="actor", config=composed()) is None
+    assert hook.fuse_devices(model="critic", config=composed(**{CRITIC: None})) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, PARKED, {CRITIC: {"first": 0, "devices": 8}}, {"critic.strategy": "fsdp"}, {"critic.fsdp.fsdp_size": -1}],
+    ids=str,
+)
+def test_what_fits_is_not_refused(changes):
+    assert refused(**changes) == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.v1.trainer_mode", "sync"),
+        ("algorithm.adv_estimator", "grpo"),
+        ("critic.strategy", "megatron"),
+        ("critic.ppo_mini_batch_size", 3),
+        ("critic.fsdp.ulysses_sequence_parallel_size", 4),
+        ("fuse.pipeline.enabled", True),
+        ("fuse.realloc.schedule", {3: {"actor": {"fsdp_size": 2}}}),
+        ("actor_rollout_ref.hybrid_engine", False),
+        ("global_profiler.steps", [1]),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_its_key(key, value):
+    assert refused(**{key: value}) == {key}
+
+
+def test_devices_that_are_not_there_are_counted():
+    (refusal,) = PLUGIN.fuse_validate(config=composed(**{CRITIC: {"first": 7, "devices": 2}}))
+    assert (refusal.key, refusal.value) == (f"{CRITIC}.devices", 2)
+    assert "first=7 leaves 1 of the 8 there are" in refusal.allowed
+
+
+def test_shards_divide_the_critic_s_devices():
+    wide = {CRITIC: {"first": 4, "devices": 4}}
+    assert refused(**wide, **{"critic.fsdp.fsdp_size": 3}) == {"critic.fsdp.fsdp_size"}
+    assert refused(**wide, **{"critic.fsdp.fsdp_size": 2}) == set()
+
+
+def test_a_profile_is_refused_of_a_deferred_update_only():
+    assert refused(**{"global_profiler.steps": [1], DEFER: False}) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"fuse.elastic.enabled": None}, "fuse.elastic.enabled"),
+        ({"fuse.elastic.max_replicas": 4}, "fuse.elastic.max_replicas"),
+        ({"fuse.elastic.max_replicas": None}, "fuse.elastic.max_replicas"),
+        ({"fuse.elastic.standalone": 1}, "fuse.elastic.standalone"),
+        ({CRITIC: {"first": 4, "devices": 2}, "fuse.elastic.max_replicas": 2}, f"{CRITIC}.first"),
+        ({CRITIC: {"first": 0, "devices": 8}}, f"{CRITIC}.first"),
+    ],
+)
+def test_on_an_accelerator_no_replica_generates_beside_a_deferred_update(changes, key):
+    assert refused(**(PARKED | changes)) == {key}
+    assert refused(**(PARKED | changes | {DEFER: False})) == set()
+
+
+def test_the_block_is_read_with_its_range():
+    block = read_block(PlacementConfig, {"critic": {"first": 6, "devices": 2}, "defer": True}, "fuse.placement")
+    assert block == PlacementConfig(DeviceRange(6, 2), True)
+    with pytest.raises(FuseError, match=r"fuse.placement.critic.first=-1: needs >= 0"):
+        read_block(PlacementConfig, {"critic": {"first": -1, "devices": 1}}, "fuse.placement")
+    with pytest.raises(FuseError, match=r"fuse.placement.critic: missing devices"):
+        read_block(PlacementConfig, {"critic": {"first": 1}}, "fuse.placement")
+    assert without_effect(PlacementConfig(None, True)) == {(("critic", None),): {"defer": True}}
+
+
+def test_it_is_set_up_only_where_the_critic_has_devices():
+    class Run:
+        deferred = 0
+
+        def __init__(self, block):
+            self.block = lambda plugin: block
+
+        def use_deferred_critic(self):
+            self.deferred += 1
+
+    asked = {}
+    for block in (PlacementConfig(), PlacementConfig(DeviceRange(1, 1)), PlacementConfig(DeviceRange(1, 1), True)):
+        asked[block] = Run(block)
+        PLUGIN.fuse_setup(trainer=asked[block])
+    assert [run.deferred for run in asked.values()] == [0, 0, 1]

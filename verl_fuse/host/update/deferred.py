@@ -1,0 +1,126 @@
+"""The critic's update handed to its own workers, where it runs beside the weight sync and the
+generation of the next step.
+
+Nothing before the values of the next step reads the critic's weights, so that every number is that of the same
+placement one update after the other. The actor's update goes first: its ranks compute on the critic's devices too, and
+generation waits for it alone.
+
+Invariants (tests/integration/test_deferred_critic.py, test_deferred_run.py):
+- an update begins once the actor is updated, or at once where it is not trained;
+- calls on the critic's workers run in the order in which they are handed over: values of a step come after the
+  update of the step before;
+- the rows of an update stay in a partition of their own until it is done: the step that handed it
+  over may clear its batch;
+- `settle` returns when the update is done, and has logged its metrics under the number of the step that it is of;
+- a failed update is raised at the next look at the rollout, or by `settle`.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.inference.lane import Lane
+from verl_fuse.host.record.journal import Journal
+from verl_fuse.host.record.spans import Stopwatch
+from verl_fuse.host.record.step import TrainerPart
+from verl_fuse.host.update.separate import UpdateCall
+from verl_fuse.host.upstream.rows import read
+from verl_fuse.spec.timeline import DEFER_CRITIC, UPDATE_CRITIC, WAIT_FOR_CRITIC
+
+# Of TransferQueue: what an update reads, until it is done.
+PARTITION = "verl_fuse_critic"
+# What verl's loss of the critic reads beside what a forward pass does.
+LEARNED_FIELDS = ("values", "returns")
+
+
+@dataclass(frozen=True)
+class Handed:
+    """An update that is not settled: of this step, with its metrics and seconds to be."""
+
+    step: int
+    done: "Future[tuple[dict[str, Any], float]]"
+
+
+class DeferredCritic(TrainerPart):
+    """Runs updates of the critic on `lane`, its workers' own. `fields` are what an update reads; `log` takes metrics
+    and the step they are of."""
+
+    def __init__(
+        self, lane: Lane, journal: Journal, fields: Sequence[str], log: Callable[[dict[str, Any], int], None]
+    ) -> None:
+        self.lane = lane
+        self._journal, self._fields, self._log = journal, list(fields), log
+        self._kept_back: Callable[[], None] | None = None
+        self._handed: Handed | None = None
+        self._seconds = self._waited = 0.0
+        self.metrics: dict[str, float] = {}
+
+    def after_inference(self, step: int) -> None:
+        self._seconds = self._waited = 0.0
+        self.metrics = {}
+
+    def update(self, step: int, batch: KVBatchMeta, stock: UpdateCall) -> KVBatchMeta:
+        """Keep the rows of `batch` for `stock`, verl's update, which `begin` hands over."""
+        with self._journal.stage(DEFER_CRITIC):
+            self._kept_back = partial(self._hand_over, step, partial(_trained, self._kept(batch), stock))
+        return batch
+
+    def begin(self) -> None:
+        """Hand over the update that was kept back; does not wait for it."""
+        if self._kept_back is not None:
+            self._kept_back()
+            self._kept_back = None
+
+    def _hand_over(self, step: int, work: Callable[[], tuple[dict[str, Any], float]]) -> None:
+        recorded = partial(self.lane.recorded, UPDATE_CRITIC, "train", work, of_step=step)
+        self._handed = Handed(step, self.lane.submit(recorded, f"{UPDATE_CRITIC} of step {step}"))
+
+    def check(self) -> None:
+        self.lane.check()
+
+    def settle(self) -> None:
+        self.begin()
+        if self._handed is None:
+            return
+        handed, self._handed = self._handed, None
+        watch = Stopwatch()
+        with self._journal.stage(WAIT_FOR_CRITIC, of_step=handed.step):
+            metrics, seconds = self.lane.wait(handed.done, f"{UPDATE_CRITIC} of step {handed.step}")
+        self._seconds += seconds
+        self._waited += watch.now - watch.start
+        self.metrics = {
+            "fuse/placement_update_seconds": self._seconds,
+            "fuse/placement_wait_seconds": self._waited,
+            "fuse/placement_hidden_seconds": max(0.0, self._seconds - self._waited),
+        }
+        self._log(metrics, handed.step)
+
+    def close(self) -> None:
+        self.lane.close()
+
+    def _kept(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """The rows of `batch` with the fields of an update, in the partition of their own."""
+        data = read(batch, self._fields)
+        if missing := [name for name in self._fields if name not in data.keys()]:  # noqa: SIM118 - a TensorDict
+            raise FuseError(
+                f"the critic's update cannot be deferred: {', '.join(missing)} is missing from at least one of "
+                f"{len(batch)} rows"
+            )
+        kept = tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=data, tags=batch.tags)
+        kept.extra_info = dict(batch.extra_info or {})
+        return kept
+
+
+def _trained(kept: KVBatchMeta, stock: UpdateCall) -> tuple[dict[str, Any], float]:
+    """Metrics and seconds of an update, whose rows nobody needs any more."""
+    watch, metrics = Stopwatch(), {}
+    stock(kept, metrics)
+    seconds = watch.now - watch.start
+    tq.kv_clear(keys=kept.keys, partition_id=PARTITION)
+    return metrics, seconds
