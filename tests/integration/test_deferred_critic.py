@@ -116,7 +116,7 @@ def test_an_update_is_kept_back_until_it_may_begin_and_outlives_the_rows_of_its_
     assert read.extra_info is not batch.extra_info
     assert logged == [(3, {"critic/vf_loss": 1.0})]
     assert kept() == {}
-    assert deferred.metrics["fuse/placement_update_seconds"] >= deferred.metrics["fuse/placement_hidden_seconds"] > 0
+    assert deferred.metrics["fuse/placement_update_seconds"] >= deferred.metrics["fuse/placement_hidden_seconds"] >= 0
     deferred.settle()
     assert len(logged) == 1, "once"
     deferred.after_inference(4)
