@@ -33,8 +33,8 @@ REMEMBERED_STEPS = 12
 
 @dataclass
 class InterstageHistory:
-    """`lengths`: (prompt, response) tokens of each sample, by data set and step, the newest first, REMEMBERED_STEPS at most; a
-    cost is None before it was measured."""
+    """`lengths`: (prompt, response) tokens of each sample, by data set and step, the newest first, REMEMBERED_STEPS at
+    most; a cost is None before it was measured."""
 
     lengths: dict[str, deque[np.ndarray]] = field(default_factory=dict)
     decode: DecodeCost | None = None

@@ -1,4 +1,5 @@
-"""What a step's timeline says of the costs that the migration threshold weighs, beside decoding. Pure: a timeline in, seconds out.
+"""What a step's timeline says of the costs that the migration threshold weighs, beside decoding. Pure: a timeline in,
+seconds out.
 
 A timeline that cannot tell gives None, never a guess (tests/unit/interstage/test_measured.py).
 """
@@ -23,8 +24,8 @@ class InferenceCost:
 
 @dataclass(frozen=True, slots=True)
 class DraftedDecode:
-    """With drafts, which are given where they pay: a pass of b sequences takes `step + sequence * b` seconds, or, with `drafted` tokens beside each, as long
-    as one of b * (1 + drafted) sequences, and brings each `tokens` tokens."""
+    """With drafts, which are given where they pay: a pass of b sequences takes `step + sequence * b` seconds, or, with
+    `drafted` tokens beside each, as long as one of b * (1 + drafted) sequences, and brings each `tokens` tokens."""
 
     step: float
     sequence: float

@@ -21,7 +21,8 @@ FSDP_SIZE = {"actor": "actor_rollout_ref.actor.fsdp_config.fsdp_size", "critic":
 
 @dataclass(frozen=True)
 class LayoutSchedule:
-    """(first step, `fsdp_size` by model), in order of steps; the first entry is the configuration's, for models that later ones name."""
+    """(first step, `fsdp_size` by model), in order of steps; the first entry is the configuration's, for models that
+    later ones name."""
 
     entries: tuple[tuple[int, Mapping[str, int]], ...]
 

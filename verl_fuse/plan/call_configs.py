@@ -1,8 +1,10 @@
-"""Every configuration worth considering for a call: legal layouts, micro-batchings, offload; what each takes by the cost model.
+"""Every configuration worth considering for a call: legal layouts, micro-batchings, offload; what each takes by the
+cost model.
 
 Invariants (tests/unit/plan/test_call_configs.py):
 - an option that needs more than the limit on its own is left out;
-- of two options with the same mesh size and layout, none is kept that needs as much of everything as the other, or more;
+- of two options with the same mesh size and layout, none is kept that needs as much of everything as the other, or
+  more;
 - for a role without a train call the layout does not matter either, because its weights never move.
 """
 

@@ -1,7 +1,9 @@
-"""What should be switched on: the features that a simulation or a replayed run predicts to gain, as overrides of verl's configuration.
+"""What should be switched on: the features that a simulation or a replayed run predicts to gain, as overrides of verl's
+configuration.
 
 Invariants (tests/unit/simulate/test_advice.py):
-- a feature that is predicted to gain less than `LEAST_GAIN_SHARE` of a step, or within its interval nothing, is not advised;
+- a feature that is predicted to gain less than `LEAST_GAIN_SHARE` of a step, or within its interval nothing, is not
+  advised;
 - of two features that verl-fuse refuses together, the one that gains more is advised;
 - observe mode, which every feature includes, is what features are compared with, not stock verl.
 """
@@ -41,9 +43,9 @@ LEAST_GAIN_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Gain:
-    """What a feature is predicted to save, beside observe mode: seconds a step, their share of the step, and the share of device time that it gives
-    back. `sure`: more than its interval allows for chance. `at_most`: both are bounds, which no prediction of lengths can reach. `note`: how, or why
-    nothing."""
+    """What a feature is predicted to save, beside observe mode: seconds a step, their share of the step, and the share
+    of device time that it gives back. `sure`: more than its interval allows for chance. `at_most`: both are bounds,
+    which no prediction of lengths can reach. `note`: how, or why nothing."""
 
     feature: str
     seconds: float
@@ -118,11 +120,15 @@ def gains_of_replay(result: Replay) -> list[Gain]:
 def observed(result: Replay) -> str:
     """What observe mode did on a recorded run."""
     saved = next(saving.seconds for saving in result.savings if saving.feature == "observe")
-    return f"observe mode alone saves {saved:.2f} s of the {result.seconds + saved:.2f} s that a step of stock verl would take"
+    return (
+        f"observe mode alone saves {saved:.2f} s of the {result.seconds + saved:.2f} s that a step of stock verl would "
+        "take"
+    )
 
 
 def advise(gains: Sequence[Gain], observed: str, switch: Sequence[str] = ()) -> Advice:
-    """`observed` says what observe mode is predicted to do, `switch` are overrides that switch it on where it is not."""
+    """`observed` says what observe mode is predicted to do, `switch` are overrides that switch it on where it is
+    not."""
     chosen = chosen_of(gains)
     features = tuple(gain.feature for gain in chosen)
     overrides = (*switch, *(override for name in features for override in OVERRIDES[name]))

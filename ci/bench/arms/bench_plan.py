@@ -9,7 +9,8 @@ from typing import Any
 
 @cache
 def plan() -> dict[str, Any]:
-    """`arms` by step, response `lengths` by step group and sample, samples per prompt, and the file for `measurements`."""
+    """`arms` by step, response `lengths` by step group and sample, samples per prompt, and the file for
+    `measurements`."""
     return json.loads(Path(os.environ["BENCH_PLAN"]).read_text())
 
 

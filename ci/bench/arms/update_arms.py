@@ -1,10 +1,12 @@
-"""External module of the bench `update` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the same worker groups.
+"""External module of the bench `update` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the
+same worker groups.
 
 - stock: verl's own pass and update, on workers that leave nothing out;
 - skip_zero_gradient, skip_old_log_prob: one switch, with verl's metrics;
 - all: both, with metrics of what is computed.
 
-A step's seconds are from its begin to the end of its weight sync. In the warm-up, a step of `all` is updated by verl as well, from the same weights.
+A step's seconds are from its begin to the end of its weight sync. In the warm-up, a step of `all` is updated by verl as
+well, from the same weights.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """Engines that take the time they are told: any number of replicas behind verl's replica interface, all in one process.
 
-A sample takes its length times a pace, wherever it runs. What agent loops write is written here, as they do it (agent_loop_tq.py): a row of TransferQueue
-for each sample, with the tags of its tokens and none of the tokens, the state of each prompt, a span of each request. Rows that end within `TICK` seconds
-are one call.
+A sample takes its length times a pace, wherever it runs. What agent loops write is written here, as they do it
+(agent_loop_tq.py): a row of TransferQueue for each sample, with the tags of its tokens and none of the tokens, the
+state of each prompt, a span of each request. Rows that end within `TICK` seconds are one call.
 """
 
 import asyncio

@@ -202,7 +202,8 @@ def balancing_measured(meter: Any) -> AbstractContextManager:
 
 
 def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any, collector: Any) -> LoadTrainer:
-    """A trainer of steps of so many prompts, whose files are in `folder`; `meter` measures its parts, `collector` gets all spans."""
+    """A trainer of steps of so many prompts, whose files are in `folder`; `meter` measures its parts, `collector` gets
+    all spans."""
     config = compose(
         find_recipe("ppo-cpu"),
         [

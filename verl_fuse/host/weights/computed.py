@@ -1,7 +1,7 @@
 """The dtype an FSDP engine computes in, which is what a forward-only copy of its model keeps and is sent.
 
-FSDP rounds parameters to `mixed_precision.param_dtype` before each forward pass. Rounding them once gives the same numbers and halves memory and
-messages where the trained parameters are float32 and bfloat16 is computed in.
+FSDP rounds parameters to `mixed_precision.param_dtype` before each forward pass. Rounding them once gives the same
+numbers and halves memory and messages where the trained parameters are float32 and bfloat16 is computed in.
 
 Invariants (tests/integration/test_slice_models.py):
 - only what is wider is rounded, and only parameters: buffers (rotary frequencies) are computed with as they are.

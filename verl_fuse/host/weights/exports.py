@@ -1,4 +1,5 @@
-"""What training ranks leave of a model for slices, in Ray's object store: everything once, and from then on what is trained.
+"""What training ranks leave of a model for slices, in Ray's object store: everything once, and from then on what is
+trained.
 
 With LoRA only adapters are trained, so a step's export is as small as they are.
 
@@ -20,7 +21,8 @@ from verl_fuse.host.weights.buckets import export_parameters
 
 @dataclass(frozen=True)
 class Export:
-    """`buckets` are references to lists of shards, `nbytes` what they take, `frozen` the names of the parameters that are not in them."""
+    """`buckets` are references to lists of shards, `nbytes` what they take, `frozen` the names of the parameters that
+    are not in them."""
 
     buckets: tuple[ray.ObjectRef, ...]
     nbytes: int

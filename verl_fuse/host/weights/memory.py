@@ -59,7 +59,8 @@ def store_bytes(node: str) -> int:
 
 
 def free_host_memory(cgroup: Path) -> int:
-    """Bytes that this process's machine has free, or its container: `cgroup` is the root of its control group (version 2)."""
+    """Bytes that this process's machine has free, or its container: `cgroup` is the root of its control group (version
+    2)."""
     free = psutil.virtual_memory().available
     limit = cgroup / "memory.max"
     if not limit.exists() or (text := limit.read_text().strip()) == "max":

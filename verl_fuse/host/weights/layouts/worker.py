@@ -1,6 +1,8 @@
-"""verl's worker classes, whose engine gets another layout when the driver says so; a checkpoint tells in which layout it was written.
+"""verl's worker classes, whose engine gets another layout when the driver says so; a checkpoint tells in which layout
+it was written.
 
-Invariant (tests/integration/test_changed_layouts.py): a checkpoint is loaded by an engine in the layout it was written in, whatever the engine was built in.
+Invariant (tests/integration/test_changed_layouts.py): a checkpoint is loaded by an engine in the layout it was written
+in, whatever the engine was built in.
 """
 
 import functools

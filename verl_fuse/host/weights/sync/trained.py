@@ -1,4 +1,5 @@
-"""What an engine of verl holds, as a layout of `verl_fuse.reshard`: FSDP2's here, Megatron's in a module that needs Megatron.
+"""What an engine of verl holds, as a layout of `verl_fuse.reshard`: FSDP2's here, Megatron's in a module that needs
+Megatron.
 
 Invariants (tests/integration/test_weight_sync.py, test_megatron_weight_sync.py):
 - shards are read where they are: nothing is gathered, nothing is copied;
