@@ -80,7 +80,7 @@ def _axis(longest: float, scale: float, top: float) -> list[str]:
 
 def _legend(names: Sequence[str], y: float) -> list[str]:
     return [
-        f'<rect class="{name}" x="{_LEFT + 100 * index}" y="{y - 10:g}" width="12" height="12"/>'
-        f'<text x="{_LEFT + 100 * index + 17}" y="{y:g}">{name}</text>'
+        f'<rect class="{name}" x="{_LEFT + 112 * index}" y="{y - 10:g}" width="12" height="12"/>'
+        f'<text x="{_LEFT + 112 * index + 17}" y="{y:g}">{name}</text>'
         for index, name in enumerate(names)
     ]
