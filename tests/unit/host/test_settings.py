@@ -196,7 +196,7 @@ def test_an_automatic_threshold_without_slices_is_refused():
     [
         (
             {"critic": {"enable": True, "strategy": "megatron"}},
-            "critic.strategy='megatron': fuse.interstage.layout=slices needs fsdp",
+            "critic.strategy='megatron': fuse.interstage.layout=slices needs fsdp or fsdp2, as the actor, or all of",
         ),
         (
             {"actor_rollout_ref": {"rollout": {"free_cache_engine": False}}},
