@@ -1,4 +1,4 @@
-"""What judging every contract with upstream costs: seconds at the start of a run, and of the whole check, each in a
+"""The cost of judging every contract with upstream: seconds at the start of a run, and of the whole check, each in a
 fresh process."""
 
 import json

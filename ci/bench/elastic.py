@@ -57,7 +57,7 @@ def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
 
 
 def overrides(folder: Path, steps: int) -> list[str]:
-    """Those of the bench `interstage`, with its features off and this one on."""
+    """The settings of the bench `interstage`, with its features off and this one on."""
     common = [
         entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith("fuse.interstage.")
     ]

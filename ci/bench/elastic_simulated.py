@@ -60,8 +60,8 @@ INFERENCE = (REF_LOG_PROB, OLD_LOG_PROB)
 
 @dataclass(frozen=True)
 class Arm:
-    """Of `fuse.elastic`: `cost_weight` and `cut_fraction`; whether devices that generate no more run inference. A
-    `count` is one that never changes."""
+    """Keys of `fuse.elastic`, `cost_weight` and `cut_fraction`, and whether devices that generate no more run
+    inference. A `count` is one that never changes."""
 
     weight: float
     cut: float
@@ -83,8 +83,8 @@ ARMS = (
 
 @dataclass(frozen=True)
 class Spent:
-    """Of one step, or of each: seconds from its begin until all is generated and inferred, and replica-seconds held for
-    that."""
+    """The cost of one step, or of each: seconds from its begin until all is generated and inferred, and replica-seconds
+    held for that."""
 
     seconds: Any
     held: Any
@@ -232,7 +232,7 @@ class Elastic:
 
 
 def _decode_cost(timing: ReplicaTiming, lengths: DrawnLengths, replicas: int) -> DecodeCost:
-    """What a fit over the step's requests finds: the line through a small and a full batch at the mean context."""
+    """The result of a fit over the step's requests: the line through a small and a full batch at the mean context."""
     context = float((lengths.prompt + lengths.response / 2).mean())
     full = max(2, min(timing.max_batch, len(lengths.group) // replicas))
     one, many = timing.step_seconds(1, context), timing.step_seconds(full, context)

@@ -28,8 +28,8 @@ SAMPLES = 4 * PROMPTS
 
 
 def overrides(kills: int) -> list[str]:
-    """Of the recipe ppo-cpu: a long tail of ten among forty samples, which migrates when twelve are left. No step but a
-    dead replica's is saved."""
+    """Overrides of the recipe ppo-cpu: a long tail of ten among forty samples, which migrates when twelve are left. No
+    step but a dead replica's is saved."""
     return [
         *SMALL,
         *SMALL_CRITIC,
@@ -45,7 +45,7 @@ def overrides(kills: int) -> list[str]:
 
 
 def kill(home: Path, number: int, when: str, settings: list[str]) -> dict[str, Any]:
-    """What became of the run one of whose engines is killed in its first step, `when` as support/killed_engine.py
+    """The end of a run one of whose engines is killed in its first step, `when` as support/killed_engine.py
     understands it."""
     record = home / f"kill_{number}"
     record.mkdir()
@@ -76,7 +76,7 @@ def last_saved(home: Path) -> int:
 
 
 def wrong(home: Path, done: Finished, step: int, outcome: dict[str, Any]) -> list[str]:
-    """What must not be."""
+    """The faults that must not be."""
     faults, replica = [], outcome.get("replica")
     if "EngineCor" not in outcome.get("name", ""):
         faults.append(f"killed {outcome.get('name', 'nobody')}, not an engine")

@@ -110,7 +110,7 @@ class Trained:
 
     @property
     def digest(self) -> str:
-        """Of losses and weights."""
+        """A digest of losses and weights."""
         weights = b"".join(weight.detach().numpy().tobytes() for weight in self.model.parameters())
         return hashlib.sha256(repr(self.losses).encode() + weights).hexdigest()
 

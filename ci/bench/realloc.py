@@ -73,7 +73,7 @@ PLANNED = (
 
 @dataclasses.dataclass
 class Setup:
-    """What one process keeps of a case."""
+    """The state that one process keeps of a case."""
 
     program: TransferProgram
     transfer: Transfer

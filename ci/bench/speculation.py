@@ -58,7 +58,7 @@ def overrides(folder: Path, task: Path, epochs: int, drafts: bool) -> list[str]:
 
 
 def run(folder: Path, task: Path, epochs: int, drafts: bool) -> list[dict[str, Any]]:
-    """What every epoch of one run took."""
+    """The cost of every epoch of one run."""
     folder.mkdir()
     settings = overrides(folder, task, epochs, drafts)
     launch(folder, "speculation_arms", settings, folder / "run.log", recipe="grpo-cpu", SPECULATION_BENCH=str(folder))

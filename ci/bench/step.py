@@ -160,7 +160,7 @@ def overrides(case: Case, arm: str, task: Path, folder: Path, size: Size, seed: 
 
 
 def run(folder: Path, case: Case, settings: list[str]) -> list[dict[str, Any]]:
-    """What every step of one run took, the first left out; a run that `folder` holds already is not repeated."""
+    """Seconds of every step of one run but the first; a run that `folder` holds already is not repeated."""
     measurements, asked = folder / "steps.jsonl", folder / "overrides.json"
     if not (folder / "ended").exists():
         # One that broke off.
@@ -175,7 +175,7 @@ def run(folder: Path, case: Case, settings: list[str]) -> list[dict[str, Any]]:
 
 
 Steps = list[dict[str, Any]]
-"""Of all rounds, one round after the other."""
+"""The figures of all rounds, one round after the other."""
 
 
 def bench(folder: Path, name: str, wanted: Sequence[str], rounds: int, size: Size) -> dict[str, Steps]:
@@ -210,7 +210,7 @@ def reward_difference(stock: Steps, ours: Steps, last: int) -> list[float]:
 
 
 def shares(steps: Steps) -> dict[str, float]:
-    """What of all seconds verl's timers say each part took."""
+    """The share of each part in all seconds, by verl's timers."""
     whole = sum(of(steps, "seconds"))
     spent = {name: sum(step["parts"].get(name, 0.0) for step in steps) for name in steps[0]["parts"]}
     return {name: round(seconds / whole, 3) for name, seconds in spent.items() if seconds >= 0.005 * whole}

@@ -1,5 +1,5 @@
-"""What observing and streaming cost or save on a CPU: recipe ppo-cpu as stock verl, observed, and with streaming
-inference.
+"""Seconds that observing and streaming cost or save on a CPU: recipe ppo-cpu as stock verl, observed, and with
+streaming inference.
 
 Seconds are sums of generation and inference (a step less its updates, advantage and weight sync) over the same number
 of steps of each run, first step left out. Stock verl looks at the rollout every 2 s, verl-fuse every 0.05 s: `observe`

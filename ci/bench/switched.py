@@ -59,7 +59,7 @@ def train(home: Path, name: str, *extra: str) -> Finished:
 
 
 def step_of(home: Path, done: Finished, number: int, sizes: dict[str, int]) -> Step:
-    """What a step computed, with whole parameters."""
+    """The numbers of a step, with whole parameters."""
     found = quantities(home / f"{done.folder.name}.numbers", number)
     whole_ones = {f"{role} {PARAMETERS}": whole(found[f"{role} {PARAMETERS}"], size) for role, size in sizes.items()}
     return Step(True, None, dict(read_metrics(done.folder / "metrics.jsonl"))[number], {**found, **whole_ones})

@@ -47,7 +47,7 @@ def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
 
 
 def overrides(folder: Path, steps: int) -> list[str]:
-    """Those of the bench `interstage`, for GRPO with the actor trained."""
+    """The settings of the bench `interstage`, for GRPO with the actor trained."""
     replaced = ("fuse.interstage.", "trainer.critic_warmup=", "data.max_response_length=", "critic.")
     common = [entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith(replaced)]
     return [

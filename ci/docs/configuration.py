@@ -86,7 +86,7 @@ def _text(key: str, said: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """As YAML has it."""
+    """The value as YAML writes it."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_value, value))}]"
     if value is None or isinstance(value, bool):

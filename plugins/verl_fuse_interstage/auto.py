@@ -73,7 +73,7 @@ class AutoThreshold:
         return chosen
 
     def _draw(self, samples: Mapping[str, int]) -> Requests:
-        """As many requests, in random order; one of a data set not seen yet is like any seen."""
+        """Lengths of as many requests, in random order; one of a data set not seen yet is like any seen."""
         parts = []
         for source, count in samples.items():
             lengths = self.learned.lengths
@@ -132,7 +132,7 @@ class Decisions:
         return Trigger(0) if self._chosen is None else Trigger(self._chosen.threshold, self._chosen.survivors)
 
     def metrics(self, timeline: Timeline) -> dict[str, float]:
-        """What was chosen for the step of `timeline`, what that promised, and what came of it."""
+        """The choice for the step of `timeline`, its promise and its outcome."""
         if self._step != timeline.step:
             return {}
         measured = stage_seconds(timeline)

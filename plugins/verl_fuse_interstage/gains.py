@@ -1,4 +1,4 @@
-"""What of the block can gain something in a run. Pure: values in, a block and a sentence out.
+"""The part of the block that can gain something in a run. Pure: values in, a block and a sentence out.
 
 Invariants (tests/unit/interstage/test_gains.py):
 - without inference that can be streamed nothing is done, whatever the block asks for;

@@ -1,4 +1,4 @@
-"""What a step's timeline says of the costs that the migration threshold weighs, beside decoding. Pure: a timeline in,
+"""Costs that the migration threshold weighs beside decoding, read off a step's timeline. Pure: a timeline in,
 seconds out.
 
 A timeline that cannot tell gives None, never a guess (tests/unit/interstage/test_measured.py).
@@ -39,7 +39,7 @@ class DraftedDecode:
 
 
 def drafted_decode(metrics: Mapping[str, float]) -> DraftedDecode | None:
-    """As fuse.speculation counted it in a step's tail; None where it was off, or the step cannot tell."""
+    """The figures that fuse.speculation counted in a step's tail; None where it was off, or the step cannot tell."""
     names = ("pass_seconds", "token_seconds", "tail_tokens_per_pass", "tail_acceptance")
     found = [value for name in names if (value := metrics.get(f"fuse/speculation_{name}")) is not None]
     if len(found) < len(names):

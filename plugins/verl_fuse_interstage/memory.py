@@ -39,7 +39,7 @@ _OFFLOAD = (
 
 @dataclass
 class MemoryFindings:
-    """What a run may not begin with, and what it is told of."""
+    """Refusals of a run, and warnings for it."""
 
     refused: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
@@ -155,7 +155,7 @@ def _width(get: Get, block: str, default: str) -> int:
 
 
 def _bytes(dtype: object) -> int:
-    """As verl names dtypes (verl/utils/torch_dtypes.py): 16 bits in any spelling, else 32."""
+    """Bytes by verl's names of dtypes (verl/utils/torch_dtypes.py): 16 bits in any spelling, else 32."""
     return 2 if "16" in str(dtype) or dtype == "half" else 4
 
 

@@ -1,4 +1,4 @@
-"""Which finished samples a lane should run next. Pure: values in, keys out.
+"""The choice of finished samples that a lane runs next. Pure: values in, keys out.
 
 Invariants (tests/unit/interstage/test_interstage_policy.py):
 - a micro-group's size is a multiple of the lane's `multiple` and at least `micro_group`, except that released devices

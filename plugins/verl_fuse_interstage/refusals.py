@@ -41,7 +41,7 @@ _OFF = {
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from running with `fuse.interstage` as it is."""
+    """The reasons why this configuration cannot run with `fuse.interstage` as it is."""
     if get("fuse.interstage.enabled"):
         yield from _streaming(get)
         if get(THRESHOLD):
@@ -144,8 +144,8 @@ def _strategies(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
 
 
 def _megatron(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
-    """What a Megatron copy cannot be built with, or would compute otherwise. Its pipeline is no question: it divides
-    that of its model."""
+    """Settings with which a Megatron copy cannot be built, or would compute other numbers. Its pipeline is no question:
+    it divides that of its model."""
     first, devices = None, _devices_each(get)
     for copy in copies:
         key = f"{copy.engine}.megatron.tensor_model_parallel_size"

@@ -1,4 +1,4 @@
-"""What the features of `realloc` rest on, each asked for by runs that use it.
+"""The code that the features of `realloc` rest on, each asked for by runs that use it.
 
 A sync of shards: how verl's worker hands weights to its rollout, what its engine holds, and the configuration refused.
 A change of layout: how verl builds an FSDP2 engine, which has to be done again, and what of it is kept. Every

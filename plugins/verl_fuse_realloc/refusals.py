@@ -1,4 +1,4 @@
-"""What a sync of shards, and a change of layouts, does not do, refused before anything is started."""
+"""Configurations that a sync of shards, or a change of layouts, does not serve, refused before anything is started."""
 
 import json
 import os
@@ -73,7 +73,7 @@ _STRATEGY = {"actor": "actor_rollout_ref.actor.strategy", "critic": "critic.stra
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from running with `fuse.realloc` as it is."""
+    """The reasons why this configuration cannot run with `fuse.realloc` as it is."""
     if syncs(get):
         yield from _shards(get)
     if scheduled(get):
@@ -86,7 +86,7 @@ def syncs(get: Get) -> bool:
 
 
 def _shards(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from sending shards to its rollout."""
+    """The reasons why this configuration cannot send shards to its rollout."""
     yield from required(get, _REQUIRED)
     engine = get(f"{ACTOR}.strategy")
     if engine not in _OFF_IN:
@@ -108,7 +108,7 @@ def _shards(get: Get) -> Iterator[Refusal]:
 
 
 def _layouts(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from changing layouts as its schedule says."""
+    """The reasons why this configuration cannot change layouts as its schedule says."""
     named: set[str] = set()
     for step, value in scheduled(get).items():
         key = f"{KEY}.{step}"

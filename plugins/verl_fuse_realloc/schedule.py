@@ -45,7 +45,7 @@ def scheduled(get: Get) -> Mapping[Any, Any]:
 
 
 def overrides_of(path: str) -> dict[str, Any]:
-    """What a plan file sets in verl's configuration."""
+    """The keys of verl's configuration that a plan file sets."""
     # ++ stands before keys that verl's YAML lacks.
     return {name.removeprefix("++"): value for name, value in Plan.read(Path(path)).overrides.items()}
 

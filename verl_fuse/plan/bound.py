@@ -24,7 +24,7 @@ from verl_fuse.plan.tables import PlanTables, Scalar
 
 
 class Relaxation(NamedTuple):
-    """What a bound needs besides the tables: per call the least over its options, and the blocks in series."""
+    """The data of a bound besides the tables: per call the least over its options, and the blocks in series."""
 
     lowest: NDArray[np.float64]  # n, seconds
     lowest_area: NDArray[np.float64]  # n, devices x seconds
@@ -172,7 +172,7 @@ def _beside(
     lowest: NDArray[np.float64],
     lowest_area: NDArray[np.float64],
 ) -> Scalar:
-    """What a step takes with a deferred call, whatever is beside it: all work on all devices, and its turns with those
+    """Seconds of a step with a deferred call, whatever is beside it: all work on all devices, and its turns with those
     that use its weights."""
     work = 0.0
     late = t.deferred

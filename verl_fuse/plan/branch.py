@@ -1,6 +1,6 @@
 """Depth-first branch and bound over the options of one call after another, heaviest call first.
 
-What is fixed takes memory; near the root the least seconds of the free calls are therefore taken over the options that
+Fixed calls take memory; near the root the least seconds of the free calls are therefore taken over the options that
 still fit.
 
 Invariants (tests/unit/plan/test_search.py):

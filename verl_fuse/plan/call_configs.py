@@ -103,7 +103,8 @@ def compute(
 
 
 def _pareto(options: Sequence[CallConfig]) -> list[CallConfig]:
-    """Those that no other one equals or beats in seconds, resident, active and copied bytes; the first of equals."""
+    """The options that no other one equals or beats in seconds, resident, active and copied bytes; the first of
+    equals."""
     kept: list[CallConfig] = []
     for config in sorted(options, key=lambda w: (w.needs, w.microbatches)):
         if not any(all(a <= b for a, b in zip(other.needs, config.needs, strict=True)) for other in kept):

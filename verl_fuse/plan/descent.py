@@ -1,4 +1,4 @@
-"""What a plan costs a search, and what it could cost with another option for one call."""
+"""The cost of a plan for a search, and its cost with another option for one call."""
 
 import numpy as np
 from numba import njit

@@ -109,8 +109,8 @@ def path_overrides(workload: Workload) -> dict[str, Setting]:
 
 
 def feature_overrides(plan: Plan) -> dict[str, Setting]:
-    """The keys that switch on what the plan counts on. They are none of its own overrides: `fuse.plan` wants the
-    features to be on."""
+    """The keys that switch on what the plan counts on. They are no part of the plan's own overrides: `fuse.plan` wants
+    the features to be on."""
     found: dict[str, Setting] = {f"fuse.{name}.enabled": True for name in plan.features}
     if "interstage" in plan.features and plan.strategy == "fsdp":
         found["fuse.interstage.layout"] = "slices"

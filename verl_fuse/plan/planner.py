@@ -69,7 +69,7 @@ def _nowhere(call: Call, workload: Workload, cost: CostModel, sizes: Sequence[in
 
 
 def move_seconds(workload: Workload, cost: CostModel) -> MoveSeconds:
-    """What the cost model says; weights that wait in host memory are loaded first."""
+    """The costs by the cost model; weights that wait in host memory are loaded first."""
 
     def seconds(role: str, train: tuple[Mesh, CallConfig], user: tuple[Mesh, CallConfig]) -> float:
         model = workload.model(role)  # type: ignore[arg-type]

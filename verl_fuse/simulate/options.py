@@ -1,4 +1,4 @@
-"""What a simulated step assumes about the software beside the models and the cluster."""
+"""Assumptions of a simulated step about the software beside the models and the cluster."""
 
 import math
 from dataclasses import dataclass, field, fields

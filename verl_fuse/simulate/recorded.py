@@ -126,7 +126,7 @@ class DecodeFit:
     per_sequence: float
 
     def timing(self, recorded: ReplayedStep, acceptance: float | None = None) -> ReplicaTiming:
-        """As tables, with drafts of that acceptance; the start-up is the prefill's, memory was no limit."""
+        """The timing as tables, with drafts of that acceptance; the start-up is the prefill's, memory was no limit."""
 
         def decode(sequences: Floats, tokens: Floats) -> Floats:
             return floor + self.step + self.per_sequence * sequences
@@ -173,7 +173,7 @@ def fit_decode(recorded: ReplayedStep) -> DecodeFit:
 
 @dataclass(frozen=True)
 class Saving:
-    """What a feature would have saved: seconds and device-seconds a step, out of `seconds` it had. `note`: how, or why
+    """The saving of a feature: seconds and device-seconds a step, out of `seconds` it had. `note`: how, or why
     nothing."""
 
     feature: str
@@ -195,7 +195,7 @@ class Replay:
 
 
 def replay(steps: Sequence[ReplayedStep], options: SimulationOptions, drafted: bool = False) -> Replay:
-    """What every feature would have saved, for steps that had as many samples and replicas each (others are left out);
+    """The saving of every feature, for steps that had as many samples and replicas each (others are left out);
     `drafted` says that fuse.speculation was on."""
     sizes = [(len(step.replica), step.replicas) for step in steps]
     usual = max(set(sizes), key=sizes.count)

@@ -116,6 +116,6 @@ class RolloutState:
 
 
 def round_robin(count: int, replicas: int) -> list[Ints]:
-    """As verl's load balancer hands out a batch: each request to the replica with the fewest
+    """A batch as verl's load balancer hands it out: each request to the replica with the fewest
     (verl/workers/rollout/llm_server.py)."""
     return [np.arange(replica, count, replicas) for replica in range(replicas)]

@@ -66,7 +66,8 @@ class MigrationCost:
 
 @dataclass(frozen=True, eq=False)
 class FusionResult:
-    """What came of it; seconds from the start of the rollout. `survivors` are the replicas that kept generating."""
+    """The outcome of a migration; seconds from the start of the rollout. `survivors` are the replicas that kept
+    generating."""
 
     rollout: RolloutState
     trigger: float

@@ -1,4 +1,4 @@
-"""What the words on the pages mean, each in one sentence; the glossary in verl_fuse/README.md says the same.
+"""The meaning of the words on the pages, each in one sentence; the glossary in verl_fuse/README.md says the same.
 
 Invariant (tests/unit/timeline/test_pages.py): the glossary holds every term with these words.
 """

@@ -1,4 +1,4 @@
-"""What a bench whose arms take turns hands to the processes of its run: $BENCH_PLAN names a JSON file."""
+"""The plan that a bench whose arms take turns hands to the processes of its run: $BENCH_PLAN names a JSON file."""
 
 import json
 import os

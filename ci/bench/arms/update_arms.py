@@ -35,7 +35,7 @@ def _register_agent(module: Any) -> None:
 
 
 def _on_workers(trainer: Any, function: Any, *args: Any) -> list[Any]:
-    """What `function(actor, *args)` returns on each rank."""
+    """The result of `function(actor, *args)` on each rank."""
     import ray
 
     def call(worker: Any) -> Any:
@@ -69,7 +69,7 @@ def _undo(actor: Any) -> None:
 
 
 def _difference(actor: Any) -> float:
-    """Of parameters, and of each of Adam's moments: the largest relative difference (l2 of all together)."""
+    """The largest relative difference of parameters, and of each of Adam's moments (l2 of all together)."""
     import torch
 
     ours, found = _held(actor), []

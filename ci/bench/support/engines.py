@@ -42,7 +42,7 @@ class Engines:
         self.moved = 0
 
     async def ask(self, rank: int, name: str, *arguments: Any, **named: Any) -> Any:
-        """What verl calls on the server of a replica."""
+        """The methods that verl calls on the server of a replica."""
         if name == "__ray_call__":
             return arguments[0](self._places[rank], *arguments[1:])
         return await getattr(self, name)(self._places[rank], *arguments, **named)
@@ -161,7 +161,7 @@ class _Method:
 
 
 class EngineServer:
-    """What a Ray handle of the server of replica `rank` is: `server.method.remote(...)`."""
+    """A stand-in for a Ray handle of the server of replica `rank`: `server.method.remote(...)`."""
 
     def __init__(self, actor: Any, rank: int):
         self.actor, self.rank = actor, rank

@@ -17,7 +17,7 @@ WEIGHTS = (0.2, 0.5, 0.8)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one step took: seconds, and replica-seconds until each replica was given up."""
+    """The cost of one step: seconds, and replica-seconds until each replica was given up."""
 
     seconds: float
     held: float

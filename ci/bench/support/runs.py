@@ -1,4 +1,4 @@
-"""What the benches that run real verl share: a run of a recipe with a module of arms/, the command line, and
+"""Parts that the benches with real verl share: a run of a recipe with a module of arms/, the command line, and
 intervals."""
 
 import argparse

@@ -61,8 +61,8 @@ class UntrainedFeatures(Features):
 
 
 class UntrainedTrainer(FuseTrainer):
-    """What FuseTrainer's own `__init__` makes beside worker groups; what infers, and the director, are the
-    subclass's."""
+    """The parts that FuseTrainer's own `__init__` makes beside worker groups; the subclass has the inference and the
+    director."""
 
     def __init__(self, config: DictConfig, step: int, collector: Any, ranks: int, replicas: Sequence[Any]):
         self.config, self.global_steps = config, step

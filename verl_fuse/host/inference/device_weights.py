@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceWeights:
-    """Of one model: `engine` is verl's, `name` is what a log line calls it. Built by all ranks of the model
+    """The weights of one model: `engine` is verl's, `name` is what a log line calls it. Built by all ranks of the model
     together."""
 
     def __init__(self, engine: Any, name: str) -> None:
@@ -72,5 +72,5 @@ class DeviceWeights:
 
 
 def _free_bytes(device: torch.device | None) -> int | None:
-    """Of a device; None where that is the host."""
+    """The free bytes of a device; None where that is the host."""
     return None if device is None or device.type == "cpu" else get_torch_device().mem_get_info()[0]

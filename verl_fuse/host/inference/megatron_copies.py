@@ -26,8 +26,8 @@ _TENSOR, _PIPELINE = "tensor_model_parallel_size", "pipeline_model_parallel_size
 
 
 def copy_settings(trained: Sequence[Any], devices: int) -> Mapping[str, Any]:
-    """What the engine of a copy has otherwise than that of its model: `trained` are the engines' blocks, of all models,
-    `devices` the slice's ranks."""
+    """Settings in which the engine of a copy differs from that of its model: `trained` are the engines' blocks, of all
+    models, `devices` the slice's ranks."""
     tensor = trained[0].get(_TENSOR) or 1
     pipeline = math.gcd(devices // tensor, *(block.get(_PIPELINE) or 1 for block in trained))
     return {
@@ -42,7 +42,7 @@ def copy_settings(trained: Sequence[Any], devices: int) -> Mapping[str, Any]:
 
 
 class MegatronWeights:
-    """Of one model: `engine` is verl's, `name` is what an error calls it."""
+    """The weights of one model: `engine` is verl's, `name` is what an error calls it."""
 
     def __init__(self, engine: Any, name: str) -> None:
         self._name = name

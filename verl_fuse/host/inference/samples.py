@@ -96,8 +96,8 @@ class SampleInference:
         return frozenset(self._taken)
 
     def view(self, released: Collection[int]) -> tuple[LaneView, ...]:
-        """What a policy may know of the lanes it may use: the slices of `released` replicas, or the training workers'
-        where there are none."""
+        """The lanes that a policy may use, as it may know them: the slices of `released` replicas, or the training
+        workers' where there are none."""
         if not self._slices:
             multiple = math.lcm(*(self._multiples[stage] for stage in self._calls))
             return (LaneView(self._lane.name, self.stages, self._lane.queued, multiple),)
@@ -149,7 +149,7 @@ class SampleInference:
     def submit_rest(self, tags: Mapping[str, dict]) -> None:
         """After generation: spread all samples that no lane has taken over the slices, one micro-group each, for
         nothing will be added. If that leaves slices without anything to do, they take over stages of the others'
-        micro-groups. What fits no micro-group is left to the barriers."""
+        micro-groups. The barriers take the samples that fit no micro-group."""
         if not self._slices:
             return
         lengths = {key: int(tag["seq_len"]) for key, tag in tags.items() if key not in self._taken}

@@ -19,7 +19,7 @@ from verl_fuse.host.weights.layouts.unwrap import state_of, wrapped
 
 
 class Shards(Protocol):
-    """Of one model, on this rank."""
+    """The shards of one model, on this rank."""
 
     @property
     def device(self) -> torch.device | None:

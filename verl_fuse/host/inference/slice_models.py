@@ -90,7 +90,8 @@ def compute(stage: Stage, model: TrainingWorker, data: TensorDict, temperature: 
 
 
 def _changes(block: DictConfig, critic: TrainingWorkerConfig | None, devices: int) -> Mapping[str, Any]:
-    """What the engines of Megatron copies have otherwise than those of their models; nothing where they are FSDP's."""
+    """Settings in which the engines of Megatron copies differ from those of their models; nothing where they are
+    FSDP's."""
     if block.actor.strategy != "megatron":
         return {}
     trained: list[Any] = [block.actor.megatron, *([] if critic is None else [critic.engine_config])]
@@ -127,5 +128,5 @@ def _built(
 
 
 def _forward_only(engine: Any) -> dict[str, Any]:
-    """What an FSDP engine of a copy has otherwise than that of its model."""
+    """Settings in which an FSDP engine of a copy differs from that of its model."""
     return {"forward_only": True, "model_dtype": engine.model_dtype or _TRAINED_DTYPE}

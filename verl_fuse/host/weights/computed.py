@@ -18,7 +18,7 @@ _DEFAULT = "bf16"
 
 
 def computed_dtype(engine_config: Any) -> torch.dtype:
-    """What an FSDP engine with this configuration (verl's FSDPEngineConfig) rounds its parameters to."""
+    """The dtype to which an FSDP engine with this configuration (verl's FSDPEngineConfig) rounds its parameters."""
     return PrecisionType.to_dtype((engine_config.mixed_precision or {}).get("param_dtype", _DEFAULT))
 
 

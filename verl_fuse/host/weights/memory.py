@@ -1,4 +1,4 @@
-"""What a training rank on FSDP says of its memory (`verl_fuse.spec.memory`).
+"""The memory of a training rank on FSDP, as it tells it (`verl_fuse.spec.memory`).
 
 Invariants (tests/integration/test_slice_models.py, tests/unit/host/test_rank_memory.py):
 - parameters are counted whole, however they are sharded;

@@ -21,7 +21,7 @@ class Shard:
     """A part of the parameter `name`: `data`, in host memory where it is pickled, begins at `offset` of it, in every
     dimension.
 
-    What has been taken out of a pickle may only be read."""
+    A tensor that was taken out of a pickle may only be read."""
 
     name: str
     offset: tuple[int, ...]

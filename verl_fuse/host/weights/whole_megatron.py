@@ -36,7 +36,7 @@ def held_parts(engine: Any) -> Iterator[Shard]:
 
 
 def own_parts(engine: Any) -> Iterator[Shard]:
-    """Those of them that no other rank has, or this one first."""
+    """The parts that no other rank has, or this one first."""
     for part, first in _parts(engine):
         if first:
             yield part

@@ -40,7 +40,7 @@ from verl_fuse.runtime.watch import Stopped, Watch
 
 @dataclass(frozen=True)
 class Moved:
-    """What one rank did: seconds of the change, bytes it received."""
+    """The work of one rank: seconds of the change, bytes it received."""
 
     seconds: float = 0.0
     received_bytes: int = 0
@@ -57,7 +57,7 @@ class EngineLayout:
 
     @property
     def fsdp_size(self) -> int:
-        """As in verl's configuration."""
+        """The value as in verl's configuration."""
         return self._engine.engine_config.fsdp_size
 
     def change(self, fsdp_size: int, version: int) -> Moved:

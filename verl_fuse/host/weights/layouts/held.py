@@ -1,4 +1,4 @@
-"""What an FSDP2 engine holds that follows its layout: parameters, and what its optimizer keeps of each.
+"""State of an FSDP2 engine that follows its layout: parameters, and the optimizer's state of each.
 
 Invariants (tests/integration/test_changed_layouts.py):
 - whatever the optimizer keeps of a parameter is kept: what is sharded as the parameter is moved, numbers stay; anything
@@ -46,7 +46,7 @@ class Held:
         self._model = Model.from_hf(config.to_dict(), config.model_type)
 
     def weights(self) -> list[ModelParameters]:
-        """What is to be moved, by type of element: a transfer has one type on the way."""
+        """The tensors to be moved, by type of element: a transfer has one type on the way."""
         kinds: dict[torch.dtype, list[Parameter]] = {}
         for name, tensor in self._tensors.items():
             rows = tensor.shape[0]

@@ -32,7 +32,7 @@ def wrapped(module: nn.Module) -> list[FSDPModule]:
 
 
 def state_of(part: Any) -> Any:
-    """What FSDP2 keeps of a module it wraps."""
+    """The state that FSDP2 keeps of a module it wraps."""
     return fully_shard.state(part)  # pyright: ignore[reportFunctionMemberAccess]
 
 

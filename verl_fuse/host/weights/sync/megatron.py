@@ -1,4 +1,4 @@
-"""What a Megatron engine of verl holds, as a layout of `verl_fuse.reshard`.
+"""The parameters of a Megatron engine of verl, as a layout of `verl_fuse.reshard`.
 
 Sizes and places are those of the model's own process groups: engines of one process may share the layout of whichever
 initialises first, so an engine's configuration need not be true of its model.
