@@ -11,7 +11,7 @@ from verl_fuse.timeline.devices import device_rows
 from verl_fuse.timeline.html import COLOURS, IDLE, percent, seconds, text
 from verl_fuse.timeline.summary import summarize
 
-_WIDTH, _LEFT, _RIGHT, _HEAD, _AXIS = 960, 118, 16, 30, 26
+_WIDTH, _LEFT, _RIGHT, _HEAD, _AXIS = 960, 132, 16, 30, 26
 # Heights of a device's row, by the number of rows of the step.
 _ROW, _THIN, _THIN_FROM = 18, 6, 24
 _STYLE = (
