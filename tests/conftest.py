@@ -114,5 +114,5 @@ def installed_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def documented_keys(repo: Path) -> dict[str, set[str]]:
     """Command -> the keys of its `--json` by the README of the command line."""
     readme = (repo / "verl_fuse/cli/README.md").read_text()
-    rows = re.findall(r"^\| `([a-z -]+)` \| (`.*) \|$", readme, re.MULTILINE)
-    return {command: set(re.findall(r"`([a-z_]+)`", keys)) for command, keys in rows}
+    items = re.findall(r"^- `([a-z -]+)`: (`.*(?:\n  .*)*)$", readme, re.MULTILINE)
+    return {command: set(re.findall(r"`([a-z_]+)`", keys)) for command, keys in items}

@@ -29,7 +29,7 @@ hookimpl = pluggy.HookimplMarker("verl_fuse")
 
 
 class Trainer(Protocol):
-    """What a plugin sees of the run at `fuse_setup`, and what it can switch on there."""
+    """A plugin's view of the run at `fuse_setup`, with the features that it can switch on."""
 
     @property
     def config(self) -> DictConfig:  # type: ignore[empty-body]
@@ -51,7 +51,7 @@ class Trainer(Protocol):
         """Every rollout replica there is."""
 
     def training_memory(self) -> Mapping[str, Sequence[RankMemory]]:  # type: ignore[empty-body]
-        """What the ranks that train "actor" and "critic" on FSDP say of their memory, in order
+        """The memory of the ranks that train "actor" and "critic" on FSDP, as they tell it, in order
         of rank; asks all of them."""
 
     def use_slices(self) -> None:

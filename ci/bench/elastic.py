@@ -1,11 +1,13 @@
-"""Replica-seconds of a skewed rollout: a static pool routed by verl against `fuse.elastic` with length-aware assignment, scaling and release; and
-the policy against choices that never change.
+"""Replica-seconds of a skewed rollout: a static pool routed by verl against `fuse.elastic` with length-aware
+assignment, scaling and release; and the policy against choices that never change.
 
-One run of the recipe ppo-cpu with real vLLM on two replicas, one core each. The steps of a group generate the same lengths, one arm each, in random
-order: static (verl's routing, both replicas to the end), fixed 1 and fixed 2 (so many replicas, with the policy's assignment and release), and the
-policy at each cost weight. Every prompt has a usual length, which drifts from group to group and varies from sample to sample. The first groups are for
-learning and are left out. A replica is held from when generation begins until it ends or the replica has been given up. The interval is a bootstrap
-over groups (95 %); `saved` and `wall_ratio` are of the weight 0.5 against static, regret is that of support/regret.py.
+One run of the recipe ppo-cpu with real vLLM on two replicas, one core each. The steps of a group generate the same
+lengths, one arm each, in random order: static (verl's routing, both replicas to the end), fixed 1 and fixed 2 (so many
+replicas, with the policy's assignment and release), and the policy at each cost weight. Every prompt has a usual
+length, which drifts from group to group and varies from sample to sample. The first groups are for learning and are
+left out. A replica is held from when generation begins until it ends or the replica has been given up. The interval is
+a bootstrap over groups (95 %); `saved` and `wall_ratio` are of the weight 0.5 against static, regret is that of
+support/regret.py.
 
     python -m ci.bench.elastic [--groups 10] [--keep DIRECTORY]
 """
@@ -55,7 +57,7 @@ def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
 
 
 def overrides(folder: Path, steps: int) -> list[str]:
-    """Those of the bench `interstage`, with its features off and this one on."""
+    """The settings of the bench `interstage`, with its features off and this one on."""
     common = [
         entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith("fuse.interstage.")
     ]

@@ -1,14 +1,15 @@
-"""200 steps of elastic generation against static verl and RLHFuse's global migration, simulated: lengths drift, prompts come back, and the
-policies are those of `fuse.elastic` itself.
+"""200 steps of elastic generation against static verl and RLHFuse's global migration, simulated: lengths drift, prompts
+come back, and the policies are those of `fuse.elastic` itself.
 
-20 nodes of 8 H100 with Llama 2 70B, or RLHFless's 16 L40S with Qwen2.5-3B; layouts, and everything but generation, are the stock plan's.
-Usual lengths of prompts are drawn once; in step t responses are those of the distribution times 1 + drift * sin(2 pi t / steps). Only generation
-differs between the arms, and with `+ inference` that devices which generate no more run inference (`fuse.interstage.layout=slices`). Cost is devices
-times seconds over the whole step, less what was given back; training takes the same in every step. No arm can be faster than the floor: the longest
+20 nodes of 8 H100 with Llama 2 70B, or RLHFless's 16 L40S with Qwen2.5-3B; layouts, and everything but generation, are
+the stock plan's. Usual lengths of prompts are drawn once; in step t responses are those of the distribution times 1 +
+drift * sin(2 pi t / steps). Only generation differs between the arms, and with `+ inference` that devices which
+generate no more run inference (`fuse.interstage.layout=slices`). Cost is devices times seconds over the whole step,
+less what was given back; training takes the same in every step. No arm can be faster than the floor: the longest
 response alone on a replica from the start, and all inference hidden.
 
-The policy is also judged by itself, on generation alone (support/regret.py): beside it run counts of replicas that never change, with the same
-predictions, assignment and release. Its regret is against the best of them in each step.
+The policy is also judged by itself, on generation alone (support/regret.py): beside it run counts of replicas that
+never change, with the same predictions, assignment and release. Its regret is against the best of them in each step.
 
     python -m ci.bench.elastic_simulated [--setup h100] [--steps 200] [--response TEXT_OR_FILE]
 """
@@ -49,7 +50,8 @@ from verl_fuse_elastic.scaling import Terms, choose, forecasts
 from verl_fuse_elastic.unforetold import Unforetold
 
 GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json").read_text())["rlhfless"]
-# Prompts of GSM8K, and how far a response is from its prompt's usual length (as a correlation; verl_fuse/simulate/options.py).
+# Prompts of GSM8K, and how far a response is from its prompt's usual length (as a correlation;
+# verl_fuse/simulate/options.py).
 DATA_SET, PREDICTABILITY = 7473, 0.8
 TAIL, LATENCY, POLL = 0.2, 0.1, 0.0
 FIXED = 12
@@ -58,7 +60,8 @@ INFERENCE = (REF_LOG_PROB, OLD_LOG_PROB)
 
 @dataclass(frozen=True)
 class Arm:
-    """Of `fuse.elastic`: `cost_weight` and `cut_fraction`; whether devices that generate no more run inference. A `count` is one that never changes."""
+    """Keys of `fuse.elastic`, `cost_weight` and `cut_fraction`, and whether devices that generate no more run
+    inference. A `count` is one that never changes."""
 
     weight: float
     cut: float
@@ -80,7 +83,8 @@ ARMS = (
 
 @dataclass(frozen=True)
 class Spent:
-    """Of one step, or of each: seconds from its begin until all is generated and inferred, and replica-seconds held for that."""
+    """The cost of one step, or of each: seconds from its begin until all is generated and inferred, and replica-seconds
+    held for that."""
 
     seconds: Any
     held: Any
@@ -88,7 +92,8 @@ class Spent:
 
 @dataclass(frozen=True)
 class Setup:
-    """A cluster and a workload; `inference` is what it takes on freed replicas, `rest` are seconds of a step beside generation and inference."""
+    """A cluster and a workload; `inference` is what it takes on freed replicas, `rest` are seconds of a step beside
+    generation and inference."""
 
     workload: Workload
     timing: ReplicaTiming
@@ -183,7 +188,8 @@ def global_migration(setup: Setup, lengths: DrawnLengths, inference: bool) -> Sp
 
 
 class Elastic:
-    """`fuse.elastic` with scale and release: predicts, scales and assigns as at run time; an actor that has done `cut` of its requests hands on the rest."""
+    """`fuse.elastic` with scale and release: predicts, scales and assigns as at run time; an actor that has done `cut`
+    of its requests hands on the rest."""
 
     def __init__(self, setup: Setup, arm: Arm):
         self._setup, self._arm, self._predictor = setup, arm, LengthPredictor()
@@ -226,7 +232,7 @@ class Elastic:
 
 
 def _decode_cost(timing: ReplicaTiming, lengths: DrawnLengths, replicas: int) -> DecodeCost:
-    """What a fit over the step's requests finds: the line through a small and a full batch at the mean context."""
+    """The result of a fit over the step's requests: the line through a small and a full batch at the mean context."""
     context = float((lengths.prompt + lengths.response / 2).mean())
     full = max(2, min(timing.max_batch, len(lengths.group) // replicas))
     one, many = timing.step_seconds(1, context), timing.step_seconds(full, context)
@@ -316,8 +322,8 @@ def main() -> None:
         print(f"{name:28}", "  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     for name, row in (*judge["fixed"].items(), *judge["policy"].items()):
         print(f"{name:28}", "  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-    print(json.dumps({"bench": "elastic_simulated", "setup": args.setup, "steps": args.steps, "replicas": setup.replicas,
-                      "rest_seconds": round(setup.rest, 2), "arms": rows, **judge}))  # fmt: skip
+    figures = {"setup": args.setup, "steps": args.steps, "replicas": setup.replicas, "arms": rows}
+    print(json.dumps({"bench": "elastic_simulated", **figures, "rest_seconds": round(setup.rest, 2), **judge}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Seeded fault schedules, one step each, through trainer, agent loop, replay buffer, load balancer and TransferQueue (tests/integration/support/schedule_runs.py).
+"""Seeded fault schedules, one step each, through trainer, agent loop, replay buffer, load balancer and TransferQueue
+(tests/integration/support/schedule_runs.py).
 
-Counts what must not be: a sample lost, in the batch twice, or of other weights than the step's; a step that hangs; any other fault.
+Counts what must not be: a sample lost, in the batch twice, or of other weights than the step's; a step that hangs; any
+other fault.
 
     python -m ci.bench.faults [--schedules 300] [--first 0]
 """

@@ -1,4 +1,5 @@
-"""What an installed verl-fuse costs: seconds to import its entry points, beside verl itself, each in a fresh process."""
+"""The cost of an installed verl-fuse: seconds to import its entry points, beside verl itself, each in a fresh
+process."""
 
 import json
 import statistics

@@ -1,8 +1,10 @@
-"""Generation and inference of a heavy-tailed step: stock verl, fused inference without overlap (control), and fused with migration and slices.
+"""Generation and inference of a heavy-tailed step: stock verl, fused inference without overlap (control), and fused
+with migration and slices.
 
-One run of the recipe ppo-cpu with real vLLM on two replicas; replica, slice and training rank of the same number are pinned to one core. The
-steps of a group generate the same lengths, one arm each, in random order; the first group warms up. Seconds are from a step's begin to its
-advantages, the weight refresh of the slices included. A ratio is of sums over all groups, its interval a bootstrap over groups (95 %).
+One run of the recipe ppo-cpu with real vLLM on two replicas; replica, slice and training rank of the same number are
+pinned to one core. The steps of a group generate the same lengths, one arm each, in random order; the first group warms
+up. Seconds are from a step's begin to its advantages, the weight refresh of the slices included. A ratio is of sums
+over all groups, its interval a bootstrap over groups (95 %).
 
     python -m ci.bench.interstage [--groups 15] [--keep DIRECTORY]
 """
@@ -42,7 +44,8 @@ def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
 
 
 def make_task(folder: Path, hidden: int = HIDDEN, layers: int = LAYERS, prompts: int = PROMPTS) -> None:
-    """A random model, by default one whose inference takes about half as long as generation, and as many problems as a step has prompts."""
+    """A random model, by default one whose inference takes about half as long as generation, and as many problems as a
+    step has prompts."""
     import pandas
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,9 +1,10 @@
-"""Engines of real vLLM killed (SIGKILL) in the middle of a step, each at another moment, with migration and slices on; every third one is the replica
-that is about to take over the tail.
+"""Engines of real vLLM killed (SIGKILL) in the middle of a step, each at another moment, with migration and slices on;
+every third one is the replica that is about to take over the tail.
 
-A killed engine ends the run after its step, which is trained on all its samples and checkpointed, or, if it was the last survivor of the tail,
-before the step is trained. The same command then goes on with the next step, or that one again, in which the next engine is killed. Counts samples
-lost or trained twice, prompts that a resumed run repeats, and runs that end otherwise.
+A killed engine ends the run after its step, which is trained on all its samples and checkpointed, or, if it was the
+last survivor of the tail, before the step is trained. The same command then goes on with the next step, or that one
+again, in which the next engine is killed. Counts samples lost or trained twice, prompts that a resumed run repeats, and
+runs that end otherwise.
 
     python -m ci.bench.kills [--kills 10] [--seed 0]
 """
@@ -27,7 +28,8 @@ SAMPLES = 4 * PROMPTS
 
 
 def overrides(kills: int) -> list[str]:
-    """Of the recipe ppo-cpu: a long tail of ten among forty samples, which migrates when twelve are left. No step but a dead replica's is saved."""
+    """Overrides of the recipe ppo-cpu: a long tail of ten among forty samples, which migrates when twelve are left. No
+    step but a dead replica's is saved."""
     return [
         *SMALL,
         *SMALL_CRITIC,
@@ -43,7 +45,8 @@ def overrides(kills: int) -> list[str]:
 
 
 def kill(home: Path, number: int, when: str, settings: list[str]) -> dict[str, Any]:
-    """What became of the run one of whose engines is killed in its first step, `when` as support/killed_engine.py understands it."""
+    """The end of a run one of whose engines is killed in its first step, `when` as support/killed_engine.py
+    understands it."""
     record = home / f"kill_{number}"
     record.mkdir()
     step = last_saved(home) + 1
@@ -73,7 +76,7 @@ def last_saved(home: Path) -> int:
 
 
 def wrong(home: Path, done: Finished, step: int, outcome: dict[str, Any]) -> list[str]:
-    """What must not be."""
+    """The faults that must not be."""
     faults, replica = [], outcome.get("replica")
     if "EngineCor" not in outcome.get("name", ""):
         faults.append(f"killed {outcome.get('name', 'nobody')}, not an engine")

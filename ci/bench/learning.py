@@ -1,11 +1,13 @@
 """Rewards of whole runs without and with features of verl-fuse, over several seeds: is what they learn the same?
 
-Each seed trains the recipe twice, on the same prompts in the same order: without the features, and with them; the trainer is the same. A run's figure
-is the mean of its steps' mean rewards over its last steps; the interval is that of Student's t for the mean of the seeds' differences (90 %).
-A seed sets the order of the prompts and the engines' sampling. Runs that are in the directory already are not run again, so that a comparison can be
-done in parts. The directory's `curves.md` has the mean reward of every fifth of each arm's steps.
+Each seed trains the recipe twice, on the same prompts in the same order: without the features, and with them; the
+trainer is the same. A run's figure is the mean of its steps' mean rewards over its last steps; the interval is that of
+Student's t for the mean of the seeds' differences (90 %). A seed sets the order of the prompts and the engines'
+sampling. Runs that are in the directory already are not run again, so that a comparison can be done in parts. The
+directory's `curves.md` has the mean reward of every fifth of each arm's steps.
 
-    python -m ci.bench.learning [--recipe grpo-cpu] [--seeds 0 1 2 3 4] [--steps 60] [--last 20] [--keep DIRECTORY] [FEATURE_OVERRIDE ...]
+    python -m ci.bench.learning [--recipe grpo-cpu] [--seeds 0 1 2 3 4] [--steps 60] [--last 20] [--keep DIRECTORY]
+        [FEATURE_OVERRIDE ...]
 """
 
 import json

@@ -1,14 +1,16 @@
 """The control plane under load: our own time in a step of many replicas and samples, on the driver.
 
-Real are the trainer of mode `fuse` with its replica moves, hooks and accounts, verl's replay buffer and load balancer, TransferQueue and Ray; plugins `interstage`
-(slices, a migrating tail), `elastic` and `observe` are on. Behind verl's replica interface are engines that take the time they are told, all in one process
-(support/engines.py), which writes the rows that agent loops write, with tags and without tokens; nothing is computed of them and no weights move. A response has up to
-32k tokens, lognormal, and the longest takes `--seconds`.
+Real are the trainer of mode `fuse` with its replica moves, hooks and accounts, verl's replay buffer and load balancer,
+TransferQueue and Ray; plugins `interstage` (slices, a migrating tail), `elastic` and `observe` are on. Behind verl's
+replica interface are engines that take the time they are told, all in one process (support/engines.py), which writes
+the rows that agent loops write, with tags and without tokens; nothing is computed of them and no weights move. A
+response has up to 32k tokens, lognormal, and the longest takes `--seconds`.
 
-CPU milliseconds of the driver's thread in a step: plan (prompts in), poll (verl's own look at TransferQueue), decide (ours), migrate, balance (verl's own
-balancing of the batch over ranks), account (the rest of the batch, account, timeline, metrics). `own_share` is that of all parts but verl's two, over the
-seconds of the step; `driver_share` is that of the whole process, the threads of
-TransferQueue, of Ray and of the timeline's writer included. The first step of a shape warms up and is left out.
+CPU milliseconds of the driver's thread in a step: plan (prompts in), poll (verl's own look at TransferQueue), decide
+(ours), migrate, balance (verl's own balancing of the batch over ranks), account (the rest of the batch, account,
+timeline, metrics). `own_share` is that of all parts but verl's two, over the seconds of the step; `driver_share` is
+that of the whole process, the threads of TransferQueue, of Ray and of the timeline's writer included. The first step of
+a shape warms up and is left out.
 
     python -m ci.bench.load [--shapes 8x1024 64x8192 256x16384] [--seconds 60]
 """

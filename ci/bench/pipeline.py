@@ -1,9 +1,11 @@
-"""Fused actor–critic pipeline against serial training with Megatron's own 1F1B, on four processes with emulated stage times (sleeps).
+"""Fused actor–critic pipeline against serial training with Megatron's own 1F1B, on four processes with emulated stage
+times (sleeps).
 
-A case "4,2x2,8" is an actor of 4 stages and two copies of a critic of 2 stages, 8 micro-batches of each model per mini-batch. A stage of the
-actor takes 50 ms forward and 100 ms backward; one of a 2-stage critic holds twice the layers and takes twice as long. Serial is what
-stock training does: all mini-batches of the critic, then all of the actor. Seconds are medians of `REPEATS` runs in turns; `bitwise` says
-that losses and weights after two mini-batches, with an SGD step after each, are equal in every run.
+A case "4,2x2,8" is an actor of 4 stages and two copies of a critic of 2 stages, 8 micro-batches of each model per
+mini-batch. A stage of the actor takes 50 ms forward and 100 ms backward; one of a 2-stage critic holds twice the layers
+and takes twice as long. Serial is what stock training does: all mini-batches of the critic, then all of the actor.
+Seconds are medians of `REPEATS` runs in turns; `bitwise` says that losses and weights after two mini-batches, with an
+SGD step after each, are equal in every run.
 """
 
 import hashlib
@@ -108,13 +110,14 @@ class Trained:
 
     @property
     def digest(self) -> str:
-        """Of losses and weights."""
+        """A digest of losses and weights."""
         weights = b"".join(weight.detach().numpy().tobytes() for weight in self.model.parameters())
         return hashlib.sha256(repr(self.losses).encode() + weights).hexdigest()
 
 
 def train(world: World, whole: ScheduleProblem, orders: str | None) -> tuple[float, list[str]]:
-    """All mini-batches of both models, fused in the given orders or, without, with Megatron's 1F1B; seconds, and a digest per model."""
+    """All mini-batches of both models, fused in the given orders or, without, with Megatron's 1F1B; seconds, and a
+    digest per model."""
     views = {p.model: open_view(p.model, p.model == "critic", 1, p.stages) for p in whole.pipelines}
     links = world.links([p.ranks for p in whole.pipelines])
     trained = {i: Trained(views[whole.pipelines[i].model], whole.pipelines[i], i) for i in links}

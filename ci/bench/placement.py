@@ -68,7 +68,7 @@ def make_plan(steps: int, seed: int) -> dict[str, Any]:
 
 
 def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
-    """Those of the bench `interstage`, with the actor trained and without its features."""
+    """The settings of the bench `interstage`, with the actor trained and without its features."""
     left_out = ("fuse.", "trainer.critic_warmup=", "trainer.default_local_dir=")
     common = [entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith(left_out)]
     return [
@@ -80,7 +80,7 @@ def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
 
 
 def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]:
-    """What every measured step of one run took; a run that `folder` holds already is not repeated."""
+    """Seconds of every measured step of one run; a run that `folder` holds already is not repeated."""
     home, every = folder / f"{number}-{arm}", FIRST + steps + LAST
     measurements = home / "steps.jsonl"
     if not (home / "ended").exists():

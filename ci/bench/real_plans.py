@@ -1,6 +1,8 @@
-"""Our search against Metropolis on ReaL's settings (tests/golden/real_settings.py), under the same cost model and over the same options.
+"""Our search against Metropolis on ReaL's settings (tests/golden/real_settings.py), under the same cost model and over
+the same options.
 
-Metropolis walks for `--seconds`, from the fastest option of each call; our search has a tenth of that, the costing of options included.
+Metropolis walks for `--seconds`, from the fastest option of each call; our search has a tenth of that, the costing of
+options included.
 
     python -m ci.bench.real_plans                              # three settings, 20 s against 2 s
     python -m ci.bench.real_plans --all --seconds 120          # all 33: more than an hour

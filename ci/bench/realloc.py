@@ -1,13 +1,15 @@
-"""Moving weights between layouts, shard to shard, against gathering every parameter in full on every rank and loading from that.
+"""Moving weights between layouts, shard to shard, against gathering every parameter in full on every rank and loading
+from that.
 
-The second is what stock verl does on the way from training to the rollout: `DTensor.full_tensor()` of each parameter with FSDP2
-(`FSDPEngine.get_per_tensor_param`), and with Megatron a broadcast over pipeline stages and an all-gather over tensor ranks of each tensor
-(mbridge `Bridge.export_weights`), whose steps are repeated here without its bookkeeping; then each rank copies its part. Handing tensors to
-another process is left out of both. For train to train verl has no path; the same gathering stands for it.
+The second is what stock verl does on the way from training to the rollout: `DTensor.full_tensor()` of each parameter
+with FSDP2 (`FSDPEngine.get_per_tensor_param`), and with Megatron a broadcast over pipeline stages and an all-gather
+over tensor ranks of each tensor (mbridge `Bridge.export_weights`), whose steps are repeated here without its
+bookkeeping; then each rank copies its part. Handing tensors to another process is left out of both. For train to train
+verl has no path; the same gathering stands for it.
 
-Real processes with gloo on one machine, bf16, a Qwen2-0.5B with six blocks. Seconds are medians of `REPEATS` runs in turns, of the slowest rank;
-peak extra bytes are the resident memory of the fullest rank beyond both layouts' tensors, its highest mark in the first run. `bitwise`: the
-tensors that arrive are equal both ways.
+Real processes with gloo on one machine, bf16, a Qwen2-0.5B with six blocks. Seconds are medians of `REPEATS` runs in
+turns, of the slowest rank; peak extra bytes are the resident memory of the fullest rank beyond both layouts' tensors,
+its highest mark in the first run. `bitwise`: the tensors that arrive are equal both ways.
 """
 
 import dataclasses
@@ -71,7 +73,7 @@ PLANNED = (
 
 @dataclasses.dataclass
 class Setup:
-    """What one process keeps of a case."""
+    """The state that one process keeps of a case."""
 
     program: TransferProgram
     transfer: Transfer

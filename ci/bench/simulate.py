@@ -1,7 +1,8 @@
-"""How fast the simulator is: 1000 steps of 512 samples on 32 replicas per strategy, the run-time threshold decision, and growth with the cluster.
+"""How fast the simulator is: 1000 steps of 512 samples on 32 replicas per strategy, the run-time threshold decision,
+and growth with the cluster.
 
-Prints a table while it runs and one JSON line last. Seconds are those of the processor, one core, so that other work on the machine does not
-count; compilation, which numba caches, counts in the first step only.
+Prints a table while it runs and one JSON line last. Seconds are those of the processor, one core, so that other work on
+the machine does not count; compilation, which numba caches, counts in the first step only.
 
     python -m ci.bench.simulate [--steps 1000]
 """
@@ -29,7 +30,8 @@ from verl_fuse.spec.workload import Workload
 
 STRATEGIES = ("stock", "interstage", "pipeline", "elastic", "all")
 SCALING = (
-    (8, "llama-7b"), (64, "llama-7b"), (64, "llama-2-70b"), (256, "llama-2-70b"), (1024, "llama-2-70b"), (1024, "llama-3.1-405b"),
+    (8, "llama-7b"), (64, "llama-7b"), (64, "llama-2-70b"), (256, "llama-2-70b"), (1024, "llama-2-70b"),
+    (1024, "llama-3.1-405b"),
 )  # fmt: skip
 
 

@@ -241,7 +241,7 @@ def rows_file(home: Path, case: str) -> Path:
 
 
 def ending(leg: Leg, done: Finished) -> Iterator[str]:
-    """What is wrong with how a leg ended."""
+    """The faults in a leg's end."""
     if not leg.after:
         yield f"ended with {done.code} before its fault came: {done.output[-600:]}"
     elif leg.fault in ("stopped", "slow", STEADILY) and done.code != STOPPED:
@@ -255,7 +255,7 @@ def ending(leg: Leg, done: Finished) -> Iterator[str]:
 
 
 def left(home: Path, shared: set[Path]) -> Iterator[str]:
-    """What outlives a leg."""
+    """The processes and files that outlive a leg."""
     for pid in processes(HOME_VARIABLE, str(home)):
         yield f"process {pid} ({kind(pid)}) outlives the leg"
     for path in sorted(set(SHARED_MEMORY.iterdir()) - shared):

@@ -1,9 +1,10 @@
 """Forward passes and seconds of the rollout of real GRPO runs, without drafts and with drafts from history.
 
-Runs of the recipe grpo-cpu with real vLLM on two replicas, in turn: without drafts (the trainer and poll interval are the same) and with. A step
-generates 8 samples of each of 16 prompts, the same in every step, so a step is an epoch; the model trains. A validation warms the engines up. Ratios are of
-sums over all runs and epochs (passes, tail: ours over stock; seconds: stock over ours), intervals a bootstrap over epochs (95 %). Passes are counted
-in the engines. The tail: passes of a replica after the last with more than a quarter of the most requests it ran at once.
+Runs of the recipe grpo-cpu with real vLLM on two replicas, in turn: without drafts (the trainer and poll interval are
+the same) and with. A step generates 8 samples of each of 16 prompts, the same in every step, so a step is an epoch; the
+model trains. A validation warms the engines up. Ratios are of sums over all runs and epochs (passes, tail: ours over
+stock; seconds: stock over ours), intervals a bootstrap over epochs (95 %). Passes are counted in the engines. The tail:
+passes of a replica after the last with more than a quarter of the most requests it ran at once.
 
     python -m ci.bench.speculation [--rounds 3] [--epochs 8] [--tasks learned] [--keep DIRECTORY]
 """
@@ -57,7 +58,7 @@ def overrides(folder: Path, task: Path, epochs: int, drafts: bool) -> list[str]:
 
 
 def run(folder: Path, task: Path, epochs: int, drafts: bool) -> list[dict[str, Any]]:
-    """What every epoch of one run took."""
+    """The cost of every epoch of one run."""
     folder.mkdir()
     settings = overrides(folder, task, epochs, drafts)
     launch(folder, "speculation_arms", settings, folder / "run.log", recipe="grpo-cpu", SPECULATION_BENCH=str(folder))

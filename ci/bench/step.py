@@ -1,19 +1,24 @@
-"""Whole steps of stock verl against everything of verl-fuse that pays: actor, and critic, trained; FSDP2 on two ranks, two vLLM replicas.
+"""Whole steps of stock verl against everything of verl-fuse that pays: actor, and critic, trained; FSDP2 on two ranks,
+two vLLM replicas.
 
-- grpo: without KL, 8 samples a prompt; ppo: critic, KL in the reward. The task is Euclid's (plugins/verl_fuse_cpu/task), its model trained before,
-  at temperature 1: lengths and rewards are its own.
-- stock is verl's own trainer, at our pace of looking at the rollout. The ladder adds one feature after the other to our trainer, the ablation leaves
-  one out of all.
-- Every arm is a run of its own: a run has one engine. The runs of a round have the same prompts in the same order and the same seeds, another round has
-  others; rounds go through the arms to and fro. A step of each run is left out, which loads and compiles.
-- What verl and Ray do for each sample shares the cores with the model here, which it does not on devices: with a small model it is much of a step, whatever
-  is switched on. `--layers` makes the model larger.
-- Prompts come back every `--epoch` steps, as they do in training on verifiable rewards: that is what drafts from history live on.
+- grpo: without KL, 8 samples a prompt; ppo: critic, KL in the reward. The task is Euclid's
+  (plugins/verl_fuse_cpu/task), its model trained before, at temperature 1: lengths and rewards are its own.
+- stock is verl's own trainer, at our pace of looking at the rollout. The ladder adds one feature after the other to our
+  trainer, the ablation leaves one out of all.
+- Every arm is a run of its own: a run has one engine. The runs of a round have the same prompts in the same order and
+  the same seeds, another round has others; rounds go through the arms to and fro. A step of each run is left out, which
+  loads and compiles.
+- What verl and Ray do for each sample shares the cores with the model here, which it does not on devices: with a small
+  model it is much of a step, whatever is switched on. `--layers` makes the model larger.
+- Prompts come back every `--epoch` steps, as they do in training on verifiable rewards: that is what drafts from
+  history live on.
 
-Ratios are of sums of seconds over the steps of all rounds (stock over ours; in the ablation: without the feature over with all). Intervals are
-bootstraps over steps, those of the same number in the same round together: 95 %, of the reward's difference in the last `--last` steps 90 %.
+Ratios are of sums of seconds over the steps of all rounds (stock over ours; in the ablation: without the feature over
+with all). Intervals are bootstraps over steps, those of the same number in the same round together: 95 %, of the
+reward's difference in the last `--last` steps 90 %.
 
-    python -m ci.bench.step [--case grpo] [--arms stock all] [--rounds 1] [--steps 11] [--epoch 3] [--layers 8] [--quick] [--keep DIRECTORY]
+    python -m ci.bench.step [--case grpo] [--arms stock all] [--rounds 1] [--steps 11] [--epoch 3] [--layers 8]
+        [--quick] [--keep DIRECTORY]
 
 `--quick` is two rounds of stock and all, of one case. With `--keep`, runs that are there already are not repeated.
 """
@@ -51,7 +56,8 @@ PACKED = (
 )
 # Metrics of what is computed go with either switch of the update.
 COMPUTED = "fuse.update.metrics=computed"
-# More long traces, and fewer guesses, than the recipes' task has: half of the responses are shorter than half of their mean.
+# More long traces, and fewer guesses, than the recipes' task has: half of the responses are shorter than half of their
+# mean.
 TASK = Parameters(tail_exponent=1.0, warm_start=WarmStart(careless=0.25))
 LAYERS = 8
 PROMPTS = 16
@@ -60,7 +66,8 @@ QUICK_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe with what all arms change of it, and the features that pay there, in the order of the ladder, with what switches them on."""
+    """A recipe with what all arms change of it, and the features that pay there, in the order of the ladder, with what
+    switches them on."""
 
     recipe: str
     overrides: tuple[str, ...]
@@ -68,7 +75,8 @@ class Case:
 
     @property
     def arms(self) -> dict[str, frozenset[str] | None]:
-        """The features of each arm by name; None is stock verl. A rung of the ladder has the name of what it adds, the last one is `all`."""
+        """The features of each arm by name; None is stock verl. A rung of the ladder has the name of what it adds, the
+        last one is `all`."""
         names = list(self.features)
         rungs = {name: frozenset(names[: place + 1]) for place, name in enumerate(names[:-1])}
         whole = frozenset(names)
@@ -152,7 +160,7 @@ def overrides(case: Case, arm: str, task: Path, folder: Path, size: Size, seed: 
 
 
 def run(folder: Path, case: Case, settings: list[str]) -> list[dict[str, Any]]:
-    """What every step of one run took, the first left out; a run that `folder` holds already is not repeated."""
+    """Seconds of every step of one run but the first; a run that `folder` holds already is not repeated."""
     measurements, asked = folder / "steps.jsonl", folder / "overrides.json"
     if not (folder / "ended").exists():
         # One that broke off.
@@ -167,7 +175,7 @@ def run(folder: Path, case: Case, settings: list[str]) -> list[dict[str, Any]]:
 
 
 Steps = list[dict[str, Any]]
-"""Of all rounds, one round after the other."""
+"""The figures of all rounds, one round after the other."""
 
 
 def bench(folder: Path, name: str, wanted: Sequence[str], rounds: int, size: Size) -> dict[str, Steps]:
@@ -202,7 +210,7 @@ def reward_difference(stock: Steps, ours: Steps, last: int) -> list[float]:
 
 
 def shares(steps: Steps) -> dict[str, float]:
-    """What of all seconds verl's timers say each part took."""
+    """The share of each part in all seconds, by verl's timers."""
     whole = sum(of(steps, "seconds"))
     spent = {name: sum(step["parts"].get(name, 0.0) for step in steps) for name in steps[0]["parts"]}
     return {name: round(seconds / whole, 3) for name, seconds in spent.items() if seconds >= 0.005 * whole}

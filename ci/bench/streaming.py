@@ -1,8 +1,10 @@
-"""What observing and streaming cost or save on a CPU: recipe ppo-cpu as stock verl, observed, and with streaming inference.
+"""Seconds that observing and streaming cost or save on a CPU: recipe ppo-cpu as stock verl, observed, and with
+streaming inference.
 
-Seconds are sums of generation and inference (a step less its updates, advantage and weight sync) over the same number of steps of each
-run, first step left out. Stock verl looks at the rollout every 2 s, verl-fuse every 0.05 s: `observe` is the control that tells the
-shorter poll from the overlap. Runs are whole processes in random order, because one process can only have one trainer mode.
+Seconds are sums of generation and inference (a step less its updates, advantage and weight sync) over the same number
+of steps of each run, first step left out. Stock verl looks at the rollout every 2 s, verl-fuse every 0.05 s: `observe`
+is the control that tells the shorter poll from the overlap. Runs are whole processes in random order, because one
+process can only have one trainer mode.
 """
 
 import json

@@ -1,8 +1,10 @@
-"""PPO on stock verl whose layout changes while it runs, beside the same run without: are its losses, and all else it computes, the same?
+"""PPO on stock verl whose layout changes while it runs, beside the same run without: are its losses, and all else it
+computes, the same?
 
-Actor and critic go from shards to whole copies before step 3 of 6, the actor back to shards before step 5, for which nothing has to move. Three runs:
-one whose rollouts are recorded, one that replays them, one that replays them with the changes. Up to the first change the last two must be equal bit
-by bit, from then on to what the order of float32 sums leaves; and layouts may change at no other time.
+Actor and critic go from shards to whole copies before step 3 of 6, the actor back to shards before step 5, for which
+nothing has to move. Three runs: one whose rollouts are recorded, one that replays them, one that replays them with the
+changes. Up to the first change the last two must be equal bit by bit, from then on to what the order of float32 sums
+leaves; and layouts may change at no other time.
 
     python -m ci.bench.switched
 """
@@ -57,14 +59,15 @@ def train(home: Path, name: str, *extra: str) -> Finished:
 
 
 def step_of(home: Path, done: Finished, number: int, sizes: dict[str, int]) -> Step:
-    """What a step computed, with whole parameters."""
+    """The numbers of a step, with whole parameters."""
     found = quantities(home / f"{done.folder.name}.numbers", number)
     whole_ones = {f"{role} {PARAMETERS}": whole(found[f"{role} {PARAMETERS}"], size) for role, size in sizes.items()}
     return Step(True, None, dict(read_metrics(done.folder / "metrics.jsonl"))[number], {**found, **whole_ones})
 
 
 def whole(held: Quantity, size: int) -> Quantity:
-    """Parameters by name, of what ranks hold (`rank0:name`): shards along the first dimension, or copies, which must be the same."""
+    """Parameters by name, of what ranks hold (`rank0:name`): shards along the first dimension, or copies, which must be
+    the same."""
     by_name: dict[str, list[np.ndarray]] = {}
     for item in sorted(held, key=lambda item: int(item.partition(":")[0].removeprefix("rank"))):
         by_name.setdefault(item.partition(":")[2], []).append(held[item])

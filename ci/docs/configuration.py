@@ -64,8 +64,12 @@ def comments(text: str) -> dict[str, str]:
 
 
 def _section(title: str, about: str, block: type, said: dict[str, str]) -> str:
-    rows = "\n".join(_row(title, key, kind, default, allowed, said) for key, kind, default, allowed in _fields(block))
-    return f"## `{title}`\n\n{about}\n\n| key | default | allowed | what it does |\n|---|---|---|---|\n{rows}\n"
+    fields = list(_fields(block))
+    rows = "\n".join(
+        f"| `{key}` | `{_value(default)}` | {_allowed(kind, allowed)} |" for key, kind, default, allowed in fields
+    )
+    texts = "\n".join(_text(key, said[f"{title}.{key}"]) for key, *_ in fields if said[f"{title}.{key}"])
+    return f"## `{title}`\n\n{about}\n\n| key | default | allowed |\n|---|---|---|\n{rows}\n\n{texts}\n"
 
 
 def _fields(block: type) -> Iterator[tuple[str, Any, Any, dict[str, Any]]]:
@@ -76,13 +80,13 @@ def _fields(block: type) -> Iterator[tuple[str, Any, Any, dict[str, Any]]]:
         yield each.name, hints[each.name], default, dict(each.metadata)
 
 
-def _row(title: str, key: str, kind: Any, default: Any, metadata: dict[str, Any], said: dict[str, str]) -> str:
-    text = said[f"{title}.{key}"].replace("|", "\\|")
-    return f"| `{key}` | `{_value(default)}` | {_allowed(kind, metadata)} | {text} |"
+def _text(key: str, said: str) -> str:
+    """A key's comment as an item of a list, with a paragraph for what it needs and one for what excludes it."""
+    return f"- **`{key}`**: " + "\n\n  ".join(re.split(r"(?<=\.) (?=(?:Needs|Not with) )", said))
 
 
 def _value(value: Any) -> str:
-    """As YAML has it."""
+    """The value as YAML writes it."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_value, value))}]"
     if value is None or isinstance(value, bool):

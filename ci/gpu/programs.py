@@ -1,5 +1,5 @@
-"""What ranks run in the kit: a fused program of two models, and transfers of weights between layouts, each compared
-bitwise with what it must give."""
+"""The programs that ranks run in the kit: a fused program of two models, and transfers of weights between layouts, each
+compared bitwise with what it must give."""
 
 import sys
 import time
@@ -39,7 +39,7 @@ def checked(rank: Rank, backend: str, width: int, moves: Sequence[tuple[str, str
 
 
 def different_ranks(found: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Of every rank's `checked`: what is not bitwise what it must be."""
+    """The names in ranks' `checked` of values that are not bitwise right."""
     return [
         f"{name}, rank {rank}: not bitwise equal"
         for rank, each in enumerate(found)

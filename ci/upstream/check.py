@@ -25,7 +25,8 @@ from verl_fuse.spec.files import write_atomically
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was judged: a tree in which verl may be another one than the installed, its version, and the verdicts."""
+    """The judged installation: a tree in which verl may be another one than the installed, its version, and the
+    verdicts."""
 
     tree: SourceTree
     version: str
@@ -48,7 +49,7 @@ def check(verl: Path | None = None) -> Checked:
 
 
 def version_of(package: Path) -> str:
-    """What verl's own version file says."""
+    """The version by verl's own version file."""
     file = package / "version" / "version"
     return (file.is_file() and file.read_text(encoding="utf-8").strip()) or "of unknown version"
 

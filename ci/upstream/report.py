@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found. `supported` is what the supported range says of the version; it does not enter the level."""
+    """The findings. `supported` is what the supported range says of the version; it does not enter the level."""
 
     verl: str
     level: str

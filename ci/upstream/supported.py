@@ -44,7 +44,7 @@ class Run:
 
     @property
     def subject(self) -> tuple[str | None, ...]:
-        """What a later run of the same replaces: everything but what is counted, the result and the day."""
+        """The key of a record, which a later run replaces: everything but what is counted, the result and the day."""
         what = re.sub(r"\d+", "", self.what)
         return self.verl, what, self.device, self.torch, self.vllm, self.megatron_core
 

@@ -2,7 +2,7 @@
 argument it is called with.
 
 The sampler says whether its random numbers are float64. The CPU's kernel of 0.24 does not know that argument, so
-every engine that speculates fails when it starts. What 0.28 does is done here: the numbers are rounded to the
+every engine that speculates fails when it starts. The patch does as 0.28 does: it rounds the numbers to the
 float32 that the kernel reads.
 """
 

@@ -2,8 +2,8 @@
 
 Select it with `rollout.checkpoint_engine.backend=gloo` and `custom_backend_module=verl_fuse_cpu.checkpoint_engine`;
 `checkpoint_engine.engine_kwargs.gloo.timeout_seconds` (default 600) bounds every wait. Trainer rank 0
-broadcasts; the other trainer ranks only take part in collecting the weights. What is in a bucket travels through
-the store, its bytes through gloo.
+broadcasts; the other trainer ranks only take part in collecting the weights. The list of a bucket's tensors travels
+through the store, its bytes through gloo.
 """
 
 import asyncio

@@ -35,10 +35,10 @@ def active() -> bool:
 
 
 def process_defaults() -> Mapping[str, str]:
-    """What each process of the run needs; a value that is already set wins."""
+    """Environment variables that each process of the run needs; a value that is already set wins."""
     return dict(_PROCESS)
 
 
 def environment() -> dict[str, str]:
-    """What the process that launches a run should have in its environment; all others inherit it."""
+    """Environment variables for the process that launches a run; all others inherit it."""
     return {**_PROCESS, **_LAUNCH}

@@ -24,7 +24,7 @@ _DTYPES = {None: "bf16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from running on the cpu platform, which it or the environment asks for."""
+    """The reasons why this configuration cannot run on the cpu platform, which it or the environment asks for."""
     if get("trainer.device") == "cpu" or active():
         for check in CHECKS:
             yield from check(get)

@@ -17,8 +17,8 @@ from verl_fuse_elastic.assignment import TOKENS_ALONE, UNKNOWN_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a replica has left to generate, a sample that runs counting as if it began now: all tokens, and those of the
-    longest sample."""
+    """The tokens that a replica has left to generate, a sample that runs counting as if it began now: all tokens, and
+    those of the longest sample."""
 
     tokens: float = 0.0
     longest: float = 0.0
@@ -29,7 +29,7 @@ class Load:
         return Load(tokens, max(self.longest, min(limit, prediction.upper)))
 
     def seconds(self, slots: int, cost: DecodeCost) -> float:
-        """As `assignment.Line.seconds`, with the upper prediction for the longest sample."""
+        """Seconds as `assignment.Line.seconds` counts them, with the upper prediction for the longest sample."""
         return cost.step * max(self.longest, self.tokens / slots) + cost.sequence * self.tokens
 
 

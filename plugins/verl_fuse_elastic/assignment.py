@@ -1,4 +1,4 @@
-"""Which replica generates which prompt: runs of similar predicted length, the step over as early as such runs allow.
+"""The choice of a replica for each prompt: runs of similar predicted length, the step over as early as such runs allow.
 
 Invariants (tests/unit/elastic/test_assignment.py):
 - every prompt gets one replica, so that its samples share their prefix;

@@ -1,4 +1,4 @@
-"""What earlier steps taught: response lengths, and what decoding and creating a replica cost. Kept with every
+"""Knowledge from earlier steps: response lengths, and the costs of decoding and of creating a replica. Kept with every
 checkpoint.
 
 Invariants (tests/unit/elastic/test_learned.py):

@@ -1,4 +1,4 @@
-"""What the devices of the replicas did while samples were generated, and what that cost. Pure: a
+"""The work of the replicas' devices while samples were generated, and its cost. Pure: a
 timeline in, numbers out.
 
 Invariants (tests/unit/elastic/test_ledger.py):
@@ -36,7 +36,7 @@ def starting(timeline: Timeline) -> list[float]:
 def cost_metrics(
     timeline: Timeline, spent: Ledger, replicas: int, devices: int, price: float, tokens: int
 ) -> dict[str, float]:
-    """Of a step that trained `tokens` of responses, on `replicas` with `devices` each; a
+    """The cost of a step that trained `tokens` of responses, on `replicas` with `devices` each; a
     device-second costs `price`."""
     created = sum(starting(timeline))
     paid = devices * (replicas * (timeline.end - timeline.start) - spent.parked + created)
@@ -51,7 +51,7 @@ def cost_metrics(
 
 
 def ledger(timeline: Timeline, replicas: int) -> Ledger | None:
-    """Of `replicas` replicas; None where nothing was generated."""
+    """The account of `replicas` replicas; None where nothing was generated."""
     generation = [span for span in timeline.on(STEP) if span.name == GENERATION]
     if not generation:
         return None

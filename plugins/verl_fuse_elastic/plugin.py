@@ -81,8 +81,8 @@ class ElasticPlugin:
 
 
 class _Run:
-    """What the plugin knows of a run: what earlier steps taught, the replicas it has, and of the running step how good
-    its predictions were and the response tokens it trains."""
+    """The plugin's knowledge of a run: the lessons of earlier steps, the replicas it has, and of the running step how
+    good its predictions were and the response tokens it trains."""
 
     def __init__(self, block: ElasticConfig, trainer: Trainer) -> None:
         views = trainer.replica_views()

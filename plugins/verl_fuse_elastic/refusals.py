@@ -9,7 +9,7 @@ _BLOCK, _NEEDS, _STANDALONE = "fuse.elastic", "fuse.elastic.enabled=true needs",
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from running with `fuse.elastic` as it is."""
+    """The reasons why this configuration cannot run with `fuse.elastic` as it is."""
     if get("fuse.elastic.enabled"):
         yield from _routing(get)
         yield from _scaling(get)

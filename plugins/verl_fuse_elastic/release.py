@@ -1,4 +1,4 @@
-"""Which replicas can give their devices back while others still generate.
+"""The choice of replicas that give their devices back while others still generate.
 
 Invariants (tests/unit/elastic/test_release.py):
 - at least one replica goes on;
@@ -68,7 +68,7 @@ def _room(replicas: Sequence[ReplicaView]) -> int:
 
 
 def _nearly_done(replicas: Sequence[ReplicaView], cut_fraction: float) -> list[ReplicaView]:
-    """Those whose rest is to move, the one with least to move first."""
+    """The replicas whose rest is to move, the one with least to move first."""
     if cut_fraction >= 1:
         return []
     found = [

@@ -81,7 +81,7 @@ class Scaler:
             self._forecast, self._samples = self._foretell(known), sum(prompt.samples for prompt in known)
 
     def metrics(self, step: int, spent: Ledger, replicas: int, devices: int) -> dict[str, float]:
-        """What was foretold and what came of it, on some of `replicas` with `devices` each."""
+        """The forecast of a step and its outcome, on some of `replicas` with `devices` each."""
         if self._forecast is None:
             return {}
         self._held = spent.held

@@ -21,7 +21,7 @@ CANDIDATES = 8
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a user asks for: `cost_weight` 0 (time only) to 1 (cost only), replicas at least and at most, device-seconds
+    """The user's terms: `cost_weight` 0 (time only) to 1 (cost only), replicas at least and at most, device-seconds
     a replica that was not running holds before it generates, and the relative gain for which a change is worth it.
     Above `resident` replicas those that were not running are created, which takes `launch_seconds` more."""
 
@@ -52,7 +52,7 @@ def forecasts(line: Line, terms: Terms, running: int, *, released: bool) -> list
 
 
 def forecast(line: Line, count: int, terms: Terms, running: int, *, released: bool) -> Forecast:
-    """Of one count."""
+    """The forecast of one count."""
     times = [line.seconds(*run) for run in pairwise(line.cut(count))]
     seconds = max(times, default=0.0)
     held = sum(times) if released else count * seconds

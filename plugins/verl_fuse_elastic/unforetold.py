@@ -1,7 +1,7 @@
-"""What a step takes beside decoding, learned from what forecasts left out. Pure.
+"""Seconds of a step beside decoding, learned from the errors of forecasts. Pure.
 
 Prefill above all grows with the samples a replica gets, so a forecast of decoding alone flatters few replicas more than
-many. What was left out is taken from replica-seconds, of all replicas together: how long the slowest took says more of
+many. The error is taken from replica-seconds, of all replicas together: the time of the slowest says more of
 its longest response than of its samples.
 
 Invariants (tests/unit/elastic/test_unforetold.py):

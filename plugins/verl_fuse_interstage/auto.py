@@ -1,9 +1,12 @@
-"""`migration_threshold: auto`: R_t and the survivors by simulating the next rollout on recent lengths, with costs measured in earlier steps.
+"""`migration_threshold: auto`: R_t and the survivors by simulating the next rollout on recent lengths, with costs
+measured in earlier steps.
 
 Invariants (tests/unit/interstage/test_auto.py, test_decisions.py):
 - before a step has been measured, and wherever no gain is predicted, nothing migrates;
-- data sets are kept apart, and recent steps count more: the lengths of a data set's step `age` before its last one are drawn with weight DECAY ** age;
-- a step is decided once, at its first poll, for as many samples of each data set as it has, and told in its metrics and in no other's.
+- data sets are kept apart, and recent steps count more: the lengths of a data set's step `age` before its last one are
+  drawn with weight DECAY ** age;
+- a step is decided once, at its first poll, for as many samples of each data set as it has, and told in its metrics and
+  in no other's.
 """
 
 import logging
@@ -52,7 +55,8 @@ class AutoThreshold:
         lengths: Mapping[str, Sequence[tuple[int, int]]],
         metrics: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Take in a finished step: its timeline, (prompt, response) tokens of its samples by data set, and what plugins counted."""
+        """Take in a finished step: its timeline, (prompt, response) tokens of its samples by data set, and what plugins
+        counted."""
         self.learned.learn(timeline, lengths, self._replicas, self._capacity, metrics)
 
     def choose(self, samples: Mapping[str, int]) -> Threshold | None:
@@ -69,7 +73,7 @@ class AutoThreshold:
         return chosen
 
     def _draw(self, samples: Mapping[str, int]) -> Requests:
-        """As many requests, in random order; one of a data set not seen yet is like any seen."""
+        """Lengths of as many requests, in random order; one of a data set not seen yet is like any seen."""
         parts = []
         for source, count in samples.items():
             lengths = self.learned.lengths
@@ -82,7 +86,8 @@ class AutoThreshold:
         return Requests.of(drawn[:, 0], np.maximum(drawn[:, 1], 1))
 
     def _timing(self, decode: DecodeCost | DraftedDecode, inference: InferenceCost) -> ReplicaTiming:
-        # A prefill is a forward pass of the policy; inference passes each token through all models, so this is on the careful side.
+        # A prefill is a forward pass of the policy; inference passes each token through all models, so this is on the
+        # careful side.
         return ReplicaTiming.build(
             lambda sequences, context: decode.seconds(sequences),
             lambda sequences, tokens: decode.step + inference.per_token * sequences * tokens,
@@ -93,7 +98,8 @@ class AutoThreshold:
 
 
 class Decisions:
-    """The threshold of each step of a run on replicas like `views` with `devices` each, whose rollout is configured by `rollout`."""
+    """The threshold of each step of a run on replicas like `views` with `devices` each, whose rollout is configured by
+    `rollout`."""
 
     def __init__(self, views: tuple[ReplicaView, ...], devices: int, rollout: Any) -> None:
         self._auto = AutoThreshold(
@@ -126,7 +132,7 @@ class Decisions:
         return Trigger(0) if self._chosen is None else Trigger(self._chosen.threshold, self._chosen.survivors)
 
     def metrics(self, timeline: Timeline) -> dict[str, float]:
-        """What was chosen for the step of `timeline`, what that promised, and what came of it."""
+        """The choice for the step of `timeline`, its promise and its outcome."""
         if self._step != timeline.step:
             return {}
         measured = stage_seconds(timeline)

@@ -1,4 +1,5 @@
-"""What a KV connector of vLLM is told with a request: `fuse.interstage.kv_transfer_params`, with the name of the weights in it."""
+"""Parameters for a KV connector of vLLM with each request: `fuse.interstage.kv_transfer_params`, with the name of the
+weights in it."""
 
 from collections.abc import Mapping
 from typing import Any

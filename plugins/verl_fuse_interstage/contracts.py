@@ -1,4 +1,5 @@
-"""Configuration of verl under which finished samples may not be streamed, or unfinished ones not moved (refusals.py), and what slices rest on."""
+"""Configuration of verl under which finished samples may not be streamed, or unfinished ones not moved (refusals.py),
+and what slices rest on."""
 
 from verl_fuse.host.upstream.targets import FSDP_YAML, MEGATRON_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
@@ -63,7 +64,8 @@ SLICE_CONTRACTS: tuple[Contract, ...] = (
     Function("torch.distributed.fsdp._runtime_utils:_lazy_init", "(state, root_module)", "3c08816b7ca4c4e5"),
     Function("torch.distributed.fsdp._traversal_utils:_get_fsdp_handles", "(module)", "532b323bc8f216a2"),
 )
-# The same on Megatron: how a model is cut (host/weights/whole_megatron.py), and what its copies have otherwise (host/inference/megatron_copies.py).
+# The same on Megatron: how a model is cut (host/weights/whole_megatron.py), and what its copies have otherwise
+# (host/inference/megatron_copies.py).
 MEGATRON_SLICE_CONTRACTS: tuple[Contract, ...] = (
     Function("verl.utils.megatron_utils:unwrap_model", "(model, module_instances=...)", "eaa2391a20e614e8"),
     Class("megatron.core.models.gpt:GPTModel", ("LanguageModule",)),

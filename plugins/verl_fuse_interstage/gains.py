@@ -1,8 +1,9 @@
-"""What of the block can gain something in a run. Pure: values in, a block and a sentence out.
+"""The part of the block that can gain something in a run. Pure: values in, a block and a sentence out.
 
 Invariants (tests/unit/interstage/test_gains.py):
 - without inference that can be streamed nothing is done, whatever the block asks for;
-- without slices nothing migrates: the training workers run inference on all devices at once, so the devices of a freed replica have nothing to do alone.
+- without slices nothing migrates: the training workers run inference on all devices at once, so the devices of a freed
+  replica have nothing to do alone.
 """
 
 from collections.abc import Sequence
@@ -13,17 +14,20 @@ from verl_fuse_interstage.config import InterstageConfig
 
 
 def in_force(block: InterstageConfig, stages: Sequence[Stage]) -> tuple[InterstageConfig, str | None]:
-    """A block that is enabled, as far as it can gain something where samples go through `stages`, and what is left out of it, in words."""
+    """A block that is enabled, as far as it can gain something where samples go through `stages`, and what is left out
+    of it, in words."""
     if not stages:
         said = (
-            "fuse.interstage.enabled=true: nothing can be streamed, because verl computes no log-probs or values here (no KL penalty, no critic, "
-            "algorithm.rollout_correction.bypass_mode=true or fuse.update.skip_old_log_prob=true); nothing migrates, no slices are built, steps run as in stock verl"
+            "fuse.interstage.enabled=true: nothing can be streamed, because verl computes no log-probs or values here "
+            "(no KL penalty, no critic, algorithm.rollout_correction.bypass_mode=true or "
+            "fuse.update.skip_old_log_prob=true); nothing migrates, no slices are built, steps run as in stock verl"
         )
         return replace(block, enabled=False), said
     if block.layout != "slices" and block.migration_threshold:
         said = (
-            f"fuse.interstage.migration_threshold={block.migration_threshold!r}: nothing migrates while fuse.interstage.layout=shared, because inference runs on "
-            "all training workers at once and the devices of a freed replica would have nothing to do; set fuse.interstage.layout=slices, or null"
+            f"fuse.interstage.migration_threshold={block.migration_threshold!r}: nothing migrates while "
+            "fuse.interstage.layout=shared, because inference runs on all training workers at once and the devices of "
+            "a freed replica would have nothing to do; set fuse.interstage.layout=slices, or null"
         )
         return replace(block, migration_threshold=None), said
     return block, None

@@ -1,5 +1,5 @@
-"""What earlier steps taught the automatic threshold: lengths by data set, and what decoding, inference and a migration
-cost. Kept with every checkpoint.
+"""Knowledge of the automatic threshold from earlier steps: lengths by data set, and the costs of decoding, inference
+and migration. Kept with every checkpoint.
 
 Invariants (tests/unit/interstage/test_threshold_learned.py):
 - no cost is taken from the first step of a replica or of an inference lane, lengths are;
@@ -33,8 +33,8 @@ REMEMBERED_STEPS = 12
 
 @dataclass
 class InterstageHistory:
-    """`lengths`: (prompt, response) tokens of each sample, by data set and step, the newest first, REMEMBERED_STEPS at most; a
-    cost is None before it was measured."""
+    """`lengths`: (prompt, response) tokens of each sample, by data set and step, the newest first, REMEMBERED_STEPS at
+    most; a cost is None before it was measured."""
 
     lengths: dict[str, deque[np.ndarray]] = field(default_factory=dict)
     decode: DecodeCost | None = None

@@ -1,4 +1,5 @@
-"""What a step's timeline says of the costs that the migration threshold weighs, beside decoding. Pure: a timeline in, seconds out.
+"""Costs that the migration threshold weighs beside decoding, read off a step's timeline. Pure: a timeline in,
+seconds out.
 
 A timeline that cannot tell gives None, never a guess (tests/unit/interstage/test_measured.py).
 """
@@ -23,8 +24,8 @@ class InferenceCost:
 
 @dataclass(frozen=True, slots=True)
 class DraftedDecode:
-    """With drafts, which are given where they pay: a pass of b sequences takes `step + sequence * b` seconds, or, with `drafted` tokens beside each, as long
-    as one of b * (1 + drafted) sequences, and brings each `tokens` tokens."""
+    """With drafts, which are given where they pay: a pass of b sequences takes `step + sequence * b` seconds, or, with
+    `drafted` tokens beside each, as long as one of b * (1 + drafted) sequences, and brings each `tokens` tokens."""
 
     step: float
     sequence: float
@@ -38,7 +39,7 @@ class DraftedDecode:
 
 
 def drafted_decode(metrics: Mapping[str, float]) -> DraftedDecode | None:
-    """As fuse.speculation counted it in a step's tail; None where it was off, or the step cannot tell."""
+    """The figures that fuse.speculation counted in a step's tail; None where it was off, or the step cannot tell."""
     names = ("pass_seconds", "token_seconds", "tail_tokens_per_pass", "tail_acceptance")
     found = [value for name in names if (value := metrics.get(f"fuse/speculation_{name}")) is not None]
     if len(found) < len(names):

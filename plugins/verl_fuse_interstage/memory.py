@@ -6,7 +6,8 @@ Invariants (tests/unit/interstage/test_inference_memory.py):
 - slices: verl builds each copy whole first, in the dtype it is trained in; offloaded moments come later, and with them
   the weights of a step, of which Ray's object store holds one copy per node; more than the node has free is refused;
 - slices: weights that the object store does not hold are a warning, because Ray writes them to disk then;
-- slices: copies that do not fit on a device beside what training keeps there are a warning, because they stay in host memory then;
+- slices: copies that do not fit on a device beside what training keeps there are a warning, because they stay in host
+  memory then;
 - layout shared: a micro-batch that does not fit beside vLLM's share and what training keeps is a warning;
 - where the device is the host, its memory is counted once.
 """
@@ -19,7 +20,8 @@ from verl_fuse.spec.composed import ACTOR, CRITIC, REFERENCE, ROLLOUT, Get, has_
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import Stage
 
-# Stage -> the model that is trained with the same parameters, the block of its engine, and its dtype where the configuration has none.
+# Stage -> the model that is trained with the same parameters, the block of its engine, and its dtype where the
+# configuration has none.
 _COPIES: Mapping[Stage, tuple[str, str, str]] = {
     "old_log_prob": ("actor", f"{ACTOR}.fsdp_config", "fp32"),
     "ref": ("actor", f"{REFERENCE}.fsdp_config", "bf16"),
@@ -37,7 +39,7 @@ _OFFLOAD = (
 
 @dataclass
 class MemoryFindings:
-    """What a run may not begin with, and what it is told of."""
+    """Refusals of a run, and warnings for it."""
 
     refused: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
@@ -46,7 +48,8 @@ class MemoryFindings:
 def memory_findings(
     get: Get, stages: Sequence[Stage], devices_each: int, trained: Mapping[str, Sequence[RankMemory]]
 ) -> MemoryFindings:
-    """For inference of `stages` where a replica has `devices_each` devices; `trained` is said by the ranks of each model, in order."""
+    """For inference of `stages` where a replica has `devices_each` devices; `trained` is said by the ranks of each
+    model, in order."""
     if get("fuse.interstage.layout") == "slices":
         return _slices(get, stages, devices_each, trained)
     return MemoryFindings(warned=list(_shared(get, stages, trained["actor"], _kept(trained))))
@@ -81,22 +84,25 @@ def _slices(
         store = actor[here[0]].store
         if store is not None and stored > store:
             found.warned.append(
-                f"fuse.interstage.layout='slices': the object store of node {node} holds {_size(store)}, and weights of a "
-                f"step take {_size(stored)} of it: Ray writes the rest to disk, and slices wait for it. Raise "
+                f"fuse.interstage.layout='slices': the object store of node {node} holds {_size(store)}, and weights "
+                f"of a step take {_size(stored)} of it: Ray writes the rest to disk, and slices wait for it. Raise "
                 "ray_kwargs.ray_init.object_store_memory, or --object-store-memory of `ray start`"
             )
         if keeps + max(builds, awaited + stored) > free:
             found.refused.append(
-                f"fuse.interstage.layout='slices': copies of {len(stages)} models for {len(here)} devices of node {node} keep {_size(keeps)} of host memory, "
-                f"and take {_size(builds)} more while they are built; offloaded optimizers will take {_size(awaited)} and weights of a step "
-                f"{_size(stored)} in Ray's object store; {_size(free)} are free there. Needs fuse.interstage.layout=shared, a larger "
-                f"{ROLLOUT}.tensor_model_parallel_size (one copy per replica), or mixed_precision.param_dtype and model_dtype of 2 bytes"
+                f"fuse.interstage.layout='slices': copies of {len(stages)} models for {len(here)} devices of node "
+                f"{node} keep {_size(keeps)} of host memory, and take {_size(builds)} more while they are built; "
+                f"offloaded optimizers will take {_size(awaited)} and weights of a step {_size(stored)} in Ray's "
+                f"object store; {_size(free)} are free there. Needs fuse.interstage.layout=shared, a larger "
+                f"{ROLLOUT}.tensor_model_parallel_size (one copy per replica), or mixed_precision.param_dtype and "
+                "model_dtype of 2 bytes"
             )
     for rank, (memory, kept) in enumerate(zip(actor, _kept(trained), strict=True)):
         if memory.device is not None and kept + on_device > memory.device:
             found.warned.append(
-                f"fuse.interstage.layout='slices': on the device of rank {rank} ({_size(memory.device)}) training keeps {_size(kept)} and copies of {len(stages)} "
-                f"models need {_size(on_device)}: those without room stay in host memory and are copied for each micro-batch. {_OFFLOAD}"
+                f"fuse.interstage.layout='slices': on the device of rank {rank} ({_size(memory.device)}) training "
+                f"keeps {_size(kept)} and copies of {len(stages)} models need {_size(on_device)}: those without room "
+                f"stay in host memory and are copied for each micro-batch. {_OFFLOAD}"
             )
             break
     return found
@@ -117,9 +123,10 @@ def _shared(
         needs = max(kept, memory.shard) + logits
         if share * memory.device + needs > memory.device:
             yield (
-                f"fuse.interstage.layout='shared': on the device of rank {rank} ({_size(memory.device)}) vLLM keeps {_size(share * memory.device)} "
-                f"({key}={share}) while it generates, and inference beside it needs {_size(needs)} for weights, moments and the logits of one micro-batch: it "
-                f"may run out of memory. Lower {key} or the tokens of a micro-batch ({ROLLOUT}.log_prob_max_token_len_per_gpu), or use "
+                f"fuse.interstage.layout='shared': on the device of rank {rank} ({_size(memory.device)}) vLLM keeps "
+                f"{_size(share * memory.device)} ({key}={share}) while it generates, and inference beside it needs "
+                f"{_size(needs)} for weights, moments and the logits of one micro-batch: it may run out of memory. "
+                f"Lower {key} or the tokens of a micro-batch ({ROLLOUT}.log_prob_max_token_len_per_gpu), or use "
                 f"fuse.interstage.layout=slices; {_OFFLOAD}"
             )
             return
@@ -148,7 +155,7 @@ def _width(get: Get, block: str, default: str) -> int:
 
 
 def _bytes(dtype: object) -> int:
-    """As verl names dtypes (verl/utils/torch_dtypes.py): 16 bits in any spelling, else 32."""
+    """Bytes by verl's names of dtypes (verl/utils/torch_dtypes.py): 16 bits in any spelling, else 32."""
     return 2 if "16" in str(dtype) or dtype == "half" else 4
 
 

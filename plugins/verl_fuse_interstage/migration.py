@@ -64,7 +64,7 @@ def hindrance(trigger: Trigger, view: RolloutView) -> Literal["room", "unmovable
 
 
 class Hindrances:
-    """What keeps the tail of one step where it is; `found` are those seen so far."""
+    """The reasons that keep the tail of one step where it is; `found` are those seen so far."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()

@@ -1,12 +1,14 @@
-"""Which finished samples a lane should run next. Pure: values in, keys out.
+"""The choice of finished samples that a lane runs next. Pure: values in, keys out.
 
 Invariants (tests/unit/interstage/test_interstage_policy.py):
-- a micro-group's size is a multiple of the lane's `multiple` and at least `micro_group`, except that released devices with nothing to do
-  take whatever is ready;
-- only samples that are ready are handed out, each once: oldest first to devices that still generate, longest first to released ones;
-- released devices take half of what is ready at once: large calls cost less per sample, small ones come last, when generation may end any time;
-- nothing is handed out to a lane with a full queue or, unless its devices are released, before the start condition holds; what is left
-  when generation ends is the host's.
+- a micro-group's size is a multiple of the lane's `multiple` and at least `micro_group`, except that released devices
+  with nothing to do take whatever is ready;
+- only samples that are ready are handed out, each once: oldest first to devices that still generate, longest first to
+  released ones;
+- released devices take half of what is ready at once: large calls cost less per sample, small ones come last, when
+  generation may end any time;
+- nothing is handed out to a lane with a full queue or, unless its devices are released, before the start condition
+  holds; what is left when generation ends is the host's.
 """
 
 from collections.abc import Sequence

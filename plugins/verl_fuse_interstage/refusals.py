@@ -1,4 +1,5 @@
-"""Configurations in which finished samples may not be streamed, unfinished ones not moved, or slices not built, refused before anything is started."""
+"""Configurations in which finished samples may not be streamed, unfinished ones not moved, or slices not built, refused
+before anything is started."""
 
 import math
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ _OFF = {
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from running with `fuse.interstage` as it is."""
+    """The reasons why this configuration cannot run with `fuse.interstage` as it is."""
     if get("fuse.interstage.enabled"):
         yield from _streaming(get)
         if get(THRESHOLD):
@@ -94,7 +95,8 @@ class _Copy:
     block: str
 
     def sequence_parallel(self, get: Get) -> tuple[str, int]:
-        """(key, size) of Ulysses as the engine reads it: the older key of actor and reference counts where it is above 1."""
+        """(key, size) of Ulysses as the engine reads it: the older key of actor and reference counts where it is above
+        1."""
         old = f"{self.engine}.ulysses_sequence_parallel_size"
         if self.engine != "critic" and (get(old) or 1) > 1:
             return old, get(old)
@@ -134,18 +136,25 @@ def _strategies(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
     for engine in dict.fromkeys((ACTOR, *(copy.engine for copy in copies))):
         strategy = get(f"{engine}.strategy")
         if strategy not in known:
-            allowed = f"{_SLICES} needs {' or '.join(filter(None, known))}, as the actor, or all of them megatron: copies of another engine's weights are not built"
+            allowed = (
+                f"{_SLICES} needs {' or '.join(filter(None, known))}, as the actor, or all of them megatron: copies of "
+                "another engine's weights are not built"
+            )
             yield Refusal(f"{engine}.strategy", strategy, allowed)
 
 
 def _megatron(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
-    """What a Megatron copy cannot be built with, or would compute otherwise. Its pipeline is no question: it divides that of its model."""
+    """Settings with which a Megatron copy cannot be built, or would compute other numbers. Its pipeline is no question:
+    it divides that of its model."""
     first, devices = None, _devices_each(get)
     for copy in copies:
         key = f"{copy.engine}.megatron.tensor_model_parallel_size"
         size = get(key) or 1
         if devices % size:
-            allowed = f"{_SLICES} needs a divisor of the {devices} devices of a rollout replica: a copy of another size rounds sums otherwise than its model"
+            allowed = (
+                f"{_SLICES} needs a divisor of the {devices} devices of a rollout replica: a copy of another size "
+                "rounds sums otherwise than its model"
+            )
             yield Refusal(key, size, allowed)
         elif first is not None and size != first[1]:
             allowed = f"{_SLICES} needs the size of {first[0]} ({first[1]}): Megatron's engines of one process share it"
@@ -156,7 +165,10 @@ def _megatron(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
         }
         yield from required_if_set(get, off)
     for model in (MODEL, *([f"{CRITIC}.model"] if has_critic(get) else [])):
-        adapters = f"{_SLICES} needs 0 with megatron: Megatron's adapters are merged into what a rollout gets, and a copy has none"
+        adapters = (
+            f"{_SLICES} needs 0 with megatron: Megatron's adapters are merged into what a rollout gets, and a copy has "
+            "none"
+        )
         off = {f"{model}.lora_rank": (0, adapters), f"{model}.lora.rank": (0, adapters)}
         off[f"{model}.mtp.enable"] = (
             False,
@@ -167,7 +179,10 @@ def _megatron(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
 
 def _fsdp(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
     yield from _adapters(get)
-    qat = f"{_SLICES} needs false: verl quantizes the weights of a trained engine only, so a copy would compute other numbers"
+    qat = (
+        f"{_SLICES} needs false: verl quantizes the weights of a trained engine only, so a copy would compute other "
+        "numbers"
+    )
     yield from required_if_set(
         get,
         {
@@ -184,7 +199,10 @@ def _adapters(get: Get) -> Iterator[Refusal]:
     for engine, model in ((ACTOR, MODEL), (CRITIC, f"{CRITIC}.model")):
         rank = get(f"{model}.lora_rank") or 0
         if rank > 0 and get(f"{engine}.strategy") not in (None, "fsdp2"):
-            allowed = f"{_SLICES} needs fsdp2 with {model}.lora_rank={rank}: FSDP1 has adapters and frozen weights in one flat parameter"
+            allowed = (
+                f"{_SLICES} needs fsdp2 with {model}.lora_rank={rank}: FSDP1 has adapters and frozen weights in one "
+                "flat parameter"
+            )
             yield Refusal(f"{engine}.strategy", get(f"{engine}.strategy"), allowed)
         for key in () if rank > 0 else (f"{model}.lora.rank", f"{model}.lora_adapter_path"):
             if get(key):
@@ -224,11 +242,15 @@ def _connector(get: Get) -> Iterator[Refusal]:
     params = get(TOLD)
     if params is None or (params and "{weights}" not in str(plain(params))):
         allowed = (
-            f"with a KV connector {TOLD} must say what it is told with a request, and {{weights}} must be in it: KV it keeps outside the engine would "
-            "otherwise be that of older weights (at least {}, for a connector that keeps none)"
+            f"with a KV connector {TOLD} must say what it is told with a request, and {{weights}} must be in it: KV it "
+            "keeps outside the engine would otherwise be that of older weights (at least {}, for a connector that "
+            "keeps none)"
         )
         yield Refusal(*((key, get(key)) if params is None else (TOLD, params)), allowed)
     migrates = get("fuse.interstage.enabled") and get(THRESHOLD)
     if migrates and "MooncakeStoreConnector" in str(plain(get(key))):
-        allowed = f"not with {THRESHOLD}: vLLM empties the whole Mooncake store when one replica is freed, while others load from it"
+        allowed = (
+            f"not with {THRESHOLD}: vLLM empties the whole Mooncake store when one replica is freed, while others load "
+            "from it"
+        )
         yield Refusal(key, get(key), allowed)

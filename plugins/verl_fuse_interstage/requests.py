@@ -1,4 +1,4 @@
-"""What became of a step's requests when replicas were freed. Pure: a timeline in, numbers out."""
+"""The fate of a step's requests when replicas were freed. Pure: a timeline in, numbers out."""
 
 from verl_fuse.spec.timeline import REQUEST, Timeline
 

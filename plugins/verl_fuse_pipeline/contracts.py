@@ -1,4 +1,4 @@
-"""What a fused update rests on: verl's Megatron engines and workers, Megatron's parallel state and steps, and
+"""The code that a fused update rests on: verl's Megatron engines and workers, Megatron's parallel state and steps, and
 the configuration refused.
 
 Asked for by runs that train fused; every fingerprint was taken, and the code behind it read, at verl 0.9.1

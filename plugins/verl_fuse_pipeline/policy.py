@@ -1,4 +1,4 @@
-"""Which schedule an update has."""
+"""The choice of an update's schedule."""
 
 from typing import Literal
 
@@ -22,7 +22,7 @@ def fused_schedule(problem: ScheduleProblem, wanted: Literal["auto", "fused"], s
 
 
 def serial_seconds(problem: ScheduleProblem) -> float:
-    """What the models take one after the other; without a limit on memory, as then each has all of it."""
+    """Seconds of the models one after the other; without a limit on memory, as then each has all of it."""
     return solve(
         ScheduleProblem(problem.ranks, problem.pipelines, None, problem.transfer), "serial", Budget(60.0)
     ).makespan

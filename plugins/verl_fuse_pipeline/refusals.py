@@ -1,4 +1,4 @@
-"""What a fused update does not do, refused before anything is started."""
+"""Configurations that a fused update does not serve, refused before anything is started."""
 
 import math
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _OFF = {
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from training both models in one pipeline."""
+    """The reasons why this configuration cannot train both models in one pipeline."""
     if enabled(get):
         yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} needs trainer.v1.trainer_mode=fuse")})
         yield from (_models(get) if has_critic(get) else _critic(get))

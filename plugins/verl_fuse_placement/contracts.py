@@ -1,4 +1,4 @@
-"""What a critic with devices of its own rests on: verl's pools and their parts, its critic's
+"""The code that a critic with devices of its own rests on: verl's pools and their parts, its critic's
 turn, and where metrics go.
 
 Asked for by runs that have one; every fingerprint was taken, and the code behind it read, at verl 0.9.1

@@ -20,7 +20,7 @@ def devices_of(get: Get) -> range | None:
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from having its critic where the block says."""
+    """The reasons why this configuration cannot have its critic where the block says."""
     devices = devices_of(get)
     if devices is None:
         return

@@ -1,8 +1,9 @@
-"""What the features of `realloc` rest on, each asked for by runs that use it.
+"""The code that the features of `realloc` rest on, each asked for by runs that use it.
 
-A sync of shards: how verl's worker hands weights to its rollout, what its engine holds, and the configuration refused. A change of layout: how verl
-builds an FSDP2 engine, which has to be done again, and what of it is kept. Every fingerprint was taken, and the code behind it read, at verl 0.9.1,
-vLLM 0.24.0 and 0.28.0, torch 2.11.0 and 2.13.0, megatron-core 0.16.1 and mbridge 0.15.1.
+A sync of shards: how verl's worker hands weights to its rollout, what its engine holds, and the configuration refused.
+A change of layout: how verl builds an FSDP2 engine, which has to be done again, and what of it is kept. Every
+fingerprint was taken, and the code behind it read, at verl 0.9.1, vLLM 0.24.0 and 0.28.0, torch 2.11.0 and 2.13.0,
+megatron-core 0.16.1 and mbridge 0.15.1.
 """
 
 from verl_fuse.host.upstream.targets import (
@@ -138,7 +139,8 @@ MEGATRON_SYNC_CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(MEGATRON_YAML, "override_transformer_config", dict),
 )
 LAYOUT_CONTRACTS: tuple[Contract, ...] = (
-    # What verl does to a module to train it in shards, done again over another mesh (layouts/change.py); what it keeps of the mesh.
+    # What verl does to a module to train it in shards, done again over another mesh (layouts/change.py); what it keeps
+    # of the mesh.
     Function("verl.utils.fsdp_utils:apply_fsdp2", "(model, fsdp_kwargs, config)", "e93a5faa3a7eb130"),
     Function(
         "verl.utils.fsdp_utils:_select_fsdp2_wrap_targets",

@@ -1,4 +1,4 @@
-"""What a sync of shards, and a change of layouts, does not do, refused before anything is started."""
+"""Configurations that a sync of shards, or a change of layouts, does not serve, refused before anything is started."""
 
 import json
 import os
@@ -20,7 +20,8 @@ _REQUIRED: dict[str, tuple[Any, str]] = {
     "trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} needs fuse: verl-fuse's workers send the shards"),
     f"{ROLLOUT}.name": ("vllm", f"{_NEEDS} needs vllm: what other engines load is not known here"),
 }
-# What must be off, and its value then: the rollout would load something else than the trained parameters, cut otherwise.
+# What must be off, and its value then: the rollout would load something else than the trained parameters, cut
+# otherwise.
 _OFF: dict[str, Any] = {
     f"{ROLLOUT}.quantization": None,
     f"{ROLLOUT}.data_parallel_size": 1,
@@ -29,8 +30,12 @@ _OFF: dict[str, Any] = {
     f"{ROLLOUT}.disaggregation.enabled": False,
     f"{MODEL}.mtp.enable": False,
 }
-_ADAPTERS = "0: with adapters verl's own sync sends the base once and then adapters alone, and whole adapters are what vLLM takes"
-# The same of each engine that is known here: its shards would be others than those known here, or not there at the time of a sync.
+_ADAPTERS = (
+    "0: with adapters verl's own sync sends the base once and then adapters alone, and whole adapters are what vLLM "
+    "takes"
+)
+# The same of each engine that is known here: its shards would be others than those known here, or not there at the time
+# of a sync.
 _OFF_IN: dict[str, dict[str, Any]] = {
     "fsdp2": {f"{ACTOR}.fsdp_config.qat.enable": False},
     "megatron": {
@@ -68,7 +73,7 @@ _STRATEGY = {"actor": "actor_rollout_ref.actor.strategy", "critic": "critic.stra
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from running with `fuse.realloc` as it is."""
+    """The reasons why this configuration cannot run with `fuse.realloc` as it is."""
     if syncs(get):
         yield from _shards(get)
     if scheduled(get):
@@ -81,7 +86,7 @@ def syncs(get: Get) -> bool:
 
 
 def _shards(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from sending shards to its rollout."""
+    """The reasons why this configuration cannot send shards to its rollout."""
     yield from required(get, _REQUIRED)
     engine = get(f"{ACTOR}.strategy")
     if engine not in _OFF_IN:
@@ -103,7 +108,7 @@ def _shards(get: Get) -> Iterator[Refusal]:
 
 
 def _layouts(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from changing layouts as its schedule says."""
+    """The reasons why this configuration cannot change layouts as its schedule says."""
     named: set[str] = set()
     for step, value in scheduled(get).items():
         key = f"{KEY}.{step}"
@@ -169,7 +174,10 @@ def _plan(key: str, path: str, get: Get) -> Iterator[Refusal]:
         if name not in FSDP_SIZE.values() and applied.get(name, get(name)) != value
     ]
     if others:
-        text = f"while a run goes on only {', '.join(sorted(FSDP_SIZE.values()))} can change; this plan also sets {', '.join(others[:5])}"
+        text = (
+            f"while a run goes on only {', '.join(sorted(FSDP_SIZE.values()))} can change; this plan also sets "
+            f"{', '.join(others[:5])}"
+        )
         yield Refusal(key, path, text + (f" and {len(others) - 5} more" if len(others) > 5 else ""))
     for model, name in FSDP_SIZE.items():
         if name in wanted:

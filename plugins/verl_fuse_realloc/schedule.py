@@ -21,7 +21,8 @@ FSDP_SIZE = {"actor": "actor_rollout_ref.actor.fsdp_config.fsdp_size", "critic":
 
 @dataclass(frozen=True)
 class LayoutSchedule:
-    """(first step, `fsdp_size` by model), in order of steps; the first entry is the configuration's, for models that later ones name."""
+    """(first step, `fsdp_size` by model), in order of steps; the first entry is the configuration's, for models that
+    later ones name."""
 
     entries: tuple[tuple[int, Mapping[str, int]], ...]
 
@@ -44,7 +45,7 @@ def scheduled(get: Get) -> Mapping[Any, Any]:
 
 
 def overrides_of(path: str) -> dict[str, Any]:
-    """What a plan file sets in verl's configuration."""
+    """The keys of verl's configuration that a plan file sets."""
     # ++ stands before keys that verl's YAML lacks.
     return {name.removeprefix("++"): value for name, value in Plan.read(Path(path)).overrides.items()}
 

@@ -1,4 +1,4 @@
-"""What speculation rests on: how vLLM makes a drafter and asks it, and the code that verifies drafts.
+"""The code of vLLM that speculation rests on: it makes a drafter, asks it, and verifies its drafts.
 
 That verification keeps the distribution is a promise: the code was read at vLLM 0.24.0 and 0.28.0, and other code is
 refused until it was read too.

@@ -1,4 +1,4 @@
-"""What makes vLLM draft from history: the arguments of an engine."""
+"""The engine arguments that make vLLM draft from history."""
 
 from typing import Any, Literal
 

@@ -1,5 +1,5 @@
-"""What was generated before, as drafts: the tokens that followed, earlier in this group of samples or elsewhere,
-what a sample ends with now.
+"""Earlier tokens as drafts: those that followed, in this group of samples or elsewhere, the tokens with which a sample
+ends now.
 
 A ring of nodes, one per token, each linked to the token before and after it in its sample, and by `CHAINS` to
 the last node before it whose last tokens are the same. A draft begins at the newest such nodes; they vote, and
@@ -59,7 +59,7 @@ class History:
 
     @classmethod
     def of_bytes(cls, size: int) -> "History":
-        """As many tokens as fit into `size` bytes."""
+        """The number of tokens that fit into `size` bytes."""
         return cls(max(size // NODE_BYTES, LONGEST))
 
     def add(self, tokens: Tokens, group: int, step: int, end: int = NOWHERE) -> int:

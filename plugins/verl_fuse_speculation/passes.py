@@ -1,4 +1,4 @@
-"""What speculation did, pass by pass: each drafter appends to a file of its own, the driver reads what is new.
+"""A record of speculation, pass by pass: each drafter appends to a file of its own, the driver reads what is new.
 
 Invariants (tests/unit/speculation/test_passes.py):
 - every pass is read once;
@@ -74,14 +74,14 @@ def append(path: Path, passes: Sequence[ForwardPass]) -> None:
 
 
 def in_tail(passes: np.ndarray) -> np.ndarray:
-    """Which passes of one replica in one step are those of its tail."""
+    """The passes of one replica that are those of its tail in one step."""
     busy = np.flatnonzero(passes["rows"] > TAIL_SHARE * passes["rows"].max(initial=0))
     return np.arange(len(passes)) > (busy[-1] if len(busy) else -1)
 
 
 def speculation_metrics(replicas: Iterable[np.ndarray]) -> dict[str, float]:
-    """Of a step's passes, by replica: how many there were, how many more without drafts, tokens of a sample per pass,
-    and what became of the drafts; of all passes, and of those of the tail."""
+    """Figures of a step's passes, by replica: how many there were, how many more without drafts, tokens of a sample per
+    pass, and what became of the drafts; of all passes, and of those of the tail."""
     found = [passes for passes in replicas if len(passes)]
     if not found:
         return {}
@@ -94,8 +94,8 @@ def speculation_metrics(replicas: Iterable[np.ndarray]) -> dict[str, float]:
 
 
 def pass_costs(replicas: Iterable[np.ndarray]) -> tuple[float, float] | None:
-    """Seconds of a pass, and of each token it computes, drafted ones included; None where the passes cannot tell. Those
-    that took in new samples are left out."""
+    """Seconds of a pass, and of each token it computes, drafted ones included; None where the passes cannot tell.
+    Passes that took in new samples are left out."""
     seconds, tokens = [np.empty(0)], [np.empty(0)]
     for passes in replicas:
         decodes = passes["rows"][1:] <= passes["rows"][:-1]

@@ -26,7 +26,7 @@ NEVER = 0.05
 
 @dataclass
 class Pays:
-    """What passes cost and how often drafts were accepted, lately."""
+    """The recent cost of passes, and how often drafts were accepted."""
 
     _sums: Floats = field(default_factory=lambda: np.zeros(5))
     _speed: float = 0.0

@@ -1,4 +1,4 @@
-"""Which prompt a sample belongs to, told from its tokens alone: vLLM's drafters see neither prompts nor requests.
+"""The prompt that a sample belongs to, told from its tokens alone: vLLM's drafters see neither prompts nor requests.
 
 A digest of tokens is made token by token, so that one walk over a sample has the digests of all its beginnings.
 

@@ -167,7 +167,7 @@ class HistoryProposer:
     def _match(
         self, before: dict[int, Running], sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens
     ) -> None:
-        """Which sample is in which row by now."""
+        """The sample of each row by now."""
         unmet, moved, skipped = dict(before), [], False
         for row, new in enumerate(sampled):
             if not new:

@@ -11,7 +11,7 @@ ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from running with `fuse.speculation` as it is."""
+    """The reasons why this configuration cannot run with `fuse.speculation` as it is."""
     if not get("fuse.speculation.enabled"):
         return
     yield from required(

@@ -96,7 +96,7 @@ def plan_both(recipe: Recipe, overrides: Sequence[str], home: Path) -> tuple[Pla
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """What the enclosed and its child processes print goes to stderr."""
+    """Output of the enclosed code and of its child processes goes to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

@@ -118,7 +118,7 @@ def refused_beside(config: DictConfig, overrides: Sequence[str], alone: Sequence
 
 
 def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, advice: Advice) -> list[str]:
-    """What to know before the advice is believed."""
+    """Notes that a reader needs before the advice is believed."""
     found = []
     if result.replay_error > TRUSTED:
         found.append(

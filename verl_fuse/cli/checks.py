@@ -1,4 +1,4 @@
-"""What is checked of a run before anything is started, made or renamed, whether it is then run
+"""The checks of a run before anything is started, made or renamed, whether it is then run
 or printed (`--dry-run`)."""
 
 import os

@@ -26,7 +26,7 @@ def read_cluster(text: str) -> Cluster:
 
 
 def price_of(cluster: Cluster) -> str:
-    """What a device and hour costs, and whether that is only the example that comes with the device."""
+    """The price of a device for an hour, and whether that is only the example that comes with the device."""
     price, name = cluster.price_per_device_hour, cluster.device.name
     if not price:
         return "costs nothing: the cluster has no price_per_device_hour"

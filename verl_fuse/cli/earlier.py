@@ -65,7 +65,7 @@ def resumed_step(config: DictConfig, run_dir: Path) -> int | None:
 def join(metrics: Path, resumed: int) -> None:
     """Put the records of steps up to `resumed`, logged by earlier runs, before those of the run that went on after it.
 
-    What both logged of a step is one record: a run that goes on may begin with a validation of the step it goes on
+    A step that both logged is one record: a run that goes on may begin with a validation of the step it goes on
     after. A FuseError names the line that cannot be read; the files then stay as they are.
     """
     found = _records(metrics)
@@ -91,7 +91,7 @@ def _numbered(file: Path, number: int) -> Path:
 
 
 def _records(file: Path) -> dict[int, dict[str, Any]]:
-    """What the file says of each step."""
+    """The file's record of each step."""
     found: dict[int, dict[str, Any]] = {}
     for step, data in read_records(file):
         found[step] = found.get(step, {}) | data

@@ -69,7 +69,7 @@ def _misused(error: Any) -> int:
 
 
 def _closed(error: OSError) -> int:
-    """stdout cannot be written. What is left in its buffer goes nowhere, or Python would
+    """stdout cannot be written. The rest of its buffer goes nowhere, or Python would
     complain once more when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

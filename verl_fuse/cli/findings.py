@@ -1,4 +1,4 @@
-"""What `verl-fuse doctor` checks: each check turns facts into findings, and every fault comes with its fix."""
+"""The checks of `verl-fuse doctor`: each check turns facts into findings, and every fault comes with its fix."""
 
 import os
 import platform
@@ -111,7 +111,7 @@ def plugins_load() -> Iterator[Finding]:
 
 
 def contracts() -> Iterator[Finding]:
-    """What verl-fuse and its plugins rest on upstream is there, as it was when it was read."""
+    """The upstream code that verl-fuse and its plugins rest on is there, as it was when it was read."""
     if installed("verl") is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""What every command prints where it is asked for JSON: one object on stdout, and nothing else there."""
+"""The output of every command that is asked for JSON: one object on stdout, and nothing else there."""
 
 import json
 import math

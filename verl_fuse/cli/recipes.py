@@ -1,7 +1,7 @@
 """`verl-fuse recipes`, and finding a shipped recipe: a folder with README.md, config.yaml, run.sh and run_baseline.sh.
 
-Recipes lie in `recipes/` of a checkout and in `verl_fuse_recipes/` of an installation. What the list shows is the block
-`recipe` of config.yaml.
+Recipes lie in `recipes/` of a checkout and in `verl_fuse_recipes/` of an installation. The list shows the block
+`recipe` of each config.yaml.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What keeps a run's configuration from running with more of verl-fuse switched on: the checks of the run
+"""The reasons why a run's configuration cannot run with more of verl-fuse switched on: the checks of the run
 itself, without starting one."""
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from verl_fuse.host.start.settings import load_settings
 
 
 def refused(config: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
-    """What is refused of `config` with these overrides (KEY=VALUE or +KEY=VALUE); none if it can run."""
+    """The refusals of `config` with these overrides (KEY=VALUE or +KEY=VALUE); none if it can run."""
     changed = deepcopy(config)
     OmegaConf.set_struct(changed, False)
     for override in overrides:

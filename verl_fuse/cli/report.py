@@ -1,4 +1,4 @@
-"""What a run achieved, read from the metrics file that verl's `file` logger writes: one JSON object
+"""The results of a run, read from the metrics file that verl's `file` logger writes: one JSON object
 {"step", "data"} a line."""
 
 import json
@@ -117,7 +117,7 @@ def hidden_seconds(records: list[tuple[int, Mapping[str, float]]]) -> float:
 
 
 def summary(records: list[tuple[int, Mapping[str, float]]]) -> Group:
-    """What `verl-fuse run` ends with: validation, if there was any, the stages of a step, and what was hidden."""
+    """The last lines of `verl-fuse run`: validation, if there was any, the stages of a step, and what was hidden."""
     parts: list[Table | str] = []
     if changes := validation_changes(records):
         parts.append(_validation(changes))

@@ -45,7 +45,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What will be run: the command that makes the task first (or None), the training command, and what
+    """A planned run: the command that makes the task first (or None), the training command, and what
     they add to the environment.
 
     `resumed` is the step of `run_dir` that the run goes on after (None: from the start), `going_on` what a run must be

@@ -185,7 +185,7 @@ def as_data(schedule: Schedule) -> dict[str, Any]:
 
 
 def _left(until: float) -> float:
-    """What is left of the time for the whole command; never nothing, so that every method returns a schedule."""
+    """The rest of the time for the whole command; never nothing, so that every method returns a schedule."""
     return max(LEAST_TIME_LIMIT, until - time.monotonic())
 
 

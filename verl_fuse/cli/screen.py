@@ -1,4 +1,5 @@
-"""What of a run's log is shown on the screen while it grows: phases of the start, a line per step, and what is wrong.
+"""The part of a run's log that the screen shows while it grows: phases of the start, a line per step, and what is
+wrong.
 
 verl's driver prints its own lines and, as Ray forwards them, those of every process behind "(Name
 pid=123)". Of these are shown:
@@ -54,7 +55,7 @@ class Screen:
         self._shown: str | None = None
 
     def shows(self, line: str) -> str | None:
-        """What is shown of a line of the log, None for nothing."""
+        """The shown part of a line of the log, None for nothing."""
         source, text = split(line)
         if self._shown == source and text.startswith("  - "):
             return text

@@ -314,7 +314,7 @@ def replayed(run_dir: Path, options: SimulationOptions) -> tuple[str, Replay, Si
 
 
 def show_advice(advice: Advice) -> None:
-    """What to switch on, and the lines that do it."""
+    """The features to switch on, and the lines that do it."""
     say(f"Verdict: {advice.sentence}.")
     if advice.features:
         typer.echo("Overrides to paste:\n  " + " \\\n  ".join(advice.overrides))

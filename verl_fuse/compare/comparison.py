@@ -159,7 +159,7 @@ def _curves(base: RunMetrics, fused: RunMetrics) -> Iterator[Curve]:
 
 
 def _common(base: RunMetrics, fused: RunMetrics, metrics: Sequence[str]) -> list[str]:
-    """Those that both runs logged of one step at least."""
+    """The metrics that both runs logged of one step at least."""
     return [metric for metric in metrics if base.metric(metric).keys() & fused.metric(metric).keys()]
 
 

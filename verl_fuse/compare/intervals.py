@@ -39,19 +39,19 @@ class Interval:
 
 
 def mean(values: Sequence[float]) -> Interval:
-    """Of the values of steps in their order."""
+    """The interval of the mean of steps' values, in their order."""
     series = np.asarray(values, np.float64)
     half = _half_width(series - series.mean())
     return _around(float(series.mean()), half)
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Of `second - first`, step by step: both hold the same steps."""
+    """The interval of `second - first`, step by step: both hold the same steps."""
     return mean(np.subtract(second, first).tolist())
 
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Of mean(second) / mean(first), step by step; all values > 0. By the delta method, in logarithms."""
+    """The interval of mean(second) / mean(first), step by step; all values > 0. By the delta method, in logarithms."""
     one, other = (np.asarray(values, np.float64) for values in (first, second))
     value = float(other.mean() / one.mean())
     half = _half_width(other / other.mean() - one / one.mean())
@@ -84,7 +84,7 @@ def autocorrelation(deviations: ArrayLike) -> float:
 
 
 def _half_width(deviations: NDArray[np.float64]) -> float | None:
-    """Of the mean of values with these deviations from it."""
+    """Half the interval of the mean of values with these deviations from it."""
     count = len(deviations)
     if count < 2:
         return None

@@ -1,4 +1,4 @@
-"""What a comparison reads of a run: verl's metrics by step.
+"""The part of a run that a comparison reads: verl's metrics by step.
 
 Invariants (tests/unit/compare/test_comparison.py):
 - the stages of a step and "other" add up to the step;

@@ -1,4 +1,4 @@
-"""What a comparison says, in one sentence and a few notes.
+"""The result of a comparison, in one sentence and a few notes.
 
 Invariants (tests/unit/compare/test_verdict.py):
 - a difference is claimed only where the 95 % interval excludes "none"; without an interval nothing is claimed;
@@ -44,7 +44,7 @@ def at_least(found: Comparison, wanted: float) -> tuple[bool, str]:
 
 
 def notes(found: Comparison) -> Iterator[str]:
-    """What to know before the verdict is believed."""
+    """Notes that a reader needs before the verdict is believed."""
     base, fused = found.base, found.fused
     if fused.stock:
         yield f"{fused.name} logged no metric of verl-fuse: it is a run of stock verl."
@@ -70,7 +70,7 @@ def notes(found: Comparison) -> Iterator[str]:
 
 
 def compared(found: Comparison) -> str:
-    """Which steps' times are compared."""
+    """The steps whose times are compared."""
     count, left_out = len(found.steps), found.warm_up
     first, last = found.steps[0], found.steps[-1]
     which = f"1 step compared, {first}" if count == 1 else f"{count} steps compared, {first} to {last}"
@@ -87,7 +87,8 @@ def interval_text(interval: Interval, digits: int = 2, form: str = "") -> str:
 
 
 def difference_text(interval: Interval) -> str:
-    """As `interval_text`, with signs, and as many digits as tell the bounds apart: "+0.013 [-0.003, +0.028]"."""
+    """The text of `interval_text`, with signs, and as many digits as tell the bounds apart: "+0.013 [-0.003,
+    +0.028]"."""
     spread = interval.high - interval.low if interval.low is not None and interval.high is not None else 0.0
     size = spread or abs(interval.value)
     return interval_text(interval, 3 if size == 0 else min(max(0, 1 - math.floor(math.log10(size))), 12), "+")

@@ -12,7 +12,7 @@ from verl_fuse.spec.cluster import Device
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What a device reaches of its peak figures, as fractions: matrix products, attention,
+    """The fractions of its peak figures that a device reaches: matrix products, attention,
     memory, links between devices."""
 
     matmul: float
@@ -23,7 +23,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class EngineFloors:
-    """What the software adds, in seconds.
+    """Seconds that the software adds.
 
     The least one block takes in a forward (`block`) and in a decode step (`decode_block`); one collective between
     tensor ranks; one decode step, and each sequence running in it; one request; one inference or training call, each of

@@ -56,7 +56,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
 
 
 def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model, cost: ProfiledCost) -> float:
-    """What an inference or training stage of a recorded step takes by `cost`, in padded micro-batches."""
+    """Seconds by `cost` of an inference or training stage of a recorded step, in padded micro-batches."""
     model = actor.as_value_model() if stage in (VALUES, UPDATE_CRITIC) else actor
     layout, mesh, count = Layout(dp=run.ranks), Mesh(0, run.ranks), run.microbatches(stage, step)
     batch = Batch.padded(step.lengths, run.micro_batch[stage])
@@ -66,7 +66,7 @@ def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model
 
 
 def generation_seconds(step: RecordedStep, actor: Model, cost: ProfiledCost) -> float:
-    """What the slowest replica of a recorded step takes by `cost`, if all its requests start together."""
+    """Seconds by `cost` of the slowest replica of a recorded step, if all its requests start together."""
     replicas, seconds = np.array(step.replicas), 0.0
     for replica in np.unique(replicas):
         prompts, responses = (np.array(x)[replicas == replica] for x in (step.prompts, step.responses))

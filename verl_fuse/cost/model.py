@@ -1,4 +1,4 @@
-"""What a cost model answers. Everything is in seconds, bytes and tokens.
+"""The questions that a cost model answers. Everything is in seconds, bytes and tokens.
 
 Invariants (tests/unit/cost/test_cost_model.py):
 - `Batch.of(lengths).split(n)` keeps the totals: n parts of it sum to the whole;
@@ -41,7 +41,8 @@ class Batch:
 
     @classmethod
     def padded(cls, lengths: np.ndarray, size: int) -> "Batch":
-        """As computed without sequence packing: every `size` sequences in turn, each as long as the longest of them."""
+        """The batch as computed without sequence packing: every `size` sequences in turn, each as long as the longest
+        of them."""
         array = np.asarray(lengths, dtype=np.float64)
         longest = [array[start : start + size].max() for start in range(0, array.size, size)]
         return cls.of(np.repeat(longest, size)[: array.size])
@@ -70,12 +71,12 @@ class Memory:
 
     @property
     def static(self) -> float:
-        """What is there between calls."""
+        """Bytes that stay between calls."""
         return 0.0 if self.offloaded else self.model
 
     @property
     def active(self) -> float:
-        """What comes on top while the call runs."""
+        """Bytes that come on top while the call runs."""
         return self.activations + self.kv + self.buffers + (self.model if self.offloaded else 0.0)
 
     @property

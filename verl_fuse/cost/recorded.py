@@ -1,4 +1,4 @@
-"""What a recorded run says about the software around the models: seconds of its stages, and
+"""The software around the models, as a recorded run shows it: seconds of its stages, and
 the lengths they worked on."""
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What `verl-fuse profile` measured, as a file.
+"""The measurements of `verl-fuse profile`, as a file.
 
 Invariants (tests/unit/cost/test_table.py):
 - `ProfileTable.from_json(table.to_json())` says the same;
@@ -36,7 +36,7 @@ PARTS: tuple[tuple[Part, Pass], ...] = (
     ("head", "backward"),
     ("head", "decode"),
 )
-"""What is measured of a model. In a decode pass a length is the context that is there already, and each
+"""The measured parts of a model. In a decode pass a length is the context that is there already, and each
 sequence gets one new token."""
 
 

@@ -55,7 +55,7 @@ def place_critic(trainer: Any) -> None:
 
 
 def deferred_critic(trainer: Any) -> DeferredCritic:
-    """What trains the critic beside the stages that follow, on a lane of its own."""
+    """The part that trains the critic beside the stages that follow, on a lane of its own."""
     journal, fields = trainer.journal, [*READ_FIELDS, *LEARNED_FIELDS]
     if trainer.processor is not None:
         fields.append("multi_modal_inputs")
@@ -105,7 +105,7 @@ def exports_on_devices(config: Any) -> bool:
 
 
 def extra_info(trainer: Any) -> Mapping[str, Any]:
-    """What a batch carries to the workers besides its rows."""
+    """Values that a batch carries to the workers besides its rows."""
     return {"temperature": trainer.config.actor_rollout_ref.rollout.temperature}
 
 
@@ -137,7 +137,7 @@ def _data_parallel_size(trainer: Any, stage: Stage) -> int:
 
 
 def exported_whole(actor: Any) -> list[Any]:
-    """What the worker group `actor` leaves of its model for standalone replicas, in its order; a
+    """The parameters that the worker group `actor` leaves for standalone replicas, in its order; a
     collective of its workers."""
     turns = zip_longest(*actor.export_whole())
     return [bucket for turn in turns for bucket in turn if bucket is not None]
@@ -162,7 +162,7 @@ def build_standalone(trainer: Any, most: int, launch_timeout: float) -> Standalo
 
 
 def _critic_configuration(trainer: Any) -> Any:
-    """What verl gives the critic's workers: its configuration is put together in `_setup` alone."""
+    """The configuration of the critic's workers: verl's configuration is put together in `_setup` alone."""
     pool = trainer.resource_pool_manager.get_resource_pool(Role.Critic)
     return trainer.resource_pool_to_cls[pool][str(Role.Critic)].kwargs["config"]
 

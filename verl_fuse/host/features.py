@@ -1,5 +1,5 @@
-"""What plugins get at `fuse_setup`: the run's configuration, what is known of its replicas, and one method per
-feature they may switch on."""
+"""The object that plugins get at `fuse_setup`: the run's configuration, what is known of its replicas, and one method
+per feature they may switch on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -48,7 +48,7 @@ class Features:
         return self._trainer.replicas.devices_each
 
     def training_memory(self) -> Mapping[str, Sequence[RankMemory]]:
-        """What the ranks of the trained models say of their memory, in order of rank. Needs FSDP."""
+        """The memory of the trained models' ranks, as they tell it, in order of rank. Needs FSDP."""
         lane = self._trainer.lane
         return {
             model: lane.wait(lane.submit(group.report_memory, "report_memory"), "report_memory")

@@ -63,7 +63,7 @@ def recording_worker_class(role: str, base: type, first: int = 0) -> type:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def report_memory(self: Any) -> Any:
-        """What this rank says of its memory, see weights/memory.py."""
+        """The memory of this rank, as it tells it, see weights/memory.py."""
         from verl_fuse.host.weights.memory import rank_memory, store_bytes
 
         node = ray.get_runtime_context().get_node_id()

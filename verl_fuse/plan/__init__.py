@@ -1,1 +1,2 @@
-"""Which devices and which layout each model call of a step gets: legal options, exact evaluation, search with a bound."""
+"""The devices and the layout of each model call of a step: legal options, exact evaluation, search with a
+bound."""

@@ -1,12 +1,13 @@
 """Lower bounds on the seconds per step of every plan that completes a partial one.
 
-The graph falls into blocks in series (in PPO: generation, inference, training): everything in a block waits for everything in the block
-before. Per block, none of these can be beaten: its longest chain; its work spread over all devices; the calls fixed on one device, one after
-another; two or three unordered calls on any numbers of devices, those that do not fit beside each other one after the other. The blocks add up. Moves of weights of already fixed calls
+The graph falls into blocks in series (in PPO: generation, inference, training): everything in a block waits for
+everything in the block before. Per block, none of these can be beaten: its longest chain; its work spread over all
+devices; the calls fixed on one device, one after another; two or three unordered calls on any numbers of devices, those
+that do not fit beside each other one after the other. The blocks add up. Moves of weights of already fixed calls
 lengthen the path through the train call they wait for. Independently, no device can be busy for longer than a step.
 
-A deferred call is in no block, since the next step does not wait for it. Independently, it and a call that uses its weights take turns, step after step, and
-the work of all calls has to fit on all devices.
+A deferred call is in no block, since the next step does not wait for it. Independently, it and a call that uses its
+weights take turns, step after step, and the work of all calls has to fit on all devices.
 
 Invariant (tests/unit/plan/test_bound.py): the bound of a partial plan never exceeds the exact time of any completion.
 """
@@ -23,7 +24,7 @@ from verl_fuse.plan.tables import PlanTables, Scalar
 
 
 class Relaxation(NamedTuple):
-    """What a bound needs besides the tables: per call the least over its options, and the blocks in series."""
+    """The data of a bound besides the tables: per call the least over its options, and the blocks in series."""
 
     lowest: NDArray[np.float64]  # n, seconds
     lowest_area: NDArray[np.float64]  # n, devices x seconds
@@ -67,7 +68,8 @@ def relax(t: PlanTables) -> Relaxation:
 def raise_floor(
     within: NDArray[np.float64], block: NDArray[np.int64], ordered: NDArray[np.bool_], floor: NDArray[np.float64]
 ) -> None:
-    """Raise the floor of each block to what three of its unordered calls need; rows of `within` that are nan are left out."""
+    """Raise the floor of each block to what three of its unordered calls need; rows of `within` that are nan are left
+    out."""
     n = block.size
     for a in range(n):
         for b in range(a + 1, n):
@@ -82,7 +84,8 @@ def raise_floor(
 
 
 def _blocks(ordered: NDArray[np.bool_], deferred: int) -> NDArray[np.int64]:
-    """Cut the calls (in topological order) wherever everything before the cut is ordered before everything after it, the deferred one left out."""
+    """Cut the calls (in topological order) wherever everything before the cut is ordered before everything after it,
+    the deferred one left out."""
     n = ordered.shape[0]
     block = np.full(n, -1, np.int64)
     # Ancestors come first; calls of one depth are interchangeable.
@@ -110,7 +113,8 @@ def tightened_bound(
     lowest_area: NDArray[np.float64],
     floor: NDArray[np.float64],
 ) -> float:
-    """The bound if free calls take at least `lowest` seconds and `lowest_area` devices x seconds (n), and a block at least its `floor` (n)."""
+    """The bound if free calls take at least `lowest` seconds and `lowest_area` devices x seconds (n), and a block at
+    least its `floor` (n)."""
     n = choice.size
     blocks = 0
     for c in range(n):
@@ -168,7 +172,8 @@ def _beside(
     lowest: NDArray[np.float64],
     lowest_area: NDArray[np.float64],
 ) -> Scalar:
-    """What a step takes with a deferred call, whatever is beside it: all work on all devices, and its turns with those that use its weights."""
+    """Seconds of a step with a deferred call, whatever is beside it: all work on all devices, and its turns with those
+    that use its weights."""
     work = 0.0
     late = t.deferred
     trains = lowest[late] if choice[late] < 0 else t.seconds[choice[late]]

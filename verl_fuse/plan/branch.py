@@ -1,6 +1,7 @@
 """Depth-first branch and bound over the options of one call after another, heaviest call first.
 
-What is fixed takes memory; near the root the least seconds of the free calls are therefore taken over the options that still fit.
+Fixed calls take memory; near the root the least seconds of the free calls are therefore taken over the options that
+still fit.
 
 Invariants (tests/unit/plan/test_search.py):
 - a finished search has proved its bound: no plan of the space beats `incumbent * (1 - tolerance)`;
@@ -94,7 +95,8 @@ def start(r: Relaxation, best: NDArray[np.int64], seconds: float) -> BranchState
 
 
 def advance(t: PlanTables, r: Relaxation, k: Candidates, s: BranchState, tolerance: float, nodes: int) -> bool:
-    """Look at up to `nodes` further nodes, in place; True if it stopped because `s.choice` needs a move that is not filled in."""
+    """Look at up to `nodes` further nodes, in place; True if it stopped because `s.choice` needs a move that is not
+    filled in."""
     level, seconds, used, stopped = _advance(
         t, r, k, s.order, s.pointer, s.choice, s.lowest, s.area, s.floor, s.best, s.level, s.seconds, tolerance, nodes
     )
@@ -103,7 +105,8 @@ def advance(t: PlanTables, r: Relaxation, k: Candidates, s: BranchState, toleran
 
 
 def open_bound(k: Candidates, state: BranchState) -> float:
-    """The least bound of what is not yet looked at (infinite after the end): that of the current choice of the first call."""
+    """The least bound of what is not yet looked at (infinite after the end): that of the current choice of the first
+    call."""
     if state.finished:
         return np.inf
     first = state.order[0]

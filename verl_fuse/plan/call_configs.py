@@ -1,8 +1,10 @@
-"""Every configuration worth considering for a call: legal layouts, micro-batchings, offload; what each takes by the cost model.
+"""Every configuration worth considering for a call: legal layouts, micro-batchings, offload; what each takes by the
+cost model.
 
 Invariants (tests/unit/plan/test_call_configs.py):
 - an option that needs more than the limit on its own is left out;
-- of two options with the same mesh size and layout, none is kept that needs as much of everything as the other, or more;
+- of two options with the same mesh size and layout, none is kept that needs as much of everything as the other, or
+  more;
 - for a role without a train call the layout does not matter either, because its weights never move.
 """
 
@@ -101,7 +103,8 @@ def compute(
 
 
 def _pareto(options: Sequence[CallConfig]) -> list[CallConfig]:
-    """Those that no other one equals or beats in seconds, resident, active and copied bytes; the first of equals."""
+    """The options that no other one equals or beats in seconds, resident, active and copied bytes; the first of
+    equals."""
     kept: list[CallConfig] = []
     for config in sorted(options, key=lambda w: (w.needs, w.microbatches)):
         if not any(all(a <= b for a, b in zip(other.needs, config.needs, strict=True)) for other in kept):

@@ -1,4 +1,4 @@
-"""What a plan costs a search, and what it could cost with another option for one call."""
+"""The cost of a plan for a search, and its cost with another option for one call."""
 
 import numpy as np
 from numba import njit
@@ -13,7 +13,8 @@ OVERFULL = 1e9
 
 @njit(cache=True)
 def cost(t: PlanTables, choice: NDArray[np.int64]) -> float:
-    """Seconds per step; OVERFULL * (1 + share of the limit it needs) for a plan that does not fit; infinite if a move is not filled in."""
+    """Seconds per step; OVERFULL * (1 + share of the limit it needs) for a plan that does not fit; infinite if a move
+    is not filled in."""
     if unfilled(t, choice) >= 0:
         return np.inf
     return optimistic_cost(t, choice)

@@ -1,7 +1,8 @@
-"""Drop options of calls whose weights never move that are no better in anything than another one on a part of their devices.
+"""Drop options of calls whose weights never move that are no better in anything than another one on a part of their
+devices.
 
-Calls that become ready together start in a fixed order, each when its devices are free. A shorter call on fewer of the same devices therefore
-delays nothing, and the best plan needs no dropped option.
+Calls that become ready together start in a fixed order, each when its devices are free. A shorter call on fewer of the
+same devices therefore delays nothing, and the best plan needs no dropped option.
 
 Invariant (tests/unit/plan/test_search.py): the best plan of a space takes as long without its dominated options.
 """

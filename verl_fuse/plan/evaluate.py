@@ -1,14 +1,16 @@
-"""What a plan takes: seconds per step and bytes per device, exactly, in about a microsecond.
+"""The cost of a plan: seconds per step and bytes per device, exactly, in about a microsecond.
 
-A step is the dataflow graph of its calls. A call whose placement differs from that of its role's train call is preceded by a move of the
-weights, which occupies both meshes and may start once that train call of the step before has ended. An event queue takes the node that
-is ready first (ties: order of the workload) and starts it when every device of its mesh is free. Calls without predecessors wait for all
-calls of the step before, but for a train call that is deferred: those that use its weights wait for it, and of calls that are ready at once it is the
-last. Steps are unrolled until one follows another in the same rhythm; the last one, from the end of what is waited for to the next, is the answer.
+A step is the dataflow graph of its calls. A call whose placement differs from that of its role's train call is preceded
+by a move of the weights, which occupies both meshes and may start once that train call of the step before has ended. An
+event queue takes the node that is ready first (ties: order of the workload) and starts it when every device of its mesh
+is free. Calls without predecessors wait for all calls of the step before, but for a train call that is deferred: those
+that use its weights wait for it, and of calls that are ready at once it is the last. Steps are unrolled until one
+follows another in the same rhythm; the last one, from the end of what is waited for to the next, is the answer.
 
 Invariants (tests/unit/plan/test_evaluate.py):
 - no two nodes overlap in time on a device;
-- a call starts after its predecessors, its move and, without predecessors, the whole step before, a deferred call left out;
+- a call starts after its predecessors, its move and, without predecessors, the whole step before, a deferred call left
+  out;
 - a call starts after the deferred call of the step before whose weights it uses;
 - two nodes on disjoint meshes do not wait for each other unless the graph says so.
 """
@@ -25,7 +27,8 @@ EVALUATED_STEPS = 2  # the second step of a plan repeats for ever (tested on ran
 
 @njit(cache=True, inline="always")
 def move_seconds(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
-    """Seconds to give option `user` the weights of the train option `train`; 0 if they share the placement, nan if not filled in yet."""
+    """Seconds to give option `user` the weights of the train option `train`; 0 if they share the placement, nan if not
+    filled in yet."""
     if t.placement[train] == t.placement[user]:
         return 0.0
     return t.moves[move_index(t, train, user)]

@@ -2,10 +2,13 @@
 
 What it can run (the invariants; tests/unit/plan/test_executable.py):
 - actor, critic and reference share one pool of devices; a reward model may have a pool of its own;
-- on Megatron they share one layout as well: colocated engines silently take the first one's (verl/workers/engine/megatron);
-- on FSDP a role is sharded over the whole pool, with its own sequence-parallel size; inference runs in the layout of training;
+- on Megatron they share one layout as well: colocated engines silently take the first one's
+  (verl/workers/engine/megatron);
+- on FSDP a role is sharded over the whole pool, with its own sequence-parallel size; inference runs in the layout of
+  training;
 - rollout replicas are tensor parallel within a node, with weights of their own; so is the reward model's engine;
-- what a feature refuses at run time (plugins/verl_fuse_pipeline/refusals.py, plugins/verl_fuse_interstage) is not planned for it.
+- what a feature refuses at run time (plugins/verl_fuse_pipeline/refusals.py, plugins/verl_fuse_interstage) is not
+  planned for it.
 """
 
 import dataclasses
@@ -56,7 +59,8 @@ def best_executable(
     features: Collection[str] = (),
     report: Callable[[str], None] = lambda text: None,
 ) -> SearchResult:
-    """The best plan over pools and trainer layouts that the features allow; a FuseError says how much memory would do if none fits.
+    """The best plan over pools and trainer layouts that the features allow; a FuseError says how much memory would do
+    if none fits.
 
     Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
     """
@@ -86,13 +90,15 @@ def best_executable(
     demanded = "".join(f" with feature {name} ({DEMANDS[name]})" for name in features)
     if space is None:
         raise FuseError(
-            f"{strategy} on {cost.cluster.devices} devices{demanded}: no layout divides the models, the {workload.sequences} sequences of a step and their {workload.minibatches} mini-batches"
+            f"{strategy} on {cost.cluster.devices} devices{demanded}: no layout divides the models, the "
+            f"{workload.sequences} sequences of a step and their {workload.minibatches} mini-batches"
         )
     fastest = min(found, key=lambda f: f.seconds)
     if not fastest.feasible:
         limit = space.tables.limit
         raise FuseError(
-            f"{strategy}{demanded}: no plan fits into {limit / GIB:.1f} GiB per device; the leanest one needs {bytes_needed(space.tables, fastest.seconds) / GIB:.1f} GiB"
+            f"{strategy}{demanded}: no plan fits into {limit / GIB:.1f} GiB per device; the leanest one needs "
+            f"{bytes_needed(space.tables, fastest.seconds) / GIB:.1f} GiB"
         )
     return dataclasses.replace(
         fastest,
@@ -108,7 +114,8 @@ def best_executable(
 def spaces(
     workload: Workload, cost: AnalyticCost, strategy: Strategy, features: Collection[str] = ()
 ) -> Iterator[PlanSpace]:
-    """One space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload and rollout layout."""
+    """One space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload and
+    rollout layout."""
     rollout = dataclasses.replace(cost, sharding="optimizer")
     generation = GenerationEstimates(workload, rollout)
     # Memory is not checked here, so that the search can say how much would do.
@@ -152,7 +159,8 @@ def _space(
 
 
 def _pools(workload: Workload, cluster: Cluster, shared: bool) -> Iterator[DevicePools]:
-    """One pool for all, unless the reward model shares with none, or whole nodes (of a single node: devices) for the reward model."""
+    """One pool for all, unless the reward model shares with none, or whole nodes (of a single node: devices) for the
+    reward model."""
     if shared or workload.reward is None:
         yield DevicePools(Mesh(0, cluster.devices), None)
     if workload.reward is None:

@@ -25,8 +25,8 @@ MOST_PLANNED_DEVICES = 4096
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """strategies: verl's engines to choose from, none for the plan that reallocation could reach. weight: 1 is time, 0 is money. time_limit:
-    seconds for everything."""
+    """strategies: verl's engines to choose from, none for the plan that reallocation could reach. weight: 1 is time, 0
+    is money. time_limit: seconds for everything."""
 
     strategies: tuple[Strategy, ...] = STRATEGIES
     features: tuple[str, ...] = ()
@@ -78,7 +78,8 @@ def make_plan(
 
 
 def checked(workload: Workload, cost: AnalyticCost, request: PlanRequest) -> PlanRequest:
-    """The request, its engines narrowed to those that can serve it; a FuseError, before anything is compiled or searched, where none can."""
+    """The request, its engines narrowed to those that can serve it; a FuseError, before anything is compiled or
+    searched, where none can."""
     if not 0.0 <= request.weight <= 1.0:
         raise FuseError(f"weight={request.weight}: needs 0 (money) to 1 (time)")
     if cost.cluster.devices > MOST_PLANNED_DEVICES:
@@ -96,15 +97,18 @@ def _deferring(workload: Workload, request: PlanRequest) -> None:
         )
     if request.strategies:
         raise FuseError(
-            "feature placement: executable plans have all models on all devices; needs --ideal, or `verl-fuse simulate`, which says what fuse.placement gains"
+            "feature placement: executable plans have all models on all devices; needs --ideal, or `verl-fuse "
+            "simulate`, which says what fuse.placement gains"
         )
 
 
 def _pipelined(workload: Workload, request: PlanRequest) -> PlanRequest:
-    """Of the engines asked for only those that can train actor and critic as one pipeline; a FuseError where nothing can."""
+    """Of the engines asked for only those that can train actor and critic as one pipeline; a FuseError where nothing
+    can."""
     if workload.critic is None:
         raise FuseError(
-            f"feature pipeline: trains actor and critic together, and algorithm={workload.algorithm} has no critic; needs ppo"
+            f"feature pipeline: trains actor and critic together, and algorithm={workload.algorithm} has no critic; "
+            "needs ppo"
         )
     if "megatron" not in request.strategies:
         asked = f"strategy={', '.join(request.strategies)}" if request.strategies else "an ideal plan"
@@ -161,7 +165,8 @@ def _made(
         overrides=overrides,
         predicted=predicted(found),
     )
-    # A threshold counts on inference on released devices (fuse.interstage.layout=slices), which plans for Megatron do not.
+    # A threshold counts on inference on released devices (fuse.interstage.layout=slices), which plans for Megatron do
+    # not.
     if "interstage" in request.features and strategy != "megatron":
         plan = replace(plan, migration_threshold=threshold(workload, plan, cost))
     if "pipeline" in request.features:

@@ -18,7 +18,8 @@ SEED = 0
 
 @dataclass(frozen=True)
 class GenerationEstimates:
-    """The generation call of a workload. Every layout is timed on the same drawn lengths, so that they compare fairly."""
+    """The generation call of a workload. Every layout is timed on the same drawn lengths, so that they compare
+    fairly."""
 
     workload: Workload
     cost: CostModel

@@ -1,7 +1,8 @@
-"""Metropolis search over plans: ReaL's method (arXiv 2406.14088, section 5), the fallback and the yardstick of our search.
+"""Metropolis search over plans: ReaL's method (arXiv 2406.14088, section 5), the fallback and the yardstick of our
+search.
 
-The temperature falls geometrically from 10 % to 0.001 % of the first plan's time over the time given. The published code compares
-costs in units in which nearly every move is accepted; relative temperatures do not depend on the unit.
+The temperature falls geometrically from 10 % to 0.001 % of the first plan's time over the time given. The published
+code compares costs in units in which nearly every move is accepted; relative temperatures do not depend on the unit.
 """
 
 import time
@@ -29,7 +30,8 @@ def metropolis(
     hot: float = FIRST_TEMPERATURE,
     seed: int = 0,
 ) -> tuple[NDArray[np.int64], float, int]:
-    """Best plan of these options found, its cost (see descent.cost) and the number of proposals; `hot` is the first temperature over the first cost."""
+    """Best plan of these options found, its cost (see descent.cost) and the number of proposals; `hot` is the first
+    temperature over the first cost."""
     t = space.tables
     choice, best = begin.copy(), begin.copy()
     space.fill(move, begin)
@@ -76,10 +78,11 @@ def _walk(
     temperature: float,
     most: int,
 ) -> tuple[float, float, int, int, int, float]:
-    """Up to `most` proposals, each a random option of a random call. Stops at one that needs a move that is not filled in.
+    """Up to `most` proposals, each a random option of a random call. Stops at one that needs a move that is not filled
+    in.
 
-    Returns costs of `choice` and `best`, proposals made, and for the one it stopped at the call, its option before and the cost up to which
-    it is accepted; call -1 if there is none.
+    Returns costs of `choice` and `best`, proposals made, and for the one it stopped at the call, its option before and
+    the cost up to which it is accepted; call -1 if there is none.
     """
     for i in range(most):
         c = np.random.randint(choice.size)

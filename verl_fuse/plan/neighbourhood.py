@@ -1,6 +1,7 @@
 """Choose three calls of a plan anew, exactly, while the others stay; again until no three of them can be improved.
 
-Invariant (tests/unit/plan/test_search.py): the plan never gets slower, and if time does not run out no choice of up to `FREED_CALLS` calls improves it.
+Invariant (tests/unit/plan/test_search.py): the plan never gets slower, and if time does not run out no choice of up to
+`FREED_CALLS` calls improves it.
 """
 
 import time
@@ -29,7 +30,8 @@ def improve(
     seconds: float,
     until: float,
 ) -> tuple[NDArray[np.int64], float]:
-    """The improved plan and its exact seconds, no later than the time `until` of the monotonic clock; `plan` must fit."""
+    """The improved plan and its exact seconds, no later than the time `until` of the monotonic clock; `plan` must
+    fit."""
     calls = range(plan.size)
     neighbourhoods = list(combinations(calls, min(FREED_CALLS, plan.size)))
     at = since = 0

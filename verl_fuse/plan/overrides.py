@@ -1,9 +1,11 @@
 """A plan as keys of verl 0.9.1's configuration.
 
 Invariants (tests/integration/test_plan_overrides.py):
-- every other key exists in verl's own configuration, and verl's checks accept the values, for PPO and GRPO on FSDP and Megatron;
+- every other key exists in verl's own configuration, and verl's checks accept the values, for PPO and GRPO on FSDP and
+  Megatron;
 - a key that verl reads but its YAML lacks begins with ++, as on Hydra's command line;
-- roles that verl ties together get the same values; interpolated keys are named themselves, because a plan is applied after they are resolved.
+- roles that verl ties together get the same values; interpolated keys are named themselves, because a plan is applied
+  after they are resolved.
 """
 
 import math
@@ -49,7 +51,8 @@ def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, cho
     }
     if "critic_train" in chosen:
         critic = chosen["critic_train"][2]
-        # verl trains the critic with the budget of its inference (trainer_base.py, _setup): the smaller one is safe for both.
+        # verl trains the critic with the budget of its inference (trainer_base.py, _setup): the smaller one is safe for
+        # both.
         tokens = min(_tokens(workload, critic, workload.minibatches), _tokens(workload, chosen["critic_infer"][2], 1))
         found |= {
             **engine("critic", "fsdp", critic, True),
@@ -71,7 +74,8 @@ def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, cho
 
 
 def workload_overrides(workload: Workload) -> dict[str, Setting]:
-    """The keys that make verl train what the plan was made for; where models and data are, `path_overrides` leaves open."""
+    """The keys that make verl train what the plan was made for; where models and data are, `path_overrides` leaves
+    open."""
     found: dict[str, Setting] = {
         "algorithm.adv_estimator": "gae" if workload.algorithm == "ppo" else "grpo",
         "data.train_batch_size": workload.prompts,
@@ -105,7 +109,8 @@ def path_overrides(workload: Workload) -> dict[str, Setting]:
 
 
 def feature_overrides(plan: Plan) -> dict[str, Setting]:
-    """The keys that switch on what the plan counts on. They are none of its own overrides: `fuse.plan` wants the features to be on."""
+    """The keys that switch on what the plan counts on. They are no part of the plan's own overrides: `fuse.plan` wants
+    the features to be on."""
     found: dict[str, Setting] = {f"fuse.{name}.enabled": True for name in plan.features}
     if "interstage" in plan.features and plan.strategy == "fsdp":
         found["fuse.interstage.layout"] = "slices"

@@ -1,7 +1,8 @@
 """The least time in which three unordered calls can be done, each on a number of devices of its choice.
 
-Two calls that together need more devices than there are run one after the other. If any two of three can run at once but not all three,
-then still two of them run one after the other: intervals that overlap pairwise have a point in common.
+Two calls that together need more devices than there are run one after the other. If any two of three can run at once
+but not all three, then still two of them run one after the other: intervals that overlap pairwise have a point in
+common.
 
 Invariant (tests/unit/plan/test_packing.py): no placement of three calls on a row of devices is faster.
 """
@@ -15,7 +16,8 @@ from verl_fuse.plan.tables import Scalar
 
 @njit(cache=True)
 def three_calls(a: NDArray[np.float64], b: NDArray[np.float64], c: NDArray[np.float64]) -> float:
-    """Each array: least seconds on at most so many devices, index 0 to all devices, infinite where nothing fits; not increasing."""
+    """Each array: least seconds on at most so many devices, index 0 to all devices, infinite where nothing fits; not
+    increasing."""
     devices = a.size - 1
     sizes_a, sizes_b, sizes_c = _steps(a), _steps(b), _steps(c)
     best = np.inf

@@ -24,14 +24,16 @@ def best_plan(space: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchR
     if not found.feasible:
         t = space.tables
         raise FuseError(
-            f"no plan found fits into {t.limit / GIB:.1f} GiB per device; the leanest one needs {bytes_needed(t, found.seconds) / GIB:.1f} GiB"
+            f"no plan found fits into {t.limit / GIB:.1f} GiB per device; the leanest one needs "
+            f"{bytes_needed(t, found.seconds) / GIB:.1f} GiB"
         )
     return found
 
 
 def full_space(workload: Workload, cost: CostModel, until: float = math.inf, defers: bool = False) -> PlanSpace:
-    """Every legal option of every call that fits alone (`--ideal`), with `defers` for steps whose critic is trained while the next one generates; a FuseError names a call that fits nowhere, or says that the time was over before
-    all options had their costs (`until` is a `time.monotonic` value)."""
+    """Every legal option of every call that fits alone (`--ideal`), with `defers` for steps whose critic is trained
+    while the next one generates; a FuseError names a call that fits nowhere, or says that the time was over before all
+    options had their costs (`until` is a `time.monotonic` value)."""
     cluster, limit = cost.cluster, cost.cluster.device.memory
     meshes = legal_meshes(cluster)
     sizes = sorted({mesh.size for mesh in meshes})
@@ -41,8 +43,8 @@ def full_space(workload: Workload, cost: CostModel, until: float = math.inf, def
         for size in sizes:
             if time.monotonic() > until:
                 raise FuseError(
-                    f"--time-limit is over: {len(found)} of {len(workload.calls)} calls have the costs of their options on {cluster.devices} devices; "
-                    "more time or fewer devices would do"
+                    f"--time-limit is over: {len(found)} of {len(workload.calls)} calls have the costs of their "
+                    f"options on {cluster.devices} devices; more time or fewer devices would do"
                 )
             yield size
 
@@ -60,11 +62,14 @@ def _nowhere(call: Call, workload: Workload, cost: CostModel, sizes: Sequence[in
     where = f"{call.name} of {model} on {cost.cluster.devices} x {device.name}"
     if np.isfinite(least):
         return f"{where}: needs at least {least / GIB:.1f} GiB per device, which have {device.memory / GIB:.1f} GiB"
-    return f"{where}: no legal layout divides the model and the {workload.sequences} sequences of a step in {workload.minibatches} mini-batches"
+    return (
+        f"{where}: no legal layout divides the model and the {workload.sequences} sequences of a step in "
+        f"{workload.minibatches} mini-batches"
+    )
 
 
 def move_seconds(workload: Workload, cost: CostModel) -> MoveSeconds:
-    """What the cost model says; weights that wait in host memory are loaded first."""
+    """The costs by the cost model; weights that wait in host memory are loaded first."""
 
     def seconds(role: str, train: tuple[Mesh, CallConfig], user: tuple[Mesh, CallConfig]) -> float:
         model = workload.model(role)  # type: ignore[arg-type]

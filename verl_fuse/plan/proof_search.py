@@ -1,10 +1,10 @@
 """From a good plan of a space to the best one, or to a better one and a bound.
 
-Branch and bound looks for a plan below a ceiling that rises from the least bound: each round without one proves that there is none, and the first
-round with one ends with the best.
+Branch and bound looks for a plan below a ceiling that rises from the least bound: each round without one proves that
+there is none, and the first round with one ends with the best.
 
-There are millions of pairs of placements to move weights between. A move counts as free in bounds until a plan that needs it could be the
-best; only then is the cost model asked.
+There are millions of pairs of placements to move weights between. A move counts as free in bounds until a plan that
+needs it could be the best; only then is the cost model asked.
 
 Invariants (tests/unit/plan/test_search.py):
 - the plan is never replaced by a slower one, and its time is the exact one;
@@ -36,7 +36,8 @@ NEARBY = 1.03
 
 
 class ProofSearch:
-    """From a plan that fits to the best one of a space: the plan, its exact seconds, the bound proven, and the nodes of the proof."""
+    """From a plan that fits to the best one of a space: the plan, its exact seconds, the bound proven, and the nodes of
+    the proof."""
 
     def __init__(self, space: PlanSpace, move: MoveSeconds, best: NDArray[np.int64], seconds: float):
         self.space, self.move, self.best, self.seconds = space, move, best, seconds
@@ -101,7 +102,8 @@ class ProofSearch:
                 self.bound = max(self.bound, min(branch.open_bound(candidates, state), below))
 
     def candidates(self, below: float, until: float) -> branch.Candidates:
-        """Supported options; before the last round the moves that bounds depend on are filled in, if they are not too many."""
+        """Supported options; before the last round the moves that bounds depend on are filled in, if they are not too
+        many."""
         space, relaxation = self.space, self.relaxation
         t = space.tables
         found = supported(t, relaxation, branch.candidates(t, self.alone, below), below, until)

@@ -1,7 +1,8 @@
 """Find the fastest plan of a space and how far it can be from the best one.
 
-A beam over partial plans and a descent give a good plan at once. Its time rules out every option whose bound alone is not below it. Three calls
-at a time are then chosen anew, and a proof begins; if that takes long, Metropolis walks look for a better plan, and the proof goes on after them.
+A beam over partial plans and a descent give a good plan at once. Its time rules out every option whose bound alone is
+not below it. Three calls at a time are then chosen anew, and a proof begins; if that takes long, Metropolis walks look
+for a better plan, and the proof goes on after them.
 
 Invariants (tests/unit/plan/test_search.py):
 - the plan fits if any plan found does, and its time is the exact one;
@@ -36,14 +37,15 @@ BEAM_OPTIONS = 400
 STARTS = 4
 # Entries of the table of moves, 8 bytes each; beyond, options with larger bounds are left out (and bound the answer).
 MOST_MOVE_ENTRIES = 30_000_000
-# Neighbourhoods and the proof get this share of the time; if it has not ended then, walks get their share, and the proof the rest.
+# Neighbourhoods and the proof get this share of the time; if it has not ended then, walks get their share, and the
+# proof the rest.
 EARLY, WALK = 0.35, 0.35
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A plan as option of each call, its seconds per step, and what no plan of the space can beat. `space` is what is left of the space
-    after dropping what cannot be part of a better plan; `options` is how many there were."""
+    """A plan as option of each call, its seconds per step, and what no plan of the space can beat. `space` is what is
+    left of the space after dropping what cannot be part of a better plan; `options` is how many there were."""
 
     space: PlanSpace
     choice: tuple[int, ...]
@@ -66,7 +68,8 @@ class SearchResult:
 
 
 def search(whole: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchResult:
-    """The best plan found within `time_limit` seconds, compilation not counted; not `feasible` if none was found that fits into memory."""
+    """The best plan found within `time_limit` seconds, compilation not counted; not `feasible` if none was found that
+    fits into memory."""
     compile_kernels()
     return _search(whole, move, time_limit)
 
@@ -116,7 +119,8 @@ def _hunt(hunt: ProofSearch, begun: float, time_limit: float) -> None:
 
 @functools.cache
 def compile_kernels() -> None:
-    """Run everything once on a space of a few plans: kernels are compiled, or read from numba's cache, before a clock starts."""
+    """Run everything once on a space of a few plans: kernels are compiled, or read from numba's cache, before a clock
+    starts."""
     calls = (
         Call("generate", "actor", "generate"),
         Call("score", "reward", "infer", ("generate",)),
@@ -138,7 +142,8 @@ def compile_kernels() -> None:
 
 
 def _plans(t: PlanTables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-    """Plans to begin with: the ends of a beam, and the plan in which every call needs the least memory while it runs, and then beside others."""
+    """Plans to begin with: the ends of a beam, and the plan in which every call needs the least memory while it runs,
+    and then beside others."""
     relaxation = relax(t)
     calls = range(t.begin.size - 1)
     order = branch.start(relaxation, np.zeros(len(calls), np.int64), np.inf).order

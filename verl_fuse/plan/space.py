@@ -76,10 +76,11 @@ class PlanSpace:
         shares: bool = True,
         defers: bool = False,
     ) -> "PlanSpace":
-        """Every configuration of every call on every mesh of its size; there is no room for moves yet, and they count as free.
+        """Every configuration of every call on every mesh of its size; there is no room for moves yet, and they count
+        as free.
 
-        shares: a call on the placement of its train call uses the same weights; False: rollout engines that keep their own.
-        defers: the critic may be trained while the next step generates.
+        shares: a call on the placement of its train call uses the same weights; False: rollout engines that keep their
+        own. defers: the critic may be trained while the next step generates.
         """
         by_size: dict[int, list[int]] = {}
         for index, mesh in enumerate(meshes):
@@ -132,7 +133,8 @@ class PlanSpace:
         return self._layout()[1]
 
     def with_room_for_moves(self) -> "PlanSpace":
-        """Lay out `moves` for every pair of shapes of a train call and of a call that uses its weights; nothing is filled in."""
+        """Lay out `moves` for every pair of shapes of a train call and of a call that uses its weights; nothing is
+        filled in."""
         base, total = self._layout()
         return replace(self, tables=self.tables._replace(base=base, moves=np.full(total, np.nan)))
 

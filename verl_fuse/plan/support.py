@@ -1,4 +1,5 @@
-"""Drop options that nothing goes with: of each other call some option must fit beside it and keep the bound of the two below a plan's time.
+"""Drop options that nothing goes with: of each other call some option must fit beside it and keep the bound of the two
+below a plan's time.
 
 Invariant (tests/unit/plan/test_search.py): an option of a plan that takes less than `below` is never dropped.
 """
@@ -20,7 +21,8 @@ ROWS = 64
 
 
 def supported(t: PlanTables, r: Relaxation, k: Candidates, below: float, until: float = np.inf) -> Candidates:
-    """The candidates that have such a partner in every other call, in their order; after the time `until` the rest stays."""
+    """The candidates that have such a partner in every other call, in their order; after the time `until` the rest
+    stays."""
     for _ in range(SUPPORT_ROUNDS):
         options, bounds, counts = np.zeros_like(k.options), np.full_like(k.bounds, np.inf), np.zeros_like(k.counts)
         for c in range(counts.size):

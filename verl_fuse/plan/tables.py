@@ -10,7 +10,8 @@ Scalar = Any
 
 
 class PlanTables(NamedTuple):
-    """What the kernels read; n calls, k options over all calls. Device numbers are int64, seconds and bytes float64."""
+    """The arrays that the kernels read; n calls, k options over all calls. Device numbers are int64, seconds and bytes
+    float64."""
 
     begin: NDArray[np.int64]  # n + 1
     first: NDArray[np.int64]  # k, first device of the mesh

@@ -1,4 +1,4 @@
-"""What vLLM's ranks read of a checkpoint: tensors with the names and shapes of a checkpoint, of which a rank
+"""The part of a checkpoint that vLLM's ranks read: tensors with the names and shapes of a checkpoint, of which a rank
 has only the part it loads.
 
 A rank's weight loaders take whole parameters and cut out their own part, so the rest may hold anything.

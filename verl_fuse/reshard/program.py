@@ -67,15 +67,15 @@ class TransferProgram:
     hops: Hops
 
     def sends(self, rank: int) -> tuple[Message, ...]:
-        """What a rank sends, in order."""
+        """The messages that a rank sends, in order."""
         return self._messages(np.flatnonzero(self.hops.sender == rank))
 
     def receives(self, rank: int) -> tuple[Message, ...]:
-        """What a rank receives, in order."""
+        """The messages that a rank receives, in order."""
         return self._messages(np.flatnonzero(self.hops.receiver == rank))
 
     def kept(self, rank: int) -> tuple[StreamRange, ...]:
-        """What a rank wants and holds already."""
+        """The ranges that a rank wants and holds already."""
         groups = self.streams.groups
         inside = np.array([rank in group for group in groups], np.bool_)
         found = np.flatnonzero(inside[self.streams.source] & inside[self.streams.target])
@@ -88,12 +88,12 @@ class TransferProgram:
 
     @property
     def bytes(self) -> int:
-        """All that ranks receive."""
+        """Bytes that ranks receive."""
         return int((self.hops.high - self.hops.low).sum()) * self.item_bytes
 
     @property
     def network_bytes(self) -> int:
-        """What passes between nodes."""
+        """Bytes that pass between nodes."""
         return int((self.hops.high - self.hops.low)[self._far].sum()) * self.item_bytes
 
     def sent(self, *, far: bool) -> Ints:

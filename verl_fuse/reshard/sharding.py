@@ -1,4 +1,4 @@
-"""What a layout has to say about a model's parameters: which ranks own which part, and where each part lies
+"""The content of a layout, for a model's parameters: which ranks own which part, and where each part lies
 in a rank's own tensors.
 
 Invariants (tests/unit/reshard/test_shardings.py), for every layout:
@@ -48,7 +48,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class LocalTensor:
-    """A tensor of one rank, under the name its framework gives it. What no piece covers is padding."""
+    """A tensor of one rank, under the name its framework gives it. Elements that no piece covers are padding."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class Sharding(Protocol):
         ...
 
     def tensors(self, weights: ModelParameters, rank: int) -> tuple[LocalTensor, ...]:
-        """What one rank holds."""
+        """The tensors that one rank holds."""
         ...
 
 
@@ -89,11 +89,11 @@ class PlacedSharding:
 
     @classmethod
     def at(cls, sharding: Sharding, first: int = 0) -> "PlacedSharding":
-        """On consecutive ranks."""
+        """The layout on consecutive ranks."""
         return cls(sharding, tuple(range(first, first + sharding.devices)))
 
     def tensors(self, weights: ModelParameters, rank: int) -> tuple[LocalTensor, ...]:
-        """What rank `rank` of the transfer holds; nothing if it has no part in this layout."""
+        """The tensors of rank `rank` of the transfer; none if it has no part in this layout."""
         return self.sharding.tensors(weights, self.ranks.index(rank)) if rank in self.ranks else ()
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ class Offer:
 
 
 def disagreement(offers: Mapping[int, Offer]) -> Verdict | None:
-    """What is wrong with the offers of all ranks, or None; the same on every rank."""
+    """The fault in the offers of all ranks, or None; the same on every rank."""
     return _programs(offers) or _connections(offers)
 
 

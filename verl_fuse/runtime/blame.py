@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What a rank does since `since` (Unix seconds): it runs or waits for `what`, the latter from `peers`, in its
-    program number `program`."""
+    """The occupation of a rank since `since` (Unix seconds): it runs or waits for `what`, the latter from `peers`, in
+    its program number `program`."""
 
     phase: Literal["runs", "waits"]
     what: str

@@ -1,4 +1,4 @@
-"""What a transport says when a peer is gone."""
+"""The error of a transport whose peer is gone."""
 
 
 class LostPeer(Exception):

@@ -56,7 +56,7 @@ class ActivationMeter:
 
 
 class _Saved:
-    """What autograd keeps instead of a tensor; it dies when autograd lets go."""
+    """The object that autograd keeps instead of a tensor; it dies when autograd lets go."""
 
     def __init__(self, tensor: torch.Tensor, meter: ActivationMeter) -> None:
         self.tensor = tensor

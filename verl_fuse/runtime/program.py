@@ -1,4 +1,4 @@
-"""What every rank does, in order: forwards and backwards, and the receives and sends between them.
+"""The instructions of every rank, in order: forwards and backwards, and the receives and sends between them.
 
 Invariants (tests/unit/runtime/test_program.py):
 - `PipelineProgram.from_text(program.problem, program.to_text()) == program`;

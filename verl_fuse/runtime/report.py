@@ -1,4 +1,4 @@
-"""What a rank tells about a program it ran."""
+"""A rank's report of a program it ran."""
 
 from dataclasses import dataclass
 

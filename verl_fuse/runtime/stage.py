@@ -1,4 +1,4 @@
-"""What the executor asks of a model: one stage of one pipeline on this rank, called op by op.
+"""The interface of a model for the executor: one stage of one pipeline on this rank, called op by op.
 
 A stage keeps what its backwards need, frees it when the backward is done, and calls its own collectives in `end` only,
 so that data dependence between stages is all that blocks a program.
@@ -25,11 +25,13 @@ class PipelineStage(Protocol):
     device: torch.device
 
     def message(self, microbatch: int) -> TensorSpec:
-        """What enters this stage in the forward of a micro-batch; asked on stages after the first."""
+        """The form of the tensor that enters this stage in the forward of a micro-batch; asked on stages after the
+        first."""
         ...
 
     def result(self, microbatch: int) -> TensorSpec:
-        """What leaves this stage in the forward of a micro-batch; asked on stages before the last."""
+        """The form of the tensor that leaves this stage in the forward of a micro-batch; asked on stages before the
+        last."""
         ...
 
     def weights(self) -> Iterable[torch.Tensor]:

@@ -100,7 +100,7 @@ class Watch:
         self._say(RankState("runs", what, time.time(), self._program))
 
     def wait(self, what: str, peers: Sequence[int], poll: Callable[[float], T | None]) -> T:
-        """What `poll(seconds)` returns, as soon as that is not None; Stopped by a verdict, a lost
+        """The result of `poll(seconds)`, as soon as that is not None; Stopped by a verdict, a lost
         peer, or after the timeout."""
         try:
             if (found := poll(0.0)) is not None:
@@ -119,7 +119,7 @@ class Watch:
         raise self.stop(blame(self._states(), silent if self.timeout > SILENCE_SECONDS else [], self.rank, time.time()))
 
     def gather(self, topic: str, value: str) -> dict[int, str]:
-        """What every rank gives under `topic`; each program may use a topic once."""
+        """The values that ranks give under `topic`; each program may use a topic once."""
         self._ask(self._store.set, self._topic(topic, self.rank, self._program), value)
         keys = [self._topic(topic, rank, self._program) for rank in self.ranks]
         self.wait(topic, [rank for rank in self.ranks if rank != self.rank], lambda seconds: self._all(keys, seconds))

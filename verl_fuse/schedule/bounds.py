@@ -64,7 +64,7 @@ def _push(result: NDArray[np.float64], table: OpTable, op: int, later: int, dela
 
 
 def windows(table: OpTable) -> Limits:
-    """What `window` allows everywhere."""
+    """The limits that `window` allows everywhere."""
     pipelines = table.problem.pipelines
     return {(i, s): window(table, i, s) for i, p in enumerate(pipelines) for s in range(p.stages)}
 

@@ -13,7 +13,7 @@ from verl_fuse.spec.arrays import Ints
 
 
 class DispatchTables(NamedTuple):
-    """What no priority changes. A stage is that of one pipeline; -1 is none; times and memory are in ticks.
+    """The data that no priority changes. A stage is that of one pipeline; -1 is none; times and memory are in ticks.
 
     `stages[rank]` lists the rank's stages, `rank`, `upstream`, `downstream`, `microbatches` and `activation` belong
     to a stage, `first[stage, kind]` is its first op; `source`, `delay`, `duration` and `urgency` (longest path to

@@ -2,7 +2,7 @@
 
 A capacity per rank says little until nearly every op is placed. A limit of k micro-batches of one pipeline in flight on
 a stage is a chain of precedences (the forward of micro-batch m + k follows the backward of m) that narrows the start of
-every op at once. Which limits leave a fast schedule is not known beforehand, so the room on a rank is shared between
+every op at once. Nobody knows beforehand which limits leave a fast schedule, so the room on a rank is shared between
 the models anew for every try.
 
 Invariants (tests/unit/schedule/test_in_flight.py): limits fit the capacity together, unless one micro-batch each does
@@ -109,7 +109,7 @@ class InFlightSearch(Attempt):
 
 
 def limits(table: OpTable, capacity: float, shares: Mapping[str, float]) -> dict[tuple[int, int], int]:
-    """What 1F1B needs on every stage, then more in proportion to the model's share while the rank has room.
+    """The limit that 1F1B needs on every stage, then more in proportion to the model's share while the rank has room.
 
     Where 1F1B itself does not fit, every pipeline of the rank is cut in proportion, down to one.
     """

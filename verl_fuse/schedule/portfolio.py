@@ -52,7 +52,7 @@ def attempts(table: OpTable, workers: int) -> list[Attempt]:
 
 
 def _stretched(period: Period, budget: Budget) -> Solution | None:
-    """What the shorter problem's solution becomes; with more memory, up to the limit, where the turn does
+    """The whole problem's solution from the shorter problem's; with more memory, up to the limit, where the turn does
     not fit into what it holds."""
     report = budget.report
     part = replace(

@@ -1,4 +1,4 @@
-"""What every method returns, and how two results compare.
+"""The result of every method, and the comparison of two results.
 
 Invariants (tests/unit/schedule/test_solution.py): a smaller makespan wins, then a smaller peak, then a
 smaller sum of per-rank peaks.

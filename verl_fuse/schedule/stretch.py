@@ -1,10 +1,10 @@
 """Puts turns of the steady state into a schedule of the shorter problem: CP-SAT makes room for one
 turn that can follow itself.
 
-The schedule is cut at one time. What ran well before keeps its start, what runs well after its distance from the end;
-between, CP-SAT places what is left and one turn, so that a rank's turn lies within one `period.length`, and so that
-every result is in time when the turn runs `period.turns` times. One turn then costs its length, and memory after it is
-memory before it: the longer schedule is as good as the shorter one.
+The schedule is cut at one time. Ops that ran well before keep their start, ops well after their distance from the end;
+between, CP-SAT places the rest and one turn, so that a rank's turn lies within one `period.length`, and so that every
+result is in time when the turn runs `period.turns` times. One turn then costs its length, and memory after it is memory
+before it: the longer schedule is as good as the shorter one.
 
 Invariants (tests/unit/schedule/test_stretch.py): a result is a schedule of the whole problem, keeps the capacity, and
 where durations are exact ends `turns * length` after the shorter one.

@@ -1,4 +1,4 @@
-"""What both annealings share, compiled by numba: swap two neighbours on a rank, re-time what changes, undo.
+"""The part that both annealings share, compiled by numba: swap two neighbours on a rank, re-time what changes, undo.
 
 Invariants (tests/unit/schedule/test_swaps.py): orders never deadlock, because a swap that would close a cycle is
 refused; re-timing what changed gives the same starts as timing everything; an undone swap leaves nothing behind.
@@ -16,8 +16,8 @@ from verl_fuse.spec.arrays import Ints
 
 
 class OpGraph(NamedTuple):
-    """What no order changes, by op: its input and its consumer (-1: none), ticks of time, `change` of memory on its
-    `rank`; ops of one `fifo` (pipeline, stage and kind) stay in order."""
+    """The data that no order changes, by op: its input and its consumer (-1: none), ticks of time, `change` of memory
+    on its `rank`; ops of one `fifo` (pipeline, stage and kind) stay in order."""
 
     source: Ints
     sink: Ints

@@ -1,4 +1,4 @@
-"""What a running order costs: start times, makespan, activation memory.
+"""The cost of a running order: start times, makespan, activation memory.
 
 Invariants (tests/unit/schedule/test_order_timing.py):
 - `earliest_starts` gives every op the smallest start its order, its input and the transfer allow, or None

@@ -1,8 +1,8 @@
 """Large-neighbourhood search: CP-SAT re-orders everything inside a time window, the rest keeps its order.
 
-Every critical path crosses every window, so a window that can be packed tighter shortens the whole schedule. What lies
-before a window gives its ops release times, what lies after gives them tails; the model holds the window's ops alone,
-whatever the size of the problem.
+Every critical path crosses every window, so a window that can be packed tighter shortens the whole schedule. Ops before
+a window give its ops release times, ops after it give them tails; the model holds the window's ops alone, whatever the
+size of the problem.
 
 Invariants (tests/unit/schedule/test_windows.py): a result keeps the capacity and is never longer
 than what it was made from.

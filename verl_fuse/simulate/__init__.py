@@ -1,1 +1,2 @@
-"""What a step would take: continuous batching with real lengths, strategies, whole steps. Imports neither torch nor ray nor verl."""
+"""The predicted time of a step: continuous batching with real lengths, strategies, whole steps. Imports neither torch
+nor ray nor verl."""

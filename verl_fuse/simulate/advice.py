@@ -1,7 +1,9 @@
-"""What should be switched on: the features that a simulation or a replayed run predicts to gain, as overrides of verl's configuration.
+"""Advice on what to switch on: the features that a simulation or a replayed run predicts to gain, as overrides of
+verl's configuration.
 
 Invariants (tests/unit/simulate/test_advice.py):
-- a feature that is predicted to gain less than `LEAST_GAIN_SHARE` of a step, or within its interval nothing, is not advised;
+- a feature that is predicted to gain less than `LEAST_GAIN_SHARE` of a step, or within its interval nothing, is not
+  advised;
 - of two features that verl-fuse refuses together, the one that gains more is advised;
 - observe mode, which every feature includes, is what features are compared with, not stock verl.
 """
@@ -41,9 +43,9 @@ LEAST_GAIN_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Gain:
-    """What a feature is predicted to save, beside observe mode: seconds a step, their share of the step, and the share of device time that it gives
-    back. `sure`: more than its interval allows for chance. `at_most`: both are bounds, which no prediction of lengths can reach. `note`: how, or why
-    nothing."""
+    """The predicted saving of a feature, beside observe mode: seconds a step, their share of the step, and the share
+    of device time that it gives back. `sure`: more than its interval allows for chance. `at_most`: both are bounds,
+    which no prediction of lengths can reach. `note`: how, or why nothing."""
 
     feature: str
     seconds: float
@@ -68,7 +70,7 @@ class Advice:
 
 
 def advice_of_rows(rows: Sequence[StrategyResult]) -> Advice:
-    """Of simulated strategies, `rows` as `compare` returns them: those that are one feature."""
+    """Advice of simulated strategies, `rows` as `compare` returns them: those that are one feature."""
     base = next((row for row in rows if row.strategy == "observe"), rows[0])
     gains = [
         Gain(
@@ -93,12 +95,12 @@ def advice_of_rows(rows: Sequence[StrategyResult]) -> Advice:
 
 
 def advice_of_replay(result: Replay) -> Advice:
-    """Of a recorded run."""
+    """Advice of a recorded run."""
     return advise(gains_of_replay(result), observed(result))
 
 
 def gains_of_replay(result: Replay) -> list[Gain]:
-    """What each feature would have saved on a recorded run; what is less than the replay's own error is not sure."""
+    """The saving of each feature on a recorded run; one below the replay's own error is not sure."""
     error = result.replay_error * result.stages.get(GENERATION, 0.0) / result.seconds
     return [
         Gain(
@@ -116,13 +118,17 @@ def gains_of_replay(result: Replay) -> list[Gain]:
 
 
 def observed(result: Replay) -> str:
-    """What observe mode did on a recorded run."""
+    """The saving of observe mode on a recorded run."""
     saved = next(saving.seconds for saving in result.savings if saving.feature == "observe")
-    return f"observe mode alone saves {saved:.2f} s of the {result.seconds + saved:.2f} s that a step of stock verl would take"
+    return (
+        f"observe mode alone saves {saved:.2f} s of the {result.seconds + saved:.2f} s that a step of stock verl would "
+        "take"
+    )
 
 
 def advise(gains: Sequence[Gain], observed: str, switch: Sequence[str] = ()) -> Advice:
-    """`observed` says what observe mode is predicted to do, `switch` are overrides that switch it on where it is not."""
+    """`observed` says what observe mode is predicted to do, `switch` are overrides that switch it on where it is
+    not."""
     chosen = chosen_of(gains)
     features = tuple(gain.feature for gain in chosen)
     overrides = (*switch, *(override for name in features for override in OVERRIDES[name]))
@@ -138,7 +144,7 @@ def advise(gains: Sequence[Gain], observed: str, switch: Sequence[str] = ()) -> 
 
 
 def chosen_of(gains: Sequence[Gain]) -> list[Gain]:
-    """Those worth switching on together, the most seconds first."""
+    """The features worth switching on together, the most seconds first."""
     chosen: list[Gain] = []
     for gain in sorted(gains, key=lambda gain: (-gain.seconds, -gain.device_share)):
         if gain.worthwhile and not any({gain.feature, other.feature} in _EXCLUSIVE for other in chosen):

@@ -15,7 +15,7 @@ from verl_fuse.spec.workload import Call, Workload
 
 
 def call_batch(workload: Workload, call: Call, plan: CallPlan, lengths: Ints, options: SimulationOptions) -> Batch:
-    """What a call computes for sequences of these `lengths`, in their order."""
+    """The computation of a call for sequences of these `lengths`, in their order."""
     if not options.padded:
         return Batch.of(lengths)
     parts = plan.layout.dp * plan.microbatches * (workload.minibatches if call.kind == "train" else 1)
@@ -57,10 +57,11 @@ def freed_inference(
     options: SimulationOptions,
     micro_group: int,
 ) -> InferenceWork:
-    """Inference `calls`, `micro_group` samples at a time, on replicas that generation has freed: the work of stock's calls over the whole batch, and how well a slice does it.
+    """Inference `calls`, `micro_group` samples at a time, on replicas that generation has freed: the work of stock's
+    calls over the whole batch, and how well a slice does it.
 
-    A slice holds each model in the generation replica's layout. What fits beside the rollout is loaded while it generates; the rest waits in
-    host memory until the replica is free.
+    A slice holds each model in the generation replica's layout. Weights that fit beside the rollout are loaded while it
+    generates; the rest waits in host memory until the replica is free.
     """
     if not calls:
         return InferenceWork(0.0)
@@ -107,7 +108,8 @@ def streaming_factor(
 ) -> float:
     """How much more work inference is in micro-groups than in one call for the whole batch, both on all devices.
 
-    What a call takes beside its passes is done by the driver while the devices generate: it takes one device's time, not that of all.
+    The driver does the work of a call beside its passes while the devices generate: it takes one device's time,
+    not that of all.
     """
     batch, grouped, whole = mean_batch(workload), 0.0, 0.0
     for call in calls:
@@ -123,7 +125,8 @@ def streaming_factor(
 
 @lru_cache(maxsize=256)
 def migration_cost(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> MigrationCost:
-    """How the tail moves. Transfer goes over the network between nodes, or inside a node where the replicas all are in one."""
+    """How the tail moves. Transfer goes over the network between nodes, or inside a node where the replicas all are in
+    one."""
     layout = replica_layout(plan.call("actor_generate").layout)
     if options.migration == "prefill":
         return MigrationCost(options.migration_latency)

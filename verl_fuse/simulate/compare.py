@@ -70,9 +70,11 @@ def simulate_each(
     options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
     report: Callable[[str], None] = lambda text: None,
 ) -> Iterator[StrategyResult]:
-    """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock comes first.
+    """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock
+    comes first.
 
-    Without `strategies`: all of them, `realloc` only with a plan, those that draft only with an acceptance. `report` is told what is being simulated.
+    Without `strategies`: all of them, `realloc` only with a plan, those that draft only with an acceptance. `report` is
+    told what is being simulated.
     """
     if seeds < 1:
         raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
@@ -84,7 +86,8 @@ def simulate_each(
     drafting = {name for name in known if "speculation" in features_of(name)}
     if options.acceptance is None and (asked := drafting.intersection(strategies or ())):
         raise FuseError(
-            f"strategy={min(asked)!r} needs --set acceptance=SHARE, or --acceptance-of a run with fuse.speculation.enabled=true"
+            f"strategy={min(asked)!r} needs --set acceptance=SHARE, or --acceptance-of a run with "
+            "fuse.speculation.enabled=true"
         )
     left_out = (drafting if options.acceptance is None else set()) | ({"realloc"} if plan is None else set())
     possible = [name for name in SIMULATED_STRATEGIES if name not in left_out]

@@ -19,7 +19,8 @@ from verl_fuse.spec.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class DrawnLengths:
-    """Per sample, in verl's order (the samples of a prompt together): its prompt's number, lengths in tokens, and the predicted response."""
+    """Per sample, in verl's order (the samples of a prompt together): its prompt's number, lengths in tokens, and the
+    predicted response."""
 
     group: Ints
     prompt: Ints
@@ -28,7 +29,8 @@ class DrawnLengths:
 
 
 def draw(workload: Workload, rng: np.random.Generator, predictability: float) -> DrawnLengths:
-    """One step. A prompt has a usual length; a response's length correlates with it by `predictability` (Gaussian copula)."""
+    """One step. A prompt has a usual length; a response's length correlates with it by `predictability` (Gaussian
+    copula)."""
     group = np.repeat(np.arange(workload.prompts), workload.samples)
     prompt = workload.prompt.sample(rng, workload.prompts)[group]
     usual = rng.standard_normal(workload.prompts)[group]

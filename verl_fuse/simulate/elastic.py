@@ -1,7 +1,9 @@
-"""Elastic replica count: prompts of similar predicted length share a replica, early replicas hand on their rest and give their devices back.
+"""Elastic replica count: prompts of similar predicted length share a replica, early replicas hand on their rest and
+give their devices back.
 
 Reconstructed from RLHFless (arXiv 2602.22718). Invariants (tests/unit/simulate/test_elastic.py):
-- every request stands in exactly one queue, the samples of a prompt in the same one, and each prompt is prefilled once per replica;
+- every request stands in exactly one queue, the samples of a prompt in the same one, and each prompt is prefilled once
+  per replica;
 - a replica is cut at most once, and its rest goes only to replicas that still run;
 - a replica holds its devices from the start until its last request has finished or left;
 - inference on devices that replicas have given back is work-conserving: no device idles while a finished sample waits.
@@ -40,8 +42,8 @@ class ElasticResult:
 class ReplicaAssignment:
     """`replicas` to run; prompts are sorted by predicted length and cut into runs of equal sums of `length ** balance`.
 
-    0: equal counts, as published; 1: equal tokens, so that long ones run in small batches. None: dealt out one prompt after the other.
-    `fraction`: share of its requests after which a replica hands on the rest; 1: never.
+    0: equal counts, as published; 1: equal tokens, so that long ones run in small batches. None: dealt out one prompt
+    after the other. `fraction`: share of its requests after which a replica hands on the rest; 1: never.
     """
 
     replicas: int
@@ -66,7 +68,8 @@ def queues_of(assignment: ReplicaAssignment, predicted: Ints, group: Ints) -> li
 
 
 def shared_prefixes(prompt: Ints, group: Ints, queues: list[Ints]) -> Ints:
-    """Prompt tokens that another sample of the same prompt on the same replica has prefilled: all but the last, which every sample needs."""
+    """Prompt tokens that another sample of the same prompt on the same replica has prefilled: all but the last, which
+    every sample needs."""
     order = np.concatenate(queues)
     replica = np.repeat(np.arange(len(queues)), [len(queue) for queue in queues])
     _, first = np.unique(replica * (int(group.max()) + 1) + group[order], return_index=True)
@@ -76,7 +79,8 @@ def shared_prefixes(prompt: Ints, group: Ints, queues: list[Ints]) -> Ints:
 
 
 def cut_and_migrate(rollout: RolloutState, fraction: float, latency: float) -> ElasticResult:
-    """Run to the end; a replica that has finished `fraction` of its requests hands the rest to running replicas with free slots."""
+    """Run to the end; a replica that has finished `fraction` of its requests hands the rest to running replicas with
+    free slots."""
     replicas = rollout.replicas
     sizes = np.diff(rollout.offsets)
     running, cut, moved = sizes > 0, np.zeros(replicas, bool), 0
@@ -142,10 +146,11 @@ def _hand_over(
 
 
 def infer_on_freed(run: ElasticResult, replicas: int, inference: InferenceWork) -> tuple[float, float]:
-    """Inference on the devices of replicas that are done, and of those of `replicas` that never ran, while others still generate; then on all.
+    """Inference on the devices of replicas that are done, and of those of `replicas` that never ran, while others still
+    generate; then on all.
 
-    When it ends, and replica-seconds in which devices loaded models or computed before generation ended. For devices that replicas do not share
-    (`InferenceWork.dedicated`), without headroom.
+    When it ends, and replica-seconds in which devices loaded models or computed before generation ended. For devices
+    that replicas do not share (`InferenceWork.dedicated`), without headroom.
     """
     end = run.seconds
     given_up = np.concatenate([run.ends, np.zeros(replicas - len(run.ends))])
@@ -181,7 +186,8 @@ def run_elastic(
 def best_assignment(
     lengths: DrawnLengths, timing: ReplicaTiming, most: int, options: SimulationOptions
 ) -> ReplicaAssignment:
-    """The assignment with the least weighted sum of time and device time, both relative to all replicas with prompts dealt out.
+    """The assignment with the least weighted sum of time and device time, both relative to all replicas with prompts
+    dealt out.
 
     `lengths` are past ones: predictions err here as much as they will.
     """

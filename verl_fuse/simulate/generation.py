@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/simulate/test_generation.py):
 - without features the samples run as verl deals them out, and nothing is inferred before generation ends;
-- `inference` is absent unless inference was taken into the stage; `held` never exceeds replicas times the stage's seconds.
+- `inference` is absent unless inference was taken into the stage; `held` never exceeds replicas times the stage's
+  seconds.
 """
 
 import math
@@ -32,7 +33,8 @@ THRESHOLD_BATCHES = 2
 
 @dataclass(frozen=True, eq=False)
 class GenerationResult:
-    """`fused` is the rollout; `end` when the driver sees generation ended; `inference_end` set when the stage did the inference too.
+    """`fused` is the rollout; `end` when the driver sees generation ended; `inference_end` set when the stage did the
+    inference too.
 
     `replicas` there are; `held`: replica-seconds of their devices until given back;
     `paused`: the rollout when the tail moved.
@@ -55,7 +57,8 @@ def generate(
     calls: tuple[Call, ...],
     options: SimulationOptions,
 ) -> GenerationResult:
-    """Run the rollout. `calls`: inference calls that freed replicas may take over; they are left alone without `interstage`."""
+    """Run the rollout. `calls`: inference calls that freed replicas may take over; they are left alone without
+    `interstage`."""
     if "speculation" not in features:
         options = replace(options, acceptance=None)
     generate_plan = plan.call("actor_generate")
@@ -134,7 +137,8 @@ def _seen(end: float, poll: float) -> float:
 
 
 def _ends(fused: FusionResult, until: float) -> Floats:
-    """When each replica gives its devices back: freed ones when inference ends, survivors when they have nothing more to do."""
+    """When each replica gives its devices back: freed ones when inference ends, survivors when they have nothing more
+    to do."""
     ends = np.full(fused.rollout.replicas, until)
     ends[fused.survivors] = fused.rollout.clocks[fused.survivors]
     return ends

@@ -1,4 +1,4 @@
-"""What a simulated step assumes about the software beside the models and the cluster."""
+"""Assumptions of a simulated step about the software beside the models and the cluster."""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -22,10 +22,11 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "placement": frozenset({"placement"}),
     "all": frozenset({"interstage", "pipeline", "realloc", "elastic"}),
 }
-"""Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are inferred on the training
-workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`, `old_log_prob`: the switches of `fuse.update`, with metrics of what is computed;
-`placement`: the critic on devices of its own, trained while the next step generates (`fuse.placement`), where that is predicted to gain;
-`speculation` needs an acceptance, `tail` is it with `interstage`; `realloc`: the plan given replaces the stock placement."""
+"""Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are
+inferred on the training workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`,
+`old_log_prob`: the switches of `fuse.update`, with metrics of what is computed; `placement`: the critic on devices of
+its own, trained while the next step generates (`fuse.placement`), where that is predicted to gain; `speculation` needs
+an acceptance, `tail` is it with `interstage`; `realloc`: the plan given replaces the stock placement."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ class SimulationOptions:
     headroom: float = field(default=0.0, metadata=bounded(0.0, 1.0))
     # Replicas have devices of their own. None: yes, except on CPUs, whose cores all processes share.
     dedicated: bool | None = None
-    # Correlation of a response's length with its prompt's usual length; assumed (RLHFless: 70 % of prompts move by < 50 tokens).
+    # Correlation of a response's length with its prompt's usual length; assumed (RLHFless: 70 % of prompts move by < 50
+    # tokens).
     predictability: float = field(default=0.8, metadata=bounded(0.0, 1.0))
     # Elastic replicas: share of a replica's requests after which the rest moves on; weight of time against cost.
     cut_fraction: float = field(default=0.8, metadata=bounded(0.5, 1.0))
     time_weight: float = field(default=0.5, metadata=bounded(0.0, 1.0))
-    # Chance of a drafted token to be accepted once those before it were, for the strategies that draft; None: they are left out.
+    # Chance of a drafted token to be accepted once those before it were, for the strategies that draft; None: they are
+    # left out.
     acceptance: float | None = field(default=None, metadata=bounded(0.0, 1.0))
     # Method of the fused pipeline schedule (verl_fuse/schedule/methods.py).
     schedule: str = "greedy"

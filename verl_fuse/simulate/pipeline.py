@@ -29,8 +29,8 @@ SOLVED_PAIRS = 3
 
 @dataclass(frozen=True)
 class FusedTraining:
-    """`plan` with the train layouts to use; `ratio`: fused over serial seconds of the passes, optimizer steps left out. `seconds` and
-    `serial_seconds`: all of training for a batch of mean lengths. `reason` says why nothing is fused."""
+    """`plan` with the train layouts to use; `ratio`: fused over serial seconds of the passes, optimizer steps left out.
+    `seconds` and `serial_seconds`: all of training for a batch of mean lengths. `reason` says why nothing is fused."""
 
     plan: Plan
     ratio: float
@@ -98,7 +98,8 @@ def unfusable(actor: CallPlan, critic: CallPlan) -> str:
 def fused_problem(
     workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions
 ) -> ScheduleProblem:
-    """One mini-batch on one group of ranks: the deeper model once, the other in copies that run against its direction. Times in seconds."""
+    """One mini-batch on one group of ranks: the deeper model once, the other in copies that run against its direction.
+    Times in seconds."""
     deep, flat = sorted((actor, critic), key=lambda call: -call.layout.pp)
     stages, pipelines = deep.layout.pp, []
     for call in (deep, flat):
@@ -117,8 +118,8 @@ def fused_problem(
 def activation_room(
     workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions
 ) -> float:
-    """Bytes that both models leave on a device for activations held from forward to backward; what else a running micro-batch needs is there once,
-    whichever model runs."""
+    """Bytes that both models leave on a device for activations held from forward to backward; what else a running
+    micro-batch needs is there once, whichever model runs."""
     static = working = 0.0
     for call in (actor, critic):
         model, part = _micro_batch(workload, call)

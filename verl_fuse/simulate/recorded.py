@@ -4,8 +4,9 @@ Invariants (tests/unit/simulate/test_recorded.py):
 - a timeline made by the simulator is replayed to the seconds it had;
 - savings are never negative: what would not have helped is left as it was.
 
-A replica's decode time is fitted to the recorded requests: the seconds of a request are a start-up, and per token a step and a share for every
-sequence that ran at the time; two requests that started together share as many steps as the shorter one has tokens.
+A replica's decode time is fitted to the recorded requests: the seconds of a request are a start-up, and per token a
+step and a share for every sequence that ran at the time; two requests that started together share as many steps as the
+shorter one has tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,8 @@ SCORE_STAGES = (REWARD, *INFERENCE_STAGES)
 
 @dataclass(frozen=True, eq=False)
 class ReplayedStep:
-    """One step. Per request: replica, lengths in tokens, start and end in seconds from the first start. `stages` in seconds."""
+    """One step. Per request: replica, lengths in tokens, start and end in seconds from the first start. `stages` in
+    seconds."""
 
     step: int
     seconds: float
@@ -55,7 +57,8 @@ class ReplayedStep:
     response: Ints
     start: Floats
     end: Floats
-    # Share of its tokens that have no gradient, where the run says it; whether its update left them out, or the pass for old log-probs.
+    # Share of its tokens that have no gradient, where the run says it; whether its update left them out, or the pass
+    # for old log-probs.
     zero_gradient: float | None = None
     skipped: bool = False
     own_log_probs: bool = False
@@ -82,8 +85,8 @@ def read_recorded(timeline: Timeline) -> ReplayedStep:
         )
     if not spans or any(number(s.track) is None or "response_tokens" not in s.args for s in spans):
         raise FuseError(
-            f"{timeline.run}, step {timeline.step}: {len(spans)} requests on replicas with token counts; needs a step recorded by verl-fuse "
-            "with trainer.v1.trainer_mode=fuse"
+            f"{timeline.run}, step {timeline.step}: {len(spans)} requests on replicas with token counts; needs a step "
+            "recorded by verl-fuse with trainer.v1.trainer_mode=fuse"
         )
     begin, last = min(span.start for span in spans), max(span.end for span in spans)
     if begin == last:
@@ -123,7 +126,7 @@ class DecodeFit:
     per_sequence: float
 
     def timing(self, recorded: ReplayedStep, acceptance: float | None = None) -> ReplicaTiming:
-        """As tables, with drafts of that acceptance; the start-up is the prefill's, memory was no limit."""
+        """The timing as tables, with drafts of that acceptance; the start-up is the prefill's, memory was no limit."""
 
         def decode(sequences: Floats, tokens: Floats) -> Floats:
             return floor + self.step + self.per_sequence * sequences
@@ -143,7 +146,8 @@ class DecodeFit:
 
 
 def fit_decode(recorded: ReplayedStep) -> DecodeFit:
-    """Least squares with no negative coefficient, over all requests of a step: a machine is not equally fast in all steps."""
+    """Least squares with no negative coefficient, over all requests of a step: a machine is not equally fast in all
+    steps."""
     rows, seconds = [], []
     for replica in range(recorded.replicas):
         here = recorded.replica == replica
@@ -169,7 +173,8 @@ def fit_decode(recorded: ReplayedStep) -> DecodeFit:
 
 @dataclass(frozen=True)
 class Saving:
-    """What a feature would have saved: seconds and device-seconds a step, out of `seconds` it had. `note`: how, or why nothing."""
+    """The saving of a feature: seconds and device-seconds a step, out of `seconds` it had. `note`: how, or why
+    nothing."""
 
     feature: str
     seconds: float
@@ -190,8 +195,8 @@ class Replay:
 
 
 def replay(steps: Sequence[ReplayedStep], options: SimulationOptions, drafted: bool = False) -> Replay:
-    """What every feature would have saved, for steps that had as many samples and replicas each (others are left out); `drafted` says that
-    fuse.speculation was on."""
+    """The saving of every feature, for steps that had as many samples and replicas each (others are left out);
+    `drafted` says that fuse.speculation was on."""
     sizes = [(len(step.replica), step.replicas) for step in steps]
     usual = max(set(sizes), key=sizes.count)
     steps = [step for step, size in zip(steps, sizes, strict=True) if size == usual]
@@ -266,7 +271,8 @@ def _pipeline(stages: dict[str, float]) -> Saving:
         return Saving("pipeline", 0.0, 0.0, "no critic was trained")
     return Saving(
         "pipeline", 0.0, 0.0,
-        f"nothing without pipeline parallelism, whose bubbles it fills; with it at most {min(critic, actor):.2f} s, `simulate` with a plan says",
+        f"nothing without pipeline parallelism, whose bubbles it fills; with it at most {min(critic, actor):.2f} s, "
+        "`simulate` with a plan says",
     )  # fmt: skip
 
 

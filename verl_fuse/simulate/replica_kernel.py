@@ -1,17 +1,19 @@
-"""Continuous batching on one replica, event by event: between two events every decode step has the same batch, so steps are integrated, not counted.
+"""Continuous batching on one replica, event by event: between two events every decode step has the same batch, so steps
+are integrated, not counted.
 
 Invariants (tests/unit/simulate/test_kernel.py):
 - finish times equal those of a token-by-token simulation of the same rules;
 - stopping at any time and going on gives the same finish times as running through;
 - never more than `max_batch` sequences run, nor more than `kv_capacity` tokens are held.
 
-Rules, those of vLLM's V1 scheduler without its block granularity: first come, first served; a request is admitted at a step boundary when it has
-arrived, a batch slot is free and the memory holds its context plus one step of everybody; a step with new prompts takes their prefill plus one
-decode step of the others, and gives everybody a token; prompts beyond the step's token budget wait for the next step. When the memory cannot hold
-another step, the sequence admitted last is thrown out and later prefills its prompt and the tokens it had.
+Rules, those of vLLM's V1 scheduler without its block granularity: first come, first served; a request is admitted at a
+step boundary when it has arrived, a batch slot is free and the memory holds its context plus one step of everybody; a
+step with new prompts takes their prefill plus one decode step of the others, and gives everybody a token; prompts
+beyond the step's token budget wait for the next step. When the memory cannot hold another step, the sequence admitted
+last is thrown out and later prefills its prompt and the tokens it had.
 
-State, per request and by position in the queue: `done` tokens generated, `cached` tokens of its context that need no prefill, `finish` (NaN until
-finished). Requests before position `head` run or are finished, the others wait.
+State, per request and by position in the queue: `done` tokens generated, `cached` tokens of its context that need no
+prefill, `finish` (NaN until finished). Requests before position `head` run or are finished, the others wait.
 """
 
 import heapq
@@ -50,7 +52,8 @@ def _steps_reaching(decode, integral, spacing, batch, context, seconds, most):
 
 @njit(cache=True, nogil=True)
 def prefill_seconds(sequences, tokens, squares, grid, seconds, request_seconds, square_seconds):
-    """Seconds of prefilling `tokens` tokens of `sequences` requests; `squares` is the attention's share of squared tokens."""
+    """Seconds of prefilling `tokens` tokens of `sequences` requests; `squares` is the attention's share of squared
+    tokens."""
     if tokens <= 0:
         return 0.0
     right = min(max(int(np.searchsorted(grid, tokens)), 1), len(grid) - 1)
@@ -64,9 +67,11 @@ def advance(
     queue, head, clock, until, prompt, length, done, cached, arrival, finish,
     decode, integral, spacing, grid, seconds, request_seconds, square_seconds, max_batch, kv_capacity, budget,
 ):  # fmt: skip
-    """Run the replica from `clock` until the first step boundary at or after `until`; returns (head, clock, busy seconds).
+    """Run the replica from `clock` until the first step boundary at or after `until`; returns (head, clock, busy
+    seconds).
 
-    `queue` holds request numbers in order of arrival; the clock stays where the last request finished when nothing is left.
+    `queue` holds request numbers in order of arrival; the clock stays where the last request finished when nothing is
+    left.
     """
     count = len(queue)
     last_step = np.full(count, -1, np.int64)
@@ -160,7 +165,8 @@ def advance_all(
     queues, offsets, heads, clocks, busy, until, prompt, length, done, cached, arrival, finish,
     decode, integral, spacing, grid, seconds, request_seconds, square_seconds, max_batch, kv_capacity, budget,
 ):  # fmt: skip
-    """`advance` for every replica r with queue `queues[offsets[r]:offsets[r + 1]]`; `heads`, `clocks` and `busy` are updated."""
+    """`advance` for every replica r with queue `queues[offsets[r]:offsets[r + 1]]`; `heads`, `clocks` and `busy` are
+    updated."""
     for r in range(len(heads)):
         heads[r], clocks[r], passed = advance(
             queues[offsets[r] : offsets[r + 1]], heads[r], clocks[r], until,

@@ -27,7 +27,8 @@ def replica_count(layout: Layout) -> int:
 
 @lru_cache(maxsize=256)
 def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options: SimulationOptions) -> ReplicaTiming:
-    """Tables of one replica, which drafts where the options say an acceptance; a FuseError says how much memory is missing where the longest sequence does not fit."""
+    """Tables of one replica, which drafts where the options say an acceptance; a FuseError says how much memory is
+    missing where the longest sequence does not fit."""
     model, layout = workload.actor, replica_layout(call.layout)
     device = cost.cluster.device
     weights = cost.memory(model, "generate", layout).total
@@ -36,9 +37,10 @@ def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options:
     longest = workload.prompt.maximum + workload.response.maximum
     if capacity < longest:
         raise FuseError(
-            f"{model.name} as {layout} on {device.name}: weights and buffers take {weights / 2**30:.1f} of {room / 2**30:.1f} GiB for the rollout "
-            f"(rollout_memory={options.rollout_memory:g}), which leaves room for {capacity} tokens; one sequence has up to {longest}. "
-            "More tensor parallelism or a larger rollout_memory would do"
+            f"{model.name} as {layout} on {device.name}: weights and buffers take {weights / 2**30:.1f} of "
+            f"{room / 2**30:.1f} GiB for the rollout (rollout_memory={options.rollout_memory:g}), which leaves room "
+            f"for {capacity} tokens; one sequence has up to {longest}. More tensor parallelism or a larger "
+            "rollout_memory would do"
         )
 
     def decode(sequences: Floats, tokens: Floats) -> Floats:

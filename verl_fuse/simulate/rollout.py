@@ -20,7 +20,8 @@ FOREVER = float("inf")
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """One row per sample: prompt and response tokens, and how much of the prompt another sample of its group has already prefilled."""
+    """One row per sample: prompt and response tokens, and how much of the prompt another sample of its group has
+    already prefilled."""
 
     prompt: Ints
     response: Ints
@@ -51,7 +52,8 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class RolloutState:
-    """A rollout at one moment. Replica r serves `queues[offsets[r]:offsets[r + 1]]` in this order; seconds count from the rollout's start."""
+    """A rollout at one moment. Replica r serves `queues[offsets[r]:offsets[r + 1]]` in this order; seconds count from
+    the rollout's start."""
 
     requests: Requests
     timing: ReplicaTiming
@@ -114,5 +116,6 @@ class RolloutState:
 
 
 def round_robin(count: int, replicas: int) -> list[Ints]:
-    """As verl's load balancer hands out a batch: each request to the replica with the fewest (verl/workers/rollout/llm_server.py)."""
+    """A batch as verl's load balancer hands it out: each request to the replica with the fewest
+    (verl/workers/rollout/llm_server.py)."""
     return [np.arange(replica, count, replicas) for replica in range(replicas)]

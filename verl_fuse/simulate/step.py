@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/simulate/test_step.py):
 - generation of a step waits for the train calls of the step before, no call for less than its inputs;
-- `pipeline` and `interstage` change nothing where they are predicted to gain nothing, up to the pace at which the driver looks;
+- `pipeline` and `interstage` change nothing where they are predicted to gain nothing, up to the pace at which the
+  driver looks;
 - a step's seconds are at least those of any of its tasks, and idle shares are between 0 and 1.
 """
 
@@ -57,8 +58,8 @@ PLACEMENT_DRAWS = 2
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """One step. `stages` are wall-clock seconds by verl's stage names; `device_seconds` what is paid for; `cost` in the cluster's
-    currency; `notes` say what the features decided."""
+    """One step. `stages` are wall-clock seconds by verl's stage names; `device_seconds` what is paid for; `cost` in the
+    cluster's currency; `notes` say what the features decided."""
 
     strategy: str
     seconds: float
@@ -98,7 +99,8 @@ def simulate_step(
     rng: np.random.Generator,
     options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
 ) -> StepResult:
-    """Simulate one step of `workload` placed as `plan` says; `realloc` adds nothing to a plan that already has several layouts."""
+    """Simulate one step of `workload` placed as `plan` says; `realloc` adds nothing to a plan that already has several
+    layouts."""
     features = features_of(strategy)
     if "old_log_prob" in features and workload.epochs == workload.minibatches == 1:
         workload = replace(workload, old_log_prob=False)
@@ -170,7 +172,8 @@ def _simulated(
 
 
 def _end(placed: Sequence[ScheduledTask], step: int, defers: bool) -> float:
-    """When a step is over: its last task, or, where the critic is trained beside the next step, its weight sync; 0 for the step before the first."""
+    """When a step is over: its last task, or, where the critic is trained beside the next step, its weight sync; 0 for
+    the step before the first."""
     ends = (p.end for p in placed if p.step == step and not (defers and p.task.category == "train"))
     return max(ends, default=0.0)
 
@@ -182,7 +185,10 @@ def _placing(features: frozenset[str], plan: Plan) -> Iterator[str]:
         yield "a critic on devices of its own is not predicted to gain"
         return
     mesh = plan.call(CRITIC_TRAIN).mesh
-    yield f"critic on the last {mesh.size} of {plan.devices} devices: fuse.placement.critic={{first:{mesh.first},devices:{mesh.size}}} fuse.placement.defer=true"
+    yield (
+        f"critic on the last {mesh.size} of {plan.devices} devices: "
+        f"fuse.placement.critic={{first:{mesh.first},devices:{mesh.size}}} fuse.placement.defer=true"
+    )
 
 
 def _notes(

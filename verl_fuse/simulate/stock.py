@@ -1,4 +1,5 @@
-"""The placement a well-tuned stock verl would get: every call on all devices, one after the other, each in the layout that is fastest for it.
+"""The placement a well-tuned stock verl would get: every call on all devices, one after the other, each in the layout
+that is fastest for it.
 
 Invariants (tests/unit/simulate/test_stock.py):
 - every call has all devices, and fits their memory;
@@ -64,7 +65,8 @@ def layouts(cost: CostModel, model: Model, devices: int) -> Iterator[Layout]:
 def compute_options(
     workload: Workload, call: Call, cost: CostModel, options: SimulationOptions, on: Mesh | None = None
 ) -> list[tuple[CallPlan, float]]:
-    """Every placement of a train or infer call `on` these devices (None: all) that fits their memory, and its seconds for a batch of mean lengths."""
+    """Every placement of a train or infer call `on` these devices (None: all) that fits their memory, and its seconds
+    for a batch of mean lengths."""
     mesh = on or Mesh(0, cost.cluster.devices)
     model, batch, needs, found = workload.model(call.role), mean_batch(workload), [], []
     updates = workload.minibatches if call.kind == "train" else 1
@@ -94,12 +96,14 @@ def _microbatches(sequences: float) -> list[int]:
 def fastest(
     workload: Workload, call: Call, cost: CostModel, options: SimulationOptions, on: Mesh | None = None
 ) -> CallPlan:
-    """The placement of a train or infer call `on` these devices (None: all) that is fastest for a batch of mean lengths."""
+    """The placement of a train or infer call `on` these devices (None: all) that is fastest for a batch of mean
+    lengths."""
     return min(compute_options(workload, call, cost, options, on), key=lambda found: found[1])[0]
 
 
 def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: SimulationOptions) -> CallPlan:
-    """By simulating one batch; replicas are pipelined only where tensor parallelism alone does not make the model fit."""
+    """By simulating one batch; replicas are pipelined only where tensor parallelism alone does not make the model
+    fit."""
     lengths = draw(workload, np.random.default_rng(0), options.predictability)
     requests = Requests.of(lengths.prompt, lengths.response)
     longest = workload.prompt.maximum + workload.response.maximum

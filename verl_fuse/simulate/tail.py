@@ -1,12 +1,15 @@
-"""Inter-stage fusion of one rollout: the long tail moves to few replicas, the freed ones run inference on finished samples (RLHFuse, section 4).
+"""Inter-stage fusion of one rollout: the long tail moves to few replicas, the freed ones run inference on finished
+samples (RLHFuse, section 4).
 
 Invariants (tests/unit/simulate/test_tail.py):
 - every request finishes exactly once, with or without migration;
 - threshold 0 is stock: generation as if nothing were watched, inference after it on all replicas;
-- inference never ends before its work could have been done by all the capacity there was, nor before the last sample was generated.
+- inference never ends before its work could have been done by all the capacity there was, nor before the last sample
+  was generated.
 
-Capacity for inference is counted in replicas: none before the release (or the measured headroom of busy devices), then the freed ones, then all.
-Work is handed out sample by sample and conserved, so its end follows from arrivals and capacity alone.
+Capacity for inference is counted in replicas: none before the release (or the measured headroom of busy devices), then
+the freed ones, then all. Work is handed out sample by sample and conserved, so its end follows from arrivals and
+capacity alone.
 """
 
 from dataclasses import dataclass, replace
@@ -21,12 +24,14 @@ from verl_fuse.spec.arrays import Floats, Ints
 
 @dataclass(frozen=True)
 class InferenceWork:
-    """Work on one finished sample of n tokens: `per_token * n + per_square * n**2` seconds of one replica's devices, all models together.
+    """Work on one finished sample of n tokens: `per_token * n + per_square * n**2` seconds of one replica's devices,
+    all models together.
 
-    `slice_factor`: how much longer a freed replica takes for micro-groups than all devices together for the whole batch, per sample.
-    `load_seconds` pass on a freed replica before it can begin; `last_seconds` is the least time from the last sample to the end: it is alone on a replica.
-    `headroom`: share of a generating replica that inference can use without slowing generation, 0 unless measured.
-    `dedicated` is False where replicas share saturated devices: what a freed one could do is then done by the others already.
+    `slice_factor`: how much longer a freed replica takes for micro-groups than all devices together for the whole
+    batch, per sample. `load_seconds` pass on a freed replica before it can begin; `last_seconds` is the least time from
+    the last sample to the end: it is alone on a replica. `headroom`: share of a generating replica that inference can
+    use without slowing generation, 0 unless measured. `dedicated` is False where replicas share saturated devices: what
+    a freed one could do is then done by the others already.
     """
 
     per_token: float
@@ -52,8 +57,8 @@ class InferenceWork:
 
 @dataclass(frozen=True)
 class MigrationCost:
-    """Moving a running request: `latency` seconds to cut, abort and send it; then its context is prefilled again, or, with
-    `seconds_per_token`, received at that speed, one request after the other on each destination."""
+    """Moving a running request: `latency` seconds to cut, abort and send it; then its context is prefilled again, or,
+    with `seconds_per_token`, received at that speed, one request after the other on each destination."""
 
     latency: float = 0.0
     seconds_per_token: float | None = None
@@ -61,7 +66,8 @@ class MigrationCost:
 
 @dataclass(frozen=True, eq=False)
 class FusionResult:
-    """What came of it; seconds from the start of the rollout. `survivors` are the replicas that kept generating."""
+    """The outcome of a migration; seconds from the start of the rollout. `survivors` are the replicas that kept
+    generating."""
 
     rollout: RolloutState
     trigger: float
@@ -126,8 +132,8 @@ def migrated(
 
 @njit(cache=True, nogil=True)
 def inference_end(finish, work, release, end, before, between, after):
-    """When all `work` (replica-seconds, ready at the ascending times `finish`) is done with `before` replicas until `release`, `between` until
-    `end`, `after` from then on."""
+    """When all `work` (replica-seconds, ready at the ascending times `finish`) is done with `before` replicas until
+    `release`, `between` until `end`, `after` from then on."""
     at_release = before * release
     at_end = at_release + between * (end - release)
     left, latest = work.sum(), 0.0
@@ -156,8 +162,8 @@ def _remaining(queues, offsets, finish, context):
 
 @njit(cache=True, nogil=True)
 def _requeue(queues, offsets, heads, finish, counts, stays):
-    """New (queues, offsets, heads) with each replica's own unfinished requests in order, then those moved to it, least loaded first; and what moved,
-    where to, and whether it was running, that is, had its context in memory."""
+    """New (queues, offsets, heads) with each replica's own unfinished requests in order, then those moved to it, least
+    loaded first; and what moved, where to, and whether it was running, that is, had its context in memory."""
     replicas = len(heads)
     moved = np.empty(len(queues), np.int64)
     target = np.empty(len(queues), np.int64)
@@ -197,7 +203,8 @@ def _requeue(queues, offsets, heads, finish, counts, stays):
 def _migrated(
     paused: RolloutState, survivors: int, trigger: float, migration: MigrationCost
 ) -> tuple[RolloutState, Ints, Ints]:
-    """The paused rollout with every unfinished request on a survivor; finished ones stand in no queue. Also the survivors, and what moved."""
+    """The paused rollout with every unfinished request on a survivor; finished ones stand in no queue. Also the
+    survivors, and what moved."""
     context = paused.requests.prompt + paused.done
     counts, tokens = _remaining(paused.queues, paused.offsets, paused.finish, context)
     stays = np.zeros(paused.replicas, bool)

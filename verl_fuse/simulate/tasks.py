@@ -18,7 +18,8 @@ from verl_fuse.spec.timeline import Category
 
 @dataclass(frozen=True)
 class Task:
-    """Work of `seconds` on all devices of `meshes`. `after` names tasks of the same step, `after_previous` of the step before.
+    """Work of `seconds` on all devices of `meshes`. `after` names tasks of the same step, `after_previous` of the step
+    before.
 
     `stage` is verl's name of the step's stage.
     """
@@ -48,7 +49,8 @@ class ScheduledTask:
 
 
 def run_tasks(steps: Sequence[Sequence[Task]], devices: int) -> list[ScheduledTask]:
-    """Place all tasks of all steps; a FuseError names tasks that wait for each other or for a task that is not there."""
+    """Place all tasks of all steps; a FuseError names tasks that wait for each other or for a task that is not
+    there."""
     tasks = {(number, task.name): task for number, step in enumerate(steps) for task in step}
     waits = {
         (number, task.name): [(number, name) for name in task.after]
@@ -61,7 +63,8 @@ def run_tasks(steps: Sequence[Sequence[Task]], devices: int) -> list[ScheduledTa
         for source in sources:
             if source not in tasks:
                 raise FuseError(
-                    f"task {key[1]!r} waits for {source[1]!r}, which is not in the step; there is {', '.join(name for _, name in tasks)}"
+                    f"task {key[1]!r} waits for {source[1]!r}, which is not in the step; there is "
+                    f"{', '.join(name for _, name in tasks)}"
                 )
             dependants[source].append(key)
     order = {key: index for index, key in enumerate(tasks)}

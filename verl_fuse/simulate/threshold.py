@@ -23,7 +23,8 @@ REFINEMENTS = 2
 
 @dataclass(frozen=True)
 class Threshold:
-    """Migrate when `threshold` samples are unfinished, to `survivors` replicas. Seconds: generation and inference, mean over draws."""
+    """Migrate when `threshold` samples are unfinished, to `survivors` replicas. Seconds: generation and inference, mean
+    over draws."""
 
     threshold: int
     survivors: int
@@ -37,7 +38,8 @@ class Threshold:
 
 
 class ThresholdScan:
-    """Mean seconds over rollouts for any (threshold, survivors); remembers the paused rollouts, which survivors share."""
+    """Mean seconds over rollouts for any (threshold, survivors); remembers the paused rollouts, which survivors
+    share."""
 
     def __init__(self, begun: Sequence[RolloutState], inference: InferenceWork, migration: MigrationCost):
         sizes = {(len(rollout.requests), rollout.replicas) for rollout in begun}

@@ -4,8 +4,9 @@ Invariants (tests/unit/simulate/test_timing.py):
 - a table agrees with the cost it was built from at every grid point, and with its step-by-step sum to 1 % between them;
 - every cost in a table is finite and positive.
 
-All running sequences grow by one token per decode step, so the mean context of the running batch grows by exactly one. A table with one row per
-batch size and the mean context as columns therefore gives the seconds of any run of steps as a difference of two integrals.
+All running sequences grow by one token per decode step, so the mean context of the running batch grows by exactly one.
+A table with one row per batch size and the mean context as columns therefore gives the seconds of any run of steps as a
+difference of two integrals.
 """
 
 from collections.abc import Callable
@@ -27,11 +28,12 @@ PREFILL_POINTS = 49
 
 @dataclass(frozen=True, eq=False)
 class ReplicaTiming:
-    """One replica: `decode[b, i]` seconds of a step of b sequences whose mean context is `i * spacing` tokens, and its integral over context.
+    """One replica: `decode[b, i]` seconds of a step of b sequences whose mean context is `i * spacing` tokens, and its
+    integral over context.
 
-    A prefill of n tokens takes the interpolation of (`prefill_tokens`, `prefill_seconds`), `request_seconds` per sequence, and `square_seconds` per
-    squared token.
-    `kv_capacity` tokens fit; at most `max_batch` sequences run; a step takes in new prompts up to `prefill_budget` tokens.
+    A prefill of n tokens takes the interpolation of (`prefill_tokens`, `prefill_seconds`), `request_seconds` per
+    sequence, and `square_seconds` per squared token. `kv_capacity` tokens fit; at most `max_batch` sequences run; a
+    step takes in new prompts up to `prefill_budget` tokens.
     """
 
     decode: Floats
@@ -62,7 +64,8 @@ class ReplicaTiming:
                 raise FuseError(f"{name}={value}: needs a whole number >= 1")
         if kv_capacity < longest:
             raise FuseError(
-                f"kv_capacity={kv_capacity} tokens cannot hold one sequence of {longest}; shorten the sequences or give the replica more memory"
+                f"kv_capacity={kv_capacity} tokens cannot hold one sequence of {longest}; shorten the sequences or "
+                "give the replica more memory"
             )
         columns = min(CONTEXT_POINTS, longest + 1)
         context = np.linspace(0.0, float(longest), columns)
@@ -100,7 +103,8 @@ class ReplicaTiming:
 
 
 _SHORT, _MANY = 16.0, 512.0
-"""Tokens of a sequence whose attention is as good as free; sequences of which half fill a pipeline as deep as any model has layers."""
+"""Tokens of a sequence whose attention is as good as free; sequences of which half fill a pipeline as deep as any model
+has layers."""
 
 
 def _linear_seconds(prefill: PrefillSeconds, tokens: float, request: float, square: float) -> float:
@@ -110,7 +114,8 @@ def _linear_seconds(prefill: PrefillSeconds, tokens: float, request: float, squa
 
 
 def _beyond_tokens(prefill: PrefillSeconds, longest: int) -> tuple[float, float]:
-    """Seconds per request and per squared token: what as many tokens cost in short, in twice as long, and in the longest sequences."""
+    """Seconds per request and per squared token: what as many tokens cost in short, in twice as long, and in the
+    longest sequences."""
     short, double = prefill(_MANY, _SHORT), prefill(_MANY / 2, 2 * _SHORT)
     fewer = (short - double) / (_MANY / 2)
     if longest < 4 * _SHORT:

@@ -95,8 +95,8 @@ def idle_while(**values: Any) -> dict[str, Any]:
 
 
 def without_effect(block: Any) -> dict[tuple[tuple[str, Any], ...], dict[str, Any]]:
-    """What differs from the defaults in `block` (a dataclass) though nothing reads it: by the fields, and their values,
-    because of which nothing does."""
+    """The fields that differ from the defaults in `block` (a dataclass) though nothing reads it: by the fields, and
+    their values, because of which nothing does."""
     defaults = type(block)()
     found: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
     for field in dataclasses.fields(block):

@@ -1,7 +1,8 @@
-"""What we rest on upstream, as data: one contract per seam, judged against source text (verl_fuse/host/compat).
+"""The upstream code that we rest on, as data: one contract per seam, judged against source text
+(verl_fuse/host/compat).
 
 A target is "package.module:name" or "package.module:Class.member"; it may be defined elsewhere as long as it
-can be imported from there. Broken means red: we would fail or, worse, go on with wrong numbers. What need only
+can be imported from there. Broken means red: we would fail or, worse, go on with wrong numbers. A change that need only
 be read again is yellow.
 """
 
@@ -120,7 +121,7 @@ def fingerprints(found: Fingerprints) -> tuple[str, ...]:
 
 
 def label(contract: Contract) -> str:
-    """What the contract is about, in one line."""
+    """The subject of the contract, in one line."""
     match contract:
         case ConfigKey(file, key):
             return f"{file}: {key}"

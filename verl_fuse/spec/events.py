@@ -1,4 +1,4 @@
-"""What observers are told of a running step: one class per kind of event, plain values, no handles.
+"""Events of a running step, for observers: one class per kind of event, plain values, no handles.
 
 Invariant (tests/unit/spec/test_events.py): every kind is a frozen class that says in which step and when it happened.
 """

@@ -20,7 +20,7 @@ MOST_FILE_BYTES = 2**28
 
 
 def reason(error: OSError) -> str:
-    """What the system says, without the path: the message names it, and the path in the
+    """The system's reason, without the path: the message names it, and the path in the
     error may be a temporary one."""
     return error.strerror or str(error)
 
@@ -42,7 +42,7 @@ def read_text(path: Path, largest: int = MOST_FILE_BYTES) -> str:
 
 
 def load(path: Path, parse: Callable[[str], T]) -> T:
-    """What `parse` makes of the text of `path`; a FuseError names the file."""
+    """The result of `parse` on the text of `path`; a FuseError names the file."""
     text = read_text(path)
     try:
         return parse(text)

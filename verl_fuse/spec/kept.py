@@ -1,4 +1,4 @@
-"""What a plugin has learned, kept beside verl's checkpoints: written with each, read by the run that goes on from one.
+"""A plugin's knowledge, kept beside verl's checkpoints: written with each, read by the run that goes on from one.
 
 Lengths belong to the data, costs to replicas of so many devices.
 
@@ -53,8 +53,8 @@ class Kept(Generic[T]):
             )
 
     def load(self, folder: Path | None, devices: int) -> T | None:
-        """What the checkpoint that the run goes on from knows; None for a new run, and where the checkpoint has no such
-        file."""
+        """The knowledge in the checkpoint that the run goes on from; None for a new run, and where the checkpoint has
+        no such file."""
         if folder is None:
             return None
         file = self.file(folder)

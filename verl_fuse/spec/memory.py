@@ -1,4 +1,4 @@
-"""What training ranks say of memory, for whoever decides what else fits beside them."""
+"""The memory of training ranks, for code that decides what else fits beside them."""
 
 from dataclasses import dataclass
 

@@ -76,7 +76,7 @@ class Model:
 
     @property
     def active_block_parameters(self) -> int:
-        """What one token is multiplied with in a block."""
+        """The parameters that one token is multiplied with in a block."""
         return self._block(max(1, self.experts_per_token))
 
     def _block(self, experts: int) -> int:

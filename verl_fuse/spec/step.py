@@ -1,4 +1,4 @@
-"""What policies see of a running step: plain values, no handles."""
+"""A policy's view of a running step: plain values, no handles."""
 
 import math
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a replica's engine holds at once: so many `sequences` at most, and so many `tokens` in its KV cache
+    """The room of a replica's engine: so many `sequences` at most, and so many `tokens` in its KV cache
     (infinite where the engine does not say)."""
 
     sequences: int

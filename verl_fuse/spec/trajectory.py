@@ -26,5 +26,5 @@ class TrajectoryKey(NamedTuple):
 
     @property
     def sample(self) -> tuple[str, int]:
-        """Which sample of which prompt this is of: the same for all trajectories of a session."""
+        """The prompt and the sample that this is of: the same for all trajectories of a session."""
         return self[:2]

@@ -1,4 +1,4 @@
-"""What one training step computes: the algorithm, its batch, its lengths, its models.
+"""The computation of one training step: the algorithm, its batch, its lengths, its models.
 
 Invariants (tests/unit/spec/test_workload.py):
 - calls form an acyclic graph in which every `after` names a call of this workload;

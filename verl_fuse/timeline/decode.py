@@ -1,4 +1,4 @@
-"""What decoding costs, read off a step's timeline. Pure: a timeline in, seconds out.
+"""The cost of decoding, read off a step's timeline. Pure: a timeline in, seconds out.
 
 Invariants (tests/unit/interstage/test_measured.py):
 - a timeline made with given decode costs gives them back;
@@ -31,7 +31,7 @@ class DecodeCost:
     sequence: float
 
     def seconds(self, sequences: Floats) -> Floats:
-        """Of a decode step, in which each sequence gets a token."""
+        """The seconds of a decode step, in which each sequence gets a token."""
         return self.step + self.sequence * sequences
 
 
@@ -81,7 +81,7 @@ def admitted(requests: Sequence[Span], capacity: Capacity) -> tuple[Floats, Floa
     held = np.zeros(2)
 
     def share(index: int) -> Floats:
-        """Of one request."""
+        """The context of one request as a line over time: its value at `origin`, and its growth per second."""
         seconds = ends[index] - starts[index]
         if seconds <= 0:
             return np.array([prompts[index] + responses[index], 0.0])

@@ -1,4 +1,4 @@
-"""What each device does over a step, for charts: stretches of work, and the idle time between them.
+"""The work of each device over a step, for charts: stretches of work, and the idle time between them.
 
 Invariants (tests/unit/timeline/test_devices.py):
 - the stretches of a row cover the step; those that are not idle sum up to the device's busy seconds;
@@ -68,7 +68,7 @@ def _stretches(timeline: Timeline, tracks: Mapping[str, Sequence[Span]], names: 
 
 
 def _without(stretch: Stretch, covered: Sequence[tuple[float, float]]) -> list[Stretch]:
-    """What of a stretch is left where others lie on it."""
+    """The parts of a stretch that no other one covers."""
     category, start, end = stretch
     left = []
     for low, high in covered:

@@ -6,7 +6,7 @@ from verl_fuse.timeline.html import STAGE_WORK, fill, legend, percent, seconds, 
 from verl_fuse.timeline.summary import StepSummary
 from verl_fuse.timeline.terms import hint
 
-TREND_WIDTH, TREND_HEIGHT, TREND_LEFT = 1200, 180, 64
+TREND_HEIGHT = 180
 
 
 def index_page(run: str, summaries: Sequence[StepSummary], links: Mapping[str, str]) -> str:
@@ -33,32 +33,31 @@ def index_page(run: str, summaries: Sequence[StepSummary], links: Mapping[str, s
 
 
 def trend(summaries: Sequence[StepSummary]) -> str:
-    """Seconds of each step as a stacked bar, oldest first; an SVG as wide as the page."""
+    """Seconds of each step as a stacked bar, oldest first; an SVG as wide as the page, whose words keep their size."""
     longest = max(summary.seconds for summary in summaries) or 1.0
-    pitch = (TREND_WIDTH - TREND_LEFT) / len(summaries)
+    pitch = 100 / len(summaries)
     scale = (TREND_HEIGHT - 24) / longest
     parts = []
     for share in (0.0, 0.5, 1.0):
         y = TREND_HEIGHT - 18 - share * longest * scale
-        parts.append(f'<line x1="{TREND_LEFT}" x2="{TREND_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>')
         label = seconds(share * longest) if share else "0"
-        parts.append(f'<text x="{TREND_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+        parts.append(f'<text x="-6" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     every = max(1, round(len(summaries) / 12))
     for index, summary in enumerate(summaries):
-        x, y = TREND_LEFT + index * pitch, TREND_HEIGHT - 18
+        middle, y = (index + 0.5) * pitch, TREND_HEIGHT - 18
         for name, value in summary.stages:
             y -= value * scale
             parts.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(pitch * 0.86, 0.5):.1f}" height="{value * scale:.1f}" '
-                f'fill="var(--{work_of(name, "stage")})"><title>step {summary.step}, {text(name)}: {seconds(value)}'
-                "</title></rect>"
+                f'<rect x="{middle - 0.43 * pitch:.3f}%" y="{y:.1f}" width="{0.86 * pitch:.3f}%" '
+                f'height="{value * scale:.1f}" fill="var(--{work_of(name, "stage")})">'
+                f"<title>step {summary.step}, {text(name)}: {seconds(value)}</title></rect>"
             )
         if index % every == 0:
-            middle = x + pitch * 0.43
-            parts.append(f'<text x="{middle:.1f}" y="{TREND_HEIGHT - 4}" text-anchor="middle">{summary.step}</text>')
+            parts.append(f'<text x="{middle:.3f}%" y="{TREND_HEIGHT - 4}" text-anchor="middle">{summary.step}</text>')
     return (
-        f'<svg class="trend" viewBox="0 0 {TREND_WIDTH} {TREND_HEIGHT}" role="img" '
-        f'aria-label="seconds of each step, by stage">{"".join(parts)}</svg>'
+        f'<svg class="trend" height="{TREND_HEIGHT}" role="img" aria-label="seconds of each step, by stage">'
+        f"{''.join(parts)}</svg>"
     )
 
 

@@ -11,7 +11,7 @@ from verl_fuse.timeline.devices import device_rows
 from verl_fuse.timeline.html import COLOURS, IDLE, percent, seconds, text
 from verl_fuse.timeline.summary import summarize
 
-_WIDTH, _LEFT, _RIGHT, _HEAD, _AXIS = 960, 118, 16, 30, 26
+_WIDTH, _LEFT, _RIGHT, _HEAD, _AXIS = 960, 132, 16, 30, 26
 # Heights of a device's row, by the number of rows of the step.
 _ROW, _THIN, _THIN_FROM = 18, 6, 24
 _STYLE = (
@@ -80,7 +80,7 @@ def _axis(longest: float, scale: float, top: float) -> list[str]:
 
 def _legend(names: Sequence[str], y: float) -> list[str]:
     return [
-        f'<rect class="{name}" x="{_LEFT + 100 * index}" y="{y - 10:g}" width="12" height="12"/>'
-        f'<text x="{_LEFT + 100 * index + 17}" y="{y:g}">{name}</text>'
+        f'<rect class="{name}" x="{_LEFT + 112 * index}" y="{y - 10:g}" width="12" height="12"/>'
+        f'<text x="{_LEFT + 112 * index + 17}" y="{y:g}">{name}</text>'
         for index, name in enumerate(names)
     ]

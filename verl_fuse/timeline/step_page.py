@@ -73,7 +73,7 @@ def linked(page: str, before: str | None, after: str | None) -> str:
 
 
 def _data(timeline: Timeline, table: Sequence[DeviceRow]) -> dict[str, Any]:
-    """What the script draws; span = [name, category, colour, start, end, sub-row, arguments], times in
+    """The data that the script draws; span = [name, category, colour, start, end, sub-row, arguments], times in
     seconds since the step began."""
 
     def span_data(span: Span, row: int) -> list[Any]:

@@ -1,24 +1,24 @@
-"""What the words on the pages mean, each in one sentence; the glossary in verl_fuse/README.md says the same.
+"""The meaning of the words on the pages, each in one sentence; the glossary in verl_fuse/README.md says the same.
 
 Invariant (tests/unit/timeline/test_pages.py): the glossary holds every term with these words.
 """
 
 TERMS = {
-    "step": "One training step: generate a batch of samples, score it, and update the weights with it.",
-    "stage": "A part of the step that the driver waits for, by the name verl gives it; `gen` is generation.",
+    "step": "One training step: generate samples, score them, and update the weights with them.",
+    "stage": "A part of the step that the driver waits for, by verl's name for it.",
     "generation": "The driver's stage `gen`: from the batch's start until the driver has every sample.",
     "drain": "The stage in which inference that is still running after generation comes to its end.",
     "sample": "One prompt with one response.",
     "group": "All samples of one prompt.",
-    "replica": "One copy of the rollout engine; it has devices of its own and runs many requests at once.",
+    "replica": "One copy of the rollout engine, on devices of its own; it runs many requests.",
     "request": "A sample, or a part of it, that a replica generates.",
     "moved request": "The rest of a sample that began on another replica.",
-    "slice": "The devices of one replica once it is done, which compute inference with weights of their own.",
+    "slice": "The devices of one finished replica, which compute inference with weights of their own.",
     "lane": "A queue of inference calls; calls of one lane run one after the other.",
     "rank": "One training process.",
     "device": "What runs one rank, and a replica or a part of one.",
     "inference": "Log-probs and values of finished samples; nothing is generated and nothing is learned.",
-    "idle": "Time of the step in which a device computes neither for its replica nor for its slice or rank.",
+    "idle": "Time in which a device computes neither for its replica, slice nor rank.",
     "long tail": "Generation after 80 % of the requests have finished, as a share of generation.",
     "survivor": "A replica that goes on generating when the long tail moves; the others are freed.",
     "migration": "The moment at which the requests of the long tail move to the survivors.",

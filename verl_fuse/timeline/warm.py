@@ -1,4 +1,4 @@
-"""What of a step's timeline says how long the work takes, and not how long it takes the first time.
+"""The part of a step's timeline that shows how long work takes, without work that is done for the first time.
 
 A replica's first step, and a lane's first inference, load code, compile and allocate. Nearly all requests of that step
 begin while this goes on, so no part of it is measured apart.

@@ -1,4 +1,4 @@
-"""What a bench whose arms take turns hands to the processes of its run: $BENCH_PLAN names a JSON file."""
+"""The plan that a bench whose arms take turns hands to the processes of its run: $BENCH_PLAN names a JSON file."""
 
 import json
 import os
@@ -9,7 +9,8 @@ from typing import Any
 
 @cache
 def plan() -> dict[str, Any]:
-    """`arms` by step, response `lengths` by step group and sample, samples per prompt, and the file for `measurements`."""
+    """`arms` by step, response `lengths` by step group and sample, samples per prompt, and the file for
+    `measurements`."""
     return json.loads(Path(os.environ["BENCH_PLAN"]).read_text())
 
 

@@ -1,4 +1,5 @@
-"""External module of the bench `elastic` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the same replicas.
+"""External module of the bench `elastic` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the
+same replicas.
 
 - static: every replica generates, requests are routed by verl, nothing is given back before generation ends;
 - elastic WEIGHT: the policies of fuse.elastic decide, at this cost weight;

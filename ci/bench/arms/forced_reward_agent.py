@@ -1,4 +1,5 @@
-"""Agent `forced_reward`: as many tokens as the bench's plan says, and rewards that are equal in the groups it names, 0 and 1 in turns in the others."""
+"""Agent `forced_reward`: as many tokens as the bench's plan says, and rewards that are equal in the groups it names, 0
+and 1 in turns in the others."""
 
 from typing import Any
 

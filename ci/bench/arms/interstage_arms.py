@@ -1,11 +1,12 @@
-"""External module of the bench's run (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the same worker groups.
+"""External module of the bench's run (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the same
+worker groups.
 
 - stock: verl's own stage methods on its own worker groups; no hook is called, no slice gets weights;
 - control: inference on slices, in one call per micro-group, after generation;
 - fused: the tail migrates, freed replicas' slices run inference meanwhile.
 
-A step's seconds are from its begin to its advantages. Slices get their weights at the begin of the steps that use them, so that exactly these
-pay for it. All arms look at the rollout equally often.
+A step's seconds are from its begin to its advantages. Slices get their weights at the begin of the steps that use them,
+so that exactly these pay for it. All arms look at the rollout equally often.
 """
 
 import functools

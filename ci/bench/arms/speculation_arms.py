@@ -1,4 +1,5 @@
-"""External module of the bench's runs (VERL_USE_EXTERNAL_MODULES): every rollout engine counts its forward passes, with drafts or without.
+"""External module of the bench's runs (VERL_USE_EXTERNAL_MODULES): every rollout engine counts its forward passes, with
+drafts or without.
 
 Each engine appends to a file of its own: the time a pass began, and the requests in it.
 """

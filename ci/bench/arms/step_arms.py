@@ -1,4 +1,5 @@
-"""External module of the bench `step` (VERL_USE_EXTERNAL_MODULES), the same in every run: measures whole steps, of verl's own trainer or of ours.
+"""External module of the bench `step` (VERL_USE_EXTERNAL_MODULES), the same in every run: measures whole steps, of
+verl's own trainer or of ours.
 
 - Seconds of a step are from its begin until its metrics are there: weight sync, accounts and timelines included.
 - verl's own trainer looks at the rollout at our pace (host/rollout/watch.py), and is otherwise as it is.

@@ -1,10 +1,12 @@
-"""External module of the bench `update` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the same worker groups.
+"""External module of the bench `update` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the
+same worker groups.
 
 - stock: verl's own pass and update, on workers that leave nothing out;
 - skip_zero_gradient, skip_old_log_prob: one switch, with verl's metrics;
 - all: both, with metrics of what is computed.
 
-A step's seconds are from its begin to the end of its weight sync. In the warm-up, a step of `all` is updated by verl as well, from the same weights.
+A step's seconds are from its begin to the end of its weight sync. In the warm-up, a step of `all` is updated by verl as
+well, from the same weights.
 """
 
 import functools
@@ -33,7 +35,7 @@ def _register_agent(module: Any) -> None:
 
 
 def _on_workers(trainer: Any, function: Any, *args: Any) -> list[Any]:
-    """What `function(actor, *args)` returns on each rank."""
+    """The result of `function(actor, *args)` on each rank."""
     import ray
 
     def call(worker: Any) -> Any:
@@ -67,7 +69,7 @@ def _undo(actor: Any) -> None:
 
 
 def _difference(actor: Any) -> float:
-    """Of parameters, and of each of Adam's moments: the largest relative difference (l2 of all together)."""
+    """The largest relative difference of parameters, and of each of Adam's moments (l2 of all together)."""
     import torch
 
     ours, found = _held(actor), []

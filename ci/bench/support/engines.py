@@ -1,8 +1,8 @@
 """Engines that take the time they are told: any number of replicas behind verl's replica interface, all in one process.
 
-A sample takes its length times a pace, wherever it runs. What agent loops write is written here, as they do it (agent_loop_tq.py): a row of TransferQueue
-for each sample, with the tags of its tokens and none of the tokens, the state of each prompt, a span of each request. Rows that end within `TICK` seconds
-are one call.
+A sample takes its length times a pace, wherever it runs. What agent loops write is written here, as they do it
+(agent_loop_tq.py): a row of TransferQueue for each sample, with the tags of its tokens and none of the tokens, the
+state of each prompt, a span of each request. Rows that end within `TICK` seconds are one call.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Engines:
         self.moved = 0
 
     async def ask(self, rank: int, name: str, *arguments: Any, **named: Any) -> Any:
-        """What verl calls on the server of a replica."""
+        """The methods that verl calls on the server of a replica."""
         if name == "__ray_call__":
             return arguments[0](self._places[rank], *arguments[1:])
         return await getattr(self, name)(self._places[rank], *arguments, **named)
@@ -161,7 +161,7 @@ class _Method:
 
 
 class EngineServer:
-    """What a Ray handle of the server of replica `rank` is: `server.method.remote(...)`."""
+    """A stand-in for a Ray handle of the server of replica `rank`: `server.method.remote(...)`."""
 
     def __init__(self, actor: Any, rank: int):
         self.actor, self.rank = actor, rank

@@ -80,7 +80,7 @@ class EngineManager:
             ray.kill(actor)
 
     def pace(self, seconds: float) -> None:
-        """Of a token, from now on."""
+        """The seconds of a token, from now on."""
         ray.get(self.engines.take.remote(seconds))
 
     def moved(self) -> int:
@@ -147,7 +147,7 @@ class LoadTrainer(UntrainedTrainer):
         return inference
 
     def ask_for(self, lengths: np.ndarray) -> None:
-        """What the next step generates."""
+        """The responses that the next step generates."""
         self._lengths = lengths
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
@@ -202,7 +202,8 @@ def balancing_measured(meter: Any) -> AbstractContextManager:
 
 
 def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any, collector: Any) -> LoadTrainer:
-    """A trainer of steps of so many prompts, whose files are in `folder`; `meter` measures its parts, `collector` gets all spans."""
+    """A trainer of steps of so many prompts, whose files are in `folder`; `meter` measures its parts, `collector` gets
+    all spans."""
     config = compose(
         find_recipe("ppo-cpu"),
         [

@@ -19,7 +19,7 @@ def processes(variable: str, value: str) -> Iterator[int]:
 
 
 def kind(pid: int) -> str:
-    """What a process calls itself; empty once it has ended."""
+    """The name that a process gives itself; empty once it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):

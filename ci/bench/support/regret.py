@@ -1,9 +1,11 @@
-"""How good a policy's choices were, beside choices that never change: seconds of each step against the replica-seconds held for it.
+"""How good a policy's choices were, beside choices that never change: seconds of each step against the replica-seconds
+held for it.
 
 Invariants (tests/unit/bench/test_regret.py):
-- a step's objective is that of the policy itself: the weighted sum of seconds and replica-seconds, both relative to all replicas;
-- regret is against the best fixed choice of each step, known afterwards: it is 0 for a policy that always made it, and may be below 0 only for one
-  that does what no fixed choice does;
+- a step's objective is that of the policy itself: the weighted sum of seconds and replica-seconds, both relative to all
+  replicas;
+- regret is against the best fixed choice of each step, known afterwards: it is 0 for a policy that always made it, and
+  may be below 0 only for one that does what no fixed choice does;
 - the frontier are the choices that no other choice is both faster and cheaper than, over all steps.
 """
 
@@ -15,7 +17,7 @@ WEIGHTS = (0.2, 0.5, 0.8)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one step took: seconds, and replica-seconds until each replica was given up."""
+    """The cost of one step: seconds, and replica-seconds until each replica was given up."""
 
     seconds: float
     held: float
@@ -31,7 +33,8 @@ def objective(step: Taken, whole: Taken, weight: float) -> float:
 
 
 def regret(policy: Sequence[Taken], fixed: Choices, most: str, weight: float) -> float:
-    """By how much of the best the policy's objective, summed over steps, lies above it; `most` is the choice of all replicas."""
+    """By how much of the best the policy's objective, summed over steps, lies above it; `most` is the choice of all
+    replicas."""
     spent = best = 0.0
     for place, (step, whole) in enumerate(zip(policy, fixed[most], strict=True)):
         spent += objective(step, whole, weight)
@@ -56,7 +59,8 @@ def beaten(one: Taken, by: Mapping[str, Taken]) -> list[str]:
 
 
 def judged(policies: Mapping[float, Sequence[Taken]], fixed: Choices, most: str) -> dict[str, dict]:
-    """For the JSON line: the fixed choices with whether they are worth being made, and the policy at each cost weight."""
+    """For the JSON line: the fixed choices with whether they are worth being made, and the policy at each cost
+    weight."""
     totals, worth = {name: total(steps) for name, steps in fixed.items()}, frontier(fixed)
     return {
         "fixed": {

@@ -1,4 +1,5 @@
-"""What the benches that run real verl share: a run of a recipe with a module of arms/, the command line, and intervals."""
+"""Parts that the benches with real verl share: a run of a recipe with a module of arms/, the command line, and
+intervals."""
 
 import argparse
 import json
@@ -23,7 +24,8 @@ DRAWS = 10_000
 def launch(
     folder: Path, module: str, overrides: Sequence[str], log: Path, recipe: str = "ppo-cpu", **variables: str
 ) -> None:
-    """Run a recipe with the external `module` of arms/; all its processes end with it, and a run that fails ends this process."""
+    """Run a recipe with the external `module` of arms/; all its processes end with it, and a run that fails ends this
+    process."""
     command = [sys.executable, "-P", "-m", "verl.trainer.main_ppo"]
     command += ["--config-path", str(find_recipe(recipe).folder), "--config-name", "config", *overrides]
     environment = {

@@ -1,4 +1,5 @@
-"""A trainer of mode `fuse` without worker groups and models, and the Ray it needs: for steps whose replicas are no engines and whose rows nobody trains on."""
+"""A trainer of mode `fuse` without worker groups and models, and the Ray it needs: for steps whose replicas are no
+engines and whose rows nobody trains on."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ STAGES = ("old_log_prob", "ref", "values")
 
 @contextmanager
 def local_cluster(variables: dict[str, str], object_store_bytes: int) -> Iterator[None]:
-    """Ray on this machine, whose processes have these environment variables, and a TransferQueue; both end with the block."""
+    """Ray on this machine, whose processes have these environment variables, and a TransferQueue; both end with the
+    block."""
     ray.init(
         num_cpus=16,
         include_dashboard=False,
@@ -59,7 +61,8 @@ class UntrainedFeatures(Features):
 
 
 class UntrainedTrainer(FuseTrainer):
-    """What FuseTrainer's own `__init__` makes beside worker groups; what infers, and the director, are the subclass's."""
+    """The parts that FuseTrainer's own `__init__` makes beside worker groups; the subclass has the inference and the
+    director."""
 
     def __init__(self, config: DictConfig, step: int, collector: Any, ranks: int, replicas: Sequence[Any]):
         self.config, self.global_steps = config, step

@@ -50,6 +50,6 @@ def run(device: torch.device, out: Path, *, tiny: bool) -> dict[str, Any]:
 
 
 def fitting(batches: tuple[int, ...], length: int, model: Model, memory: float) -> tuple[int, ...]:
-    """Those batches whose logits at `length` fit the device; the smallest in any case."""
+    """The batches whose logits at `length` fit the device; the smallest in any case."""
     most = PART_OF_MEMORY * memory / (LOGIT_BYTES * length * model.vocabulary)
     return tuple(batch for batch in batches if batch <= max(most, batches[0]))

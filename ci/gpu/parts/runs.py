@@ -64,12 +64,12 @@ def run(device: torch.device, out: Path, *, tiny: bool) -> dict[str, Any]:
 
 
 def features(devices: int) -> tuple[str, ...]:
-    """What is switched on: slices and migration need a second replica."""
+    """The features that are switched on: slices and migration need a second replica."""
     return ON_ONE if devices == 1 else ON_SEVERAL
 
 
 def overrides(kind: str, devices: int, *, everything: bool) -> list[str]:
-    """Of the recipe; off its platform on a GPU."""
+    """Overrides of the recipe; on a GPU they leave its platform off."""
     gpu = [
         *(each for each in ON_GPU if not each.lstrip("+").startswith("critic.")),
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
@@ -81,7 +81,7 @@ def overrides(kind: str, devices: int, *, everything: bool) -> list[str]:
 
 
 def faults(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What a run lost, trained twice, or computed otherwise than the observed one."""
+    """The samples that a run lost or trained twice, and numbers that differ from the observed run's."""
     wrong = []
     for name, steps in found.items():
         for step, figures in steps["steps"].items():
@@ -115,7 +115,7 @@ def _run(home: Path, name: str, given: list[str], seconds: float) -> dict[str, A
 
 
 def _figures(data: Mapping[str, float]) -> dict[str, Any]:
-    """Of a step. A sample that is trained twice ends the run (verl_fuse/host/record/accounting.py)."""
+    """The figures of a step. A sample that is trained twice ends the run (verl_fuse/host/record/accounting.py)."""
     return {
         "trained": int(data["fuse/samples_trained"]),
         "missing": int(data["fuse/samples_missing"]),

@@ -127,7 +127,8 @@ def _bytes(device: torch.device) -> dict[str, int]:
 
 
 def critic_of(config: Any) -> Any:
-    """What verl's trainer gives the critic's workers (verl/trainer/ppo/v1/trainer_base.py `_setup`)."""
+    """The configuration that verl's trainer gives the critic's workers (verl/trainer/ppo/v1/trainer_base.py
+    `_setup`)."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config import TrainingWorkerConfig
 

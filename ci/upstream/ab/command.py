@@ -102,7 +102,7 @@ def measure(options: argparse.Namespace) -> Report:
 
 
 def source(options: argparse.Namespace) -> str:
-    """What pip is asked for."""
+    """The requirement that pip is asked for."""
     if options.path is not None:
         return str(options.path.absolute())
     if options.verl == LATEST:

@@ -49,8 +49,8 @@ class Bands:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a run must be beside stock verl: without a tolerance, the same bits. `sign` is the metric of verl-fuse that
-    is above 0 in every replayed step when it does its work; None: verl-fuse is off and logs nothing."""
+    """The equality that a run owes to stock verl: without a tolerance, the same bits. `sign` is the metric of verl-fuse
+    that is above 0 in every replayed step when it does its work; None: verl-fuse is off and logs nothing."""
 
     sign: str | None
     tolerance: Tolerance | None

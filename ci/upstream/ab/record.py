@@ -1,4 +1,4 @@
-"""What a run left: every step's numbers, verl's metrics, and how much time and memory they took."""
+"""The record of a run: every step's numbers, verl's metrics, and how much time and memory they took."""
 
 import json
 from collections.abc import Mapping

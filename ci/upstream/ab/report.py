@@ -1,4 +1,4 @@
-"""What an A/B comparison found, as Markdown for people and JSON for programs."""
+"""The result of an A/B comparison, as Markdown for people and JSON for programs."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -80,7 +80,7 @@ class Bench:
         return read(name, code, peak, folder, REPLAYED)
 
     def overrides(self, folder: Path, steps: int) -> tuple[str, ...]:
-        """What all runs have in common: small batches, the recipe's seeds, and rollouts recorded once."""
+        """The settings of all runs: small batches, the recipe's seeds, and rollouts recorded once."""
         return (
             *SMALL,
             *(SMALL_CRITIC if self.recipe.algorithm == "PPO" else ()),

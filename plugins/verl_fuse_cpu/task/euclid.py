@@ -47,7 +47,7 @@ class Pair:
 
     @property
     def calls(self) -> tuple[tuple[str, str], ...]:
-        """What a calculator is asked for each subtraction, and what it answers."""
+        """The calculator's question for each subtraction, and its answer."""
         before = (self.a, self.b)
         calls = []
         for after in _subtractions(self.a, self.b):

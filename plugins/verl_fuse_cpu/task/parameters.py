@@ -1,4 +1,4 @@
-"""What a task directory depends on. Light: reading it needs no torch."""
+"""The parameters of a task directory. Light: reading it needs no torch."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -28,7 +28,7 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a task directory depends on; equal parameters make equal directories on one kind of machine."""
+    """The parameters of a task directory; equal parameters make equal directories on one kind of machine."""
 
     largest: int = 60
     train: int = 4096

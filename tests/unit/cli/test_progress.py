@@ -41,11 +41,13 @@ def test_each_text_is_said_once_and_the_last_one_again(capsys: pytest.CaptureFix
 
 
 def test_texts_that_follow_each_other_too_fast_are_left_out(capsys: pytest.CaptureFixture[str]):
+    begun = time.monotonic()
     with ProgressNotes("step 0") as report:
         for step in range(1000):
             report(f"step {step}")
             time.sleep(0.001)
-    assert len(texts(capsys)) <= 15
+    # On a busy machine the thousand take longer than a second.
+    assert len(texts(capsys)) <= 10 * (time.monotonic() - begun) + 2
 
 
 def test_an_error_ends_it(capsys: pytest.CaptureFixture[str]):

@@ -138,3 +138,15 @@ def test_every_step_is_reached_from_its_neighbour(browser, pages):
         browser.find_element("css selector", "nav a[rel=next]").click()
         assert browser.find_element("tag name", "h1").text == f"Step {step}"
     assert not browser.find_elements("css selector", "nav a[rel=next]")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_words_of_drawings_are_large_enough_to_read(browser, pages, name):
+    small = """
+    return [...document.querySelectorAll('svg text')].filter((word) => word.getClientRects().length)
+      .map((word) => parseFloat(getComputedStyle(word).fontSize) * word.getScreenCTM().a)
+      .filter((size) => size < arguments[0])
+    """
+    for width in WIDTHS:
+        show(browser, pages / name, width)
+        assert browser.execute_script(small, 9) == []

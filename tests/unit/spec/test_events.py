@@ -29,8 +29,9 @@ def test_an_event_is_frozen_and_says_when_it_happened(kind: type):
 
 def test_the_guide_names_every_event_with_its_fields():
     section = README.read_text().partition("### `fuse_event(event)`")[2].partition("###")[0]
-    rows = re.findall(r"^\| `([A-Z]\w+)` \| .* \| (.*)\|$", section, re.MULTILINE)
-    documented = {name: re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", more)) for name, more in rows}
+    items = re.findall(r"^- `([A-Z]\w+)`: (.*(?:\n  .*)*)$", section, re.MULTILINE)
+    more = {name: re.sub(r"\([^)]*\)", "", said.partition("; with ")[2]) for name, said in items}
+    documented = {name: re.findall(r"`(\w+)`", said) for name, said in more.items()}
     assert documented == {kind.__name__: fields(kind)[2:] for kind in KINDS}
 
 

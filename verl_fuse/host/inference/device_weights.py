@@ -1,7 +1,9 @@
-"""Weights of a forward-only FSDP model on its device, from the first call of a step that needs them until they are released.
+"""Weights of a forward-only FSDP model on its device, from the first call of a step that needs them until they are
+released.
 
-verl offloads such a model: its shards are in host memory, pinned, and every forward pass of every micro-batch copies them to the device. Here the shards
-are copied once, FSDP gathers from the copies (sharded.py), and releasing them copies nothing back: nobody writes them on the device.
+verl offloads such a model: its shards are in host memory, pinned, and every forward pass of every micro-batch copies
+them to the device. Here the shards are copied once, FSDP gathers from the copies (sharded.py), and releasing them
+copies nothing back: nobody writes them on the device.
 
 Invariants (tests/integration/test_slice_models.py, tests/unit/host/test_device_weights.py):
 - while weights are held, a forward pass copies no shard from host memory, and its numbers are the same;
@@ -21,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceWeights:
-    """Of one model: `engine` is verl's, `name` is what a log line calls it. Built by all ranks of the model together."""
+    """The weights of one model: `engine` is verl's, `name` is what a log line calls it. Built by all ranks of the model
+    together."""
 
     def __init__(self, engine: Any, name: str) -> None:
         self.shards = shards_of(engine.module)
@@ -57,8 +60,8 @@ class DeviceWeights:
             return True
         if not self._said:
             logger.warning(
-                "slice: weights of %s (%d bytes) stay in host memory and are copied for each micro-batch, because %d bytes of the device are free and half of "
-                "them are for activations; %s",
+                "slice: weights of %s (%d bytes) stay in host memory and are copied for each micro-batch, because %d "
+                "bytes of the device are free and half of them are for activations; %s",
                 self._name,
                 self.nbytes,
                 free,
@@ -69,5 +72,5 @@ class DeviceWeights:
 
 
 def _free_bytes(device: torch.device | None) -> int | None:
-    """Of a device; None where that is the host."""
+    """The free bytes of a device; None where that is the host."""
     return None if device is None or device.type == "cpu" else get_torch_device().mem_get_info()[0]

@@ -1,8 +1,8 @@
 """A lane: one set of worker processes, one collective call at a time.
 
-verl's colocated workers are async actors (engine_workers.py:728): two collective calls in flight may run in different orders on
-different ranks and deadlock. Every collective call therefore goes through the lane of its workers, whose single thread runs them
-in submission order.
+verl's colocated workers are async actors (engine_workers.py:728): two collective calls in flight may run in different
+orders on different ranks and deadlock. Every collective call therefore goes through the lane of its workers, whose
+single thread runs them in submission order.
 
 Invariants (tests/unit/host/test_lane.py):
 - calls never overlap and run in the order they were handed over;
@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 
 class Lane:
-    """Runs calls on its own daemon thread (a hung collective must not keep the process alive); `timeout` is seconds per call."""
+    """Runs calls on its own daemon thread (a hung collective must not keep the process alive); `timeout` is seconds per
+    call."""
 
     def __init__(self, name: str, recorder: Recorder, timeout: float):
         self.name = name
@@ -62,7 +63,8 @@ class Lane:
         return future
 
     def call(self, name: str, category: Category, work: Callable[[], T], **args: str | int | float) -> T:
-        """Run one call after everything submitted before, record it as a span on this lane's track, and return its result."""
+        """Run one call after everything submitted before, record it as a span on this lane's track, and return its
+        result."""
         self.drain()
         return self._result(name, self._enqueue(lambda: self.recorded(name, category, work, **args))[0])
 
@@ -105,7 +107,8 @@ class Lane:
             if future.done():
                 raise
             raise FuseError(
-                f"lane {self.name!r}: {what!r} did not finish in {self._timeout:g} s; its workers still hold it (fuse.call_timeout)"
+                f"lane {self.name!r}: {what!r} did not finish in {self._timeout:g} s; its workers still hold it "
+                "(fuse.call_timeout)"
             ) from None
 
     def _run(self) -> None:

@@ -1,12 +1,13 @@
 """The Megatron models of a slice: how they are cut, and where their weights are.
 
-All Megatron engines of a process have one parallel state, so all copies are cut alike: by the tensor parallelism of their models, which must be one, then by
-the largest pipeline that divides a replica's devices and that of every model; what is left is data parallelism. Trained tp2 pp2, a replica of 4 devices has
-such copies, one of 2 has tp2 pp1. Another tensor parallelism is refused: in bfloat16 sums of two halves round otherwise than one sum (0.017 of a log-prob was
+All Megatron engines of a process have one parallel state, so all copies are cut alike: by the tensor parallelism of
+their models, which must be one, then by the largest pipeline that divides a replica's devices and that of every model;
+what is left is data parallelism. Trained tp2 pp2, a replica of 4 devices has such copies, one of 2 has tp2 pp1. Another
+tensor parallelism is refused: in bfloat16 sums of two halves round otherwise than one sum (0.017 of a log-prob was
 seen), where two of verl's own calls agree. Experts are on every rank (expert_model_parallel_size=1).
 
-Weights are in host memory, pinned, and on their device from the first call of a step until they are released, as device_weights.py has it for FSDP2;
-releasing them copies nothing back.
+Weights are in host memory, pinned, and on their device from the first call of a step until they are released, as
+device_weights.py has it for FSDP2; releasing them copies nothing back.
 
 Invariants (tests/integration/test_megatron_slices.py):
 - with the parameters of its model a copy computes the numbers of its model, to the bit, whatever its pipeline;
@@ -25,7 +26,8 @@ _TENSOR, _PIPELINE = "tensor_model_parallel_size", "pipeline_model_parallel_size
 
 
 def copy_settings(trained: Sequence[Any], devices: int) -> Mapping[str, Any]:
-    """What the engine of a copy has otherwise than that of its model: `trained` are the engines' blocks, of all models, `devices` the slice's ranks."""
+    """Settings in which the engine of a copy differs from that of its model: `trained` are the engines' blocks, of all
+    models, `devices` the slice's ranks."""
     tensor = trained[0].get(_TENSOR) or 1
     pipeline = math.gcd(devices // tensor, *(block.get(_PIPELINE) or 1 for block in trained))
     return {
@@ -40,7 +42,7 @@ def copy_settings(trained: Sequence[Any], devices: int) -> Mapping[str, Any]:
 
 
 class MegatronWeights:
-    """Of one model: `engine` is verl's, `name` is what an error calls it."""
+    """The weights of one model: `engine` is verl's, `name` is what an error calls it."""
 
     def __init__(self, engine: Any, name: str) -> None:
         self._name = name
@@ -77,6 +79,7 @@ class MegatronWeights:
         free = get_torch_device().mem_get_info()[0]
         if self.nbytes > free:
             raise FuseError(
-                f"slice: weights of {self._name} need {self.nbytes} bytes of the device, of which {free} are free; needs fuse.interstage.layout=shared, "
-                "or param_offload=true and optimizer_offload=true of actor and critic, which free more"
+                f"slice: weights of {self._name} need {self.nbytes} bytes of the device, of which {free} are free; "
+                "needs fuse.interstage.layout=shared, or param_offload=true and optimizer_offload=true of actor and "
+                "critic, which free more"
             )

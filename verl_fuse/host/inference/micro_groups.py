@@ -8,8 +8,8 @@ from verl_fuse.spec.step import Stage
 def share(lengths: Mapping[str, int], multiples: Mapping[str, int], waiting: Mapping[str, int]) -> dict[str, list[str]]:
     """One micro-group per lane that gives every lane a like number of tokens, longest samples first.
 
-    `lengths` in tokens per key; `waiting` tokens are on a lane already; `multiples` says per lane of what a micro-group's size is a multiple.
-    Keys that would make up less than one multiple are left out.
+    `lengths` in tokens per key; `waiting` tokens are on a lane already; `multiples` says per lane of what a
+    micro-group's size is a multiple. Keys that would make up less than one multiple are left out.
     """
     ranked = sorted(lengths, key=lambda key: (-lengths[key], key))
     load = {lane: waiting.get(lane, 0) for lane in multiples}
@@ -37,7 +37,8 @@ def split_stages(
 
 
 def spread(keys: Sequence[str], lengths: Mapping[str, int], parts: int) -> list[str]:
-    """Reorder keys so that cutting them into `parts` equal runs (how verl dispatches) gives each run a like share of long samples."""
+    """Reorder keys so that cutting them into `parts` equal runs (how verl dispatches) gives each run a like share of
+    long samples."""
     ranked = sorted(keys, key=lambda key: (-lengths[key], key))
     return [key for part in range(parts) for key in ranked[part::parts]]
 

@@ -1,8 +1,9 @@
-"""Sample-level inference: finished samples go through old log-prob, reference and values in micro-groups; stage barriers complete the rest.
+"""Sample-level inference: finished samples go through old log-prob, reference and values in micro-groups; stage
+barriers complete the rest.
 
-A micro-group runs either on the training workers, through the trainer's stock stage methods, or on a slice, which computes all stages in
-one call. A stage barrier computes what no micro-group did (padding rows included, because they are created after streaming) with verl's own
-stage call and then checks that nothing is missing.
+A micro-group runs either on the training workers, through the trainer's stock stage methods, or on a slice, which
+computes all stages in one call. A stage barrier computes what no micro-group did (padding rows included, because they
+are created after streaming) with verl's own stage call and then checks that nothing is missing.
 
 Invariants (tests/integration/test_inference_barrier.py):
 - a sample is handed to a lane at most once, and only when it is finished;
@@ -33,8 +34,8 @@ StageCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
 
 @dataclass(frozen=True)
 class SliceLane:
-    """A slice: `infer(keys, tags, stages)` computes these stages for these rows, cut into `dp_size` parts; their number must be a multiple of
-    `multiple`."""
+    """A slice: `infer(keys, tags, stages)` computes these stages for these rows, cut into `dp_size` parts; their number
+    must be a multiple of `multiple`."""
 
     lane: Lane
     infer: Callable[[Sequence[str], Mapping[str, dict], Sequence[Stage]], None]
@@ -45,8 +46,8 @@ class SliceLane:
 class SampleInference:
     """Inference of one step over the lane of the training workers and any number of slices.
 
-    `calls` are verl's stage methods; `dp_size` is the number of data-parallel ranks; `multiples` says, per stage, of what a
-    batch's size must be a multiple; `fields` are the fields each stage must leave behind.
+    `calls` are verl's stage methods; `dp_size` is the number of data-parallel ranks; `multiples` says, per stage, of
+    what a batch's size must be a multiple; `fields` are the fields each stage must leave behind.
     """
 
     def __init__(
@@ -95,7 +96,8 @@ class SampleInference:
         return frozenset(self._taken)
 
     def view(self, released: Collection[int]) -> tuple[LaneView, ...]:
-        """What a policy may know of the lanes it may use: the slices of `released` replicas, or the training workers' where there are none."""
+        """The lanes that a policy may use, as it may know them: the slices of `released` replicas, or the training
+        workers' where there are none."""
         if not self._slices:
             multiple = math.lcm(*(self._multiples[stage] for stage in self._calls))
             return (LaneView(self._lane.name, self.stages, self._lane.queued, multiple),)
@@ -112,8 +114,8 @@ class SampleInference:
         lane: str | None = None,
         stages: Sequence[Stage] | None = None,
     ) -> None:
-        """Hand one micro-group of ready samples to a lane (default: the training workers'); `tags` are the rollout's tags by key. On a slice,
-        `stages` may be some of the stages."""
+        """Hand one micro-group of ready samples to a lane (default: the training workers'); `tags` are the rollout's
+        tags by key. On a slice, `stages` may be some of the stages."""
         self._taken.update(keys)
         index = self._micro_groups
         self._micro_groups += 1
@@ -145,8 +147,9 @@ class SampleInference:
         self.discarded += len(self._taken.intersection(keys))
 
     def submit_rest(self, tags: Mapping[str, dict]) -> None:
-        """After generation: spread all samples that no lane has taken over the slices, one micro-group each, for nothing will be added. If that
-        leaves slices without anything to do, they take over stages of the others' micro-groups. What fits no micro-group is left to the barriers."""
+        """After generation: spread all samples that no lane has taken over the slices, one micro-group each, for
+        nothing will be added. If that leaves slices without anything to do, they take over stages of the others'
+        micro-groups. The barriers take the samples that fit no micro-group."""
         if not self._slices:
             return
         lengths = {key: int(tag["seq_len"]) for key, tag in tags.items() if key not in self._taken}
@@ -202,7 +205,8 @@ class SampleInference:
     ) -> KVBatchMeta:
         """Stage barrier: afterwards every row of `batch` holds the stage's fields.
 
-        `whole_batch_metrics` recomputes the metrics a stage call derives from its batch, for a batch that was computed in parts.
+        `whole_batch_metrics` recomputes the metrics a stage call derives from its batch, for a batch that was computed
+        in parts.
         """
         self.drain()
         call = self._calls[stage]

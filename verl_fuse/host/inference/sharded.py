@@ -19,7 +19,7 @@ from verl_fuse.host.weights.layouts.unwrap import state_of, wrapped
 
 
 class Shards(Protocol):
-    """Of one model, on this rank."""
+    """The shards of one model, on this rank."""
 
     @property
     def device(self) -> torch.device | None:
@@ -32,7 +32,8 @@ class Shards(Protocol):
         ...
 
     def place(self, tensors: Sequence[torch.Tensor], offloaded: bool) -> None:
-        """Put these in their place; `offloaded`: they are in host memory, where FSDP has them, else on the device. Only where nothing is gathered."""
+        """Put these in their place; `offloaded`: they are in host memory, where FSDP has them, else on the device. Only
+        where nothing is gathered."""
         ...
 
     def reshard(self) -> None:
@@ -53,7 +54,8 @@ class ParameterShards:
         groups = [group for part in self._parts if (group := state_of(part)._fsdp_param_group) is not None]
         self.parameters: list[Any] = [shard for group in groups for shard in group.fsdp_params]
         for part in self._parts:
-            # The first time a module is gathered, FSDP2 looks its shards up anew: it would put those in host memory in the place of ours.
+            # The first time a module is gathered, FSDP2 looks its shards up anew: it would put those in host memory in
+            # the place of ours.
             part.unshard()
             part.reshard()
 

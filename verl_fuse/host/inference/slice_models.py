@@ -1,13 +1,14 @@
 """The models of a slice: forward-only copies, each built by verl's own code from the configuration of its own model.
 
-verl builds the policy's copy and the reference as it builds them for training (role "actor" and role "ref"), and the critic's copy from the
-configuration of the critic's workers. Forward-only engines keep their parameters in host memory between calls and have no optimizer.
-Megatron's copies may be cut otherwise than their models (megatron_copies.py).
-With LoRA verl's reference is the policy without its adapters, so one copy serves both.
+verl builds the policy's copy and the reference as it builds them for training (role "actor" and role "ref"), and the
+critic's copy from the configuration of the critic's workers. Forward-only engines keep their parameters in host memory
+between calls and have no optimizer. Megatron's copies may be cut otherwise than their models (megatron_copies.py). With
+LoRA verl's reference is the policy without its adapters, so one copy serves both.
 
 Invariants (tests/integration/test_slice_models.py):
 - parameters are kept in the dtype they are computed in, or the narrower one they are trained in;
-- with the parameters of its model, a copy computes the numbers of its model, whatever the settings of the other models are;
+- with the parameters of its model, a copy computes the numbers of its model, whatever the settings of the other models
+  are;
 - only the models of the given stages are built, and no setting of another model is read;
 - with LoRA old log-probs and reference have one model, whose adapters the reference is computed without.
 """
@@ -64,8 +65,8 @@ class _Policy(ActorRolloutRefWorker):
 def build_models(
     stages: Sequence[Stage], block: DictConfig, critic: TrainingWorkerConfig | None, devices: int = 1
 ) -> dict[Stage, TrainingWorker]:
-    """The model of each of `stages`, by all `devices` ranks of a slice: `block` is verl's `actor_rollout_ref`, `critic` what verl gives the critic's
-    workers ("values")."""
+    """The model of each of `stages`, by all `devices` ranks of a slice: `block` is verl's `actor_rollout_ref`, `critic`
+    what verl gives the critic's workers ("values")."""
     changes = _changes(block, critic, devices)
     of_policy: Stage = "old_log_prob" if block.model.lora_rank > 0 else "ref"
     wanted: list[Stage] = [stage for stage in _ORDER if stage in stages]
@@ -89,7 +90,8 @@ def compute(stage: Stage, model: TrainingWorker, data: TensorDict, temperature: 
 
 
 def _changes(block: DictConfig, critic: TrainingWorkerConfig | None, devices: int) -> Mapping[str, Any]:
-    """What the engines of Megatron copies have otherwise than those of their models; nothing where they are FSDP's."""
+    """Settings in which the engines of Megatron copies differ from those of their models; nothing where they are
+    FSDP's."""
     if block.actor.strategy != "megatron":
         return {}
     trained: list[Any] = [block.actor.megatron, *([] if critic is None else [critic.engine_config])]
@@ -126,5 +128,5 @@ def _built(
 
 
 def _forward_only(engine: Any) -> dict[str, Any]:
-    """What an FSDP engine of a copy has otherwise than that of its model."""
+    """Settings in which an FSDP engine of a copy differs from that of its model."""
     return {"forward_only": True, "model_dtype": engine.model_dtype or _TRAINED_DTYPE}

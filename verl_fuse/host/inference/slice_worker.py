@@ -1,7 +1,9 @@
-"""The worker of a slice: forward-only copies of all models a finished sample goes through, on the devices of one rollout replica.
+"""The worker of a slice: forward-only copies of all models a finished sample goes through, on the devices of one
+rollout replica.
 
-The copies of actor and critic take new weights once per step. One call computes every model for a micro-group and returns the fields under
-their final names. Weights are on the device from the first call of a step until its memory is released (device_weights.py).
+The copies of actor and critic take new weights once per step. One call computes every model for a micro-group and
+returns the fields under their final names. Weights are on the device from the first call of a step until its memory is
+released (device_weights.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +32,8 @@ MESH = "slice"
 
 
 class SliceWorker(Worker):
-    """`stages`: what to compute; `config` and `critic` configure the models (`build_models`); `number` is the rank of the slice's replica."""
+    """`stages`: what to compute; `config` and `critic` configure the models (`build_models`); `number` is the rank of
+    the slice's replica."""
 
     def __init__(self, config: Any, stages: Sequence[Stage], critic: Any, number: int, **kwargs: Any):
         super().__init__(**kwargs)
@@ -57,10 +60,12 @@ class SliceWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def release_memory(self) -> None:
-        """Give back the device's memory, weights included: the rollout engine and the trainer on the same device need it."""
+        """Give back the device's memory, weights included: the rollout engine and the trainer on the same device need
+        it."""
         for weights in self._device_weights.values():
             weights.release()
-        # Without verl's collection of garbage, which goes through all objects of a process: a forward pass leaves no tensor in a circle of references.
+        # Without verl's collection of garbage, which goes through all objects of a process: a forward pass leaves no
+        # tensor in a circle of references.
         device = get_torch_device()
         device.synchronize()
         device.empty_cache()
@@ -75,7 +80,8 @@ class SliceWorker(Worker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH))
     def infer(self, data: TensorDict) -> TensorDict | None:
-        """Fields of the stages that `data` names, for its rows, one value per response token; None on ranks that hold no output."""
+        """Fields of the stages that `data` names, for its rows, one value per response token; None on ranks that hold
+        no output."""
         temperature = get_value(data, "temperature")
         asked = set(get_value(data, "stages").split())
         given = data.select(*(key for key in data.keys() if key not in ("temperature", "stages")))  # noqa: SIM118

@@ -1,4 +1,5 @@
-"""Slices: the devices of each rollout replica with a worker group of their own, which computes finished samples once the replica is free.
+"""Slices: the devices of each rollout replica with a worker group of their own, which computes finished samples once
+the replica is free.
 
 Each slice is a world of its own, so a call on one waits for no other, and each has its own lane.
 """
@@ -28,8 +29,8 @@ READ_FIELDS = ("input_ids", "position_ids", "loss_mask", "response_mask", "promp
 
 @dataclass(frozen=True)
 class SliceSetup:
-    """`config` is the whole configuration, `critic` what verl gives the critic's workers, `micro_batch` the samples of a rank's share that a
-    batch must be a multiple of."""
+    """`config` is the whole configuration, `critic` what verl gives the critic's workers, `micro_batch` the samples of
+    a rank's share that a batch must be a multiple of."""
 
     config: DictConfig
     critic: Any
@@ -39,7 +40,8 @@ class SliceSetup:
 
 
 class Slices:
-    """One slice per replica, in order of replica rank; `pool` is the actor's resource pool, `size` the devices of a replica."""
+    """One slice per replica, in order of replica rank; `pool` is the actor's resource pool, `size` the devices of a
+    replica."""
 
     def __init__(self, setup: SliceSetup, pool: Any, size: int, recorder: Recorder, timeout: float):
         self._setup = setup
@@ -87,7 +89,8 @@ class Slices:
         group.infer(batch)
 
     def load(self, weights: "Future[Mapping[Stage, Export]]") -> None:
-        """Let every slice take over new weights once they are there, before whatever it is given next; does not wait."""
+        """Let every slice take over new weights once they are there, before whatever it is given next; does not
+        wait."""
         for lane, group in zip(self._lanes, self._groups, strict=True):
             lane.submit(lambda group=group: group.load_weights(dict(weights.result(self._timeout))), "load_weights")
 

@@ -1,1 +1,1 @@
-"""What happened in a run: spans, accounts, log lines."""
+"""The record of a run: spans, accounts, log lines."""

@@ -25,7 +25,7 @@ ACCOUNTS_FOLDER = "accounts"
 
 @dataclass(frozen=True, slots=True)
 class StepAccount:
-    """What one step trained on. `groups` maps a prompt group to its number of samples; `missing` counts
+    """The account of one step's samples. `groups` maps a prompt group to its number of samples; `missing` counts
     sessions that left none."""
 
     step: int
@@ -90,7 +90,7 @@ def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | s
 
 
 def recorded(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> bool:
-    """As `write_account`; False where the disk refuses."""
+    """Write as `write_account` does; False where the disk refuses."""
     try:
         write_account(run_dir, account, prompts)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a run tells of itself: spans, events, and the account of every step."""
+"""The journal of a run: spans, events, and the account of every step."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

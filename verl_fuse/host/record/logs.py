@@ -1,4 +1,4 @@
-"""What verl-fuse logs in the trainer's process goes where verl's own log goes: other libraries change what the root
+"""Log lines of verl-fuse in the trainer's process go where verl's own go: other libraries change what the root
 logger lets through, from which verl keeps its log apart as well (verl.utils.logging_utils).
 
 Invariants (tests/unit/host/test_logs.py):

@@ -1,6 +1,6 @@
 """Whether every node of the cluster sees the run's folder, which is asked once and not taken for granted.
 
-What a run writes there is read on other nodes: parts of a checkpoint, what drafters left, and whoever looks at the run.
+Other nodes read files that a run writes there: parts of a checkpoint, what drafters left, and whoever looks at the run.
 
 Invariants (tests/integration/test_two_nodes.py):
 - a node that does not find there what was just written here is named, and so is one that does not answer;

@@ -83,7 +83,7 @@ class Recorder:
     def span_since(
         self, watch: Stopwatch, name: str, track: str, category: Category, **args: str | int | float
     ) -> Iterator[dict[str, Any]]:
-        """As `span`, of what began when `watch` did."""
+        """Record as `span` does, from the moment at which `watch` began."""
         try:
             yield args
         except BaseException as error:

@@ -11,7 +11,7 @@ from verl_fuse.spec.timeline import Category, Span
 
 @dataclass
 class Step:
-    """What is of one step: it trains on `samples_each` of so many `prompts`; `sources` by prompt uid the data
+    """The facts of one step: it trains on `samples_each` of so many `prompts`; `sources` by prompt uid the data
     set; times in Unix seconds."""
 
     number: int
@@ -51,7 +51,7 @@ class TrainerPart:
         """The weights of `step` are about to be given to the replicas, which sleep."""
 
     def with_weight_sync(self, step: int) -> None:
-        """As `before_weight_sync`, at the last moment, on the lane of the training workers."""
+        """Called as `before_weight_sync` is, at the last moment, on the lane of the training workers."""
 
     def after_weight_sync(self, step: int) -> None:
         """Every replica of verl holds the weights of `step`; those that were freed take no requests yet."""
@@ -60,8 +60,8 @@ class TrainerPart:
         """The rollout is looked at: raise the failure of what runs beside it."""
 
     def settle(self) -> None:
-        """What still runs for an earlier stage must be done before the driver goes on: it computes values, writes a
-        checkpoint, validates, or ends the run."""
+        """Work that still runs for an earlier stage must be done before the driver goes on: it computes values, writes
+        a checkpoint, validates, or ends the run."""
 
     def close(self) -> None:
         """The run is over."""

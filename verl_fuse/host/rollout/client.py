@@ -1,10 +1,10 @@
 """verl's rollout client: every request is a span on its replica's track, and a request whose replica leaves the
 rollout, or dies, goes on at another.
 
-A replica whose answer cannot be true counts as dead. What a dead replica had generated is lost: its requests start
-again, which favours short responses a little, once. So does a request that cannot go on elsewhere (resume.py) when its
-replica leaves: the driver is told of such requests before they are sent, and leaves their replicas alone, but one may
-arrive while a replica is being freed.
+A replica whose answer cannot be true counts as dead. Tokens that a dead replica had generated are lost: its requests
+start again, which favours short responses a little, once. So does a request that cannot go on elsewhere (resume.py)
+when its replica leaves: the driver is told of such requests before they are sent, and leaves their replicas alone, but
+one may arrive while a replica is being freed.
 """
 
 import asyncio

@@ -98,7 +98,7 @@ class Director:
         self._journal.emit(Migrated, view=view, survivors=migration.survivors, freed=stopped)
 
     def _require_rows(self, watch: RolloutWatch) -> None:
-        """What a lane was given stays until its group is discarded in the watch's sight."""
+        """Samples that a lane was given stay until its group is discarded in the watch's sight."""
         gone = self._inference.taken.difference(watch.finished.tags)
         lost = sorted(key for key in gone if TrajectoryKey.parse(key).uid not in watch.discarded)
         if lost:

@@ -1,7 +1,7 @@
 """The finished trajectories of a running step, kept from look to look, so that a look costs by what is new.
 
-verl's replay buffer lists everything anew at every look. What is known of a step is brought up to date with that:
-beside comparing keys, all work is for those that were not there before, or are not any more.
+verl's replay buffer lists everything anew at every look. Knowledge of a step is brought up to date with that: beside
+comparing keys, all work is for those that were not there before, or are not any more.
 
 Invariants (tests/unit/host/test_finished.py):
 - at every moment it is what counting the buffer's list anew would find, in the order in which
@@ -23,7 +23,7 @@ Tags = Mapping[str, Mapping[str, Any]]
 
 
 class Finished:
-    """Of one step: `tags` by key, in the order in which they were seen."""
+    """The finished samples of one step: `tags` by key, in the order in which they were seen."""
 
     def __init__(self) -> None:
         self.tags: dict[str, dict] = {}
@@ -52,7 +52,7 @@ class Finished:
 
     @property
     def ready(self) -> tuple[Sample, ...]:
-        """Those that no lane has taken, the oldest first."""
+        """The samples that no lane has taken, the oldest first."""
         return tuple(self._ready.values())
 
     @property

@@ -48,7 +48,7 @@ class HangWatch:
         self._seen: dict[int, _Seen] = {}
 
     def hung(self, requests: Mapping[int, int]) -> list[int]:
-        """Which replicas are hung, of those that have requests in flight: how many."""
+        """The hung replicas, of those that have requests in flight: how many."""
         now = time.monotonic()
         unseen, self._looked = max(0.0, now - self._looked - self._interval), now
         self._seen = {rank: self._seen.get(rank) or _Seen(0, now) for rank in requests}

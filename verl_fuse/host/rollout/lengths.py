@@ -24,7 +24,7 @@ Lengths = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class LengthTotals:
-    """Of some finished sequences: how many, their prompts' tokens and their responses', and those
+    """Sums over some finished sequences: how many, their prompts' tokens and their responses', and those
     of the longest response."""
 
     count: int = 0

@@ -1,4 +1,4 @@
-"""Which prompt a piece of code works for: known to the driver when it submits a batch, and to every request of that
+"""The prompt that a piece of code works for: known to the driver when it submits a batch, and to every request of that
 prompt in the agent loops.
 
 verl gives each of a prompt's samples a request id of its own and starts them all at once. A context variable, set

@@ -9,7 +9,7 @@ from verl_fuse.spec.step import Capacity
 
 
 class State(Enum):
-    """What a replica is doing, as far as the driver has decided or found out."""
+    """The state of a replica, as far as the driver has decided or found out."""
 
     GENERATING = auto()
     """It takes requests."""

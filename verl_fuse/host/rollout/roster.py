@@ -101,7 +101,8 @@ class Roster:
         )
 
     def watched(self) -> tuple[ReplicaView, ...]:
-        """As `views`, once those are ended that have requests but have generated nothing for `timeout` seconds."""
+        """The result of `views`, once replicas are ended that have requests but have generated nothing for `timeout`
+        seconds."""
         views, lost = self.views(), self._in(State.LOST)
         requests = {view.rank: view.running for view in views if view.running and self._replicas[view.rank] not in lost}
         hung = [self._replicas[rank] for rank in self._hangs.hung(requests)]

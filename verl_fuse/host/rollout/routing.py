@@ -1,4 +1,4 @@
-"""Which replica generates which prompt: a plugin's choice, made once per step for the whole batch, kept by the load
+"""The replica of each prompt: a plugin's choice, made once per step for the whole batch, kept by the load
 balancer request by request. Prompts that a running step asks for later (dynamic sampling, failed groups) are added to
 its plan.
 
@@ -41,11 +41,11 @@ class PromptRouter(GlobalRequestLoadBalancer):
         self._homes = dict(homes)
 
     def add(self, homes: dict[str, str]) -> None:
-        """As `assign`, beside what there is: a home that was left is not given back."""
+        """Assign as `assign` does, beside the homes there are: a home that was left is not given back."""
         self._homes |= homes
 
     def require_acquire_fields(self) -> list[str]:
-        """What a client says of a request beside its id."""
+        """Facts that a client tells of a request beside its id."""
         return ["prompt_uid"]
 
     def acquire_server(self, request_id: str, prompt_uid: str | None = None) -> tuple[str, Any]:
@@ -144,7 +144,7 @@ class Routing:
     def _scaled(
         self, prompts: Sequence[Prompt], routed: Sequence[ReplicaView], policy: PolicyGuard
     ) -> Sequence[ReplicaView]:
-        """Those of the replicas that take requests which generate the step."""
+        """The replicas that take requests and generate the step."""
         needed = sum(not view.standalone for view in routed)
         most = len(routed) if self._pool is None else needed + self._pool.most
         count = policy.scale(prompts, routed, most)

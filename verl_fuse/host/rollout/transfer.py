@@ -1,4 +1,5 @@
-"""What a KV connector of the engines is told with a request: the hook `fuse_transfer`, asked where requests are made.
+"""Parameters for a KV connector of the engines with each request: the hook `fuse_transfer`, asked where requests are
+made.
 
 vLLM hands `kv_transfer_params` to the connector set in `engine_kwargs.vllm.kv_transfer_config`. One that keeps KV in a
 store lets the rest of a moved request load its prefix instead of computing it again.

@@ -29,7 +29,7 @@ class Waiting:
         self._late = f"in {timeout:g} s (fuse.replica_timeout)"
 
     def answer(self, reference: Any, whom: str) -> Any:
-        """What an actor answers that the run cannot do without."""
+        """The answer of an actor that the run cannot do without."""
         try:
             return ray.get(reference, timeout=self._timeout)
         except GetTimeoutError:
@@ -38,7 +38,7 @@ class Waiting:
             raise FuseError(f"{whom} failed: {first_line(error)}") from error
 
     def answers(self, question: Callable[[Any], Any], replicas: Iterable[Replica]) -> dict[Replica, Any]:
-        """What `question` says inside the servers of those that answer."""
+        """The answers to `question` from inside the servers that answer."""
         found = {}
         for replica, answer in {replica: replica.server.__ray_call__.remote(question) for replica in replicas}.items():
             try:

@@ -1,4 +1,4 @@
-"""What `verl-fuse doctor` asks of verl, Hydra and Ray: facts, no judgement.
+"""Facts of verl, Hydra and Ray for `verl-fuse doctor`, without judgement.
 
 verl and Ray are imported by the functions that need them, so that an installation without them can still be examined.
 """

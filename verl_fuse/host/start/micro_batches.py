@@ -17,7 +17,7 @@ _ACTOR, _ROLLOUT, _REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rol
 
 
 def micro_batch_refusals(config: DictConfig) -> Iterator[Refusal]:
-    """What must be a number of samples and is not, for the models of this run whose
+    """Keys that must be a number of samples and are not, for the models of this run whose
     micro-batches are not cut by tokens."""
     get = getter(config)
     if get("trainer.use_v1") is False:

@@ -1,4 +1,5 @@
-"""What `fuse.preset` switches on: features that pay for this algorithm and engine. Imports neither verl nor ray.
+"""The features that `fuse.preset` switches on: those that pay for this algorithm and engine. Imports neither verl nor
+ray.
 
 Invariants (tests/unit/host/test_preset.py):
 - only keys that are null are chosen: what the user sets stays as it is;

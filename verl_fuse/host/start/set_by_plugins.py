@@ -1,4 +1,4 @@
-"""What plugins set in verl's configuration (`fuse_overrides`). Imports neither verl nor ray.
+"""Keys of verl's configuration that plugins set (`fuse_overrides`). Imports neither verl nor ray.
 
 Invariants (tests/unit/host/test_set_by_plugins.py):
 - a key that two plugins set to different values ends the run, with nothing set;

@@ -60,7 +60,7 @@ class Settings:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is said to the user at the start."""
+        """The lines for the user at the start."""
         return (*self.chosen, *(f"warning: {line}" for line in self.idle))
 
 
@@ -103,7 +103,7 @@ def _decided(
 
 
 def _read(problems: list[str], read: Callable[..., T], *arguments: Any) -> T | None:
-    """What `read(*arguments)` returns; None where it refuses, its problems then being added to `problems`."""
+    """The result of `read(*arguments)`; None where it refuses, its problems then being added to `problems`."""
     try:
         return read(*arguments)
     except FuseError as error:
@@ -149,7 +149,7 @@ def _idle(where: str, block: Any) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    """As YAML has it."""
+    """The value as YAML writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -1,1 +1,1 @@
-"""What verl-fuse knows of verl, vLLM and TransferQueue beside the classes it extends."""
+"""Knowledge of verl, vLLM and TransferQueue beside the classes that verl-fuse extends."""

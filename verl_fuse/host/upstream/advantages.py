@@ -1,4 +1,4 @@
-"""Which samples have a gradient, by verl's advantages."""
+"""The samples that have a gradient, by verl's advantages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ ADVANTAGE_FIELDS = ("advantages", "response_mask")
 
 
 def has_gradient(data: Any) -> list[bool]:
-    """Of each row, whether any token that counts has an advantage other than exactly 0; `data` has
+    """Whether, for each row, any token that counts has an advantage other than exactly 0; `data` has
     ADVANTAGE_FIELDS, nested."""
     pairs = zip(data["advantages"].unbind(), data["response_mask"].unbind(), strict=True)
     return [bool(((advantages != 0) & (mask != 0)).any()) for advantages, mask in pairs]

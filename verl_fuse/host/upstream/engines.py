@@ -1,4 +1,4 @@
-"""What kind of engine of verl one is."""
+"""The kind of an engine of verl."""
 
 from typing import Any
 

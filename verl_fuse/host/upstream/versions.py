@@ -1,4 +1,4 @@
-"""Which upstream versions this release hangs on, checked without importing them."""
+"""The upstream versions that this release needs, checked without importing them."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -20,7 +20,7 @@ def installed(distribution: str) -> str | None:
 
 
 def problem(distribution: str, found: str | None) -> str | None:
-    """What is wrong with this version of `distribution`, or None if it is supported."""
+    """The fault of this version of `distribution`, or None if it is supported."""
     allowed = SUPPORTED[distribution]
     if found is None:
         return f"{distribution} is not installed: verl-fuse needs {distribution} {allowed} ({_FIX[distribution]})"

@@ -1,4 +1,4 @@
-"""What verl's rollout server (vLLMHttpServer) is asked beyond verl's interface, of itself and of its engine, vLLM's
+"""Questions to verl's rollout server (vLLMHttpServer) beyond verl's interface, of itself and of its engine, vLLM's
 AsyncLLM; and how that engine is ended.
 
 The servers of another engine would be asked here too. One that lacks what is asked for says so with None, or nothing.
@@ -56,7 +56,7 @@ def engine_processes(server: Any) -> Sequence[Any]:
 
 
 def fault(actor: Any) -> str | None:
-    """What is wrong with the engine of an actor, if it has one."""
+    """The fault of the engine of an actor, if it has one."""
     # For a tenth of a second after its engine is killed, vLLM does not know.
     dying = any(is_dying(process.pid) for process in engine_processes(actor))
     dead = dying or getattr(getattr(actor, "engine", None), "errored", False)

@@ -59,8 +59,8 @@ def _begun(name: str, call: Callable[[], T]) -> Future[T]:
 
 
 def weight_sync_suspects(manager: Any, seconds: float = 5.0) -> list[str]:
-    """Which processes of a verl CheckpointEngineManager are dead, have a dead engine, or do not
-    answer within `seconds`."""
+    """The processes of a verl CheckpointEngineManager that are dead, have a dead engine, or do not answer within
+    `seconds`."""
     actors = {f"trainer rank {rank}": worker for rank, worker in enumerate(manager.actor_wg.workers)}
     for replica in manager.replicas:
         for node, server in enumerate(replica.servers):

@@ -1,15 +1,17 @@
-"""Copies a model's parameters from the training workers to slices: buckets that travel through Ray's object store (shared memory on one node,
-network between nodes).
+"""Copies a model's parameters from the training workers to slices: buckets that travel through Ray's object store
+(shared memory on one node, network between nodes).
 
-With FSDP2 every rank leaves the shards it has and every slice takes the parts it needs: no rank waits for another, and none holds the whole
-model. The store holds one copy, in buckets, until every slice has taken it over. FSDP1 knows its shards only as parts of a flat parameter, so
-there rank 0 leaves whole parameters. Parameters travel in the dtype they are computed in, which is that of the slice's copy.
+With FSDP2 every rank leaves the shards it has and every slice takes the parts it needs: no rank waits for another, and
+none holds the whole model. The store holds one copy, in buckets, until every slice has taken it over. FSDP1 knows its
+shards only as parts of a flat parameter, so there rank 0 leaves whole parameters. Parameters travel in the dtype they
+are computed in, which is that of the slice's copy.
 
 Megatron's parameters travel as parts of the whole model (whole_megatron.py), and a slice may be cut otherwise.
 
 Invariants (tests/integration/test_weights.py, test_megatron_slices.py):
 - whatever the ranks on either side, the slice's parameters equal the training ranks';
-- a parameter the slice has and nobody left, or (FSDP) the other way round, is a FuseError naming it, as is one that was left in part;
+- a parameter the slice has and nobody left, or (FSDP) the other way round, is a FuseError naming it, as is one that was
+  left in part;
 - of frozen parameters, which are not left, the slice keeps what it has.
 """
 
@@ -35,7 +37,8 @@ OBJECT_BYTES = 256 << 20
 
 
 def export_parameters(engine: Any, frozen: Collection[str] = ()) -> Iterator[list[Shard]]:
-    """Buckets of this rank's shards, in the dtype computed in, but for `frozen` parameters; with FSDP1 a collective, whose rank 0 has them all."""
+    """Buckets of this rank's shards, in the dtype computed in, but for `frozen` parameters; with FSDP1 a collective,
+    whose rank 0 has them all."""
     if is_megatron(engine):
         yield from _megatron_parameters(engine)
         return
@@ -66,7 +69,8 @@ def _megatron_parameters(engine: Any) -> Iterator[list[Shard]]:
 
 
 def load_parameters(engine: Any, buckets: Iterable[Sequence[Shard]], frozen: Collection[str] = ()) -> None:
-    """Overwrite the parameters of an engine's module, cut as it is, with those that all ranks have exported: all but the `frozen` ones."""
+    """Overwrite the parameters of an engine's module, cut as it is, with those that all ranks have exported: all but
+    the `frozen` ones."""
     shards = (shard for bucket in buckets for shard in bucket)
     if is_megatron(engine):
         from verl_fuse.host.weights.whole_megatron import held_parts
@@ -115,7 +119,8 @@ def fill(parts: Sequence[Shard], shards: Iterable[Shard]) -> None:
     wrong = [name for name, elements in missing.items() if elements]
     if wrong:
         raise FuseError(
-            f"weights of a slice: {len(wrong)} parameters were not exported as a whole, first {wrong[0]!r} ({missing[wrong[0]]} elements)"
+            f"weights of a slice: {len(wrong)} parameters were not exported as a whole, first {wrong[0]!r} "
+            f"({missing[wrong[0]]} elements)"
         )
 
 

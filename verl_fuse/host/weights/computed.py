@@ -1,7 +1,7 @@
 """The dtype an FSDP engine computes in, which is what a forward-only copy of its model keeps and is sent.
 
-FSDP rounds parameters to `mixed_precision.param_dtype` before each forward pass. Rounding them once gives the same numbers and halves memory and
-messages where the trained parameters are float32 and bfloat16 is computed in.
+FSDP rounds parameters to `mixed_precision.param_dtype` before each forward pass. Rounding them once gives the same
+numbers and halves memory and messages where the trained parameters are float32 and bfloat16 is computed in.
 
 Invariants (tests/integration/test_slice_models.py):
 - only what is wider is rounded, and only parameters: buffers (rotary frequencies) are computed with as they are.
@@ -18,7 +18,7 @@ _DEFAULT = "bf16"
 
 
 def computed_dtype(engine_config: Any) -> torch.dtype:
-    """What an FSDP engine with this configuration (verl's FSDPEngineConfig) rounds its parameters to."""
+    """The dtype to which an FSDP engine with this configuration (verl's FSDPEngineConfig) rounds its parameters."""
     return PrecisionType.to_dtype((engine_config.mixed_precision or {}).get("param_dtype", _DEFAULT))
 
 

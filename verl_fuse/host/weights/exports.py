@@ -1,4 +1,5 @@
-"""What training ranks leave of a model for slices, in Ray's object store: everything once, and from then on what is trained.
+"""The parameters that training ranks leave for slices in Ray's object store: all once, and from then on the trained
+ones.
 
 With LoRA only adapters are trained, so a step's export is as small as they are.
 
@@ -20,7 +21,8 @@ from verl_fuse.host.weights.buckets import export_parameters
 
 @dataclass(frozen=True)
 class Export:
-    """`buckets` are references to lists of shards, `nbytes` what they take, `frozen` the names of the parameters that are not in them."""
+    """`buckets` are references to lists of shards, `nbytes` what they take, `frozen` the names of the parameters that
+    are not in them."""
 
     buckets: tuple[ray.ObjectRef, ...]
     nbytes: int
@@ -39,7 +41,7 @@ def export_weights(engine: Any, whole: bool) -> Export:
 
 
 def joined(ranks: Sequence[Export]) -> Export:
-    """What all ranks of a model have left."""
+    """The exports of all ranks of a model."""
     buckets = tuple(bucket for rank in ranks for bucket in rank.buckets)
     return Export(buckets, sum(rank.nbytes for rank in ranks), ranks[0].frozen)
 

@@ -1,4 +1,4 @@
-"""What a training rank on FSDP says of its memory (`verl_fuse.spec.memory`).
+"""The memory of a training rank on FSDP, as it tells it (`verl_fuse.spec.memory`).
 
 Invariants (tests/integration/test_slice_models.py, tests/unit/host/test_rank_memory.py):
 - parameters are counted whole, however they are sharded;
@@ -59,7 +59,8 @@ def store_bytes(node: str) -> int:
 
 
 def free_host_memory(cgroup: Path) -> int:
-    """Bytes that this process's machine has free, or its container: `cgroup` is the root of its control group (version 2)."""
+    """Bytes that this process's machine has free, or its container: `cgroup` is the root of its control group (version
+    2)."""
     free = psutil.virtual_memory().available
     limit = cgroup / "memory.max"
     if not limit.exists() or (text := limit.read_text().strip()) == "max":

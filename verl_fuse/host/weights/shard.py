@@ -1,10 +1,11 @@
 """A part of a parameter, and how it is pickled.
 
-A shard is pickled as an array of bytes, which Ray writes into the store's shared memory once and which whoever gets it reads there: torch's own pickles
-are part of the message, and are copied several times.
+A shard is pickled as an array of bytes, which Ray writes into the store's shared memory once and which whoever gets it
+reads there: torch's own pickles are part of the message, and are copied several times.
 
 Invariants (tests/unit/host/test_shards.py):
-- a shard's bytes are copied once on their way into a message, and not at all on their way out; what was taken out is only read.
+- a shard's bytes are copied once on their way into a message, and not at all on their way out; what was taken out is
+  only read.
 """
 
 import warnings
@@ -17,9 +18,10 @@ import torch
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the parameter `name`: `data`, in host memory where it is pickled, begins at `offset` of it, in every dimension.
+    """A part of the parameter `name`: `data`, in host memory where it is pickled, begins at `offset` of it, in every
+    dimension.
 
-    What has been taken out of a pickle may only be read."""
+    A tensor that was taken out of a pickle may only be read."""
 
     name: str
     offset: tuple[int, ...]

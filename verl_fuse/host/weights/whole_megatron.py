@@ -1,11 +1,14 @@
-"""A Megatron model's parameters at their place in the whole model, however it is cut: what training ranks leave for slices, and what slices take.
+"""A Megatron model's parameters at their place in the whole model, however it is cut: what training ranks leave for
+slices, and what slices take.
 
-Megatron says of each parameter whether tensor-parallel ranks share it and along which dimension. Blocks and experts are numbered from a rank's first,
-gate and up of an MLP are one tensor, and the last stage has a copy of a tied head; here each is under the name and at the place it has in one process.
-A name has the whole shape in it, so that a vocabulary that is padded otherwise is another parameter.
+Megatron says of each parameter whether tensor-parallel ranks share it and along which dimension. Blocks and experts are
+numbered from a rank's first, gate and up of an MLP are one tensor, and the last stage has a copy of a tied head; here
+each is under the name and at the place it has in one process. A name has the whole shape in it, so that a vocabulary
+that is padded otherwise is another parameter.
 
 Invariants (tests/integration/test_megatron_slices.py):
-- whatever tensor, pipeline and expert parallelism on either side, what is left of a model and taken by a copy is the model, bit by bit;
+- whatever tensor, pipeline and expert parallelism on either side, what is left of a model and taken by a copy is the
+  model, bit by bit;
 - each element is left by one rank.
 """
 
@@ -33,7 +36,7 @@ def held_parts(engine: Any) -> Iterator[Shard]:
 
 
 def own_parts(engine: Any) -> Iterator[Shard]:
-    """Those of them that no other rank has, or this one first."""
+    """The parts that no other rank has, or this one first."""
     for part, first in _parts(engine):
         if first:
             yield part

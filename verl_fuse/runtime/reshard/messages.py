@@ -26,7 +26,7 @@ class PackedMessage:
 
 
 def parcels(program: TransferProgram, messages: Sequence[Message]) -> tuple[PackedMessage, ...]:
-    """What a rank has to look up once for all runs."""
+    """The values that a rank looks up once for all runs."""
     return tuple(_parcel(program, message) for message in messages)
 
 

@@ -1,4 +1,4 @@
-"""Which ranks of a transfer are on one node."""
+"""The ranks of a transfer that are on one node."""
 
 from verl_fuse.runtime.watch import Watch
 

@@ -29,8 +29,8 @@ from verl_fuse.runtime.watch import Stopped, Watch
 
 @dataclass(frozen=True)
 class StreamRoute:
-    """What all ranks agree on: the layouts, the node of each rank, the type on the way, and the bytes a rank may
-    need beside its own tensors."""
+    """The terms that all ranks agree on: the layouts, the node of each rank, the type on the way, and the bytes a rank
+    may need beside its own tensors."""
 
     weights: ModelParameters
     source: PlacedSharding

@@ -31,7 +31,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class TransferReport:
-    """Of one rank: bytes it sent and received, seconds from agreement to the end on all ranks, bytes of
+    """Figures of one rank: bytes it sent and received, seconds from agreement to the end on all ranks, bytes of
     buffers it needed at most."""
 
     version: int

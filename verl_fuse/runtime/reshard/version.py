@@ -1,4 +1,4 @@
-"""Which version of the weights a set of tensors holds.
+"""The version of the weights that a set of tensors holds.
 
 Invariants (tests/unit/runtime/test_holding.py):
 - from the first write of a transfer to its end on all ranks there is no version, and after a fault there is none:

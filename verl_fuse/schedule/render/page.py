@@ -1,40 +1,52 @@
-"""A self-contained HTML page: inline SVG as wide as the window, no scripts, nothing fetched."""
+"""A self-contained HTML page: inline SVG as wide as the window, no scripts, nothing fetched.
+
+Places along the time axis are shares of the width, so a narrow window squeezes ops and leaves the words as they are.
+"""
 
 import math
 from html import escape
 
-from verl_fuse.schedule.render.colors import color
+from verl_fuse.schedule.render.colors import color, ink
 from verl_fuse.schedule.render.curve import labels, memory_curve, summary
 from verl_fuse.spec.schedule import Schedule
 from verl_fuse.spec.units import in_memory, in_time
 
-WIDTH, LEFT, RIGHT, ROW, GAP, MEMORY, HEAD, FOOT = 1400, 112, 16, 22, 4, 40, 22, 26
-STYLE = """
-:root { --ink: #1c2430; --soft: #667181; --line: #d9dee5; --ground: #fff; --bound: #b3261e;
-  --held: #9bbfdd; --edge: #33658a; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ee; --soft: #97a1af; --line: #39424d; --ground: #14181d; --bound: #ff8a80;
-    --held: #2f5675; --edge: #8fc1e6; }
-}
-body { font: 14px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; margin: 16px;
-  color: var(--ink); background: var(--ground); }
-h2 { font-size: 15px; margin: 16px 0 4px; }
-p span { display: inline-block; padding: 1px 8px; margin: 0 6px 4px 0; border-radius: 3px; }
-svg { display: block; width: 100%; height: auto; }
-text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: var(--ink); }
-.soft { fill: var(--soft); }
-.grid { stroke: var(--line); }
-.bound { stroke: var(--bound); stroke-dasharray: 4 2; stroke-width: 1.5; }
-.label { fill: var(--bound); font-size: 12px; font-weight: 600; }
-.held { fill: var(--held); stroke: var(--edge); }
+LEFT, RIGHT, ROW, GAP, MEMORY, HEAD, FOOT = 88, 16, 22, 4, 40, 40, 26
+# Shares of the makespan: an op at least so long has room for its number in a wide window, and in one of 700 pixels.
+WIDE, NARROW = 0.007, 0.018
+STYLE = f"""
+:root {{ color-scheme: light dark; --ink: #1c2430; --soft: #667181; --line: #d9dee5; --ground: #fff; --bound: #b3261e;
+  --held: #9bbfdd; --edge: #33658a; --stripe: #c94f4f66; --bubble: #d9a3a333; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --ink: #e6e9ee; --soft: #97a1af; --line: #39424d; --ground: #14181d; --bound: #ff8a80;
+    --held: #2f5675; --edge: #8fc1e6; }}
+}}
+body {{ font: 14px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; margin: 16px;
+  color: var(--ink); background: var(--ground); }}
+h2 {{ font-size: 15px; margin: 16px 0 4px; }}
+p span {{ display: inline-block; padding: 1px 8px; margin: 0 6px 4px 0; border-radius: 3px; }}
+p .bubble {{ background: repeating-linear-gradient(135deg, var(--stripe) 0 2px, var(--bubble) 2px 6px); }}
+body > svg {{ display: block; overflow: visible; margin-left: {LEFT}px; width: calc(100% - {LEFT + RIGHT}px); }}
+text {{ font: 11px system-ui, "DejaVu Sans", sans-serif; fill: var(--ink); }}
+.soft {{ fill: var(--soft); }}
+.grid {{ stroke: var(--line); }}
+.op {{ stroke: var(--ground); stroke-width: .5; }}
+.bound {{ stroke: var(--bound); stroke-dasharray: 4 2; stroke-width: 1.5; }}
+.label {{ fill: var(--bound); font-size: 12px; font-weight: 600; }}
+.held {{ fill: var(--held); stroke: var(--edge); vector-effect: non-scaling-stroke; }}
+@media (max-width: 1000px) {{ .tight {{ display: none; }} }}
 """
+BUBBLE = (
+    '<defs><pattern id="bubble" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect width="6" height="6" style="fill:var(--bubble)"/><rect width="2" height="6" style="fill:var(--stripe)"/>'
+    "</pattern></defs>"
+)
 
 
 def html_page(schedule: Schedule) -> str:
     """Gantt chart with the bound line, then one memory curve per rank with the limit line."""
     legend = "".join(
-        f'<span style="background:{color(i, kind)};color:{"#000" if kind == "F" else "#fff"}">{escape(name)} '
-        f"{word}</span>"
+        f'<span style="background:{color(i, kind)};color:{ink(i, kind)}">{escape(name)} {word}</span>'
         for i, name in enumerate(labels(schedule))
         for kind, word in (("F", "forward"), ("B", "backward"))
     )
@@ -43,15 +55,16 @@ def html_page(schedule: Schedule) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Pipeline schedule</title>'
-        f"<style>{STYLE}</style></head><body><p>{escape(summary(schedule))}</p><p>{legend}</p>"
+        f"<style>{STYLE}</style></head><body><p>{escape(summary(schedule))}</p>"
+        f'<p>{legend}<span class="bubble">idle (bubble)</span></p>'
         f"<h2>Ops by rank; a number is a micro-batch, time in {escape(problem.time_unit or 'units')}</h2>"
         f"{_gantt(schedule)}<h2>Activation memory by rank{limit}</h2>"
         f"{_memory(schedule)}</body></html>\n"
     )
 
 
-def _scale(schedule: Schedule) -> float:
-    return (WIDTH - LEFT - RIGHT) / schedule.makespan
+def _share(schedule: Schedule, seconds: float) -> str:
+    return f"{100 * seconds / schedule.makespan:.3f}%"
 
 
 def _axis(schedule: Schedule, top: float, bottom: float) -> str:
@@ -62,47 +75,48 @@ def _axis(schedule: Schedule, top: float, bottom: float) -> str:
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     parts = []
     for index in range(int(schedule.makespan / step + 1e-9) + 1):
-        x = LEFT + index * step * _scale(schedule)
+        x = _share(schedule, index * step)
         parts.append(
-            f'<line class="grid" x1="{x:.2f}" y1="{top}" x2="{x:.2f}" y2="{bottom}"/>'
-            f'<text class="soft" x="{x:.2f}" y="{bottom + 14}" text-anchor="middle">{index * step:.{digits}f}</text>'
+            f'<line class="grid" x1="{x}" y1="{top}" x2="{x}" y2="{bottom}"/>'
+            f'<text class="soft" x="{x}" y="{bottom + 14}" text-anchor="middle">{index * step:.{digits}f}</text>'
         )
     return "".join(parts)
 
 
 def _gantt(schedule: Schedule) -> str:
-    scale, bottom = _scale(schedule), HEAD + schedule.problem.ranks * (ROW + GAP)
+    bottom = HEAD + schedule.problem.ranks * (ROW + GAP)
     unit = schedule.problem.time_unit
-    parts = [f'<svg viewBox="0 0 {WIDTH} {bottom + FOOT}" role="img">', _axis(schedule, HEAD, bottom)]
+    parts = [f'<svg height="{bottom + FOOT}" role="img">', BUBBLE, _axis(schedule, HEAD, bottom)]
     for rank, row in enumerate(schedule.rows):
         y = HEAD + rank * (ROW + GAP)
-        parts.append(f'<text x="4" y="{y + 15}">rank {rank}</text>')
+        parts.append(f'<text x="{4 - LEFT}" y="{y + 15}">rank {rank}</text>')
+        parts.append(f'<rect y="{y}" width="100%" height="{ROW}" fill="url(#bubble)"/>')
         for op in row:
-            x, width = LEFT + op.start * scale, (op.end - op.start) * scale
+            x, width = _share(schedule, op.start), _share(schedule, op.end - op.start)
             parts.append(
-                f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW}" fill="{color(op.pipeline, op.kind)}" '
-                f'stroke="#fff" stroke-width=".5"><title>{op.token} {op.start:g} to {in_time(op.end, unit)}</title>'
-                "</rect>"
+                f'<rect class="op" x="{x}" y="{y}" width="{width}" height="{ROW}" '
+                f'fill="{color(op.pipeline, op.kind)}"><title>{op.token} {op.start:g} to {in_time(op.end, unit)}'
+                "</title></rect>"
             )
-            if width > 9:
-                ink = "#000" if op.kind == "F" else "#fff"
+            share = (op.end - op.start) / schedule.makespan
+            if share > WIDE:
+                tight = "" if share > NARROW else ' class="tight"'
                 parts.append(
-                    f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle" '
-                    f'style="fill:{ink}">{op.microbatch}</text>'
+                    f'<text{tight} x="{_share(schedule, (op.start + op.end) / 2)}" y="{y + 15}" text-anchor="middle" '
+                    f'style="fill:{ink(op.pipeline, op.kind)}">{op.microbatch}</text>'
                 )
     moments = [("end, optimal", schedule.makespan)] if schedule.optimal else _apart(schedule)
-    for name, moment in moments:
-        x = LEFT + moment * scale
-        parts.append(f'<line class="bound" x1="{x:.2f}" y1="{HEAD - 4}" x2="{x:.2f}" y2="{bottom}"/>')
-        parts.append(
-            f'<text class="label" x="{x:.2f}" y="{HEAD - 8}" text-anchor="end">{name} {in_time(moment, unit)}</text>'
-        )
+    # The end's label is above the bound's, whose line begins below both.
+    for index, (name, moment) in enumerate(reversed(moments)):
+        x, y = _share(schedule, moment), 13 + 15 * index
+        parts.append(f'<line class="bound" x1="{x}" y1="{y + 4}" x2="{x}" y2="{bottom}"/>')
+        parts.append(f'<text class="label" x="{x}" y="{y}" text-anchor="end">{name} {in_time(moment, unit)}</text>')
     return "".join(parts) + "</svg>"
 
 
 def _apart(schedule: Schedule) -> list[tuple[str, float]]:
-    """Bound and end; one label for both where two would lie on each other."""
-    if (schedule.makespan - schedule.lower_bound) * _scale(schedule) < 110:
+    """Bound and end; one label for both where their lines would lie on each other."""
+    if schedule.makespan - schedule.lower_bound < 0.01 * schedule.makespan:
         bound = in_time(schedule.lower_bound, schedule.problem.time_unit)
         return [(f"bound {bound}, end", schedule.makespan)]
     return [("bound", schedule.lower_bound), ("end", schedule.makespan)]
@@ -114,22 +128,25 @@ def _memory(schedule: Schedule) -> str:
     limit = schedule.problem.memory_limit
     drawn = limit if limit is not None and limit <= 1.25 * top else None
     top = max(top, drawn or 0.0)
-    scale, bottom = _scale(schedule), 4 + schedule.problem.ranks * (MEMORY + GAP)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {bottom + FOOT}" role="img">', _axis(schedule, 4, bottom)]
+    bottom = 4 + schedule.problem.ranks * (MEMORY + GAP)
+    parts = [f'<svg height="{bottom + FOOT}" role="img">', _axis(schedule, 4, bottom)]
     for rank, row in enumerate(schedule.rows):
-        floor = 4 + rank * (MEMORY + GAP) + MEMORY
+        y = 4 + rank * (MEMORY + GAP)
         steps = memory_curve(schedule, row)
-        path = [f"M{LEFT} {floor}"]
+        path = [f"M0 {MEMORY}"]
         for moment, held in steps:
-            path.append(f"H{LEFT + moment * scale:.2f}V{floor - held / top * MEMORY:.2f}")
-        path.append(f"H{LEFT + schedule.makespan * scale:.2f}V{floor}Z")
+            path.append(f"H{1000 * moment / schedule.makespan:.2f}V{MEMORY - held / top * MEMORY:.2f}")
+        path.append(f"H1000V{MEMORY}Z")
         peak = in_memory(max(held for _, held in steps), schedule.problem.memory_unit, "")
         parts.append(
-            f'<text x="4" y="{floor - 20}">rank {rank}</text>'
-            f'<text class="soft" x="4" y="{floor - 6}">peak {peak}</text>'
+            f'<text x="{4 - LEFT}" y="{y + MEMORY - 20}">rank {rank}</text>'
+            f'<text class="soft" x="{4 - LEFT}" y="{y + MEMORY - 6}">peak {peak}</text>'
         )
-        parts.append(f'<path class="held" d="{"".join(path)}"/>')
+        parts.append(
+            f'<svg y="{y}" width="100%" height="{MEMORY}" viewBox="0 0 1000 {MEMORY}" preserveAspectRatio="none">'
+            f'<path class="held" d="{"".join(path)}"/></svg>'
+        )
         if drawn is not None:
-            y = floor - drawn / top * MEMORY
-            parts.append(f'<line class="bound" x1="{LEFT}" y1="{y:.2f}" x2="{WIDTH - RIGHT}" y2="{y:.2f}"/>')
+            height = y + MEMORY - drawn / top * MEMORY
+            parts.append(f'<line class="bound" x1="0" y1="{height:.2f}" x2="100%" y2="{height:.2f}"/>')
     return "".join(parts) + "</svg>"

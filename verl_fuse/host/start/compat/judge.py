@@ -45,7 +45,7 @@ class ContractProblem:
 
 
 def judge(contract: Contract, tree: SourceTree) -> list[ContractProblem]:
-    """What keeps the contract from being green in this tree; its package must be there."""
+    """The faults that keep the contract from being green in this tree; its package must be there."""
     try:
         return _JUDGES[type(contract)](contract, tree)
     except NotFound as missing:

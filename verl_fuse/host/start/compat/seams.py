@@ -39,14 +39,14 @@ class SeamVerdict:
 
 
 def host_seams() -> list[Seam]:
-    """What the host itself rests on."""
+    """The contracts of the host itself."""
     names = sorted(module.name for module in pkgutil.iter_modules(contracts.__path__))
     modules = (importlib.import_module(f"{contracts.__name__}.{name}") for name in names)
     return [Seam(module.__name__, contract) for module in modules for contract in module.CONTRACTS]
 
 
 def plugin_seams(manager: pluggy.PluginManager, config: Mapping[str, Any] | None) -> list[Seam]:
-    """What the plugins rest on under `config`, or under any configuration (None)."""
+    """The contracts of the plugins under `config`, or under any configuration (None)."""
     asked = {"config": config}
     seams = []
     for impl in manager.hook.fuse_contracts.get_hookimpls():

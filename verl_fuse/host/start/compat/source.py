@@ -30,7 +30,7 @@ _SET_ON_SELF: WeakKeyDictionary[Any, defaultdict[str, list[Any]]] = WeakKeyDicti
 
 
 class NotFound(FuseError):
-    """What is looked for is not in the source."""
+    """The source lacks the name that is looked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ class SourceTree:
 
     @classmethod
     def installed(cls, *packages: str) -> "SourceTree":
-        """Those of the given top-level packages that are installed here."""
+        """The given top-level packages that are installed here."""
         specs = {package: importlib.util.find_spec(package) for package in packages}
         folders = {name: list(spec.submodule_search_locations or ()) for name, spec in specs.items() if spec}
         return cls({name: Path(found[0]) for name, found in folders.items() if found})
@@ -183,7 +183,7 @@ def assigned(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _names(owner: ast.Module | ast.ClassDef) -> Mapping[str, list[tuple[int, Any, str | None]]]:
-    """Of each name that statements of `owner` bind: their positions and, where it is imported, what it is
+    """For each name that statements of `owner` bind, their positions and, where it is imported, what it is
     called there ("*": all names)."""
     if owner not in _NAMES:
         found = _NAMES[owner] = defaultdict(list)
@@ -201,7 +201,7 @@ def _names(owner: ast.Module | ast.ClassDef) -> Mapping[str, list[tuple[int, Any
 
 
 def _set_on_self(owner: ast.ClassDef) -> Mapping[str, list[Any]]:
-    """Of each attribute that methods of a class assign on `self`: the assignments."""
+    """For each attribute that methods of a class assign on `self`, the assignments."""
     if owner not in _SET_ON_SELF:
         found = _SET_ON_SELF[owner] = defaultdict(list)
         for method in statements(owner.body):

@@ -1,4 +1,4 @@
-"""What moving unfinished samples between replicas rests on: cut the routing, abort, sleep, resume
+"""The code that moving unfinished samples between replicas rests on: cut the routing, abort, sleep, resume
 (rollout/replicas.py, rollout/resume.py)."""
 
 from verl_fuse.host.upstream.targets import CHECKPOINT_MANAGER, LOAD_BALANCER, ROLLOUT_REPLICA

@@ -1,5 +1,5 @@
-"""What routing prompts rests on: the load balancer we subclass, who asks it, and where a prompt's samples begin
-(routing.py, prompts.py)."""
+"""The code that routing prompts rests on: the load balancer we subclass, who asks it, and where a prompt's samples
+begin (routing.py, prompts.py)."""
 
 from verl_fuse.host.upstream.targets import LOAD_BALANCER, PPO_YAML, SYNC_TRAINER
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Function

@@ -1,4 +1,4 @@
-"""What limits a stage's batch, and the metrics we compute as verl does (stages.py)."""
+"""The code that limits a stage's batch, and the metrics we compute as verl does (stages.py)."""
 
 from verl_fuse.host.upstream.targets import ACTOR_YAML, ENGINE_WORKERS, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function

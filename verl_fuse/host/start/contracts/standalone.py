@@ -1,4 +1,4 @@
-"""What creating, feeding and destroying replicas with devices of their own rests on (standalone/):
+"""The code that replicas with devices of their own are created, fed and destroyed with (standalone/):
 `RolloutReplica.init_standalone`, done in a thread."""
 
 from verl_fuse.host.upstream.targets import (

@@ -1,4 +1,4 @@
-"""What of torch is private: the store of the default process group (weights/layouts/worker.py,
+"""Private parts of torch: the store of the default process group (weights/layouts/worker.py,
 weights/sync/hybrid.py, update/megatron/fusion.py), a shard's place in its tensor (weights/buckets.py), tensors made
 of others (runtime/meter.py)."""
 

@@ -1,11 +1,13 @@
-"""An FSDP2 engine of verl gets another `fsdp_size` between two steps: parameters and the optimizer's moments go from shard to shard.
+"""An FSDP2 engine of verl gets another `fsdp_size` between two steps: parameters and the optimizer's moments go from
+shard to shard.
 
 Invariants (tests/integration/test_changed_layouts.py):
-- afterwards the engine is what verl builds with that `fsdp_size`, and every element of a parameter and of its moments is bitwise what it was;
+- afterwards the engine is what verl builds with that `fsdp_size`, and every element of a parameter and of its moments
+  is bitwise what it was;
 - bytes received are those a rank needs and does not hold; nothing is gathered;
 - optimizer, schedule of learning rates, gradient checkpointing and random numbers are not touched;
-- what cannot be changed is a FuseError before anything is; a rank that dies or stands still ends the change on all ranks, by name, and the
-  engine is of no further use.
+- what cannot be changed is a FuseError before anything is; a rank that dies or stands still ends the change on all
+  ranks, by name, and the engine is of no further use.
 """
 
 import dataclasses
@@ -38,14 +40,15 @@ from verl_fuse.runtime.watch import Stopped, Watch
 
 @dataclass(frozen=True)
 class Moved:
-    """What one rank did: seconds of the change, bytes it received."""
+    """The work of one rank: seconds of the change, bytes it received."""
 
     seconds: float = 0.0
     received_bytes: int = 0
 
 
 class EngineLayout:
-    """The layout of one engine; all ranks of the world change it together. `store` reaches them all, `node` names this rank's."""
+    """The layout of one engine; all ranks of the world change it together. `store` reaches them all, `node` names this
+    rank's."""
 
     def __init__(self, engine: Any, name: str, *, store: Any, node: str, options: TransferOptions) -> None:
         self._engine, self._name, self._store, self._node, self._options = engine, name, store, node, options
@@ -54,11 +57,12 @@ class EngineLayout:
 
     @property
     def fsdp_size(self) -> int:
-        """As in verl's configuration."""
+        """The value as in verl's configuration."""
         return self._engine.engine_config.fsdp_size
 
     def change(self, fsdp_size: int, version: int) -> Moved:
-        """Train in shards of `fsdp_size` ranks from here on; `version` is that of the weights, the same on all ranks."""
+        """Train in shards of `fsdp_size` ranks from here on; `version` is that of the weights, the same on all
+        ranks."""
         begun = time.monotonic()
         mesh = self._mesh(fsdp_size)
         if mesh is self._engine.device_mesh:

@@ -10,7 +10,8 @@ from verl_fuse.host.record.step import TrainerPart
 
 
 class Layouts(TrainerPart):
-    """`wanted(step)` is the `fsdp_size` of each model, from that step on; `groups` are verl's worker groups by model."""
+    """`wanted(step)` is the `fsdp_size` of each model, from that step on; `groups` are verl's worker groups by
+    model."""
 
     def __init__(self, groups: Mapping[str, Any], wanted: Callable[[int], Mapping[str, int]]) -> None:
         self._groups, self._wanted = groups, wanted

@@ -1,8 +1,10 @@
-"""What an FSDP2 engine holds that follows its layout: parameters, and what its optimizer keeps of each.
+"""State of an FSDP2 engine that follows its layout: parameters, and the optimizer's state of each.
 
 Invariants (tests/integration/test_changed_layouts.py):
-- whatever the optimizer keeps of a parameter is kept: what is sharded as the parameter is moved, numbers stay; anything else is a FuseError;
-- a tensor that has been sent and taken is not held any more, so that both layouts together need little more than the larger one.
+- whatever the optimizer keeps of a parameter is kept: what is sharded as the parameter is moved, numbers stay; anything
+  else is a FuseError;
+- a tensor that has been sent and taken is not held any more, so that both layouts together need little more than the
+  larger one.
 """
 
 from collections.abc import Iterator
@@ -44,7 +46,7 @@ class Held:
         self._model = Model.from_hf(config.to_dict(), config.model_type)
 
     def weights(self) -> list[ModelParameters]:
-        """What is to be moved, by type of element: a transfer has one type on the way."""
+        """The tensors to be moved, by type of element: a transfer has one type on the way."""
         kinds: dict[torch.dtype, list[Parameter]] = {}
         for name, tensor in self._tensors.items():
             rows = tensor.shape[0]
@@ -105,8 +107,8 @@ def _follows(name: str, key: str, value: Any, parameter: Any) -> bool:
     if isinstance(value, DTensor) and (value.shape, value.placements) == (parameter.shape, parameter.placements):
         return True
     raise FuseError(
-        f"layout change: the optimizer's {key!r} of {name!r} is a {type(value).__name__} of shape {tuple(value.shape)}; "
-        f"needs a number, or what is sharded as its parameter, of shape {tuple(parameter.shape)}"
+        f"layout change: the optimizer's {key!r} of {name!r} is a {type(value).__name__} of shape "
+        f"{tuple(value.shape)}; needs a number, or what is sharded as its parameter, of shape {tuple(parameter.shape)}"
     )
 
 

@@ -1,10 +1,12 @@
 """Takes FSDP2 off a module, which torch has no call for: the module is then again what `fully_shard` may be applied to.
 
-Its sharded parameters stay where they are, and so does whatever else hangs on the module: verl's patches, checkpointing of activations.
+Its sharded parameters stay where they are, and so does whatever else hangs on the module: verl's patches, checkpointing
+of activations.
 
 Invariants (tests/integration/test_changed_layouts.py):
 - nothing of FSDP2 is left: the module's class, its hooks and its state dict are those from before;
-- a torch that keeps these things elsewhere is a FuseError of `require_known`, which changes nothing. Written for torch 2.11 and 2.13, which were read.
+- a torch that keeps these things elsewhere is a FuseError of `require_known`, which changes nothing. Written for torch
+  2.11 and 2.13, which were read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +32,7 @@ def wrapped(module: nn.Module) -> list[FSDPModule]:
 
 
 def state_of(part: Any) -> Any:
-    """What FSDP2 keeps of a module it wraps."""
+    """The state that FSDP2 keeps of a module it wraps."""
     return fully_shard.state(part)  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -39,8 +41,8 @@ def require_known(module: nn.Module) -> None:
     for part in wrapped(module):
         if not _known(part):
             raise FuseError(
-                f"layout change: FSDP2 of torch {torch.__version__} wraps {type(part).__name__} in a way that is not known here; "
-                "needs torch 2.11 or 2.13, or no fuse.realloc.schedule"
+                f"layout change: FSDP2 of torch {torch.__version__} wraps {type(part).__name__} in a way that is not "
+                "known here; needs torch 2.11 or 2.13, or no fuse.realloc.schedule"
             )
 
 

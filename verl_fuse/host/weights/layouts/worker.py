@@ -1,6 +1,8 @@
-"""verl's worker classes, whose engine gets another layout when the driver says so; a checkpoint tells in which layout it was written.
+"""verl's worker classes, whose engine gets another layout when the driver says so; a checkpoint tells in which layout
+it was written.
 
-Invariant (tests/integration/test_changed_layouts.py): a checkpoint is loaded by an engine in the layout it was written in, whatever the engine was built in.
+Invariant (tests/integration/test_changed_layouts.py): a checkpoint is loaded by an engine in the layout it was written
+in, whatever the engine was built in.
 """
 
 import functools
@@ -59,7 +61,7 @@ def layout_worker_class(model: str, base: type, options: TransferOptions) -> typ
 
 
 def layout(worker: Any, model: str, options: TransferOptions) -> EngineLayout:
-    """That of the worker's engine, which must be built."""
+    """The layout of the worker's engine, which must be built."""
     if "_verl_fuse_layout" not in worker.__dict__:
         store: Any = dist.distributed_c10d._get_default_store()
         engine = (worker.actor if model == "actor" else worker).engine

@@ -1,9 +1,12 @@
-"""Checkpoint engine `fuse`: weights from FSDP2 or Megatron training ranks to rollout replicas on other devices, each worker getting the part it loads
-straight from the ranks that hold it. verl's own engines gather every parameter and send it whole to every worker.
+"""Checkpoint engine `fuse`: weights from FSDP2 or Megatron training ranks to rollout replicas on other devices, each
+worker getting the part it loads straight from the ranks that hold it. verl's own engines gather every parameter and
+send it whole to every worker.
 
-Select it with `rollout.checkpoint_engine.backend=fuse` and `custom_backend_module=verl_fuse.host.weights.sync.checkpoint_engine`, in any trainer mode of verl
-that has standalone replicas. `checkpoint_engine.engine_kwargs.fuse.timeout_seconds` (default 300) bounds every wait, `checksums` (default false) adds
-a sum to every message. verl opens and closes the transfer around every sync, so replicas may come and go in between.
+Select it with `rollout.checkpoint_engine.backend=fuse` and
+`custom_backend_module=verl_fuse.host.weights.sync.checkpoint_engine`, in any trainer mode of verl that has standalone
+replicas. `checkpoint_engine.engine_kwargs.fuse.timeout_seconds` (default 300) bounds every wait, `checksums` (default
+false) adds a sum to every message. verl opens and closes the transfer around every sync, so replicas may come and go in
+between.
 
 Invariants (tests/integration/test_checkpoint_engine.py):
 - a worker is given what vLLM loads of whole parameters, bitwise, in the rollout's type; what it does not load is NaN;
@@ -60,7 +63,8 @@ class FuseCheckpointEngine(CheckpointEngine):
         self._trainers = 0
 
     def lend(self, engine: Any, rollout: Any) -> None:
-        """On a training rank, before a sync: the engine whose shards are to be sent, and verl's configuration of the rollout."""
+        """On a training rank, before a sync: the engine whose shards are to be sent, and verl's configuration of the
+        rollout."""
         self._lent = engine, rollout.tensor_model_parallel_size, rollout.dtype
 
     def prepare(self) -> dict[str, Any]:
@@ -181,7 +185,8 @@ class FuseCheckpointEngine(CheckpointEngine):
         assert self._watch is not None, "not joined"
         size = len(self._watch.ranks)
         return FuseError(
-            f"{error}; of the {size} ranks 0 to {self._trainers - 1} train, {self._trainers} to {size - 1} are rollout workers"
+            f"{error}; of the {size} ranks 0 to {self._trainers - 1} train, {self._trainers} to {size - 1} are rollout "
+            "workers"
         )
 
 

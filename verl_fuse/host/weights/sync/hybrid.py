@@ -1,10 +1,10 @@
-"""Weights from training ranks to rollout replicas on the same devices: each rank gets what the vLLM worker beside it loads, straight from the
-ranks that hold it. verl's own sync gathers every parameter on every rank first.
+"""Weights from training ranks to rollout replicas on the same devices: each rank gets what the vLLM worker beside it
+loads, straight from the ranks that hold it. verl's own sync gathers every parameter on every rank first.
 
 Invariants (tests/integration/test_weight_sync.py):
 - vLLM loads the same numbers as after verl's own sync;
-- a rank that dies or stands still ends the sync on every rank, within the timeout, with its name; what was loaded by then is never generated with,
-  as replicas stay asleep and the step ends with the error.
+- a rank that dies or stands still ends the sync on every rank, within the timeout, with its name; what was loaded by
+  then is never generated with, as replicas stay asleep and the step ends with the error.
 """
 
 import functools
@@ -53,7 +53,8 @@ def shard_sync_worker_class(base: type, options: TransferOptions) -> type:
 
 @contextmanager
 def exporting(worker: Any, version: int, options: TransferOptions) -> Iterator[None]:
-    """While this lasts, the actor's engine exports what this rank's vLLM worker loads; an error if that was not all taken."""
+    """While this lasts, the actor's engine exports what this rank's vLLM worker loads; an error if that was not all
+    taken."""
     engine, rollout = worker.actor.engine, worker.config.rollout
     opened, layout, stream = worker.__dict__.get("_verl_fuse_stream", (0, None, None))
     # A Megatron engine has no mesh, and never another layout.
@@ -95,7 +96,8 @@ def open_stream(
     node: str,
     options: TransferOptions,
 ) -> ParameterStream:
-    """Collective over all training ranks; rank i serves rank i of `engines`. `store` reaches all of them, `node` names this rank's node."""
+    """Collective over all training ranks; rank i serves rank i of `engines`. `store` reaches all of them, `node` names
+    this rank's node."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if engines.devices != size:
         raise FuseError(

@@ -1,12 +1,13 @@
-"""What a Megatron engine of verl holds, as a layout of `verl_fuse.reshard`.
+"""The parameters of a Megatron engine of verl, as a layout of `verl_fuse.reshard`.
 
-Sizes and places are those of the model's own process groups: engines of one process may share the layout of whichever initialises first, so
-an engine's configuration need not be true of its model.
+Sizes and places are those of the model's own process groups: engines of one process may share the layout of whichever
+initialises first, so an engine's configuration need not be true of its model.
 
 Invariants (tests/integration/test_megatron_weight_sync.py):
-- names and shapes of every tensor that this rank holds are those of the layout, or a FuseError names the first that differs;
-- virtual pipelines, context parallelism, experts cut otherwise than the rest, FP8 and pipelines cut by hand are refused, as are ranks in another order
-  than Megatron's.
+- names and shapes of every tensor that this rank holds are those of the layout, or a FuseError names the first that
+  differs;
+- virtual pipelines, context parallelism, experts cut otherwise than the rest, FP8 and pipelines cut by hand are
+  refused, as are ranks in another order than Megatron's.
 """
 
 from typing import Any

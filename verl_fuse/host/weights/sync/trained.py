@@ -1,4 +1,5 @@
-"""What an engine of verl holds, as a layout of `verl_fuse.reshard`: FSDP2's here, Megatron's in a module that needs Megatron.
+"""The parameters of an engine of verl, as a layout of `verl_fuse.reshard`: FSDP2's here, Megatron's in a module that
+needs Megatron.
 
 Invariants (tests/integration/test_weight_sync.py, test_megatron_weight_sync.py):
 - shards are read where they are: nothing is gathered, nothing is copied;
@@ -30,7 +31,7 @@ class Trained:
 
 
 def trained(engine: Any) -> Trained:
-    """Of a verl engine, after its model is built; the same on every rank."""
+    """The layout of a verl engine, after its model is built; the same on every rank."""
     config = engine.model_config.hf_config
     weights = parameters_of(Model.from_hf(config.to_dict(), config.model_type), config.model_type)
     if is_megatron(engine):
