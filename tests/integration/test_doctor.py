@@ -47,7 +47,8 @@ def test_a_sound_installation_is_healthy_in_the_driver_and_in_a_ray_worker():
     assert {finding["state"] for findings in found.values() for finding in findings} == {"ok"}
     seen = "entry points verl_fuse, verl_fuse_cpu; trainer_mode=fuse is FuseTrainer"
     assert [found[where][0]["detail"] for where in ("driver", "Ray worker")] == [seen, seen]
-    assert found["plugins"][0]["detail"] == "interstage, elastic, pipeline, placement, realloc, speculation, update, observe, cpu"
+    named = "interstage, elastic, pipeline, placement, realloc, speculation, update, observe, cpu"
+    assert found["plugins"][0]["detail"] == named
     assert code == 0
 
 

@@ -47,6 +47,7 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.interstage.enabled", True, {}, "fsdp2"),
     ("fuse.interstage.enabled", True, {}, "megatron"),
     ("fuse.interstage.layout", "slices", ON, "fsdp2"),
+    ("fuse.interstage.layout", "slices", {**ON, "actor_rollout_ref.actor.use_kl_loss": True}, "fsdp2"),
     ("fuse.interstage.migration_threshold", 0.2, ON, "fsdp2"),
     ("fuse.interstage.migration_threshold", "auto", SLICES, "fsdp2"),
     ("fuse.interstage.kv_transfer_params", {"tag": "none"}, ON, "fsdp2"),

@@ -194,7 +194,10 @@ def test_an_automatic_threshold_without_slices_is_refused():
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"critic": {"strategy": "megatron"}}, "critic.strategy='megatron': fuse.interstage.layout=slices needs fsdp"),
+        (
+            {"critic": {"enable": True, "strategy": "megatron"}},
+            "critic.strategy='megatron': fuse.interstage.layout=slices needs fsdp or fsdp2, as the actor, or all of",
+        ),
         (
             {"actor_rollout_ref": {"rollout": {"free_cache_engine": False}}},
             "actor_rollout_ref.rollout.free_cache_engine=False: fuse.interstage.layout=slices needs true",

@@ -120,7 +120,7 @@ def test_the_overrides_are_keys_that_exist_and_verl_fuse_refuses_together_what_i
         problems = set(refused(config, overrides)) - set(alone)
         assert not any("unknown key" in problem for problem in problems)
         # verl's defaults make several mini-batches of a step.
-        expected = {"megatron": {"interstage", "old_log_prob"}, "fsdp": {"pipeline", "old_log_prob"}}[model_engine]
+        expected = {"megatron": {"old_log_prob"}, "fsdp": {"pipeline", "old_log_prob"}}[model_engine]
         assert bool(problems) is (feature in expected), problems
     together = refused(config, [*OVERRIDES["interstage"], *OVERRIDES["elastic"]])
     assert any("both decide which replicas generate" in problem for problem in together)

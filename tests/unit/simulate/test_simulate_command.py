@@ -96,7 +96,7 @@ def test_a_run_on_cpus_is_known_to_share_its_devices(tmp_path: Path, capsys: pyt
 def test_pages_as_of_a_real_run(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run(workload, "h100x2", "--seeds", "1", "--strategy", "interstage", "--timeline", str(tmp_path / "out")) == 0
     assert "out/strategies.html" in capsys.readouterr().out
-    assert "interstage/timeline.html" in (tmp_path / "out/strategies.html").read_text()
+    assert "interstage/timeline/step_000001.html" in (tmp_path / "out/strategies.html").read_text()
     assert (tmp_path / "out/interstage/timeline.html").is_file()
     assert read_step(tmp_path / "out" / "stock", 1).run == "stock"
 
