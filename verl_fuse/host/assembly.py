@@ -17,6 +17,7 @@ from verl_fuse.host.inference.lane import Lane
 from verl_fuse.host.inference.samples import SampleInference, StageCall
 from verl_fuse.host.inference.slices import READ_FIELDS, Slices, SliceSetup
 from verl_fuse.host.inference.stages import STAGE_FIELDS, micro_batch, streamed_stages
+from verl_fuse.host.record.step import RunStage
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.standalone.pool import StandalonePool
 from verl_fuse.host.update.deferred import LEARNED_FIELDS, DeferredCritic
@@ -166,16 +167,19 @@ def build_standalone(trainer: Any, most: int, launch_timeout: float) -> Standalo
     )
 
 
-def streamed_updates(trainer: Any, options: LeanOptions, deferred: bool) -> StreamedUpdates:
-    """The updates of the actor whose shard groups are on the devices of one replica each."""
+def streamed_updates(
+    trainer: Any, run: RunStage, inference: SampleInference, options: LeanOptions, deferred: bool
+) -> StreamedUpdates:
+    """The updates of the actor whose shard groups are on the devices of one replica each; `run` runs a stage on all of
+    them, `inference` may have slices on their devices."""
     each, workers = trainer.replicas.devices_each, trainer.actor_rollout_wg.world_size
     timeout, recorder = trainer.settings.core.call_timeout, trainer.journal.recorder
 
     def lane_of(number: int) -> Lane:
-        return trainer.inference.lane_at(number) or Lane(f"update {number}", recorder, timeout)
+        return inference.lane_at(number) or Lane(f"update {number}", recorder, timeout)
 
     lanes, stock = StreamLanes(workers // each, lane_of), partial(PPOTrainerSync._compute_advantage, trainer)
-    return StreamedUpdates(trainer, trainer.run_stage, options, lanes, each, stock, deferred)
+    return StreamedUpdates(trainer, run, options, lanes, each, stock, deferred)
 
 
 def _critic_configuration(trainer: Any) -> Any:

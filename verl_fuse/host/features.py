@@ -113,7 +113,8 @@ class Features:
         the devices of released replicas while others generate; `deferred`: the loss is a mean over the batch's tokens.
         The actor's workers must be of the class that host/update/stream/worker.py makes."""
         trainer, options = self._trainer, LeanOptions(skip_zero_gradient, True, metrics)
-        trainer.updates = trainer.director.training = streamed = assembly.streamed_updates(trainer, options, deferred)
+        streamed = assembly.streamed_updates(trainer, trainer.run_stage, trainer.inference, options, deferred)
+        trainer.updates = trainer.director.training = streamed
         trainer.parts.append(streamed)
 
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:

@@ -159,7 +159,7 @@ class SampleInference:
 
     def has_computed(self, keys: Collection[str]) -> bool:
         """Whether these have gone through all stages."""
-        return all(done.issuperset(keys) for done in self._done.values())
+        return all(set(keys) <= done for done in self._done.values())
 
     def lane_at(self, number: int) -> Lane | None:
         """The lane of the slice on the devices of replica `number`; None without slices."""

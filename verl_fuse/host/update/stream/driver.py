@@ -241,11 +241,14 @@ class StreamedUpdates(LeanUpdates):
         """What was streamed, of the batch and of the groups that were complete a call before generation ended."""
         now, step = self._now, self._trainer.journal.step
         ends = [span.end for span in step.spans if span.name == GENERATION]
-        due = [tokens for seen, tokens in now.seen.values() if ends and seen <= ends[-1] - now.longest]
+        # Those that a call could have trained on before generation ended.
+        due = {uid: tokens for uid, (seen, tokens) in now.seen.items() if ends and seen <= ends[-1] - now.longest}
+        streamed = {TrajectoryKey.parse(key).uid for key in now.rows}
         whole = sum(int(tag["seq_len"]) for tag in batch.tags)
         return {
             "fuse/stream_tokens": now.tokens / max(whole, 1),
-            "fuse/stream_of_complete": now.tokens / sum(due) if due else 0.0,
+            "fuse/stream_complete_tokens": sum(due.values()) / max(whole, 1),
+            "fuse/stream_missed_tokens": sum(due[uid] for uid in due.keys() - streamed) / max(whole, 1),
             "fuse/stream_calls": float(now.calls),
             "fuse/stream_seconds": now.seconds,
             "fuse/stream_fallbacks": float(self._fallbacks),
