@@ -1,11 +1,15 @@
 """Which complete groups a released lane trains on: the invariants in verl_fuse_update/streaming.py, and what a run with
 `fuse.update.stream` needs."""
 
+from dataclasses import replace
+
 import pytest
 from omegaconf import OmegaConf
 
+from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
 from verl_fuse_update.config import UpdateConfig
+from verl_fuse_update.memory import does_not_fit, held_bytes, stream_cost
 from verl_fuse_update.plugin import UpdatePlugin
 from verl_fuse_update.refusals import OF_GROUPS
 from verl_fuse_update.streaming import CallSize, call_size, next_groups
@@ -107,6 +111,21 @@ def test_a_mean_over_samples_and_tokens_is_refused():
     assert key in refused(**{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"})
 
 
+# Of 7 billion parameters on one device, in float32.
+RANK = RankMemory("node", 0, None, (7_000_000_000,), 1, 28_000_000_000, 0, 0)
+
+
+def test_a_device_holds_twenty_bytes_per_parameter_and_what_does_not_fit_is_refused():
+    assert held_bytes(RANK, 1) == 20 * 7_000_000_000
+    assert "take 130.39 GiB on each device" in stream_cost([RANK], 1)
+    assert does_not_fit([RANK], 1) is None
+    said = does_not_fit([RANK, replace(RANK, device=80 * 2**30)], 1)
+    assert said is not None
+    assert said.startswith("fuse.update.stream=true: 130.4 GiB")
+    assert "device of rank 1, which has 80.0 GiB" in said
+    assert does_not_fit([replace(RANK, shard=7_000_000_000, device=80 * 2**30)], 4) is None
+
+
 def test_the_plugin_answers_where_it_was_switched_on():
     class Trainer:
         devices_each = 2
@@ -119,6 +138,9 @@ def test_the_plugin_answers_where_it_was_switched_on():
 
         def block(self, plugin: str) -> UpdateConfig:
             return self._block
+
+        def training_memory(self) -> dict:
+            return {"actor": [RANK]}
 
         def use_streamed_update(self, *asked) -> None:
             self.asked = asked
