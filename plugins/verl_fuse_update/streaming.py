@@ -4,7 +4,7 @@ Invariants (tests/unit/update/test_streaming.py):
 - only whole groups are handed out, in the order in which they were complete;
 - a call takes at most `MICRO_BATCHES` micro-batches of each rank, but one group at least: whoever generates last waits
   for the end of a call;
-- one call may wait behind the one that runs, so that no device waits for the driver.
+- no call waits behind the one that runs: all devices would wait for both once generation has ended.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from verl_fuse.spec.composed import ACTOR, Get
 from verl_fuse.spec.step import LaneView, RolloutView
 
 MICRO_BATCHES = 2
-MAX_QUEUED = 2
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ def call_size(get: Get, devices: int) -> CallSize:
 
 def next_groups(view: RolloutView, lane: LaneView, most: CallSize) -> Sequence[str] | None:
     """Keys of the next call on this lane, or None."""
-    if not lane.released or lane.queued >= MAX_QUEUED:
+    if not lane.released or lane.queued:
         return None
     groups: dict[str, list[str]] = {}
     tokens: dict[str, int] = {}

@@ -58,8 +58,8 @@ def test_one_group_at_least():
 
 def test_nothing_is_handed_to_a_full_lane_or_one_that_generates_and_none_where_nothing_is_complete():
     seen = view(("a", 10))
-    assert next_groups(seen, lane(queued=1), CallSize(4, None))
-    assert next_groups(seen, lane(queued=2), CallSize(4, None)) is None
+    assert next_groups(seen, lane(), CallSize(4, None))
+    assert next_groups(seen, lane(queued=1), CallSize(4, None)) is None
     assert next_groups(seen, lane(released=False), CallSize(4, None)) is None
     assert next_groups(view(), lane(), CallSize(4, None)) is None
 
