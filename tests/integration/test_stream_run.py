@@ -87,7 +87,8 @@ def test_each_update_is_verls(records):
 
 def test_complete_groups_are_streamed_before_generation_ends(streamed: Finished, records):
     for step, record in records.items():
-        if step not in FAULTS:
+        # The first call of a rank builds what FSDP2 needs, and may last as long as the tail.
+        if step > 1 and step not in FAULTS:
             shares = {key.removeprefix("fuse/stream_"): share for key, share in record["stream"].items()}
             print(step, shares)
             assert shares["missed_tokens"] <= 0.3 * shares["complete_tokens"], (step, shares)
