@@ -76,6 +76,13 @@ class Trainer(Protocol):
         `metrics` are those of all samples ("stock") or of those that are computed. `fuse_worker_class` must have
         returned the workers of such an update."""
 
+    def use_streamed_update(
+        self, skip_zero_gradient: bool, metrics: Literal["stock", "computed"], deferred: bool
+    ) -> None:
+        """As `use_lean_update` with old log-probs of its own, and groups that `fuse_train_next` names are trained on
+        the devices of released replicas while others generate. `deferred`: the loss is a mean over the batch's
+        tokens."""
+
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
         """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
 
@@ -143,6 +150,11 @@ def fuse_assign(
 @hookspec(firstresult=True)
 def fuse_infer_next(view: RolloutView, lane: LaneView) -> Sequence[str] | None:
     """Return the keys of finished samples this lane should run inference on now, or None to leave it idle."""
+
+
+@hookspec(firstresult=True)
+def fuse_train_next(view: RolloutView, lane: LaneView) -> Sequence[str] | None:
+    """Return the keys of complete groups whose gradients this lane should compute now, or None to leave it idle."""
 
 
 @hookspec(firstresult=True)

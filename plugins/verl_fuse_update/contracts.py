@@ -5,11 +5,11 @@ Asked for by runs with such an update; every fingerprint was taken, and the code
 
 from collections.abc import Sequence
 
-from verl_fuse.host.upstream.targets import ACTOR_YAML, FSDP_YAML, MEGATRON_YAML, MODEL_YAML, PPO_YAML
+from verl_fuse.host.upstream.targets import ACTOR_YAML, FSDP_ENGINE, FSDP_YAML, MEGATRON_YAML, MODEL_YAML, PPO_YAML
 from verl_fuse.spec.composed import ACTOR, Get
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
 from verl_fuse_update.losses import ANY_LOSSES, CORE_ALGORITHMS
-from verl_fuse_update.refusals import switched_on
+from verl_fuse_update.refusals import STREAM, switched_on
 
 CORRECTION_YAML = "verl/trainer/config/algorithm/rollout_correction.yaml"
 
@@ -106,12 +106,71 @@ CONTRACTS: tuple[Contract, ...] = (
 )
 
 
+_FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
+# What a streamed update rests on beside those.
+STREAM_CONTRACTS: tuple[Contract, ...] = (
+    Function(f"{FSDP_ENGINE}._gradient_sync_context", "(self, *, is_last_micro_batch)", "b661462253f5c546"),
+    Function(f"{FSDP_ENGINE}.train_mode", "(self, **kwargs)", "0467db431e7b1bc6"),
+    Function(f"{FSDP_ENGINE}.lr_scheduler_step", "(self)", "30c940e8d0dc29a6"),
+    Function(
+        "verl.workers.engine.fsdp.transformer_impl:EngineTrainModeCtx.__exit__",
+        "(self, exc_type, exc_value, traceback)",
+        "dd8eeb9598f51599",
+    ),
+    Function("verl.utils.metric:reduce_metrics", "(metrics)", "a2fb84301e7d78a8"),
+    Function("verl.utils.py_functional:rename_dict", "(data, prefix='')", "b06265755e84f9dc"),
+    Function("verl.workers.engine.fsdp.utils:create_device_mesh", "(world_size, fsdp_size)", "59d012ca6742cd32"),
+    Function(f"{_FULLY_SHARD}._fully_shard:FSDPModule.reset_iter_state", "(self)", "0c7e670920e461b3"),
+    Function(
+        f"{_FULLY_SHARD}._fully_shard:FSDPModule.set_requires_all_reduce",
+        "(self, requires_all_reduce, *, recurse=True)",
+        "f46a7947de3fa299",
+    ),
+    Function(
+        f"{_FULLY_SHARD}._fully_shard:FSDPModule.set_requires_gradient_sync",
+        "(self, requires_gradient_sync, *, recurse=True)",
+        "7cd7fb9fe41f0a7e",
+    ),
+)
+# Advantages of a group alone (refusals.py, OF_GROUPS).
+ESTIMATORS = {
+    "grpo": Function(
+        f"{CORE_ALGORITHMS}:compute_grpo_outcome_advantage",
+        "(token_level_rewards, response_mask, index, epsilon=..., norm_adv_by_std_in_grpo=True, config=None)",
+        "f0b2be3601244360",
+        exact=True,
+    ),
+    "grpo_vectorized": Function(
+        f"{CORE_ALGORITHMS}:compute_grpo_vectorized_outcome_advantage",
+        "(token_level_rewards, response_mask, index, epsilon=..., norm_adv_by_std_in_grpo=True, config=None)",
+        "7afea8fd0f8e0d49",
+        exact=True,
+    ),
+    "rloo": Function(
+        f"{CORE_ALGORITHMS}:compute_rloo_outcome_advantage",
+        "(token_level_rewards, response_mask, index, epsilon=..., config=None, **kwargs)",
+        "20a0af45516ef32c",
+        exact=True,
+    ),
+    "rloo_vectorized": Function(
+        f"{CORE_ALGORITHMS}:compute_rloo_vectorized_outcome_advantage",
+        "(token_level_rewards, response_mask, index, epsilon=..., config=None, **kwargs)",
+        "f504699fdfe1d429",
+        exact=True,
+    ),
+}
+
+
 def contracts(get: Get | None) -> Sequence[Contract]:
     """Those of a run (None: of any), with the loss that it trains by."""
     if get is not None and not switched_on(get):
         return ()
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()
-    return (*CONTRACTS, *(_loss(*ANY_LOSSES[name]) for name in sorted(names)))
+    streamed: Sequence[Contract] = ()
+    if get is None or get(STREAM):
+        wanted = [one for name, one in ESTIMATORS.items() if get is None or name == get("algorithm.adv_estimator")]
+        streamed = (*STREAM_CONTRACTS, *wanted)
+    return (*CONTRACTS, *streamed, *(_loss(*ANY_LOSSES[name]) for name in sorted(names)))
 
 
 def _loss(function: str, fingerprint: str) -> Contract:

@@ -1,21 +1,31 @@
 """Hooks of the plugin `update`."""
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+from verl_fuse.errors import FuseError
 from verl_fuse.hookspecs import Trainer, hookimpl
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
-from verl_fuse.spec.step import Refusal
+from verl_fuse.spec.step import LaneView, Refusal, RolloutView
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.contracts import contracts
-from verl_fuse_update.refusals import OWN, SKIP, refusals, switched_on
+from verl_fuse_update.memory import does_not_fit, stream_cost
+from verl_fuse_update.refusals import OWN, SKIP, STREAM, is_token_mean, refusals, switched_on
+from verl_fuse_update.streaming import CallSize, call_size, next_groups
+
+logger = logging.getLogger(__name__)
 
 
 class UpdatePlugin:
     """Puts what leaves work out of an update in place; what does it is in the host."""
 
     HOOK_API = 2
+
+    def __init__(self) -> None:
+        # Of one streamed call; None where nothing is streamed.
+        self._most: CallSize | None = None
 
     @hookimpl
     def fuse_config(self) -> type:
@@ -41,12 +51,32 @@ class UpdatePlugin:
         from verl_fuse.host.update.lean.options import LeanOptions
         from verl_fuse.host.update.lean.worker import lean_worker_class
 
-        return lean_worker_class(found or base, LeanOptions(bool(get(SKIP)), bool(get(OWN))))
+        options = LeanOptions(bool(get(SKIP)), bool(get(OWN)))
+        if not get(STREAM):
+            return lean_worker_class(found or base, options)
+        from verl_fuse.host.update.stream.worker import stream_worker_class
+
+        return stream_worker_class(found or base, options)
 
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
         block: UpdateConfig = trainer.block("update")
-        if block.skip_zero_gradient or block.skip_old_log_prob:
+        if block.stream:
+            get = getter(trainer.config)
+            self._require_memory(trainer)
+            self._most = call_size(get, trainer.devices_each)
+            trainer.use_streamed_update(bool(block.skip_zero_gradient), block.metrics or "stock", is_token_mean(get))
+        elif block.skip_zero_gradient or block.skip_old_log_prob:
             trainer.use_lean_update(
                 bool(block.skip_zero_gradient), bool(block.skip_old_log_prob), block.metrics or "stock"
             )
+
+    def _require_memory(self, trainer: Trainer) -> None:
+        ranks = trainer.training_memory()["actor"]
+        if reason := does_not_fit(ranks, trainer.devices_each):
+            raise FuseError(reason)
+        logger.info(stream_cost(ranks, trainer.devices_each))
+
+    @hookimpl
+    def fuse_train_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
+        return None if self._most is None else next_groups(view, lane, self._most)

@@ -1,13 +1,14 @@
 """What an update that leaves something out does not do, refused before anything is started."""
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
-from verl_fuse.spec.composed import ACTOR, MODEL, Get, required, required_if_set
+from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, required, required_if_set
 from verl_fuse.spec.step import Refusal
 from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
 
-SKIP, OWN = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob"
+SKIP, OWN, STREAM = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob", "fuse.update.stream"
 CORRECTION = "algorithm.rollout_correction"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 HF = f"{MODEL}.override_config"
@@ -67,6 +68,21 @@ _OFF_FOR_IN: dict[str, dict[str, dict[str, Any]]] = {
 _OF_LOG_PROBS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 
 
+# Advantages of these need the samples of their own group alone.
+OF_GROUPS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")
+_FSDP = f"{ACTOR}.fsdp_config"
+# What must be off while updates are streamed, its value then, and why.
+_OFF_IN_STREAMS: dict[str, tuple[Any, str]] = {
+    "algorithm.filter_groups.enable": (False, "false: which groups are trained is known after generation"),
+    "fuse.realloc.schedule": (None, "null: shards would not stay on the devices of a replica"),
+    f"{ACTOR}.ulysses_sequence_parallel_size": (1, "1: sequences cut over ranks were not run"),
+    f"{_FSDP}.ulysses_sequence_parallel_size": (1, "1: sequences cut over ranks were not run"),
+    f"{_FSDP}.offload_policy": (False, "false: gradients that wait were not run in host memory"),
+    f"{MODEL}.lora_rank": (0, "0: adapters were not run"),
+    f"{MODEL}.lora.rank": (0, "0: adapters were not run"),
+}
+
+
 def switched_on(get: Get) -> list[str]:
     """The switches that are on."""
     return [switch for switch in (SKIP, OWN) if get(switch)]
@@ -88,15 +104,74 @@ def refusals(get: Get) -> Iterator[Refusal]:
             yield Refusal(
                 loss, get(loss), f"{switch}=true needs a loss that was read for it: {', '.join(_LOSSES[switch])}"
             )
-    if get(SKIP):
+    if get(SKIP) or get(STREAM):
         yield from _denominators(get)
     if get(OWN):
         yield from _one_mini_batch(get)
+    if get(STREAM):
+        yield from _streamed(get)
+
+
+def is_token_mean(get: Get) -> bool:
+    """Whether the loss is divided by the tokens of the batch, whose number is known at its end."""
+    return (get(f"{ACTOR}.loss_agg_mode") or "token-mean") == "token-mean"
+
+
+def _streamed(get: Get) -> Iterator[Refusal]:
+    on = f"{STREAM}=true"
+    yield from required(
+        get,
+        {
+            OWN: (True, f"{on} needs true: old log-probs of a streamed group are the update's own"),
+            f"{ACTOR}.strategy": ("fsdp2", f"{on} needs fsdp2: gradients wait in its shards"),
+        },
+    )
+    yield from required_if_set(
+        get, {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_IN_STREAMS.items()}
+    )
+    estimator = "algorithm.adv_estimator"
+    if get(estimator) not in OF_GROUPS:
+        yield Refusal(estimator, get(estimator), f"{on} needs advantages of a group alone: {', '.join(OF_GROUPS)}")
+    loss = f"{ACTOR}.policy_loss.loss_mode"
+    if (get(loss) or "vanilla") not in ROW_LOSSES:
+        yield Refusal(loss, get(loss), f"{on} needs a loss of each token alone: {', '.join(ROW_LOSSES)}")
+    if get(loss) == "sapo" and is_token_mean(get):
+        key = f"{ACTOR}.loss_agg_mode"
+        yield Refusal(key, get(key), f"{on} with loss_mode=sapo needs seq-mean-token-mean, which is what it computes")
+    for key in (f"{_FSDP}.dtype", f"{_FSDP}.mixed_precision.param_dtype"):
+        if get(key) in ("fp16", "float16"):
+            yield Refusal(key, get(key), f"{on} needs bfloat16 or float32: losses are scaled anew while gradients wait")
+    sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    devices = prod(int(get(f"{ROLLOUT}.{size}") or 1) for size in sizes)
+    if get(f"{_FSDP}.fsdp_size") != devices:
+        allowed = f"{on} needs shards on the devices of one rollout replica: {devices}"
+        yield Refusal(f"{_FSDP}.fsdp_size", get(f"{_FSDP}.fsdp_size"), allowed)
+    yield from _released(get, on)
+
+
+def _released(get: Get, on: str) -> Iterator[Refusal]:
+    slices = get("fuse.interstage.enabled") and get("fuse.interstage.layout") == "slices"
+    if get("fuse.interstage.enabled") and not slices:
+        key = "fuse.interstage.layout"
+        yield Refusal(
+            key, get(key), f"{on} needs slices: inference on all training workers would wait for streamed updates"
+        )
+    if get(f"{ACTOR}.use_kl_loss") and not slices:
+        allowed = f"{on} needs false, or fuse.interstage.enabled=true with layout=slices: a group is trained on after its reference log-probs"
+        yield Refusal(f"{ACTOR}.use_kl_loss", True, allowed)
+    if not (get("fuse.elastic.enabled") and get("fuse.elastic.release")) and not (
+        slices and get("fuse.interstage.migration_threshold")
+    ):
+        allowed = f"{on} needs fuse.elastic.{{enabled,release}}=true, or a fuse.interstage.migration_threshold with slices: no device is free otherwise"
+        yield Refusal("fuse.elastic.release", get("fuse.elastic.release"), allowed)
+    if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
+        key = "reward.reward_model.enable_resource_pool"
+        yield Refusal(key, get(key), f"{on} needs true: a colocated reward model scores after generation")
 
 
 def _denominators(get: Get) -> Iterator[Refusal]:
     if get(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm" and get(f"{ACTOR}.loss_scale_factor") is None:
-        allowed = f"{SKIP}=true needs a number with loss_agg_mode=seq-mean-token-sum-norm: without it a micro-batch is divided by its longest response"
+        allowed = f"{SKIP if get(SKIP) else STREAM}=true needs a number with loss_agg_mode=seq-mean-token-sum-norm: without it a micro-batch is divided by its longest response"
         yield Refusal(f"{ACTOR}.loss_scale_factor", None, allowed)
 
 

@@ -4,21 +4,27 @@ beside the training workers."""
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 import ray
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_fuse.host.inference.lane import Lane
 from verl_fuse.host.inference.samples import SampleInference, StageCall
 from verl_fuse.host.inference.slices import READ_FIELDS, Slices, SliceSetup
 from verl_fuse.host.inference.stages import STAGE_FIELDS, micro_batch, streamed_stages
+from verl_fuse.host.record.step import RunStage
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.standalone.pool import StandalonePool
 from verl_fuse.host.update.deferred import LEARNED_FIELDS, DeferredCritic
+from verl_fuse.host.update.lean.options import LeanOptions
 from verl_fuse.host.update.parted_pool import PartedPools
+from verl_fuse.host.update.stream.driver import StreamedUpdates
+from verl_fuse.host.update.stream.lanes import StreamLanes
 from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.host.weights.exports import Export, joined
 from verl_fuse.host.worker import recording_worker_class
@@ -159,6 +165,21 @@ def build_standalone(trainer: Any, most: int, launch_timeout: float) -> Standalo
     return StandalonePool(
         build, most, trainer.replicas, trainer.journal.recorder, launch_timeout, core.weight_sync_timeout
     )
+
+
+def streamed_updates(
+    trainer: Any, run: RunStage, inference: SampleInference, options: LeanOptions, deferred: bool
+) -> StreamedUpdates:
+    """The updates of the actor whose shard groups are on the devices of one replica each; `run` runs a stage on all of
+    them, `inference` may have slices on their devices."""
+    each, workers = trainer.replicas.devices_each, trainer.actor_rollout_wg.world_size
+    timeout, recorder = trainer.settings.core.call_timeout, trainer.journal.recorder
+
+    def lane_of(number: int) -> Lane:
+        return inference.lane_at(number) or Lane(f"update {number}", recorder, timeout)
+
+    lanes, stock = StreamLanes(workers // each, lane_of), partial(PPOTrainerSync._compute_advantage, trainer)
+    return StreamedUpdates(trainer, run, options, lanes, each, stock, deferred)
 
 
 def _critic_configuration(trainer: Any) -> Any:

@@ -106,6 +106,17 @@ class Features:
         trainer.updates = lean = LeanUpdates(trainer, trainer.run_stage, options)
         trainer.parts.append(lean)
 
+    def use_streamed_update(
+        self, skip_zero_gradient: bool, metrics: Literal["stock", "computed"], deferred: bool
+    ) -> None:
+        """As `use_lean_update` with old log-probs of its own, and groups that `fuse_train_next` names are trained on
+        the devices of released replicas while others generate; `deferred`: the loss is a mean over the batch's tokens.
+        The actor's workers must be of the class that host/update/stream/worker.py makes."""
+        trainer, options = self._trainer, LeanOptions(skip_zero_gradient, True, metrics)
+        streamed = assembly.streamed_updates(trainer, trainer.run_stage, trainer.inference, options, deferred)
+        trainer.updates = trainer.director.training = streamed
+        trainer.parts.append(streamed)
+
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
         """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
         self._trainer.parts.append(Layouts(assembly.training_groups(self._trainer), wanted))

@@ -4,7 +4,7 @@ It owns when hooks are called, which collective call runs on which lane, and wha
 With every feature off a step is verl's own, plus a timeline ("observe mode").
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -81,10 +81,14 @@ class FuseTrainer(PPOTrainerSync):
             core.poll_interval,
             core.stall_timeout,
             self._look,
-            lambda keys: self.inference.discard(keys),
+            self._discard,
             lambda: self.replicas.suspects(),
         )
         return buffer
+
+    def _discard(self, keys: Collection[str]) -> None:
+        self.inference.discard(keys)
+        self.updates.discard(keys)
 
     def _look(self, watch: RolloutWatch) -> None:
         for part in self.parts:

@@ -18,6 +18,7 @@ from verl_fuse.spec.timeline import (
     RANK,
     REF_LOG_PROB,
     SAVE_CHECKPOINT,
+    STREAM_UPDATE,
     UPDATE_ACTOR,
     UPDATE_CRITIC,
     UPDATE_WEIGHTS,
@@ -37,6 +38,10 @@ CRITIC_METHODS: dict[str, tuple[str, Category]] = {
     "infer_batch": (VALUES, "inference"),
     "train_mini_batch": (UPDATE_CRITIC, "train"),
     "save_checkpoint": (SAVE_CHECKPOINT, "other"),
+}
+STREAM_METHODS: dict[str, tuple[str, Category]] = {
+    "stream_rows": (STREAM_UPDATE, "train"),
+    "stream_finish": (UPDATE_ACTOR, "train"),
 }
 RECORDED_METHODS = {"actor": ACTOR_METHODS, "critic": CRITIC_METHODS}
 
@@ -77,13 +82,18 @@ def recording_worker_class(role: str, base: type, first: int = 0) -> type:
         exports["fused_update"] = _with_spans(base.fused_update)
     wrapped = {
         name: _recorded(getattr(base, name), span, category, first)
-        for name, (span, category) in RECORDED_METHODS[role].items()
+        for name, (span, category) in (RECORDED_METHODS[role] | _streamed_methods(base)).items()
     }
     return type(
         f"Fuse{base.__name__}",
         (base,),
         {"__doc__": f"{base.__name__}, recording its calls.", **exports, **wrapped},
     )
+
+
+def _streamed_methods(base: type) -> dict[str, tuple[str, Category]]:
+    """Those of a class whose updates may be streamed (host/update/stream/worker.py)."""
+    return {name: named for name, named in STREAM_METHODS.items() if hasattr(base, name)}
 
 
 def _recorded(method: Callable, name: str, category: Category, first: int) -> Callable:

@@ -105,8 +105,9 @@ class RequestView:
 @dataclass(frozen=True, slots=True)
 class RolloutView:
     """The rollout of `step` at one poll: `expected` samples in all, `finished` so far, `ready` finished and
-    in no lane yet. Samples of discarded groups (dynamic sampling) are in none of them; those asked for in
-    their place are expected."""
+    in no lane yet. `complete`: samples of groups that are finished and have gone through all that is streamed, where
+    an update may be; group after group, those that no lane trains on. Samples of discarded groups (dynamic sampling)
+    are in none of them; those asked for in their place are expected."""
 
     step: int
     elapsed: float
@@ -117,6 +118,7 @@ class RolloutView:
     ready: tuple[Sample, ...]
     lanes: tuple[LaneView, ...]
     replicas: tuple[ReplicaView, ...] = ()
+    complete: tuple[Sample, ...] = ()
 
     @property
     def unfinished(self) -> int:

@@ -27,6 +27,7 @@ STEP, LANE, REPLICA, SLICE, RANK = "step", "lane", "replica", "slice", "rank"
 GENERATION, SLEEP, DRAIN, BALANCE = "gen", "sleep", "drain", "balance"
 REWARD, OLD_LOG_PROB, REF_LOG_PROB, VALUES, ADVANTAGE = "reward", "old_log_prob", "ref", "values", "adv"
 UPDATE_CRITIC, UPDATE_ACTOR, FUSED_UPDATE = "update_critic", "update_actor", "fused_update"
+STREAM_UPDATE = "stream_update"
 # The critic's update is handed to workers of its own; the driver waits for it.
 DEFER_CRITIC, WAIT_FOR_CRITIC = "defer_critic", "wait_for_critic"
 SAVE_CHECKPOINT, EXPORT_WHOLE, UPDATE_WEIGHTS = "save_checkpoint", "export_whole", "update_weights"

@@ -33,6 +33,15 @@ PLACED = {"first": 2, "devices": 2}
 CPU = {"trainer.device": "cpu", "critic.ppo_mini_batch_size": 4}
 PARKED = {"fuse.elastic.enabled": True, "fuse.elastic.max_replicas": 2}
 ONE_MINI_BATCH = {"data.train_batch_size": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 8}
+STREAMED = {
+    **ONE_MINI_BATCH,
+    **ON,
+    "fuse.update.skip_old_log_prob": True,
+    "fuse.elastic.release": True,
+    "fuse.interstage.enabled": False,
+    "algorithm.adv_estimator": "grpo",
+    "actor_rollout_ref.actor.fsdp_config.fsdp_size": 1,
+}
 # A key that asks something of the run, the value that asks it, what else is set then, and an engine it can run with.
 CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.interstage.enabled", True, {}, "fsdp2"),
@@ -61,6 +70,7 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.update.skip_zero_gradient", True, {}, "megatron"),
     ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "fsdp2"),
     ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "megatron"),
+    ("fuse.update.stream", True, STREAMED, "fsdp2"),
 )
 VALUES = (
     None,

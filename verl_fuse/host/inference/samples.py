@@ -160,6 +160,15 @@ class SampleInference:
         for lane, (keys, stages) in split_stages(groups, idle, self.stages, multiples):
             self.submit(keys, tags, lane, stages)
 
+    def has_computed(self, keys: Collection[str]) -> bool:
+        """Whether these have gone through all stages."""
+        return all(set(keys) <= done for done in self._done.values())
+
+    def lane_at(self, number: int) -> Lane | None:
+        """The lane of the slice on the devices of replica `number`; None without slices."""
+        slices = list(self._slices.values())
+        return slices[number].lane if slices else None
+
     def check(self) -> None:
         """Raise the failure of any lane."""
         self._lane.check()

@@ -5,7 +5,7 @@ to lanes. Before prompts are submitted their routing is planned.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from verl_fuse.host.rollout.routing import Routing
 from verl_fuse.host.rollout.watch import Glance, RolloutWatch
 from verl_fuse.spec.events import Migrated, Polled, Submitted
 from verl_fuse.spec.prompts import Prompt
-from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView
+from verl_fuse.spec.step import LaneView, Migration, ReplicaView, RolloutView, Sample
 from verl_fuse.spec.trajectory import TrajectoryKey
 
 
@@ -46,6 +46,21 @@ class StockRouting:
         return views
 
 
+class StockTraining:
+    """Nothing is trained while others generate: what `StreamedUpdates` does, without a stream."""
+
+    def views(self, released: Collection[int]) -> tuple[LaneView, ...]:
+        """No lane trains."""
+        return ()
+
+    def complete(self, watch: RolloutWatch) -> tuple[Sample, ...]:
+        """No group is looked at."""
+        return ()
+
+    def stream(self, keys: Sequence[str], tags: Mapping[str, dict], lane: str) -> None:
+        """There is no lane."""
+
+
 class Director:
     """Directs the rollout of each step of the `journal`."""
 
@@ -53,6 +68,7 @@ class Director:
         self._journal, self.policy, self._replicas, self._inference = journal, policy, replicas, inference
         self._glance = Glance()
         self.routing: Routing | StockRouting = StockRouting()
+        self.training: Any = StockTraining()
 
     def begin_step(self) -> None:
         """The journal has begun a step."""
@@ -73,7 +89,7 @@ class Director:
         finished = watch.finished
         self._require_rows(watch)
         self._inference.check()
-        if not self._glance.due((len(finished), *watch.groups, self._lanes)):
+        if not self._glance.due((len(finished), *watch.groups, self._lanes, self._training_lanes)):
             return
         self._expect(watch)
         view = self._view(watch, self._replicas.watched())
@@ -86,6 +102,13 @@ class Director:
                 self._inference.submit(keys, finished.tags, view.lanes[number].name)
                 finished.take(keys)
                 view = replace(view, ready=finished.ready, lanes=self._lanes)
+        self._train(view, watch)
+
+    def _train(self, view: RolloutView, watch: RolloutWatch) -> None:
+        for number in range(len(self._training_lanes)):
+            while keys := self.policy.train_next(view, self._training_lanes[number]):
+                self.training.stream(keys, watch.finished.tags, self._training_lanes[number].name)
+                view = replace(view, complete=self.training.complete(watch))
 
     def migrate(self, migration: Migration, view: RolloutView) -> None:
         """Leave the rollout to the survivors, if they live."""
@@ -124,6 +147,10 @@ class Director:
     def _lanes(self) -> tuple[LaneView, ...]:
         return self._inference.view(self._replicas.freed)
 
+    @property
+    def _training_lanes(self) -> tuple[LaneView, ...]:
+        return self.training.views(self._replicas.freed)
+
     def _view(self, watch: RolloutWatch, replicas: tuple[ReplicaView, ...]) -> RolloutView:
         groups, ended, failed = watch.groups
         finished = watch.finished
@@ -138,4 +165,5 @@ class Director:
             ready=finished.ready,
             lanes=self._lanes,
             replicas=self.routing.annotate(replicas, finished, watch.discarded),
+            complete=self.training.complete(watch),
         )

@@ -30,6 +30,7 @@ class Finished:
         self._ready: dict[str, Sample] = {}
         # Trajectories of each session, by prompt uid.
         self._sessions: dict[str, Counter[int]] = {}
+        self._groups: dict[str, dict[str, Sample]] = {}
         self._prompts = self._responses = self._longest = 0
         # Samples that left a trajectory.
         self.samples = 0
@@ -63,10 +64,15 @@ class Finished:
         """Samples of this prompt that left a trajectory."""
         return len(self._sessions.get(uid, ()))
 
+    def group(self, uid: str) -> list[Sample]:
+        """The trajectories of this prompt."""
+        return list(self._groups.get(uid, {}).values())
+
     def _add(self, key: str, tag: dict) -> None:
         uid, session, _ = TrajectoryKey.parse(key)
         sample = Sample(key, uid, int(tag["prompt_len"]), int(tag["response_len"]))
         self.tags[key], self._ready[key] = tag, sample
+        self._groups.setdefault(uid, {})[key] = sample
         here = self._sessions.setdefault(uid, Counter())
         self.samples += session not in here
         here[session] += 1
@@ -78,6 +84,7 @@ class Finished:
         tag = self.tags.pop(key)
         self._ready.pop(key, None)
         uid, session, _ = TrajectoryKey.parse(key)
+        self._groups[uid].pop(key)
         here = self._sessions[uid]
         here[session] -= 1
         if not here[session]:

@@ -52,6 +52,10 @@ class PolicyGuard:
         """Keys of the micro-group to run now, or None."""
         return self._asked("fuse_infer_next", lambda keys: _checked_keys(keys, view, lane), view=view, lane=lane)
 
+    def train_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
+        """Keys of the complete groups to train on now, or None."""
+        return self._asked("fuse_train_next", lambda keys: _checked_groups(keys, view), view=view, lane=lane)
+
     def migration(self, view: RolloutView) -> Migration | None:
         """The replicas that finish the tail, those with requests that cannot move among them; or None."""
         return self._asked("fuse_migration", lambda migration: _checked_migration(migration, view), view=view)
@@ -123,4 +127,18 @@ def _checked_keys(keys: Sequence[str], view: RolloutView, lane: LaneView) -> Seq
             f"fuse_infer_next returned {len(keys)} samples for lane {lane.name!r}; allowed: positive multiples of "
             f"{lane.multiple}"
         )
+    return keys
+
+
+def _checked_groups(keys: Sequence[str], view: RolloutView) -> Sequence[str]:
+    groups = {sample.key: sample.group for sample in view.complete}
+    strangers = [key for key in keys if key not in groups]
+    if strangers or len(set(keys)) != len(keys) or not keys:
+        raise FuseError(
+            f"fuse_train_next returned {strangers[:3] or 'repeated keys, or none'}; allowed: samples of complete "
+            "groups, each once"
+        )
+    wanted = {groups[key] for key in keys}
+    if missing := [key for key, group in groups.items() if group in wanted and key not in set(keys)]:
+        raise FuseError(f"fuse_train_next left out {missing[0]} of a group it returned; allowed: whole groups")
     return keys

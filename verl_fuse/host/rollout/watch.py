@@ -13,6 +13,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.finished import Finished
 from verl_fuse.host.upstream.rows import TRAIN, response_tokens
 from verl_fuse.host.upstream.watchdog import diagnosis
+from verl_fuse.spec.step import Sample
 from verl_fuse.spec.trajectory import TrajectoryKey
 
 # Seconds between two looks of verl's own replay buffer (replay_buffer.py).
@@ -80,6 +81,11 @@ class RolloutWatch:
     def _look(self) -> None:
         self.finished.update(self._buffer.partitions[TRAIN])
         self._on_poll(self)
+
+    def complete(self, samples_each: int) -> dict[str, list[Sample]]:
+        """Trajectories of the groups whose rollout has ended with `samples_each` samples, by prompt uid."""
+        ended = self._buffer.finished_keys[TRAIN]
+        return {uid: self.finished.group(uid) for uid in ended if self.finished.samples_of(uid) == samples_each}
 
     @property
     def groups(self) -> tuple[int, int, int]:

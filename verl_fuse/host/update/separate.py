@@ -1,6 +1,6 @@
 """The update as verl runs it: the critic, then the actor, each alone on the training workers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from transfer_queue import KVBatchMeta
@@ -29,6 +29,9 @@ class SeparateUpdates:
     def advantage(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
         """verl's advantages."""
         return stock(batch, metrics)
+
+    def discard(self, keys: Collection[str]) -> None:
+        """Rows of these trajectories are about to be cleared, before the batch of the step is there."""
 
     def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
         """verl's turn of the actor."""

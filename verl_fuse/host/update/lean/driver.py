@@ -52,6 +52,8 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         self._trainer, self._options = trainer, options
         self._own = False
         self._passes = 0
+        # Of the update, what was trained before its stage.
+        self.seconds_before = 0.0
         self.metrics: dict[str, float] = {}
 
     def old_log_prob(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
@@ -73,15 +75,15 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         found = self._trainer.journal.step.with_gradient
         kept = found if self._options.skip_zero_gradient else [True] * len(batch)
         shares = without_gradient(batch, kept)
-        ordered = self._ordered(batch, kept)
-        lean = replace(self._options, skip_old_log_prob=self._own)
-        ordered.extra_info = {**(ordered.extra_info or {}), LEAN: lean}
         said = {"skipped_samples": shares[ZERO_GRADIENT_SAMPLES], "skipped_tokens": shares[ZERO_GRADIENT_TOKENS]}
         said["own_log_probs"] = float(self._own)
         watch = Stopwatch()
-        self._run(UPDATE_ACTOR, "train", partial(self._update, ordered, metrics, actor), **said)
+        self._run(UPDATE_ACTOR, "train", partial(self.train, batch, kept, metrics, actor), **said)
         saved = saved_seconds(
-            watch.now - watch.start, said["skipped_tokens"], self._own, self._forwarded(len(batch) // self._mini_batch)
+            watch.now - watch.start + self.seconds_before,
+            said["skipped_tokens"],
+            self._own,
+            self._forwarded(len(batch) // self._mini_batch),
         )
         self.metrics = {f"fuse/update_{name}": share for name, share in said.items()} | {
             "fuse/update_saved_seconds": saved,
@@ -93,10 +95,14 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
             metrics.update(self._of_old_log_probs(rows(told, tags_of(batch), None)) if told else {})
         return batch
 
-    def _update(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> None:
-        actor(batch, metrics)
+    def train(self, batch: KVBatchMeta, kept: list[bool], metrics: dict, actor: UpdateCall) -> None:
+        """The update of the actor on its lane; `kept`: of each row, whether it is computed."""
+        ordered = self._ordered(batch, kept)
+        lean = replace(self._options, skip_old_log_prob=self._own)
+        ordered.extra_info = {**(ordered.extra_info or {}), LEAN: lean}
+        actor(ordered, metrics)
         if self._own:
-            asked = replace(batch, fields=["response_mask"], extra_info={})
+            asked = replace(ordered, fields=["response_mask"], extra_info={})
             self._trainer.actor_rollout_wg.log_probs_of_update(asked)
 
     def _why_pass(self, batch: KVBatchMeta) -> str | None:

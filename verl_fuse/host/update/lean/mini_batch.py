@@ -107,18 +107,22 @@ class LeanMiniBatch:
     def _step(self, stock: Callable[[], Any]) -> Any:
         """Before the optimizer steps: what metrics need of the rows left out, and a gradient for every parameter."""
         if self._options.metrics == "stock" and (self.own or self._entropy or not self._fresh):
-            with (
-                torch.no_grad(),
-                _evaluating(self._engine),
-                _replaced(_module_of(self._engine), "prepare_micro_batches", self._split_rest),
-            ):
-                self._engine.forward_backward_batch(self._data, self._only_note, forward_only=True)
+            self.forward_rest()
         sharded = isinstance(self._engine.module, FSDPModule)
         if sharded:
             for parameter in self._engine.module.parameters():
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
         return stock()
+
+    def forward_rest(self) -> None:
+        """Let the rows that are left out go through a forward pass."""
+        with (
+            torch.no_grad(),
+            _evaluating(self._engine),
+            _replaced(_module_of(self._engine), "prepare_micro_batches", self._split_rest),
+        ):
+            self._engine.forward_backward_batch(self._data, self._only_note, forward_only=True)
 
     def _split_rest(self, _stock: Any, data: Any, **request: Any) -> tuple[list[Any], list[list[int]]]:
         return self._micro_batches(self._rest, data, **request)

@@ -1,6 +1,7 @@
 """verl's actor worker, which leaves out of an update what it does not need."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -56,14 +57,19 @@ class LeanTrainingWorker(TrainingWorker):
         outputs, self._mini_batch = self._mini_batch.outputs, None
         if not self.engine.is_mp_src_rank_with_outputs():
             return None
-        mask = data["response_mask"]
-        # Log-probs of a response begin one token before it.
-        nothing = [torch.zeros(1 + len(row)) for row in mask.unbind()]
-        found = {}
-        for name, key in (("old_log_probs", "log_probs"), ("entropy", "entropy")):
-            whole = [outputs[row][key].cpu() if row in outputs else zeros for row, zeros in enumerate(nothing)]
-            found[name] = response_from_nested(nested(whole), mask)
-        return TensorDict(found, batch_size=[len(data)])
+        return old_log_probs_of(outputs, data["response_mask"])
+
+
+def old_log_probs_of(outputs: Mapping[int, Mapping[str, torch.Tensor]], mask: torch.Tensor) -> TensorDict:
+    """Old log-probs and entropy of the rows of `mask`, one value per response token, from what the model said of each by its place; 0 of a row it said
+    nothing of."""
+    # Log-probs of a response begin one token before it.
+    nothing = [torch.zeros(1 + len(row)) for row in mask.unbind()]
+    found = {}
+    for name, key in (("old_log_probs", "log_probs"), ("entropy", "entropy")):
+        whole = [outputs[row][key].cpu() if row in outputs else zeros for row, zeros in enumerate(nothing)]
+        found[name] = response_from_nested(nested(whole), mask)
+    return TensorDict(found, batch_size=[len(nothing)])
 
 
 def lean_worker_class(base: type, options: LeanOptions) -> type:

@@ -1,0 +1,44 @@
+"""What a streamed update keeps on the devices of a replica, said before the first step. Pure: values in, text out.
+
+Invariants (tests/unit/update/test_streaming.py):
+- a rank holds its shard of the parameters, two moments of the same size, a gradient, and the sum that waits, both of 4 bytes
+  per parameter;
+- a run of which that alone is more than a device has is refused; on the host nothing is.
+"""
+
+from collections.abc import Sequence
+
+from verl_fuse.spec.memory import RankMemory
+
+# Adam's.
+_MOMENTS = 2
+# Bytes of one number that gradients are reduced in: float32.
+_REDUCED = 4
+_GIB = 2.0**30
+
+
+def held_bytes(memory: RankMemory, devices: int) -> int:
+    """Bytes on one of the `devices` of a replica, activations not counted."""
+    return (1 + _MOMENTS) * memory.shard + 2 * _REDUCED * sum(memory.parameters) // devices
+
+
+def stream_cost(ranks: Sequence[RankMemory], devices: int) -> str:
+    """What a run is told."""
+    most = max(held_bytes(memory, devices) for memory in ranks)
+    return (
+        f"fuse.update.stream=true: parameters, moments and gradients of the actor take {most / _GIB:.2f} GiB on each device "
+        f"whose replica is released, activations not counted; each replica of {devices} devices has a copy"
+    )
+
+
+def does_not_fit(ranks: Sequence[RankMemory], devices: int) -> str | None:
+    """Why a run is refused, or None."""
+    for rank, memory in enumerate(ranks):
+        held = held_bytes(memory, devices)
+        if memory.device is not None and held > memory.device:
+            return (
+                f"fuse.update.stream=true: {held / _GIB:.1f} GiB of parameters, moments and gradients do not fit on the "
+                f"device of rank {rank}, which has {memory.device / _GIB:.1f} GiB: rollout replicas of more devices, and "
+                "a fsdp_size of as many, divide them"
+            )
+    return None

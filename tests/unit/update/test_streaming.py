@@ -1,0 +1,155 @@
+"""Which complete groups a released lane trains on: the invariants in verl_fuse_update/streaming.py, and what a run with
+`fuse.update.stream` needs."""
+
+from dataclasses import replace
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_fuse.spec.memory import RankMemory
+from verl_fuse.spec.step import LaneView, RolloutView, Sample
+from verl_fuse_update.config import UpdateConfig
+from verl_fuse_update.memory import does_not_fit, held_bytes, stream_cost
+from verl_fuse_update.plugin import UpdatePlugin
+from verl_fuse_update.refusals import OF_GROUPS
+from verl_fuse_update.streaming import CallSize, call_size, next_groups
+
+ACTOR = "actor_rollout_ref.actor"
+FITS = {
+    "trainer.v1.trainer_mode": "fuse",
+    "algorithm.adv_estimator": "grpo",
+    "data.train_batch_size": 8,
+    f"{ACTOR}.strategy": "fsdp2",
+    f"{ACTOR}.ppo_mini_batch_size": 8,
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4,
+    f"{ACTOR}.fsdp_config.fsdp_size": 2,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+    "fuse.update.stream": True,
+    "fuse.update.skip_old_log_prob": True,
+    "fuse.elastic.enabled": True,
+    "fuse.elastic.release": True,
+}
+
+
+def view(*lengths: tuple[str, int], each: int = 2) -> RolloutView:
+    complete = tuple(Sample(f"{uid}_{n}_0", uid, 4, length - 4) for uid, length in lengths for n in range(each))
+    return RolloutView(1, 0.0, 16, 8, 8, 4, (), (), complete=complete)
+
+
+def lane(queued: int = 0, released: bool = True) -> LaneView:
+    return LaneView("update 1", (), queued, 1, released)
+
+
+def groups(keys) -> list[str]:
+    return sorted({key.split("_")[0] for key in keys or ()})
+
+
+def test_whole_groups_go_first_come_first_served_up_to_the_size_of_a_call():
+    seen = view(("a", 10), ("b", 10), ("c", 10))
+    assert groups(next_groups(seen, lane(), CallSize(4, None))) == ["a", "b"]
+    assert groups(next_groups(seen, lane(), CallSize(None, 45))) == ["a", "b"]
+    assert len(next_groups(seen, lane(), CallSize(4, None)) or ()) == 4
+
+
+def test_one_group_at_least():
+    assert groups(next_groups(view(("a", 100), ("b", 5)), lane(), CallSize(None, 10))) == ["a"]
+    assert groups(next_groups(view(("a", 9), ("b", 5), each=8), lane(), CallSize(4, None))) == ["a"]
+
+
+def test_nothing_is_handed_to_a_full_lane_or_one_that_generates_and_none_where_nothing_is_complete():
+    seen = view(("a", 10))
+    assert next_groups(seen, lane(), CallSize(4, None))
+    assert next_groups(seen, lane(queued=1), CallSize(4, None)) is None
+    assert next_groups(seen, lane(released=False), CallSize(4, None)) is None
+    assert next_groups(view(), lane(), CallSize(4, None)) is None
+
+
+def test_a_call_is_two_micro_batches_of_each_device():
+    assert call_size(FITS.get, 2) == CallSize(16, None)
+    dynamic = FITS | {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 100}
+    assert call_size(dynamic.get, 2) == CallSize(None, 400)
+
+
+def refused(**changes) -> set[str]:
+    config = OmegaConf.create()
+    for key, value in {**FITS, **changes}.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    return {refusal.key for refusal in UpdatePlugin().fuse_validate(config=config)}
+
+
+def test_what_fits_is_not_refused():
+    for estimator in OF_GROUPS:
+        assert refused(**{"algorithm.adv_estimator": estimator}) == set()
+    slices = {"fuse.interstage.enabled": True, "fuse.interstage.layout": "slices", f"{ACTOR}.use_kl_loss": True}
+    assert refused(**slices) == set()
+    assert refused(**slices, **{"fuse.interstage.migration_threshold": 4, "fuse.elastic.release": False}) == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("fuse.update.skip_old_log_prob", False),
+        (f"{ACTOR}.strategy", "megatron"),
+        ("algorithm.adv_estimator", "reinforce_plus_plus"),
+        ("algorithm.filter_groups.enable", True),
+        (f"{ACTOR}.policy_loss.loss_mode", "geo_mean"),
+        (f"{ACTOR}.fsdp_config.fsdp_size", 1),
+        (f"{ACTOR}.fsdp_config.dtype", "float16"),
+        (f"{ACTOR}.use_kl_loss", True),
+        (f"{ACTOR}.ppo_mini_batch_size", 4),
+        ("fuse.elastic.release", False),
+        ("actor_rollout_ref.model.lora_rank", 8),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused_by_name(key: str, value: object):
+    assert key in refused(**{key: value})
+
+
+def test_a_mean_over_samples_and_tokens_is_refused():
+    assert f"{ACTOR}.loss_agg_mode" in refused(**{f"{ACTOR}.policy_loss.loss_mode": "sapo"})
+    key = f"{ACTOR}.loss_scale_factor"
+    assert key in refused(**{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"})
+
+
+# Of 7 billion parameters on one device, in float32.
+RANK = RankMemory("node", 0, None, (7_000_000_000,), 1, 28_000_000_000, 0, 0)
+
+
+def test_a_device_holds_twenty_bytes_per_parameter_and_what_does_not_fit_is_refused():
+    assert held_bytes(RANK, 1) == 20 * 7_000_000_000
+    assert "take 130.39 GiB on each device" in stream_cost([RANK], 1)
+    assert does_not_fit([RANK], 1) is None
+    said = does_not_fit([RANK, replace(RANK, device=80 * 2**30)], 1)
+    assert said is not None
+    assert said.startswith("fuse.update.stream=true: 130.4 GiB")
+    assert "device of rank 1, which has 80.0 GiB" in said
+    assert does_not_fit([replace(RANK, shard=7_000_000_000, device=80 * 2**30)], 4) is None
+
+
+def test_the_plugin_answers_where_it_was_switched_on():
+    class Trainer:
+        devices_each = 2
+        asked = None
+
+        def __init__(self, stream: bool) -> None:
+            self.config, self._block = OmegaConf.create(), UpdateConfig(stream=stream, skip_old_log_prob=True)
+            for key, value in FITS.items():
+                OmegaConf.update(self.config, key, value, force_add=True)
+
+        def block(self, plugin: str) -> UpdateConfig:
+            return self._block
+
+        def training_memory(self) -> dict:
+            return {"actor": [RANK]}
+
+        def use_streamed_update(self, *asked) -> None:
+            self.asked = asked
+
+        def use_lean_update(self, *asked) -> None:
+            self.asked = asked
+
+    for stream in (True, False):
+        plugin, trainer = UpdatePlugin(), Trainer(stream)
+        plugin.fuse_setup(trainer=trainer)
+        assert trainer.asked == ((False, "stock", True) if stream else (False, True, "stock"))
+        assert groups(plugin.fuse_train_next(view=view(("a", 10)), lane=lane())) == (["a"] if stream else [])
