@@ -142,10 +142,12 @@ def test_the_freed_devices_run_inference_while_the_survivor_finishes_the_tail(mi
         (trained,) = [span for span in spans.on("step") if span.name == "update_actor"]
         for lane in (f"lane slice {number}", f"lane slice {1 - int(number)}"):
             (given_back,) = [span for span in spans.on(lane) if span.name == "release_memory"]
-            assert max(s.end for s in spans.on(lane) if s.category == "inference") <= given_back.start
+            assert all(s.end <= given_back.start for s in spans.on(lane) if s.category == "inference")
             assert given_back.end <= trained.start
-        computed = {span.name for span in spans.on(f"slice {number}") if span.category == "inference"}
-        assert computed == {"old_log_prob", "ref", "values"}
+        slices = [spans.on(f"slice {each}") for each in (number, 1 - int(number))]
+        computed = [{span.name for span in on if span.category == "inference"} for on in slices]
+        assert {"old_log_prob", "ref", "values"} in computed
+        assert all(names in ({"old_log_prob", "ref", "values"}, set()) for names in computed), "one call computes all"
         metrics = migrated.metrics[step]
         assert metrics["fuse/streamed_samples"] == SAMPLES, "padding is all that is left to the barriers"
         assert metrics["fuse/fallbacks"] == 0
