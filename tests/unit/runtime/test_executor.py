@@ -115,7 +115,7 @@ def test_lanes_must_be_those_of_the_rank(ranks: Ranks):
 def threads(world: World) -> list[int]:
     """Threads of this process after each of a few programs; those of gloo's channels end when their program does."""
     counts = []
-    for _ in range(4):
+    for _ in range(8):
         run(world, problem([1, 1]), ORDERS)
         deadline = time.monotonic() + 10
         while any(t.name == "verl-fuse gloo" for t in threading.enumerate()) and time.monotonic() < deadline:
@@ -126,7 +126,8 @@ def threads(world: World) -> list[int]:
 
 def test_programs_leave_no_threads_behind(ranks: Ranks):
     for counts in ranks.call(threads):
-        assert counts == counts[:1] * 4
+        # torch may start one of its own late; a thread left behind by each program would be seven more.
+        assert max(counts) - counts[0] <= 1, counts
 
 
 def follow_readme(world: World, block: str) -> list[str]:
