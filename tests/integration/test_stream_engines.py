@@ -22,7 +22,12 @@ from stream_engines import BUSY, Plan, compared, dropped, held_between
 from verl_fuse_update.losses import ROW_LOSSES
 
 pytest.importorskip("verl")
-pytestmark = pytest.mark.integration
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+NEEDS = "needs torch 2.13: 2.11 has no FSDPModule.reset_iter_state"
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not hasattr(fsdp.FSDPModule, "reset_iter_state"), reason=NEEDS),
+]
 
 SKIP = {"skip_zero_gradient": True, "skip_old_log_prob": True}
 OWN = {"skip_old_log_prob": True}

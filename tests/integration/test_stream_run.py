@@ -15,7 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from verl_fuse.spec.timeline import RANK, STEP, STREAM_UPDATE, Timeline
 
 pytest.importorskip("verl")
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+NEEDS = "needs torch 2.13: 2.11 has no FSDPModule.reset_iter_state"
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(not hasattr(fsdp.FSDPModule, "reset_iter_state"), reason=NEEDS),
+]
 
 LONG = bool(os.environ.get("VERL_FUSE_LONG"))
 STEPS = 8 if LONG else 5
