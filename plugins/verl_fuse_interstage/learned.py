@@ -1,9 +1,9 @@
-"""Knowledge of the automatic threshold from earlier steps: lengths by data set, and the costs of decoding, inference
-and migration. Kept with every checkpoint.
+"""Learn for the automatic threshold from earlier steps: lengths by data set, and the costs of decoding, inference and
+migration. Every checkpoint keeps this knowledge.
 
 Invariants (tests/unit/interstage/test_threshold_learned.py):
-- no cost is taken from the first step of a replica or of an inference lane, lengths are;
-- the run that goes on from a checkpoint knows what the run that wrote it did.
+- the first step of a replica or of an inference lane gives lengths, but no cost;
+- the run that goes on from a checkpoint has the knowledge of the run that wrote the checkpoint.
 """
 
 from collections import deque
@@ -26,6 +26,7 @@ from verl_fuse_interstage.measured import (
     drafted_decode,
     inference_cost,
     migration_seconds,
+    update_cost,
 )
 
 REMEMBERED_STEPS = 12
@@ -33,13 +34,15 @@ REMEMBERED_STEPS = 12
 
 @dataclass
 class InterstageHistory:
-    """`lengths`: (prompt, response) tokens of each sample, by data set and step, the newest first, REMEMBERED_STEPS at
-    most; a cost is None before it was measured."""
+    """The knowledge from earlier steps. `lengths`: (prompt, response) tokens of each sample, by data set and step, the
+    newest step first, REMEMBERED_STEPS at most; `update`: replica-seconds of the actor's update per token; a cost is
+    None before it was measured."""
 
     lengths: dict[str, deque[np.ndarray]] = field(default_factory=dict)
     decode: DecodeCost | None = None
     drafted: DraftedDecode | None = None
     inference: InferenceCost | None = None
+    update: float | None = None
     migration: float = 0.0
     warm: WarmTracks = field(default_factory=WarmTracks)
 
@@ -51,7 +54,7 @@ class InterstageHistory:
         capacity: Capacity,
         metrics: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Take in a finished step on `replicas` whose engines have `capacity`, and what was counted in it."""
+        """Take in a finished step on `replicas` whose engines have `capacity`, and the step's metrics."""
         warm = self.warm.of(timeline)
         if not any(lengths.values()):
             return
@@ -62,16 +65,18 @@ class InterstageHistory:
         self.decode = decode or self.decode
         self.drafted = (drafted_decode(metrics) if decode else None) or self.drafted
         self.inference = inference_cost(warm, replicas, tokens) or self.inference
+        self.update = update_cost(warm, replicas, tokens) or self.update
         stopping = migration_seconds(warm)
         self.migration = self.migration if stopping is None else stopping
 
     def save(self, folder: Path, devices: int) -> None:
-        """Into a checkpoint's folder; `devices` are those of one replica."""
+        """Write the knowledge into a checkpoint's folder; a replica has `devices` devices."""
         lengths = {source: [rows.tolist() for rows in steps] for source, steps in self.lengths.items()}
         costs = {
             "decode": self.decode and asdict(self.decode),
             "drafted": self.drafted and asdict(self.drafted),
             "inference": self.inference and asdict(self.inference),
+            "update": self.update,
             "migration": self.migration,
         }
         KEPT.save(folder, lengths, costs, devices)
@@ -85,6 +90,7 @@ def _parsed(lengths: Mapping[str, Any], costs: Mapping[str, Any] | None) -> Inte
         found.decode = measured(DecodeCost, costs["decode"])
         found.drafted = measured(DraftedDecode, costs.get("drafted"))
         found.inference = measured(InferenceCost, costs["inference"])
+        found.update = None if costs.get("update") is None else seconds(costs["update"])
         found.migration = seconds(costs["migration"])
     return found
 

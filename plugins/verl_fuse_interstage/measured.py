@@ -1,4 +1,4 @@
-"""Costs that the migration threshold weighs beside decoding, read off a step's timeline. Pure: a timeline in,
+"""Read the costs that the migration threshold weighs beside decoding off a step's timeline. Pure: a timeline in,
 seconds out.
 
 A timeline that cannot tell gives None, never a guess (tests/unit/interstage/test_measured.py).
@@ -10,13 +10,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_fuse.spec.arrays import Floats
-from verl_fuse.spec.timeline import GENERATION, LANE, MIGRATE, SLICE, STEP, Timeline, overlap_seconds, union_seconds
+from verl_fuse.spec.timeline import (
+    GENERATION,
+    LANE,
+    MIGRATE,
+    RANK,
+    SLICE,
+    STEP,
+    STREAM_UPDATE,
+    UPDATE_ACTOR,
+    Timeline,
+    overlap_seconds,
+    union_seconds,
+)
 from verl_fuse.timeline.tracks import role
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceCost:
-    """All models together: replica-seconds per token of prompt and response, and seconds of one micro-group."""
+    """The cost of all models together: replica-seconds per token of prompt and response, and seconds of one
+    micro-group."""
 
     per_token: float
     group: float
@@ -24,8 +37,9 @@ class InferenceCost:
 
 @dataclass(frozen=True, slots=True)
 class DraftedDecode:
-    """With drafts, which are given where they pay: a pass of b sequences takes `step + sequence * b` seconds, or, with
-    `drafted` tokens beside each, as long as one of b * (1 + drafted) sequences, and brings each `tokens` tokens."""
+    """The cost of decoding with drafts, which are given where they pay. A pass of b sequences takes `step + sequence *
+    b` seconds. With `drafted` tokens beside each sequence a pass takes as long as a pass of b * (1 + drafted)
+    sequences, and gives each sequence `tokens` tokens."""
 
     step: float
     sequence: float
@@ -33,13 +47,14 @@ class DraftedDecode:
     drafted: float
 
     def seconds(self, sequences: Floats) -> Floats:
-        """In which each sequence gets a token."""
+        """Return the seconds in which each of `sequences` sequences gets a token."""
         tried = (self.step + self.sequence * (1 + self.drafted) * sequences) / self.tokens
         return np.minimum(self.step + self.sequence * sequences, tried)
 
 
 def drafted_decode(metrics: Mapping[str, float]) -> DraftedDecode | None:
-    """The figures that fuse.speculation counted in a step's tail; None where it was off, or the step cannot tell."""
+    """Return the figures that fuse.speculation counted in a step's tail; None where speculation was off, or the step
+    cannot tell."""
     names = ("pass_seconds", "token_seconds", "tail_tokens_per_pass", "tail_acceptance")
     found = [value for name in names if (value := metrics.get(f"fuse/speculation_{name}")) is not None]
     if len(found) < len(names):
@@ -49,7 +64,8 @@ def drafted_decode(metrics: Mapping[str, float]) -> DraftedDecode | None:
 
 
 def inference_cost(timeline: Timeline, replicas: int, tokens: int) -> InferenceCost | None:
-    """From the lanes' inference spans: a slice's lane runs on the devices of one replica, any other on all."""
+    """Return the cost of inference from the lanes' spans: a slice's lane runs on the devices of one replica, any other
+    lane on all devices."""
     spans = {track: [s for s in timeline.on(track) if s.category == "inference"] for track in timeline.tracks}
     lanes = {track: found for track, found in spans.items() if role(track) == LANE and found}
     groups = [span.seconds for found in lanes.values() for span in found if "micro_group" in span.args]
@@ -62,13 +78,22 @@ def inference_cost(timeline: Timeline, replicas: int, tokens: int) -> InferenceC
     return InferenceCost(seconds / tokens, float(np.median(groups)))
 
 
+def update_cost(timeline: Timeline, replicas: int, tokens: int) -> float | None:
+    """Return replica-seconds of the actor's update per token, streamed or not, from the spans of its ranks."""
+    ranks = [track for track in timeline.tracks if role(track) == RANK]
+    found = [
+        span.seconds for track in ranks for span in timeline.on(track) if span.name in (UPDATE_ACTOR, STREAM_UPDATE)
+    ]
+    return sum(found) / len(ranks) * replicas / tokens if found and tokens > 0 else None
+
+
 def migration_seconds(timeline: Timeline) -> float | None:
-    """Seconds the slowest replica took to stop, if the step migrated."""
+    """Return the seconds in which the slowest replica stopped, if the step migrated."""
     return max((span.seconds for span in timeline.spans if span.name == MIGRATE), default=None)
 
 
 def streaming_metrics(timeline: Timeline) -> dict[str, float]:
-    """Inference that ran while others still generated, and the samples that went through lanes."""
+    """Return the inference that ran while others still generated, and the samples that went through lanes."""
     generation = [(span.start, span.end) for span in timeline.on(STEP) if span.name == GENERATION]
     inference = [(s.start, s.end) for s in timeline.spans if role(s.track) == LANE and s.category == "inference"]
     hidden, total = overlap_seconds(generation, inference), union_seconds(inference)
@@ -82,8 +107,10 @@ def streaming_metrics(timeline: Timeline) -> dict[str, float]:
     }
 
 
-def stage_seconds(timeline: Timeline) -> float | None:
-    """Seconds from the start of generation to the end of inference."""
+def stage_seconds(timeline: Timeline, update: bool = False) -> float | None:
+    """Return the seconds from the start of generation to the end of inference, or of the actor's update (`update`)."""
     starts = [span.start for span in timeline.on(STEP) if span.name == GENERATION]
     ends = [s.end for s in timeline.spans if role(s.track) == LANE and s.category == "inference"]
+    if update:
+        ends = [span.end for span in timeline.on(STEP) if span.name == UPDATE_ACTOR]
     return max(ends) - min(starts) if starts and ends else None

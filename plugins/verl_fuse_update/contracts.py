@@ -1,6 +1,8 @@
-"""What a lean update rests on: how verl's worker and engines go through a mini-batch, its losses, and the configuration refused.
+"""What a lean update rests on: how verl's worker and engines go through a mini-batch, its losses, and the configuration
+refused.
 
-Asked for by runs with such an update; every fingerprint was taken, and the code behind it read, at verl 0.9.1 and megatron-core 0.16.1.
+Asked for by runs with such an update; every fingerprint was taken, and the code behind it read, at verl 0.9.1 and
+megatron-core 0.16.1.
 """
 
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from verl_fuse.host.upstream.targets import ACTOR_YAML, FSDP_ENGINE, FSDP_YAML, 
 from verl_fuse.spec.composed import ACTOR, Get
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
 from verl_fuse_update.losses import ANY_LOSSES, CORE_ALGORITHMS
-from verl_fuse_update.refusals import STREAM, switched_on
+from verl_fuse_update.refusals import STREAM, switched_on, torch_without_streams
 
 CORRECTION_YAML = "verl/trainer/config/algorithm/rollout_correction.yaml"
 
@@ -61,7 +63,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Function("verl.utils.seqlen_balancing:calculate_workload", "(seqlen_list)", "62b076431d90daf9"),
     Function(
         "verl.utils.seqlen_balancing:rearrange_micro_batches",
-        "(batch, max_token_len, dp_group=None, num_batches_divided_by=None, same_micro_num_in_dp=True, min_num_micro_batch=None, use_dynamic_bsz_balance=True, force_group_size=1)",
+        "(batch, max_token_len, dp_group=None, num_batches_divided_by=None, same_micro_num_in_dp=True, "
+        "min_num_micro_batch=None, use_dynamic_bsz_balance=True, force_group_size=1)",
         "58917f7f19815c14",
     ),
     Function("verl.utils.py_functional:append_to_dict", "(data, new_data, prefix='')", "255fb4f76532c5d7"),
@@ -162,12 +165,12 @@ ESTIMATORS = {
 
 
 def contracts(get: Get | None) -> Sequence[Contract]:
-    """Those of a run (None: of any), with the loss that it trains by."""
+    """Those of a run (None: of any that this torch can do), with the loss that it trains by."""
     if get is not None and not switched_on(get):
         return ()
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()
     streamed: Sequence[Contract] = ()
-    if get is None or get(STREAM):
+    if (get is None and not torch_without_streams()) or (get is not None and get(STREAM)):
         wanted = [one for name, one in ESTIMATORS.items() if get is None or name == get("algorithm.adv_estimator")]
         streamed = (*STREAM_CONTRACTS, *wanted)
     return (*CONTRACTS, *streamed, *(_loss(*ANY_LOSSES[name]) for name in sorted(names)))

@@ -1,9 +1,10 @@
-"""verl's policy losses that were read for a lean update, by the name a run gives and the fingerprint of the code (contracts.py)."""
+"""verl's policy losses that were read for a lean update, by the name a run gives and the fingerprint of the code
+(contracts.py)."""
 
 CORE_ALGORITHMS = "verl.trainer.ppo.core_algos"
 
-# Each token's term is its advantage times something finite, and is divided by numbers of the whole mini-batch: a sample whose advantages are all 0
-# adds exactly 0 to loss and gradient.
+# Each token's term is its advantage times something finite, and is divided by numbers of the whole mini-batch: a sample
+# whose advantages are all 0 adds exactly 0 to loss and gradient.
 ROW_LOSSES = {
     "vanilla": ("compute_policy_loss_vanilla", "1d553ed6316a4adc"),
     "dppo_tv": ("compute_policy_loss_dppo_tv", "eb41c3bafaf2fb9a"),
@@ -13,8 +14,9 @@ ROW_LOSSES = {
     "gpg": ("compute_policy_loss_gpg", "733100946087750d"),
     "cispo": ("compute_policy_loss_cispo", "91b1814dabeb38a8"),
 }
-# Further losses that only compare old log-probs with those of the model: where both are equal, it does not matter which pass they come from. `geo_mean` is
-# a mean over the samples of a micro-batch, `dro` has a quadratic term; both need all samples.
+# Further losses that only compare old log-probs with those of the model: where both are equal, it does not matter which
+# pass they come from. `geo_mean` is a mean over the samples of a micro-batch, `dro` has a quadratic term; both need all
+# samples.
 ANY_LOSSES = ROW_LOSSES | {
     "geo_mean": ("compute_policy_loss_geo_mean", "b597cb870d64df46"),
     "dro": ("compute_policy_loss_dro", "bd93f6c513960cf4"),

@@ -1,8 +1,8 @@
 """What a streamed update keeps on the devices of a replica, said before the first step. Pure: values in, text out.
 
 Invariants (tests/unit/update/test_streaming.py):
-- a rank holds its shard of the parameters, two moments of the same size, a gradient, and the sum that waits, both of 4 bytes
-  per parameter;
+- a rank holds its shard of the parameters, two moments of the same size, a gradient, and the sum that waits, both of 4
+  bytes per parameter;
 - a run of which that alone is more than a device has is refused; on the host nothing is.
 """
 
@@ -26,8 +26,8 @@ def stream_cost(ranks: Sequence[RankMemory], devices: int) -> str:
     """What a run is told."""
     most = max(held_bytes(memory, devices) for memory in ranks)
     return (
-        f"fuse.update.stream=true: parameters, moments and gradients of the actor take {most / _GIB:.2f} GiB on each device "
-        f"whose replica is released, activations not counted; each replica of {devices} devices has a copy"
+        f"fuse.update.stream=true: parameters, moments and gradients of the actor take {most / _GIB:.2f} GiB on each "
+        f"device whose replica is released, activations not counted; each replica of {devices} devices has a copy"
     )
 
 
@@ -37,8 +37,8 @@ def does_not_fit(ranks: Sequence[RankMemory], devices: int) -> str | None:
         held = held_bytes(memory, devices)
         if memory.device is not None and held > memory.device:
             return (
-                f"fuse.update.stream=true: {held / _GIB:.1f} GiB of parameters, moments and gradients do not fit on the "
-                f"device of rank {rank}, which has {memory.device / _GIB:.1f} GiB: rollout replicas of more devices, and "
-                "a fsdp_size of as many, divide them"
+                f"fuse.update.stream=true: {held / _GIB:.1f} GiB of parameters, moments and gradients do not fit on "
+                f"the device of rank {rank}, which has {memory.device / _GIB:.1f} GiB: rollout replicas of more "
+                "devices, and a fsdp_size of as many, divide them"
             )
     return None

@@ -1,6 +1,7 @@
 """What an update that leaves something out does not do, refused before anything is started."""
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any
 
@@ -13,7 +14,8 @@ CORRECTION = "algorithm.rollout_correction"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 HF = f"{MODEL}.override_config"
 _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
-# What must be off, and its value then. For either switch: what passes over the same samples differ by, or what was never run.
+# What must be off, and its value then. For either switch: what passes over the same samples differ by, or what was
+# never run.
 _OFF: dict[str, Any] = {
     "fuse.pipeline.enabled": False,
     "distillation.enabled": False,
@@ -83,6 +85,19 @@ _OFF_IN_STREAMS: dict[str, tuple[Any, str]] = {
 }
 
 
+# The first torch with FSDPModule.reset_iter_state, without which gradients that wait cannot be dropped.
+LEAST_TORCH = (2, 13)
+
+
+def torch_without_streams() -> str | None:
+    """The version of the installed torch, if it cannot drop gradients that wait; None where there is no torch."""
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return None
+    return found if tuple(map(int, found.split(".")[:2])) < LEAST_TORCH else None
+
+
 def switched_on(get: Get) -> list[str]:
     """The switches that are on."""
     return [switch for switch in (SKIP, OWN) if get(switch)]
@@ -119,6 +134,9 @@ def is_token_mean(get: Get) -> bool:
 
 def _streamed(get: Get) -> Iterator[Refusal]:
     on = f"{STREAM}=true"
+    if found := torch_without_streams():
+        least = ".".join(map(str, LEAST_TORCH))
+        yield Refusal(STREAM, True, f"false with torch {found}: {on} needs {least}, whose FSDP2 can drop gradients")
     yield from required(
         get,
         {
@@ -157,12 +175,18 @@ def _released(get: Get, on: str) -> Iterator[Refusal]:
             key, get(key), f"{on} needs slices: inference on all training workers would wait for streamed updates"
         )
     if get(f"{ACTOR}.use_kl_loss") and not slices:
-        allowed = f"{on} needs false, or fuse.interstage.enabled=true with layout=slices: a group is trained on after its reference log-probs"
+        allowed = (
+            f"{on} needs false, or fuse.interstage.enabled=true with layout=slices: a group is trained on after its "
+            "reference log-probs"
+        )
         yield Refusal(f"{ACTOR}.use_kl_loss", True, allowed)
     if not (get("fuse.elastic.enabled") and get("fuse.elastic.release")) and not (
         slices and get("fuse.interstage.migration_threshold")
     ):
-        allowed = f"{on} needs fuse.elastic.{{enabled,release}}=true, or a fuse.interstage.migration_threshold with slices: no device is free otherwise"
+        allowed = (
+            f"{on} needs fuse.elastic.{{enabled,release}}=true, or a fuse.interstage.migration_threshold with slices: "
+            "no device is free otherwise"
+        )
         yield Refusal("fuse.elastic.release", get("fuse.elastic.release"), allowed)
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
         key = "reward.reward_model.enable_resource_pool"
@@ -171,7 +195,10 @@ def _released(get: Get, on: str) -> Iterator[Refusal]:
 
 def _denominators(get: Get) -> Iterator[Refusal]:
     if get(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm" and get(f"{ACTOR}.loss_scale_factor") is None:
-        allowed = f"{SKIP if get(SKIP) else STREAM}=true needs a number with loss_agg_mode=seq-mean-token-sum-norm: without it a micro-batch is divided by its longest response"
+        allowed = (
+            f"{SKIP if get(SKIP) else STREAM}=true needs a number with loss_agg_mode=seq-mean-token-sum-norm: without "
+            "it a micro-batch is divided by its longest response"
+        )
         yield Refusal(f"{ACTOR}.loss_scale_factor", None, allowed)
 
 

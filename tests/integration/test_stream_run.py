@@ -1,5 +1,6 @@
 """A GRPO run of real verl with a long tail, whose complete groups are trained on while the tail generates: each
-update is what verl makes of the same batch from the same weights, also after a late reward and a failed call."""
+update is what verl makes of the same batch from the same weights, also after a late reward, a failed call, an evicted
+group, and where the run goes on after a rank was killed while it streamed."""
 
 import json
 import os
@@ -28,13 +29,9 @@ STEPS = 8 if LONG else 5
 # How much is complete before generation ends depends on how fast the machine is.
 TAIL = pytest.mark.skipif(not LONG, reason="VERL_FUSE_LONG=1")
 # As support/stream_recorder.py plants them.
-LATE, FAILING = 3, 4
-FAULTS = (LATE, FAILING)
+FAULTS = LATE, FAILING, EVICTED = 3, 4, 5
 COMMAND = (
     *SMALL,
-    f"trainer.total_training_steps={STEPS}",
-    "trainer.save_freq=-1",
-    "trainer.resume_mode=disable",
     "data.train_batch_size=12",
     "data.max_response_length=960",
     "actor_rollout_ref.rollout.max_model_len=976",
@@ -60,6 +57,9 @@ def streamed(verl_home: Path, forks) -> Finished:
         verl_home,
         "grpo-cpu",
         *COMMAND,
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
         name="streamed",
         record=verl_home / "stream",
         recorder="stream_recorder",
@@ -70,10 +70,14 @@ def streamed(verl_home: Path, forks) -> Finished:
     return done
 
 
+def recorded(folder: Path) -> dict[int, dict[str, Any]]:
+    lines = (folder / "stream.jsonl").read_text().splitlines()
+    return {record["step"]: record for record in map(json.loads, lines)}
+
+
 @pytest.fixture(scope="module")
 def records(verl_home: Path, streamed: Finished) -> dict[int, dict[str, Any]]:
-    lines = (verl_home / "stream/stream.jsonl").read_text().splitlines()
-    return {record["step"]: record for record in map(json.loads, lines)}
+    return recorded(verl_home / "stream")
 
 
 def test_every_sample_is_trained_once(streamed: Finished):
@@ -84,6 +88,10 @@ def test_every_sample_is_trained_once(streamed: Finished):
 
 def test_each_update_is_verls(records):
     assert sorted(records) == list(range(1, STEPS + 1))
+    assert_verls(records)
+
+
+def assert_verls(records: dict[int, dict[str, Any]]) -> None:
     for step, record in records.items():
         for found in record["differences"]:
             # Adam's first step makes a whole one of gradients near zero.
@@ -116,4 +124,42 @@ def test_what_changes_after_it_was_streamed_is_dropped(streamed: Finished, recor
     assert fallbacks == {step: sum(fault <= step for fault in FAULTS) for step in fallbacks}
     assert "drops what it streamed: the advantage of sample" in streamed.output
     assert "MemoryError: planted" in streamed.output
+    assert "was discarded after it was streamed" in streamed.output
     assert {streamed.metrics[step]["fuse/fallbacks"] for step in streamed.metrics} == {0.0}
+
+
+DIES, ENDS = 3, 5
+
+
+def mortal(home: Path, forks: dict[str, str], record: str, dies: int) -> Finished:
+    """Steps up to ENDS, each saved; a rank is killed in step `dies` once it has streamed."""
+    return run(
+        home,
+        "grpo-cpu",
+        *COMMAND,
+        f"trainer.total_training_steps={ENDS}",
+        "trainer.save_freq=1",
+        "trainer.resume_mode=auto",
+        name="mortal",
+        record=home / record,
+        recorder="stream_recorder,stream_faults",
+        variables={"STREAM_FAULTS": "0 0 0", "STREAM_DIES_AT": str(dies)},
+        forks=forks,
+        timeout=400,
+    )
+
+
+@TAIL
+def test_a_rank_that_is_killed_while_it_streams_ends_the_run_which_goes_on_from_its_checkpoint(verl_home: Path, forks):
+    killed = mortal(verl_home, forks, "killed", DIES)
+    assert killed.code != 0
+    assert "streamed update 0 of step 3" in killed.output, killed.output[-4000:]
+    assert sorted(path.name for path in killed.folder.glob("global_step_*")) == ["global_step_1", "global_step_2"]
+    assert sorted(recorded(verl_home / "killed")) == [1, 2]
+    resumed = mortal(verl_home, forks, "resumed", 0)
+    assert resumed.code == 0, resumed.output[-6000:]
+    after = recorded(verl_home / "resumed")
+    assert sorted(after) == list(range(DIES, ENDS + 1))
+    assert_verls(after)
+    assert after[ENDS]["stream"]["fuse/stream_fallbacks"] == 0
+    assert max(record["stream"]["fuse/stream_tokens"] for record in after.values()) > 0

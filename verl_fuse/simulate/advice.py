@@ -29,6 +29,12 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "speculation": ("fuse.speculation.enabled=true",),
     "zero_gradient": ("fuse.update.skip_zero_gradient=true",),
     "old_log_prob": ("fuse.update.skip_old_log_prob=true",),
+    "stream": (
+        "fuse.update.stream=true",
+        "fuse.update.skip_old_log_prob=true",
+        "fuse.elastic.enabled=true",
+        "fuse.elastic.release=true",
+    ),
     "weight sync": ("fuse.realloc.weight_sync=shards",),
 }
 """Overrides of each feature, beside those of SWITCH."""
@@ -37,7 +43,12 @@ _EXCLUSIVE = (
     {"interstage", "elastic"},
     {"pipeline", "zero_gradient"},
     {"pipeline", "old_log_prob"},
+    {"pipeline", "stream"},
+    {"interstage", "stream"},
+    {"streaming", "stream"},
 )
+_RESTS_ON = {"stream": "old_log_prob"}
+"""A feature that is simulated with another one, whose gain is not its own."""
 LEAST_GAIN_SHARE = 0.01
 
 
@@ -71,18 +82,21 @@ class Advice:
 
 def advice_of_rows(rows: Sequence[StrategyResult]) -> Advice:
     """Advice of simulated strategies, `rows` as `compare` returns them: those that are one feature."""
-    base = next((row for row in rows if row.strategy == "observe"), rows[0])
+    found = {row.strategy: row for row in rows}
+    base = found.get("observe", rows[0])
+    before = {name: found.get(other, base) for name, other in _RESTS_ON.items()}
     gains = [
         Gain(
             feature=row.strategy,
-            seconds=base.seconds.mean - row.seconds.mean,
-            share=1 - row.seconds.mean / base.seconds.mean,
-            device_share=1 - row.device_hours / base.device_hours,
+            seconds=other.seconds.mean - row.seconds.mean,
+            share=(other.seconds.mean - row.seconds.mean) / base.seconds.mean,
+            device_share=(other.device_hours - row.device_hours) / base.device_hours,
             note="; ".join(row.notes),
-            sure=row.speedup.low > base.speedup.high or row.cost_ratio.high < base.cost_ratio.low,
+            sure=row.speedup.low > other.speedup.high or row.cost_ratio.high < other.cost_ratio.low,
         )
         for row in rows
         if row.strategy in OVERRIDES
+        for other in [before.get(row.strategy, base)]
     ]
     speedup = base.speedup
     return advise(
@@ -131,7 +145,7 @@ def advise(gains: Sequence[Gain], observed: str, switch: Sequence[str] = ()) -> 
     not."""
     chosen = chosen_of(gains)
     features = tuple(gain.feature for gain in chosen)
-    overrides = (*switch, *(override for name in features for override in OVERRIDES[name]))
+    overrides = (*switch, *dict.fromkeys(override for name in features for override in OVERRIDES[name]))
     nothing = [gain.feature for gain in gains if not gain.worthwhile]
     named = ", ".join(f"{gain.feature} ({_amount(gain)})" for gain in chosen)
     none = f"switch no feature on: none is predicted to gain {LEAST_GAIN_SHARE:.0%} of a step"

@@ -19,6 +19,7 @@ from verl_fuse.simulate.elastic import ReplicaAssignment, best_assignment, run_e
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count, replica_timing
 from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
+from verl_fuse.simulate.streamed import NO_INFERENCE, StreamedTail, StreamedUpdate, streamed_tail
 from verl_fuse.simulate.tail import FusionResult, InferenceWork, migrated, trigger_time
 from verl_fuse.simulate.tail import unmigrated as without_migration
 from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
@@ -37,7 +38,7 @@ class GenerationResult:
     inference too.
 
     `replicas` there are; `held`: replica-seconds of their devices until given back;
-    `paused`: the rollout when the tail moved.
+    `paused`: the rollout when the tail moved; `streamed`: the update, where it is trained in copies.
     """
 
     fused: FusionResult
@@ -46,6 +47,7 @@ class GenerationResult:
     inference_end: float | None
     replicas: int
     held: float
+    streamed: StreamedTail | None = None
 
 
 def generate(
@@ -56,9 +58,10 @@ def generate(
     lengths: DrawnLengths,
     calls: tuple[Call, ...],
     options: SimulationOptions,
+    update: StreamedUpdate | None = None,
 ) -> GenerationResult:
     """Run the rollout. `calls`: inference calls that freed replicas may take over; they are left alone without
-    `interstage`."""
+    `interstage`. `update`: training in copies, streamed as far as replicas are released before the end."""
     if "speculation" not in features:
         options = replace(options, acceptance=None)
     generate_plan = plan.call("actor_generate")
@@ -66,8 +69,13 @@ def generate(
     replicas = plan.replicas or replica_count(generate_plan.layout)
     poll = options.fuse_poll if features else options.stock_poll
     elastic = "elastic" in features
+
+    def result(fused: FusionResult, end: float, held: float) -> GenerationResult:
+        tail = None if update is None else streamed_tail(fused, lengths.group, update, replicas=replicas)
+        return GenerationResult(fused, None, _seen(end, poll), None, replicas, held, tail)
+
     if "interstage" in features and replicas > 1:
-        chosen, inference = chosen_threshold(workload, plan, cost, elastic, calls, options)
+        chosen, inference = chosen_threshold(workload, plan, cost, elastic, calls, options, update)
         requests, queues = _dealt(lengths, replicas, elastic)
         begun = RolloutState.begin(requests, timing, queues)
         through = begun.advance()
@@ -75,40 +83,50 @@ def generate(
             time = trigger_time(through, chosen.threshold)
             paused = begun.advance(time)
             fused = migrated(paused, time, chosen.survivors, inference, migration_cost(workload, plan, cost, options))
-            end = _seen(fused.generation_end, poll)
+            end, tail = _seen(fused.generation_end, poll), None
             inferred = max(fused.seconds, end) if calls else None
+            if update is not None:
+                tail = streamed_tail(fused, lengths.group, update, inference)
+                inferred = max(tail.ended + tail.inference_left, end) if calls else None
             until = inferred or end
             held = float(_ends(fused, until).sum()) if elastic else replicas * until
-            return GenerationResult(fused, paused, end, inferred, replicas, held)
+            return GenerationResult(fused, paused, end, inferred, replicas, held, tail)
     elif elastic:
         run = run_elastic(lengths, timing, chosen_assignment(workload, timing, replicas, options), options)
-        fused = without_migration(run.rollout, InferenceWork(0.0))
-        return GenerationResult(fused, None, _seen(run.seconds, poll), None, replicas, float(run.ends.sum()))
+        fused = without_migration(run.rollout, NO_INFERENCE)
+        return result(fused, run.seconds, float(run.ends.sum()))
     else:
         requests, queues = _dealt(lengths, replicas, elastic)
         through = RolloutState.begin(requests, timing, queues).advance()
-    end = _seen(through.seconds, poll)
-    held = float(through.clocks.sum()) if elastic else replicas * end
-    return GenerationResult(without_migration(through, InferenceWork(0.0)), None, end, None, replicas, held)
+    held = float(through.clocks.sum()) if elastic else replicas * _seen(through.seconds, poll)
+    return result(without_migration(through, NO_INFERENCE), through.seconds, held)
 
 
 @lru_cache(maxsize=256)
 def chosen_threshold(
-    workload: Workload, plan: Plan, cost: CostModel, elastic: bool, calls: tuple[Call, ...], options: SimulationOptions
+    workload: Workload,
+    plan: Plan,
+    cost: CostModel,
+    elastic: bool,
+    calls: tuple[Call, ...],
+    options: SimulationOptions,
+    update: StreamedUpdate | None = None,
 ) -> tuple[Threshold, InferenceWork]:
-    """The threshold, survivors and size of micro-groups for this workload, chosen on draws of its own."""
+    """The threshold, survivors and size of micro-groups for this workload and an `update` that is streamed, chosen on
+    draws of its own."""
     rng = np.random.default_rng(20240913)
     generate_plan = plan.call("actor_generate")
     replicas = plan.replicas or replica_count(generate_plan.layout)
     timing = replica_timing(workload, generate_plan, cost, options)
-    dealt = [_dealt(draw(workload, rng, options.predictability), replicas, elastic) for _ in range(THRESHOLD_BATCHES)]
+    drawn = [draw(workload, rng, options.predictability) for _ in range(THRESHOLD_BATCHES)]
+    dealt, groups = [_dealt(lengths, replicas, elastic) for lengths in drawn], [lengths.group for lengths in drawn]
     begun = [RolloutState.begin(requests, timing, queues) for requests, queues in dealt]
     moving = migration_cost(workload, plan, cost, options)
     most = max(options.micro_group, workload.sequences // replicas)
     found = []
     for power in range((most // options.micro_group).bit_length()):
         inference = freed_inference(workload, calls, plan, cost, options, options.micro_group << power)
-        found.append((search(ThresholdScan(begun, inference, moving)), inference))
+        found.append((search(ThresholdScan(begun, inference, moving, update, groups)), inference))
     return min(found, key=lambda pair: pair[0].seconds)
 
 

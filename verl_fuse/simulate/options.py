@@ -19,12 +19,16 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "zero_gradient": frozenset({"zero_gradient"}),
     "old_log_prob": frozenset({"old_log_prob"}),
     "update": frozenset({"zero_gradient", "old_log_prob"}),
+    "copies": frozenset({"old_log_prob", "copies"}),
+    "stream": frozenset({"old_log_prob", "copies", "stream"}),
     "placement": frozenset({"placement"}),
     "all": frozenset({"interstage", "pipeline", "realloc", "elastic"}),
 }
 """Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are
 inferred on the training workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`,
-`old_log_prob`: the switches of `fuse.update`, with metrics of what is computed; `placement`: the critic on devices of
+`old_log_prob`: the switches of `fuse.update`, with metrics of what is computed; `stream`: the update begins on released
+replicas (`fuse.update.stream`), each with a copy of the actor, and `copies` is it in that layout after generation;
+`placement`: the critic on devices of
 its own, trained while the next step generates (`fuse.placement`), where that is predicted to gain; `speculation` needs
 an acceptance, `tail` is it with `interstage`; `realloc`: the plan given replaces the stock placement."""
 

@@ -21,6 +21,7 @@ from verl_fuse.simulate.draw import DrawnLengths
 from verl_fuse.simulate.elastic import best_assignment, run_elastic
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.rollout import Requests, RolloutState
+from verl_fuse.simulate.streamed import NO_INFERENCE, StreamedUpdate, streamed_tail
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost, migrated, trigger_time, unmigrated
 from verl_fuse.simulate.threshold import Threshold, ThresholdScan, search
 from verl_fuse.simulate.timing import ReplicaTiming
@@ -31,11 +32,14 @@ from verl_fuse.spec.timeline import (
     GENERATION,
     INFERENCE_STAGES,
     OLD_LOG_PROB,
+    REF_LOG_PROB,
     REPLICA,
     REWARD,
     STEP,
+    STREAM_UPDATE,
     TRAIN_STAGES,
     UPDATE_ACTOR,
+    UPDATE_CRITIC,
     ZERO_GRADIENT_TOKENS,
     Timeline,
 )
@@ -62,6 +66,9 @@ class ReplayedStep:
     zero_gradient: float | None = None
     skipped: bool = False
     own_log_probs: bool = False
+    # A number for each prompt; whether groups were trained on while others generated.
+    group: Ints | None = None
+    streamed: bool = False
 
     @property
     def replicas(self) -> int:
@@ -114,7 +121,14 @@ def read_recorded(timeline: Timeline) -> ReplayedStep:
         response=np.maximum(tokens("response_tokens"), 1),
         start=column(lambda span: span.start - begin),
         end=column(lambda span: span.end - begin),
+        group=_groups([str(span.args.get("prompt", span.args.get("group", ""))) for span in spans]),
+        streamed=any(span.name == STREAM_UPDATE for span in timeline.spans),
     )
+
+
+def _groups(names: Sequence[str]) -> Ints | None:
+    """A number for each name; None where there is a request without one."""
+    return np.unique(names, return_inverse=True)[1] if all(names) else None
 
 
 @dataclass(frozen=True)
@@ -216,6 +230,7 @@ def replay(steps: Sequence[ReplayedStep], options: SimulationOptions, drafted: b
         _speculation(steps, through, options.acceptance, drafted),
         _zero_gradient(steps),
         _old_log_prob(steps, stages),
+        _stream(steps, through, options.dedicated is not False),
         _elastic(steps, timings, seconds, options),
     )
     return Replay(len(steps), seconds, stages, float(np.median(errors)), threshold, savings)
@@ -308,6 +323,34 @@ def _old_log_prob(steps: Sequence[ReplayedStep], stages: Mapping[str, float]) ->
         return Saving("old_log_prob", 0.0, 0.0, "it was on: the update computed its own")
     note = "with one mini-batch a step the update computes the same"
     return Saving("old_log_prob", stages.get(OLD_LOG_PROB, 0.0), 0.0, note)
+
+
+def _stream(steps: Sequence[ReplayedStep], through: Sequence[RolloutState], dedicated: bool) -> Saving:
+    """Replicas that are done are released; the update in copies takes as long as the recorded one."""
+    if any(step.streamed for step in steps):
+        return Saving("stream", 0.0, 0.0, "it was on: groups were trained on while others generated")
+    if any(step.total([UPDATE_CRITIC]) for step in steps):
+        return Saving("stream", 0.0, 0.0, "an advantage needs the whole batch: nothing is streamed with a critic")
+    if any(step.total([REF_LOG_PROB]) for step in steps):
+        return Saving("stream", 0.0, 0.0, "a group is trained on after its reference log-probs: with interstage")
+    if not dedicated:
+        return Saving("stream", 0.0, 0.0, "devices are shared and saturated: a replica that is done leaves none free")
+    tails = []
+    for step, rollout in zip(steps, through, strict=True):
+        if step.group is None:
+            return Saving("stream", 0.0, 0.0, "the run does not say which samples are of one prompt")
+        work = step.replicas * step.total([UPDATE_ACTOR]) / int(rollout.requests.tokens.sum())
+        tails.append(streamed_tail(unmigrated(rollout, NO_INFERENCE), step.group, StreamedUpdate(work)))
+    saved = [
+        rollout.seconds + step.total([UPDATE_ACTOR]) - tail.seconds
+        for step, rollout, tail in zip(steps, through, tails, strict=True)
+    ]
+    share = float(np.mean([tail.share for tail in tails]))
+    note = (
+        f"{share:.0%} of the update before generation ends, if copies of the actor on each replica "
+        "(fsdp_config.fsdp_size: its devices) train as fast"
+    )
+    return Saving("stream", max(0.0, float(np.mean(saved))), 0.0, note)
 
 
 def _elastic(

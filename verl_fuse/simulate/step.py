@@ -15,39 +15,20 @@ import numpy as np
 
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.simulate.calls import call_batch, infer_seconds, is_dedicated, streaming_factor, train_seconds
+from verl_fuse.simulate.copies import notes_of, update_of
 from verl_fuse.simulate.draw import DrawnLengths, draw
 from verl_fuse.simulate.generation import GenerationResult, generate
 from verl_fuse.simulate.options import SimulationOptions, features_of
 from verl_fuse.simulate.pipeline import FusedTraining, fused_training
 from verl_fuse.simulate.placement import CRITIC_TRAIN, deferred, is_apart, placements
+from verl_fuse.simulate.streamed import StreamedTail
 from verl_fuse.simulate.tail import inference_end
 from verl_fuse.simulate.tasks import ScheduledTask, Task, run_tasks
 from verl_fuse.simulate.trace import idle_share, timeline_of
 from verl_fuse.spec.plan import Plan
-from verl_fuse.spec.timeline import (
-    GENERATION,
-    OLD_LOG_PROB,
-    REF_LOG_PROB,
-    REWARD,
-    UPDATE_ACTOR,
-    UPDATE_CRITIC,
-    UPDATE_WEIGHTS,
-    VALUES,
-    Timeline,
-)
+from verl_fuse.spec.timeline import CALL_STAGES, GENERATION, UPDATE_WEIGHTS, Timeline
 from verl_fuse.spec.workload import Call, Workload
 from verl_fuse.timeline.tracks import totals
-
-STAGES = {
-    "actor_generate": GENERATION,
-    "reward_infer": REWARD,
-    "reference_infer": REF_LOG_PROB,
-    "critic_infer": VALUES,
-    "actor_infer": OLD_LOG_PROB,
-    "critic_train": UPDATE_CRITIC,
-    "actor_train": UPDATE_ACTOR,
-}
-"""verl's names of the stages (verl/trainer/main_ppo, V1)."""
 
 UNROLLED = 3
 """Steps in a row where calls of two steps can overlap; the last one counts."""
@@ -166,6 +147,7 @@ def _simulated(
         notes=(
             *_notes(features, generation, fused, lengths),
             *_left_out(features, workload),
+            *notes_of(workload, plan, cost, features, options, generation.streamed),
             *_placing(features, plan),
         ),
     )
@@ -230,7 +212,8 @@ def step_tasks(
     infer = [call for call in workload.calls if call.kind == "infer"]
     shared = tuple(call for call in infer if plan.call(call.name).mesh.overlaps(rollout_mesh))
     takeover = shared if "interstage" in features and is_dedicated(cost, options) else ()
-    generation = generate(workload, plan, cost, features, lengths, takeover, options)
+    update = update_of(workload, plan, cost, features, options)
+    generation = generate(workload, plan, cost, features, lengths, takeover, options, update)
     seconds = {
         call.name: infer_seconds(workload, call, plan.call(call.name), cost, batches[call.name]) for call in infer
     }
@@ -265,8 +248,11 @@ def step_tasks(
         tasks += [move] if move else []
         after = (*call.after, *([move.name] if move else []))
         category = "reward" if call.role == "reward" else "inference"
-        tasks.append(Task(call.name, STAGES[call.name], category, (call_plan.mesh,), left[call.name], after))
-    tasks += _train_tasks(workload, plan, cost, batches, options, fused.ratio if merged and fused else None)
+        tasks.append(Task(call.name, CALL_STAGES[call.name], category, (call_plan.mesh,), left[call.name], after))
+    if generation.streamed is None:
+        tasks += _train_tasks(workload, plan, cost, batches, options, fused.ratio if merged and fused else None)
+    else:
+        tasks.append(_streamed_task(workload, plan, generation, generation.streamed))
     tasks.append(_sync_task(workload, plan, cost, trained["actor_train"]))
     return tasks, generation
 
@@ -302,6 +288,13 @@ def _sync_task(workload: Workload, plan: Plan, cost: CostModel, trained: str) ->
     return Task(UPDATE_WEIGHTS, UPDATE_WEIGHTS, "sync", (source.mesh, target.mesh), seconds, (trained,))
 
 
+def _streamed_task(workload: Workload, plan: Plan, generation: GenerationResult, tail: StreamedTail) -> Task:
+    """What is left of the update when generation has ended: calls that run, then the rest."""
+    late = max(0.0, tail.ended - generation.end) if generation.inference_end is None else 0.0
+    (call,) = [call for call in workload.calls if call.kind == "train"]
+    return Task(call.name, CALL_STAGES[call.name], "train", (plan.call(call.name).mesh,), late + tail.left, call.after)
+
+
 def _train_tasks(
     workload: Workload,
     plan: Plan,
@@ -319,7 +312,8 @@ def _train_tasks(
     seconds["actor_train"] -= workload.zero_gradient * (seconds["actor_train"] - steps)
     if ratio is None:
         return [
-            Task(c.name, STAGES[c.name], "train", (plan.call(c.name).mesh,), seconds[c.name], c.after) for c in calls
+            Task(c.name, CALL_STAGES[c.name], "train", (plan.call(c.name).mesh,), seconds[c.name], c.after)
+            for c in calls
         ]
     fixed = sum(updates * cost.update(workload.model(c.role), plan.call(c.name).layout) for c in calls)
     total = fixed + ratio * (sum(seconds.values()) - fixed)

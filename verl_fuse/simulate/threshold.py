@@ -12,8 +12,18 @@ import numpy as np
 
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
-from verl_fuse.simulate.tail import InferenceWork, MigrationCost, least_survivors, migrated, trigger_time, unmigrated
+from verl_fuse.simulate.streamed import StreamedUpdate, streamed_tail
+from verl_fuse.simulate.tail import (
+    FusionResult,
+    InferenceWork,
+    MigrationCost,
+    least_survivors,
+    migrated,
+    trigger_time,
+    unmigrated,
+)
 from verl_fuse.simulate.timing import ReplicaTiming
+from verl_fuse.spec.arrays import Ints
 
 FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55)
 """Thresholds tried first, as shares of the batch."""
@@ -23,8 +33,8 @@ REFINEMENTS = 2
 
 @dataclass(frozen=True)
 class Threshold:
-    """Migrate when `threshold` samples are unfinished, to `survivors` replicas. Seconds: generation and inference, mean
-    over draws."""
+    """Migrate when `threshold` samples are unfinished, to `survivors` replicas. Seconds: generation and inference, and
+    the update where it is streamed, mean over draws."""
 
     threshold: int
     survivors: int
@@ -39,18 +49,27 @@ class Threshold:
 
 class ThresholdScan:
     """Mean seconds over rollouts for any (threshold, survivors); remembers the paused rollouts, which survivors
-    share."""
+    share. With an `update` that is streamed its seconds count too; `groups` has a number for each sample of each
+    rollout."""
 
-    def __init__(self, begun: Sequence[RolloutState], inference: InferenceWork, migration: MigrationCost):
+    def __init__(
+        self,
+        begun: Sequence[RolloutState],
+        inference: InferenceWork,
+        migration: MigrationCost,
+        update: StreamedUpdate | None = None,
+        groups: Sequence[Ints] = (),
+    ):
         sizes = {(len(rollout.requests), rollout.replicas) for rollout in begun}
         if len(sizes) != 1:
             raise FuseError(f"rollouts of (samples, replicas) {sorted(sizes)}; needs at least one, all alike")
         ((self.samples, self.replicas),) = sizes
-        self._inference, self._migration = inference, migration
+        self._inference, self._migration, self._update = inference, migration, update
+        self._groups: Sequence[Ints | None] = groups or [None] * len(begun)
         self._begun = begun
         self._through = [rollout.advance() for rollout in begun]
         self._paused: dict[int, list[tuple[float, RolloutState]]] = {}
-        self.stock_seconds = float(np.mean([unmigrated(rollout, inference).seconds for rollout in self._through]))
+        self.stock_seconds = self._mean([unmigrated(rollout, inference) for rollout in self._through])
 
     def prepare(self, thresholds: Iterable[int]) -> None:
         """Pause every draw at each threshold, in one pass over time."""
@@ -67,9 +86,17 @@ class ThresholdScan:
         return max(least_survivors(rollout) for _, rollout in self._paused[threshold])
 
     def seconds(self, threshold: int, survivors: int) -> float:
-        """Mean seconds of generation and inference."""
+        """Mean seconds of generation and inference, and of an update that is streamed."""
         paused = self._paused[threshold]
-        return float(np.mean([migrated(r, t, survivors, self._inference, self._migration).seconds for t, r in paused]))
+        return self._mean([migrated(r, t, survivors, self._inference, self._migration) for t, r in paused])
+
+    def _mean(self, found: Sequence[FusionResult]) -> float:
+        return float(np.mean([self._seconds(one, group) for one, group in zip(found, self._groups, strict=True)]))
+
+    def _seconds(self, fused: FusionResult, group: Ints | None) -> float:
+        if self._update is None or group is None:
+            return fused.seconds
+        return streamed_tail(fused, group, self._update, self._inference).seconds
 
 
 def best_threshold(
@@ -78,17 +105,20 @@ def best_threshold(
     timing: ReplicaTiming,
     inference: InferenceWork,
     migration: MigrationCost = MigrationCost(),  # noqa: B008 - frozen
+    update: StreamedUpdate | None = None,
+    groups: Sequence[Ints] = (),
     *,
     least_gain: float = 0.01,
 ) -> Threshold:
-    """Choose R_t and the survivors for batches like `draws`, dealt out as verl does.
+    """Choose R_t and the survivors for batches like `draws`, dealt out as verl does; see `ThresholdScan` for `update`
+    and `groups`.
 
     Two draws of 4096 samples on 64 replicas take under 100 ms on one core.
     """
     if replicas < 1:
         raise FuseError(f"replicas={replicas}: needs a whole number >= 1")
     begun = [RolloutState.begin(draw, timing, round_robin(len(draw), replicas)) for draw in draws]
-    return search(ThresholdScan(begun, inference, migration), least_gain)
+    return search(ThresholdScan(begun, inference, migration, update, groups), least_gain)
 
 
 def search(scan: ThresholdScan, least_gain: float = 0.01) -> Threshold:

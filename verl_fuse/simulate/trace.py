@@ -17,7 +17,7 @@ from verl_fuse.simulate.generation import GenerationResult
 from verl_fuse.simulate.tasks import ScheduledTask
 from verl_fuse.spec.arrays import Ints
 from verl_fuse.spec.plan import Plan
-from verl_fuse.spec.timeline import LANE, RANK, REPLICA, STEP, Span, Timeline, union_seconds
+from verl_fuse.spec.timeline import LANE, RANK, REPLICA, STEP, STREAM_UPDATE, Span, Timeline, union_seconds
 
 
 def timeline_of(
@@ -33,6 +33,7 @@ def timeline_of(
     begin = next(p.start for p in placed if p.task.category == "generate")
     spans += _requests(generation, lengths, begin)
     spans += _freed(generation, plan, begin)
+    spans += _streamed(generation, plan, begin)
     spans += _placement(generation, plan, begin)
     return Timeline(run, step, 0.0, max(p.end for p in placed), tuple(spans))
 
@@ -73,6 +74,8 @@ def _busy_replicas(generation: GenerationResult) -> list[list[tuple[float, float
         ]
     for replica in _freed_replicas(generation):
         busy[replica].append((generation.fused.release, generation.end))
+    for replica, start, end in _calls(generation):
+        busy[replica].append((start, end))
     return busy
 
 
@@ -109,9 +112,14 @@ def _requests(generation: GenerationResult, lengths: DrawnLengths, begin: float)
 
 
 def _freed_replicas(generation: GenerationResult) -> list[int]:
-    """Replicas whose devices run inference while others generate."""
+    """Replicas whose devices run inference while others generate; beside a streamed update it is part of its calls."""
     fused = generation.fused
-    if generation.paused is None or generation.inference_end is None or generation.end <= fused.release:
+    if (
+        generation.streamed is not None
+        or generation.paused is None
+        or generation.inference_end is None
+        or generation.end <= fused.release
+    ):
         return []
     return np.setdiff1d(np.arange(fused.rollout.replicas), fused.survivors).tolist()
 
@@ -123,6 +131,22 @@ def _freed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[S
         yield Span("inference", f"{LANE} slice {replica}", "inference", start, end)
         for device in _devices(plan, generation, replica):
             yield Span("inference", f"{RANK} {device}", "inference", start, end)
+
+
+def _calls(generation: GenerationResult) -> list[tuple[int, float, float]]:
+    """Replica, start and end of each call of a streamed update, as far as others generate meanwhile."""
+    tail = generation.streamed
+    if tail is None:
+        return []
+    ends = np.minimum(tail.end, generation.end)
+    return list(zip(tail.replica.tolist(), tail.start.tolist(), ends.tolist(), strict=True))
+
+
+def _streamed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
+    """Complete groups trained on, on the ranks of released replicas."""
+    for replica, start, end in _calls(generation):
+        for device in _devices(plan, generation, replica):
+            yield Span(STREAM_UPDATE, f"{RANK} {device}", "train", begin + start, begin + end)
 
 
 def _placement(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_plan import arm, group, plan
+from kept_actor import differences, keep, on_workers, undo
 from pinning import pin_ranks, pin_replicas
 
 from verl_fuse.host.upstream.on_import import on_import
@@ -32,52 +33,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def _register_agent(module: Any) -> None:
     # Hydra looks the agent up by its module and name.
     importlib.import_module("forced_reward_agent")
-
-
-def _on_workers(trainer: Any, function: Any, *args: Any) -> list[Any]:
-    """The result of `function(actor, *args)` on each rank."""
-    import ray
-
-    def call(worker: Any) -> Any:
-        (found,) = worker.worker_dict.values()
-        return function(found.actor, *args)
-
-    return ray.get([worker.__ray_call__.remote(call) for worker in trainer.actor_rollout_wg.workers])
-
-
-def _held(actor: Any) -> dict[str, Any]:
-    held = dict(actor.engine.module.named_parameters())
-    for place, state in enumerate(actor.engine.optimizer.state.values()):
-        held |= {f"{place} {key}": value for key, value in state.items()}
-    return {name: getattr(tensor, "_local_tensor", tensor).detach() for name, tensor in held.items()}
-
-
-def _keep(actor: Any) -> None:
-    actor._before = {name: tensor.clone() for name, tensor in _held(actor).items()}
-    actor._rate = actor.engine.lr_scheduler.state_dict()
-
-
-def _undo(actor: Any) -> None:
-    import torch
-
-    actor._stock = {name: tensor.clone() for name, tensor in _held(actor).items()}
-    with torch.no_grad():
-        for name, tensor in _held(actor).items():
-            # What the optimizer did not have yet begins at zero.
-            tensor.copy_(actor._before[name]) if name in actor._before else tensor.zero_()
-    actor.engine.lr_scheduler.load_state_dict(actor._rate)
-
-
-def _difference(actor: Any) -> float:
-    """The largest relative difference of parameters, and of each of Adam's moments (l2 of all together)."""
-    import torch
-
-    ours, found = _held(actor), []
-    for moment in ("", "exp_avg", "exp_avg_sq"):
-        names = [name for name in sorted(ours) if moment == name.partition(" ")[2]]
-        one, other = (torch.cat([held[name].double().flatten() for name in names]) for held in (actor._stock, ours))
-        found.append(float((one - other).norm() / one.norm()))
-    return max(found)
 
 
 def _switch_arms(module: Any) -> None:
@@ -119,12 +74,12 @@ def _switch_arms(module: Any) -> None:
             # All fields: those that verl's pass leaves are not among the ones the batch names.
             copy = replace(batch, fields=None, extra_info=dict(batch.extra_info or {}))
             stock._compute_old_log_prob(self, copy, {})
-            _on_workers(self, _keep)
+            on_workers(self, keep)
             stock._update_actor(self, copy, {})
-            _on_workers(self, _undo)
+            on_workers(self, undo)
         batch = update(self, batch, metrics)
         if compared:
-            self._seconds["difference"] = max(_on_workers(self, _difference))
+            self._seconds["difference"] = max(max(found.values()) for found in on_workers(self, differences))
         return batch
 
     def on_step_end(self: Any) -> None:

@@ -21,21 +21,21 @@ from ranks import World
 from verl_fuse.errors import FuseError
 
 GROUPS = SAMPLES // GROUP
-# Seconds for which the ranks that do not stream are busy elsewhere.
-BUSY = 0.5
+# Seconds after which a rank that is busy until others have streamed gives up: they wait for it.
+PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
 class Plan:
     """How a step is streamed: groups of samples in calls of the last shard group alone, and of the first one where
     `both`; the groups that are left for the last call go to the shard groups in turn, or to the first where
-    `first_alone`. `fault` is planted."""
+    `first_alone`. `busy`: ranks that do not stream do something else until the others have. `fault` is planted."""
 
     early: tuple[tuple[int, ...], ...] = ((0,), (1,))
     both: bool = False
     first_alone: bool = False
     fault: str = ""
-    busy: float = 0.0
+    busy: bool = False
     nominal: float = 100.0
     # How calls split rows into micro-batches, in turn.
     splits: tuple[dict[str, Any], ...] = field(default=({"micro_batch": 2}, {"tokens": 40}, {"micro_batch": 1}))
@@ -51,27 +51,24 @@ class StreamBench(Bench):
         self.workers = {False: build(), True: build(kind=StreamTrainingWorker)}
         self.engine = "fsdp2"
         self.first = {name: tensor.clone() for name, tensor in lean_engines._parameters(self.workers[False]).items()}
+        self.streamed = folder / f"streamed by {world.size}"
         self.world, self.shard = world, fsdp_size if fsdp_size > 0 else world.size
 
 
 def streamed(bench: StreamBench, arm: Arm, plan: Plan, zeros: Sequence[str], restore: bool = True) -> dict[str, Any]:
-    """Train the steps in calls of shard groups; what `lean_engines.run` finds, and of each step when this rank's calls
-    before the last one had ended, in seconds."""
+    """Train the steps in calls of shard groups; what `lean_engines.run` finds."""
     worker = bench.workers[True]
     if restore:
         bench.restore(worker)
     lean_engines._set_loss(bench, worker, arm)
-    steps, ended = [], []
+    steps = []
     for step, kind in enumerate(zeros):
         data = batch(step, kind, arm.padding)
         if arm.own:
             data.pop("old_log_probs")
-        began = time.monotonic()
         _early(bench, arm, plan, data, step)
-        ended.append(time.monotonic() - began)
         steps.append(_last(bench, arm, plan, data, step))
-    found = _held(worker)
-    return {"steps": steps, "held": found, "ended": ended}
+    return {"steps": steps, "held": _held(worker)}
 
 
 def _held(worker: Any) -> dict[str, Any]:
@@ -118,8 +115,8 @@ def _early(bench: StreamBench, arm: Arm, plan: Plan, data: Any, step: int) -> No
     calls = {last: plan.early}
     if plan.both and last:
         calls = {last: plan.early[::2], 0: plan.early[1::2]}
-    if number not in calls:
-        time.sleep(plan.busy)
+    if number not in calls and plan.busy:
+        _wait_for(bench.streamed)
     for place, groups in enumerate(calls.get(number, ())):
         rows = _rows(bench, groups)
         if plan.fault == "row dropped" and place == 0:
@@ -127,6 +124,17 @@ def _early(bench: StreamBench, arm: Arm, plan: Plan, data: Any, step: int) -> No
         if plan.fault == "row twice" and place == 0:
             rows = [*rows, rows[0]]
         _call(bench, arm, plan, data, rows, _order(arm, plan, step), place)
+
+    if number in calls and plan.busy:
+        bench.streamed.touch()
+
+
+def _wait_for(file: Path) -> None:
+    until = time.monotonic() + PATIENCE
+    while not file.exists():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{file}: ranks that stream wait for those that are busy")
+        time.sleep(0.01)
 
 
 def _last(bench: StreamBench, arm: Arm, plan: Plan, data: Any, step: int) -> dict[str, Any]:
@@ -164,8 +172,7 @@ def compared(
     for name, (arm, plan) in ours.items():
         torch.manual_seed(0)
         ran[name] = streamed(bench, arm, plan, zeros)
-    differ = {name: lean_engines.difference(ran["stock"], found) for name, found in ran.items() if name != "stock"}
-    return differ | {"ended": {name: max(found["ended"]) for name, found in ran.items() if "ended" in found}}
+    return {name: lean_engines.difference(ran["stock"], found) for name, found in ran.items() if name != "stock"}
 
 
 def dropped(world: World, folder: Path, fsdp_size: int, stock: Arm, arm: Arm, fault: str) -> dict[str, Any]:

@@ -36,11 +36,11 @@ def learned(*steps):
 
 
 def test_before_anything_is_measured_nothing_is_chosen():
-    assert AutoThreshold(REPLICAS, CAPACITY, LONGEST).choose(STEP) is None
+    assert AutoThreshold(REPLICAS, CAPACITY, LONGEST).choose(STEP, 1) is None
 
 
 def test_a_long_tail_migrates_and_the_gain_is_foretold():
-    chosen = learned(step(TAIL)).choose(STEP)
+    chosen = learned(step(TAIL)).choose(STEP, 1)
     assert 0 < chosen.threshold <= 40
     assert 1 <= chosen.survivors < REPLICAS
     assert chosen.seconds < 0.95 * chosen.stock_seconds
@@ -50,11 +50,11 @@ def test_the_first_step_pays_for_warming_up_and_decides_nothing():
     cold, lengths = step(TAIL, inference=500.0)
     auto = AutoThreshold(REPLICAS, CAPACITY, LONGEST)
     auto.learn(cold, lengths)
-    assert auto.choose(STEP) is None, "lengths are known, costs are not"
+    assert auto.choose(STEP, 1) is None, "lengths are known, costs are not"
     auto.learn(*step(FLAT))
-    chosen = auto.choose(STEP)
+    chosen = auto.choose(STEP, 1)
     auto.learn(*step(FLAT))
-    assert chosen.stock_seconds == pytest.approx(auto.choose(STEP).stock_seconds, rel=0.2), "of the warm steps only"
+    assert chosen.stock_seconds == pytest.approx(auto.choose(STEP, 1).stock_seconds, rel=0.2), "of the warm steps only"
 
 
 DRAFTS = {
@@ -68,7 +68,7 @@ DRAFTS = {
 def test_a_tail_that_decodes_faster_with_drafts_is_priced_so():
     timeline, lengths = step(TAIL)
     plain, drafted = learned((timeline, lengths)), learned((timeline, lengths, DRAFTS))
-    slow, fast = plain.choose(STEP), drafted.choose(STEP)
+    slow, fast = plain.choose(STEP, 1), drafted.choose(STEP, 1)
     # Few are left for long: 6 drafted tokens of each cost little beside a pass, and three of them are accepted.
     assert fast.stock_seconds < 0.7 * slow.stock_seconds
     known = drafted.learned.drafted
@@ -79,13 +79,58 @@ def test_a_tail_that_decodes_faster_with_drafts_is_priced_so():
 
 
 def test_without_a_tail_or_without_inference_nothing_migrates():
-    assert learned(step(FLAT)).choose(STEP).threshold == 0
-    assert learned(step(TAIL, inference=1e-6)).choose(STEP).threshold == 0
+    assert learned(step(FLAT)).choose(STEP, 1).threshold == 0
+    assert learned(step(TAIL, inference=1e-6)).choose(STEP, 1).threshold == 0
+
+
+def streaming(*steps, infers=False):
+    """As `learned`, for a run whose updates are streamed."""
+    auto = AutoThreshold(REPLICAS, CAPACITY, LONGEST, infers=infers, streams=True)
+    for found in steps:
+        auto.learn(*found)
+    return auto
+
+
+def updated(lengths, seconds=20.0, each=10):
+    """A step without inference; an update of so many replica-seconds, a quarter of it streamed on rank 1 before. Long
+    samples are of the same prompts."""
+    generation, found = step(lengths, inference=0.0)
+    spans = [span for span in generation.spans if span.category != "inference"]
+    end = max(span.end for span in spans)
+    spans += [Span("stream_update", "rank 1", "train", end - seconds / 4, end)]
+    spans += [Span("update_actor", f"rank {r}", "train", end, end + seconds * 3 / 16) for r in range(REPLICAS)]
+    spans += [Span("update_actor", "step", "stage", end, end + seconds * 3 / 16)]
+    return timeline(*spans), found
+
+
+def test_a_streamed_update_is_priced_where_nothing_is_inferred():
+    auto = streaming((step(FLAT)[0], {}), updated(TAIL))
+    tokens = sum(TAIL) + 9 * len(TAIL)
+    assert auto.learned.update == pytest.approx(20.0 / tokens)
+    chosen = auto.choose(STEP, 10)
+    assert 0 < chosen.threshold <= 40
+    assert chosen.seconds < 0.95 * chosen.stock_seconds
+    # Alone, each sample would wait for nobody; in groups of ten with a long one each, none is complete early.
+    mixed = streaming((step(FLAT)[0], {}), updated([*[20] * 9, 400] * 10)).choose(STEP, 10)
+    assert mixed.threshold == 0
+    assert streaming((step(FLAT)[0], {}), updated(FLAT)).choose(STEP, 10).threshold == 0
+
+
+def test_before_an_update_is_measured_nothing_is_chosen():
+    assert streaming((step(FLAT)[0], {}), step(TAIL), infers=True).choose(STEP, 10) is None
+    assert streaming((step(FLAT)[0], {}), updated(TAIL), infers=True).choose(STEP, 10) is None
+
+
+def test_prompts_are_drawn_whole():
+    auto = streaming(step([*[10] * 10, *[300] * 10] * 5))
+    drawn = auto._draw(STEP, 10).response.reshape(-1, 10)
+    assert drawn.shape == (10, 10)
+    assert (drawn == drawn[:, :1]).all()
 
 
 def test_the_prediction_for_stock_is_the_step_that_was_measured():
     measured, lengths = step(TAIL)
-    chosen = learned((measured, lengths)).choose(STEP)
+    chosen = learned((measured, lengths)).choose(STEP, 1)
     assert chosen.stock_seconds == pytest.approx(measured.end, rel=0.25)
 
 
@@ -112,4 +157,4 @@ def test_data_sets_are_kept_apart_and_a_new_one_is_like_any():
 def test_a_step_without_samples_teaches_nothing():
     auto = learned(step(TAIL))
     auto.learn(timeline(), {})
-    assert auto.choose(STEP).threshold > 0
+    assert auto.choose(STEP, 1).threshold > 0

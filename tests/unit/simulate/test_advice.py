@@ -1,4 +1,4 @@
-"""What is advised, and what is not."""
+"""Advised features, and features that are not advised."""
 
 from dataclasses import replace
 
@@ -71,6 +71,15 @@ def test_strategies_are_compared_with_observe_mode_not_with_stock():
     assert advice_of_rows([rows[0], row("interstage", 7.0)]).features == ("interstage",)
 
 
+def test_a_streamed_update_gains_what_it_adds_to_the_pass_that_is_left_out():
+    rows = [row("stock", 10.0), row("observe", 10.0), row("old_log_prob", 9.0), row("stream", 8.5)]
+    advice = advice_of_rows(rows)
+    assert advice.features == ("old_log_prob", "stream")
+    assert "old_log_prob (1.00 s a step, 10%), stream (0.50 s a step, 5%)" in advice.sentence
+    assert advice.overrides.count("fuse.update.skip_old_log_prob=true") == 1
+    assert advice_of_rows([*rows[:3], row("stream", 9.0)]).features == ("old_log_prob",)
+
+
 def test_a_gain_within_its_interval_is_not_advised():
     rows = [row("stock", 10.0), row("observe", 8.0, spread=0.2), row("interstage", 7.8, spread=0.2)]
     assert advice_of_rows(rows).features == ()
@@ -120,7 +129,10 @@ def test_the_overrides_are_keys_that_exist_and_verl_fuse_refuses_together_what_i
         problems = set(refused(config, overrides)) - set(alone)
         assert not any("unknown key" in problem for problem in problems)
         # verl's defaults make several mini-batches of a step.
-        expected = {"megatron": {"old_log_prob"}, "fsdp": {"pipeline", "old_log_prob"}}[model_engine]
+        expected = {
+            "megatron": {"old_log_prob", "stream"},
+            "fsdp": {"pipeline", "old_log_prob", "stream"},
+        }[model_engine]
         assert bool(problems) is (feature in expected), problems
     together = refused(config, [*OVERRIDES["interstage"], *OVERRIDES["elastic"]])
     assert any("both decide which replicas generate" in problem for problem in together)

@@ -56,7 +56,7 @@ def test_a_replay_takes_as_long_as_the_run():
 def test_what_every_feature_would_have_saved():
     savings = {saving.feature: saving for saving in ask(step(0), step(1)).savings}
     assert list(savings) == [
-        "observe", "interstage", "pipeline", "speculation", "zero_gradient", "old_log_prob", "elastic",
+        "observe", "interstage", "pipeline", "speculation", "zero_gradient", "old_log_prob", "stream", "elastic",
     ]  # fmt: skip
     assert savings["observe"].seconds == pytest.approx(0.7)
     assert 0.5 < savings["interstage"].seconds < 3.0
@@ -170,3 +170,32 @@ def test_a_run_that_migrated_is_refused():
     spans = (Span("request", "replica 0", "generate", 0, 1, {"response_tokens": 3, "resumed_tokens": 2}),)
     with pytest.raises(FuseError, match="samples migrated already"):
         read_recorded(Timeline("run", 3, 0, 1, spans))
+
+
+def saved_by_stream(recorded: ReplayedStep, **options):
+    (found,) = [saving for saving in ask(recorded, **options).savings if saving.feature == "stream"]
+    return found
+
+
+def test_an_update_in_the_tail_would_have_saved_what_complete_groups_take():
+    recorded = replace(step(0), stages={"gen": 10.0, "update_actor": 8.0}, group=np.arange(256) // 8)
+    found = saved_by_stream(recorded)
+    assert 0 < found.seconds < 8.0
+    assert "of the update before generation ends" in found.note
+    alone = saved_by_stream(replace(recorded, group=np.arange(256)))
+    assert alone.seconds > found.seconds, "a sample that waits for no other is complete earlier"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"group": None}, "does not say which samples"),
+        ({"streamed": True}, "it was on"),
+        ({"stages": {"update_actor": 8.0, "update_critic": 8.0}}, "with a critic"),
+    ],
+)
+def test_why_no_update_would_have_been_streamed(changed, said):
+    recorded = replace(step(0), stages={"update_actor": 8.0}, group=np.arange(256) // 8)
+    found = saved_by_stream(replace(recorded, **changed))
+    assert (found.seconds, said in found.note) == (0.0, True)
+    assert "shared and saturated" in saved_by_stream(recorded, dedicated=False).note

@@ -44,7 +44,7 @@ def run(*arguments: str) -> int:
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch):
-    """What is printed into a pipe is whole all the same."""
+    """Output into a pipe is whole too."""
     monkeypatch.setenv("COLUMNS", "40")
 
 
@@ -63,6 +63,8 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
         "zero_gradient",
         "old_log_prob",
         "update",
+        "copies",
+        "stream",
         "placement",
         "all",
     ]

@@ -88,6 +88,45 @@ def test_old_log_probs_are_left_out_of_steps_with_one_update():
     assert run(one, "update", options).seconds == ours.seconds
 
 
+ON_POLICY = grpo(reference=None, minibatches=1)
+
+
+def in_fours(workload) -> Plan:
+    """Stock, with replicas of four devices."""
+    plan = stock_plan(workload, h100(), NO_POLL)
+    return replace(plan, calls=(CallPlan("actor_generate", Mesh(0, 16), Layout(tp=4, dp=4)), *plan.calls[1:]))
+
+
+def test_an_update_is_streamed_into_the_tail_where_copies_fit():
+    plan = in_fours(ON_POLICY)
+    base, copies, ours = (run(ON_POLICY, name, plan=plan) for name in ("old_log_prob", "copies", "stream"))
+    assert ours.seconds < copies.seconds
+    assert ours.stages["gen"] == base.stages["gen"]
+    assert ours.stages["update_actor"] < copies.stages["update_actor"]
+    assert copies.notes == ("a copy of the actor on each replica: actor_rollout_ref.actor.fsdp_config.fsdp_size=4",)
+    assert "of the update is done in calls that begin before generation ends" in ours.notes[1]
+    alone = run(ON_POLICY, "stream", replace(NO_POLL, dedicated=False), plan)
+    assert alone.seconds == pytest.approx(copies.seconds)
+    # A migration frees whole replicas for it.
+    moved = run(ON_POLICY, "stream+interstage", plan=plan)
+    assert moved.generation.paused is not None
+    assert moved.seconds < copies.seconds
+
+
+def test_an_update_that_cannot_be_streamed_is_stock_with_the_reason():
+    in_ones = run(ON_POLICY, "stream", plan=_with_rollout(stock_plan(ON_POLICY, h100(), NO_POLL), Layout(dp=16)))
+    assert in_ones.notes[0].startswith("141.8 GiB")
+    assert in_ones.generation.streamed is None
+    waiting = grpo(minibatches=1)
+    plan = in_fours(waiting)
+    assert "with interstage" in run(waiting, "stream", plan=plan).notes[1]
+    assert run(waiting, "stream", plan=plan).seconds == pytest.approx(run(waiting, "copies", plan=plan).seconds)
+    both = run(waiting, "stream+interstage", plan=plan)
+    assert both.generation.streamed is not None
+    assert both.generation.streamed.share > 0
+    assert both.seconds < run(waiting, "copies", plan=plan).seconds
+
+
 def test_interstage_hides_inference_behind_the_tail():
     stock, fused = run(ppo(), "stock"), run(ppo(), "interstage")
     assert fused.seconds < stock.seconds
@@ -147,7 +186,7 @@ def test_an_unknown_strategy_is_refused():
     with pytest.raises(
         FuseError,
         match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, "
-        r"speculation, tail, zero_gradient, old_log_prob, update, placement, all",
+        r"speculation, tail, zero_gradient, old_log_prob, update, copies, stream, placement, all",
     ):
         run(ppo(), "fast")
 

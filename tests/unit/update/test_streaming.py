@@ -1,11 +1,13 @@
 """Which complete groups a released lane trains on: the invariants in verl_fuse_update/streaming.py, and what a run with
 `fuse.update.stream` needs."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from verl_fuse.spec.contract import label
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
 from verl_fuse_update.config import UpdateConfig
@@ -29,6 +31,17 @@ FITS = {
     "fuse.elastic.enabled": True,
     "fuse.elastic.release": True,
 }
+
+
+@pytest.fixture(autouse=True)
+def torch_version(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets the version of torch that is said to be installed: at first one with streams."""
+
+    def installed(said: str) -> None:
+        monkeypatch.setattr("verl_fuse_update.refusals.version", lambda package: said)
+
+    installed("2.13.0+cpu")
+    return installed
 
 
 def view(*lengths: tuple[str, int], each: int = 2) -> RolloutView:
@@ -70,11 +83,15 @@ def test_a_call_is_two_micro_batches_of_each_device():
     assert call_size(dynamic.get, 2) == CallSize(None, 400)
 
 
-def refused(**changes) -> set[str]:
+def config_of(**changes) -> DictConfig:
     config = OmegaConf.create()
     for key, value in {**FITS, **changes}.items():
         OmegaConf.update(config, key, value, force_add=True)
-    return {refusal.key for refusal in UpdatePlugin().fuse_validate(config=config)}
+    return config
+
+
+def refused(**changes) -> set[str]:
+    return {refusal.key for refusal in UpdatePlugin().fuse_validate(config=config_of(**changes))}
 
 
 def test_what_fits_is_not_refused():
@@ -103,6 +120,21 @@ def test_what_fits_is_not_refused():
 )
 def test_what_cannot_be_streamed_is_refused_by_name(key: str, value: object):
     assert key in refused(**{key: value})
+
+
+def test_a_torch_that_cannot_drop_gradients_is_refused_by_its_version_and_breaks_no_other_run(torch_version):
+    def targets(config: dict | None) -> set[str]:
+        return {label(contract) for contract in UpdatePlugin().fuse_contracts(config=config)}
+
+    reset = "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule.reset_iter_state"
+    streams = OmegaConf.create({"fuse": {"update": {"stream": True, "skip_old_log_prob": True}}})
+    assert reset in targets(None) & targets(streams)
+    torch_version("2.11.0+cpu")
+    assert refused() == {"fuse.update.stream"}
+    (said,) = UpdatePlugin().fuse_validate(config=config_of())
+    assert said.allowed.startswith("false with torch 2.11.0+cpu: fuse.update.stream=true needs 2.13")
+    assert reset not in targets(None)
+    assert targets(None) > {"verl.workers.engine_workers:TrainingWorker.loss_fn"}, "lean updates work there"
 
 
 def test_a_mean_over_samples_and_tokens_is_refused():

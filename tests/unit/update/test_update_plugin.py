@@ -1,4 +1,4 @@
-"""What the plugin `update` refuses, and when it takes part."""
+"""Refusals of the plugin `update`, and the runs in which it takes part."""
 
 import pytest
 from omegaconf import OmegaConf

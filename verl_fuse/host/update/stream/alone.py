@@ -1,10 +1,12 @@
 """Lets the ranks of one shard group compute without the others.
 
-verl agrees on numbers of tokens and micro-batches among all ranks, and torch's FSDP2 reduces gradients over all of them. Within `alone` both stay in the
-shard group: gradients are reduced and scattered there after each micro-batch, and FSDP2 adds up what has not been reduced over the groups.
+verl agrees on numbers of tokens and micro-batches among all ranks, and torch's FSDP2 reduces gradients over all of
+them. Within `alone` both stay in the shard group: gradients are reduced and scattered there after each micro-batch, and
+FSDP2 adds up what has not been reduced over the groups.
 
 Invariants (tests/integration/test_stream_engines.py):
-- no rank outside the shard group is waited for, except in the last micro-batch of the last call, in which all take part;
+- no rank outside the shard group is waited for, except in the last micro-batch of the last call, in which all take
+  part;
 - what is kept between calls is 4 bytes per parameter of the shard, in the dtype gradients are reduced in (float32).
 """
 
@@ -44,7 +46,8 @@ def alone(engine: Any, last: bool) -> Iterator[None]:
 
 
 def forget(engine: Any) -> None:
-    """Drop all gradients, those that were not reduced over the groups among them; also after a failed backward pass. Every rank must do it."""
+    """Drop all gradients, those that were not reduced over the groups among them; also after a failed backward pass.
+    Every rank must do it."""
     # The second alone leaves sharded gradients, the first alone leaves partial sums.
     engine.optimizer_zero_grad()
     # None until the first forward pass, which builds what is reset.

@@ -1,9 +1,12 @@
-"""The driver's part of a streamed update: which groups are complete, what was streamed, and whether it still holds at the end.
+"""The driver's part of a streamed update: which groups are complete, what was streamed, and whether it still holds at
+the end.
 
-Advantages of a group are verl's, computed for the group alone. Once the batch is whole verl computes them again, and the guard compares.
+Advantages of a group are verl's, computed for the group alone. Once the batch is whole verl computes them again, and
+the guard compares.
 
 Invariants (tests/integration/test_stream_driver.py, tests/integration/test_stream_run.py):
-- a group is streamed once, whole, and only when every sample of it is finished and has gone through all streamed stages;
+- a group is streamed once, whole, and only when every sample of it is finished and has gone through all streamed
+  stages;
 - every row of the batch is in one call: of a streamed group, or of the rest;
 - on any difference, or failure, all ranks drop their gradients and the step's update is the one without streaming;
 - a step that does not train the actor, or that runs a pass for old log-probs, keeps no gradient.
@@ -44,7 +47,8 @@ UPDATE = "update"
 
 @dataclass
 class _Streamed:
-    """Of one step: `rows` whose gradients wait, `tokens` of them; groups `handed` to a lane, and when each was first `seen` complete, by its tokens."""
+    """Of one step: `rows` whose gradients wait, `tokens` of them; groups `handed` to a lane, and when each was first
+    `seen` complete, by its tokens."""
 
     handed: set[str] = field(default_factory=set)
     rows: dict[str, StreamedRow] = field(default_factory=dict)
@@ -58,7 +62,8 @@ class _Streamed:
 
 
 class StreamedUpdates(LeanUpdates):
-    """The updates of `trainer`, on shard groups of `devices_each` ranks. `advantages` are verl's, of a batch; `deferred`: the loss is a mean over tokens."""
+    """The updates of `trainer`, on shard groups of `devices_each` ranks. `advantages` are verl's, of a batch;
+    `deferred`: the loss is a mean over tokens."""
 
     def __init__(
         self,

@@ -14,7 +14,8 @@ import torch
 from verl_fuse.host.upstream.advantages import ADVANTAGE_FIELDS
 from verl_fuse.spec.trajectory import TrajectoryKey
 
-# Of the largest advantage of a row: verl adds up rewards of a group in the order of the batch, which changes, so that a mean may differ in its last bits.
+# Of the largest advantage of a row: verl adds up rewards of a group in the order of the batch, which changes, so that a
+# mean may differ in its last bits.
 ROUNDING = 1e-5
 
 

@@ -1,10 +1,11 @@
 """The ranks that train on the devices of each replica, called while others generate.
 
-A shard group of the actor's workers is on the devices of one replica. Calls of one shard group run one after the other, on a lane; where a slice
-computes inference on the same devices, on the lane of the slice.
+A shard group of the actor's workers is on the devices of one replica. Calls of one shard group run one after the other,
+on a lane; where a slice computes inference on the same devices, on the lane of the slice.
 
 Invariants (tests/integration/test_stream_driver.py):
-- a call reaches the ranks of its shard group alone, each with rows of its own; a rank without any gets one that does not count;
+- a call reaches the ranks of its shard group alone, each with rows of its own; a rank without any gets one that does
+  not count;
 - what a call raises is kept for whoever asks, and ends neither its lane nor the run.
 """
 
@@ -22,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 def dealt(work: Mapping[str, int], parts: int) -> list[list[str]]:
-    """Keys of each part, of about the same work; `work` in tokens by key. A part is empty where there are fewer keys than parts."""
+    """Keys of each part, of about the same work; `work` in tokens by key. A part is empty where there are fewer keys
+    than parts."""
     keys = list(work)
     if len(keys) < parts:
         return [[key] for key in keys] + [[] for _ in range(parts - len(keys))]
@@ -32,7 +34,8 @@ def dealt(work: Mapping[str, int], parts: int) -> list[list[str]]:
 
 
 class StreamLanes:
-    """`count` shard groups, in order of the ranks of their replicas; `lane_of(number)` is the lane of the slice there, or a new one."""
+    """`count` shard groups, in order of the ranks of their replicas; `lane_of(number)` is the lane of the slice there,
+    or a new one."""
 
     def __init__(self, count: int, lane_of: Callable[[int], Lane]) -> None:
         self._count, self._lane_of = count, lane_of

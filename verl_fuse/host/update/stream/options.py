@@ -10,10 +10,11 @@ STREAM_FIELDS = ("advantages",)
 
 @dataclass(frozen=True)
 class StreamOrder:
-    """Of the update of one step: the loss is divided by `nominal` tokens until their number is known, where that is `deferred`.
+    """Of the update of one step: the loss is divided by `nominal` tokens until their number is known, where that is
+    `deferred`.
 
-    `counts`: rows are of the batch; without it they only carry the collectives of a rank that has none. `last`: the call of all ranks that ends the
-    gradient, after which the optimizer steps.
+    `counts`: rows are of the batch; without it they only carry the collectives of a rank that has none. `last`: the
+    call of all ranks that ends the gradient, after which the optimizer steps.
     """
 
     step: int

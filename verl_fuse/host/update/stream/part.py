@@ -1,7 +1,7 @@
 """Rows of one call of a streamed update on one rank.
 
-The engine goes through them as in a lean update (lean/mini_batch.py), whose split into micro-batches and own log-probs it takes over; old log-probs are the
-update's own, since parameters are those that generated the rows.
+The engine goes through them as in a lean update (lean/mini_batch.py), whose split into micro-batches and own log-probs
+it takes over; old log-probs are the update's own, since parameters are those that generated the rows.
 
 Invariants (tests/integration/test_stream_engines.py):
 - every row that counts is computed once, or left out because every advantage of it is exactly 0;
@@ -22,7 +22,8 @@ from verl_fuse.host.update.stream.totals import StreamTotals
 
 
 class StreamedRows(LeanMiniBatch):
-    """`data` of this rank, in the form of verl's mini-batches; `totals` take in what they add. Made and used within `alone`."""
+    """`data` of this rank, in the form of verl's mini-batches; `totals` take in what they add. Made and used within
+    `alone`."""
 
     def __init__(
         self, engine: Any, data: Any, options: LeanOptions, loss: Loss, order: StreamOrder, totals: StreamTotals

@@ -1,6 +1,7 @@
 """What a rank's calls of one streamed update add up to: tokens, losses, metrics.
 
-Sums are of losses divided by the nominal number of tokens, so that `scaled` multiplies them; means weigh as many tokens as they are of.
+Sums are of losses divided by the nominal number of tokens, so that `scaled` multiplies them; means weigh as many tokens
+as they are of.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from verl.utils.metric import AggregationType, Metric
 
 @dataclass
 class StreamTotals:
-    """Of step `step`: `tokens` that count, also of rows that were not computed; `seconds` in calls; `lengths` of computed rows in tokens."""
+    """Of step `step`: `tokens` that count, also of rows that were not computed; `seconds` in calls; `lengths` of
+    computed rows in tokens."""
 
     step: int
     tokens: float = 0.0
@@ -47,7 +49,8 @@ class StreamTotals:
         return self._weight
 
     def scaled(self, scale: float, weight: float) -> dict[str, Any]:
-        """Metrics as verl's update has them, one value of this rank: verl takes the mean of all ranks. `weight`: the mean of all ranks' weights."""
+        """Metrics as verl's update has them, one value of this rank: verl takes the mean of all ranks. `weight`: the
+        mean of all ranks' weights."""
         sums = {key: Metric(AggregationType.SUM, one * scale) for key, one in self._sums.items()}
         means = {key: Metric(AggregationType.MEAN, one / max(weight, 1.0)) for key, one in self._means.items()}
         return sums | means | {key: [value] for key, value in self._same.items()}

@@ -24,7 +24,8 @@ from verl_fuse.host.update.stream.totals import StreamTotals
 class StreamTrainingWorker(LeanTrainingWorker):
     """verl's worker of one model on FSDP2.
 
-    Gradients of `stream_rows` wait until `stream_finish` steps or `stream_drop` forgets them; between them an update of verl's is an error.
+    Gradients of `stream_rows` wait until `stream_finish` steps or `stream_drop` forgets them; between them an update of
+    verl's is an error.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,7 +60,8 @@ class StreamTrainingWorker(LeanTrainingWorker):
         return old_log_probs_of(rows.outputs, data["response_mask"])
 
     def stream_finish(self, order: StreamOrder) -> dict[str, Any]:
-        """After the last rows: the one optimizer step, a collective of all ranks. Returns verl's metrics of the update, and `tokens` of the batch."""
+        """After the last rows: the one optimizer step, a collective of all ranks. Returns verl's metrics of the update,
+        and `tokens` of the batch."""
         totals = self._totals
         engine: Any = self.engine
         if totals is None or totals.step != order.step:

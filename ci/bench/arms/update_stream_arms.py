@@ -1,0 +1,17 @@
+"""External module of the bench `update_stream`, the same in every run: forced lengths and rewards, and whole steps
+measured as by `step_arms`."""
+
+import importlib
+from typing import Any
+
+import step_arms  # noqa: F401  measures, and pins devices
+
+from verl_fuse.host.upstream.on_import import on_import
+
+
+def _register_agent(module: Any) -> None:
+    # Hydra looks the agent up by its module and name.
+    importlib.import_module("forced_reward_agent")
+
+
+on_import("verl.experimental.agent_loop", _register_agent)

@@ -1,0 +1,174 @@
+"""Whole GRPO steps whose update begins on complete groups while the long tail generates (`fuse.update.stream`).
+
+Real verl with two FSDP2 ranks and two vLLM replicas; replica and rank of the same number are pinned to one core. Arms,
+each a run of its own, to and fro:
+
+- stock: verl's own trainer, at our pace of looking at the rollout, with shards over both devices;
+- copies: the same with a copy of the actor on each device, the layout of the stream;
+- lean: `fuse.update.skip_old_log_prob=true` in stock's layout, which the stream includes;
+- stream: copies, with the stream.
+
+Step n of each generates the same lengths, which are forced: one long response and many short ones. The first steps,
+which load and compile, are left out. Ratios are of sums of seconds over the steps of all rounds, their intervals
+bootstraps over steps of the same number in the same round (95 %): `ratio` is the faster of stock's two layouts over
+the stream, `over_lean` what the stream adds to the pass that is left out. `bounds` are seconds of a step that keep it
+from more: the generation that grew, the update that was left, groups that were complete and not streamed.
+
+    python -m ci.bench.update_stream [--rounds 2] [--steps 8] [--keep DIRECTORY]
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ci.bench import interstage, update
+from ci.bench.support.runs import SEED, in_folder, launch, parser, ratio
+from verl_fuse.cli.run import BASELINE
+
+STOCK, COPIES, LEAN, STREAM = "stock", "copies", "lean", "stream"
+ONE_DEVICE = "actor_rollout_ref.actor.fsdp_config.fsdp_size=1"
+OURS = (
+    "fuse.update.skip_old_log_prob=true",
+    "fuse.observe.progress=false",
+    "fuse.observe.perfetto=false",
+    "fuse.observe.html=false",
+)
+ARMS: dict[str, tuple[str, ...]] = {
+    STOCK: BASELINE,
+    COPIES: (*BASELINE, ONE_DEVICE),
+    LEAN: OURS,
+    STREAM: (
+        *OURS,
+        ONE_DEVICE,
+        "fuse.update.stream=true",
+        "fuse.elastic.enabled=true",
+        "fuse.elastic.release=true",
+        "fuse.elastic.cut_fraction=0.75",
+    ),
+}
+PROMPTS, SAMPLES_PER_PROMPT = 16, 8
+SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
+# Response tokens: of one sample, and of all others up to.
+LONG, SHORT = 700, 48
+# Steps at the start of a run that are not measured: a rank's first streamed call builds what FSDP2 needs.
+FIRST = 2
+
+
+def make_plan(steps: int, seed: int) -> dict[str, Any]:
+    """See arms/bench_plan.py; every step is a group of its own, and no prompt has equal rewards."""
+    rng = np.random.default_rng(SEED + seed)
+
+    def lengths() -> list[int]:
+        drawn = rng.integers(SHORT // 2, SHORT, SAMPLES)
+        drawn[rng.integers(SAMPLES)] = LONG
+        return drawn.tolist()
+
+    return {
+        "arms_per_group": 1,
+        "lengths": [lengths() for _ in range(steps)],
+        "equal": [[] for _ in range(steps)],
+        "samples_per_prompt": SAMPLES_PER_PROMPT,
+    }
+
+
+def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
+    """The settings of the bench `update`, with longer responses and without its features."""
+    replaced = ("fuse.", "data.train_batch_size=", "data.max_response_length=", "trainer.default_local_dir=")
+    replaced += (
+        "actor_rollout_ref.actor.ppo_mini_batch_size=",
+        "actor_rollout_ref.rollout.n=",
+        "actor_rollout_ref.rollout.max_model_len=",
+    )
+    common = [entry for entry in update.overrides(folder, steps) if not entry.startswith(replaced)]
+    return [
+        *common,
+        f"data.train_batch_size={PROMPTS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        f"data.max_response_length={LONG}",
+        f"actor_rollout_ref.rollout.n={SAMPLES_PER_PROMPT}",
+        f"actor_rollout_ref.rollout.max_model_len={LONG + 16}",
+        f"trainer.default_local_dir={home / 'run'}",
+        *ARMS[arm],
+    ]
+
+
+def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]:
+    """Every measured step of one run; a run that `folder` holds already is not repeated."""
+    home, measurements = folder / f"{number}-{arm}", folder / f"{number}-{arm}" / "steps.jsonl"
+    if not (home / "ended").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        (home / "plan.json").write_text(json.dumps(make_plan(FIRST + steps, number)))
+        settings = overrides(folder, arm, home, FIRST + steps)
+        launch(home, "update_stream_arms", settings, home / "run.log", STEP_BENCH=str(measurements))
+        (home / "ended").touch()
+    return [json.loads(line) for line in measurements.read_text().splitlines()][FIRST:]
+
+
+def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The benchmark's JSON line."""
+
+    def seconds(arm: str) -> list[float]:
+        return [step["seconds"] for step in found[arm]]
+
+    def mean(arm: str, part: str) -> float:
+        return round(float(np.mean([step["parts"].get(part, 0.0) for step in found[arm]])), 3)
+
+    def own(name: str) -> float:
+        return round(float(np.mean([step["own"][f"fuse/stream_{name}"] for step in found[STREAM]])), 3)
+
+    faster = min((STOCK, COPIES), key=lambda arm: sum(seconds(arm)))
+    whole, interval = ratio(seconds(faster), seconds(STREAM))
+    every = [step for steps in found.values() for step in steps]
+    return {
+        "bench": "update_stream",
+        "faster_layout": faster,
+        "ratio": whole,
+        "interval": interval,
+        "over_lean": ratio(seconds(LEAN), seconds(STREAM)),
+        "over_copies": ratio(seconds(COPIES), seconds(STREAM)),
+        "bounds": {
+            "generation_grew": round(mean(STREAM, "gen") - mean(faster, "gen"), 3),
+            "update_left": mean(STREAM, "update_actor"),
+            "missed_tokens": own("missed_tokens"),
+        },
+        "streamed": {name: own(name) for name in ("tokens", "complete_tokens", "seconds", "calls")},
+        "fallbacks": max(step["own"]["fuse/stream_fallbacks"] for step in found[STREAM]),
+        "steps": len(found[STOCK]),
+        "seconds": {arm: round(float(np.mean(seconds(arm))), 3) for arm in found},
+        "parts": {
+            arm: {part: mean(arm, part) for part in ("gen", "old_log_prob", "update_actor", "update_weights")}
+            for arm in found
+        },
+        "samples": int(sum(step["samples"] for step in every)),
+        "lost": int(sum(step["lost"] for step in every)),
+        "duplicated": int(sum(step["duplicated"] for step in every)),
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__, "leave runs and measurements here, and go on with those that are there")
+    arguments.add_argument("--rounds", type=int, default=2)
+    arguments.add_argument("--steps", type=int, default=8, help="measured steps of a run")
+    given = arguments.parse_args()
+
+    def work(folder: Path) -> dict[str, Any]:
+        if not (folder / "model").exists():
+            interstage.make_task(folder, update.HIDDEN, update.LAYERS, PROMPTS)
+        found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
+        for number in range(given.rounds):
+            # To and fro, so that what drifts does not always meet the same arm.
+            for arm in list(ARMS) if number % 2 == 0 else reversed(ARMS):
+                found[arm] += run(folder, arm, number, given.steps)
+                print(f"round {number}: {arm}", file=sys.stderr, flush=True)
+        return report(found)
+
+    in_folder(given.keep, work, again=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A copy of the actor on the devices of each replica (FSDP2's hybrid sharding), the layout of `fuse.update.stream`:
+seconds, bytes, and what is said of them.
+
+Invariants (tests/unit/simulate/test_copies.py):
+- weights, gradient and two moments are 16 bytes per parameter, sums of gradients that wait 4, over a replica's devices;
+- a model that does not fit, or an algorithm that cannot stream, is said with the number that decides.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from verl_fuse.cost.model import Batch, CostModel
+from verl_fuse.errors import FuseError
+from verl_fuse.simulate.calls import is_dedicated
+from verl_fuse.simulate.options import SimulationOptions
+from verl_fuse.simulate.replicas import mean_batch, replica_count
+from verl_fuse.simulate.streamed import StreamedTail, StreamedUpdate
+from verl_fuse.spec.cluster import Mesh
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.model import Model
+from verl_fuse.spec.plan import Plan
+from verl_fuse.spec.units import GIB
+from verl_fuse.spec.workload import Workload
+
+
+def update_of(
+    workload: Workload, plan: Plan, cost: CostModel, features: frozenset[str], options: SimulationOptions
+) -> StreamedUpdate | None:
+    """The update under these features where it is trained in copies, else None."""
+    if "copies" not in features or why_not(workload, plan, cost, options):
+        return None
+    update = streamed_update(workload, plan, cost, options)
+    streams = "stream" in features and not _waits_for_reference(workload, features)
+    # A migration and `fuse.elastic.release` exclude each other.
+    return replace(update, when_done="interstage" not in features, dedicated=streams and update.dedicated)
+
+
+def notes_of(
+    workload: Workload,
+    plan: Plan,
+    cost: CostModel,
+    features: frozenset[str],
+    options: SimulationOptions,
+    tail: StreamedTail | None,
+) -> Iterator[str]:
+    """What is said of a step under these features, whose update was `tail`."""
+    if "copies" not in features:
+        return
+    if tail is None:
+        yield str(why_not(workload, plan, cost, options))
+        return
+    yield f"a copy of the actor on each replica: actor_rollout_ref.actor.fsdp_config.fsdp_size={_devices(plan)}"
+    if "stream" in features and _waits_for_reference(workload, features):
+        yield "a group is trained on after its reference log-probs: with interstage (stream+interstage)"
+    elif "stream" in features:
+        yield f"{tail.share:.0%} of the update is done in calls that begin before generation ends"
+
+
+def _waits_for_reference(workload: Workload, features: frozenset[str]) -> bool:
+    return workload.reference is not None and "interstage" not in features
+
+
+@lru_cache(maxsize=256)
+def why_not(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> str | None:
+    """Why the update of this workload is not streamed, or None."""
+    if workload.critic is not None:
+        return "an advantage needs the whole batch: nothing is streamed with a critic"
+    if workload.epochs * workload.minibatches > 1:
+        return "several updates a step: nothing is streamed"
+    if _replicas(plan) == 1:
+        return "one replica: no device is free before generation ends"
+    devices = _devices(plan)
+    if _microbatches(workload, plan, cost, options) is None:
+        held = held_bytes(workload.actor, devices, cost)
+        return (
+            f"{held / GIB:.1f} GiB of parameters, moments and gradients on each device of a replica of {devices}, and "
+            f"a sequence's activations, do not fit into {cost.cluster.device.memory / GIB:.1f} GiB: replicas of more "
+            "devices would do"
+        )
+    return None
+
+
+def held_bytes(model: Model, devices: int, cost: CostModel) -> float:
+    """Bytes on one of the `devices` of a replica between two calls, activations not counted."""
+    memory = cost.memory(model, "train", _copy(devices))
+    # Sums that wait are as large as gradients.
+    return memory.model + memory.gradients
+
+
+@lru_cache(maxsize=256)
+def streamed_update(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> StreamedUpdate:
+    """Training in copies, for a workload of which `why_not` says nothing; replicas that are done are released."""
+    microbatches = _microbatches(workload, plan, cost, options)
+    if microbatches is None:
+        raise FuseError(str(why_not(workload, plan, cost, options)))
+    model, devices, replicas = workload.actor, _devices(plan), _replicas(plan)
+    layout, share = _copy(devices), mean_batch(workload).split(replicas)
+
+    def seconds(batch: Batch) -> float:
+        passes = cost.train(model, layout, Mesh(0, devices), batch, 1, microbatches, recompute=options.recompute)
+        return (1 - workload.zero_gradient) * (passes - cost.update(model, layout))
+
+    squares = (seconds(replace(share, squares=2 * share.squares)) - seconds(share)) / share.squares
+    spare = cost.cluster.device.memory * (1 - options.rollout_memory)
+    return StreamedUpdate(
+        per_token=(seconds(share) - squares * share.squares) / share.tokens,
+        per_square=squares,
+        end_seconds=cost.update(model, layout) + cost.reduce_copies(model, devices, replicas),
+        load_seconds=cost.offload(max(0.0, held_bytes(model, devices, cost) - spare)),
+        dedicated=is_dedicated(cost, options),
+    )
+
+
+def _copy(devices: int) -> Layout:
+    """Return the layout of one copy: weights, gradients and optimizer states are cut over a replica's devices."""
+    return Layout(dp=devices, shards=devices)
+
+
+def _devices(plan: Plan) -> int:
+    return plan.call("actor_generate").mesh.size // _replicas(plan)
+
+
+def _replicas(plan: Plan) -> int:
+    return plan.replicas or replica_count(plan.call("actor_generate").layout)
+
+
+def _microbatches(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> int | None:
+    """Of a device's share of the batch: the fewest that fit beside what is held, or None."""
+    devices = _devices(plan)
+    share = mean_batch(workload).split(_replicas(plan) * devices)
+    count = 1
+    while True:
+        part = share.split(count)
+        memory = cost.memory(workload.actor, "train", _copy(devices), microbatch=part, recompute=options.recompute)
+        if memory.total + memory.gradients <= cost.cluster.device.memory:
+            return count
+        if part.sequences <= 1:
+            return None
+        count *= 2
