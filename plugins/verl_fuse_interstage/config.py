@@ -9,7 +9,7 @@ from verl_fuse.spec.block import COUNTS_ALWAYS, bounded, left_to_preset
 
 @dataclass(frozen=True)
 class InterstageConfig:
-    """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
+    """The fields are described in verl_fuse/host/config/fuse/default.yaml."""
 
     enabled: bool | None = field(default=None, metadata=left_to_preset(False))
     layout: Literal["shared", "slices"] | None = field(default=None, metadata=left_to_preset("shared"))

@@ -1,5 +1,5 @@
-"""Configuration of verl under which finished samples may not be streamed, or unfinished ones not moved (refusals.py),
-and what slices rest on."""
+"""Contracts: the configuration of verl under which finished samples may not be streamed, or unfinished samples not
+moved (refusals.py), and the code that slices rest on."""
 
 from verl_fuse.host.upstream.targets import FSDP_YAML, MEGATRON_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
@@ -17,7 +17,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(ROLLOUT_YAML, "name", "???"),
     ConfigKey(ROLLOUT_YAML, "full_determinism", False),
     ConfigKey(ROLLOUT_YAML, "disaggregation.enabled", False),
-    # Devices of a replica, and how a slice's models use them.
+    # These keys set the devices of a replica, and how a slice's models use them.
     ConfigKey(ROLLOUT_YAML, "data_parallel_size", int),
     ConfigKey(ROLLOUT_YAML, "pipeline_model_parallel_size", int),
     ConfigKey(FSDP_YAML, "ulysses_sequence_parallel_size", int),
@@ -34,7 +34,8 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigGroup("verl/trainer/config/ref/megatron_ref.yaml", "../engine@megatron: megatron"),
     ConfigGroup("verl/trainer/config/critic/megatron_critic.yaml", "../engine@megatron: megatron"),
 )
-# With layout "slices": what FSDP2 and FSDP1 gather from, where their shards are offloaded (host/inference/sharded.py).
+# With layout "slices": the attributes that FSDP2 and FSDP1 gather from, where their shards are offloaded
+# (host/inference/sharded.py).
 SLICE_CONTRACTS: tuple[Contract, ...] = (
     Function(f"{_SHARD}.all_gather_inputs", "property (self)", ("23969bf1c26098e3", "dd57b93d8863ea93")),
     Attribute(f"{_SHARD}._sharded_param_data"),
@@ -46,7 +47,7 @@ SLICE_CONTRACTS: tuple[Contract, ...] = (
         "(self, async_op=False)",
         ("1e7e4f29ccbde75f", "0732eeae3eb2a1ae"),
     ),
-    # Shards are looked up anew once.
+    # This function looks the shards up anew, once.
     Function(
         f"{_FULLY_SHARD}._fsdp_param_group:FSDPParamGroup.lazy_init", "(self)", ("1061bfd0ee9ae4c4", "9a6c0d50ed34f3b0")
     ),
@@ -64,7 +65,7 @@ SLICE_CONTRACTS: tuple[Contract, ...] = (
     Function("torch.distributed.fsdp._runtime_utils:_lazy_init", "(state, root_module)", "3c08816b7ca4c4e5"),
     Function("torch.distributed.fsdp._traversal_utils:_get_fsdp_handles", "(module)", "532b323bc8f216a2"),
 )
-# The same on Megatron: how a model is cut (host/weights/whole_megatron.py), and what its copies have otherwise
+# The same on Megatron: the cut of a model (host/weights/whole_megatron.py), and the settings that differ in its copies
 # (host/inference/megatron_copies.py).
 MEGATRON_SLICE_CONTRACTS: tuple[Contract, ...] = (
     Function("verl.utils.megatron_utils:unwrap_model", "(model, module_instances=...)", "eaa2391a20e614e8"),
@@ -72,6 +73,7 @@ MEGATRON_SLICE_CONTRACTS: tuple[Contract, ...] = (
     Attribute("megatron.core.models.gpt.gpt_model:GPTModel.share_embeddings_and_output_weights"),
     Attribute("megatron.core.models.common.language_module.language_module:LanguageModule.pg_collection"),
     Attribute(f"{_GROUPS}.tp"),
+    Attribute(f"{_GROUPS}.pp"),
     Attribute(f"{_GROUPS}.dp_cp"),
     Attribute(f"{_GROUPS}.ep"),
     Attribute(f"{_GROUPS}.expt_tp"),
@@ -85,10 +87,21 @@ MEGATRON_SLICE_CONTRACTS: tuple[Contract, ...] = (
         "(tensor, is_parallel, dim, stride)",
         "cc4a76406eefbfe6",
     ),
+    # What a rank keeps of memory (weights/megatron_memory.py).
+    Attribute("megatron.core.models.gpt.gpt_model:GPTModel.vocab_size", "vocab_size"),
+    Attribute("megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.buffers"),
+    Attribute("megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.expert_parallel_buffers"),
+    Attribute("megatron.core.distributed.param_and_grad_buffer:_ParamAndGradBuffer.grad_data"),
+    Attribute("megatron.core.optimizer.optimizer:MegatronOptimizer.param_groups"),
+    Attribute("megatron.core.optimizer.optimizer:MegatronOptimizer.state"),
+    Function(f"{_MEGATRON_ENGINE}.is_param_offload_enabled", "property (self)"),
+    Function(f"{_MEGATRON_ENGINE}.is_optimizer_offload_enabled", "property (self)"),
+    Attribute(f"{_MEGATRON_ENGINE}.optimizer"),
     Attribute(f"{_MEGATRON_ENGINE}.module"),
     Function(f"{_MEGATRON_ENGINE}.eval_mode", "(self, **kwargs)", "40eb6570fb4a74b5"),
     Function(f"{_MEGATRON_ENGINE}._init_device_mesh", "(self)", "84295086446f9376"),
     Attribute("verl.workers.config:McoreEngineConfig.expert_tensor_parallel_size"),
+    ConfigKey(MEGATRON_YAML, "dtype", "bfloat16"),
     ConfigKey(MEGATRON_YAML, "forward_only", bool),
     ConfigKey(MEGATRON_YAML, "tensor_model_parallel_size", int),
     ConfigKey(MEGATRON_YAML, "pipeline_model_parallel_size", int),

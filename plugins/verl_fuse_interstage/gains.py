@@ -1,7 +1,8 @@
-"""The part of the block that can gain something in a run. Pure: values in, a block and a sentence out.
+"""Find the part of the block that can gain something in a run. Pure: values in, a block and a sentence out.
 
 Invariants (tests/unit/interstage/test_gains.py):
-- without inference that can be streamed nothing is done, whatever the block asks for;
+- without inference that can be streamed the plugin does nothing, whatever the block asks for; with streamed updates and
+  slices the tail still migrates, because the devices of a freed replica train;
 - without slices nothing migrates: the training workers run inference on all devices at once, so the devices of a freed
   replica have nothing to do alone.
 """
@@ -13,9 +14,13 @@ from verl_fuse.spec.step import Stage
 from verl_fuse_interstage.config import InterstageConfig
 
 
-def in_force(block: InterstageConfig, stages: Sequence[Stage]) -> tuple[InterstageConfig, str | None]:
-    """A block that is enabled, as far as it can gain something where samples go through `stages`, and what is left out
-    of it, in words."""
+def in_force(
+    block: InterstageConfig, stages: Sequence[Stage], streams: bool = False
+) -> tuple[InterstageConfig, str | None]:
+    """Return the part of an enabled block that can gain something where samples go through `stages` and updates are
+    streamed or not (`streams`), and a sentence that names the part left out, or None."""
+    if not stages and streams and block.layout == "slices" and block.migration_threshold:
+        return block, None
     if not stages:
         said = (
             "fuse.interstage.enabled=true: nothing can be streamed, because verl computes no log-probs or values here "

@@ -1,39 +1,40 @@
 """Whether inference has the memory it needs, before anything of it is built. Pure: values in, sentences out.
 
 Invariants (tests/unit/interstage/test_inference_memory.py):
-- slices: a node keeps one copy of every model per slice in host memory, in the dtype computed in, sharded over the
-  slice's devices, and as much again of those that FSDP1 pins (gradients, which it never computes);
-- slices: verl builds each copy whole first, in the dtype it is trained in; offloaded moments come later, and with them
-  the weights of a step, of which Ray's object store holds one copy per node; more than the node has free is refused;
+- slices: a node keeps one copy of every model per slice in host memory (copies.py), and as much again of those that
+  FSDP1 pins (gradients, which it never computes);
+- slices: FSDP's copies are built one after the other; offloaded moments come later, and with them the weights of a
+  step, of which Ray's object store holds one copy per node; more than the node has free is refused;
 - slices: weights that the object store does not hold are a warning, because Ray writes them to disk then;
-- slices: copies that do not fit on a device beside what training keeps there are a warning, because they stay in host
-  memory then;
+- slices: FSDP's copies that do not fit on a device beside what training keeps there are a warning, because they stay in
+  host memory then; Megatron's are refused;
 - layout shared: a micro-batch that does not fit beside vLLM's share and what training keeps is a warning;
 - where the device is the host, its memory is counted once.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from verl_fuse.spec.composed import ACTOR, CRITIC, REFERENCE, ROLLOUT, Get, has_adapters
+from verl_fuse.spec.composed import ACTOR, REFERENCE, ROLLOUT, Get, has_adapters
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import Stage
+from verl_fuse_interstage.copies import copy_of
 
-# Stage -> the model that is trained with the same parameters, the block of its engine, and its dtype where the
-# configuration has none.
-_COPIES: Mapping[Stage, tuple[str, str, str]] = {
-    "old_log_prob": ("actor", f"{ACTOR}.fsdp_config", "fp32"),
-    "ref": ("actor", f"{REFERENCE}.fsdp_config", "bf16"),
-    "values": ("critic", f"{CRITIC}.fsdp", "fp32"),
-}
-# Those whose weights pass through the object store: the reference's copy reads its own.
-_TRAINED: tuple[Stage, ...] = ("old_log_prob", "values")
 _POLICY: Mapping[Stage, str] = {"old_log_prob": ROLLOUT, "ref": REFERENCE}
 # Logits in the dtype computed in, and once more in float32.
 _LOGIT_BYTES = 6
 _OFFLOAD = (
     f"{ACTOR}.fsdp_config.param_offload=true, {ACTOR}.fsdp_config.optimizer_offload=true and the critic's make room"
+)
+_OFFLOAD_MEGATRON = (
+    f"{ACTOR}.megatron.param_offload=true, {ACTOR}.megatron.optimizer_offload=true and the critic's, which make room"
+)
+_LESS = (
+    f"a larger {ROLLOUT}.tensor_model_parallel_size (one copy per replica), or mixed_precision.param_dtype and "
+    "model_dtype of 2 bytes"
+)
+_LESS_MEGATRON = (
+    f"or a larger {ROLLOUT}.tensor_model_parallel_size, so that a replica's devices share a pipeline of its copies"
 )
 
 
@@ -61,24 +62,14 @@ def _slices(
     found, actor = MemoryFindings(), trained["actor"]
     # With LoRA one copy serves old log-probs and reference.
     stages = tuple(dict.fromkeys("old_log_prob" if s == "ref" and has_adapters(get) else s for s in stages))
-    pinned = actor[0].device is not None
-    in_host = on_device = building = stored = 0
-    for stage in stages:
-        model, block, default = _COPIES[stage]
-        parameters = trained[model][0].parameters
-        ranks, width = _shards(get, block, devices_each), _width(get, block, default)
-        parts = [math.ceil(elements / ranks) * width for elements in parameters]
-        on_device += sum(parts)
-        if stage in _TRAINED:
-            stored += sum(parameters) * width
-        # torch pins a power of two for each.
-        kept = sum(1 << (part - 1).bit_length() for part in parts if part) if pinned else sum(parts)
-        in_host += kept * (2 if get(_strategy(block)) == "fsdp" else 1)
-        building = max(building, sum(parameters) * _bytes(get(f"{block}.model_dtype") or default))
+    copies = [copy_of(get, stage, devices_each, trained) for stage in stages]
+    building, stored = max(copy.building for copy in copies), sum(copy.stored for copy in copies)
+    megatron = actor[0].stage is not None
     for node in dict.fromkeys(rank.node for rank in actor):
         here = [number for number, rank in enumerate(actor) if rank.node == node]
         builders = len({number // devices_each for number in here})
-        keeps, builds = in_host * len(here), building * builders
+        keeps = sum(copy.in_host[number % devices_each] for number in here for copy in copies)
+        builds = building * builders
         awaited = sum(rank.awaited for ranks in trained.values() for rank in ranks if rank.node == node)
         free = min(actor[number].host_free for number in here)
         store = actor[here[0]].store
@@ -93,17 +84,23 @@ def _slices(
                 f"fuse.interstage.layout='slices': copies of {len(stages)} models for {len(here)} devices of node "
                 f"{node} keep {_size(keeps)} of host memory, and take {_size(builds)} more while they are built; "
                 f"offloaded optimizers will take {_size(awaited)} and weights of a step {_size(stored)} in Ray's "
-                f"object store; {_size(free)} are free there. Needs fuse.interstage.layout=shared, a larger "
-                f"{ROLLOUT}.tensor_model_parallel_size (one copy per replica), or mixed_precision.param_dtype and "
-                "model_dtype of 2 bytes"
+                f"object store; {_size(free)} are free there. Needs fuse.interstage.layout=shared, "
+                f"{_LESS_MEGATRON if megatron else _LESS}"
             )
     for rank, (memory, kept) in enumerate(zip(actor, _kept(trained), strict=True)):
-        if memory.device is not None and kept + on_device > memory.device:
-            found.warned.append(
+        needs = sum(sum(copy.tensors[rank % devices_each]) for copy in copies)
+        if memory.device is not None and kept + needs > memory.device:
+            said = (
                 f"fuse.interstage.layout='slices': on the device of rank {rank} ({_size(memory.device)}) training "
-                f"keeps {_size(kept)} and copies of {len(stages)} models need {_size(on_device)}: those without room "
-                f"stay in host memory and are copied for each micro-batch. {_OFFLOAD}"
+                f"keeps {_size(kept)} and copies of {len(stages)} models need {_size(needs)}"
             )
+            if megatron:
+                # They are there in one piece or not at all.
+                found.refused.append(f"{said}. Needs fuse.interstage.layout=shared, or {_OFFLOAD_MEGATRON}")
+            else:
+                found.warned.append(
+                    f"{said}: those without room stay in host memory and are copied for each micro-batch. {_OFFLOAD}"
+                )
             break
     return found
 
@@ -137,26 +134,6 @@ def _kept(trained: Mapping[str, Sequence[RankMemory]]) -> list[int]:
     actor, critic = trained["actor"], trained.get("critic", ())
     beside = critic if len(critic) == len(actor) else ()
     return [rank.kept + (beside[number].kept if beside else 0) for number, rank in enumerate(actor)]
-
-
-def _strategy(block: str) -> str:
-    """The key that says which FSDP the engine of this block has."""
-    return f"{block.rpartition('.')[0]}.strategy"
-
-
-def _shards(get: Get, block: str, devices_each: int) -> int:
-    size = get(f"{block}.fsdp_size") or -1
-    return size if 0 < size < devices_each else devices_each
-
-
-def _width(get: Get, block: str, default: str) -> int:
-    computed = _bytes(get(f"{block}.mixed_precision.param_dtype") or "bf16")
-    return min(computed, _bytes(get(f"{block}.model_dtype") or default))
-
-
-def _bytes(dtype: object) -> int:
-    """Bytes by verl's names of dtypes (verl/utils/torch_dtypes.py): 16 bits in any spelling, else 32."""
-    return 2 if "16" in str(dtype) or dtype == "half" else 4
 
 
 def _tokens(get: Get, block: str) -> int:

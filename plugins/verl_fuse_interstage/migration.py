@@ -1,11 +1,11 @@
-"""When the long tail moves together, and onto which replicas (RLHFuse, section on inter-stage fusion).
+"""Decide when the long tail moves together, and onto which replicas (RLHFuse, section on inter-stage fusion).
 
 Invariants (tests/unit/interstage/test_migration.py):
 - nothing moves before at most R_t samples are unfinished, with R_t = 0, or twice in a step;
 - the survivors have room for every unfinished sample, by its predicted length, and they are the replicas with the
   most work left;
-- a replica with requests that cannot move is a survivor; once it has none, and nothing else, it is freed as well;
-- at least one replica is freed, or nothing moves, and why a tail that is due stays where it is is said once a step.
+- a replica with requests that cannot move is a survivor; once no request is left, the replica is freed as well;
+- at least one replica is freed, or nothing moves; the reason why a tail that is due stays is logged once a step.
 """
 
 import logging
@@ -22,37 +22,39 @@ CAUSE = "fuse.interstage.migration_threshold"
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Migrate once at most `threshold` samples are unfinished (R_t), to at least `survivors` replicas."""
+    """The condition of a migration: at most `threshold` samples are unfinished (R_t); the tail moves to at least
+    `survivors` replicas."""
 
     threshold: int
     survivors: int = 1
 
 
 def configured(wanted: int | float | None, expected: int) -> Trigger:
-    """A whole number is taken as it is, a fraction is of the step's `expected` samples."""
+    """Return the trigger of a configured threshold: a whole number is a number of samples, a fraction is a share of the
+    step's `expected` samples."""
     return Trigger(wanted if isinstance(wanted, int) else int((wanted or 0) * expected))
 
 
 def tail_migration(trigger: Trigger, view: RolloutView) -> Migration | None:
-    """The survivors, once the tail is short enough; None before."""
+    """Return the survivors, once the tail is short enough; None before."""
     if not is_due(trigger, view):
         return None
     routed = [replica for replica in view.replicas if replica.routed]
     kept = survivors(routed, view.unfinished, trigger.survivors)
     freed = [replica for replica in routed if replica.rank not in kept]
     if len(routed) < len(view.replicas):
-        # The rest of a tail that could not move at once: whoever runs out of requests is freed.
+        # This is the rest of a tail that could not move at once: a replica that runs out of requests is freed.
         freed = [] if any(replica.running for replica in freed) or not _unmovable(routed) else freed
     return Migration(kept, CAUSE) if freed else None
 
 
 def is_due(trigger: Trigger, view: RolloutView) -> bool:
-    """Whether the tail is to move, if it can."""
+    """Tell whether the tail is short enough to move, if a move is possible."""
     return 0 < view.unfinished <= trigger.threshold
 
 
 def hindrance(trigger: Trigger, view: RolloutView) -> Literal["room", "unmovable"] | None:
-    """Why a tail that is due stays where it is: fewer replicas have no room for it, or all run requests that cannot
+    """Return why a tail that is due stays: fewer replicas have no room for the tail, or all run requests that cannot
     move."""
     replicas = view.replicas
     fewest = max(1, trigger.survivors)
@@ -64,13 +66,13 @@ def hindrance(trigger: Trigger, view: RolloutView) -> Literal["room", "unmovable
 
 
 class Hindrances:
-    """The reasons that keep the tail of one step where it is; `found` are those seen so far."""
+    """The reasons that keep the tail of one step from moving; `found` are the reasons seen so far."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
 
     def look(self, trigger: Trigger, view: RolloutView) -> None:
-        """Log what hinders the tail at this poll, unless that has been said."""
+        """Log the reason that hinders the tail at this poll, unless that reason has been logged."""
         found = hindrance(trigger, view)
         if found is None or found in self.found:
             return
@@ -86,8 +88,8 @@ class Hindrances:
 
 
 def survivors(replicas: Sequence[ReplicaView], unfinished: int, least: int = 1) -> tuple[int, ...]:
-    """Ranks of the fewest replicas, `least` at least, with room for `unfinished` samples: all with requests that
-    cannot move, then the busiest, whose requests need not move."""
+    """Return the ranks of the fewest replicas, `least` at least, with room for `unfinished` samples: all replicas with
+    requests that cannot move, then the busiest, whose requests need not move."""
     kept: list[int] = []
     room = 0
     for replica in sorted(replicas, key=lambda replica: (not replica.unmovable, -replica.running, replica.rank)):

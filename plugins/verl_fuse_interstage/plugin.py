@@ -27,14 +27,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+STREAMED_UPDATES = "fuse.update.stream"
+
 
 class InterstagePlugin:
-    """Streams finished samples and moves the tail, as far as `fuse.interstage` asks for it and something is gained."""
+    """Stream finished samples and move the tail, where `fuse.interstage` asks for that and something is gained."""
 
     HOOK_API = 2
 
     def __init__(self) -> None:
         self._block = InterstageConfig()
+        # Whether finished samples go through inference.
+        self._infers = False
         self._decisions: Decisions | None = None
         self._hindrances = Hindrances()
 
@@ -59,25 +63,36 @@ class InterstagePlugin:
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
         block: InterstageConfig = trainer.block("interstage")
-        self._block, left_out = in_force(block, trainer.streamed_stages) if block.enabled else (block, None)
+        streams, stages, left_out = False, (), None
+        self._block = block
+        if block.enabled:
+            stages, streams = trainer.streamed_stages, bool(getter(trainer.config)(STREAMED_UPDATES))
+            self._block, left_out = in_force(block, stages, streams)
+        self._infers = bool(self._block.enabled and stages)
         if left_out:
             logger.warning(left_out)
-        if self._block.enabled:
+        if self._infers:
             self._require_memory(trainer)
-        if self._block.enabled and self._block.layout == "slices":
+        if self._infers and self._block.layout == "slices":
             trainer.use_slices()
         if self._block.enabled and self._block.migration_threshold == "auto":
-            # Numba takes a second to import, and only this needs it.
+            # Numba takes a second to import, and only this class needs Numba.
             from verl_fuse_interstage.auto import Decisions
 
             self._decisions = Decisions(
-                trainer.replica_views(), trainer.devices_each, trainer.config.actor_rollout_ref.rollout
+                trainer.replica_views(),
+                trainer.devices_each,
+                trainer.config.actor_rollout_ref.rollout,
+                infers=self._infers,
+                streams=streams,
             )
 
     def _require_memory(self, trainer: Trainer) -> None:
         get = getter(trainer.config)
         models = (ACTOR, CRITIC) if has_critic(get) else (ACTOR,)
-        if any(get(f"{model}.strategy") not in (None, "fsdp", "fsdp2") for model in models):
+        # Copies of Megatron's models are counted, a micro-batch beside vLLM is not.
+        known = (None, "fsdp", "fsdp2", *(("megatron",) if self._block.layout == "slices" else ()))
+        if any(get(f"{model}.strategy") not in known for model in models):
             return
         found = memory_findings(get, trainer.streamed_stages, trainer.devices_each, trainer.training_memory())
         for line in found.warned:
@@ -87,7 +102,7 @@ class InterstagePlugin:
 
     @hookimpl
     def fuse_infer_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-        return next_micro_group(self._block, view, lane) if self._block.enabled else None
+        return next_micro_group(self._block, view, lane) if self._infers else None
 
     @hookimpl
     def fuse_migration(self, view: RolloutView) -> Migration | None:

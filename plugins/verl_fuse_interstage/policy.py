@@ -1,14 +1,14 @@
-"""The choice of finished samples that a lane runs next. Pure: values in, keys out.
+"""Choose the finished samples that a lane runs next. Pure: values in, keys out.
 
 Invariants (tests/unit/interstage/test_interstage_policy.py):
 - a micro-group's size is a multiple of the lane's `multiple` and at least `micro_group`, except that released devices
-  with nothing to do take whatever is ready;
+  with nothing to do take any sample that is ready;
 - only samples that are ready are handed out, each once: oldest first to devices that still generate, longest first to
-  released ones;
-- released devices take half of what is ready at once: large calls cost less per sample, small ones come last, when
+  released devices;
+- released devices take half of the ready samples at once: large calls cost less per sample, small calls come last, when
   generation may end any time;
 - nothing is handed out to a lane with a full queue or, unless its devices are released, before the start condition
-  holds; what is left when generation ends is the host's.
+  holds; the host takes the samples that are left when generation ends.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from verl_fuse_interstage.config import InterstageConfig
 
 
 def next_micro_group(config: InterstageConfig, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-    """Keys of the next micro-group for this lane, or None."""
+    """Return the keys of the next micro-group for this lane, or None."""
     size = -(-config.micro_group // lane.multiple) * lane.multiple
     if lane.queued >= config.max_queued:
         return None
@@ -37,5 +37,5 @@ def _longest(view: RolloutView, lane: LaneView, least: int) -> Sequence[str] | N
         size = min(size, fitting)
     if not 0 < size <= fitting:
         return None
-    # A sort is stable: of equally long samples the oldest goes first.
+    # The sort is stable: of equally long samples the oldest goes first.
     return [sample.key for sample in sorted(view.ready, key=lambda sample: -sample.seq_len)[:size]]

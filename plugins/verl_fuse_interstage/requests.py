@@ -1,11 +1,11 @@
-"""The fate of a step's requests when replicas were freed. Pure: a timeline in, numbers out."""
+"""Count the fate of a step's requests when replicas were freed. Pure: a timeline in, numbers out."""
 
 from verl_fuse.spec.timeline import REQUEST, Timeline
 
 
 def request_metrics(timeline: Timeline) -> dict[str, float]:
-    """Requests that moved, the tokens that were computed anew for it, requests that could not have moved, and those
-    of them that started again."""
+    """Return the requests that moved, the tokens that were computed anew for the move, the requests that could not have
+    moved, and how many of these started again."""
     requests = [span.args for span in timeline.spans if span.name == REQUEST]
     aborted = [args for args in requests if args.get("stop_reason") == "aborted"]
     ended = [args for args in aborted if "unmovable" in args]

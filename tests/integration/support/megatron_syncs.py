@@ -5,7 +5,7 @@ Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 
 import os
 import sys
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "runtime"))
 from loading_ranks import RANKS, SMALL, compared, opened
 from ranks import World
 from separate_ranks import CONFIG, TRAINERS
-from small_engines import Case, Model, worker
+from small_engines import Case, Model, offloading, storages, worker
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Sync:
     model: Model
     tp: int
     padded_to: int | None = None
+    offload: bool = False
 
 
 SYNCS = {
@@ -47,6 +48,7 @@ SYNCS = {
         Model(2, 1),
         2,
         padded_to=64,
+        offload=True,
     ),
 }
 # Of the training ranks of separate_ranks, and their model.
@@ -67,7 +69,7 @@ def write(folder: Path, sync: Sync) -> None:
 
 
 def whole(folder: Path) -> dict[str, Any]:
-    """What verl's engine trains: its parameters have 16 bits."""
+    """Return the parameters that verl's engine trains, which have 16 bits."""
     import torch
     from safetensors.torch import load_file
 
@@ -79,13 +81,22 @@ def engine(world: World, folder: Path, sync: Sync) -> Any:
     import torch
     from verl.models.mcore.mbridge import AutoBridge
 
-    with pytest.MonkeyPatch.context() as patch, open(os.devnull, "w") as silence, redirect_stdout(silence):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open(os.devnull, "w") as silence,
+        redirect_stdout(silence),
+        offloading() if sync.offload else nullcontext(),
+    ):
         # verl gives mbridge no padding; its other bridge pads by itself.
         padded = partial(AutoBridge.from_config, make_vocab_size_divisible_by=sync.padded_to)
         patch.setattr(AutoBridge, "from_config", padded)
         # Megatron moves the second copy of a tied head to an accelerator.
         patch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
-        return worker(world, folder, Case(actor=sync.model), "actor").engine
+        # verl offloads the flat buffers that come with this optimizer.
+        case = Case(actor=sync.model, distributed_optimizer=sync.offload, offload=sync.offload)
+        built = worker(world, folder, case, "actor").engine
+        assert not sync.offload or storages(built) == {0}
+        return built
 
 
 def loaded(world: World, name: str, folder: Path) -> dict[str, int | bool]:
@@ -95,7 +106,7 @@ def loaded(world: World, name: str, folder: Path) -> dict[str, int | bool]:
 
 
 def refused(world: World, folder: Path) -> list[str]:
-    """What a sync says of an engine it does not know."""
+    """Return the error of a sync about an unknown engine."""
     import torch
 
     from verl_fuse.errors import FuseError

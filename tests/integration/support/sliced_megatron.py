@@ -59,8 +59,8 @@ def configuration(folder: Path) -> dict[str, Any]:
 def numbers(
     world: World, composed: dict[str, Any], overrides: Sequence[str], stages: Sequence[str], devices: Sequence[int]
 ) -> dict[str, Any]:
-    """By devices of a slice: how its copies are cut, and field -> (numbers of the model itself, numbers of its copy) of
-    every rank with outputs."""
+    """By devices of a slice: how its copies are cut, field -> (numbers of the model itself, numbers of its copy) of
+    every rank with outputs, and by stage the bytes of weights that every rank's copy has and was said to have."""
     import torch
 
     with pytest.MonkeyPatch.context() as patch, open(os.devnull, "w") as silence, redirect_stdout(silence):
@@ -72,12 +72,15 @@ def numbers(
 def _numbers(config: Any, stages: Sequence[str], devices: Sequence[int]) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
+    from megatron.core import parallel_state
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
     from verl_fuse.host.inference.megatron_copies import MegatronWeights
     from verl_fuse.host.inference.slice_models import build_models, compute
     from verl_fuse.host.update.megatron.view import View
     from verl_fuse.host.weights.buckets import export_parameters, load_parameters
+    from verl_fuse.spec.composed import getter
+    from verl_fuse_interstage.copies import copy_of
 
     of_critic = critic_of(config) if "values" in stages else None
     with View("trained").active():
@@ -104,19 +107,26 @@ def _numbers(config: Any, stages: Sequence[str], devices: Sequence[int]) -> dict
             "values": None if critic is None else critic.infer_batch,
         }
         left = {stage: _gathered(export_parameters(own[stage].engine)) for stage in changing}
+        memory = _memory({"actor": own["old_log_prob"], **({} if critic is None else {"critic": critic})})
         mine = {
             stage: _own(stage, calls[stage]) if _speaks(own[stage]) else _silent(stage, calls[stage])
             for stage in stages
         }
-    found: dict[str, Any] = {"left": {s: sum(shard.data.numel() for shard in of) for s, of in left.items()}}
+    found: dict[str, Any] = {"left": {s: sum(shard.data.nbytes for shard in of) for s, of in left.items()}}
+    found["said to be left"] = {stage: copy_of(getter(config), stage, devices[0], memory).stored for stage in changing}
     for count in devices:
         with View(f"copies of {count}").active():
             copies = build_models(stages, config.actor_rollout_ref, of_critic, count)
             settings = copies["old_log_prob"].engine_config
             cut = settings.tensor_model_parallel_size, settings.pipeline_model_parallel_size
             numbers: dict[str, Any] = {}
+            sizes: dict[str, Any] = {}
             for stage, copy in copies.items():
                 weights = MegatronWeights(copy.engine, stage)
+                said = copy_of(getter(config), stage, count, memory)
+                # All four ranks are one slice here: the device of a real one that has this stage.
+                device = parallel_state.get_pipeline_model_parallel_rank() * count // cut[1]
+                sizes[stage] = weights.nbytes, sum(said.tensors[device])
                 if stage in left:
                     load_parameters(copy.engine, [left[stage]])
                 weights.load()
@@ -128,8 +138,23 @@ def _numbers(config: Any, stages: Sequence[str], devices: Sequence[int]) -> dict
         dist.all_gather_object(both, (told, {name: _rows(rows) for name, rows in numbers.items()}))
         trained = {name: rows for of, _ in both for fields in of.values() for name, rows in fields.items()}
         copied = [of for _, of in both if of]
-        found[count] = {"cut": cut, "numbers": {name: [(trained[name], of[name]) for of in copied] for name in trained}}
+        sized: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(sized, sizes)
+        of_copies = {name: [(trained[name], of[name]) for of in copied] for name in trained}
+        found[count] = {"cut": cut, "sizes": sized, "numbers": of_copies}
     return found
+
+
+def _memory(trained: Mapping[str, Any]) -> dict[str, Any]:
+    """What every rank says of its share of the trained models."""
+    import torch.distributed as dist
+
+    from verl_fuse.host.weights.memory import rank_memory
+
+    mine = {model: rank_memory(worker.engine, "here") for model, worker in trained.items()}
+    of_all: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all, mine)
+    return {model: [of[model] for of in of_all] for model in trained}
 
 
 def _speaks(worker: Any) -> bool:
@@ -150,7 +175,7 @@ def _rows(field: Any) -> list[Any]:
 
 
 def _gathered(buckets: Any) -> list[Any]:
-    """What all ranks leave, as each slice's rank gets it."""
+    """Return the exports of all ranks, in the form that each slice's rank gets."""
     import torch.distributed as dist
 
     mine = [shard for bucket in buckets for shard in bucket]

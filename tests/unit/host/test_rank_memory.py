@@ -1,4 +1,4 @@
-"""What a training rank says of its memory: engines of FSDP as far as it looks at them, and control groups."""
+"""The report of a training rank on its memory: stand-ins for engines of FSDP, and control groups."""
 
 import warnings
 from pathlib import Path
@@ -69,6 +69,35 @@ def test_only_what_is_trained_has_moments(monkeypatch):
     adapted.module = torch.nn.Sequential(torch.nn.Linear(4, 2, bias=False), torch.nn.Linear(2, 3, bias=False))
     adapted.module[0].weight.requires_grad_(False)
     assert rank_memory(adapted, "node 0").kept == 32 + 3 * 24
+
+
+@pytest.mark.parametrize(
+    ("offloaded", "on_host", "kept", "awaited", "comes"),
+    [
+        # 8 parameters of 2 bytes with gradients of 4; the optimizer owns 4 of them in float32, with two moments.
+        ({}, False, 48 + 48, 0, 0),
+        ({"param": True}, False, 48, 0, 48),
+        ({"optimizer": True}, False, 48, 32, 48),
+        ({"param": True, "optimizer": True}, False, 0, 32, 96),
+        ({"optimizer": True, "stepped": True}, False, 48, 0, 48),
+        ({}, True, 48, 32, 0),
+    ],
+)
+def test_what_a_megatron_engine_does_not_offload_stays_on_the_device(offloaded, on_host, kept, awaited, comes):
+    with warnings.catch_warnings():
+        # Megatron says what it falls back to.
+        warnings.simplefilter("ignore")
+        pytest.importorskip("megatron.core")
+        from verl_fuse.host.weights.megatron_memory import _trained, offloaded_bytes
+
+    chunk = torch.nn.Linear(4, 2, bias=False, dtype=torch.bfloat16)
+    chunk.buffers = [SimpleNamespace(grad_data=torch.zeros(8))]
+    chunk.expert_parallel_buffers = []
+    trained = engine(**offloaded)
+    trained.module = [chunk]
+    trained.optimizer.param_groups = [{"params": [torch.zeros(4)]}]
+    assert _trained(trained, 16, on_host) == (kept, awaited)
+    assert offloaded_bytes(trained) == comes
 
 
 def group(folder: Path, limit: str) -> Path:

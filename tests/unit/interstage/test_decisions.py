@@ -19,14 +19,14 @@ VIEWS = (ReplicaView(0, 0, 8, True, capacity=Capacity(8)), ReplicaView(1, 0, 4, 
 class Counting:
     """In place of the automatic threshold: R_t is how often it was asked."""
 
-    def __init__(self, *built):
+    def __init__(self, *built, infers, streams):
         self.built, self.asked, self.decision_seconds = built, [], 0.5
 
     def warm_up(self):
         pass
 
-    def choose(self, samples):
-        self.asked.append(samples)
+    def choose(self, samples, each):
+        self.asked.append((samples, each))
         return Threshold(len(self.asked), 1, 2.0, 3.0)
 
 
@@ -49,7 +49,7 @@ def test_it_is_built_for_the_engine_that_holds_least(decided):
 def test_a_step_is_decided_once_on_as_many_samples_as_it_has(decided):
     decided.observe(Submitted(1, 0.0, {"math": 7, "code": 3}))
     assert [decided.trigger(view(step)) for step in (1, 1, 2)] == [Trigger(1, 1), Trigger(1, 1), Trigger(2, 1)]
-    assert decided._auto.asked == [{"math": 28, "code": 12}] * 2
+    assert decided._auto.asked == [({"math": 28, "code": 12}, 4)] * 2
 
 
 def test_what_was_decided_is_told_of_its_step_alone(decided):

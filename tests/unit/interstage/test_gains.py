@@ -1,4 +1,4 @@
-"""What of the block gains nothing in a run, and that it is said: see the invariants of
+"""Keys of the block that gain nothing in a run, and the notes about them: see the invariants of
 verl_fuse_interstage/gains.py."""
 
 import pytest
@@ -42,3 +42,10 @@ def test_without_slices_samples_are_streamed_but_nothing_migrates():
     assert said.startswith(
         "fuse.interstage.migration_threshold=0.2: nothing migrates while fuse.interstage.layout=shared"
     )
+
+
+def test_with_streamed_updates_the_tail_migrates_though_nothing_is_inferred():
+    asked = InterstageConfig(enabled=True, layout="slices", migration_threshold="auto")
+    assert in_force(asked, (), streams=True) == (asked, None)
+    for block in (InterstageConfig(enabled=True, layout="slices"), InterstageConfig(enabled=True)):
+        assert not in_force(block, (), streams=True)[0].enabled

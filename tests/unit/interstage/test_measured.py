@@ -102,4 +102,6 @@ def test_the_stage_ends_with_the_last_inference():
     request = generated([10], 1, 0.1, 0.0)
     assert stage_seconds(timeline(*request, lane("lane slice 0", 1.0, 4.0), lane("lane train", 4.0, 4.5))) == 4.5
     assert stage_seconds(timeline(*request)) is None
+    trained = timeline(*request, Span("update_actor", "step", "stage", 4.0, 6.0))
+    assert (stage_seconds(trained), stage_seconds(trained, update=True)) == (None, 6.0)
     assert decode_cost(timeline(*request), Capacity(1)).step == pytest.approx(0.1)

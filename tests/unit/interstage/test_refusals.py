@@ -1,5 +1,5 @@
-"""Settings that the copies of a slice cannot have are refused before anything is started, those of
-models without a copy are not."""
+"""Settings that the copies of a slice cannot have are refused before anything is started; settings of models without a
+copy are not."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ BYPASS = {"algorithm.rollout_correction.bypass_mode": True}
 
 
 def refused(settings: dict[str, Any]) -> dict[str, str]:
-    """Key -> what its refusal says."""
+    """Return key -> the text of its refusal."""
     config = OmegaConf.create({})
     for key, value in settings.items():
         OmegaConf.update(config, key, value)

@@ -14,7 +14,7 @@ LENGTHS = {"math": [(9, 20), (9, 50)], "code": [(5, 30)]}
 
 
 def step(pace: float, inference: float, migration: float | None = None):
-    """One replica that decodes at `pace`, its lane, and what freeing it took."""
+    """Return a step of one replica that decodes at `pace`, its lane, and the seconds of freeing it."""
     spans = generated([20, 50, 30], 4, pace, 0.0)
     end = max(span.end for span in spans)
     spans.append(Span("micro-group", "lane slice 0", "inference", end, end + inference, {"micro_group": 0}))
