@@ -1,11 +1,14 @@
 """A plan made by `verl-fuse plan` for two CPU devices, carried out by a real run (`fuse.plan`)."""
 
+import re
+
 import pytest
 from omegaconf import OmegaConf
 from verl_runs import run
 
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.run_config import find_config
+from verl_fuse.timeline.files import page_of
 
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
@@ -18,6 +21,19 @@ def test_a_run_carries_out_what_the_plan_says(planned, plan_file):
     assert "fuse.plan sets actor_rollout_ref.actor.use_dynamic_bsz=True (was False)" in planned.output
     assert [(account["samples"], account["missing"]) for account in planned.accounts().values()] == [(24, 0)] * 4
     assert list(planned.metrics) == [1, 2, 3, 4]
+
+
+def test_every_stage_has_the_seconds_planned_beside_those_it_took(planned, plan_file):
+    foreseen = Plan.read(plan_file).planned_seconds
+    assert {"gen", "ref", "values", "update_critic", "update_actor", "step"} <= set(foreseen)
+    for metrics in planned.metrics.values():
+        logged = {stage: metrics[f"fuse/planned_seconds/{stage}"] for stage in foreseen}
+        assert logged == pytest.approx(foreseen)
+        assert all(metrics[f"timing_s/{stage}"] > 0 for stage in foreseen if stage != "step")
+    page = page_of(planned.folder, 2)
+    assert page is not None
+    rows = re.findall(r"<tr><th>(\w+)</th>", page.read_text().split("Planned and measured")[1].split("</table>")[0])
+    assert set(rows) >= {"gen", "ref", "values", "update_critic", "update_actor"}
 
 
 def test_the_run_keeps_the_configuration_that_it_had(planned, plan_file):

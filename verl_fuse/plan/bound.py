@@ -64,6 +64,11 @@ def relax(t: PlanTables) -> Relaxation:
     return Relaxation(lowest, area, within, pair, floor, block, ordered)
 
 
+def least_seconds(t: PlanTables) -> float:
+    """Seconds that no plan of the tables can beat."""
+    return float(lower_bound(t, relax(t), np.full(t.before.shape[0], -1, np.int64)))
+
+
 @njit(cache=True)
 def raise_floor(
     within: NDArray[np.float64], block: NDArray[np.int64], ordered: NDArray[np.bool_], floor: NDArray[np.float64]

@@ -4,8 +4,9 @@ A step is the dataflow graph of its calls. A call whose placement differs from t
 by a move of the weights, which occupies both meshes and may start once that train call of the step before has ended. An
 event queue takes the node that is ready first (ties: order of the workload) and starts it when every device of its mesh
 is free. Calls without predecessors wait for all calls of the step before, but for a train call that is deferred: those
-that use its weights wait for it, and of calls that are ready at once it is the last. Steps are unrolled until one
-follows another in the same rhythm; the last one, from the end of what is waited for to the next, is the answer.
+that use its weights wait for it alone, and it gives way to whatever is ready when its devices are free, moves of
+weights for the next step included. Steps are unrolled until one follows another in the same rhythm; the last one, from
+the end of what is waited for to the next, is the answer.
 
 Invariants (tests/unit/plan/test_evaluate.py):
 - no two nodes overlap in time on a device;
@@ -71,6 +72,10 @@ def schedule(
     barrier = 0.0
     length: Scalar = 0.0
     late = t.deferred
+    # Whether the deferred call of the step before has not begun, and when it could.
+    owed = False
+    owed_ready = 0.0
+    awaited = ~(1 << late) if late >= 0 else -1
     # Beside a deferred call the second step is the first that has one of the step before.
     for _ in range(steps + (late >= 0)):
         unmoved = 0
@@ -81,11 +86,11 @@ def schedule(
             ends[n + c] = np.nan
             if move[c] > 0.0:
                 unmoved |= 1 << c
-        while unfinished:
-            best = -1
-            best_ready = np.inf
+        while unfinished & awaited:
+            best = late if owed else -1
+            best_ready = max(owed_ready, free[late]) if owed else np.inf
             for c in range(n):
-                if not unfinished >> c & 1:
+                if not unfinished >> c & 1 or (owed and (c == late or t.source[c] == late)):
                     continue
                 if unmoved >> c & 1:
                     ready = trained[t.source[c]]
@@ -100,6 +105,8 @@ def schedule(
                     for p in range(n):
                         if before[c] >> p & 1:
                             ready = max(ready, ends[p])
+                    if c == late:
+                        ready = max(ready, free[c])
                 if ready < best_ready or (best == late and ready == best_ready):
                     best = c
                     best_ready = ready
@@ -114,15 +121,32 @@ def schedule(
             else:
                 starts[c] = max(best_ready, free[c])
                 end = ends[c] = starts[c] + seconds[c]
-                unfinished ^= 1 << c
+                if c != late:
+                    unfinished ^= 1 << c
+                else:
+                    trained[c] = end
+                    if not owed:
+                        unfinished ^= 1 << c
+                    owed = False
             for o in range(n):
                 if occupied >> o & 1:
                     free[o] = max(free[o], end)
+        if unfinished:
+            # The deferred call is left: it has its times if nothing follows.
+            if owed:
+                free[late] = max(owed_ready, free[late]) + seconds[late]
+            owed_ready = 0.0
+            for p in range(n):
+                if before[late] >> p & 1:
+                    owed_ready = max(owed_ready, ends[p])
+            owed = True
+            starts[late] = max(owed_ready, free[late])
+            ends[late] = starts[late] + seconds[late]
         last = 0.0
         for c in range(n):
             if c != late:
                 last = max(last, ends[c])
-            if t.source[c] >= 0:
+            if t.source[c] >= 0 and t.source[c] != late:
                 trained[t.source[c]] = ends[t.source[c]]
         length = last - barrier
         barrier = last

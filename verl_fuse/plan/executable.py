@@ -2,10 +2,12 @@
 
 What it can run (the invariants; tests/unit/plan/test_executable.py):
 - actor, critic and reference share one pool of devices; a reward model may have a pool of its own;
+- on FSDP, with the feature `placement`, the critic may be alone on the last devices, where nothing generates: its
+  update is then deferred, and the replica that is parked there keeps the memory that it has;
 - on Megatron they share one layout as well: colocated engines silently take the first one's
   (verl/workers/engine/megatron);
-- on FSDP a role is sharded over the whole pool, with its own sequence-parallel size; inference runs in the layout of
-  training;
+- on FSDP a role is sharded over its whole mesh or over a part that divides it, with its own sequence-parallel size;
+  inference runs in the layout of training;
 - rollout replicas are tensor parallel within a node, with weights of their own; so is the reward model's engine;
 - what a feature refuses at run time (plugins/verl_fuse_pipeline/refusals.py, plugins/verl_fuse_interstage) is not
   planned for it.
@@ -21,6 +23,7 @@ import numpy as np
 
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
+from verl_fuse.plan.bound import least_seconds
 from verl_fuse.plan.call_configs import configs_in_layouts
 from verl_fuse.plan.descent import bytes_needed
 from verl_fuse.plan.generation import GenerationEstimates
@@ -39,16 +42,26 @@ LEAST_SEARCH_SECONDS, OVERTIME_SECONDS = 0.05, 1.0
 # What a run with the feature demands of the placement.
 DEMANDS = {
     "interstage": "a reward model, if there is one, on devices of its own",
-    "pipeline": "at least 2 pipeline stages, no expert parallelism, no offload of actor and critic",
+    "pipeline": "at least 2 pipeline stages, no expert parallelism",
+    "placement": "the critic beside the actor, or alone on the last devices",
 }
 
 
 @dataclass(frozen=True)
 class DevicePools:
-    """Devices of actor, critic and reference, and of the reward model; None: the same."""
+    """Devices of actor and reference, and of the reward model and the critic; None: the same. Where the critic is, no
+    replica generates."""
 
     main: Mesh
-    reward: Mesh | None
+    reward: Mesh | None = None
+    critic: Mesh | None = None
+
+    def of(self, call: Call) -> Mesh:
+        """The devices of a call."""
+        if call.kind == "generate" and self.critic:
+            return Mesh(self.main.first, self.critic.first - self.main.first)
+        own = {"reward": self.reward, "critic": self.critic}.get(call.role)
+        return own or self.main
 
 
 def best_executable(
@@ -64,18 +77,21 @@ def best_executable(
 
     Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
     """
-    cost = dataclasses.replace(cost, sharding="full" if strategy == "fsdp" else "optimizer")
     found: list[SearchResult] = []
     space: PlanSpace | None = None
     until = time.monotonic() + time_limit
     stopped = whole = False
+    options = 0
     report(f"{strategy}: costs of layouts on {cost.cluster.devices} devices")
     try:
-        for space in spaces(workload, cost, strategy, features):
+        for number, space in enumerate(spaces(workload, cost, strategy, features), 1):
             if stopped or (time.monotonic() > until + OVERTIME_SECONDS and any(f.feasible for f in found)):
                 break
             best = min((f.seconds for f in found), default=None)
-            report(f"{strategy}: placement {len(found) + 1}" + (f", {best:.2f} s per step so far" if best else ""))
+            report(f"{strategy}: placement {number}" + (f", {best:.2f} s per step so far" if best else ""))
+            options += space.config.size
+            if best is not None and least_seconds(space.tables) >= best:
+                continue
             # Most spaces are searched within milliseconds.
             found.append(
                 search(space, move_seconds(workload, cost), max(LEAST_SEARCH_SECONDS, until - time.monotonic()))
@@ -105,7 +121,7 @@ def best_executable(
         # Nothing is known of what was not looked at.
         bound=min(f.bound for f in found) if whole else 0.0,
         stopped=stopped,
-        options=sum(f.options for f in found),
+        options=options,
         nodes=sum(f.nodes for f in found),
         elapsed=sum(f.elapsed for f in found),
     )
@@ -116,53 +132,73 @@ def spaces(
 ) -> Iterator[PlanSpace]:
     """One space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload and
     rollout layout."""
-    rollout = dataclasses.replace(cost, sharding="optimizer")
-    generation = GenerationEstimates(workload, rollout)
+    generation = GenerationEstimates(workload, cost)
     # Memory is not checked here, so that the search can say how much would do.
     unlimited = math.inf
     fused = "pipeline" in features
-    for pools in _pools(workload, cost.cluster, "interstage" not in features):
+    for pools in _pools(workload, cost.cluster, features):
         free: list[tuple[CallConfig, ...]] = []
         for call in workload.calls:
             if call.kind == "generate" or call.role == "reward":
-                mesh = pools.reward if call.role == "reward" and pools.reward else pools.main
-                layouts = _replicas(workload, call, mesh, cost.cluster)
-                free.append(configs_in_layouts(call, workload, rollout, layouts, unlimited, generation))
+                layouts = _replicas(workload, call, pools, cost.cluster)
+                free.append(configs_in_layouts(call, workload, cost, layouts, unlimited, generation))
             else:
                 free.append(())
-        for chosen in _trainer_layouts(workload, strategy, pools.main, cost.cluster):
+        for chosen in _trainer_layouts(workload, strategy, pools, cost.cluster):
             if fused and any(chosen[role].pp < 2 or chosen[role].ep > 1 for role in ("actor", "critic")):
                 continue
             tied = [
                 of_call or configs_in_layouts(call, workload, cost, (chosen[call.role],), unlimited, generation)
                 for call, of_call in zip(workload.calls, free, strict=True)
             ]
-            if fused:
-                tied = [
-                    tuple(config for config in of_call if call.kind != "train" or not config.offload)
-                    for call, of_call in zip(workload.calls, tied, strict=True)
-                ]
             if all(tied):
-                yield _space(workload.calls, cost.cluster, tied, pools)
+                yield from _spaces(workload.calls, cost.cluster, tied, pools)
+
+
+def _spaces(
+    calls: Sequence[Call], cluster: Cluster, configs: Sequence[Sequence[CallConfig]], pools: DevicePools
+) -> Iterator[PlanSpace]:
+    """The space of these configurations, or, where replicas are parked beside the critic, one per engine."""
+    if pools.critic is None:
+        yield _space(calls, cluster, configs, pools)
+        return
+    (generate,) = (c for c, call in enumerate(calls) if call.kind == "generate")
+    for engine in configs[generate]:
+        parked = engine.active + engine.copy
+        beside = [
+            tuple(dataclasses.replace(config, active=config.active + parked) for config in of_call)
+            if (call.role, call.kind) == ("critic", "train")
+            else of_call
+            for call, of_call in zip(calls, configs, strict=True)
+        ]
+        beside[generate] = (engine,)
+        yield _space(calls, cluster, beside, pools)
 
 
 def _space(
     calls: Sequence[Call], cluster: Cluster, configs: Sequence[Sequence[CallConfig]], pools: DevicePools
 ) -> PlanSpace:
-    meshes = [pools.main, *([pools.reward] if pools.reward else [])]
-    space = PlanSpace.build(calls, cluster, configs, meshes, cluster.device.memory, shares=False)
-    begin = space.tables.begin
-    own = np.zeros(space.config.size, bool)
-    for c, call in enumerate(calls):
-        own[begin[c] : begin[c + 1]] = call.role == "reward" and pools.reward is not None
-    return space.keep((space.mesh == 1) == own)
+    meshes = tuple(dict.fromkeys(map(pools.of, calls)))
+    defers = pools.critic is not None
+    space = PlanSpace.build(calls, cluster, configs, meshes, cluster.device.memory, shares=False, defers=defers)
+    owner = np.repeat(np.arange(len(calls)), np.diff(space.tables.begin))
+    home = np.array([meshes.index(pools.of(call)) for call in calls])
+    return space.keep(space.mesh == home[owner])
 
 
-def _pools(workload: Workload, cluster: Cluster, shared: bool) -> Iterator[DevicePools]:
+def _pools(workload: Workload, cluster: Cluster, features: Collection[str]) -> Iterator[DevicePools]:
     """One pool for all, unless the reward model shares with none, or whole nodes (of a single node: devices) for the
-    reward model."""
+    reward model; of each, where the feature is asked for, 1, 2, 4, ... devices for the critic alone."""
+    for pools in _shared_pools(workload, cluster, "interstage" not in features):
+        yield pools
+        sizes = (2**i for i in range(pools.main.size.bit_length())) if "placement" in features else ()
+        for size in (size for size in sizes if size < pools.main.size):
+            yield dataclasses.replace(pools, critic=Mesh(pools.main.end - size, size))
+
+
+def _shared_pools(workload: Workload, cluster: Cluster, shared: bool) -> Iterator[DevicePools]:
     if shared or workload.reward is None:
-        yield DevicePools(Mesh(0, cluster.devices), None)
+        yield DevicePools(Mesh(0, cluster.devices))
     if workload.reward is None:
         return
     unit = cluster.devices_per_node if cluster.nodes > 1 else 1
@@ -172,24 +208,33 @@ def _pools(workload: Workload, cluster: Cluster, shared: bool) -> Iterator[Devic
         yield DevicePools(main, Mesh(main.end, taken * unit))
 
 
-def _replicas(workload: Workload, call: Call, mesh: Mesh, cluster: Cluster) -> list[Layout]:
-    """Equal engines, each tensor parallel within a node."""
-    model, per_node = workload.model(call.role), min(cluster.devices_per_node, mesh.size)
-    degrees = [2**i for i in range(per_node.bit_length()) if per_node % 2**i == 0]
-    layouts = [Layout(tp=tp, dp=mesh.size // tp) for tp in degrees]
+def _replicas(workload: Workload, call: Call, pools: DevicePools, cluster: Cluster) -> list[Layout]:
+    """Equal engines, each tensor parallel within a node; where the critic is, whole ones are parked."""
+    model, mesh = workload.model(call.role), pools.of(call)
+    per_node = min(cluster.devices_per_node, mesh.size)
+    parked = pools.critic.size if pools.critic and call.kind == "generate" else 0
+    fits = [2**i for i in range(per_node.bit_length()) if not (per_node % 2**i or mesh.size % 2**i or parked % 2**i)]
+    layouts = [Layout(tp=tp, dp=mesh.size // tp) for tp in fits]
     return [layout for layout in layouts if layout.fault(model) is None]
 
 
 def _trainer_layouts(
-    workload: Workload, strategy: Strategy, mesh: Mesh, cluster: Cluster
+    workload: Workload, strategy: Strategy, pools: DevicePools, cluster: Cluster
 ) -> Iterator[Mapping[str, Layout]]:
     """The layout of each role that trains or infers on the training workers."""
+    size = {"critic": (pools.critic or pools.main).size}
     roles = [role for role in ("actor", "critic", "reference") if getattr(workload, role) is not None]
     legal = {
         role: [
             layout
-            for layout in legal_layouts(workload.model(role), "train", workload, mesh.size, cluster.devices_per_node)  # type: ignore[arg-type]
-            if strategy == "megatron" or layout.tp == layout.pp == layout.ep == 1
+            for layout in legal_layouts(
+                workload.model(role),  # type: ignore[arg-type]
+                "train",
+                workload,
+                size.get(role, pools.main.size),
+                cluster.devices_per_node,
+            )
+            if bool(layout.shards) == (strategy == "fsdp")
         ]
         for role in roles
     }

@@ -13,7 +13,6 @@ from verl_fuse.plan.executable import LEAST_SEARCH_SECONDS, best_executable
 from verl_fuse.plan.overrides import placement_overrides
 from verl_fuse.plan.planner import best_plan, full_space, move_seconds
 from verl_fuse.plan.search import SearchResult
-from verl_fuse.schedule.methods import METHODS
 from verl_fuse.simulate.generation import chosen_threshold
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.spec.plan import STRATEGIES, Plan, Strategy
@@ -85,21 +84,27 @@ def checked(workload: Workload, cost: AnalyticCost, request: PlanRequest) -> Pla
     if cost.cluster.devices > MOST_PLANNED_DEVICES:
         raise FuseError(f"plan: {cost.cluster.devices} devices; needs at most {MOST_PLANNED_DEVICES}")
     if "placement" in request.features:
-        _deferring(workload, request)
+        request = _deferring(workload, request)
     return _pipelined(workload, request) if "pipeline" in request.features else request
 
 
-def _deferring(workload: Workload, request: PlanRequest) -> None:
-    """A FuseError where no plan can train a critic while the next step generates."""
+def _deferring(workload: Workload, request: PlanRequest) -> PlanRequest:
+    """Of the engines asked for only the one whose critic can learn while the next step generates; a FuseError where
+    none can."""
     if workload.critic is None:
         raise FuseError(
             f"feature placement: algorithm={workload.algorithm} has no critic to train beside generation; needs ppo"
         )
-    if request.strategies:
+    if not request.strategies:
+        return request
+    if "pipeline" in request.features:
+        raise FuseError("feature placement: feature pipeline trains actor and critic together; plan for one of the two")
+    if "fsdp" not in request.strategies:
         raise FuseError(
-            "feature placement: executable plans have all models on all devices; needs --ideal, or `verl-fuse "
-            "simulate`, which says what fuse.placement gains"
+            f"feature placement: strategy={', '.join(request.strategies)} trains the critic beside the actor; needs "
+            "strategy fsdp"
         )
+    return replace(request, strategies=("fsdp",))
 
 
 def _pipelined(workload: Workload, request: PlanRequest) -> PlanRequest:
@@ -157,9 +162,13 @@ def _made(
         rows = zip(workload.calls, calls, found.choice, strict=True)
         chosen = {c.name: (c, plan.mesh, found.space.configs[found.space.config[o]]) for c, plan, o in rows}
         overrides = placement_overrides(workload, cluster, strategy, chosen)
+    features = tuple(request.features) if strategy is not None else ("realloc", *request.features)
+    if found.space.tables.deferred < 0:
+        # Nothing was faster than the critic beside the actor.
+        features = tuple(name for name in features if name != "placement")
     plan = Plan(
         calls,
-        features=tuple(request.features) if strategy is not None else ("realloc", *request.features),
+        features=features,
         replicas=calls[0].layout.dp,
         strategy=strategy,
         overrides=overrides,
@@ -170,7 +179,8 @@ def _made(
     if "interstage" in request.features and strategy != "megatron":
         plan = replace(plan, migration_threshold=threshold(workload, plan, cost))
     if "pipeline" in request.features:
-        plan = replace(plan, schedule=list(METHODS)[-1])
+        # Seconds are of serial training: whether a fused schedule is faster is decided while the run goes on.
+        plan = replace(plan, schedule="auto")
     price = cluster.price_per_device_hour / 3600 * cluster.devices
     return PlanResult(plan, found, cluster.nodes, price * found.seconds)
 
@@ -192,6 +202,7 @@ def predicted(found: SearchResult) -> dict[str, float]:
 
 def threshold(workload: Workload, plan: Plan, cost: AnalyticCost) -> float:
     """The fraction of unfinished samples at which to migrate, by simulation (verl_fuse/simulate)."""
-    scored: Sequence = [call for call in workload.calls if call.kind == "infer" and call.role != "reward"]
+    apart = ("reward", "critic") if "placement" in plan.features else ("reward",)
+    scored: Sequence = [call for call in workload.calls if call.kind == "infer" and call.role not in apart]
     found, _ = chosen_threshold(workload, plan, cost, False, tuple(scored), SimulationOptions())
     return found.threshold / workload.sequences

@@ -3,7 +3,8 @@
 Invariants (tests/unit/plan/test_layouts.py):
 - a layout uses exactly the devices of the mesh and divides the model;
 - tensor and context ranks of one stage stay within a node; a stage's devices are a divisor or a multiple of a node;
-- every data-parallel rank gets as many sequences as the others, in training in every mini-batch.
+- every data-parallel rank gets as many sequences as the others, in training in every mini-batch;
+- FSDP, which does not generate, shares a model out over all devices, over 1, 2, 4, ... nodes.
 """
 
 from verl_fuse.spec.layout import Layout
@@ -19,7 +20,7 @@ def legal_layouts(model: Model, kind: CallKind, workload: Workload, size: int, p
     sequences = workload.sequences
     unit = sequences // workload.minibatches if kind == "train" else sequences
     long = workload.prompt.maximum + workload.response.maximum > LONG and kind != "generate"
-    found = []
+    found: list[Layout] = []
     for tp in _powers(per_node):
         for cp in _powers(per_node // tp) if long else (1,):
             if size % (tp * cp):
@@ -28,10 +29,18 @@ def legal_layouts(model: Model, kind: CallKind, workload: Workload, size: int, p
                 stage = tp * cp * dp
                 if unit % dp or (stage % per_node and per_node % stage):
                     continue
+                if tp == 1 and stage == size and kind != "generate":
+                    found += [Layout(dp=dp, cp=cp, shards=shards) for shards in _shards(size, per_node)]
                 experts = _powers(min(dp * cp, model.experts)) if model.experts else (1,)
                 layouts = [Layout(tp, size // stage, dp, cp, ep) for ep in experts if (dp * cp) % ep == 0]
-                found += [layout for layout in layouts if layout.fault(model) is None]
-    return tuple(found)
+                found += layouts
+    return tuple(layout for layout in found if layout.fault(model) is None)
+
+
+def _shards(ranks: int, per_node: int) -> tuple[int, ...]:
+    """The sizes of a group of FSDP shards; one that is not all ranks fits whole nodes."""
+    nodes = (per_node * 2**i for i in range(max(1, ranks // per_node).bit_length()))
+    return (*(size for size in nodes if size < ranks and ranks % size == 0), ranks)
 
 
 def _powers(largest: int) -> tuple[int, ...]:

@@ -109,14 +109,19 @@ def path_overrides(workload: Workload) -> dict[str, Setting]:
 
 
 def feature_overrides(plan: Plan) -> dict[str, Setting]:
-    """The keys that switch on what the plan counts on. They are no part of the plan's own overrides: `fuse.plan` wants
-    the features to be on."""
-    found: dict[str, Setting] = {f"fuse.{name}.enabled": True for name in plan.features}
+    """The keys that switch on what the plan counts on, and those that the plan sets under `fuse`. They are no part of
+    the plan's own overrides: `fuse.plan` wants the features to be on, and sets the rest itself."""
+    found: dict[str, Setting] = {f"fuse.{name}.enabled": True for name in plan.switches}
     if "interstage" in plan.features and plan.strategy == "fsdp":
         found["fuse.interstage.layout"] = "slices"
-    if plan.migration_threshold:
-        found["fuse.interstage.migration_threshold"] = plan.migration_threshold
-    return found
+    return found | {f"fuse.{key}": _written(value) for key, value in plan.settings.items()}
+
+
+def _written(value: Setting | Mapping[str, int]) -> Setting:
+    """A value as Hydra's command line takes it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{number}" for key, number in value.items()) + "}"
+    return value
 
 
 def command_line(strategy: str, overrides: Mapping[str, Setting]) -> Sequence[str]:
@@ -138,10 +143,14 @@ def _pool(where: str, mesh: Mesh, cluster: Cluster) -> dict[str, Setting]:
 def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, Setting]:
     _, mesh, config = chosen["actor_generate"]
     memory = cluster.device.memory
-    resident = sum(other.resident for _, where, other in chosen.values() if where.overlaps(mesh))
     needed = config.active + config.copy
+    free = memory - needed - sum(other.resident for _, where, other in chosen.values() if where.overlaps(mesh))
+    if "critic_train" in chosen and not (critic := chosen["critic_train"][1]).overlaps(mesh):
+        # Replicas are parked there, whose memory the critic's update is planned beside.
+        here = [other for _, where, other in chosen.values() if where.overlaps(critic)]
+        free = min(free, memory - sum(other.resident for other in here) - chosen["critic_train"][2].active)
     # A larger KV cache than needed keeps more prefixes; half of what is free stays free, for fragmentation.
-    share = (needed + max(0.0, memory - resident - needed) / 2) / memory
+    share = (needed + max(0.0, free) / 2) / memory
     return {
         f"{ROLLOUT}.tensor_model_parallel_size": config.layout.tp,
         f"{ROLLOUT}.gpu_memory_utilization": min(FULLEST, math.ceil(100 * share) / 100),
@@ -159,10 +168,11 @@ def _tokens(workload: Workload, config: CallConfig, updates: int) -> int:
 
 
 def _fsdp(role: str, block: str, config: CallConfig, trains: bool) -> dict[str, Setting]:
+    layout = config.layout
     return {
-        f"{role}.ulysses_sequence_parallel_size": config.layout.cp,
-        f"{role}.{block}.ulysses_sequence_parallel_size": config.layout.cp,
-        f"{role}.{block}.fsdp_size": -1,
+        f"{role}.ulysses_sequence_parallel_size": layout.cp,
+        f"{role}.{block}.ulysses_sequence_parallel_size": layout.cp,
+        f"{role}.{block}.fsdp_size": -1 if layout.shards == layout.devices else layout.shards,
         f"{role}.{block}.param_offload": config.offload,
         **({f"{role}.{block}.optimizer_offload": config.offload} if trains else {}),
     }

@@ -1,41 +1,57 @@
-"""How a model call is spread over the devices of a mesh.
+"""Spreads a model call over the devices of a mesh.
 
 Invariants (tests/unit/spec/test_layout.py):
 - `Layout.parse(str(layout)) == layout`;
 - a degree is a whole number >= 1, and `ep` divides `dp * cp`;
+- `shards`, where there are any, divide `dp * cp`, without tensor, pipeline and expert parallelism;
 - ranks count tensor, context, data, then pipeline parallelism from the inside out, Megatron's order.
 """
 
 import functools
+import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import check_counts
 from verl_fuse.spec.model import Model
 
-_PART = re.compile(r"(tp|pp|dp|cp|ep)(\d+)")
+_PART = re.compile(r"(tp|pp|dp|cp|ep|fsdp)([1-9]\d*)")
 
 
 @dataclass(frozen=True, order=True)
 class Layout:
     """Degrees of tensor, pipeline, data, context and expert parallelism. Experts are shared out within the data-
-    and context-parallel ranks."""
+    and context-parallel ranks. `shards`: so many neighbours hold one model between them, and gather it block by block
+    (FSDP); 0: each holds what its tensor and pipeline rank computes with (Megatron, rollout engines)."""
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
     cp: int = 1
     ep: int = 1
+    shards: int = 0
 
     def __post_init__(self) -> None:
         check_counts("layout", self, ("tp", "pp", "dp", "cp", "ep"))
         if self.dp * self.cp % self.ep:
             raise FuseError(f"layout {self}: ep={self.ep}; needs a divisor of dp*cp={self.dp * self.cp}")
+        if not self.shards:
+            return
+        if self.shards < 0 or self.dp * self.cp % self.shards:
+            raise FuseError(f"layout {self}: fsdp={self.shards}; needs a divisor of dp*cp={self.dp * self.cp}")
+        if (self.tp, self.pp, self.ep) != (1, 1, 1):
+            raise FuseError(f"layout {self}: fsdp={self.shards}; needs tp=pp=ep=1")
 
     @property
     def devices(self) -> int:
         return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def holders(self) -> int:
+        """Neighbours that hold a stage between them: tensor ranks, or shards."""
+        return self.shards or self.tp
 
     def check(self, model: Model) -> None:
         """Refuse, with a FuseError, a layout that cannot divide this model."""
@@ -44,7 +60,7 @@ class Layout:
             raise FuseError(f"layout {self} for {model.name}: {wrong}")
 
     def fault(self, model: Model) -> str | None:
-        """Why this layout cannot divide the model; None if it can."""
+        """Return the reason why this layout cannot divide the model; None if it can."""
         if model.heads % self.tp:
             return f"tp={self.tp}; needs a divisor of heads={model.heads}"
         if model.kv_heads % self.tp and self.tp % model.kv_heads:
@@ -59,26 +75,34 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
-        """From the text form, such as "tp2 pp4 dp8"; a degree left out is 1."""
+        """Parse the text form, such as "tp2 pp4 dp8" or "dp16 fsdp8"; a degree left out is 1."""
         degrees: dict[str, int] = {}
         for part in text.split():
             match = _PART.fullmatch(part)
-            if match is None or match[1] in degrees or len(match[2]) > 9:
+            name = "" if match is None else {"fsdp": "shards"}.get(match[1], match[1])
+            if match is None or name in degrees or len(match[2]) > 9:
                 raise FuseError(
-                    f"layout {text!r}: {part!r}; needs degrees such as tp2 pp4 dp8 cp1 ep1, each at most once"
+                    f"layout {text!r}: {part!r}; needs degrees such as tp2 pp4 dp8 cp1 ep1 fsdp8, each at most once"
                 )
-            degrees[match[1]] = int(match[2])
+            degrees[name] = int(match[2])
         return cls(**degrees)
 
     def __str__(self) -> str:
         parts = [f"{name}{getattr(self, name)}" for name in ("tp", "pp", "dp", "cp", "ep") if getattr(self, name) != 1]
+        parts += [f"fsdp{self.shards}"] if self.shards else []
         return " ".join(parts) or "dp1"
 
 
 @functools.cache
 def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
-    """Blocks per pipeline stage, as even as can be; the middle stages take the remainder, because the outer ones
-    also hold embedding or head."""
+    """Return the blocks per pipeline stage, as even as possible; the middle stages take the remainder, because the
+    outer stages also hold embedding or head."""
     base, extra = divmod(layers, pp)
     first = (pp - extra) // 2
     return tuple(base + (first <= stage < first + extra) for stage in range(pp))
+
+
+def copied_pipeline(devices: int, tensor: int, pipelines: Iterable[int]) -> int:
+    """Stages of the copies that `devices` of a replica have of models with `tensor` tensor-parallel ranks and these
+    numbers of stages: the largest number that divides the devices and each of them."""
+    return math.gcd(devices // tensor, *pipelines)

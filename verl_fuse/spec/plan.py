@@ -1,5 +1,5 @@
-"""An execution plan: for each model call of a step a mesh, a layout and a micro-batching, and what
-the step as a whole does.
+"""An execution plan: for each model call of a step a mesh, a layout and a micro-batching, and settings of the whole
+step.
 
 Invariants (tests/unit/spec/test_plan.py):
 - `Plan.from_json(plan.to_json()) == plan`;
@@ -19,6 +19,7 @@ from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster, Mesh
 from verl_fuse.spec.files import load, save
 from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.timeline import CALL_STAGES, UPDATE_WEIGHTS
 from verl_fuse.spec.workload import Workload
 from verl_fuse.spec.yaml_file import parse_yaml
 
@@ -27,11 +28,13 @@ FEATURES = ("interstage", "pipeline", "realloc", "elastic", "placement")
 Strategy = Literal["fsdp", "megatron"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 Setting = bool | int | float | str
+SCHEDULES = ("auto", "fused", "serial")
+"""The values of `fuse.pipeline.schedule`."""
 
 
 @dataclass(frozen=True)
 class CallPlan:
-    """Where one call runs. `microbatches` are per data-parallel rank (and per mini-batch in training); `offload`:
+    """The place of one call. `microbatches` are per data-parallel rank (and per mini-batch in training); `offload`:
     weights wait in host memory."""
 
     call: str
@@ -52,11 +55,12 @@ class CallPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """`strategy` is verl's training engine (None: no engine runs this plan, it is what reallocation could reach),
-    `overrides` the keys of verl's configuration that carry the plan out, by their dotted names.
+    """`strategy` is verl's training engine (None: no engine runs this plan, which shows the gain that reallocation
+    could reach), `overrides` the keys of verl's configuration that carry the plan out, by their dotted names.
     `migration_threshold` is the unfinished fraction of the batch below which samples are moved together (0: never);
-    `replicas` the rollout replicas to run (None: all); `schedule` the method for the fused pipeline (None: serial);
-    `predicted` seconds by stage and in all."""
+    `replicas` the rollout replicas that generate (None: all); `schedule` what `fuse.pipeline.schedule` is set to (None:
+    no pipeline is planned); `predicted` seconds by call, of weights moved to a call ("actor_generate_weights"), and in
+    all ("step")."""
 
     calls: tuple[CallPlan, ...]
     features: tuple[str, ...] = ()
@@ -80,6 +84,37 @@ class Plan:
             raise FuseError(f"plan: migration_threshold={self.migration_threshold!r}; needs 0 to 1")
         if self.replicas is not None and self.replicas < 1:
             raise FuseError(f"plan: replicas={self.replicas!r}; needs a whole number >= 1, or null for all")
+        if self.schedule is not None and self.schedule not in SCHEDULES:
+            raise FuseError(f"plan: schedule={self.schedule!r}; allowed: {', '.join(SCHEDULES)}, or null")
+        if "placement" in self.features and (self.replicas is None or "critic_train" not in names):
+            raise FuseError("plan: feature 'placement'; needs a call critic_train, and replicas: those that generate")
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The plugins that a run must have on (`fuse.<name>.enabled`); `elastic` parks the replicas that do not
+        generate."""
+        return tuple("elastic" if name == "placement" else name for name in self.features)
+
+    @property
+    def settings(self) -> dict[str, Setting | dict[str, int]]:
+        """The keys under `fuse` that carry out what is no key of verl's, by their names below `fuse`."""
+        found: dict[str, Setting | dict[str, int]] = {}
+        if "interstage" in self.features and self.migration_threshold:
+            found["interstage.migration_threshold"] = self.migration_threshold
+        if "pipeline" in self.features and self.schedule is not None:
+            found["pipeline.schedule"] = self.schedule
+        if "placement" in self.features and self.replicas is not None:
+            mesh = self.call("critic_train").mesh
+            found["placement.critic"] = {"first": mesh.first, "devices": mesh.size}
+            found["placement.defer"] = True
+            found["elastic.max_replicas"] = self.replicas
+        return found
+
+    @property
+    def planned_seconds(self) -> dict[str, float]:
+        """`predicted` by verl's names of the stages, and of the "step"."""
+        stages = {**CALL_STAGES, "actor_generate_weights": UPDATE_WEIGHTS, "step": "step"}
+        return {stage: self.predicted[name] for name, stage in stages.items() if name in self.predicted}
 
     def check(self, workload: Workload, cluster: Cluster) -> None:
         """Refuse, with a FuseError, a plan whose layouts do not divide the models, or that lies outside the cluster."""
@@ -95,7 +130,7 @@ class Plan:
                 )
 
     def call(self, name: str) -> CallPlan:
-        """The plan of one call; a FuseError lists the calls there are."""
+        """Return the plan of one call; a FuseError lists the existing calls."""
         for call in self.calls:
             if call.call == name:
                 return call
@@ -103,7 +138,7 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        """Devices from the first to the last used."""
+        """Return the number of devices from the first to the last used."""
         return max(call.mesh.end for call in self.calls)
 
     def to_json(self) -> str:
@@ -143,7 +178,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Any) -> "Plan":
-        """From what was parsed; a FuseError names the key and value at fault."""
+        """Build from parsed JSON or YAML; a FuseError names the key and value at fault."""
         if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
             version = data.get("version") if isinstance(data, dict) else None
             raise FuseError(f"plan version {version!r}; this release reads {PLAN_VERSION}")

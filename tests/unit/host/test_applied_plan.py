@@ -9,6 +9,7 @@ from verl_fuse.host.start.settings import Settings, load_settings
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan, Plan
+from verl_fuse_placement.config import DeviceRange, PlacementConfig
 
 TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 BASE = {
@@ -141,6 +142,70 @@ def test_a_run_is_checked_with_what_the_plan_sets(config, tmp_path):
         OmegaConf.update(config, depth, 2)
     with pytest.raises(FuseError, match="needs a pipeline of at least 2 stages"):
         load(1)
+
+
+PLACED = {"placement.critic": {"first": 6, "devices": 2}, "placement.defer": True, "elastic.max_replicas": 3}
+
+
+def write_placed(tmp_path, **changes):
+    meshes = {"actor_generate": Mesh(0, 6), "critic_train": Mesh(6, 2), "actor_train": Mesh(0, 8)}
+    calls = tuple(CallPlan(name, mesh, Layout(dp=mesh.size)) for name, mesh in meshes.items())
+    path = tmp_path / "plan.json"
+    seconds = {
+        "actor_generate": 5.0,
+        "actor_generate_weights": 0.5,
+        "critic_train": 2.0,
+        "actor_train": 3.0,
+        "step": 9.0,
+    }
+    Plan(
+        calls, features=("placement",), replicas=3, strategy="fsdp", overrides={TP: 2}, predicted=seconds, **changes
+    ).write(path)
+    return path
+
+
+@pytest.fixture
+def with_critic(config):
+    changes = {
+        "algorithm": {"adv_estimator": "gae"},
+        "critic": {"strategy": "fsdp2", "ppo_mini_batch_size": 8},
+        "actor_rollout_ref": {"rollout": {"n": 1, "name": "vllm"}},
+    }
+    return OmegaConf.merge(config, changes)
+
+
+def test_a_plan_places_the_critic_and_parks_replicas(with_critic, tmp_path):
+    fuse = {"fuse": {"plan": str(write_placed(tmp_path)), "elastic": {"enabled": True}}}
+    config = OmegaConf.merge(with_critic, fuse)
+    settings = load_settings(config)
+    assert settings.blocks["placement"] == PlacementConfig(DeviceRange(6, 2), defer=True)
+    assert settings.blocks["elastic"].max_replicas == 3
+    assert "fuse.plan sets fuse.elastic.max_replicas=3 (was None)" in apply_plan(config, settings.overrides)
+    assert {key: OmegaConf.select(config, f"fuse.{key}") for key in PLACED} == PLACED
+    assert settings.planned_seconds == {
+        "gen": 5.0, "update_weights": 0.5, "update_critic": 2.0, "update_actor": 3.0, "step": 9.0,
+    }  # fmt: skip
+    # Once it is applied, as a worker reads it.
+    assert load_settings(config).blocks == settings.blocks
+
+
+@pytest.mark.parametrize(
+    ("fuse", "reason"),
+    [
+        ({}, "it counts on elastic: set fuse.elastic.enabled=true, or plan without --feature placement"),
+        (
+            {"placement": {"critic": {"first": 4, "devices": 4}}},
+            "it is for fuse.placement.critic={'first': 6, 'devices': 2}, this run has {'first': 4, 'devices': 4}",
+        ),
+        ({"elastic": {"enabled": True, "max_replicas": 2}}, "it is for fuse.elastic.max_replicas=3, this run has 2"),
+        ({"disabled_plugins": ["placement"]}, "it sets keys of fuse.placement, a plugin that fuse.disabled_plugins"),
+    ],
+)
+def test_a_placement_that_the_run_has_otherwise_is_refused(with_critic, tmp_path, fuse, reason):
+    config = OmegaConf.merge(with_critic, {"fuse": {"plan": str(write_placed(tmp_path)), **fuse}})
+    with pytest.raises(FuseError) as error:
+        load_settings(config)
+    assert reason in str(error.value)
 
 
 def test_a_missing_plan_is_refused_before_anything_starts(config):

@@ -68,7 +68,7 @@ def filled(space: PlanSpace) -> PlanSpace:
 
 
 def choices(space: PlanSpace, plan: Sequence[int] = (), fixed: Sequence[int] = ()) -> Iterator[np.ndarray]:
-    """Every plan of the space, or those that share the options of some calls with `plan`."""
+    """Yield every plan of the space, or every plan that shares the options of some calls with `plan`."""
     begin = space.tables.begin
     spans = [[plan[c]] if c in fixed else range(begin[c], begin[c + 1]) for c in range(begin.size - 1)]
     return (np.array(choice, np.int64) for choice in itertools.product(*spans))

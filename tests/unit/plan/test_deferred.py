@@ -21,7 +21,7 @@ GENERATE, VALUES, CRITIC, ACTOR = 0, 3, 4, 5
 
 
 def deferring(space: PlanSpace, call: int = CRITIC) -> PlanSpace:
-    """The same options, with this call as what the next step does not wait for."""
+    """Return the same options, with this call as the call that the next step does not wait for."""
     return replace(space, tables=space.tables._replace(deferred=call))
 
 
@@ -33,9 +33,9 @@ def run(space: PlanSpace, choice, steps: int = EVALUATED_STEPS) -> tuple[float, 
 LEFT, RIGHT, ALL = Mesh(0, 4), Mesh(4, 4), Mesh(0, 8)
 
 
-def placed(critic: float, values: Mesh = RIGHT) -> PlanSpace:
-    """Generation (10 s) and what infers (1 s) on the first half, the critic on the second, and values (1 s) there, the
-    actor (2 s) on all devices; moves are free."""
+def placed(critic: float, values: Mesh = RIGHT, sync: float = 0.0) -> PlanSpace:
+    """Place generation (10 s) and inference (1 s) on the first half, the critic on the second, and values (1 s) there,
+    the actor (2 s) on all devices; its weights take `sync` to generation, other moves are free."""
     seconds = (10.0, 1.0, 1.0, 1.0, critic, 2.0)
     meshes = (LEFT, LEFT, LEFT, values, RIGHT, ALL)
     configs = [
@@ -48,7 +48,7 @@ def placed(critic: float, values: Mesh = RIGHT) -> PlanSpace:
         next(o for o in range(begin[c], begin[c + 1]) if space.meshes[space.mesh[o]] == meshes[c]) for c in range(6)
     ]
     space = space.keep(np.isin(np.arange(space.config.size), mine)).with_room_for_moves()
-    space.fill(lambda role, train, user: 0.0, np.arange(6))
+    space.fill(lambda role, train, user: sync if role == "actor" else 0.0, np.arange(6))
     return space
 
 
@@ -60,6 +60,12 @@ def test_the_critic_hides_behind_generation_and_the_actor_goes_first():
     assert starts[ACTOR] == ends[1:4].max()
     assert starts[CRITIC] == ends[ACTOR]
     assert run(deferring(space, -1), range(6))[0] == 20.0
+
+
+def test_the_critic_gives_way_to_the_weights_that_generation_waits_for():
+    # 14 s of generation, inference and the actor, and the weights, however long the critic takes.
+    assert run(placed(critic=6.0, sync=1.5), range(6))[0] == 15.5
+    assert run(placed(critic=11.0, sync=1.5), range(6))[0] == 15.5
 
 
 def test_a_critic_that_takes_longer_than_generation_is_waited_for():

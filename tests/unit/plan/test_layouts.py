@@ -23,7 +23,26 @@ def test_every_layout_fills_the_mesh_divides_the_model_and_the_batch(kind, size:
 
 def test_one_node_reads_like_a_list():
     layouts = legal_layouts(model_named("llama-7b"), "train", ppo(), 4, 8)
-    assert [str(layout) for layout in layouts] == ["pp4", "pp2 dp2", "dp4", "tp2 pp2", "tp2 dp2", "tp4"]
+    assert [str(layout) for layout in layouts] == [
+        "pp4",
+        "pp2 dp2",
+        "dp4 fsdp4",
+        "dp4",
+        "tp2 pp2",
+        "tp2 dp2",
+        "tp4",
+    ]
+
+
+def test_fsdp_trains_and_infers_on_all_devices_or_on_whole_nodes():
+    def shards(kind, size: int) -> list[int]:
+        found = legal_layouts(model_named("llama-7b"), kind, ppo(), size, 8)
+        return [layout.shards for layout in found if layout.shards]
+
+    assert shards("train", 4) == [4]
+    assert shards("train", 16) == [8, 16]
+    assert shards("infer", 64) == [8, 16, 32, 64]
+    assert shards("generate", 64) == []
 
 
 def test_only_long_sequences_are_split_and_only_experts_spread():

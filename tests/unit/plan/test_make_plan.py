@@ -16,9 +16,12 @@ from verl_fuse.errors import FuseError
 from verl_fuse.plan.finished_plan import PlanRequest, make_plan
 from verl_fuse.plan.overrides import feature_overrides
 from verl_fuse.spec.cluster import cluster_named
+from verl_fuse.spec.lengths import LengthDistribution
+from verl_fuse.spec.model_names import model_named
 from verl_fuse.spec.plan import STRATEGIES, Plan
 from verl_fuse.spec.step import Refusal
 from verl_fuse_pipeline.refusals import refusals
+from verl_fuse_placement.refusals import refusals as placement_refusals
 
 app = build(SUBCOMMANDS)
 
@@ -81,17 +84,82 @@ def test_a_pipeline_is_planned_for_engines_and_layouts_that_have_one(strategies)
     # The fastest serial plan has none.
     assert make_plan(ppo("qwen2.5-3b"), cost, PlanRequest(strategies)).plan.call("actor_train").layout.pp == 1
     plan = make_plan(ppo("qwen2.5-3b"), cost, PlanRequest(strategies, ("pipeline",))).plan
-    assert (plan.strategy, plan.features, plan.schedule) == ("megatron", ("pipeline",), "portfolio")
-    assert feature_overrides(plan) == {"fuse.pipeline.enabled": True}
+    assert (plan.strategy, plan.features, plan.schedule) == ("megatron", ("pipeline",), "auto")
+    assert feature_overrides(plan) == {"fuse.pipeline.enabled": True, "fuse.pipeline.schedule": "auto"}
     assert refused_by_the_plugin(plan) == []
 
 
-def test_a_model_that_fits_only_offloaded_has_no_pipeline():
+def test_a_critic_apart_is_planned_where_it_gains_and_its_replicas_are_parked():
+    # Few samples, and a critic that is larger than the actor.
+    critic = model_named("qwen2.5-7b").as_value_model()
+    long = dataclasses.replace(ppo("qwen2.5-0.5b"), prompts=32, minibatches=1, critic=critic)
+    cost = AnalyticCost(cluster_named("h100", 1))
+    plan = make_plan(long, cost, PlanRequest(features=("placement",))).plan
+    critic, generate = plan.call("critic_train").mesh, plan.call("actor_generate").mesh
+    assert (plan.strategy, plan.features, generate.end) == ("fsdp", ("placement",), critic.first)
+    assert plan.replicas == plan.call("actor_generate").layout.dp
+    block = {"first": critic.first, "devices": critic.size}
+    assert plan.settings == {"placement.critic": block, "placement.defer": True, "elastic.max_replicas": plan.replicas}
+    assert feature_overrides(plan) == {
+        "fuse.elastic.enabled": True,
+        "fuse.placement.critic": f"{{first:{critic.first},devices:{critic.size}}}",
+        "fuse.placement.defer": True,
+        "fuse.elastic.max_replicas": plan.replicas,
+    }
+    assert list(placement_refusals(as_composed(plan).get)) == []
+    assert plan.predicted["step"] < make_plan(long, cost, PlanRequest(("fsdp",))).plan.predicted["step"]
+
+
+def as_composed(plan: Plan) -> dict[str, object]:
+    """What a refusal reads of a run on accelerators with this plan."""
+    return {
+        "trainer.v1.trainer_mode": "fuse",
+        "algorithm.adv_estimator": "gae",
+        "trainer.device": "cuda",
+        "critic.strategy": "fsdp2",
+        "actor_rollout_ref.rollout.n": 1,
+        "critic.ppo_mini_batch_size": 4,
+        "fuse.elastic.enabled": True,
+        **plan.overrides,
+        **{f"fuse.{key}": value for key, value in plan.settings.items()},
+    }
+
+
+def test_the_critic_stays_where_devices_of_its_own_gain_nothing():
+    short = dataclasses.replace(ppo(), prompts=512, response=LengthDistribution.parse("fixed:16"))
+    plan = make_plan(short, AnalyticCost(cluster_named("h100", 1)), PlanRequest(features=("placement",))).plan
+    assert (plan.features, plan.settings) == ((), {})
+    assert plan.call("critic_train").mesh == plan.call("actor_generate").mesh
+
+
+@pytest.mark.parametrize(
+    ("workload", "request_", "message"),
+    [
+        (grpo(), PlanRequest(features=("placement",)), "feature placement: algorithm=grpo has no critic"),
+        (
+            ppo(),
+            PlanRequest(("megatron",), ("placement",)),
+            "feature placement: strategy=megatron .* needs strategy fsdp",
+        ),
+        (
+            ppo(),
+            PlanRequest(features=("placement", "pipeline")),
+            "feature placement: feature pipeline trains actor and",
+        ),
+    ],
+)
+def test_a_critic_apart_that_no_run_carries_out_is_refused(workload, request_, message):
+    with pytest.raises(FuseError, match=message):
+        make_plan(workload, AnalyticCost(cluster_named("h100", 1)), request_)
+
+
+def test_a_model_that_fits_only_offloaded_has_a_pipeline_that_the_run_accepts():
     small = cluster_named("h100", 1)
     tight = AnalyticCost(dataclasses.replace(small, device=dataclasses.replace(small.device, memory=35.0 * 2**30)))
     assert make_plan(ppo(), tight, PlanRequest(("megatron",))).plan.call("actor_train").offload
-    with pytest.raises(FuseError, match=r"megatron with feature pipeline \(.*no offload.*\): no plan fits"):
-        make_plan(ppo(), tight, PlanRequest(("megatron",), ("pipeline",)))
+    plan = make_plan(ppo(), tight, PlanRequest(("megatron",), ("pipeline",))).plan
+    assert plan.call("actor_train").offload
+    assert refused_by_the_plugin(plan) == []
 
 
 def refused_by_the_plugin(plan: Plan) -> list[Refusal]:

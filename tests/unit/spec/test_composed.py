@@ -1,4 +1,4 @@
-"""What is read of a composed configuration, and refused of it."""
+"""Values read of a composed configuration, and refusals of it."""
 
 import pytest
 from omegaconf import OmegaConf

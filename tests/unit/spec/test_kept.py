@@ -1,4 +1,4 @@
-"""`Kept`, as every plugin that keeps something uses it; what each keeps is tested with it."""
+"""`Kept`, used like in every plugin that keeps knowledge; each plugin's knowledge is tested with the plugin."""
 
 import json
 import logging

@@ -7,7 +7,9 @@ from verl_fuse.spec.layout import Layout, stage_layers
 from verl_fuse.spec.model_names import model_named
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2, pp=4, dp=8), Layout(dp=8, ep=4), Layout(cp=2)])
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(tp=2, pp=4, dp=8), Layout(dp=8, ep=4), Layout(cp=2), Layout(dp=8, shards=4)]
+)
 def test_the_text_form_parses_back(layout: Layout):
     assert Layout.parse(str(layout)) == layout
 
@@ -18,7 +20,7 @@ def test_the_text_form_reads_like_the_interface():
     assert str(layout) == "tp2 pp4 dp8"
 
 
-@pytest.mark.parametrize("text", ["tp", "tp2 tp4", "tp0", "xp2", "2tp"])
+@pytest.mark.parametrize("text", ["tp", "tp2 tp4", "tp0", "xp2", "2tp", "fsdp0"])
 def test_other_text_is_refused(text: str):
     with pytest.raises(FuseError, match="layout"):
         Layout.parse(text)
@@ -53,6 +55,17 @@ def test_tensor_ranks_and_kv_heads_must_divide_one_another():
 def test_experts_are_shared_out_within_data_ranks():
     with pytest.raises(FuseError, match=r"ep=8; needs a divisor of dp\*cp=4"):
         Layout(dp=4, ep=8)
+
+
+@pytest.mark.parametrize(
+    ("layout", "fault"),
+    [("dp8 fsdp3", r"fsdp=3; needs a divisor of dp\*cp=8"), ("tp2 dp8 fsdp8", "fsdp=8; needs tp=pp=ep=1")],
+)
+def test_shards_share_one_model_and_nothing_else(layout: str, fault: str):
+    assert Layout.parse("dp8 cp2 fsdp4").holders == 4
+    assert Layout(tp=2, dp=4).holders == 2
+    with pytest.raises(FuseError, match=fault):
+        Layout.parse(layout)
 
 
 def test_middle_stages_take_the_remainder():

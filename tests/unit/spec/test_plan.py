@@ -21,7 +21,7 @@ PLAN = Plan(
     features=("interstage", "realloc"),
     migration_threshold=0.2,
     replicas=8,
-    schedule="exact",
+    schedule="fused",
     strategy="megatron",
     overrides={"trainer.nnodes": 2, "critic.use_dynamic_bsz": True},
     predicted={"step": 12.5},
@@ -57,6 +57,8 @@ def broken(**changes: object) -> str:
         (broken(features=["speed"]), "feature 'speed'; allowed: interstage, pipeline, realloc, elastic, placement"),
         (broken(migration_threshold=2.0), "migration_threshold=2.0; needs 0 to 1"),
         (broken(replicas=0), "replicas=0"),
+        (broken(schedule="portfolio"), "schedule='portfolio'; allowed: auto, fused, serial, or null"),
+        (broken(features=["placement"]), "feature 'placement'; needs a call critic_train, and replicas"),
         (broken(strategy="deepspeed"), "strategy='deepspeed'; allowed: fsdp, megatron, or null"),
         (broken(overrides={"trainer": {"nnodes": 2}}), "plan.overrides.trainer="),
         (broken(overrides=[]), r"plan.overrides=\[\]; needs a block"),
@@ -104,3 +106,23 @@ def test_a_plan_that_does_not_divide_the_model_or_lies_outside_the_cluster_is_re
     plans[-1] = dataclasses.replace(plans[-1], **changes)
     with pytest.raises(FuseError, match=re.escape(message)):
         Plan(tuple(plans)).check(WORKLOAD, cluster_named("h100"))
+
+
+def test_what_a_plan_says_beside_the_keys_of_verl_has_names_under_fuse():
+    both = dataclasses.replace(PLAN, features=("interstage", "pipeline"))
+    assert both.switches == ("interstage", "pipeline")
+    assert both.settings == {"interstage.migration_threshold": 0.2, "pipeline.schedule": "fused"}
+    critic = CallPlan("critic_train", Mesh(12, 4), Layout(dp=4, shards=4))
+    apart = dataclasses.replace(PLAN, calls=(*PLAN.calls, critic), features=("placement",), replicas=6)
+    assert apart.switches == ("elastic",)
+    assert apart.settings == {
+        "placement.critic": {"first": 12, "devices": 4},
+        "placement.defer": True,
+        "elastic.max_replicas": 6,
+    }
+
+
+def test_predicted_seconds_have_the_names_of_stages():
+    predicted = {"actor_generate": 8.0, "actor_generate_weights": 0.5, "actor_train": 2.0, "bound": 9.0, "step": 10.5}
+    plan = dataclasses.replace(PLAN, predicted=predicted)
+    assert plan.planned_seconds == {"gen": 8.0, "update_weights": 0.5, "update_actor": 2.0, "step": 10.5}
