@@ -139,7 +139,7 @@ def exact(row: Row) -> bool:
 def streams(row: Row) -> bool:
     """Whether there is anything to stream: without reference and critic, and with the rollout's log-probs
     for old ones, there is not."""
-    inference = row["correction"] != "bypass" or row["algorithm"] in ("ppo", "grpo+kl")
+    inference = row["correction"] != "bypass" or row["algorithm"] in ("ppo", "ppo-kl", "grpo+kl")
     return row["interstage"] != "off" and inference
 
 

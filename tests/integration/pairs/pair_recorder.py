@@ -1,10 +1,10 @@
 """External module for verl runs (VERL_USE_EXTERNAL_MODULES): every number of a fused step beside stock
 verl's, in the same run.
 
-Agent `pairs` (pair_agent.py) forces the lengths. Before each advantage, verl's own stage methods compute the
-batch once more, with the same weights; before each update, verl's own update trains the same batch, and what it
-changed in models and optimizers is undone. $STEP_RECORD_DIR/step_N.json holds what differs. In stock verl nothing
-is done but forcing lengths.
+Agents `pairs` (pair_agent.py) and `pair_tools` (pair_tools.py) force the lengths. Before each advantage, verl's own
+stage methods compute the batch once more, with the same weights; before each update, verl's own update trains the same
+batch, and what it changed in models and optimizers is undone. $STEP_RECORD_DIR/step_N.json holds what differs. In stock
+verl nothing is done but forcing lengths.
 """
 
 import functools
@@ -26,8 +26,9 @@ LEARNED = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "critic/vf_loss"
 
 
 def _register_agent(module: Any) -> None:
-    # Hydra looks the agent up by its module and name.
+    # Hydra looks agents up by their modules and names.
     importlib.import_module("pair_agent")
+    importlib.import_module("pair_tools")
 
 
 def _compare_steps(module: Any) -> None:

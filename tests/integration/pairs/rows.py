@@ -17,6 +17,8 @@ from table import LONG_LIMIT, Row, sampling_of, settings_of
 from verl_runs import SMALL, SMALL_CRITIC, Finished, make_task, run
 
 HERE = Path(__file__).parent
+# The recipe whose task has a calculator.
+TOOL_RECIPE = "grpo-tools-cpu"
 STEPS = 2
 # Lines of the log of a run that failed that are kept.
 LAST = 60
@@ -80,7 +82,7 @@ def run_row(home: Path, row: Row, forks: Mapping[str, str], *, stock: bool = Fal
             home,
             RECIPE,
             *BASE,
-            f"task_dir={long_task(home, tied=row['engine'] == 'fused kernels')}",
+            f"task_dir={long_task(home, tied=row['engine'] == 'fused kernels', tools=row['agent'] == 'tools')}",
             *(() if stock else OURS),
             *hydra(row),
             f"trainer.total_training_steps={last}",
@@ -118,13 +120,14 @@ def _end(done: Finished) -> str:
     return "\n".join(done.output.splitlines()[-LAST:])
 
 
-def long_task(home: Path, *, tied: bool) -> Path:
-    """The recipe's task with a model that may be asked for LONG_LIMIT tokens. A `tied` one has no output layer of its
-    own: with one, verl's fused kernels fail on FSDP2 (verl 0.9.1: a Tensor meets a DTensor), in stock verl too."""
-    made = home / ("tasks/pairs-tied" if tied else "tasks/pairs")
+def long_task(home: Path, *, tied: bool, tools: bool) -> Path:
+    """The recipe's task, or the one with a calculator (`tools`), with a model that may be asked for LONG_LIMIT tokens.
+    A `tied` one has no output layer of its own: with one, verl's fused kernels fail on FSDP2 (verl 0.9.1: a Tensor
+    meets a DTensor), in stock verl too."""
+    made = home / f"tasks/pairs{'-tools' if tools else ''}{'-tied' if tied else ''}"
     if not made.exists():
-        make_task(home, RECIPE)
-        shutil.copytree(home / "tasks/euclid", made)
+        make_task(home, TOOL_RECIPE if tools else RECIPE)
+        shutil.copytree(home / ("tasks/euclid-tools" if tools else "tasks/euclid"), made)
         config = made / "model/config.json"
         settings = {**json.loads(config.read_text()), "max_position_embeddings": 2 * LONG_LIMIT}
         config.write_text(json.dumps(settings | ({"tie_word_embeddings": True} if tied else {})))

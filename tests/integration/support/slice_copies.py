@@ -7,9 +7,10 @@ Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "runtime"))
@@ -76,8 +77,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_family(folder: Path, family: str) -> Path:
-    """A random model of this family with the task's tokenizer."""
+def write_family(folder: Path, family: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Path:
+    """A random model of this family with the task's tokenizer; `sizes` count in place of its own."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -88,7 +89,7 @@ def write_family(folder: Path, family: str) -> Path:
     tokenizer = build_tokenizer()
     like = build_model(tokenizer, layers=1).config
     tokens = {key: getattr(like, key) for key in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
-    config = AutoConfig.for_model(family, **_SIZES | FAMILIES[family] | tokens)
+    config = AutoConfig.for_model(family, **_SIZES | FAMILIES[family] | sizes | tokens)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / family)
     tokenizer.save_pretrained(folder / family)
     return folder / family
@@ -115,7 +116,7 @@ def numbers(world: World, composed: dict[str, Any], overrides: Sequence[str]) ->
 
 
 def built(world: World, composed: dict[str, Any], stages: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The stages whose copies a slice has, once it is built."""
+    """Return the stages whose copies a slice has, once the slice is built."""
     with open(os.devnull, "w") as silence, redirect_stdout(silence):
         from verl_fuse.host.inference.slice_models import build_models
 
@@ -131,8 +132,8 @@ def kept(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> di
 
 
 def adapted(world: World, composed: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A policy with adapters and its one copy, after an export of everything and after one of what is trained:
-    per step the largest difference of each field from the model's own, of the reference from the old
+    """A policy with adapters and its one copy, after an export of everything and after an export of the trained
+    parameters: per step the largest difference of each field from the model's own, of the reference from the old
     log-probs, and the bytes exported."""
     with open(os.devnull, "w") as silence, redirect_stdout(silence):
         return _adapted(_prepared(world, composed, overrides))
@@ -295,7 +296,7 @@ def _kept(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def _own(stage: str, call: Any, **asked: Any) -> dict[str, Any]:
-    """What the trainer stores of a stage (verl/trainer/ppo/v1/trainer_base.py)."""
+    """Return the fields that the trainer stores of a stage (verl/trainer/ppo/v1/trainer_base.py)."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import response_from_nested
 

@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "runtime"))
 from ranks import CONTEXT, Ranks, World
 
 SAMPLES = 16
+# What the host is called where verl is to offload from it.
+ACCELERATOR = "accelerator"
 VOCABULARY = 64
 PRELOAD = ["verl.workers.engine_workers", "verl.workers.engine.megatron", "verl_fuse.runtime.executor", "mbridge"]
 # What Megatron's own layers need on a CPU; the same as recipes/ppo-megatron-cpu.
@@ -69,6 +71,7 @@ class Case:
     save: Path | None = None
     fault: str = ""
     together: bool = True
+    offload: bool = False  # verl empties storages between calls, and fills them again
 
     @property
     def models(self) -> dict[str, Model]:
@@ -151,6 +154,8 @@ def worker(world: World, folder: Path, case: Case, name: str, kind: Any = None) 
         max_token_len_per_gpu=model.tokens,
         micro_batch_size_per_gpu=model.micro_batch,
         override_transformer_config=TRANSFORMER,
+        param_offload=case.offload,
+        optimizer_offload=case.offload,
     )
     optimizer_config = McoreOptimizerConfig(
         lr=1e-2,
@@ -184,6 +189,28 @@ def worker(world: World, folder: Path, case: Case, name: str, kind: Any = None) 
         )
         built.set_loss_fn(partial(ppo_loss, config=config))
     return built
+
+
+@contextmanager
+def offloading() -> Iterator[None]:
+    """Meanwhile engines of verl offload to the host as from an accelerator: the device is the host, but has another
+    name, and what is emptied there is no longer there. No memory is pinned, which needs an accelerator."""
+    import torch
+    from verl.workers.engine import base
+    from verl.workers.engine.megatron import transformer_impl
+
+    empty = torch.empty
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (base, transformer_impl):
+            patch.setattr(module, "get_device_name", lambda: ACCELERATOR)
+        patch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options))
+        yield
+
+
+def storages(engine: Any) -> set[int]:
+    """Sizes of the storages in which an engine's model has weights and gradients."""
+    buffers = [buffer for chunk in engine.module for buffer in chunk.buffers]
+    return {data.storage().size() for buffer in buffers for data in (buffer.param_data, buffer.grad_data)}
 
 
 def batch(step: int, critic: bool) -> Any:
@@ -248,7 +275,7 @@ def share(name: str, model: Model, step: int, trained: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a rank ended with: parameters by (model, tp rank, pp stage, dp rank, name) as digests;
+    """The final state of a rank: parameters by (model, tp rank, pp stage, dp rank, name) as digests;
     metrics of each step by model."""
 
     parameters: dict[tuple, str]
@@ -259,7 +286,7 @@ class Trained:
 
 def train(world: World, folder: Path, case: Case, fused: bool) -> Trained:
     """Train both models: verl's own engines one after the other, or ours fused."""
-    with open(os.devnull, "w") as silence, redirect_stdout(silence):
+    with open(os.devnull, "w") as silence, redirect_stdout(silence), offloading() if case.offload else nullcontext():
         return _train(world, folder, case, fused)
 
 
@@ -289,6 +316,8 @@ def _train(world: World, folder: Path, case: Case, fused: bool) -> Trained:
                 with _active(views[name]):
                     outputs[name] = workers[name].train_mini_batch(share(name, case.models[name], step, workers[name]))
         metrics.append({name: _numbers(output) for name, output in outputs.items()})
+        if case.offload:
+            assert {size for trained in workers.values() for size in storages(trained.engine)} == {0}
     # Megatron writes checkpoints in a child process, which a daemon, as the test's ranks are, may not have.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     for name, trained in workers.items() if case.save is not None else ():
@@ -302,6 +331,8 @@ def _parameters(workers: dict[str, Any], views: Any) -> dict[tuple, str]:
     for name, trained in workers.items():
         with _active(views[name] or trained.engine.view):
             place = (name, *_place())
+            if trained.engine.is_param_offload_enabled:
+                trained.engine.to(ACCELERATOR)
         for module in trained.engine.module:
             for key, weight in module.named_parameters():
                 parameters[*place, key] = _digest(weight)
