@@ -21,7 +21,7 @@ REPO = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module", autouse=True)
 def no_lane_outlives_its_tests() -> Iterator[None]:
-    """A lane's thread that is still there when the interpreter exits is cut off in the middle of whatever it does."""
+    """Fail where a lane's thread is left: the interpreter's exit would cut it off in the middle of its work."""
     yield
     alive = [thread.name for thread in threading.enumerate() if thread.name.startswith("verl-fuse lane")]
     assert not alive, f"lanes that nobody closed: {alive}"
@@ -35,13 +35,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first: runs of recipes, then everything else that drives real parts."""
+    """Put the longest tests first: runs of recipes, then every other test that drives real parts."""
     items.sort(key=lambda item: (_share(item.nodeid) != RUNS, item.get_closest_marker("integration") is None))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """What two processes share out: all runs of recipes in a row, which build on each other, and every
+    """Share tests out over two processes: all runs of recipes in a row, which build on each other, and every
     other module as a whole."""
     from xdist.scheduler import LoadScopeScheduling
 

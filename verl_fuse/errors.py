@@ -5,7 +5,7 @@ class FuseError(Exception):
     """Bad input, an unsupported combination, or a wait that ended: the message names the key or file, the
     value and what is allowed.
 
-    It may carry several problems, one an argument; its text then lists them all.
+    A FuseError may carry several problems, one an argument; its text then lists all problems.
     """
 
     def __str__(self) -> str:

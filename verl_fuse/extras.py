@@ -1,4 +1,4 @@
-"""How to install what an optional part needs."""
+"""Tells how to install the packages that an optional part needs."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def install(extra: str, root: Path = ROOT) -> str:
-    """The command that installs an extra of this distribution: from the clone in `root`, if this runs from
-    one; no index may know it."""
+    """Return the command that installs an extra of this distribution: from the clone in `root`, if this code runs from
+    a clone, since an index may not know the distribution."""
     if (root / "pyproject.toml").is_file():
         return f"pip install -e '{root}[{extra}]'"
     return f"pip install 'verl-fuse[{extra}]'"

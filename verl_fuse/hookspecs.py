@@ -1,4 +1,4 @@
-"""The contract between verl-fuse and its plugins. Built-in features use these hooks and no others."""
+"""The contract between verl-fuse and its plugins. Built-in features use these hooks and no other hook."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from verl_fuse.spec.timeline import Timeline
 
 # Raised whenever a hook changes incompatibly; a plugin states the version it was written for as HOOK_API.
 HOOK_API = 2
-# What a plugin written for the version before is told.
+# A plugin written for the version before is told this.
 SINCE_1 = (
     "since 1 events are classes of verl_fuse.spec.events, and fuse_setup gets a verl_fuse.hookspecs.Trainer; see "
     '"From HOOK_API 1 to 2" in plugins/README.md'
@@ -33,61 +33,62 @@ class Trainer(Protocol):
 
     @property
     def config(self) -> DictConfig:  # type: ignore[empty-body]
-        """verl's composed configuration, with its `fuse` block."""
+        """Return verl's composed configuration, with its `fuse` block."""
 
     @property
     def streamed_stages(self) -> tuple[Stage, ...]:  # type: ignore[empty-body]
-        """The stages finished samples go through; none where verl computes nothing of them
-        before the batch is complete."""
+        """Return the stages that finished samples go through; none where verl computes nothing of a sample before the
+        batch is complete."""
 
     @property
     def devices_each(self) -> int:  # type: ignore[empty-body]
-        """Devices of one rollout replica."""
+        """Return the number of devices of one rollout replica."""
 
     def block(self, plugin: str) -> Any:
-        """The block `fuse.<plugin>`, read and checked: an instance of what `fuse_config` of that plugin returned."""
+        """Return the block `fuse.<plugin>`, read and checked: an instance of the class that `fuse_config` of that
+        plugin returned."""
 
     def replica_views(self) -> tuple[ReplicaView, ...]:  # type: ignore[empty-body]
-        """Every rollout replica there is."""
+        """Return a view of every rollout replica."""
 
     def training_memory(self) -> Mapping[str, Sequence[RankMemory]]:  # type: ignore[empty-body]
-        """The memory of the ranks that train "actor" and "critic" on FSDP, as they tell it, in order
-        of rank; asks all of them."""
+        """Return the memory of the ranks that train "actor" and "critic" on FSDP or Megatron, in order of rank; asks
+        all ranks."""
 
     def use_slices(self) -> None:
-        """Inference runs on slices, as replicas are released. Needs `streamed_stages`."""
+        """Run inference on slices, as replicas are released. Needs `streamed_stages`."""
 
     def use_routing(self, warm_prefix_tokens: int | None) -> None:
-        """`fuse_predict`, `fuse_scale` and `fuse_assign` are asked before each batch is submitted. One request prefills
-        a prompt of at least `warm_prefix_tokens` (None: none) before its samples are asked for."""
+        """Ask `fuse_predict`, `fuse_scale` and `fuse_assign` before each batch is submitted. One request prefills a
+        prompt of at least `warm_prefix_tokens` (None: none) before its samples are asked for."""
 
     def use_standalone(self, most: int, launch_timeout: float) -> None:
-        """After `use_routing`: `fuse_scale` may ask for up to `most` replicas more, each created within
-        `launch_timeout` seconds."""
+        """Let `fuse_scale` ask for up to `most` replicas more, each created within `launch_timeout` seconds. Needs
+        `use_routing` before."""
 
     def use_fused_update(self, solve: Callable[[ScheduleProblem], Schedule | None], timeout: float) -> None:
-        """Critic and actor are updated in one call, in the order of the schedule that `solve` finds (None: no order is
+        """Update critic and actor in one call, in the order of the schedule that `solve` finds (None: no order is
         faster than one model after the other). `timeout`: seconds a rank may wait within an update."""
 
     def use_lean_update(
         self, skip_zero_gradient: bool, skip_old_log_prob: bool, metrics: Literal["stock", "computed"]
     ) -> None:
-        """The actor's update leaves out samples all advantages of which are 0, and computes its old log-probs itself.
-        `metrics` are those of all samples ("stock") or of those that are computed. `fuse_worker_class` must have
-        returned the workers of such an update."""
+        """Leave samples all advantages of which are 0 out of the actor's update, which computes its old log-probs
+        itself. `metrics` are those of all samples ("stock") or of those that are computed. `fuse_worker_class` must
+        have returned the workers of such an update."""
 
     def use_streamed_update(
         self, skip_zero_gradient: bool, metrics: Literal["stock", "computed"], deferred: bool
     ) -> None:
-        """As `use_lean_update` with old log-probs of its own, and groups that `fuse_train_next` names are trained on
-        the devices of released replicas while others generate. `deferred`: the loss is a mean over the batch's
+        """Train like `use_lean_update` with old log-probs of its own, and train groups that `fuse_train_next` names on
+        the devices of released replicas while other replicas generate. `deferred`: the loss is a mean over the batch's
         tokens."""
 
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
-        """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
+        """Train each model with the `fsdp_size` that `wanted` returns for a step, changed between two steps."""
 
     def use_deferred_critic(self) -> None:
-        """The critic's update runs beside what follows it, until the values of the next step. Needs workers of
+        """Run the critic's update beside the stages that follow, until the values of the next step. Needs workers of
         its own (`fuse_devices`)."""
 
 
@@ -98,63 +99,67 @@ def fuse_config() -> type:  # type: ignore[empty-body]
 
 @hookspec
 def fuse_validate(config: Mapping[str, Any]) -> Sequence[Refusal] | None:
-    """Return what keeps the composed verl configuration (with its `fuse` block) from running with this plugin."""
+    """Return the refusals that keep the composed verl configuration (with its `fuse` block) from running with this
+    plugin."""
 
 
 @hookspec
 def fuse_contracts(config: Mapping[str, Any] | None) -> Sequence[Contract]:  # type: ignore[empty-body]
-    """Return what this plugin rests on upstream under the composed configuration, or under any (None);
-    checked before a run starts."""
+    """Return the contracts about upstream code that this plugin rests on under the composed configuration, or under any
+    (None); they are checked before a run starts."""
 
 
 @hookspec
 def fuse_overrides(config: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any] | None:
-    """Return what this plugin sets in verl's configuration, by dotted key; a run keeps its files in `run_dir`."""
+    """Return the values that this plugin sets in verl's configuration, by dotted key; a run keeps its files in
+    `run_dir`."""
 
 
 @hookspec(firstresult=True)
 def fuse_worker_class(model: str, base: type, config: Mapping[str, Any]) -> type | None:
-    """Return the class of the workers of "actor" or "critic", a subclass of verl's `base`, or None to leave it."""
+    """Return the class of the workers of "actor" or "critic", a subclass of verl's `base`, or None to leave `base`."""
 
 
 @hookspec(firstresult=True)
 def fuse_devices(model: str, config: Mapping[str, Any]) -> range | None:
-    """Return the training devices, by number, on which `model` ("critic") has workers of its own, or None to leave it
-    beside the actor on all of them."""
+    """Return the training devices, by number, on which `model` ("critic") has workers of its own, or None to leave
+    `model` beside the actor on all devices."""
 
 
 @hookspec
 def fuse_setup(trainer: Trainer) -> None:
-    """Called once, after verl's worker groups, replicas and checkpoint are up and before the first weight sync."""
+    """Set up the plugin; called once, after verl's worker groups, replicas and checkpoint are up and before the first
+    weight sync."""
 
 
 @hookspec(firstresult=True)
 def fuse_predict(prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
-    """Return how long the responses to each of these prompts will be, or None where nothing is known."""
+    """Return a prediction of the lengths of the responses to each of these prompts, or None where nothing is known."""
 
 
 @hookspec(firstresult=True)
 def fuse_scale(prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int | None:
-    """Return how many replicas generate this step, up to `most`: of `replicas` the last are free, those missing are
-    created; None for all there are."""
+    """Return the number of replicas that generate this step, up to `most`: the last of `replicas` are free, missing
+    replicas are created; None: all that exist."""
 
 
 @hookspec(firstresult=True)
 def fuse_assign(
     prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], running: Mapping[int, Sequence[Prompt]]
 ) -> Mapping[str, int] | None:
-    """Return on which replica (rank) the samples of each prompt (uid) are generated, beside what is `running` there, or
-    None to leave them to verl."""
+    """Return the replica (rank) that generates the samples of each prompt (uid), beside the prompts `running` there, or
+    None to leave the choice to verl."""
 
 
 @hookspec(firstresult=True)
 def fuse_infer_next(view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-    """Return the keys of finished samples this lane should run inference on now, or None to leave it idle."""
+    """Return the keys of finished samples this lane should run inference on now, or None to leave the lane idle."""
 
 
 @hookspec(firstresult=True)
 def fuse_train_next(view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-    """Return the keys of complete groups whose gradients this lane should compute now, or None to leave it idle."""
+    """Return the keys of complete groups whose gradients this lane should compute now, or None to leave the lane
+    idle."""
 
 
 @hookspec(firstresult=True)
@@ -164,8 +169,8 @@ def fuse_migration(view: RolloutView) -> Migration | None:
 
 @hookspec(firstresult=True)
 def fuse_transfer(request: RequestView, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what a KV connector of vLLM is told with the request (`kv_transfer_params`), or None to leave it to
-    others; asked for every request, in agent-loop workers."""
+    """Return the `kv_transfer_params` that a KV connector of vLLM gets with the request, or None to leave the answer to
+    other plugins; asked for every request, in agent-loop workers."""
 
 
 @hookspec

@@ -1,7 +1,7 @@
-"""Finds plugins, refuses what does not fit, and hands back a manager that calls them.
+"""Finds plugins, refuses those that do not fit, and hands back a manager that calls them.
 
 Invariants (tests/unit/test_plugins.py):
-- importing this module loads no plugin; `load` is the only function that does;
+- importing this module loads no plugin; `load` is the only function that loads a plugin;
 - built-ins go through the same checks as strangers and are registered first, so a third-party policy is asked first;
 - a plugin that cannot be used is a FuseError naming the plugin and its distribution, never a
   plugin left out in silence.
@@ -39,7 +39,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """Where a plugin comes from; nothing is imported until `load`."""
+    """The source of a plugin; no module is imported until `load`."""
 
     name: str
     distribution: str
@@ -49,8 +49,8 @@ class Source:
         return f"plugin {self.name!r} (from {self.distribution}, {self.entry_point.value})"
 
     def load(self) -> object:
-        """Import the plugin, and make an instance of it if it is a class; whatever that raises becomes a FuseError
-        with the original chained."""
+        """Import the plugin, and make an instance of it if it is a class; every exception becomes a FuseError with the
+        original chained."""
         try:
             found = self.entry_point.load()
             return found() if isinstance(found, type) else found

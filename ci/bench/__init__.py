@@ -1,1 +1,1 @@
-"""Benchmarks: each module prints one JSON object as its last line; timings live here, never in tests."""
+"""Each benchmark prints one JSON object as its last line; timings live here, never in tests."""

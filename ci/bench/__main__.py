@@ -1,4 +1,4 @@
-"""`python -m ci.bench [NAME]`: run every benchmark, or one, each in a process of its own."""
+"""`python -m ci.bench [NAME]` runs every benchmark, or one, each in a process of its own."""
 
 import json
 import pkgutil
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def names() -> list[str]:
-    """The benchmarks of this folder."""
+    """Return the names of the benchmarks of this folder."""
     return sorted(
         module.name
         for module in pkgutil.iter_modules([str(Path(__file__).parent)])
@@ -19,7 +19,7 @@ def names() -> list[str]:
 
 
 def run(name: str) -> str | None:
-    """Run one benchmark and show what it prints; return what is wrong with it, or None."""
+    """Run one benchmark and show its output; return a description of its fault, or None."""
     process = subprocess.run([sys.executable, "-m", f"ci.bench.{name}"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     print(process.stdout, end="", flush=True)
     if process.returncode:

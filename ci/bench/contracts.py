@@ -1,5 +1,5 @@
-"""The cost of judging every contract with upstream: seconds at the start of a run, and of the whole check, each in a
-fresh process."""
+"""Measure the cost of judging every contract with upstream: seconds at the start of a run, and of the whole check, each
+in a fresh process."""
 
 import json
 import statistics
@@ -8,8 +8,7 @@ import sys
 import time
 
 REPEAT = 5
-# As the trainer does it: plugins are loaded by then, and their contracts count as on the cpu platform, where there are
-# most.
+# The trainer does the same: plugins are loaded by then, and contracts are those of the cpu platform, which has most.
 START = (
     "import os, time; os.environ['VERL_PLATFORM'] = 'cpu'; from verl_fuse import plugins; manager = plugins.load();"
     "t = time.perf_counter(); from verl_fuse.host.start.compat.start import require_contracts;"

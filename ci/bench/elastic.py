@@ -1,13 +1,13 @@
-"""Replica-seconds of a skewed rollout: a static pool routed by verl against `fuse.elastic` with length-aware
-assignment, scaling and release; and the policy against choices that never change.
+"""Compare the replica-seconds of a skewed rollout: a static pool routed by verl against `fuse.elastic` with
+length-aware assignment, scaling and release; and the policy against choices that never change.
 
-One run of the recipe ppo-cpu with real vLLM on two replicas, one core each. The steps of a group generate the same
-lengths, one arm each, in random order: static (verl's routing, both replicas to the end), fixed 1 and fixed 2 (so many
-replicas, with the policy's assignment and release), and the policy at each cost weight. Every prompt has a usual
-length, which drifts from group to group and varies from sample to sample. The first groups are for learning and are
-left out. A replica is held from when generation begins until it ends or the replica has been given up. The interval is
-a bootstrap over groups (95 %); `saved` and `wall_ratio` are of the weight 0.5 against static, regret is that of
-support/regret.py.
+The bench is one run of the recipe ppo-cpu with real vLLM on two replicas, one core each. The steps of a group generate
+the same lengths, one arm each, in random order: static (verl's routing, both replicas to the end), fixed 1 and fixed 2
+(so many replicas, with the policy's assignment and release), and the policy at each cost weight. Every prompt has a
+usual length, which drifts from group to group and varies from sample to sample. The first groups are for learning and
+are left out. A replica is held from the begin of generation until generation ends or the replica has been given up. The
+interval is a bootstrap over groups (95 %); `saved` and `wall_ratio` compare the weight 0.5 with static;
+support/regret.py computes the regret.
 
     python -m ci.bench.elastic [--groups 10] [--keep DIRECTORY]
 """
@@ -30,14 +30,14 @@ FIXED = tuple(f"fixed {count}" for count in range(1, REPLICAS + 1))
 POLICIES = {weight: f"elastic {weight}" for weight in WEIGHTS}
 ARMS = (STATIC, *FIXED, *POLICIES.values())
 LEARNING = 2
-# Response tokens: every prompt's usual length is a quantile of a lognormal distribution.
+# Every prompt's usual length, in response tokens, is a quantile of a lognormal distribution.
 MEDIAN, SIGMA, DRIFT, NOISE = 60, 1.2, 0.1, 0.15
 HIDDEN, LAYERS = 128, 4
 PROMPTS = 8
 
 
 def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
-    """See arms/bench_plan.py."""
+    """Return the plan that arms/bench_plan.py reads."""
     rng = np.random.default_rng(SEED)
     prompts, n = PROMPTS, interstage.SAMPLES_PER_PROMPT
     quantiles = np.array([NormalDist().inv_cdf((prompt + 0.5) / prompts) for prompt in range(prompts)])
@@ -57,7 +57,7 @@ def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
 
 
 def overrides(folder: Path, steps: int) -> list[str]:
-    """The settings of the bench `interstage`, with its features off and this one on."""
+    """Return the settings of the bench `interstage`, with its features off and `fuse.elastic` on."""
     common = [
         entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith("fuse.interstage.")
     ]
@@ -70,7 +70,7 @@ def overrides(folder: Path, steps: int) -> list[str]:
 
 
 def run(folder: Path, groups: int) -> list[dict[str, Any]]:
-    """Measurements of every step, those for learning left out."""
+    """Return the measurements of every step after the groups for learning."""
     interstage.make_task(folder, HIDDEN, LAYERS, PROMPTS)
     plan = make_plan(groups + LEARNING, folder / "measurements.jsonl")
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -80,7 +80,7 @@ def run(folder: Path, groups: int) -> list[dict[str, Any]]:
 
 
 def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The benchmark's JSON line."""
+    """Return the benchmark's JSON line."""
 
     def of(arm: str, part: str) -> np.ndarray:
         return np.array([record[part] for record in records if record["arm"] == arm], dtype=float)

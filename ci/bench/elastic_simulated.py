@@ -1,15 +1,16 @@
-"""200 steps of elastic generation against static verl and RLHFuse's global migration, simulated: lengths drift, prompts
+"""Simulate 200 steps of elastic generation against static verl and RLHFuse's global migration: lengths drift, prompts
 come back, and the policies are those of `fuse.elastic` itself.
 
-20 nodes of 8 H100 with Llama 2 70B, or RLHFless's 16 L40S with Qwen2.5-3B; layouts, and everything but generation, are
-the stock plan's. Usual lengths of prompts are drawn once; in step t responses are those of the distribution times 1 +
-drift * sin(2 pi t / steps). Only generation differs between the arms, and with `+ inference` that devices which
-generate no more run inference (`fuse.interstage.layout=slices`). Cost is devices times seconds over the whole step,
-less what was given back; training takes the same in every step. No arm can be faster than the floor: the longest
-response alone on a replica from the start, and all inference hidden.
+The cluster has 20 nodes of 8 H100 with Llama 2 70B, or RLHFless's 16 L40S with Qwen2.5-3B; layouts, and everything but
+generation, are the stock plan's. Usual lengths of prompts are drawn once; in step t the lengths of responses are those
+of the distribution times 1 + drift * sin(2 pi t / steps). Only generation differs between the arms; with `+ inference`
+devices that generate no more also run inference (`fuse.interstage.layout=slices`). Cost is devices times seconds over
+the whole step, less the device-seconds given back; training takes the same in every step. No arm can be faster than the
+floor: the longest response alone on a replica from the start, and all inference hidden.
 
-The policy is also judged by itself, on generation alone (support/regret.py): beside it run counts of replicas that
-never change, with the same predictions, assignment and release. Its regret is against the best of them in each step.
+The policy is also judged by itself, on generation alone (support/regret.py): beside the policy run counts of replicas
+that never change, with the same predictions, assignment and release. Its regret is against the best of these counts in
+each step.
 
     python -m ci.bench.elastic_simulated [--setup h100] [--steps 200] [--response TEXT_OR_FILE]
 """
@@ -50,8 +51,8 @@ from verl_fuse_elastic.scaling import Terms, choose, forecasts
 from verl_fuse_elastic.unforetold import Unforetold
 
 GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json").read_text())["rlhfless"]
-# Prompts of GSM8K, and how far a response is from its prompt's usual length (as a correlation;
-# verl_fuse/simulate/options.py).
+# The number of prompts of GSM8K, and the correlation of a response's length with its prompt's usual length
+# (verl_fuse/simulate/options.py).
 DATA_SET, PREDICTABILITY = 7473, 0.8
 TAIL, LATENCY, POLL = 0.2, 0.1, 0.0
 FIXED = 12
@@ -60,8 +61,8 @@ INFERENCE = (REF_LOG_PROB, OLD_LOG_PROB)
 
 @dataclass(frozen=True)
 class Arm:
-    """Keys of `fuse.elastic`, `cost_weight` and `cut_fraction`, and whether devices that generate no more run
-    inference. A `count` is one that never changes."""
+    """The keys `cost_weight` and `cut_fraction` of `fuse.elastic`, and whether devices that generate no more run
+    inference. An arm with a `count` never changes its number of replicas."""
 
     weight: float
     cut: float
@@ -83,8 +84,8 @@ ARMS = (
 
 @dataclass(frozen=True)
 class Spent:
-    """The cost of one step, or of each: seconds from its begin until all is generated and inferred, and replica-seconds
-    held for that."""
+    """The cost of one step, or of each: seconds from its begin until all samples are generated and inferred, and
+    replica-seconds held for that."""
 
     seconds: Any
     held: Any
@@ -92,8 +93,8 @@ class Spent:
 
 @dataclass(frozen=True)
 class Setup:
-    """A cluster and a workload; `inference` is what it takes on freed replicas, `rest` are seconds of a step beside
-    generation and inference."""
+    """A cluster and a workload; `inference` is the work of inference on freed replicas, `rest` are seconds of a step
+    beside generation and inference."""
 
     workload: Workload
     timing: ReplicaTiming
@@ -102,12 +103,13 @@ class Setup:
     inference: InferenceWork
 
     def then_inferred(self, lengths: DrawnLengths, seconds: float, held: float) -> Spent:
-        """With inference on all replicas once generation is over."""
+        """Return the cost with inference on all replicas once generation is over."""
         work = float(self.inference.work(Requests.of(lengths.prompt, lengths.response)).sum())
         return Spent(seconds + work / self.replicas, held + work)
 
     def meanwhile_inferred(self, run: Run) -> Spent:
-        """With inference on what is given up, which is paid for while it loads or computes; then on all replicas."""
+        """Return the cost with inference on the replicas that are given up, which are paid for while they load or
+        compute; then on all replicas."""
         end, early = infer_on_freed(run, self.replicas, self.inference)
         return Spent(end, float(run.ends.sum()) + early + self.replicas * (end - run.seconds))
 
@@ -138,7 +140,7 @@ class DataSet:
         self._order = np.empty(0, np.int64)
 
     def batch(self, scale: float) -> tuple[np.ndarray, DrawnLengths]:
-        """Numbers of the step's prompts, and the lengths of their samples; nothing is predicted."""
+        """Return the numbers of the step's prompts, and the lengths of their samples; nothing is predicted."""
         count, n = self._workload.prompts, self._workload.samples
         while len(self._order) < count:
             self._order = np.concatenate([self._order, self._rng.permutation(DATA_SET)])
@@ -157,13 +159,13 @@ def _quantiles(workload: Workload, score: np.ndarray) -> np.ndarray:
 
 
 def static(setup: Setup, lengths: DrawnLengths) -> Spent:
-    """Samples dealt out one by one, all replicas held to the end."""
+    """Return the cost of samples dealt out one by one, with all replicas held to the end."""
     through = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas)).advance()
     return setup.then_inferred(lengths, through.seconds, setup.replicas * through.seconds)
 
 
 def floor(setup: Setup, lengths: DrawnLengths) -> Spent:
-    """The longest response alone on a replica, and nothing else."""
+    """Return the cost of the longest response alone on a replica."""
     longest = int(lengths.response.argmax())
     alone = Requests.of(lengths.prompt[[longest]], lengths.response[[longest]])
     seconds = RolloutState.begin(alone, setup.timing, [np.zeros(1, np.int64)]).advance().seconds
@@ -171,7 +173,8 @@ def floor(setup: Setup, lengths: DrawnLengths) -> Spent:
 
 
 def global_migration(setup: Setup, lengths: DrawnLengths, inference: bool) -> Spent:
-    """RLHFuse: the last fifth moves to the fewest replicas with room; the others are given back, or run inference."""
+    """Return the cost of RLHFuse's migration: the last fifth moves to the fewest replicas with room; the others are
+    given back, or run inference."""
     begun = _begin(setup, lengths, round_robin(len(lengths.group), setup.replicas))
     trigger = trigger_time(begun.advance(), int(TAIL * len(lengths.group)))
     paused = begun.advance(trigger)
@@ -188,8 +191,8 @@ def global_migration(setup: Setup, lengths: DrawnLengths, inference: bool) -> Sp
 
 
 class Elastic:
-    """`fuse.elastic` with scale and release: predicts, scales and assigns as at run time; an actor that has done `cut`
-    of its requests hands on the rest."""
+    """The policies of `fuse.elastic` with scale and release: they predict, scale and assign the same way as at run
+    time; a replica that has done `cut` of its requests moves the rest to the others."""
 
     def __init__(self, setup: Setup, arm: Arm):
         self._setup, self._arm, self._predictor = setup, arm, LengthPredictor()
@@ -232,7 +235,8 @@ class Elastic:
 
 
 def _decode_cost(timing: ReplicaTiming, lengths: DrawnLengths, replicas: int) -> DecodeCost:
-    """The result of a fit over the step's requests: the line through a small and a full batch at the mean context."""
+    """Return the result of a fit over the step's requests: the line through a small and a full batch at the mean
+    context."""
     context = float((lengths.prompt + lengths.response / 2).mean())
     full = max(2, min(timing.max_batch, len(lengths.group) // replicas))
     one, many = timing.step_seconds(1, context), timing.step_seconds(full, context)
@@ -246,7 +250,7 @@ def _begin(setup: Setup, lengths: DrawnLengths, queues: list[np.ndarray]) -> Rol
 
 
 def run(setup: Setup, steps: int, drift: float, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All arms on the same lengths: a row of each, and what the policy is worth beside fixed counts."""
+    """Run all arms on the same lengths: return a row of each arm, and the policy's worth beside fixed counts."""
     data = DataSet(setup.workload, seed)
     fixed = {str(arm): Elastic(setup, arm) for arm in fixed_counts(setup.replicas)}
     elastic = {str(arm): Elastic(setup, arm) for arm in ARMS}
@@ -271,12 +275,12 @@ def run(setup: Setup, steps: int, drift: float, seed: int) -> tuple[dict[str, An
         {name: policy.generated for name, policy in fixed.items()},
         f"fixed {setup.replicas}",
     )
-    # What one replica costs while the others do nothing says nothing of any arm.
+    # The cost of one replica while the others do nothing says nothing of any arm.
     return {**rows, "floor": {key: rows["floor"][key] for key in ("speed", "best_speed")}}, judge
 
 
 def fixed_counts(replicas: int) -> list[Arm]:
-    """Every count, or where there are many those whose ratios are alike."""
+    """Return every count, or with many replicas FIXED counts at equal ratios."""
     spread = (
         {round(replicas ** (n / (FIXED - 1))) for n in range(FIXED)} if replicas > FIXED else range(1, replicas + 1)
     )

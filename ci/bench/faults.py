@@ -1,7 +1,7 @@
-"""Seeded fault schedules, one step each, through trainer, agent loop, replay buffer, load balancer and TransferQueue
-(tests/integration/support/schedule_runs.py).
+"""Run seeded fault schedules, one step each, through trainer, agent loop, replay buffer, load balancer and
+TransferQueue (tests/integration/support/schedule_runs.py).
 
-Counts what must not be: a sample lost, in the batch twice, or of other weights than the step's; a step that hangs; any
+The bench counts faults: a sample lost, in the batch twice, or of other weights than the step's; a step that hangs; any
 other fault.
 
     python -m ci.bench.faults [--schedules 300] [--first 0]
@@ -30,7 +30,7 @@ SIGNS = {"lost": ": lost", "duplicated": ": duplicated", "wrong_weights": ": wro
 
 
 def run(first: int, schedules: int) -> list["Outcome"]:
-    """Outcomes of the schedules of these seeds, one run after the other."""
+    """Return the outcomes of the schedules of these seeds, one run after the other."""
     from ci.bench.support.untrained import local_cluster
     from verl_fuse_cpu.task.tokenizer import build_tokenizer
     from verl_fuse_cpu.task.warm_start import build_model
@@ -50,7 +50,7 @@ def run(first: int, schedules: int) -> list["Outcome"]:
 
 
 def shown(outcome: "Outcome") -> "Outcome":
-    """The outcome, printed, with what is wrong with it."""
+    """Print the outcome with its faults, and return the outcome."""
     one, end = outcome.schedule, f", ended with {outcome.error[:90]}" if outcome.error else ""
     counts = f"{outcome.trained} trained, {outcome.failed} failed, {outcome.moved} moved"
     print(f"seed {one.seed} ({one.kind}): {counts}, {outcome.seconds:.1f} s{end}", file=sys.stderr, flush=True)
@@ -60,7 +60,7 @@ def shown(outcome: "Outcome") -> "Outcome":
 
 
 def report(outcomes: Sequence["Outcome"], seconds: float) -> dict[str, Any]:
-    """The benchmark's JSON line."""
+    """Return the benchmark's JSON line."""
     faults = [fault for outcome in outcomes for fault in outcome.faults]
     counted = {name: sum(sign in fault for fault in faults) for name, sign in SIGNS.items()}
     return {
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--schedules", type=int, default=300)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     args = parser.parse_args()
-    # Before verl is imported, here and in Ray's processes.
+    # The environment is set before verl is imported, here and in Ray's processes.
     os.environ.update(cpu_environment())
     sys.path.insert(0, str(SUPPORT))
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The cost of an installed verl-fuse: seconds to import its entry points, beside verl itself, each in a fresh
+"""Measure the cost of an installed verl-fuse: seconds to import its entry points, beside verl itself, each in a fresh
 process."""
 
 import json
@@ -12,7 +12,7 @@ MODULES = ("verl_fuse.host.entry", "verl_fuse_cpu.entry", "verl_fuse.plugins", "
 
 
 def seconds(module: str) -> float:
-    """Median wall seconds of a first import."""
+    """Return the median wall seconds of a first import."""
     command = [sys.executable, "-c", PROBE.format(module)]
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout for _ in range(REPEAT)]
     return statistics.median(float(shown.splitlines()[-1]) for shown in runs)

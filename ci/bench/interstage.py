@@ -1,10 +1,10 @@
-"""Generation and inference of a heavy-tailed step: stock verl, fused inference without overlap (control), and fused
-with migration and slices.
+"""Measure generation and inference of a heavy-tailed step: stock verl, fused inference without overlap (control), and
+fused with migration and slices.
 
-One run of the recipe ppo-cpu with real vLLM on two replicas; replica, slice and training rank of the same number are
-pinned to one core. The steps of a group generate the same lengths, one arm each, in random order; the first group warms
-up. Seconds are from a step's begin to its advantages, the weight refresh of the slices included. A ratio is of sums
-over all groups, its interval a bootstrap over groups (95 %).
+The bench is one run of the recipe ppo-cpu with real vLLM on two replicas; replica, slice and training rank of the same
+number are pinned to one core. The steps of a group generate the same lengths, one arm each, in random order; the first
+group warms up. Seconds are from a step's begin to its advantages, the weight refresh of the slices included. A ratio is
+of sums over all groups, its interval a bootstrap over groups (95 %).
 
     python -m ci.bench.interstage [--groups 15] [--keep DIRECTORY]
 """
@@ -22,14 +22,14 @@ from ci.bench.support.runs import SEED, command_line, launch, ratio_of_arms
 ARMS = ("stock", "control", "fused")
 PROMPTS, SAMPLES_PER_PROMPT = 12, 4
 SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
-# Response tokens: the quantiles of a lognormal distribution, cut at both ends, in a random order for each group.
+# Response tokens are the quantiles of a lognormal distribution, cut at both ends, in a random order for each group.
 MEDIAN, SIGMA, SHORTEST, LONGEST = 40, 1.3, 8, 500
 THRESHOLD = 0.25
 HIDDEN, LAYERS = 256, 6
 
 
 def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
-    """See arms/bench_plan.py."""
+    """Return the plan that arms/bench_plan.py reads."""
     rng = np.random.default_rng(SEED)
     quantiles = [NormalDist().inv_cdf((sample + 0.5) / SAMPLES) for sample in range(SAMPLES)]
     lengths = np.clip(MEDIAN * np.exp(SIGMA * np.array(quantiles)), SHORTEST, LONGEST).astype(int)
@@ -44,8 +44,8 @@ def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
 
 
 def make_task(folder: Path, hidden: int = HIDDEN, layers: int = LAYERS, prompts: int = PROMPTS) -> None:
-    """A random model, by default one whose inference takes about half as long as generation, and as many problems as a
-    step has prompts."""
+    """Make a random model, by default a model whose inference takes about half as long as generation, and as many
+    problems as a step has prompts."""
     import pandas
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -87,7 +87,7 @@ def overrides(folder: Path, steps: int, prompts: int = PROMPTS) -> list[str]:
         f"actor_rollout_ref.rollout.n={SAMPLES_PER_PROMPT}",
         f"actor_rollout_ref.rollout.max_model_len={LONGEST + 16}",
         "actor_rollout_ref.rollout.agent.default_agent_loop=heavy_tail",
-        # No padding: what stock verl is fastest with on such lengths.
+        # Stock verl is fastest without padding on such lengths.
         "actor_rollout_ref.model.use_remove_padding=true",
         "critic.model.use_remove_padding=true",
         "actor_rollout_ref.actor.use_dynamic_bsz=true",
@@ -100,7 +100,7 @@ def overrides(folder: Path, steps: int, prompts: int = PROMPTS) -> list[str]:
         f"critic.ppo_max_token_len_per_gpu={tokens}",
         f"critic.forward_max_token_len_per_gpu={tokens}",
         "actor_rollout_ref.actor.optim.lr=1e-6",
-        # The actor is never trained, to save time; its weights are synced and refreshed all the same.
+        # The actor is never trained, to save time; its weights are still synced and refreshed.
         f"trainer.critic_warmup={steps + 1}",
         "fuse.interstage.enabled=true",
         "fuse.interstage.layout=slices",
@@ -118,7 +118,7 @@ def overrides(folder: Path, steps: int, prompts: int = PROMPTS) -> list[str]:
 
 
 def run(folder: Path, groups: int) -> list[dict[str, Any]]:
-    """Measurements of every step, the first group's left out."""
+    """Return the measurements of every step after the first group."""
     make_task(folder)
     plan = make_plan(groups + 1, folder / "measurements.jsonl")
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -128,7 +128,7 @@ def run(folder: Path, groups: int) -> list[dict[str, Any]]:
 
 
 def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The benchmark's JSON line."""
+    """Return the benchmark's JSON line."""
 
     def total(arm: str, part: str) -> float:
         return sum(record[part] for record in records if record["arm"] == arm)

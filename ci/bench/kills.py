@@ -1,10 +1,10 @@
-"""Engines of real vLLM killed (SIGKILL) in the middle of a step, each at another moment, with migration and slices on;
-every third one is the replica that is about to take over the tail.
+"""Kill engines of real vLLM (SIGKILL) in the middle of a step, each at another moment, with migration and slices on;
+every third engine belongs to the replica that is about to take over the tail.
 
-A killed engine ends the run after its step, which is trained on all its samples and checkpointed, or, if it was the
-last survivor of the tail, before the step is trained. The same command then goes on with the next step, or that one
-again, in which the next engine is killed. Counts samples lost or trained twice, prompts that a resumed run repeats, and
-runs that end otherwise.
+A killed engine ends the run after its step, which is trained on all its samples and checkpointed, or, if the engine was
+the last survivor of the tail, before the step is trained. The same command then goes on with the next step, or the same
+step again, in which the next engine is killed. The bench counts samples lost or trained twice, prompts that a resumed
+run repeats, and runs that end otherwise.
 
     python -m ci.bench.kills [--kills 10] [--seed 0]
 """
@@ -28,8 +28,8 @@ SAMPLES = 4 * PROMPTS
 
 
 def overrides(kills: int) -> list[str]:
-    """Overrides of the recipe ppo-cpu: a long tail of ten among forty samples, which migrates when twelve are left. No
-    step but a dead replica's is saved."""
+    """Return overrides of the recipe ppo-cpu: a long tail of ten among forty samples, which migrates when twelve are
+    left. Only the step of a dead replica is saved."""
     return [
         *SMALL,
         *SMALL_CRITIC,
@@ -45,8 +45,8 @@ def overrides(kills: int) -> list[str]:
 
 
 def kill(home: Path, number: int, when: str, settings: list[str]) -> dict[str, Any]:
-    """The end of a run one of whose engines is killed in its first step, `when` as support/killed_engine.py
-    understands it."""
+    """Return the outcome of a run in whose first step an engine is killed at the moment `when`, in the format of
+    support/killed_engine.py."""
     record = home / f"kill_{number}"
     record.mkdir()
     step = last_saved(home) + 1
@@ -64,19 +64,19 @@ def kill(home: Path, number: int, when: str, settings: list[str]) -> dict[str, A
 
 
 def victim(record: Path) -> dict[str, Any]:
-    """Whom the run's own process killed, and how many samples were finished at that moment."""
+    """Return the process that the run killed, and how many samples were finished at that moment."""
     file = record / "victim.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def last_saved(home: Path) -> int:
-    """The step of the newest checkpoint; 0 without one."""
+    """Return the step of the newest checkpoint; 0 without a checkpoint."""
     file = home / "kills" / "latest_checkpointed_iteration.txt"
     return int(file.read_text()) if file.exists() else 0
 
 
 def wrong(home: Path, done: Finished, step: int, outcome: dict[str, Any]) -> list[str]:
-    """The faults that must not be."""
+    """Return the faults of a run."""
     faults, replica = [], outcome.get("replica")
     if "EngineCor" not in outcome.get("name", ""):
         faults.append(f"killed {outcome.get('name', 'nobody')}, not an engine")
@@ -97,7 +97,8 @@ def wrong(home: Path, done: Finished, step: int, outcome: dict[str, Any]) -> lis
 
 
 def report(outcomes: list[dict[str, Any]], accounts: dict[int, dict]) -> dict[str, Any]:
-    """The benchmark's JSON line. `repeated_prompts`: trained in two steps, before the data set was through."""
+    """Return the benchmark's JSON line. `repeated_prompts`: prompts trained in two steps, before the data set was
+    through."""
     trained = len(accounts)
     prompts = Counter(prompt for account in accounts.values() for prompt in account["prompts"])
     return {

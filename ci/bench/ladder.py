@@ -1,12 +1,13 @@
-"""The ladder of whole steps at scale, simulated: stock verl on H100, then one feature of verl-fuse after the other.
+"""Simulate the ladder of whole steps at scale: stock verl on H100, then one feature of verl-fuse after the other.
 
-GRPO without KL, and PPO with critic and reference: Llama 2 7B on 8 devices, 32B on 256, 70B on 512. Lengths are
-lognormal with the mean or the limit of published runs: 7B as DeepScaleR's first stage (8,192 tokens at most, 3,500 on
-average after it), 32B and 70B in the setting of DAPO (512 prompts x 16, 20,480 tokens at most); the spread is assumed.
-So are the share of samples without a gradient and the acceptance of drafts, which `--zero-gradient` and `--acceptance`
-change. Ratios are stock over ours, of sums over seeds, with 95 % intervals.
+The cases are GRPO without KL, and PPO with critic and reference: Llama 2 7B on 8 devices, 32B on 256, 70B on 512.
+Lengths are lognormal with the mean or the limit of published runs: 7B like DeepScaleR's first stage (8,192 tokens at
+most, 3,500 on average after the stage), 32B and 70B in the setting of DAPO (512 prompts x 16, 20,480 tokens at most);
+the spread is assumed. The share of samples without a gradient and the acceptance of drafts are assumed, too;
+`--zero-gradient` and `--acceptance` change them. Ratios are stock over verl-fuse, of sums over seeds, with 95 %
+intervals.
 
-What a CPU ladder of the same features says of the error of such a prediction is in verl_fuse/simulate/README.md.
+verl_fuse/simulate/README.md has the error of such a prediction on a CPU ladder of the same features.
 
     python -m ci.bench.ladder [--seeds 4] [--acceptance 0.7] [--zero-gradient 0.4] [--picture FILE.svg]
 """
@@ -48,7 +49,7 @@ SIZES: Mapping[str, dict[str, Any]] = {
         "response": "lognormal:median=3500,sigma=0.9,max=20480",
     },
 }
-# Rungs, as what the simulator calls them.
+# Each rung has the simulator's name of its strategy.
 LADDERS: Mapping[str, Mapping[str, str]] = {
     "grpo": {
         "observe": "observe",
@@ -69,7 +70,7 @@ def workload(algorithm: str, size: Mapping[str, Any], zero_gradient: float) -> W
     step = {"algorithm": algorithm, "prompt": PROMPT, "actor": size["model"]}
     step |= {key: size[key] for key in ("prompts", "samples", "response")}
     if algorithm == "ppo":
-        # Several samples of a prompt are for groups; PPO has as many prompts in their place.
+        # GRPO needs groups of samples; PPO has more prompts in place of most samples of a group.
         step |= {"critic": size["model"], "reference": size["model"]}
         step |= {"prompts": size["prompts"] * size["samples"] // 4, "samples": 4, "minibatches": 4}
     else:
@@ -96,7 +97,7 @@ def ratio(row: StrategyResult) -> dict[str, Any]:
 
 
 def draw(cases: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Bars of every rung, a panel for each case, as SVG."""
+    """Draw bars of every rung, a panel for each case, as SVG."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,10 +1,10 @@
-"""Rewards of whole runs without and with features of verl-fuse, over several seeds: is what they learn the same?
+"""Compare the rewards of whole runs without and with features of verl-fuse, over several seeds: do they learn the same?
 
 Each seed trains the recipe twice, on the same prompts in the same order: without the features, and with them; the
 trainer is the same. A run's figure is the mean of its steps' mean rewards over its last steps; the interval is that of
 Student's t for the mean of the seeds' differences (90 %). A seed sets the order of the prompts and the engines'
-sampling. Runs that are in the directory already are not run again, so that a comparison can be done in parts. The
-directory's `curves.md` has the mean reward of every fifth of each arm's steps.
+sampling. Runs whose results are in the directory already are not repeated, so that a comparison can be made in parts.
+The directory's `curves.md` has the mean reward of every fifth of each arm's steps.
 
     python -m ci.bench.learning [--recipe grpo-cpu] [--seeds 0 1 2 3 4] [--steps 60] [--last 20] [--keep DIRECTORY]
         [FEATURE_OVERRIDE ...]
@@ -27,7 +27,7 @@ FEATURES = ("fuse.speculation.enabled=true",)
 ARMS = ("without", "with")
 REWARD, MISSING = "critic/score/mean", "fuse/samples_missing"
 PARTS = 5
-# Student's t: the 95 % quantile for one degree of freedom, for two, ...
+# The 95 % quantiles of Student's t, for one degree of freedom, for two, ...
 T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
 
@@ -47,7 +47,7 @@ def overrides(folder: Path, seed: int, steps: int) -> list[str]:
 
 
 def rewards(folder: Path, recipe: str, seed: int, arm: str, steps: int, features: Sequence[str]) -> list[float]:
-    """The mean reward of every step of one run, which is run if it is not there."""
+    """Return the mean reward of every step of one run; make the run if its results are not there."""
     name = f"{recipe}-{seed}-{arm}"
     kept = folder / f"{name}.json"
     if not kept.exists():
@@ -65,7 +65,7 @@ def rewards(folder: Path, recipe: str, seed: int, arm: str, steps: int, features
 
 
 def trained(metrics: Mapping[int, Mapping[str, Any]], steps: int) -> list[float]:
-    """The mean reward of steps 1, 2, ...; every sample must have been trained."""
+    """Return the mean reward of steps 1, 2, ...; every sample must have been trained."""
     lost = [step for step in range(1, steps + 1) if metrics[step][MISSING]]
     if lost:
         sys.exit(f"samples are missing in the steps {lost}")
@@ -73,7 +73,8 @@ def trained(metrics: Mapping[int, Mapping[str, Any]], steps: int) -> list[float]
 
 
 def report(curves: Mapping[str, Mapping[int, Sequence[float]]], last: int) -> dict[str, Any]:
-    """The difference with - without of the mean reward over the last steps: its mean over seeds and 90 % interval."""
+    """Return the difference with - without of the mean reward over the last steps: its mean over seeds and 90 %
+    interval."""
     ends = {arm: np.array([np.mean(curve[-last:]) for curve in curves[arm].values()]) for arm in ARMS}
     differences = ends["with"] - ends["without"]
     half = T_95[len(differences) - 2] * differences.std(ddof=1) / np.sqrt(len(differences))
@@ -89,7 +90,7 @@ def report(curves: Mapping[str, Mapping[int, Sequence[float]]], last: int) -> di
 
 
 def table(curves: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
-    """Mean reward over seeds by parts of the run, a row of Markdown for each arm."""
+    """Return the mean reward over seeds by parts of the run, a row of Markdown for each arm."""
     means = {arm: np.mean(list(curves[arm].values()), axis=0) for arm in ARMS}
     parts = np.array_split(np.arange(1, len(means["with"]) + 1), PARTS)
     head = ["steps", *(f"{part[0]} to {part[-1]}" for part in parts)]
@@ -113,7 +114,7 @@ def main() -> None:
     def compare(folder: Path) -> dict[str, Any]:
         curves: dict[str, dict[int, list[float]]] = {arm: {} for arm in ARMS}
         for number, seed in enumerate(args.seeds):
-            # Each goes first as often as the other.
+            # Each arm goes first as often as the other.
             for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
                 curves[arm][seed] = rewards(folder, args.recipe, seed, arm, args.steps, args.features)
         (folder / "curves.md").write_text(table(curves))

@@ -1,16 +1,17 @@
-"""The control plane under load: our own time in a step of many replicas and samples, on the driver.
+"""Measure the control plane under load: the time of verl-fuse itself in a step of many replicas and samples, on the
+driver.
 
-Real are the trainer of mode `fuse` with its replica moves, hooks and accounts, verl's replay buffer and load balancer,
-TransferQueue and Ray; plugins `interstage` (slices, a migrating tail), `elastic` and `observe` are on. Behind verl's
-replica interface are engines that take the time they are told, all in one process (support/engines.py), which writes
-the rows that agent loops write, with tags and without tokens; nothing is computed of them and no weights move. A
-response has up to 32k tokens, lognormal, and the longest takes `--seconds`.
+These parts are real: the trainer of mode `fuse` with its replica moves, hooks and accounts, verl's replay buffer and
+load balancer, TransferQueue and Ray; the plugins `interstage` (slices, a migrating tail), `elastic` and `observe` are
+on. Behind verl's replica interface are engines that take a given time, all in one process (support/engines.py), which
+writes the rows that agent loops write, with tags and without tokens; nothing is computed from the rows and no weights
+move. A response has up to 32k tokens, lognormal, and the longest takes `--seconds`.
 
-CPU milliseconds of the driver's thread in a step: plan (prompts in), poll (verl's own look at TransferQueue), decide
-(ours), migrate, balance (verl's own balancing of the batch over ranks), account (the rest of the batch, account,
-timeline, metrics). `own_share` is that of all parts but verl's two, over the seconds of the step; `driver_share` is
-that of the whole process, the threads of TransferQueue, of Ray and of the timeline's writer included. The first step of
-a shape warms up and is left out.
+The parts are CPU milliseconds of the driver's thread in a step: plan (prompts in), poll (verl's own look at
+TransferQueue), decide (verl-fuse's decisions), migrate, balance (verl's own balancing of the batch over ranks), account
+(the rest of the batch, account, timeline, metrics). `own_share` is the time of all parts but verl's two, over the
+seconds of the step; `driver_share` is the time of the whole process, the threads of TransferQueue, of Ray and of the
+timeline's writer included. The first step of a shape warms up and is left out.
 
     python -m ci.bench.load [--shapes 8x1024 64x8192 256x16384] [--seconds 60]
 """
@@ -42,7 +43,8 @@ WARM_SECONDS = 5.0
 
 
 class Meter:
-    """Seconds and calls of each part, by `clock`; those of a part within another count for the inner one alone."""
+    """Count the seconds and calls of each part, by `clock`; time of a part within another part counts for the inner
+    part alone."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
@@ -55,7 +57,7 @@ class Meter:
         self.calls: Counter[str] = Counter()
 
     def of(self, name: str, call: Callable) -> Callable:
-        """`call`, counted as this part."""
+        """Return `call`, counted as this part."""
 
         def measured(*arguments: Any, **named: Any) -> Any:
             begun = self._clock()
@@ -73,7 +75,7 @@ class Meter:
 
 
 def lengths(samples: int, seed: int) -> np.ndarray:
-    """Response tokens by prompt and sample; the longest has LONGEST."""
+    """Return response tokens by prompt and sample; the longest sample has LONGEST tokens."""
     rng = np.random.default_rng(seed)
     drawn = np.clip(MEDIAN * np.exp(SIGMA * rng.standard_normal(samples)), 16, LONGEST).astype(int)
     drawn[rng.integers(samples)] = LONGEST
@@ -81,7 +83,7 @@ def lengths(samples: int, seed: int) -> np.ndarray:
 
 
 def measured_step(trainer: "LoadTrainer", meter: Meter, samples: int, seconds: float, seed: int) -> dict[str, Any]:
-    """One step of a shape."""
+    """Run one step of a shape, and return its figures."""
     meter.begin()
     trainer.ask_for(lengths(samples, seed))
     trainer.manager.pace(seconds / LONGEST)
@@ -127,7 +129,7 @@ def run(shapes: list[tuple[int, int]], seconds: float) -> list[dict[str, Any]]:
 
 
 def shape(text: str) -> tuple[int, int]:
-    """Replicas and samples of "64x8192"."""
+    """Return the replicas and samples of "64x8192"."""
     replicas, samples = map(int, text.split("x"))
     if replicas < 2 or samples % SAMPLES_PER_PROMPT:
         raise argparse.ArgumentTypeError(f"{text}: two replicas or more, and samples in groups of {SAMPLES_PER_PROMPT}")
@@ -139,7 +141,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", type=shape, default=[shape(text) for text in SHAPES])
     parser.add_argument("--seconds", type=float, default=60.0, help="of the longest response")
     args = parser.parse_args()
-    # Before verl is imported, here and in Ray's processes.
+    # The environment is set before verl is imported, here and in Ray's processes.
     os.environ.update(cpu_environment())
     warnings.simplefilter("ignore")
     print(json.dumps({"bench": "load", "cases": run(args.shapes, args.seconds)}))

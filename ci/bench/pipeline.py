@@ -1,11 +1,11 @@
-"""Fused actor–critic pipeline against serial training with Megatron's own 1F1B, on four processes with emulated stage
-times (sleeps).
+"""Compare a fused actor–critic pipeline with serial training by Megatron's own 1F1B, on four processes with emulated
+stage times (sleeps).
 
 A case "4,2x2,8" is an actor of 4 stages and two copies of a critic of 2 stages, 8 micro-batches of each model per
-mini-batch. A stage of the actor takes 50 ms forward and 100 ms backward; one of a 2-stage critic holds twice the layers
-and takes twice as long. Serial is what stock training does: all mini-batches of the critic, then all of the actor.
-Seconds are medians of `REPEATS` runs in turns; `bitwise` says that losses and weights after two mini-batches, with an
-SGD step after each, are equal in every run.
+mini-batch. A stage of the actor takes 50 ms forward and 100 ms backward; a stage of a 2-stage critic holds twice the
+layers and takes twice as long. Serial is stock training: all mini-batches of the critic, then all of the actor. Seconds
+are medians of `REPEATS` runs in turns; `bitwise` says that losses and weights after two mini-batches, with an SGD step
+after each, are equal in every run.
 """
 
 import hashlib
@@ -42,7 +42,8 @@ CASES = {"4,4,8": (4, 1, 8), "4,4,4": (4, 1, 4), "4,2x2,8": (2, 2, 8)}
 
 
 def problem(stages: int, copies: int, microbatches: int) -> ScheduleProblem:
-    """The critic's copies lie side by side, their stages in reverse order; activations count in layers."""
+    """Return the problem in which the critic's copies lie side by side, their stages in reverse order; activations
+    count in layers."""
     times = RANKS / stages
     critics = [
         Pipeline(
@@ -59,7 +60,7 @@ def problem(stages: int, copies: int, microbatches: int) -> ScheduleProblem:
 
 
 class Slow(torch.autograd.Function):
-    """The identity, which takes as long as a stage."""
+    """The identity, slowed down to the time of a stage."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
@@ -85,7 +86,7 @@ class Trained:
         self._seconds = pipeline.forward[0], pipeline.backward[0]
 
     def step(self, data: Any, model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-        """Megatron's forward step, slowed down to the forward time of the stage."""
+        """Run Megatron's forward step, slowed down to the forward time of the stage."""
         forward, backward = self._seconds
         ends = time.monotonic() + forward
         output, reduced = step(data, model)
@@ -101,7 +102,7 @@ class Trained:
         return MegatronStage(self.view, call, [MESSAGE] * len(data), CPU)
 
     def update(self, losses: list[Any]) -> None:
-        """One SGD step on the gradients that are there."""
+        """Make one SGD step on the accumulated gradients."""
         self.losses += losses
         with torch.no_grad():
             for weight in self.model.parameters():
@@ -110,14 +111,14 @@ class Trained:
 
     @property
     def digest(self) -> str:
-        """A digest of losses and weights."""
+        """Return a digest of losses and weights."""
         weights = b"".join(weight.detach().numpy().tobytes() for weight in self.model.parameters())
         return hashlib.sha256(repr(self.losses).encode() + weights).hexdigest()
 
 
 def train(world: World, whole: ScheduleProblem, orders: str | None) -> tuple[float, list[str]]:
-    """All mini-batches of both models, fused in the given orders or, without, with Megatron's 1F1B; seconds, and a
-    digest per model."""
+    """Train all mini-batches of both models, fused in the given orders or, without orders, with Megatron's 1F1B; return
+    the seconds, and a digest per model."""
     views = {p.model: open_view(p.model, p.model == "critic", 1, p.stages) for p in whole.pipelines}
     links = world.links([p.ranks for p in whole.pipelines])
     trained = {i: Trained(views[whole.pipelines[i].model], whole.pipelines[i], i) for i in links}

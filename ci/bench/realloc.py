@@ -1,15 +1,15 @@
-"""Moving weights between layouts, shard to shard, against gathering every parameter in full on every rank and loading
-from that.
+"""Compare two ways to move weights between layouts: shard to shard, and gathering every parameter in full on every rank
+and loading from the full parameter.
 
-The second is what stock verl does on the way from training to the rollout: `DTensor.full_tensor()` of each parameter
-with FSDP2 (`FSDPEngine.get_per_tensor_param`), and with Megatron a broadcast over pipeline stages and an all-gather
-over tensor ranks of each tensor (mbridge `Bridge.export_weights`), whose steps are repeated here without its
-bookkeeping; then each rank copies its part. Handing tensors to another process is left out of both. For train to train
-verl has no path; the same gathering stands for it.
+Stock verl takes the second way from training to the rollout: `DTensor.full_tensor()` of each parameter with FSDP2
+(`FSDPEngine.get_per_tensor_param`), and with Megatron a broadcast over pipeline stages and an all-gather over tensor
+ranks of each tensor (mbridge `Bridge.export_weights`), whose steps are repeated here without its bookkeeping; then each
+rank copies its part. The transfer of tensors to another process is left out of both ways. verl has no way from train to
+train; the same gathering stands for that way.
 
-Real processes with gloo on one machine, bf16, a Qwen2-0.5B with six blocks. Seconds are medians of `REPEATS` runs in
-turns, of the slowest rank; peak extra bytes are the resident memory of the fullest rank beyond both layouts' tensors,
-its highest mark in the first run. `bitwise`: the tensors that arrive are equal both ways.
+The ranks are real processes with gloo on one machine; the model is a Qwen2-0.5B with six blocks in bf16. Seconds are
+medians of `REPEATS` runs in turns, of the slowest rank; peak extra bytes are the resident memory of the fullest rank
+beyond both layouts' tensors, its highest mark in the first run. `bitwise`: the tensors that arrive are equal both ways.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ WEIGHTS = parameters_of(dataclasses.replace(model_named("qwen2-0.5b"), layers=6)
 DTYPE = torch.bfloat16
 BUCKET_BYTES = 64 << 20
 REPEATS = 3
-# Ranks: source and target layouts.
+# By number of ranks: source and target layouts.
 CASES: dict[int, tuple[tuple[str, str], ...]] = {
     4: (
         ("fsdp 4", "vllm tp2 dp2"),
@@ -61,7 +61,7 @@ CASES: dict[int, tuple[tuple[str, str], ...]] = {
     ),
 }
 
-# Planning alone, for LLaMA-2-70B on 1024 ranks, eight a node.
+# These pairs are only planned, for LLaMA-2-70B on 1024 ranks, eight a node.
 PLANNED = (
     ("megatron tp8 pp8 dp16", "vllm tp8 dp128"),
     ("megatron tp8 pp8 dp16", "megatron tp4 pp4 dp64"),
@@ -103,7 +103,7 @@ def prepare(world: World, program: TransferProgram, name: str) -> bool:
 
 
 class FromFsdp:
-    """Every parameter in full, one after the other."""
+    """Gather every parameter in full, one after the other."""
 
     def __init__(self, sharding: FsdpSharding) -> None:
         ranks = torch.arange(sharding.devices).view(sharding.replicas, sharding.shards)
@@ -122,7 +122,7 @@ class FromFsdp:
 
 
 class FromMegatron:
-    """Every tensor broadcast over stages and gathered over tensor ranks."""
+    """Broadcast every tensor over stages and gather every tensor over tensor ranks."""
 
     def __init__(self, world: World, sharding: MegatronSharding) -> None:
         self._sharding, layout = sharding, sharding.layout
@@ -165,7 +165,7 @@ class FromMegatron:
                     received = 0
 
     def _merged(self, same: tuple[LocalTensor, ...], parts: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters of one fused tensor."""
+        """Yield the parameters of one fused tensor."""
         for name in dict.fromkeys(piece.parameter for local in same for piece in local.pieces):
             parameter = WEIGHTS.parameters[WEIGHTS.index[name]]
             full = torch.empty(parameter.rows, parameter.columns, dtype=DTYPE)
@@ -179,7 +179,7 @@ class FromMegatron:
 
 
 def gather_and_load(setup: Setup, rank: int) -> int:
-    """Bytes this rank received."""
+    """Gather and load all parameters, and return the bytes that this rank received."""
     placed, received = setup.program.target, 0
     target = HeldTensors(WEIGHTS, placed.tensors(WEIGHTS, rank), f"rank {rank}", setup.theirs)
     for name, full, size in setup.gathered(setup.source):
@@ -195,7 +195,7 @@ def gather_and_load(setup: Setup, rank: int) -> int:
 def held_views(
     target: HeldTensors, index: int, locals_: tuple[LocalTensor, ...], name: str
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Parts of a parameter that a rank loads: (row, column, where it goes)."""
+    """Yield the parts of a parameter that a rank loads: (row, column, view of the target)."""
     for piece in (piece for local in locals_ for piece in local.pieces if piece.parameter == name and piece.rows):
         rectangle = Rectangle(index, piece.row, piece.rows, piece.column, piece.columns, 0)
         for row, column, view in target.views(rectangle):
@@ -203,7 +203,7 @@ def held_views(
 
 
 def measure(world: World, which: str) -> tuple[float, int, int]:
-    """(seconds, bytes received, resident memory above what it was before)."""
+    """Return (seconds, bytes received, resident memory above the memory before)."""
     setup: Setup = world.setup  # pyright: ignore[reportAttributeAccessIssue]
     dist.barrier()
     before = high_mark(reset=True)
@@ -217,7 +217,7 @@ def measure(world: World, which: str) -> tuple[float, int, int]:
 
 
 def high_mark(reset: bool = False) -> int:
-    """Highest resident bytes since the last reset."""
+    """Return the highest resident bytes since the last reset."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
@@ -259,7 +259,8 @@ def case(ranks: Ranks, size: int, source: str, target: str) -> dict[str, Any]:
 
 
 def planning() -> list[dict[str, Any]]:
-    """Seconds to plan, and those of the processor where others use it as well; what is compiled is compiled before."""
+    """Return the wall seconds to plan, and the processor seconds for a machine with other work; compiled code is
+    compiled before."""
     weights, found = parameters_of(model_named("llama-2-70b"), "llama"), []
     for source, target in (("fsdp 2", "vllm tp2"), *PLANNED):
         begun, used = time.monotonic(), time.process_time()

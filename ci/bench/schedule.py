@@ -1,8 +1,8 @@
-"""Benchmark of the fused schedule solver: the 12 published instances, the same under a memory limit, 32 ranks x 128
-micro-batches, random problems.
+"""Measure the fused schedule solver on the 12 published instances, on the same under a memory limit, on 32 ranks x 128
+micro-batches, and on random problems.
 
-Prints a table while it runs and one JSON line last. Seconds are wall-clock and mean little on a busy machine: the CPU
-seconds tell how much of it was ours. Every part can be run by itself:
+The bench prints a table while running and one JSON line last. Seconds are wall-clock and mean little on a busy machine:
+the CPU seconds tell the solver's own share. Every part can be run by itself:
 
     python ci/bench/schedule.py --seconds 60 [--instances 0,1,2] [--no-free] [--no-limited] [--no-large] [--random 500]
 """
@@ -53,8 +53,8 @@ def measured(name: str, problem: ScheduleProblem, args: argparse.Namespace, **co
 
 
 def check_random(seed: int, args: argparse.Namespace) -> bool:
-    """Solve and check one random problem; every fifth is tiny, with time to be proven, and must equal brute force. True
-    if it was tiny."""
+    """Solve and check one random problem; every fifth problem is tiny, has time to be proven, and must equal brute
+    force. Return whether the problem was tiny."""
     tiny = seed % 5 == 0
     problem = random_problem(seed, ranks=2, pipelines=2, microbatches=2) if tiny else random_problem(seed)
     budget = Budget(TINY_SECONDS if tiny else args.random_seconds, args.seed, args.workers)

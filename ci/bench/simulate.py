@@ -1,8 +1,8 @@
-"""How fast the simulator is: 1000 steps of 512 samples on 32 replicas per strategy, the run-time threshold decision,
-and growth with the cluster.
+"""Measure the speed of the simulator: 1000 steps of 512 samples on 32 replicas per strategy, the run-time threshold
+decision, and growth with the cluster.
 
-Prints a table while it runs and one JSON line last. Seconds are those of the processor, one core, so that other work on
-the machine does not count; compilation, which numba caches, counts in the first step only.
+The bench prints a table while running and one JSON line last. Seconds are processor seconds of one core, so that other
+work on the machine does not count; compilation, which numba caches, counts in the first step only.
 
     python -m ci.bench.simulate [--steps 1000]
 """
@@ -58,7 +58,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def thousand_steps(steps: int) -> dict[str, float]:
-    """32 replicas of 4 devices."""
+    """Return the seconds of `steps` steps on 32 replicas of 4 devices, by strategy."""
     step, cost, options = workload("llama-13b"), AnalyticCost(cluster_named("h100", nodes=16)), SimulationOptions()
     plan = stock_plan(step, cost, options)
     rollout = CallPlan("actor_generate", Mesh(0, 128), Layout(tp=4, dp=32))
@@ -75,7 +75,7 @@ def thousand_steps(steps: int) -> dict[str, float]:
 
 
 def threshold_decision() -> float:
-    """Two draws of 4096 samples on 64 replicas; the best of five, in milliseconds."""
+    """Return the milliseconds of a decision on two draws of 4096 samples on 64 replicas, the best of six."""
     cost, step = AnalyticCost(cluster_named("h100", nodes=32)), workload("llama-13b", 4096, 2048)
     timing = replica_timing(
         step, CallPlan("actor_generate", Mesh(0, 256), Layout(tp=4, dp=64)), cost, SimulationOptions()
@@ -89,7 +89,7 @@ def threshold_decision() -> float:
 
 
 def scaling() -> list[dict]:
-    """Seconds to place, to compile the tables and to simulate one step."""
+    """Return the seconds to place, to compile the tables and to simulate one step, by cluster."""
     rows = []
     for devices, actor in SCALING:
         step, cost, options = (

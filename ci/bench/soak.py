@@ -1,14 +1,14 @@
-"""Runs of GRPO and PPO with everything on, one after the other, each ended by a fault and resumed by the next.
+"""Make runs of GRPO and PPO with everything on, one after the other; a fault ends each run and the next run resumes.
 
-A leg is the same command again, which goes on from the newest checkpoint; after some steps, at a random moment of one,
-a fault comes: an engine or a training rank is killed (SIGKILL), an engine stands still for seconds (SIGSTOP, SIGCONT)
-and the run is then told to stop, the run is told to stop (SIGTERM), or the disk is full. The first leg of a case runs
-longer, and is told to stop: what memory and open files of each kind of process grow by is read off it.
+A leg is the same command again, which goes on from the newest checkpoint; after some steps, at a random moment of a
+step, a fault comes: an engine or a training rank is killed (SIGKILL), an engine stands still for seconds (SIGSTOP,
+SIGCONT) and the run is then told to stop, the run is told to stop (SIGTERM), or the disk is full. The first leg of a
+case runs longer, and is told to stop: the growth of memory and open files of each kind of process is read off this leg.
 
-Wrong is: a step whose account is not whole; a prompt trained in two steps of an epoch; an ending that is not the
-fault's; a leg that hangs; a process, or shared memory, that outlives its leg; rows that a step leaves in
-TransferQueue; a file of the run that cannot be read. The disk is a tmpfs, which needs root; without it that fault is
-left out, and the JSON line says so.
+These are wrong: a step whose account is not whole; a prompt trained in two steps of an epoch; an ending that is not the
+fault's; a leg that hangs; a process, or shared memory, that outlives its leg; rows that a step leaves in TransferQueue;
+a file of the run that cannot be read. The disk is a tmpfs, which needs root; without root that fault is left out, and
+the JSON line says so.
 
     python -m ci.bench.soak [--minutes 20] [--seed 0] [--case grpo] [--faults engine rank] [--keep DIRECTORY]
 """
@@ -38,11 +38,12 @@ from verl_runs import SMALL, SMALL_CRITIC, Finished, run
 HOME_VARIABLE = "VERL_FUSE_HOME"
 PROMPTS, PER_PROMPT = 8, 4
 SAMPLES = PROMPTS * PER_PROMPT
-# Steps of the leg that memory is read off, and its first ones, which load and fill caches.
+# Steps of the leg that memory is read off, and the first steps of that leg, which load and fill caches.
 STEADY, WARM = 30, 8
-# Steps before a fault, seconds into the next one, of a standing engine, and until a leg counts as hung.
+# Steps before a fault, seconds into the next step, seconds for which an engine stands still, and seconds after which a
+# leg counts as hung.
 BEFORE, WITHIN, STANDS, HANGS = (2, 3, 4), 2.0, 5.0, 900.0
-# Megabytes of the disk that gets full.
+# The disk that gets full has so many megabytes.
 DISK_MB = 2048
 SHARED_MEMORY = Path("/dev/shm")
 STEADILY = "steady"
@@ -63,7 +64,7 @@ COMMON = (
     "trainer.max_critic_ckpt_to_keep=1",
     "trainer.resume_mode=auto",
 )
-# Everything that goes together, by algorithm.
+# All features that go together, by algorithm.
 CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "grpo": (
         "grpo-cpu",
@@ -91,7 +92,7 @@ CASES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass
 class Leg:
-    """One run of the command: which fault came after which step, how it ended, and what was wrong."""
+    """One run of the command: the fault and the step before the fault, the run's end, and all faults found."""
 
     case: str
     fault: str
@@ -102,11 +103,12 @@ class Leg:
 
 
 Sizes = dict[int, dict[str, tuple[float, int]]]
-"""By step, by kind of process: megabytes and open files of the largest."""
+"""Megabytes and open files of the largest process, by step and kind of process."""
 
 
 class Fault:
-    """Watches a leg's folder, and brings its fault once `steps` steps of the leg are trained. Called as `stop_when`."""
+    """Watch a leg's folder, and cause the leg's fault once `steps` steps of the leg are trained. The runner calls the
+    object as `stop_when`."""
 
     def __init__(self, home: Path, leg: Leg, steps: int, rng: random.Random):
         self._home, self._leg, self._rng = home, leg, rng
@@ -117,12 +119,12 @@ class Fault:
         self.sizes: Sizes = {}
 
     def __call__(self, folder: Path) -> bool:
-        """Whether the run is to be told to stop now."""
+        """Tell whether the run is to stop now."""
         step = last_account(folder)
         if step > self._first and step not in self.sizes:
             self.sizes[step] = sizes(self._home)
         if self._done is not None:
-            # Where the run goes on with its fault, it is told to stop two steps later.
+            # A run that goes on after its fault is told to stop two steps later.
             return step >= self._done + 2
         if step < self._first + self._steps:
             return False
@@ -181,7 +183,7 @@ def ballast(home: Path) -> Path:
 
 
 def one(home: Path, name: str, rng: random.Random) -> int:
-    """A process of this kind."""
+    """Return the pid of a process of this kind, drawn at random."""
     found = [pid for pid in processes(HOME_VARIABLE, str(home)) if kind(pid) == name]
     if not found:
         raise RuntimeError(f"no process {name!r} runs in {home}")
@@ -198,7 +200,7 @@ def sizes(home: Path) -> dict[str, tuple[float, int]]:
 
 
 def last_account(folder: Path) -> int:
-    """The newest step that has an account."""
+    """Return the newest step that has an account."""
     return max((int(file.stem.split("_")[1]) for file in (folder / "accounts").glob("step_*.json")), default=0)
 
 
@@ -208,7 +210,7 @@ def last_saved(folder: Path) -> int:
 
 
 def run_leg(home: Path, leg: Leg, steps: int, rng: random.Random) -> Sizes:
-    """Runs a leg, and judges it; what its processes held at each step."""
+    """Run a leg and judge it; return the sizes of its processes at each step."""
     recipe, settings = CASES[leg.case]
     fault, begun = Fault(home, leg, steps, rng), time.monotonic()
     shared = set(SHARED_MEMORY.iterdir())
@@ -241,7 +243,7 @@ def rows_file(home: Path, case: str) -> Path:
 
 
 def ending(leg: Leg, done: Finished) -> Iterator[str]:
-    """The faults in a leg's end."""
+    """Yield the faults in a leg's end."""
     if not leg.after:
         yield f"ended with {done.code} before its fault came: {done.output[-600:]}"
     elif leg.fault in ("stopped", "slow", STEADILY) and done.code != STOPPED:
@@ -255,7 +257,7 @@ def ending(leg: Leg, done: Finished) -> Iterator[str]:
 
 
 def left(home: Path, shared: set[Path]) -> Iterator[str]:
-    """The processes and files that outlive a leg."""
+    """Yield the processes and files that outlive a leg."""
     for pid in processes(HOME_VARIABLE, str(home)):
         yield f"process {pid} ({kind(pid)}) outlives the leg"
     for path in sorted(set(SHARED_MEMORY.iterdir()) - shared):
@@ -263,7 +265,7 @@ def left(home: Path, shared: set[Path]) -> Iterator[str]:
 
 
 def unread(folder: Path) -> Iterator[str]:
-    """Files of a run that are half-written; a checkpoint that is not whole shows when the next leg begins."""
+    """Yield the files of a run that are half-written; a checkpoint that is not whole shows when the next leg begins."""
     for file in [*folder.glob("accounts/*.json"), *folder.glob("timeline/*.json")]:
         try:
             json.loads(file.read_text())
@@ -272,7 +274,7 @@ def unread(folder: Path) -> Iterator[str]:
 
 
 def accounts_wrong(folder: Path) -> Iterator[str]:
-    """Steps of a case that lack or repeat a sample, and prompts trained twice in an epoch."""
+    """Yield the steps of a case that lack or repeat a sample, and the number of prompts trained twice in an epoch."""
     accounts = Finished(0, "", "", folder).accounts()
     trained = range(1, max(accounts, default=0) + 1)
     for step in trained:
@@ -286,7 +288,8 @@ def accounts_wrong(folder: Path) -> Iterator[str]:
 
 
 def growth(found: Sizes) -> dict[str, dict[str, float]]:
-    """Megabytes and open files a step that each kind of process grows by: slopes over the steps after WARM."""
+    """Return the megabytes and open files by which each kind of process grows a step: slopes over the steps after
+    WARM."""
     steps = sorted(found)[WARM:]
     series: dict[str, list[tuple[int, float, int]]] = defaultdict(list)
     for step in steps:
@@ -295,7 +298,7 @@ def growth(found: Sizes) -> dict[str, dict[str, float]]:
     slopes = {}
     for name, points in series.items():
         if len(points) < len(steps):
-            # Of a process that came or went.
+            # Processes of this kind came or went.
             continue
         at, mb, files = np.array(points, dtype=float).T
         slopes[name] = {
@@ -326,7 +329,7 @@ def soak(home: Path, minutes: float, seed: int, cases: Sequence[str], faults: Se
 def report(
     home: Path, legs: Sequence[Leg], grows: Mapping[str, Mapping[str, Mapping[str, float]]], cases: Sequence[str]
 ) -> dict[str, Any]:
-    """The benchmark's JSON line."""
+    """Return the benchmark's JSON line."""
     accounts = {case: Finished(0, "", "", home / case).accounts() for case in cases}
     rows = [json.loads(line)["rows"] for case in cases if rows_file(home, case).exists()
             for line in rows_file(home, case).read_text().splitlines()]  # fmt: skip
@@ -350,7 +353,7 @@ def report(
 
 
 def on_disk(folder: Path, work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """`work` on a disk of its own, of DISK_MB, which can be filled."""
+    """Run `work` on a disk of its own, of DISK_MB, which can be filled."""
     disk = folder / "disk"
     disk.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(disk)], check=True)

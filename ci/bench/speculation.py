@@ -26,8 +26,8 @@ from verl_fuse_cpu.task.parameters import Parameters, WarmStart
 from verl_fuse_speculation.passes import TAIL_SHARE
 
 PROMPTS, SAMPLES = 16, 8
-# The first is that of the bench `step`: long responses of a model that learned, large enough that its passes are most
-# of a rollout. The second has the recipes' model, of which less was learned: short responses, less predictable.
+# The first is the task of the bench `step`, whose rollouts mostly decode. The second has the recipes' model, of which
+# less was learned: short responses, less predictable.
 TASKS = {
     "learned": replace(TASK, layers=LAYERS),
     "less predictable": Parameters(warm_start=WarmStart(250)),

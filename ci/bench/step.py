@@ -1,20 +1,19 @@
-"""Whole steps of stock verl against everything of verl-fuse that pays: actor, and critic, trained; FSDP2 on two ranks,
-two vLLM replicas.
+"""Compare whole steps of stock verl with all features of verl-fuse that pay: actor, and critic, trained; FSDP2 on two
+ranks, two vLLM replicas.
 
 - grpo: without KL, 8 samples a prompt; ppo: critic, KL in the reward. The task is Euclid's
-  (plugins/verl_fuse_cpu/task), its model trained before, at temperature 1: lengths and rewards are its own.
-- stock is verl's own trainer, at our pace of looking at the rollout. The ladder adds one feature after the other to our
-  trainer, the ablation leaves one out of all.
+  (plugins/verl_fuse_cpu/task), its model trained before, at temperature 1: lengths and rewards come from the model.
+- stock is verl's own trainer, which looks at the rollout at verl-fuse's pace. The ladder adds one feature after the
+  other to verl-fuse's trainer, the ablation leaves one feature out.
 - Every arm is a run of its own: a run has one engine. The runs of a round have the same prompts in the same order and
-  the same seeds, another round has others; rounds go through the arms to and fro. A step of each run is left out, which
-  loads and compiles.
-- What verl and Ray do for each sample shares the cores with the model here, which it does not on devices: with a small
-  model it is much of a step, whatever is switched on. `--layers` makes the model larger.
-- Prompts come back every `--epoch` steps, as they do in training on verifiable rewards: that is what drafts from
-  history live on.
+  the same seeds, another round has others; rounds go through the arms to and fro. The first step of each run, which
+  loads and compiles, is left out.
+- The work of verl and Ray for each sample shares the cores with the model here, unlike on devices: with a small model
+  that work is much of a step, whatever is switched on. `--layers` makes the model larger.
+- Prompts come back every `--epoch` steps, like in training on verifiable rewards: drafts from history depend on that.
 
-Ratios are of sums of seconds over the steps of all rounds (stock over ours; in the ablation: without the feature over
-with all). Intervals are bootstraps over steps, those of the same number in the same round together: 95 %, of the
+Ratios are of sums of seconds over the steps of all rounds (stock over verl-fuse; in the ablation: without the feature
+over with all). Intervals are bootstraps over steps, steps of the same number in the same round together: 95 %, for the
 reward's difference in the last `--last` steps 90 %.
 
     python -m ci.bench.step [--case grpo] [--arms stock all] [--rounds 1] [--steps 11] [--epoch 3] [--layers 8]
@@ -39,7 +38,7 @@ from verl_fuse_cpu.task.make import make
 from verl_fuse_cpu.task.parameters import Parameters, WarmStart
 
 STOCK, TRAINER, ALL, WITHOUT = "stock", "trainer", "all", "no-"
-# No padding, and micro-batches of so many tokens: what stock verl is fastest with on such lengths.
+# Stock verl is fastest on such lengths without padding, and with micro-batches of so many tokens.
 TOKENS = 1024
 PACKED = (
     "actor_rollout_ref.model.use_remove_padding=true",
@@ -54,11 +53,11 @@ PACKED = (
     f"critic.ppo_max_token_len_per_gpu={TOKENS}",
     f"critic.forward_max_token_len_per_gpu={TOKENS}",
 )
-# Metrics of what is computed go with either switch of the update.
+# Either switch of the update needs metrics of the computed samples alone.
 COMPUTED = "fuse.update.metrics=computed"
-# More long traces, and fewer guesses, than the recipes' task has: half of the responses are shorter than half of their
-# mean.
-TASK = Parameters(tail_exponent=1.0, warm_start=WarmStart(careless=0.25))
+# The task has more long traces, and fewer guesses, than the recipes' task. A rollout mostly decodes, as where responses
+# reason; with an exponent of 1.0, samples of 20 tokens, a third of a rollout is the way of its requests through Ray.
+TASK = Parameters(tail_exponent=0.5, warm_start=WarmStart(careless=0.25))
 LAYERS = 8
 PROMPTS = 16
 QUICK_ROUNDS = 2
@@ -66,8 +65,8 @@ QUICK_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe with what all arms change of it, and the features that pay there, in the order of the ladder, with what
-    switches them on."""
+    """A recipe with the overrides of all arms, and the features that pay there, in the order of the ladder, with the
+    overrides that switch them on."""
 
     recipe: str
     overrides: tuple[str, ...]
@@ -75,8 +74,8 @@ class Case:
 
     @property
     def arms(self) -> dict[str, frozenset[str] | None]:
-        """The features of each arm by name; None is stock verl. A rung of the ladder has the name of what it adds, the
-        last one is `all`."""
+        """Return the features of each arm by name; None is stock verl. A rung of the ladder has the name of the feature
+        that it adds, the last rung is `all`."""
         names = list(self.features)
         rungs = {name: frozenset(names[: place + 1]) for place, name in enumerate(names[:-1])}
         whole = frozenset(names)
@@ -89,11 +88,11 @@ class Case:
 
     @property
     def runs(self) -> list[str]:
-        """Arms that differ: to leave out the last feature is the ladder's last rung but one."""
+        """Return the arms that differ: the arm without the last feature is the ladder's last rung but one."""
         return [name for name in self.arms if self.same(name) == name]
 
     def same(self, arm: str) -> str:
-        """The first arm with the features of this one."""
+        """Return the first arm with the features of this arm."""
         return next(name for name, features in self.arms.items() if features == self.arms[arm])
 
 
@@ -124,7 +123,8 @@ CASES = {
 
 @dataclass(frozen=True)
 class Size:
-    """Steps of a run that are measured, after how many steps prompts come back, and layers of the model."""
+    """The number of measured steps of a run, the number of steps after which prompts come back, and the layers of the
+    model."""
 
     steps: int
     epoch: int
@@ -160,10 +160,10 @@ def overrides(case: Case, arm: str, task: Path, folder: Path, size: Size, seed: 
 
 
 def run(folder: Path, case: Case, settings: list[str]) -> list[dict[str, Any]]:
-    """Seconds of every step of one run but the first; a run that `folder` holds already is not repeated."""
+    """Return the records of every step of one run but the first; a run that `folder` holds already is not repeated."""
     measurements, asked = folder / "steps.jsonl", folder / "overrides.json"
     if not (folder / "ended").exists():
-        # One that broke off.
+        # An earlier run broke off.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         asked.write_text(json.dumps(settings))
@@ -179,7 +179,7 @@ Steps = list[dict[str, Any]]
 
 
 def bench(folder: Path, name: str, wanted: Sequence[str], rounds: int, size: Size) -> dict[str, Steps]:
-    """The measured steps of each arm."""
+    """Return the measured steps of each arm."""
     case, task = CASES[name], folder / f"task-{size.layers}"
     make(task, replace(TASK, layers=size.layers), say=lambda line: print(line, file=sys.stderr))
     arms = [arm for arm in case.runs if arm in {case.same(one) for one in wanted if one in case.arms}]
@@ -202,7 +202,7 @@ def compared(over: Steps, under: Steps) -> dict[str, Any]:
 
 
 def reward_difference(stock: Steps, ours: Steps, last: int) -> list[float]:
-    """The 90 % interval of the mean of ours less stock's in the last steps of each run."""
+    """Return the 90 % interval of the mean of verl-fuse's reward less stock's in the last steps of each run."""
     runs = [step["step"] for step in stock]
     pairs = [(a["score"], b["score"]) for a, b in zip(stock, ours, strict=True) if a["step"] > max(runs) - last]
     differences = [b - a for a, b in pairs]
@@ -210,14 +210,14 @@ def reward_difference(stock: Steps, ours: Steps, last: int) -> list[float]:
 
 
 def shares(steps: Steps) -> dict[str, float]:
-    """The share of each part in all seconds, by verl's timers."""
+    """Return the share of each part in all seconds, by verl's timers."""
     whole = sum(of(steps, "seconds"))
     spent = {name: sum(step["parts"].get(name, 0.0) for step in steps) for name in steps[0]["parts"]}
     return {name: round(seconds / whole, 3) for name, seconds in spent.items() if seconds >= 0.005 * whole}
 
 
 def report(name: str, found: dict[str, Steps], last: int) -> dict[str, Any]:
-    """One case of the benchmark's JSON line."""
+    """Return one case of the benchmark's JSON line."""
     case = CASES[name]
     stock, ours = found[STOCK], found[ALL]
     ladder = {arm: found[case.same(arm)] for arm in case.ladder if case.same(arm) in found}
@@ -237,7 +237,7 @@ def report(name: str, found: dict[str, Steps], last: int) -> dict[str, Any]:
         "reward_difference_interval": reward_difference(stock, ours, last),
         "reward": {arm: round(float(np.mean(of(steps, "score"))), 3) for arm, steps in found.items()},
         "seconds": {arm: round(float(np.mean(of(steps, "seconds"))), 3) for arm, steps in found.items()},
-        # What the machine did beside a step shows in the mean alone.
+        # Other work of the machine beside a step shows in the mean alone.
         "median_seconds": {arm: round(float(np.median(of(steps, "seconds"))), 3) for arm, steps in found.items()},
         "tokens": {arm: round(float(np.mean(of(steps, "tokens"))), 1) for arm, steps in found.items()},
         "longest": max(of(every, "longest")),

@@ -1,10 +1,10 @@
-"""Seconds that observing and streaming cost or save on a CPU: recipe ppo-cpu as stock verl, observed, and with
-streaming inference.
+"""Measure the seconds that observing and streaming cost or save on a CPU: the recipe ppo-cpu runs as stock verl,
+observed, and with streaming inference.
 
 Seconds are sums of generation and inference (a step less its updates, advantage and weight sync) over the same number
-of steps of each run, first step left out. Stock verl looks at the rollout every 2 s, verl-fuse every 0.05 s: `observe`
-is the control that tells the shorter poll from the overlap. Runs are whole processes in random order, because one
-process can only have one trainer mode.
+of steps of each run, the first step left out. Stock verl looks at the rollout every 2 s, verl-fuse every 0.05 s:
+`observe` is the control that tells the shorter poll from the overlap. Runs are whole processes in random order, because
+one process can only have one trainer mode.
 """
 
 import json
@@ -23,12 +23,12 @@ MODES = {
     "observe": [],
     "streaming": ["fuse.interstage.enabled=true"],
 }
-# The parts of a step that neither generation nor inference belongs to.
+# The parts of a step that belong neither to generation nor to inference.
 OTHER = (ADVANTAGE, *TRAIN_STAGES, UPDATE_WEIGHTS)
 
 
 def run(home: Path, mode: str) -> dict[int, dict[str, float]]:
-    """Train STEPS steps in one mode; returns verl's metrics by step."""
+    """Train STEPS steps in one mode; return verl's metrics by step."""
     folder = home / mode
     overrides = [
         f"trainer.total_training_steps={STEPS}",
@@ -50,7 +50,7 @@ def run(home: Path, mode: str) -> dict[int, dict[str, float]]:
 
 
 def generation_and_inference(steps: dict[int, dict[str, float]]) -> float:
-    """Seconds of generation and inference over all steps but the first, which warms up."""
+    """Return the seconds of generation and inference over all steps but the first, which warms up."""
     counted = [data for step, data in steps.items() if step > 1]
     return sum(data["timing_s/step"] - sum(data[f"timing_s/{part}"] for part in OTHER) for data in counted)
 

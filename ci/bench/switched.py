@@ -1,10 +1,10 @@
-"""PPO on stock verl whose layout changes while it runs, beside the same run without: are its losses, and all else it
-computes, the same?
+"""Compare a PPO run whose layout changes with the same run without a change: are the losses, and all other results, the
+same?
 
 Actor and critic go from shards to whole copies before step 3 of 6, the actor back to shards before step 5, for which
-nothing has to move. Three runs: one whose rollouts are recorded, one that replays them, one that replays them with the
-changes. Up to the first change the last two must be equal bit by bit, from then on to what the order of float32 sums
-leaves; and layouts may change at no other time.
+nothing has to move. There are three runs: the first records its rollouts, the second replays them, the third replays
+them with the changes. Up to the first change the last two runs must be equal bit by bit, from then on up to the
+rounding of float32 sums in another order; and layouts may change at no other time.
 
     python -m ci.bench.switched
 """
@@ -35,7 +35,7 @@ LOSSES = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "critic/vf_loss",
 
 
 def train(home: Path, name: str, *extra: str) -> Finished:
-    """Six steps of PPO in `home`; the first run records its rollouts, all others replay them."""
+    """Train six steps of PPO in `home`; the first run records its rollouts, all others replay them."""
     done = run(
         home,
         "ppo-cpu",
@@ -59,15 +59,15 @@ def train(home: Path, name: str, *extra: str) -> Finished:
 
 
 def step_of(home: Path, done: Finished, number: int, sizes: dict[str, int]) -> Step:
-    """The numbers of a step, with whole parameters."""
+    """Return the numbers of a step, with whole parameters."""
     found = quantities(home / f"{done.folder.name}.numbers", number)
     whole_ones = {f"{role} {PARAMETERS}": whole(found[f"{role} {PARAMETERS}"], size) for role, size in sizes.items()}
     return Step(True, None, dict(read_metrics(done.folder / "metrics.jsonl"))[number], {**found, **whole_ones})
 
 
 def whole(held: Quantity, size: int) -> Quantity:
-    """Parameters by name, of what ranks hold (`rank0:name`): shards along the first dimension, or copies, which must be
-    the same."""
+    """Return parameters by name, made of the parts of all ranks (`rank0:name`): shards along the first dimension, or
+    copies, which must be the same."""
     by_name: dict[str, list[np.ndarray]] = {}
     for item in sorted(held, key=lambda item: int(item.partition(":")[0].removeprefix("rank"))):
         by_name.setdefault(item.partition(":")[2], []).append(held[item])
@@ -81,7 +81,7 @@ def whole(held: Quantity, size: int) -> Quantity:
 
 
 def sizes_at(number: int) -> dict[str, int]:
-    """The `fsdp_size` of each model in a step of the run that changes."""
+    """Return the `fsdp_size` of each model in a step of the run that changes."""
     sizes = {"actor": -1, "critic": -1}
     for step, changed in SCHEDULE.items():
         sizes |= changed if step <= number else {}
@@ -89,23 +89,24 @@ def sizes_at(number: int) -> dict[str, int]:
 
 
 def findings(home: Path, plain: Finished, switched: Finished) -> Iterator[tuple[int, Finding]]:
-    """Every comparison of every step."""
+    """Yield every comparison of every step, with the step's number."""
     for number in range(1, STEPS + 1):
         left = step_of(home, plain, number, {"actor": -1, "critic": -1})
         right = step_of(home, switched, number, sizes_at(number))
-        # No step after a change is a first step: its rounding has gone through updates.
+        # A step after a change is compared like a later step, not like a first one: its rounding has gone through
+        # updates.
         for finding in step_findings(number, left, right, None if number < FIRST else STREAMING):
             yield number, finding
 
 
 def report(plain: Finished, switched: Finished, found: list[tuple[int, Finding]]) -> dict:
-    """The benchmark's JSON line; differences are the largest absolute ones from the first change on."""
+    """Return the benchmark's JSON line; differences are the largest absolute differences from the first change on."""
     moved = {number: metrics[MOVED] for number, metrics in switched.metrics.items() if metrics.get(CHANGED)}
     later = [finding for number, finding in found if number >= FIRST]
     faults = [f"step {number}: {finding}" for number, finding in found if not finding.passed]
     if sorted(moved) != [step - 1 for step in SCHEDULE]:
         faults.append(f"layouts changed at the end of steps {sorted(moved)}")
-    # Ranks that have copies lack nothing of their shards.
+    # Ranks with whole copies lack no part of their shards.
     if [step for step, moving in moved.items() if moving] != [FIRST - 1]:
         faults.append(f"bytes moved at the end of steps: {moved}")
     return {

@@ -1,1 +1,1 @@
-"""The documentation: the configuration reference, and a site of all READMEs."""
+"""Generate the documentation: the configuration reference, and a site of all READMEs."""

@@ -16,13 +16,13 @@ PICTURE = Path(__file__).with_name("steps.svg")
 
 
 def typical_step(run: Path) -> Timeline:
-    """The step of median length of a run, without the first, which warms up."""
+    """Return the step of median length of a run, without the first step, which warms up."""
     steps = list(readable_steps(run, recorded_steps(run)[1:]))
     return sorted(steps, key=lambda step: step.end - step.start)[len(steps) // 2]
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Run the command, and return the exit code."""
     try:
         if arguments == ["configuration"]:
             PAGE.write_text(reference(), encoding="utf-8")

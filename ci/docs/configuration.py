@@ -1,6 +1,6 @@
-"""The configuration reference, generated from the dataclasses of the blocks and the comments of default.yaml.
+"""Generate the configuration reference from the dataclasses of the blocks and the comments of default.yaml.
 
-Invariant (tests/unit/docs/test_configuration.py): the reference in the repository is what is generated now.
+Invariant (tests/unit/docs/test_configuration.py): the reference in the repository equals the generated one.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ default is `null` and that `fuse.preset` can set says so under "allowed". `fuse=
 
 
 def reference() -> str:
-    """The page."""
+    """Return the text of the page."""
     said = comments(DEFAULTS.read_text())
     parts = [HEAD, _section("fuse", "Keys of every run.", CoreBlock, said)]
     for name, block in blocks().items():
@@ -38,14 +38,14 @@ def reference() -> str:
 
 
 def blocks() -> dict[str, type]:
-    """The dataclass of each built-in plugin that has a block, by its name."""
+    """Return the dataclass of each built-in plugin that has a block, by the plugin's name."""
     manager = plugins.load(())
     known = {name: plugin for name, plugin in manager.list_name_plugin() if name in plugins.BUILTIN}
     return {name: plugin.fuse_config() for name, plugin in known.items() if hasattr(plugin, "fuse_config")}
 
 
 def comments(text: str) -> dict[str, str]:
-    """The comment above each key, by dotted key; joined to one line."""
+    """Return the comment above each key, by dotted key; joined to one line."""
     found: dict[str, str] = {}
     path: list[str] = []
     lines: list[str] = []
@@ -73,7 +73,7 @@ def _section(title: str, about: str, block: type, said: dict[str, str]) -> str:
 
 
 def _fields(block: type) -> Iterator[tuple[str, Any, Any, dict[str, Any]]]:
-    """Name, type, default and metadata of each field."""
+    """Yield name, type, default and metadata of each field."""
     hints = get_type_hints(block)
     for each in dataclasses.fields(block):
         default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
@@ -81,12 +81,13 @@ def _fields(block: type) -> Iterator[tuple[str, Any, Any, dict[str, Any]]]:
 
 
 def _text(key: str, said: str) -> str:
-    """A key's comment as an item of a list, with a paragraph for what it needs and one for what excludes it."""
+    """Return a key's comment as an item of a list, with a paragraph for the needs of the key and one for its
+    exclusions."""
     return f"- **`{key}`**: " + "\n\n  ".join(re.split(r"(?<=\.) (?=(?:Needs|Not with) )", said))
 
 
 def _value(value: Any) -> str:
-    """The value as YAML writes it."""
+    """Return the value as text, in YAML's form."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_value, value))}]"
     if value is None or isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""All READMEs as one site, by mkdocs, with every link checked and no network.
+"""Build one site of all READMEs, by mkdocs, with every link checked and no network.
 
 Invariants (tests/unit/docs/test_site.py):
 - a link of a README that leads nowhere ends the build and is named;
-- a link to a folder leads to its README, one to any other file to a copy of the file.
+- a link to a folder leads to its README, a link to any other file to a copy of the file.
 """
 
 import os
@@ -21,7 +21,7 @@ MOVED = {".github/CONTRIBUTING.md": "CONTRIBUTING.md"}
 
 
 def gather(repo: Path, pages: list[Path], folder: Path) -> None:
-    """Copy the pages (relative to `repo`) and all files that they link into `folder`; a FuseError names links that
+    """Copy the pages (relative to `repo`) and all files that the pages link into `folder`; a FuseError names links that
     lead nowhere."""
     broken: list[str] = []
     linked: set[Path] = set()
@@ -50,14 +50,14 @@ def gather(repo: Path, pages: list[Path], folder: Path) -> None:
 
 
 def place(folder: Path, path: Path) -> Path:
-    """Where a file of the repository lies in the site's sources; its folder is made."""
+    """Return the place of a repository's file in the site's sources, and make its folder."""
     target = folder / MOVED.get(str(path), path)
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
 
 def tracked_pages() -> list[Path]:
-    """Every page of the repository, relative to it."""
+    """Return every page of the repository, relative to the repository."""
     found = [path.relative_to(REPO) for path in REPO.rglob("*.md")]
     hidden = {"build", "dist", "runs", "outputs", "results"}
     return sorted(
@@ -68,7 +68,7 @@ def tracked_pages() -> list[Path]:
 
 
 def build(target: Path) -> None:
-    """Write the site to `target`; a FuseError where mkdocs finds fault."""
+    """Write the site to `target`; raise FuseError where mkdocs finds fault."""
     sources = target.with_name(f"{target.name}-sources")
     shutil.rmtree(sources, ignore_errors=True)
     gather(REPO, tracked_pages(), sources)

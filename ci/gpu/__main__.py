@@ -1,5 +1,5 @@
-"""`python -m ci.gpu PART --out FILE`: run one part of the kit on a device; `all --out FOLDER` runs each
-in a process of its own."""
+"""`python -m ci.gpu PART --out FILE` runs one part of the kit on a device; `all --out FOLDER` runs each in a process of
+its own."""
 
 import argparse
 import importlib
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(part: str, out: Path, kind: str, *, tiny: bool) -> Report:
-    """Run one part and write its report; a FuseError says why it cannot run here."""
+    """Run one part and write its report; a FuseError says why the part cannot run here."""
     device = require_device(kind)
     check_writable(out)
     module = importlib.import_module(f"ci.gpu.parts.{part}")
@@ -60,7 +60,7 @@ def run(part: str, out: Path, kind: str, *, tiny: bool) -> Report:
 
 
 def run_all(folder: Path, kind: str, *, tiny: bool) -> int:
-    """Each part that can run here; the worst exit code of those that were not refused."""
+    """Run each part that can run here; return the worst exit code of the parts that were not refused."""
     folder.mkdir(parents=True, exist_ok=True)
     worst = 0
     for part in PARTS:

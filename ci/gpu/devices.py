@@ -1,5 +1,5 @@
-"""`python -m ci.gpu.devices --size 2 --out FILE`: transfers between layouts, weight sync by shards and a fused program
-over several devices, with NCCL.
+"""`python -m ci.gpu.devices --size 2 --out FILE` runs transfers between layouts, weight sync by shards and a fused
+program over several devices, with NCCL.
 
 With `--device cpu` the same ranks are processes with gloo between them.
 """

@@ -1,9 +1,9 @@
-"""The Triton kernels of vLLM's rejection sampler, taken out of its source file: they run without vLLM, and without a
-GPU in Triton's interpreter.
+"""Take the Triton kernels of vLLM's rejection sampler out of their source file: the kernels run without vLLM, and
+without a GPU in Triton's interpreter.
 
 Invariants (tests/unit/gpu/test_kit.py):
-- the text of what is taken has the fingerprint of a version that was read, or its name is said;
-- what is taken is run unchanged.
+- the text of each function taken has the fingerprint of a version that was read, or the function is named;
+- the functions taken are run unchanged.
 """
 
 import ast
@@ -23,7 +23,7 @@ from verl_fuse.host.start.compat.fingerprint import fingerprint
 SOURCE = "vllm/v1/sample/rejection_sampler.py"
 VLLM_VARIABLE = "VERL_FUSE_GPU_VLLM"
 CONSTANTS = ("PLACEHOLDER_TOKEN_ID", "GREEDY_TEMPERATURE", "MAX_SPEC_LEN")
-# What is taken, with its fingerprints in vLLM 0.24.0 and 0.28.0.
+# The functions taken, with their fingerprints in vLLM 0.24.0 and 0.28.0.
 READ: dict[str, tuple[str, ...]] = {
     "rejection_sample": ("8f9db213a72bbfc4",),
     "expand_batch_to_tokens": ("02068a58862e85e9",),
@@ -42,7 +42,7 @@ import triton.language as tl
 
 
 def source() -> str:
-    """The sampler's text: of the installed vLLM, or of the wheel or file that VLLM_VARIABLE names."""
+    """Return the sampler's text: of the installed vLLM, or of the wheel or file that VLLM_VARIABLE names."""
     if given := os.environ.get(VLLM_VARIABLE):
         path = Path(given)
         if path.suffix == ".whl":
@@ -56,18 +56,18 @@ def source() -> str:
 
 
 def fingerprints_of(text: str) -> dict[str, str]:
-    """By name, of everything in READ that the text defines."""
+    """Return the fingerprint, by name, of every function in READ that the text defines."""
     nodes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
     return {name: fingerprint([nodes[name]]) for name in READ if name in nodes}
 
 
 def unread(found: dict[str, str]) -> dict[str, str]:
-    """The kernels that are not as they were read, or are missing."""
+    """Return the kernels whose text was not read, or which are missing."""
     return {name: found.get(name, "missing") for name, known in READ.items() if found.get(name) not in known}
 
 
 def load(text: str, device: torch.device) -> ModuleType:
-    """A module of the constants and functions; on a CPU Triton interprets the kernels."""
+    """Return a module of the constants and functions; on a CPU Triton interprets the kernels."""
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     if importlib.util.find_spec("triton") is None:

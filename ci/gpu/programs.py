@@ -1,5 +1,5 @@
-"""The programs that ranks run in the kit: a fused program of two models, and transfers of weights between layouts, each
-compared bitwise with what it must give."""
+"""Run the programs of the kit on ranks: a fused program of two models, and transfers of weights between layouts, each
+compared bitwise with the right result."""
 
 import sys
 import time
@@ -33,13 +33,13 @@ ROWS = 64
 
 
 def checked(rank: Rank, backend: str, width: int, moves: Sequence[tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """A fused program, and then transfers between these pairs of layouts, by what was run."""
+    """Run a fused program, and then transfers between these pairs of layouts; return the results by name."""
     found = {"program": fused(rank, width)}
     return found | {f"{source} to {target}": transferred(rank, backend, source, target) for source, target in moves}
 
 
 def different_ranks(found: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """The names in ranks' `checked` of values that are not bitwise right."""
+    """Return the names in ranks' `checked` of values that are not bitwise right."""
     return [
         f"{name}, rank {rank}: not bitwise equal"
         for rank, each in enumerate(found)
@@ -49,7 +49,7 @@ def different_ranks(found: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[st
 
 
 def fused_problem(ranks: int) -> ScheduleProblem:
-    """An actor through all ranks and a critic back, two micro-batches a rank."""
+    """Return the problem of an actor through all ranks and a critic back, two micro-batches a rank."""
     order = tuple(range(ranks))
     count = 2 * ranks
     return ScheduleProblem(
@@ -58,8 +58,8 @@ def fused_problem(ranks: int) -> ScheduleProblem:
 
 
 def fused(rank: Rank, width: int) -> dict[str, Any]:
-    """The program's seconds and gradients compared with the same stages run one after the other
-    on this rank's own device."""
+    """Return the program's seconds, and whether its gradients equal those of the same stages run one after the other on
+    this rank's own device."""
     problem = fused_problem(rank.size)
     schedule = solve(problem, "greedy", Budget(30.0))
     links = open_links([pipeline.ranks for pipeline in problem.pipelines], rank.device)
@@ -117,7 +117,7 @@ def _stage(problem: ScheduleProblem, index: int, rank: Rank, weight: torch.Tenso
 
 
 def _serial(problem: ScheduleProblem, width: int, rank: Rank) -> dict[int, torch.Tensor]:
-    """By pipeline, the gradient of this rank's stage when nothing is distributed."""
+    """Return, by pipeline, the gradient of this rank's stage when nothing is distributed."""
     found = {}
     for index, pipeline in _mine(problem, rank):
         weights = [_weight(index, stage, width, rank) for stage in range(pipeline.stages)]
@@ -133,7 +133,8 @@ def _serial(problem: ScheduleProblem, width: int, rank: Rank) -> dict[int, torch
 
 
 def transferred(rank: Rank, backend: str, source: str, target: str) -> dict[str, Any]:
-    """Three versions of a model from one layout to another, each compared with the target layout's own tensors."""
+    """Transfer three versions of a model from one layout to another, and compare each with the target layout's own
+    tensors."""
     have, want = placed(source, QWEN2), placed(target, QWEN2)
     program = plan_transfer(QWEN2, have, want, nodes=[0] * rank.size, item_bytes=4, bucket_bytes=1 << 18)
     name = f"{source} to {target}"

@@ -1,11 +1,11 @@
-"""`python -m ci.gpu.wheels pack|join`: bring wheels to a machine without a network, in pieces of at most 60 MiB.
+"""`python -m ci.gpu.wheels pack|join` brings wheels to a machine without a network, in pieces of at most 60 MiB.
 
 `pack FOLDER --into PIECES` cuts all wheels of a folder into numbered pieces with a list of sums; `join PIECES --into
-FOLDER` puts them together again, wherever the pieces have come in, and installs with `--target` what is whole.
-Neither needs more than Python.
+FOLDER` puts the pieces together again, wherever they have come in, and installs the wheels with `--target`. Neither
+command needs more than Python.
 
 Invariants (tests/unit/gpu/test_wheels.py):
-- what is joined is byte for byte what was packed, and a piece that is missing or damaged is named;
+- the joined wheels are byte for byte the packed ones, and a piece that is missing or damaged is named;
 - no piece is larger than asked for, and the wheels of one distribution are of one version.
 """
 
@@ -23,8 +23,8 @@ FAILED = 2
 
 
 def pack(folder: Path, into: Path, size: int = PIECE) -> list[Path]:
-    """Cut the wheels of `folder`, one after the other, into pieces of at most `size` bytes; ValueError where there are
-    none, or two of one distribution."""
+    """Cut the wheels of `folder`, one after the other, into pieces of at most `size` bytes; raise ValueError where
+    there are none, or two of one distribution."""
     wheels = sorted(folder.glob("*.whl"))
     names = [wheel.name.split("-")[0].lower() for wheel in wheels]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -59,7 +59,7 @@ def pack(folder: Path, into: Path, size: int = PIECE) -> list[Path]:
 
 
 def join(pieces: Path, into: Path) -> list[Path]:
-    """The wheels again; ValueError names pieces that are missing or damaged."""
+    """Return the wheels put together again; a ValueError names pieces that are missing or damaged."""
     listed = json.loads((pieces / LIST).read_text())
     paths = [pieces / piece["name"] for piece in listed["pieces"]]
     wrong = [
@@ -87,8 +87,8 @@ def join(pieces: Path, into: Path) -> list[Path]:
 
 
 def install(wheels: list[Path], target: Path) -> None:
-    """Into a folder for PYTHONPATH, without a network and without looking for what they need: torch
-    and CUDA are the machine's."""
+    """Install wheels into a folder for PYTHONPATH, without a network and without looking for their requirements: the
+    machine has torch and CUDA."""
     quiet = ("--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--upgrade")
     subprocess.run(
         [sys.executable, "-m", "pip", "install", *quiet, "--target", str(target), *map(str, wheels)], check=True

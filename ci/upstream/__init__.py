@@ -1,1 +1,1 @@
-"""Does verl-fuse still fit what is upstream? `python -m ci.upstream COMMAND` (see README.md)."""
+"""Does verl-fuse still fit its upstream? `python -m ci.upstream COMMAND` tells (see README.md)."""

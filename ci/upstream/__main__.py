@@ -1,4 +1,4 @@
-"""`python -m ci.upstream COMMAND ...`: each command is the module of that name, with `main(arguments) -> exit code`."""
+"""`python -m ci.upstream COMMAND ...` runs the module of that name, with `main(arguments) -> exit code`."""
 
 import importlib
 import sys

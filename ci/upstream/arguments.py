@@ -1,10 +1,11 @@
-"""Command lines of this package: bad usage ends with FAILED, because argparse's own exit code, 2, means red here."""
+"""Parse the command lines of this package: bad usage ends with FAILED, because argparse's own exit code, 2, means red
+here."""
 
 import argparse
 import sys
 from typing import NoReturn
 
-# Beside what a command finds out (0 green, 1 yellow, 2 red): it could not be run at all.
+# The exit code of a command that could not run at all, beside its findings (0 green, 1 yellow, 2 red).
 FAILED = 3
 
 

@@ -1,7 +1,7 @@
-"""`python -m ci.upstream check`: does a version of verl keep the contracts that verl-fuse rests on?
+"""`python -m ci.upstream check` tells whether a version of verl keeps the contracts that verl-fuse rests on.
 
-Exit code: 0 green; 1 yellow, code changed that has to be read again; 2 red, verl-fuse would break; 3
-it could not be checked.
+Exit code: 0 green; 1 yellow, code changed that has to be read again; 2 red, verl-fuse would break; 3 no check was
+possible.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from verl_fuse.spec.files import write_atomically
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The judged installation: a tree in which verl may be another one than the installed, its version, and the
+    """The judged installation: a tree in which verl may differ from the installed verl, verl's version, and the
     verdicts."""
 
     tree: SourceTree
@@ -38,7 +38,7 @@ class Checked:
 
 
 def check(verl: Path | None = None) -> Checked:
-    """Judge every contract, of all plugins, against the package folder `verl` (default: the installed one)."""
+    """Judge every contract, of all plugins, against the package folder `verl` (default: the installed package)."""
     tree = SourceTree.installed(*PACKAGES)
     if verl is not None:
         tree.roots["verl"] = verl
@@ -49,13 +49,13 @@ def check(verl: Path | None = None) -> Checked:
 
 
 def version_of(package: Path) -> str:
-    """The version by verl's own version file."""
+    """Return the version in verl's own version file."""
     file = package / "version" / "version"
     return (file.is_file() and file.read_text(encoding="utf-8").strip()) or "of unknown version"
 
 
 def package_folder(tree: Path) -> Path:
-    """verl's package folder in a source tree or an unpacked wheel; the folder itself counts too."""
+    """Return verl's package folder in a source tree or an unpacked wheel; the folder itself counts too."""
     # `.` has no name.
     for folder in (tree / "verl", tree.absolute()):
         if (folder / "__init__.py").is_file() and folder.name == "verl":
@@ -64,7 +64,7 @@ def package_folder(tree: Path) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the Markdown report, and write it with its JSON form to --output; the exit code says what was found."""
+    """Print the Markdown report, and write it with its JSON form to --output; the exit code gives the verdict."""
     options = _parser().parse_args(arguments)
     try:
         with _package(options.verl, options.path) as verl:
@@ -77,8 +77,8 @@ def main(arguments: list[str]) -> int:
             options.output.mkdir(parents=True, exist_ok=True)
             write_atomically(options.output / "upstream.md", text)
             write_atomically(options.output / "upstream.json", report.as_json(found))
-    # An OSError: a folder that cannot be read or written, a full disk. Python's own exit code for
-    # it, 1, means yellow here.
+    # An OSError is a folder that cannot be read or written, or a full disk. Python's own exit code for an error, 1,
+    # means yellow here.
     except (FuseError, OSError) as error:
         print(f"ci.upstream check: {error}", file=sys.stderr)
         return FAILED

@@ -1,4 +1,4 @@
-"""Gets a released verl from the package index, as source only: its wheel, unpacked, without what it depends on."""
+"""Get a released verl from the package index, as source only: its wheel, unpacked, without its dependencies."""
 
 import subprocess
 import sys
@@ -11,15 +11,15 @@ LATEST = "latest"
 
 
 def fetch(version: str, folder: Path) -> Path:
-    """Download verl `version` (or `latest`) with pip into `folder` and return where it was unpacked;
-    FuseError with pip's last words."""
+    """Download verl `version` (or `latest`) with pip into `folder` and return the folder of the unpacked wheel; a
+    FuseError has pip's last words."""
     requirement = "verl" if version == LATEST else f"verl=={version}"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command = [*pip, "--only-binary", ":all:", "--dest", str(folder), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        # The line before the last says which versions there are; none at all means that the index was not reached.
+        # The line before the last lists the existing versions; an empty list means that the index was not reached.
         words = "; ".join(done.stderr.strip().splitlines()[-2:]) or f"exit code {done.returncode}"
         raise FuseError(f"pip could not download {requirement}: {words}")
     unpacked = folder / "unpacked"

@@ -1,4 +1,5 @@
-"""The compatibility report: what stands, what changed with its diff, what broke; as Markdown and as JSON."""
+"""Write the compatibility report, as Markdown and as JSON: contracts that are kept, changed code with its diff, broken
+contracts."""
 
 import dataclasses
 import difflib
@@ -39,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings. `supported` is what the supported range says of the version; it does not enter the level."""
+    """The findings. `supported` tells whether the version is in the supported range, and does not enter the level."""
 
     verl: str
     level: str
@@ -51,8 +52,8 @@ class Report:
 
 
 def build(tree: SourceTree, version: str, verdicts: list[SeamVerdict], here: SourceTree) -> Report:
-    """The report on `verdicts` over `tree`; `here` are the installed packages, where the code
-    that was read may be found."""
+    """Return the report on `verdicts` over `tree`; `here` are the installed packages, which may hold the code that was
+    read."""
     rows = tuple(_row(verdict, tree, here) for verdict in verdicts if verdict.problems)
     absent = sorted({package(verdict.seam.contract) for verdict in verdicts if verdict.absent})
     level = max((verdict.level for verdict in verdicts), default=Level.GREEN)
@@ -61,7 +62,7 @@ def build(tree: SourceTree, version: str, verdicts: list[SeamVerdict], here: Sou
 
 
 def markdown(report: Report) -> str:
-    """The report for people."""
+    """Return the report for people."""
     read = ", ".join(f"{name} {' and '.join(versions)}" for name, versions in READ_AT.items())
     against = ", ".join(f"{name} {version}" for name, version in report.versions.items() if name not in report.absent)
     out = [
@@ -95,7 +96,7 @@ def markdown(report: Report) -> str:
 
 
 def as_json(report: Report) -> str:
-    """The report for programs."""
+    """Return the report for programs."""
     return json.dumps(dataclasses.asdict(report), indent=1) + "\n"
 
 
@@ -108,7 +109,8 @@ def _row(verdict: SeamVerdict, tree: SourceTree, here: SourceTree) -> Row:
 
 
 def _diff(contract: Contract, tree: SourceTree, here: SourceTree) -> str:
-    """The code that was read against the code that is there; one line that says why where it cannot be shown."""
+    """Return the diff of the code that was read and the code that is there; one line with the reason where no diff can
+    be shown."""
     name = package(contract)
     version = (_version(name) or "").partition("+")[0]
     if name not in here.roots or version not in READ_AT[name]:

@@ -1,4 +1,4 @@
-"""`python -m ci.upstream supported`: write SUPPORTED.md from what was run (supported.json); `--add REPORT` records a
+"""`python -m ci.upstream supported` writes SUPPORTED.md from the runs in supported.json; `--add REPORT` records a
 report of `ab` or `check` first."""
 
 import json
@@ -31,7 +31,7 @@ these is in the README of each folder.
 
 @dataclass(frozen=True)
 class Run:
-    """One thing that was run; a component that took no part is None."""
+    """One run; a component that took no part is None."""
 
     verl: str
     what: str
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def subject(self) -> tuple[str | None, ...]:
-        """The key of a record, which a later run replaces: everything but what is counted, the result and the day."""
+        """Return the key of a record, which a later run replaces: all fields but counts, the result and the day."""
         what = re.sub(r"\d+", "", self.what)
         return self.verl, what, self.device, self.torch, self.vllm, self.megatron_core
 
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read(ledger: Path) -> list[Run]:
-    """The runs of the ledger; a FuseError names the entry that is not one."""
+    """Return the runs of the ledger; a FuseError names the entry that is no run."""
     names = [field.name for field in fields(Run)]
     runs = []
     for number, entry in enumerate(json.loads(ledger.read_text())):
@@ -98,8 +98,8 @@ def read(ledger: Path) -> list[Run]:
 
 
 def from_report(path: Path) -> Run:
-    """The run that a report of `ab` or `check` tells of, on the day its file was written; a
-    FuseError if it is neither."""
+    """Return the run of a report of `ab` or `check`, on the day its file was written; raise FuseError if the file is
+    neither."""
     try:
         report = json.loads(path.read_text())
         day = date.fromtimestamp(path.stat().st_mtime).isoformat()
@@ -109,7 +109,8 @@ def from_report(path: Path) -> Run:
 
 
 def from_ab(report: Mapping[str, Any], day: str) -> Run:
-    """Real training on CPUs. The recipes train with FSDP2: an installed Megatron-core takes no part."""
+    """Return the run of a report of `ab`: real training on CPUs. The recipes train with FSDP2: an installed
+    Megatron-core takes no part."""
     versions = report["versions"]
     verdicts = {f"{one['recipe']} {one['arm']}": one["verdict"] for one in report["compared"]}
     odd = [f"{name} {verdict}" for name, verdict in verdicts.items() if verdict != "green"]
@@ -118,18 +119,18 @@ def from_ab(report: Mapping[str, Any], day: str) -> Run:
 
 
 def from_check(report: Mapping[str, Any], day: str) -> Run:
-    """Contracts read against source: nothing is imported, nothing trains."""
+    """Return the run of a report of `check`: contracts read against source; nothing is imported, nothing trains."""
     what = f"`check`: {report['contracts']} contracts against its source"
     return Run(report["verl"], what, None, None, None, None, report["level"], day)
 
 
 def added(runs: Sequence[Run], run: Run) -> list[Run]:
-    """The runs with `run` in place of an earlier one of the same."""
+    """Return the runs with `run` in place of an earlier run with the same subject."""
     return [*(kept for kept in runs if kept.subject != run.subject), run]
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The whole of SUPPORTED.md: newest verl first."""
+    """Return the whole of SUPPORTED.md, newest verl first."""
     ordered = sorted(runs, key=lambda run: run.what)
     ordered.sort(key=lambda run: Version(run.verl), reverse=True)
     rows = [[getattr(run, name) or "–" for name in COLUMNS] for run in ordered]

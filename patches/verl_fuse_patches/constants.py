@@ -1,4 +1,4 @@
-"""A function with one of its constants changed: everything else stays upstream's own code."""
+"""Change one constant of a function: everything else stays upstream's own code."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -6,15 +6,15 @@ from types import FunctionType, ModuleType
 
 from verl_fuse.errors import FuseError
 
-# Where Megatron names the device or the type of a tensor on CUDA, and what the same is on the host.
+# Megatron's names of the device or the type of a tensor on CUDA, and the names of the same on the host.
 ON_HOST = {"cuda": "cpu"} | {
     f"torch.cuda.{kind}Tensor": f"torch.{kind}Tensor" for kind in ("Float", "Half", "BFloat16")
 }
 
 
 def with_constant(function: FunctionType, old: str, new: str) -> FunctionType:
-    """A copy of `function` in which the string constant `old`, also in tuples, is `new`;
-    FuseError if it does not occur."""
+    """Return a copy of `function` in which the string constant `old`, also in tuples, is `new`; raise FuseError if
+    `old` does not occur."""
     constants = _with(function.__code__.co_consts, old, new)
     if constants == function.__code__.co_consts:
         raise FuseError(f"{function.__qualname__} has no constant {old!r}")
@@ -34,7 +34,7 @@ def with_constant(function: FunctionType, old: str, new: str) -> FunctionType:
 
 
 def set_constants(module: ModuleType, qualnames: tuple[str, ...], constants: Mapping[str, str]) -> None:
-    """Replace string constants in the named functions and methods of `module`, those that a function has."""
+    """Replace string constants in the named functions and methods of `module`, where a function has them."""
     for qualname in qualnames:
         owner: object = module
         *classes, name = qualname.split(".")
@@ -49,7 +49,7 @@ def set_constants(module: ModuleType, qualnames: tuple[str, ...], constants: Map
 
 
 def on_host(qualnames: tuple[str, ...]) -> Callable[[ModuleType], None]:
-    """A patch's `apply` that has the named functions and methods work on the host instead of CUDA."""
+    """Return a patch's `apply` under which the named functions and methods work on the host instead of CUDA."""
     return partial(set_constants, qualnames=qualnames, constants=ON_HOST)
 
 

@@ -1,9 +1,9 @@
 """The critic's attention implementation is the configured one, not always flash_attention_2.
 
-verl loads the critic with a constant `attn_implementation="flash_attention_2"`, whatever
-`critic.model.override_config` says, and reports the failed import as "please install trl". The implementation the
-configuration asked for is already in `model_config`; the loader runs with its constant replaced by that, so verl's two
-ways of loading a value head stay verl's own.
+verl loads the critic with a constant `attn_implementation="flash_attention_2"`, whatever `critic.model.override_config`
+says, and reports the failed import as "please install trl". The configured implementation is already in `model_config`;
+the loader runs with its constant replaced by that implementation, so verl's two ways of loading a value head stay
+verl's own.
 """
 
 import functools

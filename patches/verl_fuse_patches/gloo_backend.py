@@ -1,4 +1,4 @@
-"""One gloo backend on a CPU, where verl asks for two.
+"""verl gets one gloo backend on a CPU, where verl asks for two.
 
 verl builds the backend string `f"cpu:gloo,{device}:{backend}"`. On a CPU both halves name the device type cpu, and
 torch refuses a type that is named twice. Without its first half the string is right, so that constant is emptied:

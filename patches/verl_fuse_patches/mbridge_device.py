@@ -1,7 +1,7 @@
-"""mbridge leaves models on the host when that is the device.
+"""mbridge leaves models on the host when the host is the device.
 
-It moves every model with `Module.cuda`, which knows accelerators only. In a process that trains with mbridge on a CPU,
-models stay where they are.
+mbridge moves every model with `Module.cuda`, which knows accelerators only. In a process that trains with mbridge on a
+CPU, models stay where they are.
 """
 
 from types import ModuleType

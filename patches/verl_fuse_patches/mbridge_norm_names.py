@@ -1,7 +1,7 @@
 """Weights of Megatron's own layers have names in a checkpoint.
 
-Transformer Engine fuses a norm into the linear layer after it, Megatron's own layers keep the two apart and name the
-norm otherwise. mbridge knows the fused names only.
+Transformer Engine fuses a norm into the next linear layer, Megatron's own layers keep the two apart and name the norm
+differently. mbridge knows the fused names only.
 """
 
 import functools
@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_fuse_patches.registry import Patch
 
-# Megatron's own name -> that of the norm fused into the linear layer after it.
+# Megatron's own name -> the name of the norm fused into the linear layer after the norm.
 NORMS = {
     ".input_layernorm.weight": ".self_attention.linear_qkv.layer_norm_weight",
     ".pre_mlp_layernorm.weight": ".mlp.linear_fc1.layer_norm_weight",

@@ -1,10 +1,10 @@
-"""A distributed optimizer goes on from a checkpoint without Transformer Engine and Apex, whose Adam counts steps
-elsewhere than torch's does.
+"""A distributed optimizer goes on from a checkpoint without Transformer Engine and Apex, whose Adam keeps its count of
+steps elsewhere than torch's Adam.
 
 Megatron reads the number of steps off the optimizer's state, which torch's Adam has only after its first step: a fresh
-process cannot load a checkpoint. And what it loads counts the steps of the process that loads, or has one counter for
-all weights. The state is made before it is asked for, as the first step would make it, and every weight gets a counter
-of its own with the steps that were loaded.
+process cannot load a checkpoint. And the loaded state counts the steps of the process that loads, or has one counter
+for all weights. The patch makes the state before Megatron asks for it, like the first step would, and every weight gets
+a counter of its own with the steps that were loaded.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Megatron's current device is the host.
 
-Megatron asks `torch.cuda` for its current device wherever it makes a buffer, and waits for CUDA around messages between
-stages. In a process that trains with Megatron on a CPU, the answers are "cpu", and nothing to wait for.
+Megatron asks `torch.cuda` for the current device for every buffer, and waits for CUDA around messages between stages.
+In a process that trains with Megatron on a CPU, the device is "cpu", and there is nothing to wait for.
 """
 
 from types import ModuleType

@@ -1,7 +1,7 @@
 """Megatron's tracker of random numbers does without CUDA.
 
-It keeps states of CUDA's generators, one per parallel group, for dropout. Its tracker for inference keeps none and
-leaves the host's generator in charge, which training without dropout never draws from.
+The tracker keeps states of CUDA's generators, one per parallel group, for dropout. Megatron's tracker for inference
+keeps no state and leaves the host's generator in charge, from which training without dropout never draws.
 """
 
 from types import ModuleType
@@ -12,10 +12,10 @@ from verl_fuse_patches.registry import Patch
 def apply(module: ModuleType) -> None:
     import torch
 
-    # Who initialises the tracker later finds it initialised.
+    # A later call finds the tracker initialised.
     module.initialize_rng_tracker(inference_rng_tracker=True)
-    # verl saves the states with a checkpoint and refuses to load one that has none; the host's
-    # own state it saves as well.
+    # verl saves the states with a checkpoint and refuses to load a checkpoint without any; verl saves the host's own
+    # state as well.
     module.get_cuda_rng_tracker().get_states = lambda: {"host": torch.get_rng_state()}
 
 

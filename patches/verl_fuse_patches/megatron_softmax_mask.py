@@ -1,8 +1,8 @@
-"""Megatron's own attention is causal when verl hands it a mask of valid tokens.
+"""Megatron's own attention is causal when verl gives the attention a mask of valid tokens.
 
 verl pads micro-batches on the right and passes their validity (samples x tokens) as a mask. Transformer Engine's causal
-attention ignores it; Megatron's own softmax, the only one on a CPU, would apply it as if it were a mask of scores. With
-padding on the right, causal attention of valid tokens never looks at padding, so no mask is right.
+attention ignores the mask; Megatron's own softmax, the only one on a CPU, would apply the mask as if it were a mask of
+scores. With padding on the right, causal attention of valid tokens never looks at padding, so no mask is right.
 """
 
 import functools

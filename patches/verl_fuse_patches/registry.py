@@ -1,10 +1,10 @@
-"""Applies runtime patches, and refuses where the code to patch is not the code the patch was written for.
+"""Apply runtime patches, and refuse a patch where the code to patch is not the code that the patch was written for.
 
 Invariants (tests/unit/patches/test_registry.py):
-- installing imports nothing that is patched: a patch is applied right after its module's first import;
-- installing twice patches once;
-- version and fingerprint are checked before the patch is applied; a mismatch is a FuseError in whoever imports the
-  module, and nothing has been changed;
+- an installation imports no patched module: a patch is applied right after its module's first import;
+- two installations patch once;
+- version and fingerprint are checked before the patch is applied; a mismatch raises a FuseError where the module is
+  imported, and nothing has been changed;
 - a patch whose defect cannot occur here is "not needed" and left alone.
 """
 
@@ -56,12 +56,13 @@ PatchState = Literal["applied", "pending", "off", "not needed", "refused"]
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """What is wrong upstream, where, and what puts it right.
+    """An upstream defect, its place, and the function that mends it.
 
-    `target` is "package.module:name" or "package.module:name,Class.method"; `fingerprints` tell, by range of
-    versions, that of the named source. `distributions` are the names under which the patched package may be
-    installed, the first one found counts. `apply` gets the imported module: the target's, or `after` where the patch
-    must act before the target is imported.
+    `target` is "package.module:name" or "package.module:name,Class.method"; `fingerprints` has, by range of versions,
+    the fingerprint of the named source. `distributions` are the names under which the patched package may be installed,
+    of which the first one found counts. `apply` gets the imported module: the target's, or `after` where the patch must
+    act before the target is imported.
+
     `needed` says whether the defect can occur in this environment. `watched` is code elsewhere in which upstream's fix
     would show, as (target, fingerprint).
     """
@@ -84,7 +85,7 @@ class Patch:
 
     @property
     def versions(self) -> str:
-        """All versions the patch was written for, as text."""
+        """Return all versions that the patch was written for, as text."""
         return " or ".join(self.fingerprints)
 
     @property
@@ -94,7 +95,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class PatchStatus:
-    """Where a patch stands in this process; `detail` says why when it is refused or not needed."""
+    """The state of a patch in this process; `detail` says why the patch is refused or not needed."""
 
     name: str
     target: str
@@ -107,7 +108,7 @@ _applied: set[str] = set()
 
 
 def load(name: str) -> Patch:
-    """The patch of that name; FuseError if there is none."""
+    """Return the patch of that name; raise FuseError if there is none."""
     if name not in NAMES:
         raise FuseError(f"no patch {name!r}; there are: {', '.join(NAMES)}")
     return importlib.import_module(f"verl_fuse_patches.{name}").PATCH
@@ -124,13 +125,14 @@ def install(patches: Iterable[Patch]) -> None:
 
 
 def status(patches: Iterable[Patch] | None = None) -> list[PatchStatus]:
-    """The state of the given patches (default: all) in this process; one that is off or pending is
-    checked against its source."""
+    """Return the state of the given patches (default: all) in this process; a patch that is off or pending is checked
+    against its source."""
     return [_status(patch) for patch in (map(load, NAMES) if patches is None else patches)]
 
 
 def settle() -> list[PatchStatus]:
-    """Import whatever the installed patches wait for, so that each is applied or refused; then where all stand."""
+    """Import the modules that the installed patches wait for, so that each patch is applied or refused; return the
+    state of all patches."""
     for patch in tuple(_installed.values()):
         # A refusal is that patch's state.
         with contextlib.suppress(FuseError):
@@ -139,7 +141,7 @@ def settle() -> list[PatchStatus]:
 
 
 def contracts() -> tuple[Code, ...]:
-    """The source that the patches needed here replace, and where their upstream fixes would show."""
+    """Return the source that the patches needed here replace, and the code where their upstream fixes would show."""
     return tuple(
         Code(target, pinned, patch.name)
         for patch in map(load, NAMES)
@@ -149,7 +151,7 @@ def contracts() -> tuple[Code, ...]:
 
 
 def check_version(patch: Patch) -> str:
-    """Refuse a version the patch was not written for; the fingerprint of the installed version."""
+    """Refuse a version that the patch was not written for; return the fingerprint of the installed version."""
     found = _version(patch)
     if found is None:
         raise FuseError(f"{_describe(patch)}: none of {', '.join(patch.distributions)} is installed")
@@ -160,7 +162,7 @@ def check_version(patch: Patch) -> str:
 
 
 def check_source(patch: Patch) -> None:
-    """Refuse a version, or source, that is not what the patch was written for."""
+    """Refuse a version, or source, that the patch was not written for."""
     expected = check_version(patch)
     tree = SourceTree.installed(patch.module.partition(".")[0])
     try:

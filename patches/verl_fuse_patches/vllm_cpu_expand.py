@@ -1,9 +1,9 @@
 """vLLM on a CPU samples drafted positions with the request's own temperature, top-k and top-p.
 
-With speculation these parameters are expanded from one per request to one per drafted token. The CPU's kernel does that
-in an int64 copy of its output: a temperature of 0.7 would become 0, and the copy is dropped besides, so the output
-stays whatever memory it was. Drafted positions are then sampled from another distribution than the model's.
-Accelerators have a kernel of their own, which is right.
+With speculation these parameters are expanded from one per request to one per drafted token. The CPU's kernel writes to
+an int64 copy of its output: a temperature of 0.7 would become 0, and the copy is dropped besides, so the output keeps
+its left-over memory. Drafted positions are then sampled from another distribution than the model's. Accelerators have a
+right kernel of their own.
 """
 
 from types import ModuleType
@@ -20,8 +20,8 @@ def expand(
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
-    """Write `input_val` (one per request) to `output` (one per drafted token), `replace_from` as `replace_to`;
-    `cu_num_tokens` are the drafted tokens of the requests, summed up."""
+    """Write `input_val` (one per request) to `output` (one per drafted token), with `replace_to` in place of
+    `replace_from`; `cu_num_tokens` are the drafted tokens of the requests, summed up."""
     import torch
 
     drafted = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
@@ -30,7 +30,7 @@ def expand(
 
 
 def apply(module: ModuleType) -> None:
-    # The model runner takes the kernel from the module when it is made.
+    # The model runner, when made, takes the kernel from the module.
     module.expand_kernel = module._FuncWrapper(expand)  # type: ignore[attr-defined]
 
 

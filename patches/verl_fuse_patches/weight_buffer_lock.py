@@ -1,7 +1,8 @@
-"""A weight sender holds a shared lock on its buffer in /dev/shm for as long as it lives.
+"""A weight sender holds a shared lock on its buffer in /dev/shm for as long as the sender lives.
 
-A killed run leaves its buffers behind, and nobody else can tell them from those of a run in another container. The
-kernel drops the lock with the process, so verl_fuse_cpu.leftovers can: it removes only what it can lock for itself.
+A killed run leaves its buffers behind, and without a lock nobody can tell them from the buffers of a run in another
+container. The kernel drops the lock with the process, so verl_fuse_cpu.leftovers removes only buffers that it can lock
+for itself.
 """
 
 import fcntl

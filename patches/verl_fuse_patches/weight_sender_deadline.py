@@ -1,8 +1,8 @@
 """A weight sender notices that its receiver died, and never waits longer than the weight sync timeout.
 
 verl sends weights to a rollout worker over a ZeroMQ REQ socket and waits for each answer without a timeout, so a
-receiver that dies leaves the training rank waiting for ever. The socket is wrapped: while it waits it also watches the
-connection, and ends with an error that names the receiver's process as soon as that disconnects, or when
+receiver that dies leaves the training rank waiting for ever. The patch wraps the socket: a waiting socket also watches
+the connection, and ends with an error that names the receiver's process as soon as the receiver disconnects, or when
 VERL_FUSE_WEIGHT_SYNC_TIMEOUT seconds (default 600) have passed.
 """
 
@@ -18,7 +18,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse_patches.registry import Patch
 
 TIMEOUT_VARIABLE = "VERL_FUSE_WEIGHT_SYNC_TIMEOUT"
-# An answer that was sent before the receiver closed its end is still delivered; this long is given to it.
+# An answer that was sent before the receiver closed its end is still delivered within so many seconds.
 _GRACE_SECONDS = 1.0
 
 
@@ -43,7 +43,7 @@ class WatchedSocket:
 
     def close(self) -> None:
         self._inner.disable_monitor()
-        # Nothing unsent is worth waiting for at interpreter exit, which ZeroMQ would otherwise do without end.
+        # No unsent message is worth waiting for at interpreter exit; ZeroMQ would otherwise wait without end.
         self._inner.close(linger=0)
 
     def _wait(self, flag: int) -> None:
@@ -53,7 +53,7 @@ class WatchedSocket:
         end = time.monotonic() + self._seconds
         while (left := end - time.monotonic()) > 0:
             ready = dict(poller.poll(left * 1000))
-            # Events first: the peer can be identified only while it is connected.
+            # Events come first: the peer can be identified only while connected.
             while self._monitor.poll(0):
                 self._read_event()
             if self._inner in ready:
@@ -79,12 +79,12 @@ class WatchedSocket:
 
 
 def _peer_pid(descriptor: int) -> int | str:
-    """The process at the other end of an accepted Unix-domain socket (Linux SO_PEERCRED)."""
+    """Return the process at the other end of an accepted Unix-domain socket (Linux SO_PEERCRED)."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     except OSError:
-        # ZeroMQ has closed it already; that the peer has gone is the next event.
+        # ZeroMQ has closed the socket already; the next event says that the peer has gone.
         return "unknown"
     return struct.unpack("3i", credentials)[0]
 

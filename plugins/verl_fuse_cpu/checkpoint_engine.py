@@ -1,4 +1,5 @@
-"""Checkpoint engine `gloo`: weights from the trainer to standalone rollout replicas, on a host without an accelerator.
+"""The checkpoint engine `gloo` sends weights from the trainer to standalone rollout replicas, on a host without an
+accelerator.
 
 Select it with `rollout.checkpoint_engine.backend=gloo` and `custom_backend_module=verl_fuse_cpu.checkpoint_engine`;
 `checkpoint_engine.engine_kwargs.gloo.timeout_seconds` (default 600) bounds every wait. Trainer rank 0
@@ -23,14 +24,14 @@ from verl_fuse.runtime.listening import listening_store
 
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
 Bucket = list[tuple[str, torch.Tensor]]
-# Types of element by the names they travel under.
+# The types of element are found by the names that they travel under.
 _DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @CheckpointEngineRegistry.register("gloo")  # pyright: ignore[reportAttributeAccessIssue]  upstream lacks @staticmethod
 class GlooCheckpointEngine(CheckpointEngine):
-    """Broadcasts named tensors in buckets of about `bucket_size` bytes; a larger tensor is a bucket of its own."""
+    """Broadcast named tensors in buckets of about `bucket_size` bytes; a larger tensor is a bucket of its own."""
 
     def __init__(self, bucket_size: int, is_master: bool = False, timeout_seconds: float = 600.0) -> None:
         self._bucket_size = bucket_size
@@ -53,7 +54,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Rank 0 is the trainer's; ranks 1.. are the rollout's; trainer ranks outside the group get -1."""
+        """Give rank 0 to the trainer, ranks 1.. to the rollout, and -1 to trainer ranks outside the group."""
         world_size = 1 + rollout_world_size
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
@@ -79,8 +80,8 @@ class GlooCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
     ) -> dict[str, Any]:
-        """Broadcast all weights; trainer ranks outside the group only walk the generator, which
-        is collective over them."""
+        """Broadcast all weights; trainer ranks outside the group only walk the generator, which is collective over all
+        of them."""
         if self._rank < 0:
             for _ in weights:
                 pass
@@ -97,8 +98,8 @@ class GlooCheckpointEngine(CheckpointEngine):
             number += 1
 
     def _send(self, number: int, bucket: Bucket) -> None:
-        """Broadcast one bucket; an empty one marks the end."""
-        # Not pickled: what is unpickled runs whatever its sender likes.
+        """Broadcast one bucket; an empty bucket marks the end."""
+        # The list is not pickled: unpickling runs any code that the sender likes.
         contents = [(name, list(tensor.shape), _NAMES[tensor.dtype], tensor.nbytes) for name, tensor in bucket]
         self._store.set(f"bucket/{number}", json.dumps(contents))
         if bucket:
@@ -132,7 +133,7 @@ class GlooCheckpointEngine(CheckpointEngine):
             raise self._late(f"bucket/{number}") from error
 
     def _late(self, key: str) -> FuseError:
-        """The error that names the rollout ranks which never left their mark under `key`."""
+        """Return the error that names the rollout ranks which never left their mark under `key`."""
         missing = [rank for rank in range(1, self._world_size) if not self._store.check([f"{key}/{rank}"])]
         waited = f"rollout ranks {missing}" if missing else "a rank that left the transfer"
         return FuseError(
@@ -145,7 +146,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
 
 def _buckets(weights: NamedTensors, size: int) -> Iterator[Bucket]:
-    """Group tensors until the next one would exceed `size` bytes."""
+    """Yield buckets of tensors; a bucket ends where the next tensor would exceed `size` bytes."""
     bucket: Bucket = []
     used = 0
     for name, tensor in weights:

@@ -1,4 +1,4 @@
-"""The code of verl and vLLM that the cpu platform rests on, beside its runtime patches."""
+"""Contracts: the code of verl and vLLM that the cpu platform rests on, beside its runtime patches."""
 
 from verl_fuse.host.upstream.targets import ACTOR_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function
@@ -9,7 +9,7 @@ DP_ACTOR_YAML = "verl/trainer/config/actor/dp_actor.yaml"
 CRITIC_YAML = "verl/trainer/config/critic/critic.yaml"
 
 CONTRACTS: tuple[Contract, ...] = (
-    # The platform: chosen by VERL_PLATFORM, all abstract methods implemented (platform.py, environment.py).
+    # VERL_PLATFORM chooses the platform, which implements all abstract methods (platform.py, environment.py).
     Function(
         "verl.plugin.platform.platform_manager:PlatformRegistry.register", "class (cls, platform)", "80a12858a0ef0564"
     ),
@@ -76,13 +76,13 @@ CONTRACTS: tuple[Contract, ...] = (
         f"{FSDP_IMPLEMENTATION}:FSDPEngineWithValueHead",
         "EngineRegistry.register(model_type='value_model', backend=['fsdp', 'fsdp2'], device=['cuda', 'npu'])",
     ),
-    # Names of the buffers in /dev/shm (leftovers.py).
+    # The sender names the buffers in /dev/shm (leftovers.py).
     Function(
         "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender._init_buffer",
         "(self)",
         "062527551832d049",
     ),
-    # Which roles a run has, and what they are configured by (refusals.py).
+    # The roles of a run, and the keys that configure them, are read from here (refusals.py).
     Function("verl.trainer.ppo.utils:need_critic", "(config)", "182ae235222ddac9"),
     Function("verl.trainer.ppo.utils:need_reference_policy", "(config)", "f9aaac597cf7590a"),
     ConfigGroup(PPO_YAML, "model@actor_rollout_ref.model: hf_model"),
@@ -111,7 +111,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(MODEL_YAML, "override_config", dict),
     ConfigKey(MODEL_YAML, "path", object),
     ConfigKey(MODEL_YAML, "tokenizer_path", object),
-    # vLLM's CPU backend (environment.py, refusals.py).
+    # vLLM's CPU backend reads these (environment.py, refusals.py).
     Attribute("vllm.envs:VLLM_CPU_KVCACHE_SPACE", "0"),
     Attribute("vllm.envs:VLLM_CPU_OMP_THREADS_BIND", "'auto'"),
     Attribute("vllm.envs:VLLM_ENABLE_V1_MULTIPROCESSING", "True"),

@@ -1,7 +1,7 @@
-"""The device module of the cpu platform: what verl calls on `torch.cuda`, answered for the host.
+"""The device module of the cpu platform answers for the host the functions that verl calls on `torch.cuda`.
 
-A process sees one device. Its memory is the process's resident memory, and what is free is what the host has left.
-Everything else (streams, events) is torch.cpu's own.
+A process sees one device. Its memory is the process's resident memory, and its free memory is the host's available
+memory. Streams, events and all other names are torch.cpu's own.
 """
 
 import resource
@@ -29,7 +29,7 @@ def current_device() -> int:
 
 
 def set_device(device: object) -> None:
-    """There is one device."""
+    """Do nothing: there is one device."""
 
 
 def get_device_name(device: object = None) -> str:
@@ -37,7 +37,7 @@ def get_device_name(device: object = None) -> str:
 
 
 def empty_cache() -> None:
-    """The host's allocator keeps no cache of its own."""
+    """Do nothing: the host's allocator keeps no cache of its own."""
 
 
 def memory_allocated(device: object = None) -> int:
@@ -59,7 +59,7 @@ def mem_get_info(device: object = None) -> tuple[int, int]:
 
 
 def set_per_process_memory_fraction(fraction: float, device: object = None) -> None:
-    """The host does not divide its memory among processes."""
+    """Do nothing: the host does not divide its memory among processes."""
 
 
 def get_rng_state(device: object = None) -> Tensor:

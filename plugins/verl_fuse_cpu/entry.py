@@ -1,7 +1,8 @@
-"""Entry point in verl's plugin group: does nothing unless VERL_PLATFORM=cpu.
+"""This entry point in verl's plugin group does nothing unless VERL_PLATFORM=cpu.
 
-Every process that imports verl loads this module, so off costs one look at the environment. verl resolves a platform on
-first use, after all plugins are loaded (verl/plugin/platform/platform_manager.py), so registering here is early enough.
+Every process that imports verl loads this module; on another platform that costs one look at the environment. verl
+resolves a platform on first use, after all plugins are loaded (verl/plugin/platform/platform_manager.py), so
+registering here is early enough.
 
 verl logs a plugin that fails to load at DEBUG and goes on (verl/__init__.py). A failure here is therefore printed, kept
 in `failure` for the trainer and `verl-fuse doctor`, and leaves the platform unregistered: verl then refuses
@@ -13,12 +14,13 @@ import sys
 
 from verl_fuse_cpu.environment import active, process_defaults
 
-# What kept the platform from being registered in this process; None when it was registered or not asked for.
+# The error that kept the platform from being registered in this process; None when the platform was registered or not
+# asked for.
 failure: Exception | None = None
 
 
 def register() -> None:
-    """Install the patches and register the platform, if this process asks for it."""
+    """Install the patches and register the platform, if this process asks for the cpu platform."""
     global failure
     if not active():
         return

@@ -1,8 +1,8 @@
-"""Weight buffers that killed runs left in /dev/shm.
+"""Find and remove weight buffers that killed runs left in /dev/shm.
 
-A buffer is a leftover only if nobody can still be using it: it is ours (same user), no living process has it open or
-mapped, and no process anywhere, in this container or another one that shares /dev/shm, holds the lock that senders on
-the cpu platform take (verl_fuse_patches.weight_buffer_lock).
+A buffer is a leftover only if nobody can still be using the buffer: its owner is this user, no living process has the
+buffer open or mapped, and no process anywhere, in this container or another container that shares /dev/shm, holds the
+lock that senders on the cpu platform take (verl_fuse_patches.weight_buffer_lock).
 """
 
 import fcntl
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-# verl names a sender's buffer so (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py).
+# verl names a sender's buffer by this pattern (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py).
 PATTERN = "verl_weights_*"
 
 
 def leftovers(directory: Path = SHARED_MEMORY) -> list[Path]:
-    """Buffers of dead runs in `directory`, sorted; one that might be in use is never among them."""
+    """Return the buffers of dead runs in `directory`, sorted; a buffer that might be in use is never among them."""
     own = [path for path in sorted(directory.glob(PATTERN)) if _is_own_file(path)]
     if not own:
         return []
@@ -25,7 +25,7 @@ def leftovers(directory: Path = SHARED_MEMORY) -> list[Path]:
 
 
 def remove_leftovers(directory: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove what `leftovers` finds and return it."""
+    """Remove the buffers that `leftovers` finds, and return them."""
     found = leftovers(directory)
     for path in found:
         path.unlink(missing_ok=True)
@@ -51,8 +51,8 @@ def _is_locked(path: Path) -> bool:
 
 
 def _files_in_use() -> Iterator[str]:
-    """Paths that living processes of this user have open or mapped; what another user runs cannot
-    open files of this user."""
+    """Yield the paths that living processes of this user have open or mapped; processes of another user cannot open
+    files of this user."""
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
@@ -65,5 +65,5 @@ def _files_in_use() -> Iterator[str]:
             for descriptor in (process / "fd").iterdir():
                 yield os.readlink(descriptor)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            # The process has ended, or is another user's.
+            # The process has ended, or belongs to another user.
             continue

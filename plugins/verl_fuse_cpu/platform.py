@@ -1,4 +1,4 @@
-"""verl's platform `cpu`: virtual devices in place of accelerators.
+"""The platform `cpu` gives verl virtual devices in place of accelerators.
 
 Ray is told that the host has N GPUs (`ray_kwargs.ray_init.num_gpus=N`), so verl's placement groups, visible devices and
 replica layout work as they are. Each worker process sees one device, the host, and speaks gloo.
@@ -16,8 +16,8 @@ from verl_fuse_cpu import device
 
 
 class DeviceId(str):
-    """verl uses one id both as a device, `tensor.to(id)`, and as an index, `f"{name}:{id}"`: "cpu" that
-    formats as "0" serves both."""
+    """The device "cpu", which formats as "0": verl uses one id both as a device, `tensor.to(id)`, and as an index,
+    `f"{name}:{id}"`."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class DeviceId(str):
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    """The host as a set of virtual devices; used only when VERL_PLATFORM=cpu names it."""
+    """The host as a set of virtual devices, used only when VERL_PLATFORM=cpu names it."""
 
     @property
     def device_name(self) -> str:
@@ -63,7 +63,7 @@ class CpuPlatform(PlatformBase):
         device.set_device(device_index)
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Every operation on the host has finished when it returns."""
+        """Do nothing: every operation on the host has finished when the operation returns."""
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -72,7 +72,7 @@ class CpuPlatform(PlatformBase):
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """The host's allocator has none of these settings."""
+        """Do nothing: the host's allocator has none of these settings."""
 
     def empty_cache(self) -> None:
         device.empty_cache()
@@ -84,7 +84,7 @@ class CpuPlatform(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        # Ray sets it for its GPU resource; builds without CUDA ignore it.
+        # Ray sets this variable for its GPU resource; builds without CUDA ignore the variable.
         return "CUDA_VISIBLE_DEVICES"
 
     @contextmanager
@@ -92,10 +92,10 @@ class CpuPlatform(PlatformBase):
         yield
 
     def profiler_start(self) -> None:
-        """There is no device profiler."""
+        """Do nothing: there is no device profiler."""
 
     def profiler_stop(self) -> None:
-        """There is no device profiler."""
+        """Do nothing: there is no device profiler."""
 
     def ray_resource_name(self) -> str:
         return "GPU"
@@ -108,4 +108,4 @@ class CpuPlatform(PlatformBase):
         return False
 
     def cudart(self) -> None:
-        """There is no CUDA runtime."""
+        """Return None: there is no CUDA runtime."""

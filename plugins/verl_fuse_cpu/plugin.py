@@ -1,5 +1,5 @@
-"""Hooks of the plugin `cpu`: it refuses configurations that cannot run without an accelerator, and clears
-what dead runs left behind."""
+"""Hooks of the plugin `cpu`, which refuses configurations that cannot run without an accelerator, and removes the
+weight buffers of dead runs."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class CpuPlugin:
-    """Does nothing in a run on another platform."""
+    """Refuse, check and clean up; do nothing in a run on another platform."""
 
     HOOK_API = 2
 

@@ -1,4 +1,4 @@
-"""Configurations that cannot run on the cpu platform, refused before anything is started.
+"""Refuse configurations that cannot run on the cpu platform, before anything is started.
 
 Invariant (tests/unit/cpu/test_cpu_refusals.py): a check reads the configuration, the environment and small local files,
 and never imports torch, ray, vLLM or verl.
@@ -24,14 +24,15 @@ _DTYPES = {None: "bf16", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """The reasons why this configuration cannot run on the cpu platform, which it or the environment asks for."""
+    """Yield the reasons why this configuration cannot run on the cpu platform, if the configuration or the environment
+    asks for that platform."""
     if get("trainer.device") == "cpu" or active():
         for check in CHECKS:
             yield from check(get)
 
 
 def _platform(get: Get) -> Iterator[Refusal]:
-    # verl has loaded the entry point if it is imported here at all; importing it from here would import verl.
+    # The entry point is a loaded module here only if verl loaded it; an import from here would import verl.
     failure = getattr(sys.modules.get("verl_fuse_cpu.entry"), "failure", None)
     if not active():
         yield Refusal(
@@ -82,7 +83,7 @@ def _megatron(get: Get) -> Iterator[Refusal]:
 
 
 def _precision(get: Get) -> Iterator[Refusal]:
-    # verl's default is bf16. TransferQueue logs a mismatch between roles and goes on with wrong numbers.
+    # verl's default is bf16. TransferQueue logs a mismatch between roles, and goes on with wrong numbers.
     engines = {"actor_rollout_ref.actor": "fsdp_config", "actor_rollout_ref.ref": "fsdp_config", "critic": "fsdp"}
     keys = [
         f"{role}.megatron.dtype"
@@ -99,7 +100,7 @@ def _precision(get: Get) -> Iterator[Refusal]:
 
 
 def _sleep(get: Get) -> Iterator[Refusal]:
-    # verl's dataclass default for the first one is true as well.
+    # verl's dataclass default for the first key is true as well.
     keys = (f"{_ROLLOUT}.enable_sleep_mode", f"{_ROLLOUT}.free_cache_engine")
     yield from required(get, dict.fromkeys(keys, (False, "vLLM cannot sleep or free its cache on a CPU: false")))
 
@@ -169,13 +170,13 @@ CHECKS: tuple[Callable[[Get], Iterator[Refusal]], ...] = (
 
 
 def _roles(get: Get) -> list[str]:
-    """The configuration blocks of the roles that train or infer in this run (verl/trainer/ppo/utils.py)."""
+    """Return the configuration blocks of the roles that train or infer in this run (verl/trainer/ppo/utils.py)."""
     others = {"actor_rollout_ref.ref": has_reference(get), "critic": has_critic(get)}
     return ["actor_rollout_ref.actor", *(role for role, used in others.items() if used)]
 
 
 def _models(get: Get) -> list[str]:
-    """The configuration blocks of their models; the reference has the actor's."""
+    """Return the configuration blocks of the models of these roles; the reference has the actor's."""
     return ["actor_rollout_ref.model", *(["critic.model"] if has_critic(get) else [])]
 
 

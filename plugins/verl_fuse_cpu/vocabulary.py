@@ -1,4 +1,4 @@
-"""Sizes of a local model's vocabulary and of its tokenizer, read from their files without transformers."""
+"""Read the sizes of a local model's vocabulary and of its tokenizer from their files, without transformers."""
 
 import json
 from dataclasses import dataclass
@@ -10,14 +10,18 @@ from verl_fuse.errors import FuseError
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Rows of the model's embedding, and ids the tokenizer can produce (`len(tokenizer)`)."""
+    """The number of rows of the model's embedding, and of ids that the tokenizer can produce (`len(tokenizer)`)."""
 
     model: int
     tokenizer: int
 
 
 def read_vocabulary(model_path: Any, tokenizer_path: Any = None) -> Vocabulary | None:
-    """None where either is not local or not in the usual files (config.json, tokenizer.json)."""
+    """Return both sizes; None where the model or the tokenizer is not local or not in the usual files (config.json,
+    tokenizer.json).
+
+    Raises FuseError for a file that cannot be read as JSON.
+    """
     if not isinstance(model_path, str):
         return None
     model = Path(model_path).expanduser()

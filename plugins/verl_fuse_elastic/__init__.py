@@ -1,2 +1,2 @@
-"""Elastic replica count: responses are predicted, prompts assigned to replicas by prediction, and as
-many replicas run as pay."""
+"""Elastic replica count: the plugin predicts responses, assigns prompts to replicas by prediction, and runs as many
+replicas as pay."""

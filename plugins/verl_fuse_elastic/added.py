@@ -1,9 +1,10 @@
-"""Where prompts go that a running step asks for in place of discarded ones (verl, replay_buffer.py `sample`). Pure.
+"""Assign the prompts that a running step asks for in place of discarded prompts (verl, replay_buffer.py `sample`).
+Pure.
 
 Invariants (tests/unit/elastic/test_added.py):
 - every added prompt gets one replica, and no other prompt moves;
-- the longest is placed first, each on the replica that is done earliest with it and with what it runs; of equals on the
-  one with fewer tokens left.
+- the longest prompt is placed first; each goes to the replica that is done earliest with the prompt and its running
+  samples, and of equal replicas to the one with fewer tokens left.
 """
 
 import math
@@ -17,8 +18,8 @@ from verl_fuse_elastic.assignment import TOKENS_ALONE, UNKNOWN_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The tokens that a replica has left to generate, a sample that runs counting as if it began now: all tokens, and
-    those of the longest sample."""
+    """The tokens that a replica has left to generate: all tokens, and the tokens of the longest sample. A running
+    sample counts in full, with no token generated yet."""
 
     tokens: float = 0.0
     longest: float = 0.0
@@ -29,7 +30,7 @@ class Load:
         return Load(tokens, max(self.longest, min(limit, prediction.upper)))
 
     def seconds(self, slots: int, cost: DecodeCost) -> float:
-        """Seconds as `assignment.Line.seconds` counts them, with the upper prediction for the longest sample."""
+        """Return seconds as `assignment.Line.seconds` counts them, with the upper prediction for the longest sample."""
         return cost.step * max(self.longest, self.tokens / slots) + cost.sequence * self.tokens
 
 
@@ -40,8 +41,8 @@ def add(
     cost: DecodeCost = TOKENS_ALONE,
     limit: float = math.inf,
 ) -> Mapping[str, int]:
-    """Replica rank of each prompt uid, beside what is `running` on each rank. `slots`: sequences a replica runs at
-    once; `limit`: tokens of a response."""
+    """Return the replica rank of each prompt uid, given the prompts `running` on each rank. `slots`: sequences that a
+    replica runs at once; `limit`: tokens of a response."""
     loads = {rank: Load() for rank in running}
     for rank, left in running.items():
         for prompt in left:

@@ -1,4 +1,5 @@
-"""The choice of a replica for each prompt: runs of similar predicted length, the step over as early as such runs allow.
+"""Choose a replica for each prompt: each replica gets a run of similar predicted length, and the step ends as early as
+such runs allow.
 
 Invariants (tests/unit/elastic/test_assignment.py):
 - every prompt gets one replica, so that its samples share their prefix;
@@ -20,11 +21,11 @@ from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import ReplicaView
 from verl_fuse.timeline.decode import DecodeCost
 
-# By predicted tokens alone: what is balanced before any decode step was measured.
+# This cost balances predicted tokens alone, before any decode step was measured.
 TOKENS_ALONE = DecodeCost(0.0, 1.0)
 CUT_TOLERANCE = 0.005
-# Samples a replica gets at most, in even shares: predictions err, and what a decode step costs was measured for
-# even shares, not for crowds.
+# A replica gets at most so many even shares of the samples: predictions err, and the cost of a decode step was measured
+# for even shares, not for crowds.
 CROWD = 2.0
 # Prompts without a prediction count as equally long.
 UNKNOWN_LENGTH = Prediction(1.0, 1.0)
@@ -37,15 +38,15 @@ def assign(
     cost: DecodeCost = TOKENS_ALONE,
     limit: float = math.inf,
 ) -> Mapping[str, int]:
-    """Replica rank of each prompt uid. `slots`: sequences a replica runs at once; `limit`:
-    tokens a response may have."""
+    """Return the replica rank of each prompt uid. `slots`: sequences that a replica runs at once; `limit`: tokens that
+    a response may have."""
     line = Line(prompts, slots, cost, limit)
     runs = zip(ranks, pairwise(line.cut(len(ranks))), strict=False)
     return {prompt.uid: rank for rank, (a, b) in runs for prompt in line.prompts[a:b]}
 
 
 def fewest_slots(replicas: Sequence[ReplicaView]) -> int:
-    """Sequences any replica runs at once, by the lengths of recent steps."""
+    """Return the number of sequences that any replica can run at once, by the lengths of recent steps."""
     return min((replica.slots for replica in replicas), default=1)
 
 
@@ -53,9 +54,9 @@ class Line:
     """Prompts in a row, the longest first, to be cut into runs.
 
     A replica takes as many decode steps as the longest response of its run has tokens, or as the run's tokens need in
-    `slots` sequences at once; a step costs `cost.step`, and each token beside it `cost.sequence`; `each` are seconds of
-    a sample beside decoding. The longest of k responses is taken to lie as far above the longest prediction as the
-    largest of k normal numbers does in logarithms, and at `limit` tokens at most.
+    `slots` sequences at once; a step costs `cost.step`, and each token costs `cost.sequence` besides; `each` are
+    seconds of a sample beside decoding. The longest of k responses is taken to lie as far above the longest prediction
+    as the largest of k normal numbers does in logarithms, and at `limit` tokens at most.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Line:
         self._slowest = max((self.seconds(i, i + 1) for i in range(len(samples))), default=0.0)
 
     def seconds(self, start: int, end: int) -> float:
-        """Seconds a replica generates the run from `start` to `end`, at the earliest."""
+        """Return the seconds for which a replica generates the run from `start` to `end`, at the earliest."""
         if start == end:
             return 0.0
         tokens = self._before[end] - self._before[start]
@@ -88,7 +89,7 @@ class Line:
         return decoding + self._each * samples
 
     def cut(self, count: int) -> list[int]:
-        """Where at most `count` runs begin, and where the last one ends."""
+        """Return the places where at most `count` runs begin, and the place where the last run ends."""
         size = len(self.prompts)
         if not size:
             return [0]
@@ -111,8 +112,8 @@ class Line:
         return self._split(best, count)
 
     def _filled(self, seconds: float, count: int, crowd: float) -> list[int] | None:
-        """The fewest runs of up to `crowd` samples that each take up to `seconds`, which every prompt alone does; None
-        if that is more than `count`."""
+        """Return the fewest runs of up to `crowd` samples that each take up to `seconds`, which every prompt alone
+        does; None if there are more than `count` runs."""
         size = len(self.prompts)
         cuts = [0]
         while cuts[-1] < size and len(cuts) <= count:
@@ -123,8 +124,8 @@ class Line:
         return cuts if cuts[-1] == size else None
 
     def _split(self, cuts: list[int], count: int) -> list[int]:
-        """As many runs as there are replicas, where there are prompts enough: the slowest that has two is cut in
-        the middle of its tokens."""
+        """Return as many runs as there are replicas, where there are prompts enough: the slowest run that has two
+        prompts is cut in the middle of its tokens."""
         cuts = list(cuts)
         while len(cuts) <= count and len(cuts) <= len(self.prompts):
             longer = [(a, b) for a, b in pairwise(cuts) if b - a > 1]
@@ -138,8 +139,8 @@ class Line:
 
 @lru_cache(maxsize=8)
 def _farthest(samples: int) -> list[float]:
-    """For k = 0 to `samples`: where the largest of k normal numbers lies, in units of the 0.9 quantile
-    that `Prediction.upper` is."""
+    """Return for k = 0 to `samples` where the largest of k normal numbers lies, in units of the 0.9 quantile that
+    `Prediction.upper` is."""
     normal = NormalDist()
     unit = normal.inv_cdf(0.9)
     return [0.0, *(max(0.0, normal.inv_cdf(k / (k + 1))) / unit for k in range(1, samples + 1))]

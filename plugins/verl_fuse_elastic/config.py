@@ -7,7 +7,7 @@ from verl_fuse.spec.block import bounded, idle_while, left_to_preset, waiting
 
 @dataclass(frozen=True)
 class ElasticConfig:
-    """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
+    """The fields are described in verl_fuse/host/config/fuse/default.yaml."""
 
     enabled: bool | None = field(default=None, metadata=left_to_preset(False))
     warm_prefix_tokens: int | None = field(default=None, metadata=bounded(minimum=1))

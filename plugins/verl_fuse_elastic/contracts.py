@@ -1,5 +1,5 @@
-"""Configuration of verl under which prompts may not be routed by assignment (refusals.py), and what the engine
-says of its prefix cache."""
+"""Contracts: the configuration of verl under which prompts may not be routed by assignment (refusals.py), and the
+engine's account of its prefix cache."""
 
 from verl_fuse.host.upstream.targets import ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, ConfigKey, Contract

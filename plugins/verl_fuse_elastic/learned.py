@@ -1,9 +1,9 @@
-"""Knowledge from earlier steps: response lengths, and the costs of decoding and of creating a replica. Kept with every
-checkpoint.
+"""Learn response lengths, and the costs of decoding and of creating a replica, from earlier steps. Every checkpoint
+keeps this knowledge.
 
 Invariants (tests/unit/elastic/test_learned.py):
-- what decoding costs is not taken from a replica's first step;
-- the run that goes on from a checkpoint predicts what the run that wrote it would have.
+- the cost of decoding is not taken from a replica's first step;
+- the run that goes on from a checkpoint makes the predictions of the run that wrote the checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from verl_fuse_elastic.prediction import LengthPredictor, calibration
 
 @dataclass
 class ElasticHistory:
-    """`decode` is None before it was measured; `launch_seconds` are those for which the last standalone replica held
-    devices while it was created."""
+    """The knowledge from earlier steps. `decode` is None before decoding was measured; `launch_seconds` are the seconds
+    for which the last standalone replica held devices while being created."""
 
     predictor: LengthPredictor = field(default_factory=LengthPredictor)
     decode: DecodeCost | None = None
@@ -32,8 +32,8 @@ class ElasticHistory:
     warm: WarmTracks = field(default_factory=WarmTracks)
 
     def learn_lengths(self, prompts: Mapping[str, Prompt], lengths: Mapping[str, Sequence[int]]) -> dict[str, float]:
-        """Take in the response tokens of each sample by prompt, trained on or not; returns
-        how good predictions were."""
+        """Take in the response tokens of each sample by prompt, trained on or not; return how good the predictions
+        were."""
         visits = [(prompts[uid], found) for uid, found in lengths.items() if uid in prompts]
         self.predictor.observe(visits)
         return calibration([(prompt.prediction, found) for prompt, found in visits if prompt.prediction is not None])
@@ -44,7 +44,7 @@ class ElasticHistory:
         self.launch_seconds = max(starting(timeline), default=self.launch_seconds)
 
     def save(self, folder: Path, devices: int) -> None:
-        """Into a checkpoint's folder."""
+        """Write the knowledge into a checkpoint's folder; a replica has `devices` devices."""
         costs = {"decode": self.decode and asdict(self.decode), "launch_seconds": self.launch_seconds}
         KEPT.save(folder, self.predictor.to_dict(), costs, devices)
 

@@ -1,9 +1,8 @@
-"""The work of the replicas' devices while samples were generated, and its cost. Pure: a
-timeline in, numbers out.
+"""Account for the work of the replicas' devices during generation, and for its cost. Pure: a timeline in, numbers out.
 
 Invariants (tests/unit/elastic/test_ledger.py):
 - busy, idle and parked add up to all replicas for as long as generation took;
-- a replica is parked from when it has stopped until generation ends;
+- a replica is parked from its stop until generation ends;
 - where no token was trained there is no cost per token.
 """
 
@@ -15,7 +14,7 @@ from verl_fuse.timeline.tracks import role
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Replica-seconds of one step's generation, which took `seconds`; `used` replicas generated."""
+    """The replica-seconds of one step's generation, which took `seconds`; `used` replicas generated."""
 
     seconds: float
     used: int
@@ -29,14 +28,14 @@ class Ledger:
 
 
 def starting(timeline: Timeline) -> list[float]:
-    """Seconds for which each replica that was taken in held its devices before that."""
+    """Return, for each replica that was taken in, the seconds for which the replica held its devices before that."""
     return [span.seconds for span in timeline.spans if span.name == START and role(span.track) == REPLICA]
 
 
 def cost_metrics(
     timeline: Timeline, spent: Ledger, replicas: int, devices: int, price: float, tokens: int
 ) -> dict[str, float]:
-    """The cost of a step that trained `tokens` of responses, on `replicas` with `devices` each; a
+    """Return the cost of a step that trained `tokens` tokens of responses, on `replicas` with `devices` each; a
     device-second costs `price`."""
     created = sum(starting(timeline))
     paid = devices * (replicas * (timeline.end - timeline.start) - spent.parked + created)
@@ -51,7 +50,7 @@ def cost_metrics(
 
 
 def ledger(timeline: Timeline, replicas: int) -> Ledger | None:
-    """The account of `replicas` replicas; None where nothing was generated."""
+    """Return the account of `replicas` replicas; None where nothing was generated."""
     generation = [span for span in timeline.on(STEP) if span.name == GENERATION]
     if not generation:
         return None

@@ -24,7 +24,8 @@ from verl_fuse_elastic.scaler import Scaler
 
 
 class ElasticPlugin:
-    """Answers nothing in a run that has `fuse.elastic` switched off."""
+    """Assign, scale and release as `fuse.elastic` asks; answer nothing in a run that has `fuse.elastic` switched
+    off."""
 
     HOOK_API = 2
 
@@ -81,8 +82,8 @@ class ElasticPlugin:
 
 
 class _Run:
-    """The plugin's knowledge of a run: the lessons of earlier steps, the replicas it has, and of the running step how
-    good its predictions were and the response tokens it trains."""
+    """The plugin's knowledge of a run: the lessons of earlier steps, the replicas of the run, and for the running step
+    the quality of its predictions and the response tokens that the step trains."""
 
     def __init__(self, block: ElasticConfig, trainer: Trainer) -> None:
         views = trainer.replica_views()
@@ -112,7 +113,7 @@ class _Run:
                 self.scaler.begin_step()
                 self.release, self._calibration = Release(self._block), {}
             case Polled(view=view):
-                # Whoever decided how many there are.
+                # The view counts the replicas, whichever plugin decided their number.
                 self._replicas = len(view.replicas)
             case Generated(responses=responses, discarded=discarded, prompts=prompts):
                 self._calibration = self.learned.learn_lengths(prompts, {**discarded, **responses})

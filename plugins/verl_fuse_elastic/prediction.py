@@ -1,12 +1,12 @@
-"""How long responses will be: what a prompt's earlier visits say, and where there was none, what its data set
-says (RLHFless, section 4).
+"""Predict the length of responses from a prompt's earlier visits, and where there was none, from its data set
+(RLHFless, section 4).
 
 Invariants (tests/unit/elastic/test_prediction.py):
-- a prompt that was visited is predicted from its own visits, the newest counting most;
-- a prompt that was not is predicted from recent responses to prompts of its source, or of all
-  sources where its own has none;
+- a prompt that was visited is predicted from its own visits, of which the newest counts most;
+- a prompt that was not visited is predicted from recent responses to prompts of its source, or of all sources where its
+  own source has none;
 - nothing is predicted before anything was seen;
-- the state written with a checkpoint predicts what the state it was written from does.
+- the state written with a checkpoint makes the predictions of the state in memory.
 """
 
 from collections import deque
@@ -20,14 +20,14 @@ from verl_fuse.spec.prompts import Prediction, Prompt
 
 # Weight of the newest visit in a prompt's average.
 NEWEST = 0.5
-# Responses per source, and errors of predictions, from which quantiles are taken.
+# Quantiles are taken from so many responses per source, and from so many errors of predictions.
 WINDOW = 2048
 UPPER = 0.9
 
 
 class LengthPredictor:
-    """Mean response tokens of every prompt by key, recent response lengths by source, and how far
-    lengths were from predictions."""
+    """The mean response tokens of every prompt by key, recent response lengths by source, and recent errors of
+    predictions."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = {}
@@ -35,7 +35,7 @@ class LengthPredictor:
         self._errors: deque[float] = deque(maxlen=WINDOW)
 
     def predict(self, prompts: Sequence[Prompt]) -> list[Prediction] | None:
-        """One prediction per prompt; None before any response was seen."""
+        """Return one prediction per prompt; None before any response was seen."""
         if not self._recent:
             return None
         spread = max(1.0, float(np.quantile(self._errors, UPPER))) if self._errors else 1.0
@@ -69,7 +69,7 @@ class LengthPredictor:
             self._recent.setdefault(prompt.source, deque(maxlen=WINDOW)).extend(lengths)
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as JSON data."""
+        """Return the state as JSON data."""
         return {
             "means": self._means,
             "recent": {source: list(lengths) for source, lengths in self._recent.items()},
@@ -78,7 +78,8 @@ class LengthPredictor:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "LengthPredictor":
-        """The predictor that `data` was written from. Raises as `Kept.parse` may on anything else."""
+        """Return the predictor that `data` was written from. Raises the errors that `Kept.parse` may raise on anything
+        else."""
         self = cls()
         self._means = {str(key): float(mean) for key, mean in data["means"].items()}
         for source, lengths in data["recent"].items():
@@ -88,7 +89,7 @@ class LengthPredictor:
 
 
 def calibration(visits: Sequence[tuple[Prediction, Sequence[int]]]) -> dict[str, float]:
-    """How good predictions were: rank correlation of predicted and mean lengths, and the share of samples
+    """Return how good predictions were: the rank correlation of predicted and mean lengths, and the share of samples
     below `upper` (meant: 0.9)."""
     pairs = [(prediction, lengths) for prediction, lengths in visits if lengths]
     below = [length <= prediction.upper for prediction, lengths in pairs for length in lengths]
@@ -102,7 +103,7 @@ def calibration(visits: Sequence[tuple[Prediction, Sequence[int]]]) -> dict[str,
 
 
 def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
-    """Spearman's rho, ties sharing their mean rank; None where one side is constant."""
+    """Return Spearman's rho, where ties share their mean rank; None where one side is constant."""
     ranks = [_ranks(values) - (len(values) - 1) / 2 for values in (first, second)]
     norms = [float(np.sqrt((r * r).sum())) for r in ranks]
     if not all(norms):

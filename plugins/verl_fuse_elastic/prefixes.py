@@ -1,5 +1,5 @@
-"""How often prompts were prefilled, by the engine's own count of what it had cached. Pure: a
-timeline in, numbers out."""
+"""Count how often prompts were prefilled, by the engine's own count of cached tokens. Pure: a timeline in, numbers
+out."""
 
 from collections import defaultdict
 
@@ -7,11 +7,11 @@ from verl_fuse.spec.timeline import REQUEST, WARM_REQUEST, Span, Timeline
 
 
 def prefill_metrics(timeline: Timeline) -> dict[str, float]:
-    """Prompt tokens computed in the step's first turns, and how often that is per token of the prompts; empty where
-    the engine does not say.
+    """Return the prompt tokens computed in the step's first turns, and how often a token of the prompts was computed;
+    empty where the engine does not say.
 
-    A prompt's tokens are counted once however many samples it has. Parts that go on at another replica are counted by
-    `fuse/reprefilled_tokens` instead, later turns nowhere: their prompts differ from sample to sample.
+    A prompt's tokens are counted once however many samples it has. `fuse/reprefilled_tokens` counts the parts that go
+    on at another replica instead. Later turns are counted nowhere: their prompts differ from sample to sample.
     """
     prompts: dict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:

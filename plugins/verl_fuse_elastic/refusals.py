@@ -1,4 +1,4 @@
-"""Configurations in which prompts may not be routed, or replicas not scaled, refused before anything is started."""
+"""Refuse configurations in which prompts may not be routed, or replicas not scaled, before anything is started."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ _BLOCK, _NEEDS, _STANDALONE = "fuse.elastic", "fuse.elastic.enabled=true needs",
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """The reasons why this configuration cannot run with `fuse.elastic` as it is."""
+    """Yield the reasons why this configuration cannot run with `fuse.elastic` as set."""
     if get("fuse.elastic.enabled"):
         yield from _routing(get)
         yield from _scaling(get)

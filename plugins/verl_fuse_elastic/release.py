@@ -1,12 +1,12 @@
-"""The choice of replicas that give their devices back while others still generate.
+"""Choose the replicas that give their devices back while others still generate.
 
 Invariants (tests/unit/elastic/test_release.py):
 - at least one replica goes on;
-- a replica that has samples left is given up only once it has finished `cut_fraction` of its own, what it runs can
-  move, and the others have room for it, by predicted lengths;
+- a replica that has samples left is given up only once `cut_fraction` of its own have finished, its requests can move,
+  and the others have room for them, by predicted lengths;
 - at a cut fraction of 1 nothing moves: only replicas that are done are given up;
 - before all samples are assigned nothing is given up;
-- a step in which a replica is nearly done and the others have no room for its rest says so once.
+- a step in which a replica is nearly done and the others have no room for its rest logs that once.
 """
 
 import logging
@@ -19,14 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 class Release:
-    """Decides poll by poll of one step, where the block says so; `without_room`: a replica's rest had nowhere to go."""
+    """Decide poll by poll of one step, where the block says so; `without_room`: the rest of a replica had nowhere to
+    go."""
 
     def __init__(self, block: ElasticConfig) -> None:
         self._on, self._cut_fraction = block.release, block.cut_fraction
         self.without_room = False
 
     def decide(self, view: RolloutView) -> Migration | None:
-        """The replicas that go on, or None while all do."""
+        """Return the replicas that go on, or None while all do."""
         migration = released(view, self._cut_fraction) if self._on else None
         if self._on and migration is None and not self.without_room and without_room(view, self._cut_fraction):
             self.without_room = True
@@ -38,7 +39,8 @@ class Release:
 
 
 def released(view: RolloutView, cut_fraction: float) -> Migration | None:
-    """The replicas that go on, or None while all do. Gives up those that are done, or else one that is nearly."""
+    """Return the replicas that go on, or None while all do. The replicas that are done are given up, or else one that
+    is nearly done."""
     routed = [replica for replica in view.replicas if replica.routed]
     if len(routed) < 2 or not _all_assigned(view):
         return None
@@ -53,7 +55,7 @@ def released(view: RolloutView, cut_fraction: float) -> Migration | None:
 
 
 def without_room(view: RolloutView, cut_fraction: float) -> bool:
-    """Whether a replica that is nearly done keeps its requests because the others have no room for them."""
+    """Tell whether a replica that is nearly done keeps its requests because the others have no room for them."""
     routed = [replica for replica in view.replicas if replica.routed]
     nearly = _nearly_done(routed, cut_fraction) if len(routed) > 1 and _all_assigned(view) else []
     return any(_room([other for other in routed if other is not replica]) < replica.running for replica in nearly)
@@ -68,7 +70,7 @@ def _room(replicas: Sequence[ReplicaView]) -> int:
 
 
 def _nearly_done(replicas: Sequence[ReplicaView], cut_fraction: float) -> list[ReplicaView]:
-    """The replicas whose rest is to move, the one with least to move first."""
+    """Return the replicas whose rest is to move, the replica with least to move first."""
     if cut_fraction >= 1:
         return []
     found = [

@@ -1,11 +1,11 @@
-"""How many replicas generate each step of a run, and what that was predicted to take.
+"""Decide how many replicas generate each step of a run, and keep the forecast of the step.
 
 Invariants (tests/unit/elastic/test_scaler.py):
-- before decoding was measured, and without a prediction for every prompt, all replicas there are generate,
-  within the block's limits;
+- before decoding was measured, and without a prediction for every prompt, all existing replicas generate, within the
+  block's limits;
 - a step that asks for more prompts is foretold as if all had been there at its begin;
 - a step for which nothing was foretold has no metrics;
-- replica-seconds that a step took more than foretold, its samples are foretold to take in the next one.
+- the replica-seconds that a step took beyond its forecast are added, per sample, to the forecast of the next step.
 """
 
 import logging
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class Scaler:
-    """`replicas` generated the step before the first one; a response has at most `limit` tokens."""
+    """The choice of the replica count; `replicas` generated the step before the first one, and a response has at most
+    `limit` tokens."""
 
     def __init__(self, block: ElasticConfig, replicas: int, limit: float) -> None:
         self._block, self._running, self._limit = block, replicas, limit
@@ -35,7 +36,7 @@ class Scaler:
         self._unforetold, self._held, self._samples = Unforetold(), 0.0, 0
 
     def begin_step(self) -> None:
-        """Nothing is foretold for this step yet; what came of the last one is learned."""
+        """Forget the forecast of the last step, and learn from its outcome."""
         if self._forecast is not None and self._held:
             foretold = self._forecast.replica_seconds - self._forecast.starting
             self._unforetold.learn(foretold, self._held, self._samples)
@@ -45,7 +46,7 @@ class Scaler:
     def decide(
         self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int, learned: ElasticHistory
     ) -> int:
-        """How many replicas generate these prompts, of `replicas` and those missing up to `most`."""
+        """Return how many replicas generate these prompts, of `replicas` and of missing ones up to `most`."""
         begun = time.perf_counter()
         block, resident = self._block, sum(not replica.standalone for replica in replicas)
         most = min(most, block.max_replicas or most)
@@ -65,7 +66,7 @@ class Scaler:
             each = self._unforetold.each or 0.0
             line = partial(Line, slots=fewest_slots(replicas), cost=decode, limit=self._limit, each=each)
             count = choose(forecasts(line(prompts), terms, running, released=release), terms, running).count
-            # Those that are missing are created while this step runs on those there are.
+            # Missing replicas are created while this step runs on the existing ones.
             there = min(count, len(replicas))
             self._foretell = lambda prompts: forecast(line(prompts), there, terms, running, released=release)
             self._forecast = self._foretell(prompts)
@@ -75,13 +76,13 @@ class Scaler:
         return count
 
     def extend(self, prompts: Iterable[Prompt]) -> None:
-        """The step has asked for more: `prompts` are all of it."""
+        """Foretell the step anew when the step has asked for more prompts: `prompts` are all of its prompts."""
         if self._foretell is not None:
             known = [prompt for prompt in prompts if prompt.prediction is not None]
             self._forecast, self._samples = self._foretell(known), sum(prompt.samples for prompt in known)
 
     def metrics(self, step: int, spent: Ledger, replicas: int, devices: int) -> dict[str, float]:
-        """The forecast of a step and its outcome, on some of `replicas` with `devices` each."""
+        """Return the forecast of a step and its outcome, on some of `replicas` with `devices` each."""
         if self._forecast is None:
             return {}
         self._held = spent.held

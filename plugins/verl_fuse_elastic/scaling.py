@@ -1,10 +1,10 @@
-"""How many replicas pay: time against cost, from predicted lengths and the measured cost of decoding. Pure (RLHFless,
-section on actor scaling).
+"""Weigh time against cost to find how many replicas pay, from predicted lengths and the measured cost of decoding. Pure
+(RLHFless, section on actor scaling).
 
 Invariants (tests/unit/elastic/test_scaling.py):
 - the count lies within the limits;
-- of the counts looked at none has a lower weighted sum of time and cost, both relative to the most replicas; of
-  equals the smaller wins;
+- none of the counts looked at has a lower weighted sum of time and cost, both relative to the most replicas; of equal
+  counts the smaller wins;
 - the count of the last step stays unless another is better by more than the hysteresis;
 - at cost weight 0 no count is faster, at 1 none is cheaper.
 """
@@ -21,9 +21,9 @@ CANDIDATES = 8
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The user's terms: `cost_weight` 0 (time only) to 1 (cost only), replicas at least and at most, device-seconds
-    a replica that was not running holds before it generates, and the relative gain for which a change is worth it.
-    Above `resident` replicas those that were not running are created, which takes `launch_seconds` more."""
+    """The user's terms: `cost_weight` 0 (time only) to 1 (cost only), the least and most replicas, the device-seconds
+    that a replica which was not running holds before it generates, and the relative gain for which a change is worth
+    it. Above `resident` replicas those that were not running are created, which takes `launch_seconds` more."""
 
     cost_weight: float
     least: int
@@ -36,8 +36,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One count of replicas: seconds until the last is done, and replica-seconds until each has given its devices back,
-    of which some were held before any was generating."""
+    """The forecast of one count of replicas: seconds until the last replica is done, and replica-seconds until each has
+    given its devices back; `starting` of these were held before any replica was generating."""
 
     count: int
     seconds: float
@@ -46,13 +46,13 @@ class Forecast:
 
 
 def forecasts(line: Line, terms: Terms, running: int, *, released: bool) -> list[Forecast]:
-    """Counts allowed, CANDIDATES at most and `running` among them. `running` replicas generated the last step;
-    `released`: a replica is free once its own prompts are done."""
+    """Return forecasts of the allowed counts, CANDIDATES at most and `running` among them. `running` replicas generated
+    the last step; `released`: a replica is free once its own prompts are done."""
     return [forecast(line, count, terms, running, released=released) for count in _counts(terms, running)]
 
 
 def forecast(line: Line, count: int, terms: Terms, running: int, *, released: bool) -> Forecast:
-    """The forecast of one count."""
+    """Return the forecast of one count."""
     times = [line.seconds(*run) for run in pairwise(line.cut(count))]
     seconds = max(times, default=0.0)
     held = sum(times) if released else count * seconds
@@ -63,8 +63,8 @@ def forecast(line: Line, count: int, terms: Terms, running: int, *, released: bo
 
 
 def _counts(terms: Terms, running: int) -> list[int]:
-    """All counts where these are few, else ever larger steps: the difference between 17 and 18 replicas
-    is not worth a forecast."""
+    """Return all counts where these are few, else counts in ever larger steps: the difference between 17 and 18
+    replicas is not worth a forecast."""
     every = range(terms.least, terms.most + 1)
     if len(every) <= CANDIDATES:
         return list(every)
@@ -74,7 +74,7 @@ def _counts(terms: Terms, running: int) -> list[int]:
 
 
 def choose(found: Sequence[Forecast], terms: Terms, running: int) -> Forecast:
-    """The count to run."""
+    """Return the forecast of the count to run."""
     most = found[-1]
 
     def objective(forecast: Forecast) -> float:

@@ -1,30 +1,30 @@
-"""Seconds of a step beside decoding, learned from the errors of forecasts. Pure.
+"""Learn the seconds of a step beside decoding from the errors of forecasts. Pure.
 
-Prefill above all grows with the samples a replica gets, so a forecast of decoding alone flatters few replicas more than
-many. The error is taken from replica-seconds, of all replicas together: the time of the slowest says more of
-its longest response than of its samples.
+Prefill above all grows with the samples that a replica gets, so a forecast of decoding alone flatters few replicas more
+than many. The error is taken from replica-seconds, of all replicas together: the time of the slowest says more of its
+longest response than of its samples.
 
 Invariants (tests/unit/elastic/test_unforetold.py):
-- where every sample costs its replica the same seconds beside decoding, forecasts are right from the second one on,
+- where every sample costs its replica the same seconds beside decoding, forecasts are right from the second step on,
   for any number of replicas;
-- it is never below 0: a forecast that was too long says nothing of what it left out;
-- one strange step changes it by less than the half of what it was wrong by.
+- the seconds are never below 0: a forecast that was too long says nothing of the work beside decoding;
+- one strange step changes the seconds by less than half of the error of its forecast.
 """
 
 from dataclasses import dataclass
 
-# Of what the newest step was wrong by, where there were earlier ones.
+# The share of the newest step's error that is taken in, where there were earlier steps.
 NEWEST_REST = 0.4
 
 
 @dataclass
 class Unforetold:
-    """Seconds of a replica for each of its samples, beside decoding; None before a step was foretold."""
+    """The seconds of a replica for each of its samples, beside decoding; None before a step was foretold."""
 
     each: float | None = None
 
     def learn(self, foretold: float, held: float, samples: int) -> None:
-        """A step of so many samples took `held` replica-seconds, where `foretold` were foretold with what was known."""
+        """Take in a step of `samples` samples that took `held` replica-seconds, where its forecast said `foretold`."""
         known = self.each or 0.0
         weight = 1.0 if self.each is None else NEWEST_REST
         self.each = max(0.0, known + weight * (held - foretold) / samples)

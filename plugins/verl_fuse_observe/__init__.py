@@ -1,1 +1,2 @@
-"""Observation: a timeline of every step as JSON, Perfetto trace and HTML page, metrics, and a progress line."""
+"""Observation writes a timeline of every step as JSON, Perfetto trace and HTML page, and gives metrics and a progress
+line."""

@@ -7,7 +7,7 @@ from verl_fuse.spec.block import bounded, idle_while
 
 @dataclass(frozen=True)
 class ObserveConfig:
-    """Described field by field in plugins/verl_fuse_observe/README.md."""
+    """The fields are described in plugins/verl_fuse_observe/README.md."""
 
     enabled: bool = True
     html: bool = True

@@ -1,4 +1,4 @@
-"""The metrics of a step, each described in README.md.
+"""Compute the metrics of a step, each described in README.md.
 
 Invariants (tests/contracts/test_observe.py):
 - a number the timeline cannot give is left out, never logged as 0;
@@ -9,7 +9,7 @@ from verl_fuse.timeline.summary import StepSummary
 
 
 def step_metrics(summary: StepSummary) -> dict[str, float]:
-    """Metric name -> value."""
+    """Return each metric's value by name."""
     metrics = {
         "fuse/step_seconds": summary.seconds,
         "fuse/requests": float(summary.requests),

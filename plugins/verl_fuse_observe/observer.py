@@ -1,8 +1,8 @@
-"""Follows one run: writes each step's timeline and prints the progress line.
+"""Follow one run: write each step's timeline and print the progress line.
 
 Invariants (tests/contracts/test_observe.py):
 - a run directory that cannot be written is refused at set-up;
-- later, a step that cannot be written costs its files, not the training: it is said and counted.
+- later, a step that cannot be written costs its files, not the training: the failure is printed and counted.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from verl_fuse_observe.writer import StepWriter
 
 
 class Observer:
-    """Handles the events of the run that `run` has set up."""
+    """Handle the events of the run that `run` has set up."""
 
     def __init__(self, config: ObserveConfig, run: SetUp):
         self._config, self._run_dir = config, run.run_dir
@@ -51,7 +51,7 @@ class Observer:
                     self._say(f"timeline of every step: {self._run_dir / INDEX_PAGE}")
 
     def write_failures(self) -> int:
-        """How many steps could not be written so far; waits for the one being written."""
+        """Return how many steps could not be written so far; wait for the step being written."""
         return self._writer.settle()
 
     def _say(self, line: str | None) -> None:

@@ -13,7 +13,7 @@ from verl_fuse_observe.observer import Observer
 
 
 class ObservePlugin:
-    """Follows a run that has `fuse.observe` switched on."""
+    """Follow a run that has `fuse.observe` switched on."""
 
     HOOK_API = 2
 

@@ -1,4 +1,4 @@
-"""The progress line: plain text, so that it survives Ray's log forwarding.
+"""Make the progress line of plain text, which survives Ray's log forwarding.
 
 Invariants (tests/contracts/test_observe.py):
 - at most one line per `interval` seconds during a step, plus one at its end;
@@ -11,12 +11,13 @@ from collections import deque
 from verl_fuse.spec.step import RolloutView
 from verl_fuse.spec.timeline import ADVANTAGE, GENERATION
 
-# Enough to see past a step with validation or a checkpoint, few enough to follow responses that grow longer.
+# So many steps are enough to see past a step with validation or a checkpoint, and few enough to follow responses that
+# grow longer.
 _RECENT_STEPS = 10
 
 
 class StepProgress:
-    """Turns events into lines; a method returns None where no line is due."""
+    """Turn events into lines; a method returns None where no line is due."""
 
     def __init__(self, total_steps: int, expected: int, groups: int, interval: float):
         self._total_steps = total_steps
@@ -27,7 +28,7 @@ class StepProgress:
         self._step_start = 0.0
         self._last_end: float | None = None
         self._last_line = 0.0
-        # Samples that have been handed to inference in this step.
+        # Inference has been given so many samples in this step.
         self._scored = 0
 
     def step_begin(self, time: float) -> None:
@@ -35,20 +36,20 @@ class StepProgress:
         self._scored = 0
 
     def poll(self, step: int, time: float, view: RolloutView) -> str | None:
-        """A line about a rollout that is under way."""
+        """Return a line about a rollout that is under way."""
         self._scored = view.finished - len(view.ready)
         groups = max(view.groups, self._groups)
         return self._running(step, time, view.groups_finished, groups, self._scored, view.expected, "generating")
 
     def stage(self, step: int, time: float, name: str) -> str | None:
-        """A line about a stage that begins after the rollout."""
+        """Return a line about a stage that begins after the rollout."""
         if name == GENERATION:
             return None
         scored = self._expected if name.startswith((ADVANTAGE, "update", "defer", "save", "test")) else self._scored
         return self._running(step, time, self._groups, self._groups, scored, self._expected, name)
 
     def step_end(self, step: int, time: float, seconds: float, idle: float | None) -> str:
-        """The line that closes a step."""
+        """Return the line that closes a step."""
         self._durations.append(time - (self._last_end if self._last_end is not None else self._step_start))
         self._last_end = time
         devices = "" if idle is None else f", devices idle {idle:.0%}"

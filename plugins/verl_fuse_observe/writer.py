@@ -1,9 +1,9 @@
-"""Writes steps in the background: a page of ten thousand spans takes half a second, which the
-next step need not wait for.
+"""Write steps in the background: a page of ten thousand spans takes half a second, and the next step need not wait for
+the page.
 
 Invariants (tests/contracts/test_observe.py):
 - steps are written one after the other, in order, at most one being behind the training;
-- what cannot be written is said and counted; any other fault reaches the driver at the next step;
+- a step that cannot be written is printed and counted; any other fault reaches the driver at the next step;
 - after `settle` everything handed over is on disk or counted.
 """
 
@@ -16,8 +16,8 @@ from verl_fuse.timeline.files import TIMELINE_FOLDER
 
 
 class StepWriter:
-    """Calls `record(timeline)` on a thread of its own; `run_dir` is named in the message about a step
-    that could not be written."""
+    """Call `record(timeline)` on a thread of its own; the message about a step that could not be written names
+    `run_dir`."""
 
     def __init__(self, run_dir: Path, record: Callable[[Timeline], object]):
         self._run_dir = run_dir
@@ -27,12 +27,12 @@ class StepWriter:
         self._failures = 0
 
     def write(self, timeline: Timeline) -> None:
-        """Hand over one step, once the one before it is done."""
+        """Hand over one step, once the step before it is written."""
         self.settle()
         self._behind = self._thread.submit(self._written, timeline)
 
     def settle(self) -> int:
-        """Wait for the step being written; how many steps could not be written so far."""
+        """Wait for the step being written, and return how many steps could not be written so far."""
         if self._behind is not None:
             behind, self._behind = self._behind, None
             self._failures += not behind.result()

@@ -1,1 +1,1 @@
-"""One fused pipeline of actor and critic instead of two serial updates."""
+"""One fused pipeline of actor and critic replaces two serial updates."""

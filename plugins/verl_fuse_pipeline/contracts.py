@@ -1,16 +1,16 @@
-"""The code that a fused update rests on: verl's Megatron engines and workers, Megatron's parallel state and steps, and
-the configuration refused.
+"""Contracts: the code that a fused update rests on (verl's Megatron engines and workers, Megatron's parallel state and
+steps), and the configuration refused.
 
-Asked for by runs that train fused; every fingerprint was taken, and the code behind it read, at verl 0.9.1
-and megatron-core 0.16.1.
+Runs that train fused check these contracts. Every fingerprint was taken, and the code behind it read, at verl 0.9.1 and
+megatron-core 0.16.1.
 """
 
 from verl_fuse.host.upstream.targets import MEGATRON_YAML, MODEL_YAML, PPO_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
 
 CONTRACTS: tuple[Contract, ...] = (
-    # Engines: found by vendor, one class per kind of model, all of a model's parallel state in one
-    # place (engine.py, fusion.py).
+    # Engines are found by vendor, one class per kind of model; all of a model's parallel state is in one place
+    # (engine.py, fusion.py).
     Function(
         "verl.workers.engine.base:EngineRegistry.register",
         "class (cls, model_type, backend, device='cuda', vendor=None)",
@@ -49,9 +49,9 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("verl.workers.engine.megatron.transformer_impl:MegatronEngine.tf_config"),
     Attribute("verl.workers.engine.megatron.transformer_impl:MegatronEngine.engine_config"),
     Attribute("verl.workers.engine.megatron.transformer_impl:MegatronEngine.module"),
-    # Imported there from Megatron, and called by that name.
+    # The module imports this function from Megatron, and calls it by this name.
     Function("verl.workers.engine.megatron.transformer_impl:get_forward_backward_func", "(pp_size=None, vp_size=None)"),
-    # Sizes and padding of a model (engine.py, messages.py).
+    # These set the sizes and padding of a model (engine.py, messages.py).
     Attribute("verl.workers.config:McoreEngineConfig.tensor_model_parallel_size"),
     Attribute("verl.workers.config:McoreEngineConfig.pipeline_model_parallel_size"),
     Attribute("verl.workers.config:McoreEngineConfig.context_parallel_size"),
@@ -72,7 +72,8 @@ CONTRACTS: tuple[Contract, ...] = (
         "(input_ids, pre_process=True, need_roll=False, use_fp8_padding=False, forced_max_seqlen=None)",
         "8c3e9664f94803b3",
     ),
-    # Workers: built side by side in one process, updated through verl's own methods (worker.py, update/fused.py).
+    # Workers are built side by side in one process, and updated through verl's own methods (worker.py,
+    # update/fused.py).
     Function("verl.single_controller.ray.base:create_colocated_worker_cls", "(class_dict)", "2692e654d22db785"),
     Function("verl.single_controller.ray.base:RayWorkerGroup.world_size", "property (self)", "87e1621418bf100a"),
     Function(
@@ -85,7 +86,7 @@ CONTRACTS: tuple[Contract, ...] = (
         "(self, method_name, *args, **kwargs)",
         "18e90cee9e84b7a7",
     ),
-    # Megatron's parallel state, its groups and how it makes them (view.py, placement.py).
+    # Megatron's parallel state makes its groups with this code (view.py, placement.py).
     Function(
         "megatron.core.parallel_state:initialize_model_parallel",
         "(tensor_model_parallel_size=1, pipeline_model_parallel_size=1, virtual_pipeline_model_parallel_size=None, "
@@ -120,7 +121,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("megatron.core.parallel_state:_PIPELINE_GLOBAL_RANKS"),
     Attribute("megatron.core.parallel_state:_DATA_PARALLEL_GROUP"),
     Attribute("megatron.core.parallel_state:_DATA_PARALLEL_GLOBAL_RANKS"),
-    # Megatron's steps, and what its schedules do around them, which a stage does as well (stage.py).
+    # A stage calls Megatron's steps, and repeats the work that Megatron's schedules do around the steps (stage.py).
     Function(
         "megatron.core.pipeline_parallel.schedules:forward_step",
         "(forward_step_func, data_iterator, model, num_microbatches, input_tensor, forward_data_store, config, "
@@ -167,15 +168,13 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("megatron.core.transformer.transformer_config:TransformerConfig.fp8"),
     Attribute("megatron.core.transformer.transformer_config:TransformerConfig.hidden_size"),
     Attribute("megatron.core.transformer.transformer_config:TransformerConfig.fine_grained_activation_offloading"),
-    # Configuration under which a fused update is refused (refusals.py).
+    # A fused update is refused under this configuration (refusals.py).
     ConfigKey(MEGATRON_YAML, "tensor_model_parallel_size", 1),
     ConfigKey(MEGATRON_YAML, "pipeline_model_parallel_size", 1),
     ConfigKey(MEGATRON_YAML, "context_parallel_size", 1),
     ConfigKey(MEGATRON_YAML, "expert_model_parallel_size", 1),
     ConfigKey(MEGATRON_YAML, "dynamic_context_parallel", False),
     ConfigKey(MEGATRON_YAML, "use_megatron_fsdp", False),
-    ConfigKey(MEGATRON_YAML, "param_offload", False),
-    ConfigKey(MEGATRON_YAML, "optimizer_offload", False),
     ConfigKey(MEGATRON_YAML, "qat.enable", False),
     ConfigKey(MEGATRON_YAML, "router_replay.mode", "disabled"),
     ConfigKey(MODEL_YAML, "lora_rank", 0),

@@ -14,7 +14,7 @@ from verl_fuse_pipeline.refusals import enabled, refusals
 
 
 class PipelinePlugin:
-    """Puts what trains actor and critic in place; what runs it is in the host."""
+    """Put the fused update of actor and critic in place; the host has the code that runs the update."""
 
     HOOK_API = 2
 

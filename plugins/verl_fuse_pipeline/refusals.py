@@ -1,4 +1,4 @@
-"""Configurations that a fused update does not serve, refused before anything is started."""
+"""Refuse configurations that a fused update does not serve, before anything is started."""
 
 import math
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from verl_fuse.spec.composed import ACTOR, CRITIC, Get, has_critic, required, re
 from verl_fuse.spec.step import Refusal
 
 _NEEDS = "fuse.pipeline.enabled=true"
-# What must be off in an engine's configuration, its value then, and what is said: what only Megatron's own schedules
-# do, or what was never run fused.
+# Keys of an engine's configuration that must be off, their value then, and the text of the refusal: only Megatron's own
+# schedules serve these features, or nobody ran them fused.
 _OFF = {
     "virtual_pipeline_model_parallel_size": (1, "1, or null"),
     "expert_model_parallel_size": (
@@ -19,21 +19,19 @@ _OFF = {
     "dynamic_context_parallel": (False, "false"),
     "use_megatron_fsdp": (False, "false"),
     "qat.enable": (False, "false"),
-    "param_offload": (False, "false"),
-    "optimizer_offload": (False, "false"),
     "router_replay.mode": ("disabled", "disabled"),
 }
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """The reasons why this configuration cannot train both models in one pipeline."""
+    """Yield the reasons why this configuration cannot train both models in one pipeline."""
     if enabled(get):
         yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} needs trainer.v1.trainer_mode=fuse")})
         yield from (_models(get) if has_critic(get) else _critic(get))
 
 
 def enabled(get: Get) -> bool:
-    """Whether both models are trained in one pipeline."""
+    """Tell whether both models are trained in one pipeline."""
     return bool(get("fuse.pipeline.enabled"))
 
 

@@ -1,1 +1,1 @@
-"""Plugin `realloc`: weights move from the layout they are trained in to the layout they are used in."""
+"""The plugin `realloc` moves weights from the layout in which they are trained to the layout in which they are used."""

@@ -9,7 +9,7 @@ from verl_fuse.spec.block import idle_while, left_to_preset, waiting
 
 @dataclass(frozen=True)
 class ReallocConfig:
-    """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
+    """The fields are described in verl_fuse/host/config/fuse/default.yaml."""
 
     weight_sync: Literal["stock", "shards"] | None = field(default=None, metadata=left_to_preset("stock"))
     timeout: float = field(default=300.0, metadata=waiting() | idle_while(weight_sync="stock", schedule=None))

@@ -1,9 +1,9 @@
-"""The code that the features of `realloc` rest on, each asked for by runs that use it.
+"""Contracts: the code that the features of `realloc` rest on; a run checks the contracts of the features that it uses.
 
-A sync of shards: how verl's worker hands weights to its rollout, what its engine holds, and the configuration refused.
-A change of layout: how verl builds an FSDP2 engine, which has to be done again, and what of it is kept. Every
-fingerprint was taken, and the code behind it read, at verl 0.9.1, vLLM 0.24.0 and 0.28.0, torch 2.11.0 and 2.13.0,
-megatron-core 0.16.1 and mbridge 0.15.1.
+A sync of shards rests on how verl's worker hands weights to its rollout, on the contents of its engine, and on the
+configuration refused. A change of layout rests on how verl builds an FSDP2 engine, which is done again, and on the
+parts of the engine that are kept. Every fingerprint was taken, and the code behind it read, at verl 0.9.1, vLLM 0.24.0
+and 0.28.0, torch 2.11.0 and 2.13.0, megatron-core 0.16.1 and mbridge 0.15.1.
 """
 
 from verl_fuse.host.upstream.targets import (
@@ -25,7 +25,7 @@ FSDP_STATE = f"{FULLY_SHARD}._fsdp_state:FSDPState"
 FSDP_PARAM_GROUP = f"{FULLY_SHARD}._fsdp_param_group:FSDPParamGroup"
 
 SYNC_CONTRACTS: tuple[Contract, ...] = (
-    # The seam: what the engine exports is what the worker hands to its rollout (hybrid.py).
+    # The seam: the worker hands the weights that the engine exports to its rollout (hybrid.py).
     Function(
         f"{FSDP_ENGINE}.get_per_tensor_param",
         "(self, layered_summon=False, base_sync_done=False, **kwargs)",
@@ -75,7 +75,7 @@ SYNC_CONTRACTS: tuple[Contract, ...] = (
         "(self, param, loaded_weight)",
         "f61a9646cb70d2c9",
     ),
-    # Configuration that is required, or refused (refusals.py).
+    # This configuration is required, or refused (refusals.py).
     ConfigKey(ROLLOUT_YAML, "dtype", "bfloat16"),
     ConfigKey(ROLLOUT_YAML, "tensor_model_parallel_size", int),
     ConfigKey(ROLLOUT_YAML, "checkpoint_engine.update_weights_bucket_megabytes", 2048),
@@ -91,15 +91,22 @@ SYNC_CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(PPO_YAML, "actor_rollout_ref.hybrid_engine", bool),
 )
 MEGATRON_SYNC_CONTRACTS: tuple[Contract, ...] = (
-    # The seam, and what the engine holds: the parts of a pipeline on this rank, wrapped (weights/sync/megatron.py).
+    # The seam, and the contents of the engine: the parts of a pipeline on this rank, wrapped
+    # (weights/sync/megatron.py).
     Function(
         f"{MEGATRON_LM_ENGINE}.get_per_tensor_param", "(self, base_sync_done=False, **kwargs)", "3e23c0477ca95e4c"
     ),
     Function(f"{MEGATRON_LM_ENGINE}._build_megatron_module", "(self)", "2d5533165fc11f9a"),
     Attribute(f"{MEGATRON_LM_ENGINE}.module"),
     Attribute(f"{MEGATRON_LM_ENGINE}.model_config"),
+    Function(f"{MEGATRON_LM_ENGINE}.is_param_offload_enabled", "property (self)"),
+    Function(
+        "verl.utils.megatron_utils:load_megatron_model_to_gpu",
+        "(models, load_grad=True, load_frozen_params=True)",
+        "3fb6bcdc82bd33c0",
+    ),
     Function("verl.utils.megatron_utils:unwrap_model", "(model, module_instances=...)", "eaa2391a20e614e8"),
-    # The model's own groups, padded vocabulary and blocks per stage.
+    # The model has groups of its own, a padded vocabulary and blocks per stage.
     Class("megatron.core.models.gpt:GPTModel", ("LanguageModule",)),
     Attribute("megatron.core.models.gpt.gpt_model:GPTModel.vocab_size", "vocab_size"),
     Attribute("megatron.core.transformer.module:MegatronModule.config"),
@@ -117,7 +124,7 @@ MEGATRON_SYNC_CONTRACTS: tuple[Contract, ...] = (
         "(config, vp_stage=None, pp_rank=None)",
         "9806e644bef0f4ec",
     ),
-    # How mbridge fuses and cuts what it loads, which reshard/megatron.py repeats.
+    # mbridge fuses and cuts loaded weights with this code, which reshard/megatron.py repeats.
     Function(
         "mbridge.core.bridge:Bridge._weight_to_mcore_format",
         "(self, mcore_weights_name, hf_weights)",
@@ -128,19 +135,18 @@ MEGATRON_SYNC_CONTRACTS: tuple[Contract, ...] = (
         "(self, mcore_weights_name, mcore_weights, param, tp_split_size)",
         "52436420480f88e0",
     ),
-    # Configuration that is refused (refusals.py).
+    # This configuration is refused (refusals.py).
     ConfigKey(MEGATRON_YAML, "virtual_pipeline_model_parallel_size", None),
     ConfigKey(MEGATRON_YAML, "expert_tensor_parallel_size", object),
     ConfigKey(MEGATRON_YAML, "context_parallel_size", int),
     ConfigKey(MEGATRON_YAML, "dynamic_context_parallel", bool),
     ConfigKey(MEGATRON_YAML, "use_megatron_fsdp", bool),
-    ConfigKey(MEGATRON_YAML, "param_offload", bool),
     ConfigKey(MEGATRON_YAML, "qat.enable", bool),
     ConfigKey(MEGATRON_YAML, "override_transformer_config", dict),
 )
 LAYOUT_CONTRACTS: tuple[Contract, ...] = (
-    # What verl does to a module to train it in shards, done again over another mesh (layouts/change.py); what it keeps
-    # of the mesh.
+    # verl prepares a module for training in shards with this code, which runs again over another mesh
+    # (layouts/change.py); verl keeps these parts of the mesh.
     Function("verl.utils.fsdp_utils:apply_fsdp2", "(model, fsdp_kwargs, config)", "e93a5faa3a7eb130"),
     Function(
         "verl.utils.fsdp_utils:_select_fsdp2_wrap_targets",
@@ -158,7 +164,7 @@ LAYOUT_CONTRACTS: tuple[Contract, ...] = (
     ),
     Attribute("verl.workers.config:FSDPEngineConfig.fsdp_size", "-1"),
     Attribute("verl.workers.config:FSDPEngineConfig.reshard_after_forward"),
-    # What `fully_shard` of torch leaves on a module, all of which is taken off again (layouts/unwrap.py).
+    # torch's `fully_shard` leaves these on a module; all of them are taken off again (layouts/unwrap.py).
     Function(
         f"{FSDP_STATE}.init",
         "(self, modules, device, mp_policy, auto_reshard_after_forward)",
@@ -186,7 +192,7 @@ LAYOUT_CONTRACTS: tuple[Contract, ...] = (
     Attribute(f"{COMPOSABLE}:REGISTRY_KEY"),
     Attribute("torch.distributed._composable_state:_module_state_mapping"),
     Function("torch.distributed._composable_state:_insert_module_state", "(module, state)", "172b64f08b9ede3f"),
-    # A checkpoint is loaded in the layout it was written in (layouts/worker.py).
+    # A checkpoint is loaded in the layout in which it was written (layouts/worker.py).
     Function(
         f"{ENGINE_WORKERS}:ActorRolloutRefWorker.load_checkpoint",
         "(self, local_path, hdfs_path=None, del_local_after_load=False)",
@@ -199,7 +205,7 @@ LAYOUT_CONTRACTS: tuple[Contract, ...] = (
         "062bbcfe99b39880",
     ),
     Decorator(f"{ENGINE_WORKERS}:TrainingWorker.load_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
-    # Configuration that is required, changed, or refused (schedule.py).
+    # This configuration is required, changed, or refused (schedule.py).
     ConfigKey(FSDP_YAML, "fsdp_size", -1),
     ConfigKey(FSDP_YAML, "ulysses_sequence_parallel_size", 1),
     ConfigKey(FSDP_YAML, "offload_policy", False),

@@ -15,7 +15,7 @@ from verl_fuse_realloc.schedule import LayoutSchedule, scheduled
 
 
 class ReallocPlugin:
-    """Puts what moves weights in place; what moves them is in the host."""
+    """Put the moves of weights in place; the host has the code that moves weights."""
 
     HOOK_API = 2
 
@@ -42,7 +42,7 @@ class ReallocPlugin:
     def fuse_worker_class(
         self, model: str, base: type, config: Mapping[str, Any]
     ) -> Generator[None, type | None, type | None]:
-        # On top of what another plugin makes of verl's class: a run may train fused and send shards.
+        # The class extends the class that another plugin makes of verl's: a run may train fused and send shards.
         found = yield
         get, default = getter(config), ReallocConfig()
         timeout, checksums = get("fuse.realloc.timeout"), get("fuse.realloc.checksums")

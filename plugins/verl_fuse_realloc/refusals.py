@@ -1,4 +1,4 @@
-"""Configurations that a sync of shards, or a change of layouts, does not serve, refused before anything is started."""
+"""Refuse configurations that a sync of shards, or a change of layouts, does not serve, before anything is started."""
 
 import json
 import os
@@ -20,8 +20,8 @@ _REQUIRED: dict[str, tuple[Any, str]] = {
     "trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} needs fuse: verl-fuse's workers send the shards"),
     f"{ROLLOUT}.name": ("vllm", f"{_NEEDS} needs vllm: what other engines load is not known here"),
 }
-# What must be off, and its value then: the rollout would load something else than the trained parameters, cut
-# otherwise.
+# Keys that must be off, and their value then: otherwise the rollout would load other weights than the trained
+# parameters, or weights cut otherwise.
 _OFF: dict[str, Any] = {
     f"{ROLLOUT}.quantization": None,
     f"{ROLLOUT}.data_parallel_size": 1,
@@ -34,8 +34,8 @@ _ADAPTERS = (
     "0: with adapters verl's own sync sends the base once and then adapters alone, and whole adapters are what vLLM "
     "takes"
 )
-# The same of each engine that is known here: its shards would be others than those known here, or not there at the time
-# of a sync.
+# The same for each engine that is known here: otherwise its shards would differ from the known ones, or be absent at
+# the time of a sync.
 _OFF_IN: dict[str, dict[str, Any]] = {
     "fsdp2": {f"{ACTOR}.fsdp_config.qat.enable": False},
     "megatron": {
@@ -43,13 +43,12 @@ _OFF_IN: dict[str, dict[str, Any]] = {
         f"{MEGATRON}.context_parallel_size": 1,
         f"{MEGATRON}.dynamic_context_parallel": False,
         f"{MEGATRON}.use_megatron_fsdp": False,
-        f"{MEGATRON}.param_offload": False,
         f"{MEGATRON}.qat.enable": False,
         f"{MEGATRON}.override_transformer_config.fp8": None,
         f"{MEGATRON}.override_transformer_config.pipeline_model_parallel_layout": None,
     },
 }
-# What must be off for a model whose layout changes, and its value then.
+# Keys that must be off for a model whose layout changes, and their value then.
 _OFF_OF: dict[str, dict[str, Any]] = {
     "actor": {
         "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": 1,
@@ -73,7 +72,7 @@ _STRATEGY = {"actor": "actor_rollout_ref.actor.strategy", "critic": "critic.stra
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """The reasons why this configuration cannot run with `fuse.realloc` as it is."""
+    """Yield the reasons why this configuration cannot run with `fuse.realloc` as set."""
     if syncs(get):
         yield from _shards(get)
     if scheduled(get):
@@ -81,12 +80,12 @@ def refusals(get: Get) -> Iterator[Refusal]:
 
 
 def syncs(get: Get) -> bool:
-    """Whether shards are sent to the rollout."""
+    """Tell whether shards are sent to the rollout."""
     return get("fuse.realloc.weight_sync") == "shards"
 
 
 def _shards(get: Get) -> Iterator[Refusal]:
-    """The reasons why this configuration cannot send shards to its rollout."""
+    """Yield the reasons why this configuration cannot send shards to its rollout."""
     yield from required(get, _REQUIRED)
     engine = get(f"{ACTOR}.strategy")
     if engine not in _OFF_IN:
@@ -108,7 +107,7 @@ def _shards(get: Get) -> Iterator[Refusal]:
 
 
 def _layouts(get: Get) -> Iterator[Refusal]:
-    """The reasons why this configuration cannot change layouts as its schedule says."""
+    """Yield the reasons why this configuration cannot change layouts as its schedule says."""
     named: set[str] = set()
     for step, value in scheduled(get).items():
         key = f"{KEY}.{step}"
@@ -141,7 +140,8 @@ def _layouts(get: Get) -> Iterator[Refusal]:
 
 
 def _family(get: Get, key: str, feature: str, known: Callable[[Mapping[str, Any], str], object]) -> Iterator[Refusal]:
-    """A model that is not `known`, where its folder is on this machine: elsewhere the run's workers say so."""
+    """Refuse a model that is not `known`, where its folder is on this machine: elsewhere the run's workers refuse the
+    model."""
     path = get(key)
     file = Path(str(path)).expanduser() / "config.json"
     if not path or not os.path.exists(file):
@@ -163,7 +163,7 @@ def _block(key: str, block: Any, get: Get) -> Iterator[Refusal]:
 def _plan(key: str, path: str, get: Get) -> Iterator[Refusal]:
     try:
         wanted = overrides_of(path)
-        # `fuse.plan` is applied when all is checked.
+        # `fuse.plan` is applied after all checks.
         applied = overrides_of(get("fuse.plan")) if get("fuse.plan") else {}
     except FuseError as error:
         yield Refusal(key, path, f"needs a plan file: {error}")

@@ -1,7 +1,7 @@
-"""`fuse.realloc.schedule`: in shards of how many ranks each model is trained, from which step on.
+"""`fuse.realloc.schedule` says in shards of how many ranks each model is trained, and from which step on.
 
 Invariants (tests/unit/realloc/test_layout_schedule.py):
-- a step keeps what an earlier entry said, where it says nothing itself; before the first entry the configuration holds;
+- a step without a value of its own keeps the value of an earlier entry; before the first entry the configuration holds;
 - a plan file in place of a block must differ from the configuration in nothing else (refusals.py).
 """
 
@@ -21,37 +21,37 @@ FSDP_SIZE = {"actor": "actor_rollout_ref.actor.fsdp_config.fsdp_size", "critic":
 
 @dataclass(frozen=True)
 class LayoutSchedule:
-    """(first step, `fsdp_size` by model), in order of steps; the first entry is the configuration's, for models that
-    later ones name."""
+    """Entries of (first step, `fsdp_size` by model), in order of steps; the first entry has the configuration's values,
+    for models that later entries name."""
 
     entries: tuple[tuple[int, Mapping[str, int]], ...]
 
     @classmethod
     def read(cls, get: Get) -> "LayoutSchedule":
-        """From a configuration that `refusals` has nothing against."""
+        """Read the schedule from a configuration that `refusals` has nothing against."""
         later = sorted((step, sizes_of(value)) for step, value in scheduled(get).items())
         named = {model for _, sizes in later for model in sizes}
         return cls(((1, {model: get(key) for model, key in FSDP_SIZE.items() if model in named}), *later))
 
     def wanted(self, step: int) -> Mapping[str, int]:
-        """The `fsdp_size` of each model at a step."""
+        """Return the `fsdp_size` of each model at a step."""
         return {model: size for first, sizes in self.entries if first <= step for model, size in sizes.items()}
 
 
 def scheduled(get: Get) -> Mapping[Any, Any]:
-    """The block as it is written; empty if there is none."""
+    """Return the block as written; empty if there is none."""
     block = get(KEY)
     return OmegaConf.to_container(block) if isinstance(block, DictConfig) else block or {}  # type: ignore[return-value]
 
 
 def overrides_of(path: str) -> dict[str, Any]:
-    """The keys of verl's configuration that a plan file sets."""
+    """Return the keys of verl's configuration that a plan file sets."""
     # ++ stands before keys that verl's YAML lacks.
     return {name.removeprefix("++"): value for name, value in Plan.read(Path(path)).overrides.items()}
 
 
 def sizes_of(value: Any) -> dict[str, int]:
-    """`fsdp_size` by model of an entry."""
+    """Return the `fsdp_size` by model of an entry."""
     if isinstance(value, str):
         overrides = overrides_of(value)
         return {model: overrides[key] for model, key in FSDP_SIZE.items() if key in overrides}

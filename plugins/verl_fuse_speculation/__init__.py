@@ -1,1 +1,1 @@
-"""Lossless speculation: the rollout's own history drafts, vLLM verifies, and what is sampled keeps its distribution."""
+"""Lossless speculation: the rollout's own history drafts, vLLM verifies, and the samples keep their distribution."""

@@ -8,7 +8,7 @@ from verl_fuse.spec.block import bounded, left_to_preset
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
+    """The fields are described in verl_fuse/host/config/fuse/default.yaml."""
 
     enabled: bool | None = field(default=None, metadata=left_to_preset(False))
     tokens: Literal["auto"] | int = field(default="auto", metadata=bounded(minimum=1, maximum=32))

@@ -1,7 +1,8 @@
-"""The code of vLLM that speculation rests on: it makes a drafter, asks it, and verifies its drafts.
+"""Contracts: the code of vLLM that makes a drafter, asks the drafter, and verifies its drafts; speculation rests on
+that code.
 
-That verification keeps the distribution is a promise: the code was read at vLLM 0.24.0 and 0.28.0, and other code is
-refused until it was read too.
+Verification is promised to keep the distribution: the code was read at vLLM 0.24.0 and 0.28.0, and other code is
+refused until somebody has read it too.
 """
 
 from verl_fuse.host.upstream.targets import MODEL_YAML, ROLLOUT_YAML
@@ -12,7 +13,7 @@ SAMPLER = "vllm.v1.sample.rejection_sampler"
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 
 CONTRACTS: tuple[Contract, ...] = (
-    # A drafter of ours, what it is asked, and what it reads.
+    # vLLM makes verl-fuse's drafter and calls it with this code; the drafter reads these attributes.
     Function("vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer", "(vllm_config)", "3e2a0748c8ba1e85"),
     Function(
         f"{RUNNER}.propose_draft_token_ids",
@@ -26,20 +27,20 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("vllm.config:VllmConfig.model_config"),
     Attribute("vllm.config:VllmConfig.parallel_config"),
     Attribute("vllm.config:SpeculativeConfig.num_speculative_tokens"),
-    # Where the folder is told, and that it is not hashed.
+    # The folder is named here, and the hash leaves the folder out.
     Attribute("vllm.config:SpeculativeConfig.draft_load_config"),
     Attribute("vllm.config:LoadConfig.download_dir"),
     Function("vllm.config:SpeculativeConfig.compute_hash", "(self)", ("8eed83a1d56caa39", "83f971797b9b7eb0")),
     Attribute("vllm.config:ModelConfig.max_model_len"),
     Attribute("vllm.config:ModelConfig.hf_config"),
     Attribute("vllm.config:ParallelConfig.rank"),
-    # Which sampling parameters vLLM refuses together with drafts.
+    # vLLM refuses these sampling parameters together with drafts.
     Function(
         "vllm.sampling_params:SamplingParams._validate_spec_decode",
         "(self, speculative_config)",
         ("35aed4c25a5dad28", "77ba7d689a7f9298"),
     ),
-    # What the scheduler of ours adds to vLLM's (scheduler.py), and who reads its outputs.
+    # verl-fuse's scheduler extends this code of vLLM's (scheduler.py), and this code reads its outputs.
     Attribute("vllm.config:SchedulerConfig.scheduler_cls"),
     Function(
         "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
@@ -71,7 +72,7 @@ CONTRACTS: tuple[Contract, ...] = (
         "35c4ae538f21a813",
         promise=PROMISE,
     ),
-    # Verification.
+    # This code verifies drafts.
     Code(
         f"{SAMPLER}:RejectionSampler.__init__,RejectionSampler.forward,RejectionSampler.apply_logits_processors,RejectionSampler.parse_output,RejectionSampler._get_logprobs_tensors",
         ("3d8446d7a5180655", "a436e45a5cc1d420"),
@@ -94,7 +95,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Code("vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p", "f42f34d25a31a720", promise=PROMISE),
     Code(f"{RUNNER}._sample", "e1a73c9cc7a6b7ff", promise=PROMISE),
-    # The same on a CPU; the kernels that are wrong there are patched (patches/).
+    # This code does the same on a CPU; the kernels that are wrong there are patched (patches/).
     Code(
         "vllm.utils.cpu_triton_utils:_rejection_greedy_sample_kernel_impl,_rejection_random_sample_kernel_impl,_sample_recovered_tokens_kernel_impl,_ensure_int64",
         ("459a65c3855fd4a8", "67bfa5cd89b51582"),
@@ -105,7 +106,7 @@ CONTRACTS: tuple[Contract, ...] = (
         ("2587e0cdde66c09b", "39ce2d5624e6b832"),
         promise=PROMISE,
     ),
-    # Configuration that is refused (refusals.py).
+    # This configuration is refused (refusals.py).
     ConfigKey(ROLLOUT_YAML, "name", str),
     ConfigKey(ROLLOUT_YAML, "engine_kwargs.vllm", object),
     ConfigKey(ROLLOUT_YAML, "pipeline_model_parallel_size", object),

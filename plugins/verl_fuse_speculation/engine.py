@@ -1,4 +1,4 @@
-"""The engine arguments that make vLLM draft from history."""
+"""Make the engine arguments that let vLLM draft from history."""
 
 from typing import Any, Literal
 
@@ -6,12 +6,12 @@ from typing import Any, Literal
 BLOCK = "verl_fuse_speculation"
 PROPOSER = "verl_fuse_speculation.proposer.HistoryProposer"
 SCHEDULER = "verl_fuse_speculation.scheduler.TokenwiseScheduler"
-# Tokens drafted at most where as many are drafted as pay.
+# With tokens=auto at most so many tokens are drafted.
 AUTO_TOKENS = 8
 
 
 def engine_arguments(tokens: Literal["auto"] | int, history_bytes: int, epochs: int, folder: str) -> dict[str, Any]:
-    """By name, the arguments that vLLM lacks without drafts; each drafter shares `folder` with the others."""
+    """Return, by name, the arguments that vLLM lacks without drafts; each drafter shares `folder` with the others."""
     auto = tokens == "auto"
     drafter = {"auto": auto, "history_bytes": history_bytes, "epochs": epochs}
     return {
@@ -19,8 +19,8 @@ def engine_arguments(tokens: Literal["auto"] | int, history_bytes: int, epochs: 
             "method": "custom_class",
             "model": PROPOSER,
             "num_speculative_tokens": AUTO_TOKENS if auto else tokens,
-            # Where a drafter's state is kept, as far as vLLM is concerned. It is no part of the hash by which vLLM
-            # finds what it compiled in earlier runs.
+            # vLLM takes the folder for the place of a drafter's state. The folder is no part of the hash by which vLLM
+            # finds code that was compiled in earlier runs.
             "draft_load_config": {"download_dir": folder},
         },
         "additional_config": {BLOCK: drafter},

@@ -1,15 +1,15 @@
-"""Earlier tokens as drafts: those that followed, in this group of samples or elsewhere, the tokens with which a sample
-ends now.
+"""Draft from earlier tokens: the tokens that followed, in this group of samples or elsewhere, the tokens with which a
+sample ends now.
 
-A ring of nodes, one per token, each linked to the token before and after it in its sample, and by `CHAINS` to
-the last node before it whose last tokens are the same. A draft begins at the newest such nodes; they vote, and
-those that lose a vote leave.
+The history is a ring of nodes, one per token. Each node has links to the tokens before and after in its sample, and by
+`CHAINS` to the last earlier node whose last tokens are the same. A draft begins at the newest such nodes; the nodes
+vote, and nodes that lose a vote leave.
 
 Invariants (tests/unit/speculation/test_history.py):
-- a draft continues samples of the steps asked for, after the same tokens, and those of other groups only after
-  what a whole chain shares;
+- a draft continues samples of the steps asked for, after the same tokens; it continues samples of other groups only
+  after tokens that a whole chain shares;
 - memory is fixed when the history is made: old tokens make room for new ones, and no draft mixes them;
-- what is drafted depends on what was added, and on nothing else.
+- a draft depends on the tokens added, and on nothing else.
 """
 
 from dataclasses import dataclass, field
@@ -19,19 +19,19 @@ from numba import njit
 
 from verl_fuse.spec.arrays import Tokens
 
-# How many last tokens are the same along a chain, and whether it stays in its group: long likenesses are found among
-# many nodes, short ones too.
+# Each chain has the number of last tokens that are the same along the chain, and whether the chain stays in its group:
+# long likenesses are found among many nodes, short likenesses too.
 CHAINS = ((6, True), (2, True), (2, False))
-# Tokens that are compared at most.
+# At most so many tokens are compared.
 LONGEST = 24
-# Nodes of one chain that vote, the newest; one of the nodes that share a token more than others has
-# so many times their vote.
+# So many nodes of one chain vote, the newest ones; a node that shares a token more than others has so many times their
+# vote.
 VOTERS, WEIGHT = 64, 3.0
-# A token is drafted while the votes say it is accepted at least so often.
+# A token is drafted while the votes say that the token is accepted at least so often.
 LEAST_CHANCE = 0.3
-# Before the first token of a sample, and after the last.
+# The link before the first token of a sample, and after its last token.
 NOWHERE = -1
-# Bytes of a node, with its share of the tables of heads.
+# A node takes so many bytes, with its share of the tables of heads.
 NODE_BYTES = 3 * 4 + 2 * 8 + 2 * 8 * len(CHAINS)
 
 _KEYS = np.array([key for key, _ in CHAINS])
@@ -40,7 +40,7 @@ _OWN = np.array([own for _, own in CHAINS])
 
 @dataclass
 class History:
-    """Room for `size` tokens."""
+    """A ring with room for `size` tokens."""
 
     size: int
     written: int = 0
@@ -59,11 +59,11 @@ class History:
 
     @classmethod
     def of_bytes(cls, size: int) -> "History":
-        """The number of tokens that fit into `size` bytes."""
+        """Return a history of as many tokens as fit into `size` bytes."""
         return cls(max(size // NODE_BYTES, LONGEST))
 
     def add(self, tokens: Tokens, group: int, step: int, end: int = NOWHERE) -> int:
-        """Put `tokens` after the node `end` of their sample; returns the sample's new end."""
+        """Put `tokens` after the node `end` of their sample; return the sample's new end."""
         new = np.ascontiguousarray(tokens, np.int32)
         nodes = self._tokens, self._groups, self._steps, self._before, self._after
         end = _add(*nodes, self._same, self._heads, self.written, new, group, step, end)
@@ -71,26 +71,27 @@ class History:
         return end
 
     def draft(self, end: int, since: int, most: int, least: float = LEAST_CHANCE) -> tuple[list[int], float]:
-        """Up to `most` tokens that may follow the node `end`, from samples of the step `since` or later, each as likely
-        as `least` by the votes; and how many of them will be accepted, by the votes."""
+        """Return up to `most` tokens that may follow the node `end`, from samples of the step `since` or later, and how
+        many of them the votes expect to be accepted. By the votes each drafted token is accepted with a chance of at
+        least `least`."""
         nodes = self._tokens, self._groups, self._steps, self._before, self._after
         drafted, expected = _draft(*nodes, self._same, self._heads, self.written, end, since, max(most, 0), least)
         return drafted.tolist(), expected
 
     def holds(self, node: int) -> bool:
-        """Whether there is this node, and it was not overwritten."""
+        """Tell whether the history still holds this node, not overwritten."""
         return node >= max(0, self.written - self.size)
 
 
 def compile_kernels() -> None:
-    """Compile what a history calls, or read it from numba's cache, before an engine waits for it."""
+    """Compile the functions that a history calls, or read them from numba's cache, before an engine waits for them."""
     history = History(LONGEST)
     history.draft(history.add(np.zeros(4, np.int32), 0, 0), 0, 1)
 
 
 @njit(cache=True, nogil=True)
 def _key(tokens, before, oldest, end, count, seed):  # type: ignore[no-untyped-def]
-    """A number of the `count` last tokens at the node `end`, or -1 where there are fewer."""
+    """Return a number of the `count` last tokens at the node `end`, or -1 where there are fewer tokens."""
     size = len(tokens)
     found = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15)
     for _ in range(count):
@@ -124,7 +125,7 @@ def _add(tokens, groups, steps, before, after, same, heads, written, new, group,
 
 @njit(cache=True, nogil=True)
 def _alike(tokens, before, oldest, one, other):  # type: ignore[no-untyped-def]
-    """How many of the last tokens at two nodes are the same."""
+    """Return how many of the last tokens at two nodes are the same."""
     size = len(tokens)
     for length in range(LONGEST):
         if one < oldest or other < oldest or tokens[one % size] != tokens[other % size]:
@@ -135,8 +136,8 @@ def _alike(tokens, before, oldest, one, other):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _voters(tokens, groups, steps, before, after, same, heads, oldest, end, since, nodes, votes):  # type: ignore[no-untyped-def]
-    """Put the nodes that follow what the node `end` ends with into `nodes`, and what their vote
-    counts into `votes`; how many."""
+    """Put the nodes that follow the same tokens as the node `end` ends with into `nodes`, and the weight of their votes
+    into `votes`; return the number of nodes."""
     size, found, longest = len(tokens), 0, 0
     group = groups[end % size]
     for chain in range(len(_KEYS)):
@@ -147,13 +148,13 @@ def _voters(tokens, groups, steps, before, after, same, heads, oldest, end, sinc
             place = node % size
             if steps[place] >= since and after[place] >= 0:
                 alike = _alike(tokens, before, oldest, end, node)
-                # Each node votes in the first chain that has it.
+                # Each node votes in the first chain that holds the node.
                 met = groups[place] == group and (alike >= _KEYS[0] if chain == 1 else chain == 2)
                 if alike >= _KEYS[chain] and not met and (groups[place] == group) == _OWN[chain]:
                     nodes[found], votes[found] = after[place], alike
                     longest = max(longest, alike)
                     found += 1
-            # The link of a node that was overwritten since leads to a newer one.
+            # The link of a node that was overwritten since leads to a newer node.
             node = same[chain, place] if same[chain, place] < node else np.int64(-1)
     for voter in range(found):
         votes[voter] = WEIGHT ** (votes[voter] - longest)

@@ -1,10 +1,10 @@
-"""A record of speculation, pass by pass: each drafter appends to a file of its own, the driver reads what is new.
+"""Record speculation pass by pass: each drafter appends to a file of its own, the driver reads the new passes.
 
 Invariants (tests/unit/speculation/test_passes.py):
 - every pass is read once;
-- what passes cost that follow a formula is found, whatever else some of them waited for;
-- of the tail are the passes of a replica after the last one in which it ran more than `TAIL_SHARE` of the
-  most samples it ran at once.
+- the costs of passes that follow a formula are found, even if some passes waited for something else;
+- the tail has the passes of a replica after the last pass in which the replica ran more than `TAIL_SHARE` of the most
+  samples that it ran at once.
 """
 
 import os
@@ -20,7 +20,7 @@ PASSES_SUFFIX = ".passes"
 TAIL_SHARE = 0.25
 # A pass that took so many times the median waited for something else.
 WAITED = 4.0
-# Passes from which their cost may be told.
+# The cost of passes may be told from so many passes.
 ENOUGH_PASSES = 16
 PASS = np.dtype(
     [("time", "<f8"), ("step", "<i4"), ("rows", "<i4"), ("tokens", "<i4"), ("drafted", "<i4"), ("least", "<f8")]
@@ -28,8 +28,8 @@ PASS = np.dtype(
 
 
 class ForwardPass(NamedTuple):
-    """A forward pass that ended at `time` (Unix seconds), in which `rows` samples got `tokens` tokens, `drafted` tokens
-    being tried; a token was drafted where it was likely to be accepted at least as often as `least`."""
+    """A forward pass that ended at `time` (Unix seconds), in which `rows` samples got `tokens` tokens and `drafted`
+    tokens were tried; a token was drafted where its chance to be accepted was at least `least`."""
 
     time: float
     step: int
@@ -41,13 +41,13 @@ class ForwardPass(NamedTuple):
 
 @dataclass
 class Passes:
-    """The files in `folder`, as the driver reads them."""
+    """The drafters' files in `folder`, as the driver reads them."""
 
     folder: Path
     _read: dict[str, int] = field(default_factory=dict)
 
     def news(self) -> dict[str, np.ndarray]:
-        """By drafter, the passes that were appended since this was asked last."""
+        """Return, by drafter, the passes that were appended since the last call."""
         found = {}
         for path in sorted(self.folder.glob(f"*{PASSES_SUFFIX}")):
             with path.open("rb") as file:
@@ -61,27 +61,27 @@ class Passes:
 
 
 def append(path: Path, passes: Sequence[ForwardPass]) -> None:
-    """Append to the file of one drafter."""
+    """Append passes to the file of one drafter."""
     with path.open("ab") as file:
         whole = file.tell()
         try:
             file.write(np.array([tuple(one) for one in passes], PASS).tobytes())
             file.flush()
         except OSError:
-            # Half a pass would shift all that follow.
+            # Half a pass would shift all passes that follow.
             os.truncate(path, whole)
             raise
 
 
 def in_tail(passes: np.ndarray) -> np.ndarray:
-    """The passes of one replica that are those of its tail in one step."""
+    """Return a mask of the passes of one replica in one step that belong to the replica's tail."""
     busy = np.flatnonzero(passes["rows"] > TAIL_SHARE * passes["rows"].max(initial=0))
     return np.arange(len(passes)) > (busy[-1] if len(busy) else -1)
 
 
 def speculation_metrics(replicas: Iterable[np.ndarray]) -> dict[str, float]:
-    """Figures of a step's passes, by replica: how many there were, how many more without drafts, tokens of a sample per
-    pass, and what became of the drafts; of all passes, and of those of the tail."""
+    """Return figures of a step's passes, by replica: the number of passes, the passes saved by drafts, the tokens of a
+    sample per pass, and the fate of the drafts; of all passes, and of the passes of the tail."""
     found = [passes for passes in replicas if len(passes)]
     if not found:
         return {}
@@ -94,8 +94,8 @@ def speculation_metrics(replicas: Iterable[np.ndarray]) -> dict[str, float]:
 
 
 def pass_costs(replicas: Iterable[np.ndarray]) -> tuple[float, float] | None:
-    """Seconds of a pass, and of each token it computes, drafted ones included; None where the passes cannot tell.
-    Passes that took in new samples are left out."""
+    """Return the seconds of a pass, and of each token that a pass computes, drafted tokens included; None where the
+    passes cannot tell. Passes that took in new samples are left out."""
     seconds, tokens = [np.empty(0)], [np.empty(0)]
     for passes in replicas:
         decodes = passes["rows"][1:] <= passes["rows"][:-1]

@@ -1,12 +1,13 @@
-"""Where a draft pays: how likely a drafted token must be accepted so that trying it shortens the rollout.
+"""Decide where a draft pays: how likely the acceptance of a drafted token must be so that trying the token shortens the
+rollout.
 
-A pass takes `fixed + each * tokens` seconds. A token that is tried costs `each`; one that is accepted saves what a
-token costs at the present speed. On a device that is busy with many samples both are the same and nothing is drafted;
-where few are left, `each` is small beside `fixed`.
+A pass takes `fixed + each * tokens` seconds. A token that is tried costs `each`; a token that is accepted saves the
+cost of a token at the present speed. On a device that is busy with many samples both are the same and nothing is
+drafted; where few samples are left, `each` is small beside `fixed`.
 
 Invariants (tests/unit/speculation/test_pays.py):
-- the costs of passes that follow the formula are found, whatever they are;
-- on a busy device nothing is drafted, on an idle one everything that may be accepted;
+- the costs of passes that follow the formula are found, whatever their values;
+- on a busy device nothing is drafted, on an idle device everything that may be accepted;
 - drafts that are accepted less often than their votes say need more votes.
 """
 
@@ -16,9 +17,9 @@ import numpy as np
 
 from verl_fuse.spec.arrays import Floats
 
-# Of a pass's weight, what is left one pass later.
+# The share of a pass's weight that is left one pass later.
 KEPT = 0.99
-# Passes before costs are known.
+# Costs are known after so many passes.
 NEEDED = 16
 # A draft less likely than this is not worth the host's time, whatever the device costs.
 NEVER = 0.05
@@ -34,8 +35,8 @@ class Pays:
     _accepted: float = 1.0
 
     def observe(self, seconds: float, rows: int, tried: int, accepted: int, expected: float) -> None:
-        """A pass of `rows` samples and `tried` drafted tokens, of which `accepted` were and
-        `expected` should have been."""
+        """Take in a pass of `rows` samples and `tried` drafted tokens, of which `accepted` were accepted and `expected`
+        should have been; the pass took `seconds`."""
         tokens = rows + tried
         self._sums *= KEPT
         self._sums += (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
@@ -46,7 +47,7 @@ class Pays:
 
     @property
     def costs(self) -> tuple[float, float] | None:
-        """Seconds of a pass, and of each token in it; None before they are known."""
+        """Return the seconds of a pass, and of each token in the pass; None before they are known."""
         count, tokens, seconds, squares, products = self._sums
         spread = count * squares - tokens * tokens
         if count < (1 - KEPT**NEEDED) / (1 - KEPT) or spread <= 1e-9 * squares:
@@ -57,7 +58,7 @@ class Pays:
 
     @property
     def least(self) -> float:
-        """How often a drafted token must be accepted, by its votes, to be worth trying."""
+        """Return how often a drafted token must be accepted, by its votes, to be worth trying."""
         if self.costs is None:
             return NEVER
         _, each = self.costs

@@ -24,14 +24,15 @@ FOLDER = "speculation"
 
 
 class SpeculationPlugin:
-    """Has the rollout engines draft from history, and says what came of it."""
+    """Let the rollout engines draft from history, and report the outcome."""
 
     HOOK_API = 2
 
     def __init__(self) -> None:
         self._block = SpeculationConfig()
         self._passes: Passes | None = None
-        # Drafters that left something, replicas that generated, and how many more these were when that was last said.
+        # The drafters that left passes, the replicas that generated, and by how many more replicas than drafters there
+        # were at the last warning.
         self._heard: set[str] = set()
         self._generated: set[str] = set()
         self._unheard = 0
@@ -63,7 +64,7 @@ class SpeculationPlugin:
         found = {}
         for name, argument in arguments.items():
             if isinstance(argument, dict):
-                # What the user has beside it stays.
+                # The user's other keys of the block stay.
                 found |= {f"{ENGINE}.{name}.{key}": value for key, value in argument.items()}
             else:
                 found[f"{ENGINE}.{name}"] = argument
@@ -80,7 +81,7 @@ class SpeculationPlugin:
         match event:
             case SetUp(run_dir=run_dir):
                 self._passes = Passes(run_dir / FOLDER)
-                # Those of the run that this one goes on from.
+                # These passes belong to the run that this run goes on from.
                 self._news()
             case StepBegun(step=step) if self._passes is not None:
                 try:
@@ -89,7 +90,8 @@ class SpeculationPlugin:
                     logger.warning("drafters were not told that step %d begins: %s", step, error)
 
     def _news(self) -> Mapping[str, Any]:
-        """The passes of each drafter since this was asked last; none where the disk refuses, which costs no rollout."""
+        """Return the passes of each drafter since the last call; none where the disk refuses, which costs no
+        rollout."""
         assert self._passes is not None, "asked after SetUp"
         try:
             return self._passes.news()
@@ -110,7 +112,7 @@ class SpeculationPlugin:
         return speculation_metrics([passes[passes["step"] == timeline.step] for passes in found.values()])
 
     def _listen(self) -> None:
-        """Say which drafters nothing is heard of, a step after their replicas generated: files may take their time."""
+        """Warn of drafters that left nothing, a step after their replicas generated: files may take their time."""
         assert self._passes is not None, "asked after SetUp"
         missing = len(self._generated) - len(self._heard)
         if missing > self._unheard:

@@ -1,10 +1,10 @@
-"""The prompt that a sample belongs to, told from its tokens alone: vLLM's drafters see neither prompts nor requests.
+"""Tell the prompt that a sample belongs to from its tokens alone: vLLM's drafters see neither prompts nor requests.
 
 A digest of tokens is made token by token, so that one walk over a sample has the digests of all its beginnings.
 
 Invariants (tests/unit/speculation/test_prompts.py):
-- samples of one prompt are one group, here and in what another replica wrote;
-- a sample that goes on elsewhere, with the tokens it has as its prompt, stays in its group where its prompt is known;
+- samples of one prompt are one group, here and in the files of another replica;
+- a sample that goes on elsewhere, with its tokens so far as its prompt, stays in its group where its prompt is known;
 - a prompt is found in one walk over the tokens, however many prompts there are;
 - a prompt that is forgotten takes no memory.
 """
@@ -22,14 +22,14 @@ _DIGEST = struct.Struct("<QQ")
 
 
 class PromptDigest(NamedTuple):
-    """A prompt by its number of tokens and a digest of them."""
+    """A prompt by its number of tokens and a digest of its tokens."""
 
     length: int
     digest: bytes
 
     @classmethod
     def of(cls, tokens: Tokens) -> "PromptDigest":
-        """The prompt with these tokens."""
+        """Return the digest of the prompt with these tokens."""
         (digest,) = beginnings(tokens, np.zeros(1, np.bool_))
         return digest
 
@@ -40,7 +40,7 @@ class Prompts:
     def __init__(self) -> None:
         self._numbers: dict[PromptDigest, int] = {}
         self._next = 0
-        # How many prompts there are of each length, and whether there is one.
+        # The number of prompts of each length, and whether any prompt has that length.
         self._lengths: dict[int, int] = {}
         self._known = np.zeros(1024, np.bool_)
 
@@ -48,7 +48,7 @@ class Prompts:
         return len(self._numbers)
 
     def number(self, prompt: PromptDigest) -> int:
-        """The group of samples of `prompt`."""
+        """Return the number of the group of samples of `prompt`."""
         if prompt not in self._numbers:
             self._numbers[prompt] = self._next
             self._next += 1
@@ -59,7 +59,7 @@ class Prompts:
         return self._numbers[prompt]
 
     def find(self, tokens: Tokens) -> PromptDigest:
-        """The longest prompt that was met and begins `tokens`; all of them, where there is none."""
+        """Return the longest prompt that was met and begins `tokens`; all of `tokens`, where there is none."""
         found = beginnings(tokens, self._known)
         return next((prompt for prompt in reversed(found) if prompt in self._numbers), found[-1])
 
@@ -75,8 +75,8 @@ class Prompts:
 
 
 def beginnings(tokens: Tokens, known: np.ndarray) -> list[PromptDigest]:
-    """Digests of the beginnings of `tokens` whose lengths are `known` (true at that place), the shortest
-    first; last, of all tokens."""
+    """Return digests of the beginnings of `tokens` whose lengths are `known` (true at that place), the shortest first;
+    the last digest is of all tokens."""
     lengths, one, other = _digests(np.ascontiguousarray(tokens, np.int32), known)
     return [
         PromptDigest(length, _DIGEST.pack(*halves))

@@ -1,15 +1,15 @@
-"""A drafter for vLLM's speculative method `custom_class`, made in each engine's worker processes: drafts come from
-the history of the prompt.
+"""A drafter for vLLM's speculative method `custom_class` drafts from the history of the prompt; each engine's worker
+processes make one.
 
-vLLM verifies every draft by rejection sampling, so nothing here can change what is sampled, only how soon. vLLM tells a
-drafter the rows of its batch and the tokens that were sampled last; which sample a row is, is told from its tokens.
+vLLM verifies every draft by rejection sampling, so nothing here can change the samples, only how soon they are done.
+vLLM tells a drafter the rows of its batch and the tokens that were sampled last; the tokens of a row tell its sample.
 
 Invariants (tests/unit/speculation/test_proposer.py):
-- every sample's tokens are in the history, whichever row it is in;
+- every sample's tokens are in the history, whichever row the sample is in;
 - no draft reaches beyond the longest sequence the engine takes;
-- every token is left for other replicas once, when its sample has ended or paused, whatever ended it;
+- every token is left for other replicas once, when its sample has ended or paused, whatever ended the sample;
 - a sample that is left out of passes goes on as the same sample;
-- what is kept of prompts and samples that are gone is bounded.
+- the memory for prompts and samples that are gone is bounded.
 """
 
 import logging
@@ -35,30 +35,30 @@ logger = logging.getLogger(__name__)
 
 # Seconds without a pass after which all samples have ended, as far as other replicas are concerned.
 IDLE_SECONDS = 0.5
-# Seconds between two looks at what other replicas left.
+# Seconds between two looks at the samples that other replicas left.
 NEWS_SECONDS = 0.2
-# Tokens of a prompt's end before the first token of each of its samples.
+# So many tokens of a prompt's end stand before the first token of each of its samples.
 CONTEXT_TOKENS = 8
 # Tokens of a prompt that may be drafted from.
 PROMPT_TOKENS = 4096
-# Of the passes in which no draft pays, one in so many tries some.
+# Of the passes in which no draft pays, one in so many tries some drafts.
 PROBE_PASSES = 32
-# Tokens by which, with its length, a sample is known again in another row or after passes that left it out.
+# By its length and so many last tokens a sample is known again in another row or after passes that left the sample out.
 KNOWN_TOKENS = 32
-# Samples that are out of the batch and may come back, at most.
+# At most so many samples that are out of the batch are kept, in case they come back.
 AWAY_SAMPLES = 1024
-# Prompts are looked through for those to forget when there are twice as many as were kept last time, or so many.
+# Prompts to forget are looked for when there are twice as many prompts as were kept last time, and at least so many.
 FEW_PROMPTS = 1024
 
 
-# A length, and the last tokens at that length.
+# A sample is known by a length, and the last tokens at that length.
 Known = tuple[int, bytes]
 
 
 @dataclass(eq=False)
 class Group:
-    """Samples of one prompt: the steps in which it was met lately, the nodes of its last token and
-    of the last token of all."""
+    """The samples of one prompt: the steps in which the prompt was met lately, the node of the prompt's last token, and
+    the node of the newest token of all."""
 
     number: int
     steps: list[int]
@@ -68,8 +68,9 @@ class Group:
 
 @dataclass(eq=False)
 class Running:
-    """A sample that is being generated: what it is known by, `length` tokens with its prompt, `end` its last node in
-    the history; others were left all but `tokens`, which follow `context`."""
+    """A sample that is being generated: its mark `known`, by which the drafter finds the sample again, `length` tokens
+    with its prompt, and `end`, its last node in the history. The shelf has all its tokens but `tokens`, which follow
+    `context`."""
 
     prompt: PromptDigest
     group: Group
@@ -83,15 +84,15 @@ class Running:
 
 
 def known_by(tokens: Tokens, length: int) -> bytes:
-    """The last of the first `length` tokens."""
+    """Return the last KNOWN_TOKENS of the first `length` tokens, as bytes."""
     return tokens[max(length - KNOWN_TOKENS, 0) : length].tobytes()
 
 
 class HistoryProposer:
-    """Drafts for one engine; its arguments are those of engine.py."""
+    """The drafter of one engine; engine.py makes its arguments."""
 
     def __init__(self, vllm_config: Any):
-        # vLLM takes the drafts of one worker of an engine, for all of them.
+        # vLLM takes the drafts of one worker of an engine for all its workers.
         self._speaks = vllm_config.parallel_config.rank == 0
         if not self._speaks:
             return
@@ -126,7 +127,7 @@ class HistoryProposer:
         threading.Thread(target=self._write_forever, name="verl-fuse-speculation", daemon=True).start()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """There is no model."""
+        """Do nothing: there is no model."""
 
     def propose(
         self,
@@ -135,7 +136,7 @@ class HistoryProposer:
         token_ids_cpu: Tokens,
         **kwargs: Any,
     ) -> list[list[int]]:
-        """Drafts for each row of the batch, after the tokens that it has by now; none for a row whose
+        """Return drafts for each row of the batch, after the tokens that the row has by now; none for a row whose
         prompt is not computed yet."""
         if not self._speaks or self._broken:
             return [[] for _ in sampled_token_ids]
@@ -159,7 +160,7 @@ class HistoryProposer:
             self._grow(running, rows[row], int(lengths[row]))
         self._count(sampled, all(running in met for running in self._rows.values()))
         least = LEAST_CHANCE if self._pays is None else self._pays.least
-        # Where no draft pays a pass now and then tries some, or it would never be seen that they pay again.
+        # Where no draft pays, a pass now and then tries some, or the drafter would never see that drafts pay again.
         self._proposals += 1
         most = self._most if least < 1.0 or self._proposals % PROBE_PASSES == 0 else 0
         return [self._draft(self._rows[row], least, most) if new else [] for row, new in enumerate(sampled)]
@@ -167,7 +168,7 @@ class HistoryProposer:
     def _match(
         self, before: dict[int, Running], sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens
     ) -> None:
-        """The sample of each row by now."""
+        """Find the sample of each row."""
         unmet, moved, skipped = dict(before), [], False
         for row, new in enumerate(sampled):
             if not new:
@@ -179,13 +180,13 @@ class HistoryProposer:
             else:
                 moved.append(row)
         if moved and not self._rows:
-            # No sample of the pass before is left in its row: another step may have begun, however
-            # lately that was looked at.
+            # No sample of the pass before is left in its row: another step may have begun, however recent the last look
+            # was.
             self._looked = 0.0
         waiting: dict[Known, list[Running]] = {}
         for running in unmet.values():
             waiting.setdefault((running.length, running.known), []).append(running)
-        # Where vLLM made passes without asking for drafts, a sample has grown since it was seen.
+        # Where vLLM made passes without asking for drafts, a sample has grown since the drafter saw it.
         grown = {length for length, _ in waiting} if skipped else set()
         for row in moved:
             start = int(lengths[row]) - len(sampled[row])
@@ -196,13 +197,13 @@ class HistoryProposer:
             self._rows[row] = self._begin(rows[row], start) if found is None else found
 
     def _take(self, known: Known, waiting: dict[Known, list[Running]]) -> Running | None:
-        """A sample that is known so: one of the last pass, or one that was left out since."""
+        """Return a sample with this mark: a sample of the last pass, or a sample that was left out since."""
         if waiting.get(known):
             return waiting[known].pop()
         return self._away.pop(known, None)
 
     def _put_away(self, gone: set[Running]) -> None:
-        """Keep what a sample goes on from if it comes back; of too many, the first to leave are given up."""
+        """Keep the state of a sample that may come back; of too many samples, the first to leave are given up."""
         for running in gone:
             running.tried, running.expected = 0, 0.0
             self._away[running.length, running.known] = running
@@ -210,7 +211,7 @@ class HistoryProposer:
             del self._away[next(iter(self._away))]
 
     def _begin(self, row: Tokens, start: int) -> Running:
-        """The sample of `row`, which has `start` tokens with its prompt and is met for the first time."""
+        """Return the sample of `row`, which has `start` tokens with its prompt and is met for the first time."""
         if time.monotonic() - self._looked > NEWS_SECONDS:
             self._look()
         prompt = self._prompts.find(row[:start])
@@ -220,13 +221,13 @@ class HistoryProposer:
             group.prompt_end = self._history.add(row[first : prompt.length], group.number, self._step)
         context = row[max(prompt.length - CONTEXT_TOKENS, 0) : prompt.length].copy()
         running = Running(prompt, group, context, prompt.length, self._add(context, group, self._step))
-        # What a sample that came from another replica has already.
+        # A sample that came from another replica has these tokens already.
         self._grow(running, row, start)
         return running
 
     def _visit(self, prompt: PromptDigest, step: int) -> Group:
-        """The group of `prompt`, which is met in `step`. A run that goes on from a checkpoint may find
-        samples of steps to come."""
+        """Return the group of `prompt`, which is met in `step`. A run that goes on from a checkpoint may find samples
+        of steps to come."""
         number = self._prompts.number(prompt)
         if number not in self._groups:
             self._forget()
@@ -237,7 +238,7 @@ class HistoryProposer:
         return group
 
     def _forget(self) -> None:
-        """Give up prompts of which the history holds nothing, once they may be half of all."""
+        """Give up prompts of which the history holds nothing, once these may be half of all prompts."""
         if len(self._groups) < self._few:
             return
         needed = {running.group.number for running in (*self._rows.values(), *self._away.values())}
@@ -266,16 +267,17 @@ class HistoryProposer:
         if not most:
             return []
         most = min(most, self._longest - running.length - 1)
-        # A step that is said again, or an earlier one, leaves a group without any.
+        # A step that is announced again, or an earlier step, leaves a group without any step.
         since = (running.group.steps or [self._step])[0]
         drafted, running.expected = self._history.draft(running.end, since, most, least)
-        # What is drafted after the end of a sample was never generated: vLLM drops it.
+        # A draft after the end of a sample was never generated: vLLM drops such tokens.
         last = next((place for place, token in enumerate(drafted) if token in self._ends), len(drafted))
         running.tried = min(last + 1, len(drafted))
         return drafted[: running.tried]
 
     def _count(self, sampled: Sequence[Sequence[int]], decodes: bool) -> None:
-        """Account for the pass that has just ended; one that only `decodes` tells what a pass costs."""
+        """Account for the pass that has just ended; only a pass that `decodes` and does nothing else tells the cost of
+        a pass."""
         now, last = time.perf_counter(), self._passed
         self._passed = now
         running = self._rows.values()
@@ -295,11 +297,11 @@ class HistoryProposer:
                 continue
             tokens = np.array(running.tokens, np.int32)
             self._ended.append(PastSample(running.prompt, self._step, running.context, tokens))
-            # One that comes back is left from here on.
+            # A sample that comes back is left for others from here on.
             running.context, running.tokens = np.concatenate([running.context, tokens])[-CONTEXT_TOKENS:], array("i")
 
     def _look(self) -> None:
-        """Take in the step, and what other replicas left."""
+        """Read the step, and take in the samples that other replicas left."""
         self._looked = time.monotonic()
         try:
             self._step = self._shelf.step()
@@ -316,11 +318,11 @@ class HistoryProposer:
             try:
                 self.write()
             except OSError as error:
-                # A full disk costs what was to be written, not the rollout.
+                # A full disk costs the samples and passes to be written, not the rollout.
                 logger.warning("samples and passes were not left in %s: %s", self._counts.parent, error)
 
     def write(self) -> None:
-        """Leave for others what has ended."""
+        """Leave the ended samples for other drafters, and the passes for the driver."""
         with self._lock:
             if self._passed and time.perf_counter() - self._passed > IDLE_SECONDS:
                 self._end(set(self._rows.values()))

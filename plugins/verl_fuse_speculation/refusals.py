@@ -1,5 +1,5 @@
-"""Configurations in which drafts would change what is sampled, or that speculation was not shown to be right in,
-refused before anything is started."""
+"""Refuse configurations in which drafts would change the samples, or in which speculation was not shown to be right,
+before anything is started."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,7 +11,7 @@ ENGINE = f"{ROLLOUT}.engine_kwargs.vllm"
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """The reasons why this configuration cannot run with `fuse.speculation` as it is."""
+    """Yield the reasons why this configuration cannot run with `fuse.speculation` as set."""
     if not get("fuse.speculation.enabled"):
         return
     yield from required(

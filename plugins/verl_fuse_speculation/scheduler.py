@@ -1,17 +1,18 @@
-"""vLLM's scheduler, made exact for what a single request may ask for beside drafts.
+"""Extend vLLM's scheduler so that the demands of a single request are met exactly, beside drafts.
 
-Stop strings: vLLM looks for them once a pass, in the text of all tokens that the pass brought, and a sample keeps the
-tokens that were accepted behind one. Told one by one, each token is looked at as if it were a pass of its own: what
-follows the one that completes a stop string belongs to a request that has ended, and is dropped.
+Stop strings: vLLM looks for stop strings once a pass, in the text of all tokens that the pass brought, and a sample
+keeps the tokens that were accepted behind a stop string. This scheduler tells the tokens one by one, so that vLLM looks
+at each token as if the token were a pass of its own: tokens after a completed stop string belong to a request that has
+ended, and are dropped.
 
-`min_tokens`: vLLM keeps the last token of a pass that began below them from ending the sample, also where drafts have
-brought it to them. Drafts end before.
+`min_tokens`: vLLM keeps the last token of a pass that began below `min_tokens` from ending the sample, also where
+drafts have brought the sample to `min_tokens`. Drafts end before that token.
 
-A seed, a budget of thinking tokens: such a request gets no drafts. Its samples would depend on them; that the
-budget is kept was not shown.
+A seed, a budget of thinking tokens: such a request gets no drafts. With a seed its samples would depend on the drafts;
+nobody showed that the budget is kept.
 
 Invariants (tests/integration/test_speculation.py):
-- a sample, its log-probs included, ends where it would end with one token a pass;
+- a sample, its log-probs included, ends where the sample would end with one token a pass;
 - a request with a seed gets the same sample with and without drafts for the others.
 """
 
@@ -23,7 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 
 class TokenwiseScheduler(Scheduler):
-    """The class that engines with drafts schedule by (`scheduler_cls`)."""
+    """The scheduler of engines with drafts (`scheduler_cls`)."""
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
         # Requests that end in this pass are gone afterwards.
@@ -51,7 +52,7 @@ class TokenwiseScheduler(Scheduler):
 
 
 def most_drafts(request: Any) -> int | None:
-    """How many tokens may be drafted for a request at most; None where any number may."""
+    """Return how many tokens may be drafted for a request at most; None where any number may."""
     params = request.sampling_params
     if params is None:
         return None
@@ -62,7 +63,8 @@ def most_drafts(request: Any) -> int | None:
 
 
 def tokenwise(output: Any) -> Iterator[Any]:
-    """An EngineCoreOutput as one for each of its tokens; the last one says how the request ended, if it did."""
+    """Yield an EngineCoreOutput as one output for each of its tokens; the last output says how the request ended, if
+    the request ended."""
     count = len(output.new_token_ids)
     if count < 2:
         yield output

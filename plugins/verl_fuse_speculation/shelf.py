@@ -1,9 +1,9 @@
-"""A folder in which the drafters of all replicas leave the samples that ended, and find those of the others: history
-reaches whichever replica gets a prompt next, and a run that goes on from a checkpoint.
+"""The drafters of all replicas leave the samples that ended in a folder, and find the samples of the others there:
+history reaches whichever replica gets a prompt next, and a run that goes on from a checkpoint.
 
 Invariants (tests/unit/speculation/test_shelf.py):
-- a drafter reads every sample that another one left, once, and none of its own;
-- a sample that is still being written is read when it is whole;
+- a drafter reads every sample that another drafter left, once, and none of its own;
+- a sample that is still being written is read when the sample is whole;
 - the folder never holds more than its limit and one file of each drafter: the oldest files go.
 """
 
@@ -21,14 +21,14 @@ from verl_fuse_speculation.prompts import PromptDigest
 
 SAMPLES_SUFFIX = ".samples"
 STEP_FILE = "step"
-# Files a drafter fills one after the other, of so much of the folder's limit each.
+# A drafter fills files one after the other; each file holds so much of the folder's limit.
 FILE_SHARE = 1 / 16
 _HEAD = struct.Struct("<iiii16s")
 
 
 @dataclass(frozen=True)
 class PastSample:
-    """Tokens of a sample of `prompt` of the step `step`, after `context`, the prompt's last tokens."""
+    """The tokens of a sample of `prompt` of the step `step`, after `context`, the prompt's last tokens."""
 
     prompt: PromptDigest
     step: int
@@ -42,7 +42,7 @@ class PastSample:
 
 @dataclass
 class Shelf:
-    """The folder as one drafter sees it; `limit` is what all files together may hold, in bytes."""
+    """The shared folder of one drafter; all files together may hold `limit` bytes."""
 
     folder: Path
     limit: int
@@ -55,9 +55,9 @@ class Shelf:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, samples: list[PastSample]) -> None:
-        """Leave samples for the others."""
+        """Leave samples for the other drafters."""
         if self._begun and not self._path.exists():
-            # Another drafter made room: readers know this name up to where they read it.
+            # Another drafter made room: readers know a file of this name up to the place where they read.
             self._next_file()
         self._begun = True
         try:
@@ -65,7 +65,7 @@ class Shelf:
                 file.write(b"".join(sample.to_bytes() for sample in samples))
                 full = file.tell() > self.limit * FILE_SHARE
         except OSError:
-            # Nothing may follow what was cut off.
+            # Nothing may follow a sample that was cut off.
             self._next_file()
             raise
         if full:
@@ -81,13 +81,13 @@ class Shelf:
         self._begun = False
 
     def news(self) -> Iterator[PastSample]:
-        """Samples that others left since this was asked last, the oldest files first."""
+        """Yield the samples that other drafters left since the last call, the oldest files first."""
         for path in self._by_age():
             if not path.name.startswith(self.name):
                 yield from self._unread(path)
 
     def step(self) -> int:
-        """The step that the driver says is running; 0 where it says nothing."""
+        """Return the step that the driver announced; 0 where the driver announced none."""
         try:
             return int((self.folder / STEP_FILE).read_text())
         except (FileNotFoundError, ValueError):

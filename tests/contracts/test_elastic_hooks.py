@@ -194,7 +194,7 @@ def test_more_replicas_than_there_are_cannot_be_asked_for():
 
 
 def learned(**block):
-    """A policy that knows the lengths of four prompts and what decoding costs, and these prompts."""
+    """Return a policy that knows the lengths of four prompts and the cost of decoding, and these prompts."""
     policy, run = enabled(**block)
     begin(run.hook)
     wanted = prompts("a", "b", "c", "d")

@@ -65,7 +65,7 @@ def view(unfinished):
 
 
 def trainer(settings: Any, stages: tuple[str, ...] = ("old_log_prob", "ref"), **more: Any) -> Any:
-    """What the plugin asks of a trainer, whose models have no parameters."""
+    """The methods of a trainer that the plugin calls; the trainer's models have no parameters."""
     memory = {model: [RankMemory("node 0", 1, None, (), 1, 0, 0, 0)] for model in ("actor", "critic")}
     asked = {"block": settings.blocks.get, "streamed_stages": stages, "use_slices": lambda: None}
     asked |= {"config": OmegaConf.create({}), "devices_each": 1, "training_memory": lambda: memory}
@@ -115,6 +115,23 @@ def test_where_nothing_can_be_gained_nothing_moves_and_that_is_said_once_at_star
     assert [record.levelname for record in caplog.records if record.message.startswith(said)] == ["WARNING"]
 
 
+def test_with_streamed_updates_the_tail_moves_though_nothing_is_inferred(caplog):
+    block = {"interstage": {"enabled": True, "layout": "slices", "migration_threshold": 0.25}}
+    config = {"trainer": {"v1": {"trainer_mode": "fuse"}}, "fuse": {"disabled_plugins": ["update"], **block}}
+    settings, built = load_settings(OmegaConf.create(config)), []
+    asked: dict[str, Any] = {"config": OmegaConf.create({"fuse": {"update": {"stream": True}}})}
+    asked |= {"use_slices": lambda: built.append("slices"), "training_memory": lambda: pytest.fail("no copy is built")}
+    settings.manager.hook.fuse_setup(trainer=trainer(settings, (), **asked))
+    policy = PolicyGuard(settings.manager.hook)
+    assert policy.migration(view(11)) is None
+    assert policy.migration(view(8)) == Migration(survivors=(1,))
+    ready = tuple(Sample(f"s{number}", "g", 4, number) for number in range(1, 9))
+    lane = LaneView("train", (), queued=0, multiple=1)
+    assert policy.infer_next(replace(view(10), ready=ready), lane) is None
+    assert (built, policy.fallbacks) == ([], 0)
+    assert not any("nothing can be streamed" in message for message in caplog.messages)
+
+
 def test_slices_without_memory_for_their_copies_are_refused_before_they_are_built():
     config = {
         "trainer": {"v1": {"trainer_mode": "fuse"}},
@@ -127,10 +144,15 @@ def test_slices_without_memory_for_their_copies_are_refused_before_they_are_buil
     with pytest.raises(FuseError, match=r"copies of 2 models for 1 devices of node node 0 keep 16\.0 GiB of host"):
         settings.manager.hook.fuse_setup(trainer=trainer(settings, **asked))
     assert built == []
-    # Megatron's ranks are not asked.
     config.actor_rollout_ref = {"actor": {"strategy": "megatron"}}
-    settings.manager.hook.fuse_setup(trainer=trainer(settings, **asked))
-    assert built == ["slices"]
+    memory["actor"] = [replace(memory["actor"][0], stage=0)]
+    with pytest.raises(FuseError, match=r"copies of 2 models for 1 devices of node node 0 keep 16\.0 GiB of host"):
+        settings.manager.hook.fuse_setup(trainer=trainer(settings, **asked))
+    assert built == []
+    # For layout `shared` Megatron's ranks are not asked.
+    settings.blocks["interstage"] = replace(settings.blocks["interstage"], layout="shared")
+    del asked["training_memory"]
+    settings.manager.hook.fuse_setup(trainer=trainer(settings, training_memory=None, **asked))
 
 
 def test_a_tail_that_has_nowhere_to_go_is_told_once_a_step_and_counted(caplog):
@@ -223,7 +245,7 @@ def measured_step() -> tuple[Timeline, list[tuple[int, int]]]:
 
 
 def automatic():
-    """Hooks of a run with an automatic threshold, and what was asked of its trainer."""
+    """Return hooks of a run with an automatic threshold, and the calls of its trainer."""
     block = {"interstage": {"enabled": True, "migration_threshold": "auto", "layout": "slices"}}
     rollout = {"prompt_length": 8, "response_length": 120}
     config = {
@@ -276,8 +298,10 @@ def test_the_automatic_threshold_watches_a_warm_step_and_decides_the_next(caplog
     end_steps(hook, 1, cold=1)
     assert decisions(hook, 2) == [None] * 39, "what step 1 took is no cost"
     assert "fuse/migration_threshold" not in metrics_of(hook, 2)
-    assert "step 1: migration threshold 0, decoding or inference has not been measured yet" in caplog.messages[0]
-    assert caplog.messages[1].startswith("step 2: migration threshold 0, decoding or inference has not been")
+    assert (
+        "step 1: migration threshold 0, not all of generation and inference has been measured yet" in caplog.messages[0]
+    )
+    assert caplog.messages[1].startswith("step 2: migration threshold 0, not all of generation and inference has")
     end_steps(hook, 2)
     decided = decisions(hook, 3)
     assert decided[0] is None

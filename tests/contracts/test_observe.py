@@ -1,4 +1,4 @@
-"""The built-in plugin `observe`, driven through its hooks as the trainer drives it."""
+"""The built-in plugin `observe`, driven through its hooks in the trainer's way."""
 
 import re
 import threading

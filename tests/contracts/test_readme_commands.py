@@ -65,7 +65,7 @@ SCRIPTS = [each for each in ALL if PYTHON.fullmatch(each) and not TESTS.fullmatc
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """By the name that READMEs have for it: two runs to compare, a recorded one, a workload, a cluster."""
+    """Return inputs by their names in READMEs: two runs to compare, a recorded run, a workload, a cluster."""
     from made_runs import step_records, write_run
     from synthetic import synthetic_timeline
 

@@ -1,4 +1,4 @@
-"""The plugin printed in plugins/README.md, installed as a stranger would install it."""
+"""The plugin printed in plugins/README.md, installed in a stranger's way."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def site(repo: Path, tmp_path: Path) -> Path:
 
 
 def run_probe(site: Path, code: str) -> object:
-    """What `code` prints as JSON in a process that has `site` installed."""
+    """Return the JSON that `code` prints in a process that has `site` installed."""
     environment = {**os.environ, "PYTHONPATH": str(site)}
     shown = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(shown.stdout)

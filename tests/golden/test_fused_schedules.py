@@ -48,8 +48,8 @@ def test_at_the_bound_within_the_published_memory(row):
 
 @pytest.mark.parametrize("row", [ROWS[0], ROWS[6]], ids=lambda row: f"instance{row['id']}")
 def test_long_ones_by_stretching(row):
-    """A part of what the portfolio does, without a clock: these took the annealing of the paper 918 s and
-    4042 s on 512 processors."""
+    """Stretch shorter solutions, a part of the portfolio, without a clock: these took the annealing of the paper 918 s
+    and 4042 s on 512 processors."""
     period = period_of(OpTable(problem(row)))
     assert period is not None
     goal = Goal(

@@ -35,10 +35,11 @@ def plain_mlp(name: str, layers: int, hidden: int, heads: int, vocabulary: int) 
 
 def fsdp_error(row: list) -> float:
     device, size, length, devices, micro, accumulated, checkpointing, published = row
-    cost = AnalyticCost(cluster_named(device, nodes=devices // 8), sharding="full")
+    cost = AnalyticCost(cluster_named(device, nodes=devices // 8))
     batch = Batch.equal(micro * accumulated * devices, length)
     model = plain_mlp(size, *MPT[size], 50368)
-    seconds = cost.train(model, Layout(dp=devices), Mesh(0, devices), batch, 1, accumulated, recompute=checkpointing)
+    layout = Layout(dp=devices, shards=devices)
+    seconds = cost.train(model, layout, Mesh(0, devices), batch, 1, accumulated, recompute=checkpointing)
     return batch.tokens / devices / seconds / published - 1
 
 

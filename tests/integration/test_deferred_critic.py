@@ -48,7 +48,7 @@ def batch(queue):
 
 
 class Critic:
-    """verl's update, which waits for `go`, and says what it read."""
+    """verl's update, which waits for `go`, and reports the values it read."""
 
     def __init__(self):
         self.go, self.begun, self.seen, self.error = threading.Event(), threading.Event(), [], None

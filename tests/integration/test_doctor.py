@@ -1,4 +1,4 @@
-"""`verl-fuse doctor` as a user runs it: in a process of its own, against what is really installed."""
+"""`verl-fuse doctor` in a user's way: in a process of its own, against the installed packages."""
 
 import json
 import os

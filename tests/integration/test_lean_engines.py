@@ -79,7 +79,7 @@ Found = dict[str, dict[str, float]]
 
 
 def gap(found: Found) -> dict[str, float]:
-    """What verl's own splits differ by, at most."""
+    """Return the largest differences between verl's own splits."""
     ours = [differs for name, differs in found.items() if name.startswith("split by")]
     return {what: max(differs[what] for differs in ours) for what in ours[0]}
 

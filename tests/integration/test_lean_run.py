@@ -43,7 +43,7 @@ def test_every_sample_is_trained_once(lean: Finished):
 
 
 def passes(finished: Finished, step: int) -> list[Span]:
-    """What the step ran for old log-probs."""
+    """Return the calls that the step made for old log-probs."""
     return [span for span in timeline(finished, step).spans if "log_prob" in span.name and span.category == "inference"]
 
 

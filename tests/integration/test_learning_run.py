@@ -1,6 +1,6 @@
-"""What real runs learn from their steps. GRPO with dynamic sampling (DAPO), whose steps ask for more prompts while they
-run, on elastic replicas; PPO with the automatic migration threshold. Each is stopped by its checkpoint and goes on in a
-new process, whose first step is decided on what the first run knew."""
+"""Knowledge that real runs gain from their steps. GRPO with dynamic sampling (DAPO), whose steps ask for more prompts
+while they run, on elastic replicas; PPO with the automatic migration threshold. Each is stopped by its checkpoint and
+goes on in a new process, whose first step is decided on what the first run knew."""
 
 import json
 import os
@@ -102,7 +102,7 @@ def measured(done: Finished, name: str) -> dict[int, float | None]:
 
 
 def told(done: Finished) -> dict[int, dict]:
-    """What each step planned and generated."""
+    """Return each step's plan and its samples."""
     lines = done.folder.with_name(f"{done.folder.name}.jsonl").read_text().splitlines()
     return {entry["step"]: entry for entry in map(json.loads, lines)}
 

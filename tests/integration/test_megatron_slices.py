@@ -65,3 +65,7 @@ def test_copies_compute_the_numbers_of_their_models_however_they_are_cut(
         assert far.keys() == FIELDS | ({"values"} if "values" in stages else set())
         print(cuts[count], far)
         assert set(far.values()) == {0.0}, (count, far)
+        sizes = [pair for of in found[count]["sizes"] for pair in of.values()]
+        assert [has for has, _ in sizes] == [said for _, said in sizes], "the bytes that are counted before start"
+        assert min(has for has, _ in sizes) > 0
+    assert found["left"] == found["said to be left"]

@@ -49,7 +49,7 @@ def fused_schedule(tp: int, stages: int, microbatches: int, critic_microbatches:
 
 
 def compared(world: World, schedule: Schedule, tp: int, options: dict[str, bool], wrong: bool) -> list[str]:
-    """Losses and gradients of this rank that are not bitwise those of Megatron's 1F1B; `wrong`: the actor
+    """Return losses and gradients of this rank that are not bitwise those of Megatron's 1F1B; `wrong`: the actor
     repeats its first micro-batch."""
     from verl_fuse.host.update.megatron.stage import ForwardBackwardCall, MegatronStage
 

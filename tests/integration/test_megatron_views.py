@@ -145,7 +145,7 @@ def test_a_view_that_holds_nothing_fails_its_self_test(ranks: Ranks):
 
 
 def sorted_anyway(world: World) -> str:
-    """What the self-test says where torch sorts ranks behind Megatron's back."""
+    """Return the self-test's error where torch sorts ranks behind Megatron's back."""
     from verl_fuse.errors import FuseError
     from verl_fuse.host.update.megatron import placement
 

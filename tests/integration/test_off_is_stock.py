@@ -19,7 +19,8 @@ LOADER = {"verl._allowed", "verl._plugins_policy"}
 
 
 def fingerprint(plugins: str, **extra: str) -> dict:
-    """What a process sees of verl, with verl's plugin policy `plugins` ("auto", verl's default, or names to load)."""
+    """Return the view of verl in a process, with verl's plugin policy `plugins` ("auto", verl's default, or names to
+    load)."""
     kept = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
     env = {**kept, "VERL_USE_EXTERNAL_PLUGINS": plugins, "PYTHONHASHSEED": "0", **extra}
     done = subprocess.run(

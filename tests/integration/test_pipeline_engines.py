@@ -49,7 +49,7 @@ def parameters(found: list[Trained]) -> dict[tuple, str]:
 
 
 def metrics(found: list[Trained]) -> list[dict[str, list[str]]]:
-    """What verl reports of each step, from every rank that reports."""
+    """Return verl's report of each step, from every rank that reports."""
     return [
         {model: sorted(str(rank.metrics[i][model]) for rank in found if rank.metrics[i][model]) for model in step}
         for i, step in enumerate(found[0].metrics)
@@ -77,6 +77,7 @@ CASES = {
         Case(actor=Model(mini_batches=2), critic=Model(pp=2, mini_batches=2, epochs=2), together=False),
         [((4, 2), (4, 2), (0, 2), (0, 2)), 0],
     ),
+    "offloaded": (Case(actor=TWO, critic=TWO, distributed_optimizer=True, offload=True), [((4, 4),), 1]),
     "dynamic batch size": (Case(actor=Model(tokens=60), critic=Model(tokens=80)), [((5, 4),), 1]),
 }
 

@@ -1,4 +1,4 @@
-"""The overrides of a plan compose on verl's own configuration, pass verl's own checks, and say what the plan says;
+"""The overrides of a plan compose on verl's own configuration, pass verl's own checks, and carry the plan's values;
 `fuse.plan` applies them."""
 
 import json

@@ -78,7 +78,7 @@ class Sets:
 
 
 def test_a_check_that_fails_keeps_the_run_from_starting(monkeypatch, capsys):
-    """Hydra makes a warning of what a callback raises."""
+    """Hydra makes a warning of a callback's exception."""
 
     def fails(config):
         raise RuntimeError("disk on fire")

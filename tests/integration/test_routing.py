@@ -206,7 +206,7 @@ def test_views_say_what_was_assigned_and_what_is_left(manager):
 
 
 def test_prompts_that_a_running_step_asks_for_are_added_to_its_plan(manager, spans):
-    """As dynamic sampling does it: `b` was discarded, of `a` one sample is done, and replica 0 has left with `c`."""
+    """Dynamic sampling asks for more: `b` was discarded, of `a` one sample is done, and replica 0 has left with `c`."""
     routed = Routed(manager)
     policy = Policy({"a": 2, "b": 2, "c": 0}, count=3)
     policies = guard(policy)

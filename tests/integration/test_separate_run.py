@@ -57,7 +57,7 @@ def trained(folder: Path, step: int) -> dict[str, "torch.Tensor"]:
 
 
 def part(whole: dict[str, "torch.Tensor"], name: str, rank: int) -> "torch.Tensor":
-    """What the worker `rank` of the replica should hold under vLLM's name."""
+    """Return the tensor that the worker `rank` of the replica should hold under vLLM's name."""
     for fused, names in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj"))):
         if fused in name:
             return torch.cat([whole[name.replace(fused, one)].chunk(TP)[rank] for one in names])

@@ -1,5 +1,5 @@
-"""Is what is sampled with drafts distributed as without? A trained model, thousands of samples, and faults that
-the same tests must find."""
+"""Tokens sampled with drafts are distributed like tokens without: a trained model, thousands of samples, and faults
+that the same tests must find."""
 
 import json
 import math

@@ -24,7 +24,7 @@ ROLLOUT_TOLERANCE = 3e-4
 
 @pytest.fixture(scope="module")
 def resumed(verl_home) -> Finished:
-    """Steps 1 to BEFORE, and those to AFTER by a run that goes on; every step has the same prompts."""
+    """Steps 1 to BEFORE, and the steps to AFTER by a run that goes on; every step has the same prompts."""
     for steps in (BEFORE, AFTER):
         done = run(
             verl_home,

@@ -86,7 +86,7 @@ def cluster(verl_home, tmp_path_factory):
 
 
 def take_part(cluster, found):
-    """What happens outside of the run, in the order of its steps."""
+    """Cause the events outside of the run, in the order of its steps."""
     phases.told("freed", 900)
     job = [sys.executable, "-c", OTHER_JOB, cluster.address]
     found["other job"] = json.loads(

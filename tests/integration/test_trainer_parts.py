@@ -56,7 +56,7 @@ class Hook:
 
 
 class Calls:
-    """Writes down what is called on it, in order; `answers` by name."""
+    """A record of the calls on it, in order; `answers` by name."""
 
     def __init__(self, **answers):
         self.seen, self._answers = [], answers
@@ -99,6 +99,28 @@ def test_a_stage_is_an_event_and_a_span_of_its_step(journal, hook):
     assert (done.name, done.category) == ("update_weights", "sync")
     journal.begin_step(4, prompts=2, samples_each=2)
     assert journal.step.spans == []
+
+
+def test_the_first_span_of_a_planned_stage_says_what_was_planned(hook, monkeypatch):
+    collector = SimpleNamespace(drain=SimpleNamespace(remote=lambda: []))
+    monkeypatch.setattr(journals, "NodeClocks", lambda: SimpleNamespace(offsets=lambda nodes: {}))
+    monkeypatch.setattr(journals, "ray", SimpleNamespace(get=lambda reference, timeout: reference))
+    foreseen = {"values": 2.0, "update_critic": 3.0, "gen": 4.0}
+    journal = Journal(hook, collector, foreseen)
+    journal.begin_step(3, prompts=2, samples_each=2)
+    with (
+        journal.recorder.span("update_critic", "lane critic", "train"),
+        journal.recorder.span("gen", "replica 0", "other"),
+    ):
+        pass
+    with journal.recorder.span("values", "lane train", "inference"), journal.stage("values"):
+        pass
+    journal.step.end = journal.step.clock.now
+    timeline = journal.timeline("run", lambda span: span)
+    said = {(span.name, span.track): span.args["planned_seconds"] for span in timeline.spans if span.args}
+    assert said == {("values", "step"): 2.0, ("update_critic", "lane critic"): 3.0}
+    planned = {key: value for key, value in journal.metrics(timeline).items() if "planned" in key}
+    assert planned == {f"fuse/planned_seconds/{name}": value for name, value in foreseen.items()}
 
 
 def test_the_timeline_has_the_spans_of_all_processes_that_meet_the_step(journal, monkeypatch):
@@ -310,7 +332,7 @@ def test_plugins_get_what_the_contract_says_with_its_arguments():
 
 @pytest.fixture
 def trainer(journal, monkeypatch):
-    """What features are built on; `built` says what was built, in order."""
+    """Return a trainer on which features are built; `built` lists the built parts, in order."""
     rollout = {"n": 4}
     trainer = SimpleNamespace(
         config=OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "algorithm": {}}),

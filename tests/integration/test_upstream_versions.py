@@ -1,4 +1,4 @@
-"""verl-fuse on versions of verl it was not written for: the check says what is wrong, and nothing starts.
+"""verl-fuse on versions of verl that it was not written for: the check names the faults, and no run starts.
 Needs the package index."""
 
 import json

@@ -67,7 +67,7 @@ def receive(handle: str, hang: bool, out: Connection) -> None:
 
 
 class Process:
-    """A forked process that has verl imported already, and what it sends."""
+    """A forked process that has verl imported already, and the messages it sends."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")

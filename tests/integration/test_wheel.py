@@ -1,4 +1,4 @@
-"""What `pip install verl-fuse` gives in an empty environment: the planning side works, training says what it lacks."""
+"""`pip install verl-fuse` in an empty environment: the planning side works, training names the packages it lacks."""
 
 import json
 import os

@@ -47,7 +47,7 @@ class Finished:
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
-        """What verl logged, by step, of which there may be several records."""
+        """Return verl's metrics by step, of which there may be several records."""
         found: dict[int, dict[str, float]] = {}
         for entry in map(json.loads, (self.folder / "metrics.jsonl").read_text().splitlines()):
             found.setdefault(entry["step"], {}).update(entry["data"])

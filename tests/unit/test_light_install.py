@@ -47,7 +47,7 @@ def light_modules() -> list[str]:
 
 
 def faults_of(modules: list[str]) -> dict[str, str]:
-    """What keeps each of these modules from being imported in a process that has no heavy package."""
+    """Return the faults that keep each of these modules from being imported in a process without heavy packages."""
     command = [sys.executable, "-c", IMPORT_ALL, json.dumps([HEAVY, modules])]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 

@@ -17,7 +17,7 @@ PER_MODULE = {
 
 
 def public_names(module: ast.Module) -> Iterator[str]:
-    """Classes, types and constants that the module defines, those in blocks such as `if` included."""
+    """Return classes, types and constants that the module defines, including those in blocks such as `if`."""
     pending: list[ast.stmt] = list(module.body)
     for node in pending:
         if isinstance(node, ast.ClassDef):

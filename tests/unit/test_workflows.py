@@ -1,4 +1,4 @@
-"""What the workflows run exists: make targets, modules, files, and the arguments they are given."""
+"""Everything that the workflows run exists: make targets, modules, files, and the arguments they are given."""
 
 import importlib.util
 import re
@@ -32,7 +32,7 @@ def commands(path: Path) -> Iterator[str]:
 
 
 def problem(command: str, repo: Path) -> str | None:
-    """What of the command is not there, or None."""
+    """Return the missing part of the command, or None."""
     program, *rest = shlex.split(command)
     tool = next((program.removeprefix(venv) for venv in VENVS if program.startswith(venv)), None)
     if program == "make":

@@ -1,4 +1,4 @@
-"""`verl-fuse ab NAME`: a recipe as stock verl and with verl-fuse, one after the other, and what came of it."""
+"""`verl-fuse ab NAME`: runs a recipe as stock verl, then with verl-fuse, and compares the two runs."""
 
 import os
 import re
@@ -61,11 +61,11 @@ def ab(
 
 
 def plan_both(recipe: Recipe, overrides: Sequence[str], home: Path) -> tuple[PlannedRun, PlannedRun]:
-    """The stock run and the fused one, each in a folder of its own; overrides of `fuse` and of the trainer's mode
-    go to the fused run alone.
+    """Return the stock run and the fused one, each in a folder of its own; overrides of `fuse` and of the trainer's
+    mode go to the fused run alone.
 
-    Both start from the beginning, whatever an earlier comparison left there. A FuseError has all
-    that is wrong with either.
+    Both start from the beginning, whatever an earlier comparison left there. A FuseError lists every problem of either
+    run.
     """
     both = [override for override in overrides if not _FUSED_ONLY.match(override)]
 
@@ -96,7 +96,7 @@ def plan_both(recipe: Recipe, overrides: Sequence[str], home: Path) -> tuple[Pla
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Output of the enclosed code and of its child processes goes to stderr."""
+    """Send the output of the enclosed code and of its child processes to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:

@@ -1,4 +1,4 @@
-"""`verl-fuse advise RUN_DIR`: which features would have paid on a run already made, and how to switch them on."""
+"""`verl-fuse advise RUN_DIR`: tells which features would have paid on a run already made, and how to switch them on."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from verl_fuse.timeline.files import located
 
 app = typer.Typer(add_completion=False)
 
-# A replay that misses the recorded generation by more says little of what would have changed.
+# A replay that misses the recorded generation by a larger share says little about a feature.
 TRUSTED = 0.2
 
 
@@ -81,7 +81,7 @@ def command(
 
 
 def not_predicted(result: Replay) -> dict[str, str]:
-    """Features whose gain a replay cannot tell, with the most they could save."""
+    """Return the features whose gain a replay cannot tell, with the most they could save."""
     inference = sum(result.stages.get(stage, 0.0) for stage in SCORE_STAGES)
     sync = result.stages.get(UPDATE_WEIGHTS, 0.0)
     return {
@@ -93,7 +93,7 @@ def not_predicted(result: Replay) -> dict[str, str]:
 
 
 def features_on(config: DictConfig | None) -> list[str]:
-    """Features that the run had on."""
+    """Return the features that the run had on."""
     if config is None:
         return []
     return [name for name, overrides in OVERRIDES.items() if all(_set(config, override) for override in overrides)]
@@ -105,8 +105,8 @@ def _set(config: DictConfig, override: str) -> bool:
 
 
 def refusals_of(config: DictConfig | None) -> Mapping[str, Sequence[str]]:
-    """By feature, what is refused of the run's configuration with it that is not refused without; nothing where
-    no configuration was kept."""
+    """Return by feature the refusals of the run's configuration with the feature that are no refusals without it; no
+    refusal where no configuration was kept."""
     if config is None:
         return dict.fromkeys(OVERRIDES, ())
     alone = refused(config, ())
@@ -118,7 +118,7 @@ def refused_beside(config: DictConfig, overrides: Sequence[str], alone: Sequence
 
 
 def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, advice: Advice) -> list[str]:
-    """Notes that a reader needs before the advice is believed."""
+    """Return notes that a reader needs before the advice is believed."""
     found = []
     if result.replay_error > TRUSTED:
         found.append(

@@ -1,5 +1,4 @@
-"""The checks of a run before anything is started, made or renamed, whether it is then run
-or printed (`--dry-run`)."""
+"""Checks a run before anything is started, made or renamed, whether the run then starts or is printed (`--dry-run`)."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -18,8 +17,8 @@ PARQUET_MAGIC = b"PAR1"
 
 
 def problems_of(config: DictConfig, environment: Mapping[str, str]) -> tuple[list[str], tuple[str, ...]]:
-    """(everything that keeps a run with this configuration and environment from starting, what is said
-    to the user at the start)."""
+    """Return (every problem that keeps a run with this configuration and environment from starting, the notes that the
+    user reads at the start)."""
     mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
     if mode == TRAINER_MODE and "fuse" not in config:
         without = "trainer.v1.trainer_mode=fuse needs the block that ~fuse takes away: for stock verl use --baseline"
@@ -35,7 +34,7 @@ def problems_of(config: DictConfig, environment: Mapping[str, str]) -> tuple[lis
 
 @contextmanager
 def _variables(environment: Mapping[str, str]) -> Iterator[None]:
-    """With the variables that the run will have; checks read them as the run does."""
+    """Set the variables that the run will have, within the block; checks read them as the run does."""
     before = dict(os.environ)
     os.environ.update(environment)
     try:
@@ -46,7 +45,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def data_files(config: DictConfig) -> Iterator[str]:
-    """The local files of data.train_files and data.val_files."""
+    """Yield the local files of data.train_files and data.val_files."""
     for key in ("data.train_files", "data.val_files"):
         value = select(config, key)
         files = [] if value is None else [value] if isinstance(value, str) else value

@@ -1,12 +1,12 @@
-"""A child process in a process group of its own, with signals passed on and nothing left behind.
+"""Runs a child process in a process group of its own, passes signals on and leaves no process behind.
 
-Ray and vLLM start processes in sessions of their own. All inherit RUN_ID_VARIABLE, so whatever of the run is still
-alive after its driver has ended is found by it, through /proc.
+Ray and vLLM start processes in sessions of their own. All inherit RUN_ID_VARIABLE, so a process of the run that is
+still alive after its driver has ended is found by the variable, through /proc.
 
 Invariants (tests/unit/recipes/test_child.py):
-- SIGINT, SIGTERM and SIGHUP reach the child, even where they are ignored here; a second one ends it at once;
-- what the child prints goes to `output`, or to this process's own output;
-- nothing that inherited the mark is alive afterwards.
+- SIGINT, SIGTERM and SIGHUP reach the child, even where they are ignored here; a second signal ends the child at once;
+- the child's output goes to `output`, or to this process's own output;
+- no process that inherited the mark is alive afterwards.
 """
 
 import os
@@ -23,7 +23,7 @@ from typing import IO
 
 RUN_ID_VARIABLE = "VERL_FUSE_RUN_ID"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds the processes of a run get to end by themselves, and after SIGTERM.
+# The processes of a run get this many seconds to end by themselves, and as many after SIGTERM.
 TERMINATE_SECONDS = 10.0
 # Seconds between two looks at the child.
 POLL = 0.2
@@ -31,8 +31,8 @@ POLL = 0.2
 
 @dataclass(frozen=True)
 class Ending:
-    """How the child ended: its exit code (128 + the number of the signal that ended it), and the signal that was
-    passed on to it, if any."""
+    """The end of the child: its exit code (128 + the number of the signal that ended the child), and the signal that
+    was passed on to the child, if any."""
 
     code: int
     stopped_by: signal.Signals | None
@@ -78,7 +78,7 @@ def run(
                 )
                 said = True
     finally:
-        # A second signal is an answer to waiting: nothing is waited for then.
+        # A second signal answers the waiting: nothing is waited for then.
         end_processes(run_id, patient=len(received) < 2)
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -115,7 +115,7 @@ def processes(run_id: str) -> Iterator[int]:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 yield int(folder.name)
         except (FileNotFoundError, PermissionError, ProcessLookupError):
-            # Ended in the meantime, or another user's.
+            # The process ended in the meantime, or belongs to another user.
             continue
 
 
@@ -132,5 +132,5 @@ def _signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        # It ended between being listed and being signalled, which is what was wanted.
+        # The process ended by itself between being listed and being signalled.
         return

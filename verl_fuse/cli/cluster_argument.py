@@ -1,4 +1,4 @@
-"""CLUSTER on the command line: a YAML file, or a built-in device with a number of nodes."""
+"""Reads CLUSTER on the command line: a YAML file, or a built-in device with a number of nodes."""
 
 import os
 import re
@@ -14,7 +14,8 @@ CLUSTER_HELP = (
 
 
 def read_cluster(text: str) -> Cluster:
-    """A FuseError says what is wrong with the file, or which devices are built in."""
+    """Return the cluster that `text` names; a FuseError says what is wrong with the file, or which devices are built
+    in."""
     if text.endswith((".yaml", ".yml")) or os.path.isfile(text):
         return Cluster.read(Path(text))
     match = re.fullmatch(r"(.+?)(?:x(\d+))?", text)
@@ -26,7 +27,8 @@ def read_cluster(text: str) -> Cluster:
 
 
 def price_of(cluster: Cluster) -> str:
-    """The price of a device for an hour, and whether that is only the example that comes with the device."""
+    """Return the price of a device for an hour in words, and whether the price is only the example that comes with the
+    device."""
     price, name = cluster.price_per_device_hour, cluster.device.name
     if not price:
         return "costs nothing: the cluster has no price_per_device_hour"

@@ -25,7 +25,7 @@ from verl_fuse.timeline.files import located
 
 app = typer.Typer(add_completion=False)
 
-# Keys in which two runs differ that are named in a note.
+# A note names at most this many keys in which two runs differ.
 NAMED = 6
 
 WarmUp = Annotated[
@@ -67,7 +67,7 @@ def compare(
 
 
 def check_options(html: Path | None, wanted: float | None) -> None:
-    """Refuse what cannot be done, before anything is read or run."""
+    """Refuse options that cannot be served, before anything is read or run."""
     if wanted is not None and not math.isfinite(wanted):
         raise FuseError(f"--at-least {wanted}: needs a finite number, such as 1.1")
     if html is not None:
@@ -75,7 +75,7 @@ def check_options(html: Path | None, wanted: float | None) -> None:
 
 
 def judge(base: Path, fused: Path, warm_up: int, as_json: bool, html: Path | None, wanted: float | None) -> int:
-    """Compare, print, write the page; the exit code: 1 where `wanted` is not met."""
+    """Compare, print and write the page; return the exit code: 1 where `wanted` is not met."""
     found = compared(read_run(base), read_run(fused), warm_up)
     remarks = [*notes(found), *_other_differences(base, fused)]
     met, sentence = (True, None) if wanted is None else at_least(found, wanted)
@@ -89,7 +89,7 @@ def judge(base: Path, fused: Path, warm_up: int, as_json: bool, html: Path | Non
 
 
 def read_run(run_dir: Path) -> RunMetrics:
-    """The metrics of a run folder; a FuseError says what is missing in one line."""
+    """Return the metrics of a run folder; a FuseError says in one line what is missing."""
     run_dir, _ = located(run_dir)
     if not run_dir.is_dir():
         raise FuseError(f"{run_dir}: no such directory; needs the directory of a run (trainer.default_local_dir)")
@@ -104,8 +104,8 @@ def read_run(run_dir: Path) -> RunMetrics:
 
 
 def as_dict(found: Comparison, remarks: list[str], wanted: float | None, met: bool) -> dict[str, Any]:
-    """Everything, for JSON: the fields of `Comparison`, seconds where a name does not say otherwise;
-    intervals as value, low, high."""
+    """Return everything for JSON: the fields of `Comparison`, seconds where a name does not say otherwise; intervals as
+    value, low, high."""
     return {
         "verdict": verdict(found),
         "speedup": dataclasses.asdict(found.speedup),
@@ -122,7 +122,7 @@ def _samples_per_step(run_dir: Path) -> int | None:
     try:
         sizes = [OmegaConf.select(config, key) for key in ("data.train_batch_size", "actor_rollout_ref.rollout.n")]
     except OmegaConfBaseException:
-        # An interpolation whose target is not there any more: the number is not known.
+        # An interpolation has lost its target: the number is not known.
         return None
     return sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else None
 

@@ -1,4 +1,4 @@
-"""A comparison as text, at most 100 columns wide."""
+"""Prints a comparison as text, at most 100 columns wide."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,12 +14,12 @@ from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
 from verl_fuse.compare.verdict import compared, count_text, difference_text, interval_text, verdict
 
 BARS = "▁▂▃▄▅▆▇█"
-# Columns of a curve; longer ones are averaged.
+# A curve has at most this many columns; a longer curve is averaged.
 SPARKLINE_WIDTH = 60
 
 
 def show(found: Comparison, remarks: Iterable[str], sentence: str | None, page: Path | None) -> None:
-    """Both runs, stages, curves, what to know, and the verdict."""
+    """Print both runs, stages, curves, remarks and the verdict."""
     typer.echo(f"base:  {found.base.name}\nfused: {found.fused.name}")
     say(f"95 % intervals; {compared(found)}.")
     print_table(_runs(found))
@@ -71,7 +71,7 @@ def _draw(curve: Curve) -> None:
 
 
 def sparkline(points: Mapping[int, float], steps: list[int], low: float, high: float) -> str:
-    """One character per step, or per few neighbouring steps; blank where there is no value."""
+    """Return one character per step, or per few neighbouring steps; blank where there is no value."""
     line = ""
     for column in np.array_split(np.array(steps), min(SPARKLINE_WIDTH, len(steps))):
         values = [points[step] for step in column.tolist() if step in points]

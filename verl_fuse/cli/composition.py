@@ -1,8 +1,8 @@
-"""A recipe's configuration with the user's overrides, composed as verl's entry point will compose
-it, without importing verl.
+"""Composes a recipe's configuration with the user's overrides, exactly like verl's entry point but without importing
+verl.
 
-Hydra's `pkg://` search paths import the package they name, and importing verl takes seconds;
-here they become `file://`.
+Hydra's `pkg://` search paths import the package they name, and importing verl takes seconds; here the paths become
+`file://`.
 """
 
 import importlib.util
@@ -19,12 +19,13 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import nearest
 
 PACKAGE = "pkg://"
-# How Hydra begins to say that a key which an override changes is not there (hydra/_internal/config_loader_impl.py).
+# Hydra's message about a key that an override changes and that does not exist begins so
+# (hydra/_internal/config_loader_impl.py).
 _NO_SUCH_KEY = re.compile(r"^Could not override '([^']+)'")
 
 
 def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
-    """The composed configuration, interpolations unresolved; a FuseError names every override
+    """Return the composed configuration, interpolations unresolved; a FuseError names every override
     or key that does not fit."""
     config, problems = compose_what_fits(recipe, overrides)
     if problems:
@@ -33,8 +34,8 @@ def compose(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
 
 
 def compose_what_fits(recipe: Recipe, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """The configuration with all overrides but those of keys that are not there, and what is wrong with these; a
-    FuseError for any other fault."""
+    """Return the configuration with all overrides of keys that exist, and a problem for each other override; a
+    FuseError tells any other fault."""
     check_syntax(overrides)
     fitting, unknown = list(overrides), []
     while True:
@@ -68,7 +69,7 @@ def _composed(recipe: Recipe, overrides: Sequence[str]) -> DictConfig:
             raise _NoSuchKey(found[1]) from error
         raise FuseError(f"recipe {recipe.name} with {list(overrides) or 'no overrides'}: {_one_line(error)}") from error
     except (TypeError, ValueError) as error:
-        # Hydra takes the value of a group (`fuse`, `data`) for a name without looking at it.
+        # Hydra takes the value of a group (`fuse`, `data`) for a name without a look at the value.
         raise FuseError(
             f"recipe {recipe.name} with {list(overrides)}: {_one_line(error)}; a group of configurations takes the "
             "name of one, such as fuse=default"
@@ -83,7 +84,7 @@ def _no_such_key(config: DictConfig, override: str) -> str:
             break
         node = OmegaConf.select(node, part)
     known = [str(name) for name in node] if isinstance(node, DictConfig) else []
-    # All keys of `fuse` are there; some that verl reads are not in its YAML.
+    # All keys of `fuse` are in the YAML; some keys that verl reads are not.
     more = (
         f"; allowed: {', '.join(known)}"
         if key.startswith("fuse.")
@@ -110,7 +111,7 @@ def check_syntax(overrides: Sequence[str]) -> None:
 
 
 def select(config: DictConfig, key: str) -> Any:
-    """The resolved value of a dotted key; a FuseError if it is missing or does not resolve."""
+    """Return the resolved value of a dotted key; a FuseError if the key is missing or does not resolve."""
     try:
         value = OmegaConf.select(config, key, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -119,7 +120,7 @@ def select(config: DictConfig, key: str) -> Any:
 
 
 def select_path(config: DictConfig, key: str) -> str:
-    """The resolved value of a key that holds a path; a FuseError for anything but text."""
+    """Return the resolved value of a key that holds a path; a FuseError for anything but text."""
     value = select(config, key)
     if not isinstance(value, str) or not value:
         raise FuseError(f"{key}={value!r}: needs a path")
@@ -137,5 +138,5 @@ def _as_file(path: str) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    # Hydra's first lines say what is wrong and what is there instead; a list of search paths may follow.
+    # Hydra's first lines name the fault and the existing keys; a list of search paths may follow.
     return " ".join(str(error).partition("Config search path")[0].split())

@@ -1,6 +1,6 @@
-"""Why a run broke off: the error that ends the last traceback of its log.
+"""Tells why a run broke off: finds the error that ends the last traceback of its log.
 
-Ray puts the traceback of a process into that of the driver, so the last error is the one that was raised first.
+Ray puts the traceback of a process into that of the driver, so the last error is the error that was raised first.
 """
 
 import re
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from verl_fuse.cli.screen import last_lines, split
 
-# Of one message: an error with many reasons has a line for each.
+# At most this many lines of one message: an error with many reasons has a line for each.
 MOST_LINES = 12
 _BEGIN = "Traceback (most recent call last):"
 _ERROR = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Died|Failure)\b")
-# Follows the error: Hydra's advice, and what Ray says of the connection that goes down.
+# These texts follow the error: Hydra's advice, and Ray's words about the connection that goes down.
 _AFTER = ("Set the environment variable HYDRA_FULL_ERROR", "[")
 
 
 def cause(log: Path) -> str | None:
-    """The final error of the driver's traceback (of any process, if the driver printed none) as its lines; None
+    """Return the lines of the final error of the driver's traceback (of any process, if the driver printed none); None
     if there is no traceback."""
     lines = [split(line) for line in last_lines(log, most=2000, size=1 << 20)]
     driver = [text for source, text in lines if not source]

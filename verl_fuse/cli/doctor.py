@@ -1,4 +1,4 @@
-"""`verl-fuse doctor`: is this installation fit to train, in the driver and inside a Ray worker?"""
+"""`verl-fuse doctor`: tells whether this installation is fit to train, in the driver and inside a Ray worker."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ def doctor(
     fault, with a fix for each."""
     if patches:
         raise typer.Exit(_patches(as_json))
-    # What libraries print on import must not end up in the report.
+    # Output that libraries print on import must not end up in the report.
     findings: list[Finding] = []
     interrupted = False
     with contextlib.redirect_stdout(sys.stderr), ProgressNotes("examining this installation") as report:
@@ -68,7 +68,7 @@ def _patches(as_json: bool) -> int:
 
 
 def table(findings: list[Finding]) -> Table:
-    """The report, one row per finding; the fix stands under what was found."""
+    """Return the report, one row per finding; the fix stands under the finding's detail."""
     columns = [Column(header, overflow="fold") for header in ("", "check", "found")]
     report = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for finding in findings:

@@ -1,5 +1,5 @@
-"""Files of earlier runs in a run directory, and what a run that goes on from a checkpoint
-shares with the run before it.
+"""Keeps the files of earlier runs in a run directory, and joins the metrics of a run that goes on from a checkpoint
+with those of the run before.
 
 Invariants (tests/unit/recipes/test_earlier.py):
 - nothing of an earlier run is deleted: its file moves to NAME.N.SUFFIX, and moves back if the run
@@ -33,7 +33,7 @@ def move_away(file: Path) -> Path | None:
 
 
 def put_back(kept: Path | None, file: Path) -> bool:
-    """Undo `move_away` if the run wrote no `file`; whether it did that."""
+    """Undo `move_away` if the run wrote no `file`; return True where this was done."""
     if kept is None or (file.exists() and file.stat().st_size):
         return False
     kept.replace(file)
@@ -41,7 +41,7 @@ def put_back(kept: Path | None, file: Path) -> bool:
 
 
 def latest_checkpoint(run_dir: Path) -> int | None:
-    """The step of the checkpoint that verl's resume_mode=auto goes on from; None if there is none."""
+    """Return the step of the checkpoint that verl's resume_mode=auto goes on from; None if there is none."""
     try:
         step = int((run_dir / CHECKPOINT_TRACKER).read_text())
     except (FileNotFoundError, ValueError):
@@ -50,8 +50,8 @@ def latest_checkpoint(run_dir: Path) -> int | None:
 
 
 def resumed_step(config: DictConfig, run_dir: Path) -> int | None:
-    """The step of `run_dir` that a run with this configuration goes on after; None for one that starts
-    anew, or from elsewhere."""
+    """Return the step of `run_dir` that a run with this configuration goes on after; None for a run that starts anew,
+    or from elsewhere."""
     mode = select(config, "trainer.resume_mode")
     if mode == "auto":
         return latest_checkpoint(run_dir)
@@ -63,16 +63,17 @@ def resumed_step(config: DictConfig, run_dir: Path) -> int | None:
 
 
 def join(metrics: Path, resumed: int) -> None:
-    """Put the records of steps up to `resumed`, logged by earlier runs, before those of the run that went on after it.
+    """Put the records of steps up to `resumed`, logged by earlier runs, before the records of the run that went on
+    after `resumed`.
 
-    A step that both logged is one record: a run that goes on may begin with a validation of the step it goes on
-    after. A FuseError names the line that cannot be read; the files then stay as they are.
+    A step that both logged is one record: a run that goes on after a step may begin with a validation of that step. A
+    FuseError names the line that cannot be read; the files then stay as they are.
     """
     found = _records(metrics)
     number = 1
     while _numbered(metrics, number).exists():
         number += 1
-    # The newest first: each knows the steps from where it went on. The first one of all has step 1.
+    # The newest comes first: each file has the steps from the start of its run. The first file of all has step 1.
     for earlier in reversed(range(1, number)):
         before = _records(_numbered(metrics, earlier))
         first = min(found, default=resumed + 1)
@@ -91,7 +92,7 @@ def _numbered(file: Path, number: int) -> Path:
 
 
 def _records(file: Path) -> dict[int, dict[str, Any]]:
-    """The file's record of each step."""
+    """Return the file's record of each step."""
     found: dict[int, dict[str, Any]] = {}
     for step, data in read_records(file):
         found[step] = found.get(step, {}) | data

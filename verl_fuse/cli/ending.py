@@ -1,9 +1,9 @@
-"""How every command ends: its exit code, and one line on stderr where it did not do what was asked.
+"""Ends every command: its exit code, and one line on stderr where the command failed.
 
 | code | |
 |---|---|
 | 0 | done |
-| 1 | done, and what was examined is at fault (`doctor`) |
+| 1 | done, and the examined subject is at fault (`doctor`) |
 | 2 | refused: the line names the key or file, the value and what is allowed |
 | 130 | interrupted |
 """
@@ -24,14 +24,14 @@ from verl_fuse.errors import FuseError
 REFUSED = 2
 # Typer brings its own copy of click, or depends on click, according to its version.
 ClickException: Any = typer.BadParameter.__mro__[2]
-# What a write to stdout fails with: its disk is full or gone, a limit is reached, nobody reads.
+# A write to stdout fails with these errors: its disk is full or gone, a limit is reached, nobody reads.
 OF_STDOUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE)
-# Where a reader such as `head` has gone away, nobody is left to be told.
+# Nobody is left to read a message where a reader such as `head` has gone away.
 CLOSED_PIPE = 1
 
 
 def run(command: Callable[[], Any]) -> int:
-    """Run a command and return its exit code; what is wrong with its input, or with stdout, is one line on stderr."""
+    """Run a command and return its exit code; a fault of its input, or of stdout, is one line on stderr."""
     with interrupt.on_interrupt(interrupt.raise_once), _plain_warnings():
         try:
             code = command()
@@ -59,7 +59,7 @@ def _refused(message: str) -> int:
 
 
 def _misused(error: Any) -> int:
-    """Arguments that the command does not take."""
+    """Refuse arguments that the command does not take."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return REFUSED
@@ -69,8 +69,8 @@ def _misused(error: Any) -> int:
 
 
 def _closed(error: OSError) -> int:
-    """stdout cannot be written. The rest of its buffer goes nowhere, or Python would
-    complain once more when it ends."""
+    """End where stdout cannot be written. The rest of its buffer goes nowhere, or Python would complain once more when
+    it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -79,7 +79,7 @@ def _closed(error: OSError) -> int:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Warnings as one line each, without the place in the source that warns."""
+    """Print warnings as one line each, without the place in the source that warns."""
     previous = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: f"verl-fuse: {message}\n"
     try:

@@ -1,4 +1,5 @@
-"""`verl-fuse example`: a commented file to start from. Tests feed each one back to the commands that read it."""
+"""`verl-fuse example`: prints a commented file to start from. Tests feed each file back to the commands that read
+it."""
 
 from importlib.resources import files
 from typing import Annotated
@@ -29,5 +30,5 @@ def example(kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {
 
 
 def text_of(kind: str) -> str:
-    """The file as it is shipped."""
+    """Return the text of the file as shipped."""
     return files("verl_fuse.cli").joinpath("examples", f"{kind}.yaml").read_text(encoding="utf-8")

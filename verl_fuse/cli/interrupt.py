@@ -1,5 +1,5 @@
-"""Ctrl-C: while modules are imported it ends the process at once; later it raises KeyboardInterrupt, and a
-second one ends the process.
+"""Handles Ctrl-C: while modules are imported, Ctrl-C ends the process at once; later it raises KeyboardInterrupt, and a
+second Ctrl-C ends the process.
 
 An import that is interrupted by an exception leaves a traceback, or half a module behind. This module imports
 the standard library alone.
@@ -18,7 +18,7 @@ _Handler = Callable[[int, FrameType | None], None]
 
 
 def end_now(number: int, frame: FrameType | None) -> None:
-    """End this process without running anything else of it."""
+    """End this process without running any more of its code."""
     os.write(2, f"{MESSAGE}\n".encode())
     os._exit(CODE)
 
@@ -31,7 +31,7 @@ def raise_once(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def on_interrupt(handler: _Handler) -> Iterator[None]:
-    """`handler` answers Ctrl-C inside the block. A SIGINT that is ignored (nohup) stays ignored; only the main
+    """Let `handler` answer Ctrl-C inside the block. A SIGINT that is ignored (nohup) stays ignored; only the main
     thread can be interrupted."""
     previous = signal.getsignal(signal.SIGINT)
     if previous is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
@@ -45,5 +45,5 @@ def on_interrupt(handler: _Handler) -> Iterator[None]:
 
 
 def happened() -> bool:
-    """Whether `raise_once` has raised; a command that answers Ctrl-C itself (`run`) has said so itself."""
+    """Tell whether `raise_once` has raised; a command that answers Ctrl-C itself (`run`) prints its own message."""
     return signal.getsignal(signal.SIGINT) is end_now

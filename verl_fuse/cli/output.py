@@ -1,4 +1,4 @@
-"""The output of every command that is asked for JSON: one object on stdout, and nothing else there."""
+"""Prints the output of every command that is asked for JSON: one object on stdout, and nothing else there."""
 
 import json
 import math
@@ -12,7 +12,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """One line. Numbers that JSON has no word for (infinity, not a number) become null."""
+    """Print one line. Numbers that JSON cannot write (infinity, not a number) become null."""
     typer.echo(json.dumps(_finite(data), allow_nan=False))
 
 
@@ -25,17 +25,17 @@ def _finite(value: Any) -> Any:
 
 
 def finite(value: float) -> float:
-    """Callback of an option: bounds alone let pass what is no number."""
+    """Refuse infinite values, which an option's bounds alone let pass; a callback of the option."""
     if not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no finite number.")
     return value
 
 
 def begun(context: typer.Context) -> float:
-    """When the command began (`time.monotonic`), imports included where it is run from a shell."""
+    """Return the start of the command (`time.monotonic`), imports included where the command is run from a shell."""
     return context.find_root().obj or time.monotonic()
 
 
 def examples(*lines: str) -> str:
-    """The end of a help text: commands to copy."""
+    """Return the end of a help text: commands to copy."""
     return "\n".join(["Examples:", *(f"  {line}" for line in lines)])

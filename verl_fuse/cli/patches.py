@@ -1,4 +1,4 @@
-"""`verl-fuse doctor --patches`: where each runtime patch stands in this environment."""
+"""`verl-fuse doctor --patches`: shows the state of each runtime patch in this environment."""
 
 import json
 import subprocess
@@ -20,8 +20,8 @@ _PROGRAM = (
 
 
 def examine() -> list[PatchStatus]:
-    """Import in a fresh process what the patches wait for, and return where each stands; a
-    FuseError carries its last words."""
+    """Import the modules that the patches wait for in a fresh process, and return the status of each patch; a FuseError
+    carries the process's last words."""
     process = subprocess.run([sys.executable, "-W", "ignore", "-c", _PROGRAM], capture_output=True, text=True)
     if process.returncode:
         last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
@@ -30,7 +30,8 @@ def examine() -> list[PatchStatus]:
 
 
 def table(statuses: list[PatchStatus]) -> Table:
-    """One row per patch; why it is refused, or when it can go, stands under what it patches."""
+    """Return a table with one row per patch; the reason of a refusal, or of a patch's removal, stands under the patched
+    code."""
     columns = [Column(header, overflow="fold") for header in ("", "patch", "of")]
     report = Table(*columns, box=None, padding=(0, 2, 0, 0))
     for status in statuses:

@@ -16,12 +16,16 @@ from verl_fuse.cli.output import Json, begun, examples, finite, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.model import CostModel
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.finished_plan import PlanRequest, PlanResult, checked, make_plan
 from verl_fuse.plan.overrides import command_line, feature_overrides, path_overrides, workload_overrides
 from verl_fuse.plan.search import compile_kernels
+from verl_fuse.simulate.copies import held_bytes, why_not
+from verl_fuse.simulate.options import SimulationOptions
+from verl_fuse.simulate.replicas import replica_count
 from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.plan import FEATURES, STRATEGIES, Strategy
 from verl_fuse.spec.units import GIB
@@ -115,6 +119,8 @@ def plan(
         print_json(as_data(made, overrides, out))
     else:
         show(made)
+        if (said := stream_of(workload, made, cost)) is not None:
+            typer.echo(said)
         if out is not None:
             typer.echo(f"plan: {out}")
 
@@ -130,6 +136,20 @@ def all_overrides(workload: Workload, made: PlanResult) -> dict[str, Any]:
         **made.plan.overrides,
         **feature_overrides(made.plan),
     }
+
+
+def stream_of(workload: Workload, made: PlanResult, cost: CostModel) -> str | None:
+    """What `fuse.update.stream` would need with an FSDP plan of one update a step, and whether that fits; None where it
+    is no question."""
+    plan = made.plan
+    if plan.strategy != "fsdp" or workload.critic is not None or workload.epochs * workload.minibatches > 1:
+        return None
+    if reason := why_not(workload, plan, cost, SimulationOptions()):
+        return f"fuse.update.stream: {reason}"
+    generate = plan.call("actor_generate")
+    devices = generate.mesh.size // (plan.replicas or replica_count(generate.layout))
+    held = held_bytes(workload.actor, devices, cost) / GIB
+    return f"fuse.update.stream: {held:.1f} GiB per device with a copy on each replica; `verl-fuse simulate` prices it"
 
 
 def as_data(made: PlanResult, overrides: dict[str, Any], out: Path | None) -> dict[str, Any]:

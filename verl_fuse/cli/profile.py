@@ -23,7 +23,7 @@ from verl_fuse.spec.files import check_writable
 from verl_fuse.spec.model_names import model_from
 from verl_fuse.timeline.files import located, readable_steps, recorded_steps
 
-# More than any grid of use; a mistaken number would take all memory.
+# These counts exceed any useful grid; a mistaken number would take all memory.
 MOST = {"tp": 1024, "batches": 65536, "lengths": 2**20}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 EXAMPLES = examples(
@@ -77,8 +77,9 @@ def profile(
 
 
 def with_floors(table: ProfileTable, runs: list[RecordedRun]) -> ProfileTable:
-    """The profile with the floors of the software, read off runs of its first model on one node of its device."""
-    # The links of the node are in the floors.
+    """Return the profile with the floors of the software, read off runs of its first model on one node of its
+    device."""
+    # The floors contain the links of the node.
     cluster = Cluster(1, max(run.ranks for run in runs), table.device, *(table.device.bandwidth,) * 3)
     engine = fit_floors(runs, table.models[0].model, ProfiledCost.of(table, cluster))
     return ProfileTable(
@@ -87,7 +88,7 @@ def with_floors(table: ProfileTable, runs: list[RecordedRun]) -> ProfileTable:
 
 
 def read_run(run_dir: Path) -> RecordedRun:
-    """A recorded run with the configuration that Hydra left beside it."""
+    """Return a recorded run with the configuration that Hydra left beside it."""
     run_dir, _ = located(run_dir)
     path = run_dir / "hydra" / ".hydra" / "config.yaml"
     timelines = list(readable_steps(run_dir, recorded_steps(run_dir)))
@@ -106,7 +107,7 @@ def read_run(run_dir: Path) -> RecordedRun:
 
 
 def _measuring(threads: int) -> Any:
-    """The measuring code: the only part that needs torch."""
+    """Return the measuring code: the only part that needs torch."""
     try:
         measuring = importlib.import_module("verl_fuse.runtime.profile")
     except ImportError as error:
@@ -126,7 +127,7 @@ def _counts(option: str, text: str) -> tuple[int, ...]:
 
 
 def print_measured(measured: MeasuredModel) -> None:
-    """The table of one model."""
+    """Print the table of one model."""
     title = f"{measured.model.name}, tp {measured.tp}: milliseconds at the smallest, middle and largest of the grid"
     table = Table("part", "pass", *numbers("smallest", "middle", "largest"), title=title, title_justify="left")
     by_pair = {(m.part, m.direction): m for m in measured.measurements}

@@ -1,8 +1,8 @@
-"""Lines on stderr about work that takes longer than a moment: what is being done, and for how long.
+"""Prints lines on stderr about work that takes longer than a moment: its name, and its seconds so far.
 
 Invariants (tests/unit/cli/test_progress.py):
-- what ends within PATIENCE seconds prints nothing;
-- later each new text is printed, at most one in the interval, and the last one again while nothing new is said.
+- work that ends within PATIENCE seconds prints nothing;
+- later each new text is printed, at most one text in the interval, and the last text again while there is no new one.
 
 A thread of its own prints, because the main thread may be compiling or solving.
 """
@@ -15,12 +15,12 @@ from types import TracebackType
 PATIENCE = 2.0
 # Seconds between two lines: on a terminal, and in a log.
 ON_TERMINAL, IN_LOG = 1.0, 10.0
-# Seconds after which a text is said again.
+# Seconds after which a text is printed again.
 AGAIN = 10.0
 
 
 class ProgressNotes:
-    """Inside its block, call it with a text whenever the work changes."""
+    """Progress notes of a block; inside the block, call them with a text whenever the work changes."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,6 +1,7 @@
-"""Lines of prose, as wide as the terminal but at most 100 columns.
+"""Prints prose as wide as the terminal, but at most 100 columns.
 
-Invariant (tests/unit/cli/test_prose.py): no line is longer than that, unless it is one word.
+Invariant (tests/unit/cli/test_prose.py): no line is longer than the terminal or 100 columns, unless the line is one
+word.
 """
 
 import textwrap

@@ -1,4 +1,5 @@
-"""`verl-fuse recipes`, and finding a shipped recipe: a folder with README.md, config.yaml, run.sh and run_baseline.sh.
+"""`verl-fuse recipes`: lists and finds shipped recipes. A recipe is a folder with README.md, config.yaml, run.sh and
+run_baseline.sh.
 
 Recipes lie in `recipes/` of a checkout and in `verl_fuse_recipes/` of an installation. The list shows the block
 `recipe` of each config.yaml.
@@ -28,8 +29,7 @@ CONFIG = "config.yaml"
 
 @dataclass(frozen=True)
 class Recipe:
-    """One shipped recipe; `prepare` names the task that `verl-fuse run` makes first, None if
-    there is nothing to make."""
+    """One shipped recipe; `prepare` names the task that `verl-fuse run` makes first, None if there is no task."""
 
     name: str
     folder: Path
@@ -52,7 +52,7 @@ def recipes() -> None:
 
 
 def recipes_folder() -> Path:
-    """Where the recipes of this installation are; a FuseError if there are none."""
+    """Return the folder with the recipes of this installation; a FuseError if there is none."""
     root = Path(verl_fuse.__file__).parent.parent
     for folder in (root / "recipes", root / "verl_fuse_recipes"):
         if any(folder.glob(f"*/{CONFIG}")):
@@ -67,7 +67,7 @@ def all_recipes() -> list[Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of that name; a FuseError lists the choices."""
+    """Return the recipe of that name; a FuseError lists the choices."""
     found = {recipe.name: recipe for recipe in all_recipes()}
     if name not in found:
         raise FuseError(f"no recipe {name!r}{nearest(name, found)}; choose from: {', '.join(found)}")

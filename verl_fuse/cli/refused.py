@@ -1,5 +1,5 @@
-"""The reasons why a run's configuration cannot run with more of verl-fuse switched on: the checks of the run
-itself, without starting one."""
+"""Tells why a run's configuration cannot run with more of verl-fuse switched on: makes the checks of the run itself,
+without starting one."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -12,7 +12,7 @@ from verl_fuse.host.start.settings import load_settings
 
 
 def refused(config: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
-    """The refusals of `config` with these overrides (KEY=VALUE or +KEY=VALUE); none if it can run."""
+    """Return the refusals of `config` with these overrides (KEY=VALUE or +KEY=VALUE); none if the run can start."""
     changed = deepcopy(config)
     OmegaConf.set_struct(changed, False)
     for override in overrides:

@@ -1,4 +1,4 @@
-"""The results of a run, read from the metrics file that verl's `file` logger writes: one JSON object
+"""Reads the results of a run from the metrics file that verl's `file` logger writes: one JSON object
 {"step", "data"} a line."""
 
 import json
@@ -17,12 +17,12 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import read_text
 from verl_fuse.timeline.tracks import totals
 
-# In a run's folder.
+# The file's name in a run's folder.
 METRICS_FILE = "metrics.jsonl"
 STEP_STAGE = "step"
-# Of the plugin interstage, of every step of a run whose finished samples are streamed.
+# A metric of the plugin interstage, logged for every step of a run whose finished samples are streamed.
 OVERLAP_METRIC = "fuse/overlap_seconds"
-# Characters of a line that cannot be read that are shown.
+# An unreadable line is shown up to this many characters.
 MOST_CHARACTERS_SHOWN = 40
 
 
@@ -46,7 +46,7 @@ class StageTime:
 
 
 def read_metrics(path: Path) -> list[tuple[int, Mapping[str, float]]]:
-    """(step, numbers) per line, in the order written; a FuseError names the line that cannot be read."""
+    """Return (step, numbers) per line, in the order written; a FuseError names the line that cannot be read."""
     return [
         (step, {key: _number(value) for key, value in data.items() if isinstance(value, int | float)})
         for step, data in read_records(path)
@@ -54,7 +54,8 @@ def read_metrics(path: Path) -> list[tuple[int, Mapping[str, float]]]:
 
 
 def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(step, everything logged of it) per line; a FuseError names the file, or the line, that cannot be read."""
+    """Yield (step, all values logged of the step) per line; a FuseError names the file, or the line, that cannot be
+    read."""
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:
             record = json.loads(line)
@@ -75,7 +76,7 @@ def _number(value: float) -> float:
 
 
 def validation_changes(records: list[tuple[int, Mapping[str, float]]]) -> list[Change]:
-    """First and last value of each validation accuracy and reward."""
+    """Return the first and last value of each validation accuracy and reward."""
     seen: dict[str, list[tuple[int, float]]] = {}
     for step, values in records:
         for key, value in values.items():
@@ -87,8 +88,8 @@ def validation_changes(records: list[tuple[int, Mapping[str, float]]]) -> list[C
 
 
 def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, list[StageTime]]:
-    """(steps counted, mean seconds per stage, then what no stage accounts for, the step itself, and what is timed
-    outside of it). The first step is left out where there are others: it warms everything up."""
+    """Return (steps counted, mean seconds per stage, then of the time in no stage, of the step itself, and of what is
+    timed outside of the step). The first step, which warms everything up, is left out where there are others."""
     steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
     counted = steps[1:] or steps
     timed = (
@@ -97,7 +98,7 @@ def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, li
         for key, value in values.items()
         if key.startswith(TIMING)
     )
-    # Of what verl times, "agent_loop/slowest/..." and the like are no stages but statistics of requests.
+    # Timings of verl such as "agent_loop/slowest/..." are no stages but statistics of requests.
     sums = totals((name, seconds) for name, seconds in timed if "/" not in name)
     # Stages that not every step has (validation, checkpoints) count as zero in the others.
     means = {name: total / len(counted) for name, total in sums.items()}
@@ -109,15 +110,16 @@ def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, li
 
 
 def hidden_seconds(records: list[tuple[int, Mapping[str, float]]]) -> float:
-    """Mean seconds a step of inference that ran while samples were still generated, over the
-    steps `stage_times` counts."""
+    """Return the mean seconds a step of inference that ran while samples were still generated, over the steps that
+    `stage_times` counts."""
     steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
     counted = steps[1:] or steps
     return sum(values.get(OVERLAP_METRIC, 0.0) for values in counted) / max(1, len(counted))
 
 
 def summary(records: list[tuple[int, Mapping[str, float]]]) -> Group:
-    """The last lines of `verl-fuse run`: validation, if there was any, the stages of a step, and what was hidden."""
+    """Return the last lines of `verl-fuse run`: validation, if there was any, the stages of a step, and the hidden
+    seconds."""
     parts: list[Table | str] = []
     if changes := validation_changes(records):
         parts.append(_validation(changes))
@@ -157,6 +159,6 @@ def _times(count: int, stages: list[StageTime]) -> Table:
 
 
 def print_summary(console: Console, metrics: Path) -> None:
-    """Print what the run's metrics say, if it logged any."""
+    """Print a summary of the run's metrics, if it logged any."""
     if metrics.is_file() and metrics.stat().st_size:
         console.print(summary(read_metrics(metrics)))

@@ -1,4 +1,4 @@
-"""`verl-fuse run NAME`: run a shipped recipe through verl's own entry point, in a child process."""
+"""`verl-fuse run NAME`: runs a shipped recipe through verl's own entry point, in a child process."""
 
 import os
 import shlex
@@ -29,13 +29,13 @@ app = typer.Typer(add_completion=False)
 
 HOME_VARIABLE = "VERL_FUSE_HOME"
 METRICS_PATH_VARIABLE = "VERL_FILE_LOGGER_PATH"
-# Everything the run prints.
+# The log has all output of the run.
 LOG = "run.log"
-# Lines of the log that are shown of a run that broke off.
+# The message about a run that broke off shows this many lines of the log.
 LAST_LINES = 12
 # Stock verl: its own trainer, and no block of ours in the configuration.
 BASELINE = ("trainer.v1.trainer_mode=sync", "~fuse")
-# Tasks that recipes can ask for in `recipe.prepare`: the module that makes one with `--out task_dir`.
+# Tasks that recipes can ask for in `recipe.prepare`: the module that makes the task with `--out task_dir`.
 TASKS = {
     "euclid": ("verl_fuse_cpu.task",),
     "euclid-4-layers": ("verl_fuse_cpu.task", "--layers", "4"),
@@ -45,12 +45,12 @@ TASKS = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A planned run: the command that makes the task first (or None), the training command, and what
-    they add to the environment.
+    """A planned run: the command that makes the task first (or None), the training command, and the variables that both
+    get in addition.
 
-    `resumed` is the step of `run_dir` that the run goes on after (None: from the start), `going_on` what a run must be
-    given to go on where this one stops, `notes` is what the run says first, and `steps` is how many the run has (None:
-    as many as the data give).
+    `resumed` is the step of `run_dir` that the run goes on after (None: from the start), `going_on` names the command
+    that goes on where this run stops, `notes` are the lines that the run prints first, and `steps` is the number of
+    steps of the run (None: as many as the data give).
     """
 
     prepare: tuple[str, ...] | None
@@ -103,19 +103,18 @@ def say(line: str) -> None:
 
 
 def home_from(environment: Mapping[str, str]) -> Path:
-    """Where runs and tasks are kept: $VERL_FUSE_HOME, or `runs` in the working directory."""
+    """Return the folder of runs and tasks: $VERL_FUSE_HOME, or `runs` in the working directory."""
     return Path(environment.get(HOME_VARIABLE) or "runs").absolute()
 
 
 def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) -> PlannedRun:
-    """Everything about the run that can be known and refused before anything is started; a
-    FuseError has all that is wrong."""
+    """Plan the run, with every check that is possible before anything is started; a FuseError lists every problem."""
     chosen = [f"trainer.experiment_name={recipe.name}-baseline", *BASELINE, *overrides] if baseline else overrides
-    # The recipes read it through oc.env.
+    # The recipes read the variable through oc.env.
     os.environ[HOME_VARIABLE] = str(home)
     config, problems = compose_what_fits(recipe, chosen)
     run_dir = Path(select_path(config, "trainer.default_local_dir")).absolute()
-    # Unbuffered: a line is shown when it is printed, not when a buffer is full.
+    # Unbuffered output: a line is shown when it is printed, not when a buffer is full.
     environment = {
         HOME_VARIABLE: str(home),
         METRICS_PATH_VARIABLE: str(run_dir / METRICS_FILE),
@@ -161,8 +160,8 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
 
 
 def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
-    """Make the task, check the data, train, print the summary; the exit code of what ended last."""
-    # What the user has set wins, but the metrics must be where the summary looks for them.
+    """Make the task, check the data, train and print the summary; return the exit code of the part that ended last."""
+    # The user's variables win, but the metrics must be where the summary looks for them.
     environment = {**launch.environment, **os.environ, METRICS_PATH_VARIABLE: launch.environment[METRICS_PATH_VARIABLE]}
     try:
         launch.run_dir.mkdir(parents=True, exist_ok=True)
@@ -189,7 +188,7 @@ def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
         finally:
             logged = not earlier.put_back(kept, launch.metrics) and launch.metrics.exists()
     code = ending.code
-    # How a run ends that was told to stop is no fault: Ray's driver aborts (134), for one.
+    # The exit code of a run that was told to stop is no fault: Ray's driver aborts with 134, for example.
     if ending.stopped_by is not None and code:
         code = 128 + ending.stopped_by
     try:
@@ -198,7 +197,7 @@ def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
         if logged:
             print_summary(Console(), launch.metrics)
     except FuseError as error:
-        # What a run that broke off left half-written must not hide how it ended.
+        # A half-written file of a run that broke off must not hide the run's exit code.
         if not code:
             raise
         say(str(error))
@@ -219,7 +218,8 @@ def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
 
 @contextmanager
 def _output(launch: PlannedRun, *, verbose: bool) -> Iterator[tuple[IO[bytes] | None, Callable[[], None]]]:
-    """Where what is run prints to, and what shows of it what matters; (None, nothing) to print to the screen itself."""
+    """Yield (the log, a function that shows the lines of the log that matter), or (None, a function that does nothing)
+    to print to the screen itself."""
     if verbose:
         yield None, lambda: None
         return
@@ -234,7 +234,7 @@ def _output(launch: PlannedRun, *, verbose: bool) -> Iterator[tuple[IO[bytes] | 
 
 
 def stopped(launch: PlannedRun, by: signal.Signals, metrics: Path | None) -> str:
-    """How a run ended that was told to stop, and how to go on."""
+    """Return a sentence on the run that was told to stop, and on how to go on."""
     steps = [step for step, values in (read_metrics(metrics) if metrics else ()) if "timing_s/step" in values]
     done = f"after step {steps[-1]}" if steps else "before its first step was done"
     checkpoint = earlier.latest_checkpoint(launch.run_dir)
@@ -246,7 +246,8 @@ def stopped(launch: PlannedRun, by: signal.Signals, metrics: Path | None) -> str
 
 
 def _why(launch: PlannedRun, *, verbose: bool) -> str:
-    """The cause of a crash and what was printed last; with `verbose` it stands on the screen."""
+    """Return the cause of a crash and the last lines of the log; nothing with `verbose`, since both stand on the
+    screen."""
     if verbose:
         return ""
     error = cause(launch.log)
@@ -255,12 +256,12 @@ def _why(launch: PlannedRun, *, verbose: bool) -> str:
 
 
 def _written(path: Path) -> int | None:
-    """When the file was written, in ns; None if it is not there."""
+    """Return the time the file was written, in ns; None if there is no file."""
     return path.stat().st_mtime_ns if path.exists() else None
 
 
 def as_shell(launch: PlannedRun) -> Iterator[str]:
-    """Lines to paste into a shell."""
+    """Yield lines to paste into a shell."""
     for name, value in launch.environment.items():
         yield f"export {name}={shlex.quote(value if name == METRICS_PATH_VARIABLE else os.environ.get(name, value))}"
     if launch.prepare is not None:

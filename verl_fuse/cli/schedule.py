@@ -1,4 +1,4 @@
-"""`verl-fuse schedule`: solve, show and compare fused pipeline schedules. Needs neither torch nor verl."""
+"""`verl-fuse schedule`: solves, shows and compares fused pipeline schedules. Needs neither torch nor verl."""
 
 import time
 from pathlib import Path
@@ -168,7 +168,8 @@ def _comparison(problem: ScheduleProblem, found: list[Schedule]) -> Table:
 
 
 def as_data(schedule: Schedule) -> dict[str, Any]:
-    """The keys of `--json`: times and memory in the problem's units, which are empty where it does not name them."""
+    """Return the keys of `--json`: times and memory in the problem's units, which are empty where the problem names
+    none."""
     return {
         "method": schedule.method,
         "makespan": schedule.makespan,
@@ -185,7 +186,7 @@ def as_data(schedule: Schedule) -> dict[str, Any]:
 
 
 def _left(until: float) -> float:
-    """The rest of the time for the whole command; never nothing, so that every method returns a schedule."""
+    """Return the seconds left for the whole command, never none, so that every method returns a schedule."""
     return max(LEAST_TIME_LIMIT, until - time.monotonic())
 
 

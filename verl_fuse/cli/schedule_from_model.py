@@ -1,4 +1,4 @@
-"""`verl-fuse schedule from-model`: the problem of training actor and critic of given sizes in one pipeline, by
+"""`verl-fuse schedule from-model`: writes the problem of training actor and critic of given sizes in one pipeline, by
 the analytic cost model."""
 
 import dataclasses
@@ -67,7 +67,7 @@ def from_model(
 def problem_of(
     workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, recompute: bool
 ) -> ScheduleProblem:
-    """The problem, with what both models leave of a device's memory as its limit."""
+    """Return the problem; its memory limit is the part of a device's memory that both models leave."""
     from verl_fuse.simulate.options import SimulationOptions
     from verl_fuse.simulate.pipeline import activation_room, fused_problem, unfusable
 

@@ -1,14 +1,13 @@
-"""The part of a run's log that the screen shows while it grows: phases of the start, a line per step, and what is
-wrong.
+"""Chooses the lines of a growing log that the screen shows: phases of the start, a line per step, and problems.
 
 verl's driver prints its own lines and, as Ray forwards them, those of every process behind "(Name
-pid=123)". Of these are shown:
+pid=123)". These lines are shown:
 
-- lines that verl-fuse printed (they begin with "verl-fuse: "), but not the ones about a step that is under way,
-  nor where the timeline is;
+- lines that verl-fuse printed (they begin with "verl-fuse: "), but not lines about a step that is under way, nor the
+line that names the timeline;
 - warnings and errors that verl-fuse logged (verl_fuse/host/record/logs.py marks them);
 - verl's own line for a step where verl-fuse has shown none: stock verl, or fuse.observe.progress=false;
-- the first of each of verl's lines that say how far the start has come (PHASES; tests/unit/recipes/test_screen.py
+- the first of each of verl's lines that tell the progress of the start (PHASES; tests/unit/recipes/test_screen.py
   finds them in verl's source).
 """
 
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from verl_fuse.host.names import LOG_PREFIX
 
-# Text of verl (trainer/main_ppo.py, trainer/ppo/v1/trainer_base.py) -> what begins once it is printed.
+# Text of verl (trainer/main_ppo.py, trainer/ppo/v1/trainer_base.py) -> the phase that begins once the text is printed.
 PHASES = {
     "ray init kwargs": "Ray starts",
     "worker group kwargs": "training workers start",
@@ -39,7 +38,7 @@ _STEP_UNDER_WAY = re.compile(r"^step \d+/\d+ at ")
 _VERL_STEP = re.compile(r"^step:(\d+) - .*\btiming_s/step:([0-9.eE+-]+)")
 # The run's summary names the page.
 _SAID_AT_THE_END = "timeline of every step: "
-# How many steps the time left is judged by, as in the line of verl-fuse.
+# The time left is judged by this many steps, like the time in the line of verl-fuse.
 _RECENT_STEPS = 10
 
 
@@ -51,11 +50,11 @@ class Screen:
         self._total: int | None = None
         self._steps: set[int] = set()
         self._seconds: list[float] = []
-        # The source of the line before, if that was shown: its list follows on lines of their own.
+        # The source of the line before, if that line was shown: a list follows on lines of its own.
         self._shown: str | None = None
 
     def shows(self, line: str) -> str | None:
-        """The shown part of a line of the log, None for nothing."""
+        """Return the shown part of a line of the log, None for nothing."""
         source, text = split(line)
         if self._shown == source and text.startswith("  - "):
             return text
@@ -109,7 +108,7 @@ class Tail:
         self._rest = b""
 
     def read(self) -> None:
-        """Show what has been written since the last call; a line that is not complete waits."""
+        """Show the lines written since the last call; an incomplete line waits."""
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
         for line in lines:
             shown = self._screen.shows(line.decode(errors="replace").rstrip("\r"))
@@ -124,14 +123,14 @@ class Tail:
 
 
 def split(line: str) -> tuple[str, str]:
-    """(who printed it, the text) of a line of the log, without colours; the driver is ""."""
+    """Return (who printed the line, the text) of a line of the log, without colours; the driver is ""."""
     plain = _COLOUR.sub("", line)
     found = _SOURCE.match(plain)
     return (found[1], plain[found.end() :]) if found else ("", plain)
 
 
 def clock(seconds: float) -> str:
-    """Seconds as "7 s", "3:05" or "2:03:05"."""
+    """Return seconds as "7 s", "3:05" or "2:03:05"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -140,7 +139,7 @@ def clock(seconds: float) -> str:
 
 
 def last_lines(log: Path, most: int, size: int = 1 << 16) -> Iterator[str]:
-    """The last lines of a log that say anything, without colours."""
+    """Yield the last lines of a log that are not blank, without colours."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - size))
         lines = [_COLOUR.sub("", line).rstrip() for line in file.read().decode(errors="replace").splitlines()]

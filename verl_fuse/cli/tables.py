@@ -2,8 +2,8 @@
 
 Invariants (tests/unit/cli/test_tables.py):
 - a column justified to the right holds numbers, and none of its cells is ever broken;
-- text columns are broken between words where that makes the table fit the terminal, or 100 columns in a pipe;
-- what does not fit all the same is printed whole.
+- a text column is broken between words where a break makes the table fit the terminal, or 100 columns in a pipe;
+- a table that still does not fit is printed whole.
 """
 
 from rich.console import Console
@@ -16,17 +16,17 @@ PAGE = 100
 
 
 def page_width(console: Console) -> int:
-    """Columns of the terminal, or of a page."""
+    """Return the number of columns of the terminal, or of a page."""
     return console.width if console.is_terminal else PAGE
 
 
 def numbers(*headers: str) -> list[Column]:
-    """Columns of numbers."""
+    """Return columns of numbers."""
     return [Column(header, justify="right") for header in headers]
 
 
 def print_table(table: Table) -> None:
-    """Print it as wide as the terminal or the page, and wider where words and numbers do not fit."""
+    """Print the table as wide as the terminal or the page, and wider where words and numbers do not fit."""
     console = Console()
     options = console.options.update(max_width=WIDEST)
     console.width = page_width(console)
@@ -36,7 +36,7 @@ def print_table(table: Table) -> None:
         column.min_width = max(
             [header.minimum, *((c.maximum if column.justify == "right" else c.minimum) for c in cells)]
         )
-        # Room is taken from columns that can be broken; a number's header may be.
+        # Columns that can be broken give room; the header of a number may be broken.
         widest = max([header.maximum, *(c.maximum for c in cells)])
         column.no_wrap = column.min_width == widest
     if Measurement.get(console, options, table).minimum > console.width:

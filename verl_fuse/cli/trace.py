@@ -1,4 +1,4 @@
-"""`verl-fuse trace RUN_DIR`: the idle table of a recorded run."""
+"""`verl-fuse trace RUN_DIR`: prints the idle table of a recorded run."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,7 +65,7 @@ def _timelines(run_dir: Path, step: int | None, all_steps: bool) -> list[Timelin
 
 
 def as_data(table: IdleTable, timelines: list[Timeline], page: Path | None) -> dict[str, Any]:
-    """The keys of `--json`: seconds are per step."""
+    """Return the keys of `--json`; seconds are per step."""
     count = len(timelines)
     tracks = [
         {

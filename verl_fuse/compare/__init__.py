@@ -1,2 +1,2 @@
-"""Two runs of the same training side by side: step seconds, stages, rewards, and how sure that is. Pure, but
-for the page's template."""
+"""Compares two runs of the same training: step seconds, stages, rewards, and the certainty of each difference. Pure,
+but for the page's template."""

@@ -1,8 +1,8 @@
-"""A run compared with its baseline.
+"""Compares a run with its baseline.
 
 Invariants (tests/unit/compare/test_comparison.py):
 - only steps that both runs have are compared: step N of both trains on the same prompts, after as many updates;
-- of times, the first `warm_up` steps of each run are left out, whatever their numbers;
+- the first `warm_up` steps of each run are left out of all times, whatever their numbers;
 - a run compared with itself shows no difference anywhere.
 """
 
@@ -13,20 +13,20 @@ from verl_fuse.compare.intervals import Interval, difference, mean, ratio
 from verl_fuse.compare.run import OTHER, STEP_METRIC, TIMING, RunMetrics
 from verl_fuse.errors import FuseError
 
-# Metrics drawn over each other: what they are, and verl's names, of which the first that both runs logged counts.
+# Metrics drawn over each other: their label, and verl's names, of which the first that both runs logged counts.
 CURVES: dict[str, tuple[str, ...]] = {
     "reward": ("critic/score/mean", "critic/rewards/mean"),
     "KL": ("actor/reward_kl_penalty", "actor/kl_loss", "actor/ppo_kl"),
     "response tokens": ("response_length/mean",),
 }
-# The curve that the verdict speaks of.
+# The verdict judges this curve.
 REWARD_CURVE = "reward"
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the two runs: steps with a time, seconds per compared step, what was trained on, and how often verl-fuse
-    fell back to stock behaviour (None: not logged)."""
+    """One of the two runs: steps with a time, seconds per compared step, the tokens and samples trained on, and how
+    often verl-fuse fell back to stock behaviour (None: not logged)."""
 
     name: str
     stock: bool
@@ -40,7 +40,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class StageDifference:
-    """Mean seconds of a stage in the compared steps, and by how much the second run's are more."""
+    """Mean seconds of a stage in the compared steps, and the second run's excess over the first run's."""
 
     name: str
     base: float
@@ -50,7 +50,7 @@ class StageDifference:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of both runs by step, and by how much the second run's is higher in the steps that both have."""
+    """A metric of both runs by step, and the second run's excess in the steps that both have."""
 
     name: str
     metric: str
@@ -61,7 +61,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`ratio` is the second run's seconds per step over the baseline's; `steps` are those whose times are compared;
+    """`ratio` is the second run's seconds per step over the baseline's; `steps` are the steps whose times are compared;
     `stages` add up to `whole`."""
 
     base: ComparedRun
@@ -75,7 +75,7 @@ class Comparison:
 
     @property
     def speedup(self) -> Interval:
-        """How many times as fast the second run's steps are."""
+        """Return the factor by which the second run's steps are faster."""
         low, high = self.ratio.low, self.ratio.high
         if low is None or high is None:
             return Interval(1 / self.ratio.value, None, None)
@@ -86,7 +86,7 @@ class Comparison:
 
 
 def compare(base: RunMetrics, fused: RunMetrics, warm_up: int = 1) -> Comparison:
-    """Everything that can be said of two runs; a FuseError if they have no step in common after warm-up."""
+    """Return all differences of two runs; a FuseError if they have no step in common after warm-up."""
     steps = common_steps(base, fused, warm_up)
     seconds = [[run.seconds(step) for step in steps] for run in (base, fused)]
     return Comparison(
@@ -102,7 +102,7 @@ def compare(base: RunMetrics, fused: RunMetrics, warm_up: int = 1) -> Comparison
 
 
 def common_steps(base: RunMetrics, fused: RunMetrics, warm_up: int) -> list[int]:
-    """Steps whose times are compared."""
+    """Return the steps whose times are compared."""
     for run in (base, fused):
         if len(run.timed) <= warm_up:
             raise FuseError(
@@ -135,7 +135,8 @@ def _side(run: RunMetrics, steps: Sequence[int]) -> ComparedRun:
 
 
 def _stages(base: RunMetrics, fused: RunMetrics, steps: Sequence[int]) -> Iterator[StageDifference]:
-    """In the order of the baseline, then all else; a stage that a step does not have took it 0 s."""
+    """Yield the stages in the order of the baseline, then all others; a stage that a step does not have took 0 s of the
+    step."""
     rows = [[run.stages(step) for step in steps] for run in (base, fused)]
     names = dict.fromkeys(name for side in rows for row in side for name in row if name != OTHER)
     for name in (*names, OTHER):
@@ -159,7 +160,7 @@ def _curves(base: RunMetrics, fused: RunMetrics) -> Iterator[Curve]:
 
 
 def _common(base: RunMetrics, fused: RunMetrics, metrics: Sequence[str]) -> list[str]:
-    """The metrics that both runs logged of one step at least."""
+    """Return the metrics that both runs logged of one step at least."""
     return [metric for metric in metrics if base.metric(metric).keys() & fused.metric(metric).keys()]
 
 

@@ -1,14 +1,14 @@
-"""95 % intervals of means over a few training steps on a machine that is not quiet.
+"""Computes 95 % intervals of means over a few training steps on a machine that is not quiet.
 
 Invariants (tests/unit/compare/test_intervals.py):
 - the interval of equal values is that value; the interval of one value is not known;
 - swapping two series inverts the interval of their ratio, and negates that of their difference;
-- steps that are independent are covered in at least 94 % of many runs, also by three steps; steps that are slow
-  together are covered less, and the test states how often.
+- the intervals cover in at least 94 % of many runs where steps are independent, also with three steps; steps that are
+  slow together are covered less often, and the test states how often.
 
-Student's t of what each step adds, so that few steps make the interval wide: a bootstrap of five steps covers the truth
-in 83 % of all runs only. Where neighbouring steps are alike (another job on the machine, responses that grow), the
-interval widens by what their correlation says (Bartlett 1935), never by less than nothing.
+The interval is Student's t of each step's contribution, so that few steps make it wide: a bootstrap of five steps
+covers the truth in 83 % of all runs only. Where neighbouring steps are alike (another job on the machine, responses
+that grow), the interval widens by their correlation (Bartlett 1935), and never narrows.
 """
 
 import math
@@ -20,38 +20,39 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.95
-# The most that neighbouring steps are taken to be alike: the factor on the width is then 4.4.
+# Neighbouring steps are taken to be alike up to this correlation: the factor on the width is then 4.4.
 _MOST_ALIKE = 0.9
 _GRID = 20_001
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95 % interval; `low` and `high` are None where one step is all there is."""
+    """A value and its 95 % interval; `low` and `high` are None where there is one step only."""
 
     value: float
     low: float | None
     high: float | None
 
     def holds(self, value: float) -> bool:
-        """Whether the interval says nothing against `value`."""
+        """Tell whether the interval says nothing against `value`."""
         return self.low is None or self.high is None or self.low <= value <= self.high
 
 
 def mean(values: Sequence[float]) -> Interval:
-    """The interval of the mean of steps' values, in their order."""
+    """Return the interval of the mean of steps' values, in their order."""
     series = np.asarray(values, np.float64)
     half = _half_width(series - series.mean())
     return _around(float(series.mean()), half)
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """The interval of `second - first`, step by step: both hold the same steps."""
+    """Return the interval of `second - first`, step by step: both hold the same steps."""
     return mean(np.subtract(second, first).tolist())
 
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """The interval of mean(second) / mean(first), step by step; all values > 0. By the delta method, in logarithms."""
+    """Return the interval of mean(second) / mean(first), step by step; all values > 0. By the delta method, in
+    logarithms."""
     one, other = (np.asarray(values, np.float64) for values in (first, second))
     value = float(other.mean() / one.mean())
     half = _half_width(other / other.mean() - one / one.mean())
@@ -62,9 +63,9 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 @cache
 def student_t(degrees: int) -> float:
-    """Student's t that `LEVEL` of all values are within, either side of zero.
+    """Return Student's t that bounds `LEVEL` of all values, on either side of zero.
 
-    With t = sqrt(degrees) tan(u), u is distributed as cos(u) ** (degrees - 1).
+    With t = sqrt(degrees) tan(u), the density of u is proportional to cos(u) ** (degrees - 1).
     """
     angles = np.linspace(0.0, np.pi / 2, _GRID)
     density = np.cos(angles) ** (degrees - 1)
@@ -73,7 +74,7 @@ def student_t(degrees: int) -> float:
 
 
 def autocorrelation(deviations: ArrayLike) -> float:
-    """Correlation of neighbouring steps, 0 to 0.9; the estimate from n steps is too low by about 1 / n
+    """Return the correlation of neighbouring steps, 0 to 0.9; the estimate from n steps is too low by about 1 / n
     (Kendall 1954), which is added."""
     series = np.asarray(deviations, np.float64)
     total = float((series**2).sum())
@@ -84,7 +85,7 @@ def autocorrelation(deviations: ArrayLike) -> float:
 
 
 def _half_width(deviations: NDArray[np.float64]) -> float | None:
-    """Half the interval of the mean of values with these deviations from it."""
+    """Return half the interval of the mean of values with these deviations from the mean."""
     count = len(deviations)
     if count < 2:
         return None

@@ -1,8 +1,8 @@
-"""A comparison as one self-contained HTML page without scripts.
+"""Writes a comparison as one self-contained HTML page without scripts.
 
 Invariants (tests/unit/compare/test_compare_page.py):
 - every figure of the text is in the page; text from a run never becomes markup;
-- a page needs nothing but itself: no network, no second file.
+- a page needs no network and no second file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +11,12 @@ from verl_fuse.compare.comparison import ComparedRun, Comparison, Curve
 from verl_fuse.compare.verdict import compared, count_text, difference_text, interval_text, verdict
 from verl_fuse.timeline.html import STAGE_WORK, fill, percent, seconds, style, text, work_of
 
-# Of a curve's drawing, in its own units: whole, and what is left for the numbers at its axes.
+# The size of a curve's drawing in its own units: the whole, and the room for the numbers at its axes.
 CHART_WIDTH, CHART_HEIGHT, CHART_LEFT, CHART_BOTTOM, CHART_TOP = 560, 180, 70, 20, 8
 
 
 def page(found: Comparison, remarks: Iterable[str]) -> str:
-    """Write the page."""
+    """Return the page."""
     used = {_colour(stage.name) for stage in found.stages}
     names = [name for name in dict.fromkeys((*STAGE_WORK.values(), "stage")) if name in used]
     longest = max(found.base.seconds.value, found.fused.seconds.value)
@@ -64,7 +64,7 @@ def _cards(found: Comparison) -> str:
 
 
 def _bar(which: str, found: Comparison, longest: float) -> str:
-    """The stages of a run's mean step, on the scale of the longer one."""
+    """Return the bar with the stages of a run's mean step, on the scale of the longer step."""
     parts = "".join(
         f'<i style="width:{100 * max(value, 0.0) / longest:.2f}%;background:var(--{_colour(stage.name)})" '
         f'title="{text(stage.name)}: {seconds(value)}, {percent(value / whole)}"></i>'

@@ -1,8 +1,8 @@
-"""The part of a run that a comparison reads: verl's metrics by step.
+"""Holds the part of a run that a comparison reads: verl's metrics by step.
 
 Invariants (tests/unit/compare/test_comparison.py):
 - the stages of a step and "other" add up to the step;
-- what verl times beside the step (validation) is no part of it;
+- stages that verl times beside the step (validation) are no part of the step;
 - a number that is not finite, or too large to calculate with, counts as not logged.
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 TIMING = "timing_s/"
 STEP_METRIC = "timing_s/step"
-# Timed by verl beside the step, not within it (verl/trainer/ppo/v1/trainer_base.py).
+# verl times these stages beside the step, not within it (verl/trainer/ppo/v1/trainer_base.py).
 BESIDE = ("testing",)
 OTHER = "other"
-# What verl-fuse logs begins with this; stock verl logs nothing of the kind.
+# Metrics that verl-fuse logs begin with this prefix; stock verl logs no such metric.
 METRIC_PREFIX = "fuse/"
 # No metric of a run is larger; the square of a larger number has no place in a float.
 LARGEST_METRIC = 1e100
@@ -33,10 +33,10 @@ class RunMetrics:
     def of(
         cls, name: str, records: Iterable[tuple[int, Mapping[str, float]]], samples_per_step: int | None = None
     ) -> "RunMetrics":
-        """From (step, metrics) in the order written; of a metric that was written again for a
-        step, the last value counts.
+        """Return the metrics of a run from (step, metrics) in the order written; of a metric that was written again for
+        a step, the last value counts.
 
-        A step may have several records: a run that goes on begins with a validation of the step it goes on after.
+        A step may have several records: a run that goes on after a step begins with a validation of that step.
         """
         found: dict[int, dict[str, float]] = {}
         for step, values in records:
@@ -46,48 +46,49 @@ class RunMetrics:
 
     @property
     def timed(self) -> list[int]:
-        """Steps that took time: a record of a validation alone has none."""
+        """Return the steps that took time: a record of a validation alone has none."""
         return [step for step, values in self.steps.items() if values.get(STEP_METRIC, 0.0) > 0]
 
     @property
     def stock(self) -> bool:
-        """Whether verl-fuse logged nothing."""
+        """Tell whether verl-fuse logged nothing."""
         return not any(key.startswith(METRIC_PREFIX) for values in self.steps.values() for key in values)
 
     def seconds(self, step: int) -> float:
         return self.steps[step][STEP_METRIC]
 
     def stages(self, step: int) -> dict[str, float]:
-        """Seconds of each stage that verl times within the step, and of all else ("other": weight sync, balancing)."""
+        """Return the seconds of each stage that verl times within the step, and of all else ("other": weight sync,
+        balancing)."""
         timed = {key.removeprefix(TIMING): value for key, value in self.steps[step].items() if key.startswith(TIMING)}
         del timed[STEP_METRIC.removeprefix(TIMING)]
-        # "agent_loop/slowest/..." and the like are no stages but statistics of requests.
+        # Timings such as "agent_loop/slowest/..." are no stages but statistics of requests.
         found = {name: value for name, value in timed.items() if name not in BESIDE and "/" not in name}
         return {**found, OTHER: self.seconds(step) - sum(found.values())}
 
     def metric(self, key: str) -> dict[int, float]:
-        """A metric by step, of the steps that logged it."""
+        """Return a metric by step, of the steps that logged the metric."""
         return {step: values[key] for step, values in self.steps.items() if key in values}
 
     def tokens(self) -> float | None:
-        """Prompt and response tokens that the timed steps trained on."""
+        """Return the prompt and response tokens that the timed steps trained on."""
         found = [self.steps[step].get("perf/total_num_tokens") for step in self.timed]
         known = [value for value in found if value is not None]
         return sum(known) if known else None
 
     def samples(self) -> float | None:
-        """Samples that the timed steps trained on: as verl-fuse counted them; of stock verl, which counts none,
-        as many as were asked for."""
+        """Return the samples that the timed steps trained on, as verl-fuse counted them; for stock verl, which counts
+        none, the number of samples asked for."""
         if counted := self.metric("fuse/samples_trained"):
             return sum(counted.values())
         return None if self.samples_per_step is None else float(self.samples_per_step * len(self.timed))
 
     def last(self, key: str) -> float | None:
-        """The last value of a metric that counts over the run."""
+        """Return the last value of a metric that counts over the run."""
         values = list(self.metric(key).values())
         return values[-1] if values else None
 
     def total(self, key: str) -> float | None:
-        """The sum of a metric that counts within each step."""
+        """Return the sum of a metric that counts within each step."""
         values = list(self.metric(key).values())
         return sum(values) if values else None

@@ -1,7 +1,7 @@
-"""The result of a comparison, in one sentence and a few notes.
+"""Tells the result of a comparison in one sentence and a few notes.
 
 Invariants (tests/unit/compare/test_verdict.py):
-- a difference is claimed only where the 95 % interval excludes "none"; without an interval nothing is claimed;
+- a difference is claimed only where the 95 % interval excludes "none"; without an interval no difference is claimed;
 - two equal runs are said to differ in nothing.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from verl_fuse.compare.comparison import REWARD_CURVE, Comparison
 from verl_fuse.compare.intervals import Interval
 
-# Half the width of an interval, as a share of the step, above which a note says how many steps would narrow it.
+# A wider interval (half its width, as a share of the step) gets a note with the number of steps that would narrow it.
 WIDE_INTERVAL = 0.05
 
 
 def verdict(found: Comparison) -> str:
-    """One sentence on step time and rewards."""
+    """Return one sentence on step time and rewards."""
     value, _, bounds = interval_text(found.ratio).partition(" ")
     taken = f"fused steps take {value} of {_baseline(found)} {bounds}".rstrip()
     if found.ratio.low is None:
@@ -34,8 +34,8 @@ def verdict(found: Comparison) -> str:
 
 
 def at_least(found: Comparison, wanted: float) -> tuple[bool, str]:
-    """Whether steps are shown to be `wanted` times as fast as the baseline's, and the sentence
-    that says by which bound."""
+    """Tell whether steps are shown to be `wanted` times as fast as the baseline's; return also the sentence that names
+    the bound."""
     low, bound = found.speedup.low, "the lower end of the 95 % interval of the speed-up"
     if low is None:
         return False, f"--at-least {wanted:g}: not met: {bound} counts, and one step gives no interval"
@@ -44,7 +44,7 @@ def at_least(found: Comparison, wanted: float) -> tuple[bool, str]:
 
 
 def notes(found: Comparison) -> Iterator[str]:
-    """Notes that a reader needs before the verdict is believed."""
+    """Return notes that a reader needs before the verdict is believed."""
     base, fused = found.base, found.fused
     if fused.stock:
         yield f"{fused.name} logged no metric of verl-fuse: it is a run of stock verl."
@@ -70,7 +70,7 @@ def notes(found: Comparison) -> Iterator[str]:
 
 
 def compared(found: Comparison) -> str:
-    """The steps whose times are compared."""
+    """Name the steps whose times are compared."""
     count, left_out = len(found.steps), found.warm_up
     first, last = found.steps[0], found.steps[-1]
     which = f"1 step compared, {first}" if count == 1 else f"{count} steps compared, {first} to {last}"
@@ -79,7 +79,7 @@ def compared(found: Comparison) -> str:
 
 
 def interval_text(interval: Interval, digits: int = 2, form: str = "") -> str:
-    """Value and bounds, as "0.74 [0.70, 0.79]"."""
+    """Return value and bounds, as "0.74 [0.70, 0.79]"."""
     value, *bounds = (
         f"{number:{form}.{digits}f}" for number in (interval.value, interval.low, interval.high) if number is not None
     )
@@ -87,7 +87,7 @@ def interval_text(interval: Interval, digits: int = 2, form: str = "") -> str:
 
 
 def difference_text(interval: Interval) -> str:
-    """The text of `interval_text`, with signs, and as many digits as tell the bounds apart: "+0.013 [-0.003,
+    """Return the text of `interval_text` with signs, and with as many digits as tell the bounds apart: "+0.013 [-0.003,
     +0.028]"."""
     spread = interval.high - interval.low if interval.low is not None and interval.high is not None else 0.0
     size = spread or abs(interval.value)
@@ -95,7 +95,7 @@ def difference_text(interval: Interval) -> str:
 
 
 def count_text(value: float | None) -> str:
-    """A whole number, or that it was not logged."""
+    """Return a whole number, or "not logged"."""
     return "not logged" if value is None else f"{value:,.0f}"
 
 

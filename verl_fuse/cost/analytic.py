@@ -14,7 +14,7 @@ import numpy as np
 from verl_fuse.cost import shard
 from verl_fuse.cost.calibration import GRAPHS, Efficiency, EngineFloors, efficiency_of
 from verl_fuse.cost.collectives import DeviceGroup, Network
-from verl_fuse.cost.memory import MemoryRequest, StateSharding, memory
+from verl_fuse.cost.memory import MemoryRequest, memory
 from verl_fuse.cost.model import Batch, Memory, Numbers, Placement
 from verl_fuse.cost.transfer import transfer_seconds
 from verl_fuse.spec.cluster import Cluster, Mesh
@@ -31,12 +31,10 @@ BACKWARD_ELEMENTWISE = 2.0
 
 @dataclass(frozen=True)
 class AnalyticCost:
-    """The cost model of a cluster whose calls run on `engine`. `sharding` "full" is FSDP: weights are
-    gathered for every micro-batch."""
+    """The cost model of a cluster whose calls run on `engine`."""
 
     cluster: Cluster
     engine: EngineFloors = GRAPHS
-    sharding: StateSharding = "optimizer"
 
     @cached_property
     def efficiency(self) -> Efficiency:
@@ -91,11 +89,16 @@ class AnalyticCost:
     def update(self, model: Model, layout: Layout) -> float:
         elements = max(stage_layers(model.layers, layout.pp)) * shard.block_parameters(model, layout)
         elements += model.embedding_parameters / layout.tp
-        seconds = self.engine.update + self.optimizer(model, layout, elements / (layout.dp * layout.cp))
-        if self.sharding == "full":
+        copies = layout.shards or layout.dp * layout.cp
+        seconds = self.engine.update + self.optimizer(model, layout, elements / copies)
+        if layout.shards:
             return seconds
-        # Gradients in fp32 one way, weights in bf16 the other; with full sharding both happen in the passes.
+        # Gradients in fp32 one way, weights in bf16 the other; with FSDP both happen in the passes.
         return seconds + self.network.gather(self._copies(layout), (4 + shard.BYTES) * elements)
+
+    def reduce_copies(self, model: Model, shards: int, copies: int) -> float:
+        # In fp32.
+        return self.network.reduce(DeviceGroup(copies, shards), 4 * model.parameters / shards)
 
     def prefill(self, model: Model, layout: Layout, batch: Batch) -> float:
         parts = max(1, min(layout.pp, int(batch.sequences)))
@@ -141,7 +144,7 @@ class AnalyticCost:
         offload: bool = False,
     ) -> Memory:
         request = MemoryRequest(kind, microbatch or Batch(0, 0, 0), microbatches, kv_tokens, recompute, offload)
-        return memory(model, layout, request, self.sharding, self.cluster.device)
+        return memory(model, layout, request, self.cluster.device)
 
     def kv_capacity(self, model: Model, layout: Layout, free: float) -> int:
         layers = max(stage_layers(model.layers, layout.pp))
@@ -217,12 +220,16 @@ class AnalyticCost:
         return seconds
 
     def _with_gathering(self, seconds: float, model: Model, layout: Layout, backward: bool) -> float:
-        """With full sharding, the next block's weights are gathered, and the last one's gradients
-        scattered, beside the computation."""
-        if self.sharding != "full":
+        """With FSDP, the next block's weights are gathered from the shards, and the last one's gradients scattered to
+        them and summed over the copies of the model, beside the computation."""
+        if not layout.shards:
             return seconds
-        size = shard.BYTES * shard.block_parameters(model, layout)
-        return max(seconds, (2 if backward else 1) * self.network.gather(self._copies(layout), size))
+        size, ranks = shard.BYTES * shard.block_parameters(model, layout), layout.dp * layout.cp
+        gathered = self.network.gather(DeviceGroup(layout.shards, 1), size)
+        if not backward:
+            return max(seconds, gathered)
+        copies = DeviceGroup(ranks // layout.shards, layout.shards)
+        return max(seconds, 2 * gathered + self.network.reduce(copies, 2 * size / layout.shards))
 
     def _hop(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
         """Activations to the next stage; tensor ranks each send their part."""

@@ -1,13 +1,12 @@
 """Bytes on the fullest device of a model call.
 
 Training keeps bf16 weights and fp32 gradients whole, and shares fp32 master weights and two Adam moments over
-data-parallel ranks (Megatron's distributed optimizer); with `full` sharding (FSDP, ZeRO-3) everything is fp32 and
-shared, and a block at a time is gathered. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198) with sequence
-parallelism and without a score matrix (flash attention).
+data-parallel ranks (Megatron's distributed optimizer); in a layout with `shards` (FSDP, ZeRO-3) everything is fp32
+and shared by those, and a block at a time is gathered. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198)
+with sequence parallelism and without a score matrix (flash attention).
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from verl_fuse.cost.model import Batch, Memory
 from verl_fuse.cost.shard import BYTES, block_parameters, kv_bytes_per_token
@@ -15,8 +14,6 @@ from verl_fuse.spec.cluster import Device
 from verl_fuse.spec.layout import Layout, stage_layers
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.workload import CallKind
-
-StateSharding = Literal["optimizer", "full"]
 
 # Driver context, communication buffers and fragmentation of a GPU process; assumed.
 GPU_BUFFERS = 3 * 2**30
@@ -35,12 +32,12 @@ class MemoryRequest:
     offload: bool = False
 
 
-def memory(model: Model, layout: Layout, request: MemoryRequest, sharding: StateSharding, device: Device) -> Memory:
+def memory(model: Model, layout: Layout, request: MemoryRequest, device: Device) -> Memory:
     """The fullest of the pipeline's stages."""
     stages = stage_layers(model.layers, layout.pp)
     # Of stages with as many blocks the first holds the most micro-batches; the last one holds the head.
     outer = {stages.index(layers) for layers in set(stages)} | {0, layout.pp - 1}
-    found = [_stage(model, layout, request, sharding, device, stage, stages[stage]) for stage in sorted(outer)]
+    found = [_stage(model, layout, request, device, stage, stages[stage]) for stage in sorted(outer)]
     return max(found, key=lambda m: m.total)
 
 
@@ -48,7 +45,6 @@ def _stage(
     model: Model,
     layout: Layout,
     request: MemoryRequest,
-    sharding: StateSharding,
     device: Device,
     stage: int,
     layers: int,
@@ -58,9 +54,9 @@ def _stage(
     elements += (model.embedding_parameters / layout.tp if first else 0) + _head(model, layout, first, last)
     buffers = 0.0 if device.is_cpu else float(GPU_BUFFERS)
     training = request.kind == "train"
-    if sharding == "full" and request.kind != "generate":
-        share = layout.dp * layout.cp
-        weights, gradients, optimizer = (each * elements / share for each in ((4, 4, 8) if training else (4, 0, 0)))
+    if layout.shards:
+        each = (4, 4, 8) if training else (4, 0, 0)
+        weights, gradients, optimizer = (size * elements / layout.shards for size in each)
         buffers += 2 * BYTES * block_parameters(model, layout)
     elif training:
         weights, gradients, optimizer = BYTES * elements, 4 * elements, 12 * elements / (layout.dp * layout.cp)

@@ -129,6 +129,11 @@ class CostModel(Protocol):
         """Seconds of one gradient reduction over data-parallel ranks plus one optimizer step."""
         ...
 
+    def reduce_copies(self, model: Model, shards: int, copies: int) -> float:
+        """Seconds to add up the gradients of `copies` copies of a model, each cut over `shards` neighbouring
+        devices."""
+        ...
+
     def prefill(self, model: Model, layout: Layout, batch: Batch) -> float:
         """Seconds until one rollout replica has read the prompts in `batch`."""
         ...

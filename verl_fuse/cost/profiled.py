@@ -16,7 +16,6 @@ from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import GRAPHS
 from verl_fuse.cost.collectives import DeviceGroup
 from verl_fuse.cost.grid import MeasuredGrid
-from verl_fuse.cost.memory import StateSharding
 from verl_fuse.cost.model import Batch, Numbers
 from verl_fuse.cost.shard import BYTES
 from verl_fuse.cost.table import MeasuredModel, Part, Pass, ProfileTable
@@ -49,11 +48,11 @@ class ProfiledCost(AnalyticCost):
     table: ProfileTable | None = None
 
     @classmethod
-    def of(cls, table: ProfileTable, cluster: Cluster, sharding: StateSharding = "optimizer") -> "ProfiledCost":
+    def of(cls, table: ProfileTable, cluster: Cluster) -> "ProfiledCost":
         """The floors of the software are the profile's if it has them. A FuseError refuses a profile
         of another kind of device."""
         _check_device(table.device, cluster.device)
-        return cls(cluster, table.engine or GRAPHS, sharding, table)
+        return cls(cluster, table.engine or GRAPHS, table)
 
     def covers(self, model: Model, layout: Layout) -> bool:
         """Whether the profile has this model's blocks."""

@@ -3,7 +3,7 @@
 Every device needs its shard; what it holds already stays, what a device of its node holds comes over the node's links,
 the rest over the network. A piece wanted by several nodes is sent once to each, spread over all devices that hold it.
 The slowest sender or receiver decides. Source of the idea: ReaL (arXiv 2406.14088), section on parameter reallocation;
-here pieces are counted in fractions, not intervals.
+here pieces are counted in fractions, not intervals: shards of FSDP as if they cut the model as tensor ranks do.
 
 Compiled, because a planner asks for tens of thousands of pairs.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from verl_fuse.cost.model import Placement
 from verl_fuse.cost.shard import BYTES
 from verl_fuse.spec.cluster import Cluster
-from verl_fuse.spec.layout import stage_layers
+from verl_fuse.spec.layout import Layout, stage_layers
 from verl_fuse.spec.model import Model
 
 
@@ -30,12 +30,12 @@ def transfer_seconds(
     (have, have_layout), (want, want_layout) = source, target
     near, far, sent = _busiest(
         have.first,
-        have_layout.tp,
-        have_layout.dp * have_layout.cp,
+        have_layout.holders,
+        _copies(have_layout),
         _bounds(model.layers, have_layout.pp),
         want.first,
-        want_layout.tp,
-        want_layout.dp * want_layout.cp,
+        want_layout.holders,
+        _copies(want_layout),
         _bounds(model.layers, want_layout.pp),
         cluster.devices_per_node,
         cluster.inter_bandwidth / cluster.intra_bandwidth,
@@ -44,7 +44,12 @@ def transfer_seconds(
     send = sent / cluster.inter_bandwidth
     if receive == 0.0 and send == 0.0:
         return 0.0
-    return BYTES * model.parameters * max(receive, send) / network + latency * have_layout.pp * have_layout.tp
+    return BYTES * model.parameters * max(receive, send) / network + latency * have_layout.pp * have_layout.holders
+
+
+def _copies(layout: Layout) -> int:
+    """How often a layout holds the model."""
+    return layout.tp * layout.dp * layout.cp // layout.holders
 
 
 @lru_cache(maxsize=4096)

@@ -1,5 +1,5 @@
-"""Puts inference together for a trainer: stage calls, what limits a batch, and the slices
-beside the training workers."""
+"""Puts inference together for a trainer: stage calls, the limits of a batch, and the slices beside the training
+workers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,8 @@ ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 
 
 def worker_classes(trainer: Any) -> dict[Role, Any]:
-    """The worker classes of the trained models by role: those that plugins choose, recording what each rank runs."""
+    """Return the worker classes of the trained models by role: the classes that plugins choose, which record each
+    rank's work."""
     found = {}
     for role, remote_class in trainer.role_worker_mapping.items():
         model = "actor" if role in ACTOR_ROLES else "critic" if role is Role.Critic else None
@@ -49,19 +50,20 @@ def worker_classes(trainer: Any) -> dict[Role, Any]:
 
 
 def critic_devices(trainer: Any) -> range | None:
-    """The devices on which the critic has workers of its own; None: it is beside the actor, or there is none."""
+    """Return the devices on which the critic has workers of its own; None: the critic is beside the actor, or there is
+    none."""
     config, hook = trainer.config, trainer.settings.manager.hook
     return hook.fuse_devices(model="critic", config=config) if trainer.use_critic else None
 
 
 def place_critic(trainer: Any) -> None:
-    """Give the critic's role, where it has devices of its own, a part of the pool it is in."""
+    """Give the critic's role, where the critic has devices of its own, a part of the role's resource pool."""
     if (devices := critic_devices(trainer)) is not None:
         trainer.resource_pool_manager = PartedPools(trainer.resource_pool_manager, Role.Critic, devices)
 
 
 def deferred_critic(trainer: Any) -> DeferredCritic:
-    """The part that trains the critic beside the stages that follow, on a lane of its own."""
+    """Return the part that trains the critic beside the stages that follow, on a lane of its own."""
     journal, fields = trainer.journal, [*READ_FIELDS, *LEARNED_FIELDS]
     if trainer.processor is not None:
         fields.append("multi_modal_inputs")
@@ -70,7 +72,7 @@ def deferred_critic(trainer: Any) -> DeferredCritic:
 
 
 def build_replicas(trainer: Any) -> Replicas:
-    """The rollout replicas on the training devices."""
+    """Return the rollout replicas on the training devices."""
     rollout = trainer.config.actor_rollout_ref.rollout
     return Replicas(
         trainer.llm_server_manager,
@@ -83,25 +85,25 @@ def build_replicas(trainer: Any) -> Replicas:
 
 
 def stages_of(trainer: Any) -> tuple[Stage, ...]:
-    """The stages finished samples of this run go through."""
+    """Return the stages that finished samples of this run go through."""
     return streamed_stages(trainer.config, trainer.use_reference_policy, trainer.use_critic)
 
 
 def training_groups(trainer: Any) -> dict[str, Any]:
-    """The worker groups of the models that are trained."""
+    """Return the worker groups of the models that are trained."""
     return {"actor": trainer.actor_rollout_wg} | ({"critic": trainer.critic_wg} if trainer.use_critic else {})
 
 
 def exported(trainer: Any, stages: Sequence[Stage], whole: bool) -> dict[Stage, Export]:
-    """The parameters that slices need for `stages`, left by the training workers: all of them (`whole`),
-    or those that are trained."""
+    """Return the parameters that slices need for `stages`, left by the training workers: all of them (`whole`), or
+    those that are trained."""
     groups, models = training_groups(trainer), {"old_log_prob": "actor", "values": "critic"}
     return {stage: joined(groups[models[stage]].export_weights(whole)) for stage in stages if stage in models}
 
 
 def exports_on_devices(config: Any) -> bool:
-    """Whether a training rank loads its offloaded shard as a whole to its device before it leaves
-    weights for slices: FSDP1 and Megatron do."""
+    """Tell whether a training rank loads its whole offloaded shard to its device before the rank leaves weights for
+    slices: FSDP1 and Megatron do."""
     blocks = {"actor_rollout_ref.actor": "fsdp_config", "critic": "fsdp"}
     return any(
         bool(OmegaConf.select(config, f"{model}.{ {'fsdp': block, 'megatron': 'megatron'}[strategy] }.param_offload"))
@@ -111,12 +113,12 @@ def exports_on_devices(config: Any) -> bool:
 
 
 def extra_info(trainer: Any) -> Mapping[str, Any]:
-    """Values that a batch carries to the workers besides its rows."""
+    """Return values that a batch carries to the workers besides its rows."""
     return {"temperature": trainer.config.actor_rollout_ref.rollout.temperature}
 
 
 def sample_inference(trainer: Any, stock: Any) -> SampleInference:
-    """Inference on the training workers' lane through the stage methods of `stock`, verl's trainer."""
+    """Return inference on the training workers' lane through the stage methods of `stock`, verl's trainer."""
     stages = stages_of(trainer)
     sizes = {stage: _data_parallel_size(trainer, stage) for stage in stages}
     calls: dict[Stage, StageCall] = {
@@ -143,17 +145,17 @@ def _data_parallel_size(trainer: Any, stage: Stage) -> int:
 
 
 def exported_whole(actor: Any) -> list[Any]:
-    """The parameters that the worker group `actor` leaves for standalone replicas, in its order; a
-    collective of its workers."""
+    """Return the parameters that the worker group `actor` leaves for standalone replicas, in its order; a collective of
+    its workers."""
     turns = zip_longest(*actor.export_whole())
     return [bucket for turn in turns for bucket in turn if bucket is not None]
 
 
 def build_standalone(trainer: Any, most: int, launch_timeout: float) -> StandalonePool:
-    """Room for `most` replicas like those on the training devices, with devices of their own."""
+    """Return a pool with room for `most` replicas like those on the training devices, with devices of their own."""
     manager, block = trainer.llm_server_manager, trainer.config.actor_rollout_ref
     rollout = deepcopy(block.rollout)
-    # What they load is offered to the engine from outside, as verl does it on the training devices.
+    # The engine is offered the replicas' weights from outside, like verl offers weights on the training devices.
     OmegaConf.update(rollout, "checkpoint_engine.backend", "naive")
 
     def build(rank: int) -> Any:
@@ -170,8 +172,8 @@ def build_standalone(trainer: Any, most: int, launch_timeout: float) -> Standalo
 def streamed_updates(
     trainer: Any, run: RunStage, inference: SampleInference, options: LeanOptions, deferred: bool
 ) -> StreamedUpdates:
-    """The updates of the actor whose shard groups are on the devices of one replica each; `run` runs a stage on all of
-    them, `inference` may have slices on their devices."""
+    """Return the updates of an actor whose shard groups are on the devices of one replica each; `run` runs a stage on
+    all of them, `inference` may have slices on their devices."""
     each, workers = trainer.replicas.devices_each, trainer.actor_rollout_wg.world_size
     timeout, recorder = trainer.settings.core.call_timeout, trainer.journal.recorder
 
@@ -183,13 +185,13 @@ def streamed_updates(
 
 
 def _critic_configuration(trainer: Any) -> Any:
-    """The configuration of the critic's workers: verl's configuration is put together in `_setup` alone."""
+    """Return the configuration of the critic's workers, which verl puts together in `_setup` alone."""
     pool = trainer.resource_pool_manager.get_resource_pool(Role.Critic)
     return trainer.resource_pool_to_cls[pool][str(Role.Critic)].kwargs["config"]
 
 
 def build_slices(trainer: Any) -> Slices:
-    """A slice per rollout replica, on the replica's devices."""
+    """Return a slice per rollout replica, on the replica's devices."""
     stages = stages_of(trainer)
     setup = SliceSetup(
         config=trainer.config,

@@ -1,7 +1,7 @@
-"""Entry point in verl's plugin group: loaded by every process that imports verl, so it only
-plants one post-import hook.
+"""Entry point in verl's plugin group: every process that imports verl loads this module, so the module only plants one
+post-import hook.
 
-verl logs a failing plugin at DEBUG and goes on (verl/__init__.py:73), so nothing here may fail quietly: the trainer is
+verl logs a failing plugin at DEBUG and goes on (verl/__init__.py:73), so no failure here may stay quiet: the trainer is
 registered when verl's V1 trainer package has been imported, and an error there reaches the importing process.
 """
 
@@ -42,8 +42,8 @@ def _register_trainer(v1: ModuleType) -> None:
 
 
 def _unavailable(why: str) -> None:
-    """Stock modes must go on working beside a verl that does not fit; mode fuse then does not exist, and
-    preflight and doctor say why."""
+    """Print why mode fuse does not exist with this verl: stock modes must go on working beside a verl that does not
+    fit; preflight and doctor tell the reason too."""
     print(f"verl-fuse: trainer mode {TRAINER_MODE!r} is not available: {why}", file=sys.stderr)
 
 

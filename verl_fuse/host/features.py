@@ -1,5 +1,5 @@
-"""The object that plugins get at `fuse_setup`: the run's configuration, what is known of its replicas, and one method
-per feature they may switch on."""
+"""The object that plugins get at `fuse_setup`: the run's configuration, views of its replicas, and one method per
+feature that a plugin may switch on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,30 +25,30 @@ class Features:
 
     @property
     def config(self) -> Any:
-        """The composed configuration of the run."""
+        """Return the composed configuration of the run."""
         return self._trainer.config
 
     def block(self, plugin: str) -> Any:
-        """The block `fuse.<plugin>`, as the dataclass that the plugin declares."""
+        """Return the block `fuse.<plugin>`, as the dataclass that the plugin declares."""
         return self._trainer.settings.blocks[plugin]
 
     @property
     def streamed_stages(self) -> tuple[Stage, ...]:
-        """The stages finished samples go through; none where verl computes nothing of them
-        before the batch is complete."""
+        """Return the stages that finished samples go through; none where verl computes nothing of a sample before the
+        batch is complete."""
         return assembly.stages_of(self._trainer)
 
     def replica_views(self) -> tuple[ReplicaView, ...]:
-        """Every rollout replica."""
+        """Return a view of every rollout replica."""
         return self._trainer.replicas.views()
 
     @property
     def devices_each(self) -> int:
-        """Devices of one replica."""
+        """Return the number of devices of one replica."""
         return self._trainer.replicas.devices_each
 
     def training_memory(self) -> Mapping[str, Sequence[RankMemory]]:
-        """The memory of the trained models' ranks, as they tell it, in order of rank. Needs FSDP."""
+        """Return the memory of the trained models' ranks, in order of rank; asks all ranks. Needs FSDP or Megatron."""
         lane = self._trainer.lane
         return {
             model: lane.wait(lane.submit(group.report_memory, "report_memory"), "report_memory")
@@ -56,7 +56,7 @@ class Features:
         }
 
     def use_slices(self) -> None:
-        """Inference runs on slices, as replicas are released. Needs `streamed_stages`."""
+        """Run inference on slices, as replicas are released. Needs `streamed_stages`."""
         trainer = self._trainer
         slices = assembly.build_slices(trainer)
         trainer.inference.use_slices(slices.lanes(assembly.extra_info(trainer)))
@@ -65,16 +65,16 @@ class Features:
         trainer.parts.append(SliceRefresh(slices, trainer.lane, export, on_devices))
 
     def use_routing(self, warm_prefix_tokens: int | None) -> None:
-        """`fuse_predict`, `fuse_scale` and `fuse_assign` are asked before each batch is submitted. A prompt's prefix of
-        at least `warm_prefix_tokens` is computed once, before its samples are sent (None: never)."""
+        """Ask `fuse_predict`, `fuse_scale` and `fuse_assign` before each batch is submitted. A prompt's prefix of at
+        least `warm_prefix_tokens` is computed once, before its samples are sent (None: never)."""
         trainer = self._trainer
         samples, timeout = trainer.config.actor_rollout_ref.rollout.n, trainer.settings.core.replica_timeout
         trainer.director.routing = Routing(trainer.llm_server_manager, trainer.replicas, timeout, samples)
         trainer.client_options["warm_prefix_tokens"] = warm_prefix_tokens
 
     def use_standalone(self, most: int, launch_timeout: float) -> None:
-        """After `use_routing`: `fuse_scale` may ask for up to `most` replicas more, each created within
-        `launch_timeout` seconds."""
+        """Let `fuse_scale` ask for up to `most` replicas more, each created within `launch_timeout` seconds. Needs
+        `use_routing` before."""
         trainer = self._trainer
         assert isinstance(trainer.director.routing, Routing), "standalone replicas need use_routing"
         pool = assembly.build_standalone(trainer, most, launch_timeout)
@@ -84,9 +84,9 @@ class Features:
         trainer.parts.append(StandaloneSync(pool, trainer.run_stage, export))
 
     def use_fused_update(self, solve: Solve, timeout: float) -> None:
-        """Critic and actor are updated in one call, in the order of the schedule that `solve` finds; a rank waits
+        """Update critic and actor in one call, in the order of the schedule that `solve` finds; a rank waits
         up to `timeout` seconds."""
-        # What it rests on comes with the extra `megatron`.
+        # The extra `megatron` brings the packages that this module needs.
         from verl_fuse.host.update.fused import FusedUpdates
 
         trainer = self._trainer
@@ -97,8 +97,8 @@ class Features:
     def use_lean_update(
         self, skip_zero_gradient: bool, skip_old_log_prob: bool, metrics: Literal["stock", "computed"]
     ) -> None:
-        """The actor's update leaves out samples without a gradient, and computes its old log-probs itself; `metrics`
-        are of all samples or of those that are computed. The actor's workers must be of the class that
+        """Leave samples without a gradient out of the actor's update, which computes its old log-probs itself;
+        `metrics` are of all samples or of those that are computed. The actor's workers must be of the class that
         host/update/lean/worker.py makes."""
         correction = self.config.algorithm.get("rollout_correction", None)
         bypass = bool(correction and correction.get("bypass_mode", False))
@@ -109,20 +109,20 @@ class Features:
     def use_streamed_update(
         self, skip_zero_gradient: bool, metrics: Literal["stock", "computed"], deferred: bool
     ) -> None:
-        """As `use_lean_update` with old log-probs of its own, and groups that `fuse_train_next` names are trained on
-        the devices of released replicas while others generate; `deferred`: the loss is a mean over the batch's tokens.
-        The actor's workers must be of the class that host/update/stream/worker.py makes."""
+        """Train like `use_lean_update` with old log-probs of its own, and train groups that `fuse_train_next` names on
+        the devices of released replicas while other replicas generate; `deferred`: the loss is a mean over the batch's
+        tokens. The actor's workers must be of the class that host/update/stream/worker.py makes."""
         trainer, options = self._trainer, LeanOptions(skip_zero_gradient, True, metrics)
         streamed = assembly.streamed_updates(trainer, trainer.run_stage, trainer.inference, options, deferred)
         trainer.updates = trainer.director.training = streamed
         trainer.parts.append(streamed)
 
     def use_layouts(self, wanted: Callable[[int], Mapping[str, int]]) -> None:
-        """Each model is trained with the `fsdp_size` that `wanted` says for a step, changed between two steps."""
+        """Train each model with the `fsdp_size` that `wanted` returns for a step, changed between two steps."""
         self._trainer.parts.append(Layouts(assembly.training_groups(self._trainer), wanted))
 
     def use_deferred_critic(self) -> None:
-        """The critic's update runs beside what follows it, until the values of the next step. Needs workers of
+        """Run the critic's update beside the stages that follow, until the values of the next step. Needs workers of
         its own (`fuse_devices`)."""
         trainer = self._trainer
         trainer.deferred = deferred = assembly.deferred_critic(trainer)

@@ -1,6 +1,6 @@
 """The trainer of mode `fuse`: verl's synchronous PPO trainer with hook call sites.
 
-It owns when hooks are called, which collective call runs on which lane, and what is recorded; policies live in plugins.
+The trainer decides when hooks are called, the lane of each collective call, and the records; policies live in plugins.
 With every feature off a step is verl's own, plus a timeline ("observe mode").
 """
 
@@ -45,7 +45,7 @@ from verl_fuse.spec.events import CheckpointSaved, Generated, SetUp, StepBegun, 
 from verl_fuse.spec.run_config import save_config
 from verl_fuse.spec.step import Stage
 
-# Seconds that replicas which do not sleep, and rollout profiles, may take to end.
+# Replicas that do not sleep, and rollout profiles, may take this many seconds to end.
 ENDING_SECONDS = 60.0
 
 
@@ -54,11 +54,11 @@ class FuseTrainer(PPOTrainerSync):
 
     def __init__(self, config: DictConfig):
         self.settings = checked_settings(config)
-        self.journal = Journal(self.settings.manager.hook, start_collector())
+        self.journal = Journal(self.settings.manager.hook, start_collector(), self.settings.planned_seconds)
         super().__init__(config)
 
     # verl tells modes apart by name (`trainer_mode != "sync"` means an asynchronous replay buffer, queue checkpoints
-    # and more); ours has synchronous semantics throughout.
+    # and more); mode `fuse` has synchronous semantics throughout.
     @property
     def trainer_mode(self) -> str:
         return "sync"
@@ -103,7 +103,7 @@ class FuseTrainer(PPOTrainerSync):
     def _setup(self) -> None:
         super()._setup()
         self.lane = Lane("train", self.journal.recorder, self.settings.core.call_timeout)
-        # Another one while the critic is trained beside what follows.
+        # Another lane while the critic is trained beside the stages that follow.
         self.critic_lane = self.lane
         self.deferred: DeferredCritic | None = None
         self.inference = assembly.sample_inference(self, super())
@@ -281,7 +281,7 @@ class FuseTrainer(PPOTrainerSync):
         metrics.update(self.own_metrics(batch))
 
     def own_metrics(self, batch: KVBatchMeta) -> dict[str, float]:
-        """What verl-fuse says of the step that ends, whose observers are told."""
+        """Return the metrics of verl-fuse for the step that ends, and tell its observers."""
         metrics: dict[str, float] = {}
         timeline = self.journal.timeline(str(self.config.trainer.experiment_name), self.replicas.named)
         for found in self.settings.manager.hook.fuse_metrics(timeline=timeline):
@@ -306,6 +306,6 @@ class FuseTrainer(PPOTrainerSync):
             if self.director.routing.by_prompt or has_connector(self.config):
                 announce(agent_loop_manager, self.settings.core.replica_timeout)
             super().fit(agent_loop_manager)
-            # Also where the prompts were used up before the last step.
+            # Needed too where the prompts were used up before the last step.
             self._settle()
             self.journal.emit(TrainingEnded)

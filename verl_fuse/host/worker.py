@@ -1,4 +1,4 @@
-"""verl's worker classes, recording what each rank runs.
+"""Extends verl's worker classes: each rank records its calls.
 
 Only the methods verl dispatches to are wrapped, and every wrapper keeps verl's dispatch attributes, so the worker group
 sees the same methods as before.
@@ -26,7 +26,7 @@ from verl_fuse.spec.timeline import (
     Category,
 )
 
-# method -> (span name, category), per role; the methods of verl/workers/engine_workers.py that a training step calls.
+# method -> (span name, category), per role; a training step calls these methods of verl/workers/engine_workers.py.
 ACTOR_METHODS: dict[str, tuple[str, Category]] = {
     "compute_log_prob": (OLD_LOG_PROB, "inference"),
     "compute_ref_log_prob": (REF_LOG_PROB, "inference"),
@@ -47,28 +47,27 @@ RECORDED_METHODS = {"actor": ACTOR_METHODS, "critic": CRITIC_METHODS}
 
 
 def recording_worker_class(role: str, base: type, first: int = 0) -> type:
-    """A subclass of verl's worker class for `role` ("actor" or "critic") whose calls are recorded as
-    spans on the rank's track. Its rank 0 is on the device of the actor's rank `first`, and tracks have
-    the actor's numbers."""
+    """Return a subclass of verl's worker class for `role` ("actor" or "critic") whose calls are recorded as spans on
+    the rank's track. Its rank 0 is on the device of the actor's rank `first`, and tracks have the actor's numbers."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_weights(self: Any, whole: bool) -> Any:
-        """This rank's share of the model's parameters, left in Ray's object store, see weights/exports.py."""
+        """Leave this rank's share of the model's parameters in Ray's object store, see weights/exports.py."""
         from verl_fuse.host.weights.exports import export_weights
 
         return export_weights((self.actor if role == "actor" else self).engine, whole)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def export_whole(self: Any) -> list[Any]:
-        """References to this rank's part of the actor's whole parameters in Ray's object store,
-        see standalone/weights.py."""
+        """Return references to this rank's part of the actor's whole parameters in Ray's object store, see
+        standalone/weights.py."""
         from verl_fuse.host.rollout.standalone.weights import export_whole
 
         return export_whole(self.actor.engine, self.rank, self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def report_memory(self: Any) -> Any:
-        """The memory of this rank, as it tells it, see weights/memory.py."""
+        """Return the memory of this rank, see weights/memory.py."""
         from verl_fuse.host.weights.memory import rank_memory, store_bytes
 
         node = ray.get_runtime_context().get_node_id()
@@ -78,7 +77,7 @@ def recording_worker_class(role: str, base: type, first: int = 0) -> type:
     if role == "actor":
         exports["export_whole"] = export_whole
     if hasattr(base, "fused_update"):
-        # Its ops are spans as well, by the clock of this rank's node.
+        # The ops of a fused update are spans as well, by the clock of this rank's node.
         exports["fused_update"] = _with_spans(base.fused_update)
     wrapped = {
         name: _recorded(getattr(base, name), span, category, first)
@@ -92,7 +91,7 @@ def recording_worker_class(role: str, base: type, first: int = 0) -> type:
 
 
 def _streamed_methods(base: type) -> dict[str, tuple[str, Category]]:
-    """Those of a class whose updates may be streamed (host/update/stream/worker.py)."""
+    """Return the methods of a class whose updates may be streamed (host/update/stream/worker.py)."""
     return {name: named for name, named in STREAM_METHODS.items() if hasattr(base, name)}
 
 
@@ -121,7 +120,8 @@ def _recorded(method: Callable, name: str, category: Category, first: int) -> Ca
 
 
 def _with_spans(method: Callable) -> Callable:
-    """A fused update (host/update/megatron/worker.py), which hands over the spans of what it measured."""
+    """Return `method`, a fused update (host/update/megatron/worker.py), with its measured spans handed to the
+    collector."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Transfer programs: how the parameters of a model get from one layout to another."""
+"""Plans transfer programs, which bring the parameters of a model from one layout to another."""

@@ -1,4 +1,4 @@
-"""Sharing work out over ranks that may do it, so that the largest load is as small as it can be.
+"""Shares work out over the ranks that may do it, so that the largest load is as small as possible.
 
 Invariants (tests/unit/reshard/test_parts.py):
 - every task is done in full, by its own candidates;
@@ -15,15 +15,15 @@ SWEEPS = 40
 
 
 def balanced_cuts(amounts: Ints, first: Ints, candidates: Ints, ranks: int) -> Ints:
-    """Where to cut each task: task t, of `amounts[t]` elements, has the candidates `candidates[first[t]:first[t + 1]]`;
-    each does the elements from its entry of the result up to that of the next one."""
+    """Return the cuts of each task: task t, of `amounts[t]` elements, has the candidates `candidates[first[t]:first[t +
+    1]]`; each candidate does the elements from its entry of the result up to the entry of the next."""
     order = np.argsort(np.diff(first), kind="stable")
     return _cuts(amounts, first, _water_levels(amounts, first, candidates, ranks, order))
 
 
 @njit(cache=True)
 def _water_levels(amounts, first, candidates, ranks, order):
-    """Fill up candidates to a common level, task by task, until nothing changes: block coordinate descent on
+    """Fill up candidates to a common level, task by task, until no level changes: block coordinate descent on
     the sum of squared loads."""
     load = np.zeros(ranks)
     share = np.zeros(len(candidates))
@@ -57,7 +57,7 @@ def _water_levels(amounts, first, candidates, ranks, order):
 
 @njit(cache=True)
 def _cuts(amounts, first, share):
-    """Where each candidate's whole elements begin."""
+    """Return the index at which each candidate's whole elements begin."""
     cuts = np.zeros(len(share), np.int64)
     for task in range(len(amounts)):
         total = 0.0

@@ -1,7 +1,7 @@
-"""Follows every element of a program, from what the layouts say of each rank's tensors; knows nothing
-of how programs are made.
+"""Follows every element of a program, starting from the layouts' tensors of each rank; does not know how programs are
+made.
 
-Needs a byte per element and rank, so it is for small models: a layout treats a model with fewer
+The check needs a byte per element and rank, so it is for small models: a layout treats a model with fewer
 and narrower blocks alike.
 """
 
@@ -13,13 +13,13 @@ from verl_fuse.reshard.program import Message, StreamRange, TransferProgram
 from verl_fuse.reshard.rectangles import rectangles
 from verl_fuse.reshard.sharding import PlacedSharding
 
-# What a rank has of each parameter, by name.
+# The elements that a rank has of each parameter, by name.
 Masks = dict[str, NDArray[np.bool_]]
 
 
 def check(program: TransferProgram) -> None:
-    """Raise a FuseError naming the first message, rank and parameter at which something is lost, sent without
-    being there, or sent twice."""
+    """Raise a FuseError naming the first message, rank and parameter at which an element is lost, sent without being
+    there, or sent twice."""
     ranks = range(len(program.nodes))
     held = _masks(program, program.source)
     wanted = _masks(program, program.target)
@@ -53,7 +53,8 @@ def _key(message: Message) -> tuple[int, int, int]:
 
 
 def _masks(program: TransferProgram, placed: PlacedSharding) -> dict[int, Masks]:
-    """Elements of each parameter that lie in each rank's tensors; padding of the vocabulary included."""
+    """Return masks of the elements of each parameter that lie in each rank's tensors, padding of the vocabulary
+    included."""
     weights, sides = program.weights, (program.source.sharding, program.target.sharding)
     shapes = {p.name: (max(side.cells(weights, p).rows[-1] for side in sides), p.columns) for p in weights.parameters}
     found: dict[int, Masks] = {rank: {} for rank in range(len(program.nodes))}

@@ -1,4 +1,4 @@
-"""A model's parameters a few at a time, so that a transfer needs room for those only.
+"""Cuts a model's parameters into chunks of a few, so that a transfer needs room for one chunk only.
 
 Invariants (tests/unit/reshard/test_loadable.py):
 - the chunks hold all parameters, each once, in their order;

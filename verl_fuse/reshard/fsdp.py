@@ -1,8 +1,9 @@
-"""FSDP2: every parameter cut along its first dimension; HSDP repeats that; one shard is a replicated model.
+"""The layout of FSDP2: every parameter is cut along its first dimension; HSDP repeats the cut parameters; one shard is
+a replicated model.
 
-Experts are stacked, as in `transformers` 5 (`experts.gate_up_proj`, `experts.down_proj`), so the first dimension
-is the expert. Source: `torch.distributed.fsdp.fully_shard` (torch.chunk: equal parts rounded up, so the last ranks
-may have less, or nothing).
+Experts are stacked, like in `transformers` 5 (`experts.gate_up_proj`, `experts.down_proj`), so the first dimension
+is the expert. Source: `torch.distributed.fsdp.fully_shard` (torch.chunk: equal parts rounded up, so the last ranks may
+have fewer rows, or none).
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ class FsdpSharding:
         return self.shards * self.replicas
 
     def check(self, weights: ModelParameters) -> None:
-        """Everything can be cut along its first dimension."""
+        """Raise a FuseError unless every parameter can be cut along its first dimension."""
 
     def cells(self, weights: ModelParameters, parameter: Parameter) -> Cells:
         if parameter.expert is not None:
@@ -75,7 +76,7 @@ class FsdpSharding:
 
 
 def _share(rows: int, shards: int) -> int:
-    """Rows of a full shard."""
+    """Return the rows of a full shard."""
     return -(-rows // shards)
 
 

@@ -1,11 +1,11 @@
-"""The part of a checkpoint that vLLM's ranks read: tensors with the names and shapes of a checkpoint, of which a rank
-has only the part it loads.
+"""The layout of the part of a checkpoint that vLLM's ranks read: tensors with the names and shapes of a checkpoint, of
+which a rank has only the part that it loads.
 
-A rank's weight loaders take whole parameters and cut out their own part, so the rest may hold anything.
+A rank's weight loaders take whole parameters and cut out their own part, so the rest may hold any values.
 
 Invariants (tests/unit/reshard/test_loadable.py):
 - a rank's pieces are the cells that vLLM's layout gives it, at their place in the whole parameter;
-- a program to this layout moves what one to vLLM's own layout moves.
+- a program to this layout moves the same elements as a program to vLLM's own layout.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Helpers that say where pieces lie in local tensors: collecting pieces by tensor, the fused projection of query, key
+"""Helpers that place pieces in local tensors: collecting pieces by tensor, the fused projection of query, key
 and value, and the cells of tensor-parallel ranks."""
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ Entry = tuple[str, tuple[int, ...], Piece]
 
 
 def collected(entries: Iterable[Entry]) -> tuple[LocalTensor, ...]:
-    """Local tensors from their pieces, in order of first appearance."""
+    """Return local tensors made from their pieces, in order of first appearance."""
     found: dict[str, tuple[tuple[int, ...], list[Piece]]] = {}
     for name, shape, piece in entries:
         found.setdefault(name, (shape, []))[1].append(piece)
@@ -22,17 +22,17 @@ def collected(entries: Iterable[Entry]) -> tuple[LocalTensor, ...]:
 
 
 def shape_of(parameter: Parameter, rows: int, columns: int) -> tuple[int, ...]:
-    """Shape of a local part: what has one column is a vector if the parameter is a bias or a norm."""
+    """Return the shape of a local part: a part of a parameter with one column (a bias or a norm) is a vector."""
     return (rows,) if parameter.columns == 1 else (rows, columns)
 
 
 def row_block(parameter: Parameter, row: int, rows: int, before: int = 0) -> Piece:
-    """Whole rows, with `before` rows of the local tensor ahead of them."""
+    """Return a piece of whole rows, with `before` rows of the local tensor ahead of them."""
     return Piece(parameter.name, row, rows, 0, parameter.columns, before * parameter.columns, parameter.columns)
 
 
 def column_block(parameter: Parameter, column: int, columns: int) -> Piece:
-    """All rows of some columns, which make up the local tensor."""
+    """Return a piece with all rows of some columns, which make up the local tensor."""
     return Piece(parameter.name, 0, parameter.rows, column, columns, 0, columns)
 
 
@@ -50,8 +50,8 @@ class HeadRows:
 
 @lru_cache(maxsize=1024)
 def grouped_heads(heads: int, kv_heads: int, head_dim: int, tp: int) -> tuple[HeadRows, ...]:
-    """Megatron's order: for each key head its queries, the key, the value; the whole is cut into `tp` equal
-    parts, wherever that falls.
+    """Return rows in Megatron's order: for each key head its queries, the key, the value; the whole is cut into `tp`
+    equal parts, wherever the cuts fall.
 
     Source: mbridge `Bridge._weight_to_mcore_format`; megatron-core
     `SelfAttention.get_query_key_value_tensors` for tp > kv_heads.
@@ -75,7 +75,7 @@ def grouped_heads(heads: int, kv_heads: int, head_dim: int, tp: int) -> tuple[He
 
 @lru_cache(maxsize=1024)
 def stacked_heads(heads: int, kv_heads: int, head_dim: int, tp: int) -> tuple[HeadRows, ...]:
-    """vLLM's order: a rank's queries, then its keys, then its values; fewer key heads than ranks are
+    """Return rows in vLLM's order: a rank's queries, then its keys, then its values; fewer key heads than ranks are
     repeated (`QKVParallelLinear`)."""
     queries, keys = heads * head_dim // tp, max(1, kv_heads // tp) * head_dim
     found = []
@@ -90,13 +90,13 @@ def stacked_heads(heads: int, kv_heads: int, head_dim: int, tp: int) -> tuple[He
 
 
 def head_rows(model: Model, tp: int, fused: str) -> tuple[HeadRows, ...]:
-    """`fused`: grouped (Megatron) or stacked (vLLM)."""
+    """Return the rows of all tensor ranks in the order `fused`: grouped (Megatron) or stacked (vLLM)."""
     order = grouped_heads if fused == "grouped" else stacked_heads
     return order(model.heads, model.kv_heads, model.head_dim, tp)
 
 
 def head_owners(found: tuple[HeadRows, ...], kind: ParameterKind) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """(first row, rows, tensor ranks that have them) of one projection, in order of rows."""
+    """Yield (first row, rows, tensor ranks that have them) of one projection, in order of rows."""
     ranks: dict[tuple[int, int], list[int]] = {}
     for each in found:
         if each.kind == kind:
@@ -112,7 +112,7 @@ def tensor_parallel_cells(
     heads: tuple[HeadRows, ...],
     owners: Callable[[tuple[int, ...]], Owners],
 ) -> Cells:
-    """The cells of a parameter that tensor ranks share.
+    """Return the cells of a parameter that tensor ranks share.
 
     `padded` counts its rows with padding, which no cell has; `owners` gives the ranks behind tensor ranks.
     """

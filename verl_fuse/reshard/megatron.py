@@ -1,5 +1,5 @@
-"""Megatron's layout: tensor, context, data and pipeline parallelism, experts shared out within data-
-and context-parallel ranks.
+"""The layout of Megatron: tensor, context, data and pipeline parallelism, with experts shared out within data- and
+context-parallel ranks.
 
 Query, key and value are fused by groups, gate and up of an MLP one after the other, the vocabulary may be padded, a
 tied head has a copy on the last stage. Sources: megatron-core 0.16 (`parallel_state`, `GPTModel`), mbridge 0.15 (names,
@@ -24,7 +24,7 @@ from verl_fuse.reshard.parameters import ModelParameters, Parameter
 from verl_fuse.reshard.sharding import Cells, LocalTensor, Owners
 from verl_fuse.spec.layout import Layout, stage_layers
 
-# Names of a block's tensors; those of a norm depend on the implementation (Transformer Engine fuses it into
+# Names of a block's tensors; the names of a norm depend on the implementation (Transformer Engine fuses it into
 # the projection after it).
 _FUSED_NORMS = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
@@ -48,7 +48,7 @@ _OUTSIDE = {
 
 @dataclass(frozen=True)
 class MegatronSharding:
-    """`stages`: blocks per pipeline stage (empty: as even as can be); `vocabulary`: rows of the padded
+    """`stages`: blocks per pipeline stage (empty: as even as possible); `vocabulary`: rows of the padded
     embedding (0: not padded); `transformer_engine`: whether norms are fused and experts grouped, as in
     that implementation's names."""
 
@@ -153,7 +153,7 @@ class MegatronSharding:
         return local + {**_NORMS, **_WHOLE, **(_FUSED_NORMS if fused else {})}[name]
 
     def _homes(self, weights: ModelParameters, parameter: Parameter) -> tuple[int, ...]:
-        """Stages that hold a parameter."""
+        """Return the stages that hold a parameter."""
         last = self.layout.pp - 1
         if parameter.layer is None:
             if parameter.kind != "embedding":
@@ -168,7 +168,7 @@ class MegatronSharding:
         return self.vocabulary or weights.model.vocabulary
 
     def _fused(self, weights: ModelParameters) -> int:
-        """Rows of the fused projection of all ranks."""
+        """Return the rows of the fused projection of all ranks."""
         model = weights.model
         return (model.heads + 2 * model.kv_heads) * model.head_dim
 
@@ -188,7 +188,7 @@ def _stage_of(blocks: tuple[int, ...], layer: int) -> int:
 
 @lru_cache(maxsize=65536)
 def _cells(layout: Layout, homes: tuple[int, ...], ep: int, parameter: Parameter, heads: tuple) -> Cells:
-    """`ep`: the expert rank that holds it, -1 for all."""
+    """Return the cells of a parameter; `ep`: the expert rank that holds it, -1 for all."""
     copies = layout.dp * layout.cp
 
     def owners(tensor_ranks: tuple[int, ...]) -> Owners:

@@ -1,6 +1,6 @@
-"""Sorting by small whole numbers: a counting sort, where numpy would compare.
+"""Sorts by small whole numbers: a counting sort, where numpy would compare.
 
-Invariant (tests/unit/reshard/test_parts.py): the same as numpy's stable argsort.
+Invariant (tests/unit/reshard/test_parts.py): the result equals numpy's stable argsort.
 """
 
 import numpy as np
@@ -8,12 +8,12 @@ from numba import njit
 
 from verl_fuse.spec.arrays import Ints
 
-# Above this many numbers per key the counts themselves cost more than comparing.
+# The counts themselves cost more than comparing above this many numbers per key.
 BINS_PER_KEY = 8
 
 
 def order_of(keys: Ints, bins: int) -> Ints:
-    """Indices that sort `keys`, whole numbers from 0 to below `bins`, and leave equal ones in order."""
+    """Return indices that sort `keys`, whole numbers from 0 to below `bins`, and leave equal keys in order."""
     return np.argsort(keys, kind="stable") if bins > BINS_PER_KEY * len(keys) else _counted(keys, bins)
 
 

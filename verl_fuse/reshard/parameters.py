@@ -1,7 +1,7 @@
-"""The parameters of a model, as a Hugging Face checkpoint names them, and how tensor parallelism treats each.
+"""Lists the parameters of a model under the names of a Hugging Face checkpoint, and how tensor parallelism treats each.
 
 Invariants (tests/unit/reshard/test_parameters.py):
-- names and shapes are those of the model classes of `transformers` (experts one by one, as in a checkpoint);
+- names and shapes are those of the model classes of `transformers` (experts one by one, like in a checkpoint);
 - a parameter is a matrix of rows and columns; a vector has one column.
 """
 
@@ -13,20 +13,20 @@ from typing import Any, Literal
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.model import Model
 
-# How a parameter is split: by rows of the vocabulary, by attention heads, by rows, by columns, or not at all.
+# The kinds of splits of a parameter: by rows of the vocabulary, by attention heads, by rows, by columns, or not at all.
 ParameterKind = Literal["embedding", "head", "query", "key", "value", "column", "row", "whole"]
 
 # Model types whose parameters are known here, with their biases and norms inside attention.
 QKV_BIAS = ("qwen2", "qwen2_moe")
 QK_NORM = ("qwen3", "qwen3_moe", "gemma3_text")
-# A norm behind attention and MLP as well as before.
+# Models with a norm behind attention and MLP as well as before.
 FOUR_NORMS = ("gemma2", "gemma3_text")
 TYPES = ("llama", "mistral", "gemma", "gemma2", *QKV_BIAS, *QK_NORM)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`layer` is the block it belongs to, `expert` the expert; None for what is outside."""
+    """A parameter; `layer` is its block, `expert` its expert; None for a parameter outside of blocks or experts."""
 
     name: str
     rows: int
@@ -49,7 +49,7 @@ class ModelParameters:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Place of each parameter by name."""
+        """Return the place of each parameter by name."""
         return {parameter.name: place for place, parameter in enumerate(self.parameters)}
 
     @property
@@ -69,8 +69,8 @@ def require_known(config: Mapping[str, Any], name: str) -> None:
 
 
 def parameters_of(model: Model, model_type: str, *, head_bias: bool = False) -> ModelParameters:
-    """The parameters of a model; `model_type` is that of its `config.json`. A value model has the head `score`;
-    `head_bias` if that has a bias."""
+    """Return the parameters of a model; `model_type` is that of its `config.json`. A value model has the head `score`;
+    `head_bias` tells whether the head has a bias."""
     if model_type not in TYPES:
         raise FuseError(f"model {model.name!r}: model_type={model_type!r}; parameters are known for {', '.join(TYPES)}")
     if bool(model.experts) != model_type.endswith("_moe"):

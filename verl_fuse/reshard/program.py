@@ -1,11 +1,11 @@
-"""A transfer program: what every rank sends, receives and keeps to get from one layout to another.
+"""Plans a transfer program: the elements that every rank sends, receives and keeps to get from one layout to another.
 
 Invariants (tests/unit/reshard/test_transfer_program.py, by an independent checker that looks at single elements):
-- after the program every rank of the target holds all its parameters' elements, and received none it
-  held before, and none twice;
-- bytes moved are the lower bound: what ranks want and do not hold; over the network, one copy for
-  each node that has none;
-- a message is at most a quarter of `bucket_bytes` long: a rank needs two to send and two to receive.
+- after the program every rank of the target holds all its parameters' elements, and received no element that it held
+before, and no element twice;
+- the bytes moved are the lower bound: elements that ranks want and do not hold; over the network, one copy for each
+node without a copy;
+- a message is at most a quarter of `bucket_bytes` long: a rank needs two messages to send and two to receive.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ class StreamRange:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Spans one after the other, from rank `sender` to rank `receiver`. `relayed`: the sender received
-    them itself in this program."""
+    """Spans one after the other, from rank `sender` to rank `receiver`. `relayed`: the sender received the spans itself
+    in this program."""
 
     round: int
     sender: int
@@ -54,7 +54,8 @@ class Message:
 
 @dataclass(frozen=True)
 class TransferProgram:
-    """From `source` to `target`; `nodes[r]` is the node of rank r, `item_bytes` the bytes of an element on the way."""
+    """A program from `source` to `target`; `nodes[r]` is the node of rank r, `item_bytes` the bytes of an element on
+    the way."""
 
     weights: ModelParameters
     source: PlacedSharding
@@ -67,15 +68,15 @@ class TransferProgram:
     hops: Hops
 
     def sends(self, rank: int) -> tuple[Message, ...]:
-        """The messages that a rank sends, in order."""
+        """Return the messages that a rank sends, in order."""
         return self._messages(np.flatnonzero(self.hops.sender == rank))
 
     def receives(self, rank: int) -> tuple[Message, ...]:
-        """The messages that a rank receives, in order."""
+        """Return the messages that a rank receives, in order."""
         return self._messages(np.flatnonzero(self.hops.receiver == rank))
 
     def kept(self, rank: int) -> tuple[StreamRange, ...]:
-        """The ranges that a rank wants and holds already."""
+        """Return the ranges that a rank wants and holds already."""
         groups = self.streams.groups
         inside = np.array([rank in group for group in groups], np.bool_)
         found = np.flatnonzero(inside[self.streams.source] & inside[self.streams.target])
@@ -83,32 +84,33 @@ class TransferProgram:
 
     @property
     def message_elements(self) -> int:
-        """The longest a message may be."""
+        """Return the largest number of elements of a message."""
         return self.bucket_bytes // MESSAGES_PER_BUCKET // self.item_bytes
 
     @property
     def bytes(self) -> int:
-        """Bytes that ranks receive."""
+        """Return the bytes that ranks receive."""
         return int((self.hops.high - self.hops.low).sum()) * self.item_bytes
 
     @property
     def network_bytes(self) -> int:
-        """Bytes that pass between nodes."""
+        """Return the bytes that pass between nodes."""
         return int((self.hops.high - self.hops.low)[self._far].sum()) * self.item_bytes
 
     def sent(self, *, far: bool) -> Ints:
-        """Bytes each rank sends of what it held before the program, to other nodes or within its own."""
+        """Return the bytes that each rank sends of elements held before the program, to other nodes or within its
+        own."""
         chosen = (self._far == far) & (self.hops.place == 0)
         return self._per_rank(self.hops.sender, chosen)
 
     def load(self, *, far: bool) -> tuple[Ints, Ints]:
-        """Bytes each rank sends and receives in all, between nodes or within its own."""
+        """Return the bytes that each rank sends and receives in all, between nodes or within its own."""
         chosen = self._far == far
         return self._per_rank(self.hops.sender, chosen), self._per_rank(self.hops.receiver, chosen)
 
     @cached_property
     def digest(self) -> str:
-        """The same for the same program."""
+        """Return a digest that is equal for equal programs."""
         digest = hashlib.sha256(f"{self.source} > {self.target} {self.item_bytes} {self.weights.model}".encode())
         for part in (self.streams, self.flows, self.hops):
             for value in vars(part).values():
@@ -127,7 +129,7 @@ class TransferProgram:
 
     @cached_property
     def _ends(self) -> Ints:
-        """Where each row ends on the line of all flows."""
+        """Return the end of each row on the line of all flows."""
         return np.cumsum(self.flows.high - self.flows.low)
 
     def _messages(self, hops: Ints) -> tuple[Message, ...]:
@@ -145,7 +147,7 @@ class TransferProgram:
         return tuple(found)
 
     def _spans(self, flow: int, low: int, high: int) -> tuple[StreamRange, ...]:
-        """The part `low` to `high` of a flow."""
+        """Return the part `low` to `high` of a flow."""
         flows, ends = self.flows, self._ends
         first, last = int(flows.row_first[flow]), int(flows.row_first[flow + 1])
         before = int(ends[first - 1]) if first else 0
@@ -169,8 +171,8 @@ def plan_transfer(
     item_bytes: int = 2,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> TransferProgram:
-    """The program from one layout to another. `nodes[r]` is the node of rank r, for all ranks of both; `bucket_bytes`
-    bounds what a rank needs besides both layouts' tensors."""
+    """Return the program from one layout to another. `nodes[r]` is the node of rank r, for all ranks of both layouts;
+    `bucket_bytes` bounds a rank's memory besides both layouts' tensors."""
     if item_bytes not in (1, 2, 4, 8):
         raise FuseError(f"item_bytes={item_bytes!r}; needs 1, 2, 4 or 8")
     limit = bucket_bytes // MESSAGES_PER_BUCKET // item_bytes
@@ -187,8 +189,8 @@ def plan_transfer(
 
 
 def lower_bound(program: TransferProgram) -> tuple[int, int]:
-    """(bytes that ranks want and do not hold, bytes for one copy to every node that wants and has
-    none), from the layouts alone."""
+    """Return (bytes that ranks want and do not hold, bytes for one copy to every node that wants elements and has no
+    copy), from the layouts alone."""
     streams, nodes = program.streams, program.nodes
     wanted = crossing = 0
     for source, target, size in zip(streams.source, streams.target, streams.size, strict=True):

@@ -1,8 +1,9 @@
-"""The elements of a span as rectangles of parameters.
+"""Cuts the elements of a span into rectangles of parameters.
 
 Invariants (tests/unit/reshard/test_parts.py):
 - the rectangles of a span, read row by row one after the other, are its elements in order;
-- a span that ends inside an atom has at most three rectangles of it: a part of a row, whole rows, a part of a row.
+- a span that ends inside an atom has at most three rectangles of the atom: a part of a row, whole rows, a part of a
+row.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from verl_fuse.reshard.streams import Streams
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """Part of parameter number `parameter`; its elements come `at` elements after the beginning of the span."""
+    """A part of parameter number `parameter`; its elements come `at` elements after the beginning of the span."""
 
     parameter: int
     row: int
@@ -31,7 +32,7 @@ class Rectangle:
 
 
 def rectangles(streams: Streams, span: StreamRange) -> Iterator[Rectangle]:
-    """The rectangles of a span, in order."""
+    """Yield the rectangles of a span, in order."""
     first, last = int(streams.first[span.stream]), int(streams.first[span.stream + 1])
     atom = first + int(np.searchsorted(streams.offset[first:last], span.low, "right")) - 1
     low = span.low
@@ -53,7 +54,7 @@ def rectangles(streams: Streams, span: StreamRange) -> Iterator[Rectangle]:
 
 
 def _lines(begin: int, end: int, columns: int) -> Iterator[tuple[int, int, int, int]]:
-    """(row, rows, column, columns) of the elements `begin` to `end` of a rectangle that is `columns` wide."""
+    """Yield (row, rows, column, columns) of the elements `begin` to `end` of a rectangle that is `columns` wide."""
     while begin < end:
         row, column = divmod(begin, columns)
         rows = (end - begin) // columns if column == 0 else 0

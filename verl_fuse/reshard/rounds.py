@@ -1,11 +1,11 @@
-"""Messages of a bounded size, and an order in which every rank sends one and receives one at a time.
+"""Cuts flows into messages of a bounded size, in an order in which every rank sends one and receives one at a time.
 
 Invariants (tests/unit/reshard/test_parts.py):
-- a message is at most `limit` elements long, and those of a flow differ by at most one element;
+- a message is at most `limit` elements long, and the messages of a flow differ by at most one element;
 - in a round a rank sends at most one message and receives at most one;
 - a rank passes a message on in a later round than it received it. So a run in which every rank sends in the order of
-  rounds, and receives in the order of rounds, cannot deadlock: of all messages that are not through, those of the
-  first round wait for nothing.
+rounds, and receives in the order of rounds, cannot deadlock: of all messages that are not through, those of the first
+round do not wait.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from verl_fuse.spec.arrays import Ints
 @dataclass(frozen=True)
 class Hops:
     """Hop h brings the elements `low[h]` to `high[h]` of flow `flow[h]` from rank `sender[h]` to `receiver[h]`, in
-    `round[h]`. In order of rounds.
+    `round[h]`. Hops are in order of rounds.
 
     `place` is the receiver's place in the flow's chain; from 1 on the sender passes on what it received."""
 
@@ -66,11 +66,11 @@ def hops_of(flows: Flows, limit: int, ranks: int) -> Hops:
 
 @njit(cache=True)
 def _first_fit(flow, hops, source, chain_first, chain, ranks, words):
-    """The round of each hop, message by message; empty if `words` times 64 rounds are too few."""
+    """Return the round of each hop, message by message; empty if `words` times 64 rounds are too few."""
     rounds = np.empty(hops, np.int64)
     sends = np.zeros((ranks, words), np.uint64)
     receives = np.zeros((ranks, words), np.uint64)
-    # Rounds before these are all taken, so looking may start there.
+    # All rounds before these are taken, so the search may start there.
     send_from, receive_from = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     full, one = ~np.uint64(0), np.uint64(1)
     hop = 0

@@ -1,4 +1,4 @@
-"""The compiled parts of `routes`: deliveries of streams to nodes, and their cuts."""
+"""Compiled parts of `routes`: deliveries of streams to nodes, and their cuts."""
 
 import numpy as np
 from numba import njit
@@ -6,8 +6,8 @@ from numba import njit
 
 @njit(cache=True)
 def deliveries(source, target, first, ranks, nodes):
-    """(stream, node, place of the first holder there or -1, holders there, first needer, needers): one delivery per
-    stream and node that needs it."""
+    """Return (stream, node, place of the first holder there or -1, holders there, first needer, needers): one delivery
+    per stream and node that needs it."""
     streams, places, held, holders, need_first = (
         [0],
         [0],
@@ -65,10 +65,10 @@ def rows(
     entries,
     entry_cuts,
 ):
-    """(delivery, low, high, sender, place of the first receiver among the needers): deliveries cut where
-    sender or receiver changes.
+    """Return (delivery, low, high, sender, place of the first receiver among the needers): deliveries cut where sender
+    or receiver changes.
 
-    Near deliveries start at different needers in turn, so that not always the same one is last in the chain.
+    Near deliveries start at different needers in turn, so that the last needer of the chain changes.
     """
     found, lows, highs, who, starts = [0], [0], [0], [0], [0]
     for d in range(len(sizes)):
@@ -102,7 +102,7 @@ def rows(
 
 @njit(cache=True)
 def _at(cuts, first, last, place):
-    """The last candidate whose part begins at or before `place`."""
+    """Return the last candidate whose part begins at or before `place`."""
     low, high = first, last - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -115,7 +115,7 @@ def _at(cuts, first, last, place):
 
 @njit(cache=True)
 def keys(delivery, sender, start, need_first, needers):
-    """A number per row, the same for the same sender and chain (FNV-1a)."""
+    """Return a number per row, equal for equal sender and chain (FNV-1a)."""
     keys = np.empty(len(delivery), np.uint64)
     for row in range(len(delivery)):
         begin, count = need_first[delivery[row]], need_first[delivery[row] + 1] - need_first[delivery[row]]
@@ -129,7 +129,7 @@ def keys(delivery, sender, start, need_first, needers):
 
 @njit(cache=True)
 def chains(example, delivery, start, need_first, needers):
-    """Ranks of each flow's chain."""
+    """Return the ranks of each flow's chain."""
     first = np.zeros(len(example) + 1, np.int64)
     for flow in range(len(example)):
         d = delivery[example[flow]]
@@ -144,7 +144,7 @@ def chains(example, delivery, start, need_first, needers):
 
 @njit(cache=True)
 def same(flow, example, delivery, sender, start, need_first, needers):
-    """Whether all rows of a flow have its sender and chain."""
+    """Tell whether all rows of a flow have its sender and chain."""
     for row in range(len(flow)):
         other = example[flow[row]]
         d, e = delivery[row], delivery[other]

@@ -1,15 +1,14 @@
-"""Who sends what to whom: one copy of everything a node lacks, from the least loaded rank that has it, then from rank
-to rank within the node.
+"""Plans sender and receivers of each element: a node gets one copy of each missing element from the least loaded rank
+that has it, then the element goes from rank to rank within the node.
 
-A stream is delivered to a node when ranks there want it and do not hold it. If a rank of that node holds it, it comes
-from there; else the ranks that hold it share the work, and the ranks of the node that want it share receiving it. From
-there it goes on along a chain of the others.
-Source of the idea: ReaL (arXiv 2406.14088), parameter reallocation; ReaL broadcasts from one sender, a
-chain loads every rank once.
+A stream is delivered to a node when ranks there want it and do not hold it. If a rank of that node holds the stream,
+that rank sends it; else the ranks that hold it share the work, and the ranks of the node that want it share receiving
+it. The stream then goes on along a chain of the other ranks. Source of the idea: ReaL (arXiv 2406.14088), parameter
+reallocation; ReaL broadcasts from one sender, a chain loads every rank once.
 
 Invariants (tests/unit/reshard/test_transfer_program.py):
 - a rank receives exactly what it wants and does not hold, once; a node without a holder gets one copy;
-- what the holders send, over the network and within nodes, is within 10 % of the smallest possible maximum.
+- the largest load of a holder, over the network and within nodes, is within 10 % of the smallest possible.
 """
 
 from dataclasses import dataclass
@@ -43,19 +42,19 @@ class Flows:
 
     @property
     def elements(self) -> Ints:
-        """Length of each flow."""
+        """Return the length of each flow."""
         ends = np.append(0, np.cumsum(self.high - self.low))[self.row_first]
         return np.diff(ends)
 
 
 def flows_of(streams: Streams, nodes: Ints) -> Flows:
-    """The flows that carry out the streams; `nodes[r]` is the node of rank r."""
+    """Return the flows that carry out the streams; `nodes[r]` is the node of rank r."""
     first = np.append(0, np.cumsum([len(group) for group in streams.groups]))
     ranks = np.array([rank for group in streams.groups for rank in group], np.int64)
     stream, node, held, holders, need_first, needers = deliveries(streams.source, streams.target, first, ranks, nodes)
     sizes, far = streams.size[stream], held < 0
-    # Lines: all that a set of holders has to send, one node after the other, and all that the wanting ranks
-    # of a node have to receive.
+    # Lines: all elements that a set of holders has to send, one node after the other, and all elements that the wanting
+    # ranks of a node have to receive.
     node_count = int(nodes.max(initial=0)) + 1
     send_line = streams.source[stream] * (node_count + 1) + np.where(far, 0, node + 1)
     send_members = np.where(far, first[streams.source[stream]], held)
@@ -96,8 +95,8 @@ def _line(
     then: Ints,
     then_count: int,
 ):
-    """(line of each delivery, its place on the line, first candidate of each line, candidates, cuts); far and near
-    loads are balanced apart. On a line deliveries come in order of `then`, numbers below `then_count`."""
+    """Return (line of each delivery, its place on the line, first candidate of each line, candidates, cuts); far and
+    near loads are balanced apart. On a line deliveries come in order of `then`, numbers below `then_count`."""
     _, example, line = np.unique(key * 2 + far, return_index=True, return_inverse=True)
     order = order_of(line * then_count + then, len(example) * then_count)
     ends = np.cumsum(sizes[order])
@@ -117,6 +116,6 @@ def _line(
 
 
 def _gathered(begin: Ints, count: Ints, values: Ints) -> Ints:
-    """`values[begin[i]:begin[i] + count[i]]` of all i, one after the other."""
+    """Return `values[begin[i]:begin[i] + count[i]]` of all i, one after the other."""
     ends = np.cumsum(count)
     return values[np.arange(ends[-1] if len(ends) else 0) + np.repeat(begin - (ends - count), count)]

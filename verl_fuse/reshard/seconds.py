@@ -1,8 +1,8 @@
-"""How long a program takes on a cluster.
+"""Predicts the seconds of a program on a cluster.
 
-A rank's links to its own node and to the network are used one message at a time in each direction, so a rank takes what
-its busier direction takes, and the slowest rank decides; each message costs a launch on top. `verl_fuse.cost.transfer`
-is the planner's quick estimate of the same.
+A rank's links to its own node and to the network are used one message at a time in each direction, so a rank takes as
+long as its busier direction, and the slowest rank decides; each message costs a launch on top.
+`verl_fuse.cost.transfer` is the planner's quick estimate of the same seconds.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from verl_fuse.reshard.program import TransferProgram
 
 
 def predicted_seconds(program: TransferProgram, network: Network) -> float:
-    """Seconds of a program on a cost model's network."""
+    """Return the seconds of a program on a cost model's network."""
     if not len(program.hops):
         return 0.0
     cluster = network.cluster

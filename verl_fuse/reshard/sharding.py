@@ -1,11 +1,11 @@
-"""The content of a layout, for a model's parameters: which ranks own which part, and where each part lies
-in a rank's own tensors.
+"""Describes a layout of a model's parameters: the owners of each part, and the place of each part in a rank's own
+tensors.
 
 Invariants (tests/unit/reshard/test_shardings.py), for every layout:
 - `cells` and `tensors` agree: a rank's pieces are exactly the cells it owns;
 - every element of a parameter has an owner, and the pieces of a rank's tensors do not overlap.
 
-Ranks here count from 0 within the layout; `PlacedSharding` says which ranks of the transfer they are.
+Ranks here count from 0 within the layout; `PlacedSharding` maps them to ranks of the transfer.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ class Cells:
     """A parameter cut into a grid: `rows` and `columns` are the cuts, first 0, last the end; `owners[i][j]` has the
     ranks that hold the cell.
 
-    Rows may go beyond those of the parameter: padding of the vocabulary, moved where both sides have it. No owner:
-    nobody here has the cell.
+    Rows may go beyond those of the parameter: padding of the vocabulary, moved where both sides have it. No owner: no
+    rank here has the cell.
     """
 
     rows: tuple[int, ...]
@@ -56,7 +56,7 @@ class LocalTensor:
 
 
 class Sharding(Protocol):
-    """How parameters are spread over `devices` ranks."""
+    """A division of parameters over `devices` ranks."""
 
     @property
     def devices(self) -> int: ...
@@ -66,11 +66,12 @@ class Sharding(Protocol):
         ...
 
     def cells(self, weights: ModelParameters, parameter: Parameter) -> Cells:
-        """The owners of a parameter; the same object for parameters that are split alike among the same ranks."""
+        """Return the owners of a parameter; the same object for parameters that are split alike among the same
+        ranks."""
         ...
 
     def tensors(self, weights: ModelParameters, rank: int) -> tuple[LocalTensor, ...]:
-        """The tensors that one rank holds."""
+        """Return the tensors that one rank holds."""
         ...
 
 
@@ -89,11 +90,11 @@ class PlacedSharding:
 
     @classmethod
     def at(cls, sharding: Sharding, first: int = 0) -> "PlacedSharding":
-        """The layout on consecutive ranks."""
+        """Return the layout on consecutive ranks."""
         return cls(sharding, tuple(range(first, first + sharding.devices)))
 
     def tensors(self, weights: ModelParameters, rank: int) -> tuple[LocalTensor, ...]:
-        """The tensors of rank `rank` of the transfer; none if it has no part in this layout."""
+        """Return the tensors of rank `rank` of the transfer; none if the rank has no part in this layout."""
         return self.sharding.tensors(weights, self.ranks.index(rank)) if rank in self.ranks else ()
 
     def __str__(self) -> str:
@@ -101,19 +102,19 @@ class PlacedSharding:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks as text: 0-3 where consecutive, else 0,2,5."""
+    """Return ranks as text: 0-3 where consecutive, else 0,2,5."""
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     return ",".join(map(str, ranks))
 
 
 def even_cuts(size: int, parts: int) -> tuple[int, ...]:
-    """Cuts of `size` into equal parts."""
+    """Return cuts of `size` into equal parts."""
     return tuple(size * part // parts for part in range(parts + 1))
 
 
 def merged(cuts: Sequence[int], owners: Sequence[Owners]) -> tuple[tuple[int, ...], tuple[Owners, ...]]:
-    """Without empty parts, and without cuts between parts of the same owners."""
+    """Return cuts and owners without empty parts, and without cuts between parts of the same owners."""
     kept, found = [cuts[0]], []
     for begin, end, ranks in zip(cuts, cuts[1:], owners, strict=False):
         if begin == end:
@@ -127,12 +128,12 @@ def merged(cuts: Sequence[int], owners: Sequence[Owners]) -> tuple[tuple[int, ..
 
 
 def by_rows(parameter: Parameter, cuts: Sequence[int], owners: Sequence[Owners]) -> Cells:
-    """Cells of a parameter that is split by rows."""
+    """Return the cells of a parameter that is split by rows."""
     rows, ranks = merged(cuts, owners)
     return Cells(rows, (0, parameter.columns), tuple((each,) for each in ranks))
 
 
 def by_columns(parameter: Parameter, cuts: Sequence[int], owners: Sequence[Owners]) -> Cells:
-    """Cells of a parameter that is split by columns."""
+    """Return the cells of a parameter that is split by columns."""
     columns, ranks = merged(cuts, owners)
     return Cells((0, parameter.rows), columns, (ranks,))

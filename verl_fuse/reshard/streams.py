@@ -1,11 +1,11 @@
-"""Both layouts cut each parameter into cells; what their common refinement says about who has an
-element and who wants it.
+"""Finds the ranks that have an element and the ranks that want it: both layouts cut each parameter into cells, whose
+common refinement tells both.
 
 Invariants (tests/unit/reshard/test_parts.py):
-- the atoms of a parameter tile what the target layout holds of it, each once;
+- the atoms of a parameter tile the part that the target layout holds, each element once;
 - all atoms of a stream are held by one group of ranks and wanted by another; no two streams have the same two groups;
-- a parameter that the target wants and nobody holds is a FuseError naming it; padding of the vocabulary may be
-  nobody's, and is then left alone.
+- a parameter that the target wants and no rank holds is a FuseError naming it; padding of the vocabulary may have no
+holder, and is then left alone.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ NOBODY = 0
 
 @dataclass(frozen=True)
 class Streams:
-    """`groups`: sets of ranks in order of node and rank, number 0 is nobody. Stream k has the atoms `first[k]`
+    """`groups`: sets of ranks in order of node and rank, number 0 is the empty set. Stream k has the atoms `first[k]`
     to `first[k + 1]`, is held by group `source[k]`, wanted by `target[k]`, and is `size[k]` elements long. Atom
     a is the rectangle (`row`, `rows`, `column`, `columns`) of a parameter; read row by row it is the stream's
     elements from `offset[a]` on."""
@@ -49,7 +49,7 @@ class Streams:
 def streams_of(
     weights: ModelParameters, source: PlacedSharding, target: PlacedSharding, nodes: Sequence[int]
 ) -> Streams:
-    """The streams between two layouts; `nodes[r]` is the node of rank r."""
+    """Return the streams between two layouts; `nodes[r]` is the node of rank r."""
     groups = _Groups(nodes)
     grids: dict[tuple[int, int], tuple[Ints, ...]] = {}
     tables, places = [], []
@@ -90,7 +90,7 @@ def streams_of(
 
 
 class _Groups:
-    """Numbers sets of ranks."""
+    """Numbers for sets of ranks."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         self._nodes = nodes
@@ -99,7 +99,7 @@ class _Groups:
         self.sets: list[tuple[int, ...]] = [()]
 
     def ids(self, placed: PlacedSharding, cells: Cells) -> Ints:
-        """Group of each cell."""
+        """Return the group of each cell."""
         return np.array([[self._id(placed, owners) for owners in line] for line in cells.owners], np.int64)
 
     def _id(self, placed: PlacedSharding, owners: tuple[int, ...]) -> int:
@@ -116,8 +116,8 @@ class _Groups:
 
 
 def _grid(have: Cells, want: Cells, held: Ints, wanted: Ints) -> tuple[Ints, ...]:
-    """(row, rows, column, columns, holding group, wanting group) of the atoms of one parameter; what the target
-    does not have is left out."""
+    """Return (row, rows, column, columns, holding group, wanting group) of the atoms of one parameter; elements that
+    the target lacks are left out."""
     row_cuts, column_cuts = _refined(have.rows, want.rows), _refined(have.columns, want.columns)
     held = _spread(held, have, row_cuts, column_cuts)
     wanted = _spread(wanted, want, row_cuts, column_cuts)
@@ -127,13 +127,13 @@ def _grid(have: Cells, want: Cells, held: Ints, wanted: Ints) -> tuple[Ints, ...
 
 
 def _refined(have: tuple[int, ...], want: tuple[int, ...]) -> Ints:
-    """All cuts up to the target's end."""
+    """Return all cuts up to the target's end."""
     cuts = np.union1d(np.array(have, np.int64), np.array(want, np.int64))
     return cuts[cuts <= want[-1]]
 
 
 def _spread(groups: Ints, cells: Cells, row_cuts: Ints, column_cuts: Ints) -> Ints:
-    """Group of each atom; nobody beyond the last cut."""
+    """Return the group of each atom; no holder beyond the last cut."""
     framed = np.full((groups.shape[0] + 1, groups.shape[1] + 1), NOBODY, np.int64)
     framed[:-1, :-1] = groups
     rows = np.searchsorted(np.array(cells.rows), row_cuts[:-1], "right") - 1

@@ -1,4 +1,4 @@
-"""Layouts from text, the inverse of their `str`.
+"""Reads layouts from text, the inverse of their `str`.
 
 Invariant (tests/unit/reshard/test_shardings.py): `sharding_from(str(sharding)) == sharding`.
 """
@@ -19,7 +19,7 @@ FORMS = (
 
 
 def sharding_from(text: str) -> Sharding:
-    """From one of `FORMS`."""
+    """Return the layout that `text`, in one of `FORMS`, describes."""
     kind, *parts = text.split()
     try:
         if kind == "megatron":

@@ -1,4 +1,4 @@
-"""vLLM's layout: tensor-parallel replicas, names and fused projections of its model classes.
+"""The layout of vLLM: tensor-parallel replicas, with the names and fused projections of its model classes.
 
 Sources: vLLM 0.24 and 0.28 `QKVParallelLinear`, `MergedColumnParallelLinear`, `VocabParallelEmbedding` (rows padded to
 a multiple of 64), `FusedMoE` (`w13_weight`, `w2_weight`, every expert cut over the tensor ranks).
@@ -64,7 +64,7 @@ class VllmSharding:
         if parameter.kind in ("embedding", "head"):
             share = _padded(weights) // self.tp
             first, end = min(tp * share, parameter.rows), min((tp + 1) * share, parameter.rows)
-            # A rank that has padding only has the tensor all the same.
+            # A rank with nothing but padding has the tensor too.
             yield parameter.name, (share, columns), row_block(parameter, first, end - first)
         elif parameter.kind in ("query", "key", "value"):
             parts = [part for part in head_rows(model, self.tp, "stacked") if part.rank == tp]

@@ -1,4 +1,4 @@
-"""Before a program starts, its ranks compare what they are about to run.
+"""Compares the programs of all ranks before a program starts.
 
 Invariants (tests/unit/runtime/test_agreement.py):
 - ranks whose programs differ in any row are told which ranks differ and in which rows;
@@ -14,8 +14,8 @@ from verl_fuse.runtime.blame import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A rank's program by digests of its rows, and digests of the messages of each connection
-    ("0F 1>2") it is an end of."""
+    """A rank's program by digests of its rows, and digests of the messages of each connection ("0F 1>2") that ends at
+    the rank."""
 
     rows: tuple[str, ...]
     connections: Mapping[str, str]
@@ -30,7 +30,7 @@ class Offer:
 
 
 def disagreement(offers: Mapping[int, Offer]) -> Verdict | None:
-    """The fault in the offers of all ranks, or None; the same on every rank."""
+    """Return the fault in the offers of all ranks, or None; the same on every rank."""
     return _programs(offers) or _connections(offers)
 
 
@@ -41,7 +41,7 @@ def _programs(offers: Mapping[int, Offer]) -> Verdict | None:
     if len(groups) == 1:
         return None
     most, *others = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1]))
-    # Without a majority nobody can say who is wrong.
+    # Without a majority no rank can be found wrong.
     accused = [ranks for _, ranks in others] + ([most[1]] if len(others[0][1]) == len(most[1]) else [])
     culprits = sorted(rank for ranks in accused for rank in ranks)
     length = max(len(rows) for rows in groups)

@@ -2,8 +2,8 @@
 
 Invariants (tests/unit/runtime/test_autograd.py):
 - gradients add up in the parameters' `.grad`, in the order of the backwards;
-- after a forward the stage's result is not kept unless autograd needs it, after a backward
-  nothing of the micro-batch is.
+- after a forward the stage's result is not kept unless autograd needs it, after a backward no tensor of the micro-batch
+is kept.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ class AutogradStage:
         messages: Sequence[TensorSpec] | None,
         results: Sequence[TensorSpec] | None,
     ) -> None:
-        """Specs by micro-batch; `messages` is None on the first stage, `results` on the last."""
+        """Take specs by micro-batch; `messages` is None on the first stage, `results` on the last."""
         self.device = parameters[0].device
         self.losses: dict[int, torch.Tensor] = {}
         self._stage = stage

@@ -1,7 +1,7 @@
-"""Who is to blame when a wait has lasted too long.
+"""Finds the ranks to blame when a wait has lasted too long.
 
 Invariants (tests/unit/runtime/test_blame.py):
-- a silent process is to blame before anything else: nobody hears from it, whatever it said last;
+- a silent process is to blame first: nobody hears from it, whatever its last message;
 - else the ranks that the waiting rank waits for, directly or through others, and that do not wait themselves or are
   not in this program yet;
 - else, when all of these wait, all of them: they wait for each other.
@@ -39,7 +39,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a program ended: the ranks at fault and a sentence that names them."""
+    """The reason why a program ended: the ranks at fault and a sentence that names them."""
 
     culprits: tuple[int, ...]
     text: str
@@ -54,7 +54,7 @@ class Verdict:
 
 
 def blame(states: Mapping[int, RankState], silent: Collection[int], waiting: int, now: float) -> Verdict:
-    """The verdict of rank `waiting`, whose time is up."""
+    """Return the verdict of rank `waiting`, whose time is up."""
     me = states[waiting]
     late = {rank for rank, state in states.items() if state.program < me.program}
     reached = _reached(states, waiting, late)
@@ -75,7 +75,8 @@ def blame(states: Mapping[int, RankState], silent: Collection[int], waiting: int
 
 
 def _reached(states: Mapping[int, RankState], waiting: int, late: Collection[int]) -> list[int]:
-    """The ranks that `waiting` waits for, directly or through others, in order; not beyond those that are late."""
+    """Return the ranks that `waiting` waits for, directly or through others, in order; the search stops at `late`
+    ranks."""
     found: set[int] = set()
     ahead = [waiting]
     while ahead:

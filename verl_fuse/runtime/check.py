@@ -1,4 +1,4 @@
-"""Refuses a program that could not run, or that would not compute what serial training computes.
+"""Refuses a program that could not run, or that would not compute the results of serial training.
 
 Invariants (tests/unit/runtime/test_check.py) of a program that passes:
 - every rank has exactly the forwards and backwards of its stages, each between its receive and its send;
@@ -32,7 +32,7 @@ def check(program: PipelineProgram) -> None:
 
 
 def predicted_peaks(program: PipelineProgram) -> tuple[float, ...]:
-    """Largest sum of activations each rank holds at a time, in the problem's memory unit."""
+    """Return the largest sum of activations that each rank holds at a time, in the problem's memory unit."""
     peaks = []
     for rank, row in enumerate(program.rows):
         held = peak = 0.0
@@ -47,7 +47,8 @@ def predicted_peaks(program: PipelineProgram) -> tuple[float, ...]:
 
 
 def _check_runs(program: PipelineProgram, rank: int) -> None:
-    """Each op of the rank once, in order per pipeline and kind, backwards after their forwards."""
+    """Raise a FuseError unless each op of the rank comes once, in order per pipeline and kind, backwards after their
+    forwards."""
     problem, done = program.problem, Counter[tuple[int, OpKind]]()
     for position, step in enumerate(program.rows[rank]):
         if not _exists(problem, rank, step):
@@ -75,7 +76,7 @@ def _exists(problem: ScheduleProblem, rank: int, step: Instruction) -> bool:
 
 
 def _check_messages(program: PipelineProgram, rank: int) -> None:
-    """Receives and sends are those the runs need, at their places."""
+    """Raise a FuseError unless receives and sends are those that the runs need, at their places."""
     row = program.rows[rank]
     runs: list[tuple[int, OpKind, int]] = [
         (step.pipeline, step.kind, step.microbatch) for step in row if step.action == "run"
@@ -117,7 +118,8 @@ def _check_progress(program: PipelineProgram) -> None:
 
 
 def _ring(program: PipelineProgram, stuck: dict[int, int]) -> str:
-    """The ranks that wait for each other, starting anywhere on the ring; every stuck rank waits for a stuck one."""
+    """Return text on the ranks that wait for each other, starting anywhere on the ring; every stuck rank waits for a
+    stuck rank."""
     rank, path = min(stuck), []
     while rank not in path:
         path.append(rank)

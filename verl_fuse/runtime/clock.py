@@ -1,4 +1,4 @@
-"""When ops begin and end: on the host's clock, or on the device's where ops run behind the host."""
+"""Times the begin and end of ops: on the host's clock, or on the device's where ops run behind the host."""
 
 import time
 from typing import Protocol
@@ -7,14 +7,14 @@ import torch
 
 
 class Clock(Protocol):
-    """Marks in time, read when everything marked is over."""
+    """A clock with marks in time, which are read when everything marked is over."""
 
     def mark(self) -> int:
         """Mark this moment of the current stream."""
         ...
 
     def read(self) -> list[float]:
-        """Unix seconds of every mark; waits until the device has reached the last."""
+        """Return the Unix seconds of every mark; wait until the device has reached the last mark."""
         ...
 
 
@@ -23,7 +23,8 @@ def clock_for(device: torch.device) -> Clock:
 
 
 class HostClock:
-    """Monotonic seconds on top of the wall clock at the start, so that a clock set back makes no negative times."""
+    """A clock of monotonic seconds on top of the wall clock at the start, so that a clock set back makes no negative
+    times."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
@@ -38,7 +39,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Events on the current stream, counted from the wall clock at the start, when the stream is idle."""
+    """A clock of events on the current stream, counted from the wall clock at the start, when the stream is idle."""
 
     def __init__(self) -> None:
         torch.cuda.synchronize()

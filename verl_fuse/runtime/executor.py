@@ -1,8 +1,8 @@
 """Runs one rank's row of a program, together with the other ranks.
 
 Invariants (tests/unit/runtime/test_executor.py, test_random_programs.py):
-- ops run in the row's order, and only a message that has not arrived makes a rank wait: receives are posted ahead,
-  sends waited for at the end;
+- ops run in the row's order, and only a message that has not arrived makes a rank wait: receives are posted ahead, and
+sends are waited for at the end;
 - gradients are finalised only after every rank has done its last op, pipeline by pipeline in the problem's order;
 - ranks that disagree about the program or its messages stop before the first op;
 - losses and gradients are bitwise those of the same stages run one pipeline and one micro-batch at a time.

@@ -1,8 +1,9 @@
-"""Messages over gloo: one thread per direction waits, so that the program's own thread can look for faults meanwhile.
+"""Sends messages over gloo: one thread per direction waits, so that the program's own thread can look for faults
+meanwhile.
 
-A gloo wait cannot be asked whether it is over, cannot be woken, and closes the connection when its time is up; so
-it is left to a thread that has all the time in the world. gloo carries host memory only: tensors of other devices
-are copied there and back.
+A gloo wait cannot be asked whether it is over, cannot be woken, and closes the connection when its time is up; so a
+thread without a time limit does the wait. gloo carries host memory only: tensors of other devices are copied there and
+back.
 """
 
 import queue
@@ -17,7 +18,7 @@ from verl_fuse.runtime.stage import TensorSpec
 
 
 class GlooInbox:
-    """Receives the messages of `specs` from `source`, at most `depth` ahead of `take`."""
+    """An inbox that receives the messages of `specs` from `source`, at most `depth` ahead of `take`."""
 
     def __init__(
         self, group: dist.ProcessGroup, source: int, specs: Sequence[TensorSpec], depth: int, device: torch.device
@@ -29,7 +30,7 @@ class GlooInbox:
         _start(self._receive, group, specs)
 
     def take(self, seconds: float, meanwhile: Callable[[], None]) -> torch.Tensor | None:
-        # What leaves does so on threads of its own.
+        # Threads of their own let messages leave.
         try:
             message = self._arrived.get(timeout=seconds) if seconds > 0 else self._arrived.get_nowait()
         except queue.Empty:
@@ -52,7 +53,7 @@ class GlooInbox:
 
 
 class GlooOutbox:
-    """Sends to `target`, one message after the other."""
+    """An outbox to `target`, which sends one message after the other."""
 
     def __init__(self, group: dist.ProcessGroup, target: int) -> None:
         self._target = target
@@ -65,7 +66,7 @@ class GlooOutbox:
         self._queue.put(message.cpu())
 
     def push(self) -> None:
-        """Its thread does."""
+        """Do nothing: the outbox's thread sends."""
 
     def flush(self, seconds: float, meanwhile: Callable[[], None]) -> bool:
         if not self._closed:
@@ -86,7 +87,7 @@ class GlooOutbox:
 
 
 def _start(target, *args) -> threading.Thread:
-    """A daemon: after a fault it stays blocked in gloo, and the interpreter must not wait for it."""
+    """Start a daemon thread: after a fault it stays blocked in gloo, and the interpreter must not wait for it."""
     thread = threading.Thread(target=target, args=args, name="verl-fuse gloo", daemon=True)
     thread.start()
     return thread

@@ -1,4 +1,4 @@
-"""A thread of every rank: shows that the process lives, and ends it when it cannot end by itself.
+"""Runs a thread of every rank that shows that the process lives, and ends the process when it cannot end by itself.
 
 A rank that is stuck inside an op never looks for a verdict; no exception reaches it there. When a verdict stands
 and the program's thread does not come back, the process ends with `EXIT_CODE`: soon if the verdict names this
@@ -19,13 +19,13 @@ from verl_fuse.runtime.store import Store
 TICK_SECONDS = 0.25
 # A process without a tick for this long is called silent.
 SILENCE_SECONDS = 5.0
-# What a culprit gets to end by itself.
+# A culprit gets this many seconds to end by itself.
 GRACE_SECONDS = 1.0
 EXIT_CODE = 70
 
 
 class Guard:
-    """Ticks under the store key `pulse`; looks for a verdict under `verdict`."""
+    """A guard that ticks under the store key `pulse` and looks for a verdict under `verdict`."""
 
     def __init__(self, store: Store, pulse: str, verdict: str, rank: int, timeout: float) -> None:
         self._store = store.clone()  # a store serves one thread at a time
@@ -39,7 +39,7 @@ class Guard:
         self._thread.start()
 
     def running(self, running: bool) -> None:
-        """Whether a program runs, and its thread may be stuck."""
+        """Set whether a program runs, so that its thread may be stuck."""
         self._running = running
 
     def close(self) -> None:

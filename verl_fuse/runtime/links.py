@@ -1,7 +1,7 @@
-"""Process groups of pipelines: one per pipeline and direction of travel, so that no message waits
-behind another pipeline's.
+"""Opens the process groups of pipelines: one per pipeline and direction of travel, so that no message waits behind
+another pipeline's.
 
-On NCCL a group serialises what passes between two ranks; traffic of both directions, or of two pipelines, in
+On NCCL a group serialises the messages between two ranks; traffic of both directions, or of two pipelines, in
 one group could deadlock.
 """
 
@@ -31,14 +31,14 @@ class Link:
     groups: Mapping[OpKind, dist.ProcessGroup]
 
     def neighbours(self, kind: OpKind) -> tuple[int | None, int | None]:
-        """Global ranks that a forward or backward of this stage receives from and sends to; None at
+        """Return the global ranks that a forward or backward of this stage receives from and sends to; None at
         the ends of the pipeline."""
         before = self.ranks[self.stage - 1] if self.stage else None
         after = self.ranks[self.stage + 1] if self.stage + 1 < len(self.ranks) else None
         return (before, after) if kind == "F" else (after, before)
 
     def backend(self, device: torch.device) -> str:
-        """The backend that carries tensors of `device`, such as gloo or nccl."""
+        """Return the backend that carries tensors of `device`, such as gloo or nccl."""
         config = dist.get_backend_config(self.groups["F"])
         backends = dict(entry.split(":") for entry in config.split(","))
         if device.type not in backends:
@@ -47,11 +47,11 @@ class Link:
 
 
 def open_links(pipelines: Sequence[Sequence[int]], device: torch.device) -> dict[int, Link]:
-    """Links of this process by index in `pipelines`, the global ranks of every pipeline in stage order.
+    """Return the links of this process by index in `pipelines`, the global ranks of every pipeline in stage order.
 
     Collective: every process of the default group calls it with the same list, once; links serve any number of
     programs. `device` is where messages live; the group's backend is the default group's for it. Neighbours exchange
-    one element, so that NCCL makes their communicators here, in one order, and not when a program first uses them.
+    one element, so that NCCL makes their communicators here, in one order, and not at the first use by a program.
     """
     _check_placement(pipelines)
     rank, links = dist.get_rank(), {}
@@ -75,7 +75,7 @@ def _check_placement(pipelines: Sequence[Sequence[int]]) -> None:
 
 
 def _connect(link: Link, device: torch.device) -> None:
-    """One element along the pipeline, then one back."""
+    """Send one element along the pipeline, then one back."""
     orders: dict[OpKind, tuple[int, ...]] = {"F": link.ranks, "B": link.ranks[::-1]}
     element = torch.zeros(1, device="cpu" if link.backend(device) == "gloo" else device)
     for kind, order in orders.items():

@@ -1,7 +1,7 @@
 """A key-value store of torch that listens at one address.
 
-torch's own listens on all interfaces of a machine, whatever host it is given, and whoever reaches its port may
-write what a run reads there.
+torch's own store listens on all interfaces of a machine, whatever host it is given, and every process that reaches its
+port may write the values that a run reads there.
 
 Invariant (tests/unit/runtime/test_listening.py): other addresses of the machine refuse connections.
 """
@@ -13,11 +13,11 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 
 def listening_store(address: str, timeout: timedelta) -> TCPStore:
-    """The server's side, at a free port (`.port`) of `address`; `timeout` bounds its own waits."""
+    """Return the server's side, at a free port (`.port`) of `address`; `timeout` bounds its own waits."""
     host = address.strip("[]")
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port = listener.getsockname()[1]
-    # The store closes it.
+    # The store closes the socket.
     return TCPStore(
         host,
         port,

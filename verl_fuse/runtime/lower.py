@@ -1,10 +1,10 @@
-"""Schedule -> program: the orders of forwards and backwards, with a receive before and a send after each where
-its stage has a neighbour.
+"""Lowers a schedule to a program: the orders of forwards and backwards, with a receive before and a send after each
+where its stage has a neighbour.
 
 Invariants (tests/unit/runtime/test_lower.py):
 - a receive comes right before the op that needs it, a send right after the op that made it;
 - a forward receives from the stage before and sends to the stage after, a backward the other way round;
-  within a rank nothing is sent.
+  within a rank no message is sent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,12 +19,12 @@ OpOrders = Sequence[Sequence[tuple[int, OpKind, int]]]
 
 
 def lower_schedule(schedule: Schedule) -> PipelineProgram:
-    """The program of a solved schedule."""
+    """Return the program of a solved schedule."""
     return lower(schedule.problem, [[(op.pipeline, op.kind, op.microbatch) for op in row] for row in schedule.rows])
 
 
 def lower(problem: ScheduleProblem, orders: OpOrders) -> PipelineProgram:
-    """The program of running orders; a FuseError names an op whose pipeline or stage is not on its rank."""
+    """Return the program of running orders; a FuseError names an op whose pipeline or stage is not on its rank."""
     rows = []
     for rank, order in enumerate(orders):
         row: list[Instruction] = []
@@ -37,7 +37,7 @@ def lower(problem: ScheduleProblem, orders: OpOrders) -> PipelineProgram:
 
 
 def neighbours(pipeline: Pipeline, rank: int, kind: OpKind) -> tuple[int | None, int | None]:
-    """The ranks an op on `rank` receives from and sends to; None at the ends of the pipeline."""
+    """Return the ranks that an op on `rank` receives from and sends to; None at the ends of the pipeline."""
     stage = pipeline.ranks.index(rank)
     before = pipeline.ranks[stage - 1] if stage else None
     after = pipeline.ranks[stage + 1] if stage + 1 < pipeline.stages else None

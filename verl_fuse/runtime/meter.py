@@ -1,8 +1,8 @@
-"""How much memory activations really hold, as seen by autograd.
+"""Measures the memory that activations hold, as autograd sees it.
 
 Invariants (tests/unit/runtime/test_meter.py):
 - a storage that autograd keeps for a backward counts once, from its forward until autograd lets go of it;
-- weights do not count; what a stage keeps longer than its backward stays counted.
+- weights do not count; a tensor that a stage keeps longer than its backward stays counted.
 """
 
 from collections import Counter
@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 class ActivationMeter:
-    """`held` bytes now and `peak` bytes at most.
+    """A meter of activations: `held` bytes now and `peak` bytes at most.
 
-    Tensors of nested saved-tensor hooks (recomputation, offload) are theirs to count; what a nested tensor
-    is made of is not counted.
+    Tensors of nested saved-tensor hooks (recomputation, offload) are not counted here, nor are the parts of a nested
+    tensor.
     """
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:
@@ -30,15 +30,15 @@ class ActivationMeter:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Count what autograd saves in this block."""
+        """Count the tensors that autograd saves in this block."""
         with saved_tensors_hooks(self._pack, _unpack):
             yield
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        # A tensor made of others (a nested one) has no memory of its own.
+        # A tensor made of other tensors (a nested tensor) has no memory of its own.
         if is_traceable_wrapper_subclass(tensor):
             return tensor
-        # A storage without memory (a meta or an empty tensor) has no address to tell it by, and nothing to count.
+        # A storage without memory (a meta or an empty tensor) has no address as its identity, and no bytes to count.
         address = _address(tensor)
         return tensor if address in self._weights or address == 0 else _Saved(tensor, self)
 

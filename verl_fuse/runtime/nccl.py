@@ -1,12 +1,12 @@
-"""Messages over NCCL, all posted by the program's own thread: NCCL orders them on streams of its own, one for each
-pair of ranks in a group.
+"""Sends messages over NCCL, all posted by the program's own thread: NCCL orders them on streams of its own, one stream
+for each pair of ranks in a group.
 
 The program waits on the host until a message is there before it launches the op that needs it. That costs launch
-latency only where the device would be idle anyway, and it is what lets a stuck peer be named.
+latency only where the device would be idle anyway, and the wait lets a stuck peer be named.
 
 verl sets CUDA_DEVICE_MAX_CONNECTIONS=1 for Megatron on Hopper: the device then takes all streams' work from one queue,
-and work whose stream is not free keeps everything behind it from starting. A message behind another one on its stream
-would keep the op waiting that the first one is for. So each stream has one message at a time, and the next is posted
+and work whose stream is not free keeps everything behind it from starting. A message behind another message on its
+stream would keep the op of the first message waiting. So each stream has one message at a time, and the next is posted
 when that one is through.
 
 Invariants (tests/unit/runtime/test_one_queue.py):
@@ -30,7 +30,8 @@ POSTED = 1
 
 
 class NcclInbox:
-    """Receives the messages of `specs` from `source`; the next one is posted when one is taken."""
+    """An inbox that receives the messages of `specs` from `source`; the next receive is posted when a message is
+    taken."""
 
     def __init__(
         self, group: dist.ProcessGroup, source: int, specs: Sequence[TensorSpec], depth: int, device: torch.device
@@ -62,7 +63,7 @@ class NcclInbox:
 
 
 class NcclOutbox:
-    """Sends to `target`; a tensor is let go when it has left."""
+    """An outbox to `target`; a tensor is released when it has left."""
 
     def __init__(self, group: dist.ProcessGroup, target: int) -> None:
         self._group = group
@@ -96,7 +97,7 @@ class NcclOutbox:
 
 
 def _over(work: dist.Work, peer: int, seconds: float, meanwhile: Callable[[], None]) -> bool:
-    """Whether `work` ends within `seconds`, in which `meanwhile` is called again and again."""
+    """Tell whether `work` ends within `seconds`; `meanwhile` is called repeatedly in that time."""
     deadline = time.monotonic() + seconds
     try:
         while not work.is_completed():

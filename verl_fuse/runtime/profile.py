@@ -24,7 +24,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Where and how to measure: at least `repeats` runs and `seconds` seconds of each case."""
+    """Settings of a measurement: at least `repeats` runs and `seconds` seconds of each case."""
 
     device: torch.device
     dtype: torch.dtype
@@ -33,7 +33,7 @@ class BenchSettings:
 
     @classmethod
     def on(cls, device: str, precision: str) -> "BenchSettings":
-        """`device` as torch names it; a FuseError if it is not there."""
+        """Return settings for `device`, a name of torch; a FuseError if there is no such device."""
         try:
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError) as error:
@@ -43,7 +43,7 @@ class BenchSettings:
         return cls(torch.device(device), PRECISIONS[precision])
 
     def time(self, run: Callable[[], object]) -> float:
-        """Median seconds of a run."""
+        """Return the median seconds of a run."""
         run()
         times: list[float] = []
         while len(times) < self.repeats or sum(times) < self.seconds:
@@ -63,7 +63,7 @@ class BenchSettings:
 
 
 def measure_device(bench: BenchSettings) -> Device:
-    """Memory, reached matrix-product FLOP/s and reached copy bandwidth."""
+    """Return the device with its memory, reached matrix-product FLOP/s and reached copy bandwidth."""
     size = 1024 if bench.device.type == "cpu" else 8192
     left, right = bench.tensor(size, size), bench.tensor(size, size)
     flops = 2 * size**3 / bench.time(lambda: left @ right)
@@ -80,7 +80,7 @@ def measure_device(bench: BenchSettings) -> Device:
 def measure_model(
     bench: BenchSettings, model: Model, tp: int, batches: tuple[int, ...], lengths: tuple[int, ...]
 ) -> MeasuredModel:
-    """All parts and passes of one tensor rank's shard of the model."""
+    """Measure all parts and passes of one tensor rank's shard of the model."""
     modules = _Modules(bench, model, tp)
     measurements = tuple(
         Measurement(
@@ -106,7 +106,7 @@ class _Modules:
         self.embedding = torch.nn.Embedding(rows, model.hidden).to(bench.device, bench.dtype)
 
     def seconds(self, part: Part, direction: Pass, batch: int, length: int) -> float:
-        """Median seconds; a FuseError if the device's memory does not hold such a batch."""
+        """Return median seconds; a FuseError if the device's memory does not hold such a batch."""
         try:
             return self._seconds(part, direction, batch, length)
         except torch.OutOfMemoryError as error:
@@ -138,7 +138,7 @@ class _Modules:
             return self.bench.time(run)
 
     def _backward(self, run: Callable[[], Tensor], x: Tensor) -> float:
-        """The backward alone: its graph is kept and run again."""
+        """Return the seconds of the backward alone: its graph is kept and run again."""
         x.requires_grad_()
         out = run()
         gradient = torch.ones_like(out)
@@ -153,7 +153,7 @@ class _Modules:
 
 
 def _optimizer_rate(bench: BenchSettings, block: Block) -> float:
-    """Elements per second of an AdamW step."""
+    """Return the elements per second of an AdamW step."""
     for parameter in block.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer = torch.optim.AdamW(block.parameters(), lr=0.0, fused=True)
@@ -161,5 +161,5 @@ def _optimizer_rate(bench: BenchSettings, block: Block) -> float:
 
 
 def set_threads(threads: int) -> None:
-    """Threads of torch in this process."""
+    """Set the threads of torch in this process."""
     torch.set_num_threads(threads)

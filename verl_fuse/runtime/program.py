@@ -1,4 +1,4 @@
-"""The instructions of every rank, in order: forwards and backwards, and the receives and sends between them.
+"""Holds the instructions of every rank, in order: forwards and backwards, and the receives and sends between them.
 
 Invariants (tests/unit/runtime/test_program.py):
 - `PipelineProgram.from_text(program.problem, program.to_text()) == program`;
@@ -34,7 +34,7 @@ class Instruction(NamedTuple):
 
     @property
     def op(self) -> str:
-        """The forward or backward this belongs to, as in a schedule's text form."""
+        """Return the forward or backward of this instruction, in a schedule's text form."""
         return f"{self.pipeline}{self.kind}{self.microbatch}"
 
     @property
@@ -45,29 +45,30 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PipelineProgram:
-    """One row of instructions for each rank of `problem`; whether they can run is for `check` to say."""
+    """One row of instructions for each rank of `problem`; `check` tells whether they can run."""
 
     problem: ScheduleProblem
     rows: tuple[tuple[Instruction, ...], ...]
 
     def to_text(self) -> str:
-        """One line per rank: `0F0 0F0>1 1F0<1 1F0`."""
+        """Return one line per rank: `0F0 0F0>1 1F0<1 1F0`."""
         return "".join(" ".join(step.token for step in row) + "\n" for row in self.rows)
 
     @classmethod
     def from_text(cls, problem: ScheduleProblem, text: str) -> "PipelineProgram":
-        """Parse the text form; a FuseError names the token that is none."""
+        """Parse the text form; a FuseError names a token that is no instruction."""
         rows = enumerate(text.splitlines())
         return cls(problem, tuple(tuple(_parse(token, rank) for token in line.split()) for rank, line in rows))
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """SHA-256 of each rank's row together with the problem."""
+        """Return the SHA-256 of each rank's row together with the problem."""
         problem = self.problem.to_json()
         return tuple(hashlib.sha256(f"{problem}\n{line}".encode()).hexdigest() for line in self.to_text().splitlines())
 
     def grid(self, marks: dict[int, int]) -> str:
-        """The rows with instruction `marks[rank]` in brackets; an index past the end marks the end of the row."""
+        """Return the rows with instruction `marks[rank]` in brackets; an index past the end marks the end of the
+        row."""
         lines = []
         for rank, row in enumerate(self.rows):
             tokens = [f"[{step.token}]" if marks.get(rank) == i else step.token for i, step in enumerate(row)]

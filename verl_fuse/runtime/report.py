@@ -1,4 +1,4 @@
-"""A rank's report of a program it ran."""
+"""A rank's report of a program that it ran."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ class ProgramReport:
     """Measurements of one rank.
 
     `spans`: one per forward and backward, with the seconds its input was waited for. `peak_bytes`: the most that
-    autograd held for backwards; `predicted_peak`: what the program holds at most by its problem, in the problem's
-    memory unit (a comparison makes sense if that is bytes). `held_bytes`: what autograd still holds after the last op;
-    anything but 0 is a leak.
+    autograd held for backwards; `predicted_peak`: the most that the program holds by its problem, in the problem's
+    memory unit (comparable if the unit is bytes). `held_bytes`: the bytes that autograd still holds after the last op;
+    any number but 0 is a leak.
     """
 
     spans: tuple[Span, ...]

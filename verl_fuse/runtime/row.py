@@ -1,4 +1,4 @@
-"""One rank's row of instructions, run once over its stages and channels."""
+"""Runs one rank's row of instructions once over its stages and channels."""
 
 import time
 from collections import Counter
@@ -19,7 +19,7 @@ from verl_fuse.spec.timeline import Span
 
 
 class RowExecution:
-    """Channels, clock and meter of one run; receives are posted as soon as it is made."""
+    """Channels, clock and meter of one run; receives are posted as soon as the object is made."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class RowExecution:
                 self._outboxes[index, kind] = open_outbox(links[index], kind, self._device)
 
     def run(self) -> tuple[Span, ...]:
-        """Every instruction in order, then the sends that have not left; returns a span per op."""
-        message: torch.Tensor | None = None  # between neighbours in the row: what arrived for an op, then what it made
+        """Run every instruction in order, then the sends that have not left; return a span per op."""
+        message: torch.Tensor | None = None  # The message between neighbours in the row.
         waited = 0.0
         for step in self._steps:
             self._push()
@@ -102,7 +102,7 @@ class RowExecution:
         return self._checked(step, made)
 
     def _checked(self, step: Instruction, made: torch.Tensor | None) -> torch.Tensor | None:
-        """The message as its receiver expects it; a wrong shape would not be noticed there, or hang."""
+        """Return the message in the form its receiver expects; there a wrong shape would go unnoticed, or hang."""
         sends = self._links[step.pipeline].neighbours(step.kind)[1] is not None
         wanted = spec_of(self._stages[step.pipeline], step.kind, "leaves", step.microbatch) if sends else None
         given = None if made is None else TensorSpec(tuple(made.shape), made.dtype)
@@ -130,7 +130,7 @@ class RowExecution:
 
 
 def channels(links: Mapping[int, Link]) -> Iterator[tuple[int, OpKind, int | None, int | None]]:
-    """Pipeline and kind of a rank's ops, and the global ranks that their messages come from and go to."""
+    """Yield pipeline and kind of a rank's ops, and the global ranks that their messages come from and go to."""
     kinds: tuple[OpKind, OpKind] = ("F", "B")
     for index, link in links.items():
         for kind in kinds:
@@ -138,6 +138,6 @@ def channels(links: Mapping[int, Link]) -> Iterator[tuple[int, OpKind, int | Non
 
 
 def spec_of(stage: PipelineStage, kind: OpKind, way: str, microbatch: int) -> TensorSpec:
-    """The message that "arrives" for an op or "leaves" it: a backward's are gradients of what its
-    forward sent and received."""
+    """Return the spec of the message that "arrives" for an op or "leaves" it: a backward's messages are gradients of
+    those its forward sent and received."""
     return stage.message(microbatch) if (kind == "F") == (way == "arrives") else stage.result(microbatch)

@@ -1,7 +1,7 @@
 """The interface of a model for the executor: one stage of one pipeline on this rank, called op by op.
 
-A stage keeps what its backwards need, frees it when the backward is done, and calls its own collectives in `end` only,
-so that data dependence between stages is all that blocks a program.
+A stage keeps the tensors that its backwards need, frees them when the backward is done, and calls its own collectives
+in `end` only, so that only data dependence between stages blocks a program.
 """
 
 from collections.abc import Iterable
@@ -19,27 +19,27 @@ class TensorSpec(NamedTuple):
 
 
 class PipelineStage(Protocol):
-    """One stage of one pipeline. Messages are contiguous tensors on `device`; gradients have the spec of
-    what they are gradients of."""
+    """One stage of one pipeline. Messages are contiguous tensors on `device`; gradients have the spec of their
+    tensors."""
 
     device: torch.device
 
     def message(self, microbatch: int) -> TensorSpec:
-        """The form of the tensor that enters this stage in the forward of a micro-batch; asked on stages after the
-        first."""
+        """Return the form of the tensor that enters this stage in the forward of a micro-batch; asked on stages after
+        the first."""
         ...
 
     def result(self, microbatch: int) -> TensorSpec:
-        """The form of the tensor that leaves this stage in the forward of a micro-batch; asked on stages before the
-        last."""
+        """Return the form of the tensor that leaves this stage in the forward of a micro-batch; asked on stages before
+        the last."""
         ...
 
     def weights(self) -> Iterable[torch.Tensor]:
-        """Tensors that autograd keeps for the backward but that are no activations."""
+        """Return tensors that autograd keeps for the backward but that are no activations."""
         ...
 
     def begin(self) -> None:
-        """Before the first op: no gradient synchronisation from here on."""
+        """Act before the first op: no gradient synchronisation from here on."""
         ...
 
     def forward(self, microbatch: int, received: torch.Tensor | None) -> torch.Tensor | None:
@@ -47,13 +47,14 @@ class PipelineStage(Protocol):
         ...
 
     def before_last_backward(self) -> None:
-        """The next backward is the last of this stage: gradient synchronisation may start."""
+        """Act before the last backward of this stage: gradient synchronisation may start."""
         ...
 
     def backward(self, microbatch: int, received: torch.Tensor | None) -> torch.Tensor | None:
-        """Run one backward; returns the gradient of what the forward received. None where `forward` has None."""
+        """Run one backward; return the gradient of the tensor that the forward received. None where `forward` has
+        None."""
         ...
 
     def end(self) -> None:
-        """After the last op of every rank, stage by stage in the problem's order: finalise gradients."""
+        """Finalise gradients after the last op of every rank, stage by stage in the problem's order."""
         ...

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Store(Protocol):
-    """Such as `torch.distributed.TCPStore`, or a PrefixStore over one."""
+    """A store such as `torch.distributed.TCPStore`, or a PrefixStore over it."""
 
     def add(self, key: str, amount: int, /) -> int: ...
 
@@ -22,5 +22,5 @@ class Store(Protocol):
     def delete_key(self, key: str, /) -> bool: ...
 
     def clone(self) -> "Store":
-        """Another connection to the same store, for another thread."""
+        """Return another connection to the same store, for another thread."""
         ...

@@ -1,5 +1,5 @@
 """The parts of a decoder-only transformer as plain torch modules, one tensor rank's shard of each, for measuring.
-Nothing is trained here."""
+No module is trained here."""
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,8 @@ class Block(nn.Module):
         self.down = nn.Linear(model.intermediate // tp, model.hidden, bias=False)
 
     def forward(self, x: Tensor, cache: Tensor | None = None) -> Tensor:
-        """`cache`: (2, batch, kv heads, context, head_dim), keys and values of tokens that came before;
-        then x has one token each."""
+        """Compute a block. `cache`: (2, batch, kv heads, context, head_dim), keys and values of tokens that came
+        before; then x has one token each."""
         batch, length, _ = x.shape
         normed = self.attention_norm(x)
         query = self.query(normed).view(batch, length, self.heads, self.head_dim).transpose(1, 2)
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """The output layer: log-probs of given tokens, or values; in decoding, drawn tokens."""
+    """The output layer, which computes log-probs of given tokens, or values; in decoding, drawn tokens."""
 
     def __init__(self, model: Model, tp: int):
         super().__init__()
@@ -58,19 +58,19 @@ class Head(nn.Module):
         self.linear = nn.Linear(model.hidden, self.width, bias=False)
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """(batch, length, hidden), (batch, length) -> (batch, length): log-probs of `tokens`, or values."""
+        """Map (batch, length, hidden), (batch, length) -> (batch, length): log-probs of `tokens`, or values."""
         logits = self.linear(self.norm(x)).float()
         if self.width == 1:
             return logits.squeeze(-1)
         return logits.log_softmax(dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
     def draw(self, x: Tensor) -> Tensor:
-        """(batch, 1, hidden) -> (batch, 1): sampled tokens."""
+        """Draw tokens, (batch, 1, hidden) -> (batch, 1): sampled tokens."""
         return torch.multinomial(self.linear(self.norm(x)).float().softmax(dim=-1).flatten(0, 1), 1)
 
 
 def _rotate(x: Tensor) -> Tensor:
-    """Rotary embedding of (batch, heads, length, head_dim), by half vectors."""
+    """Return the rotary embedding of (batch, heads, length, head_dim), by half vectors."""
     half = x.shape[-1] // 2
     frequency = 10000.0 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angle = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * frequency

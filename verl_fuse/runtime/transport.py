@@ -1,10 +1,10 @@
-"""Messages of one pipeline in one direction, in the order of its micro-batches.
+"""Carries messages of one pipeline in one direction, in the order of its micro-batches.
 
 Invariants (tests/unit/runtime/test_transport.py):
 - messages are taken in the order in which they were put;
 - a receive is posted before its message is asked for: at most `depth` buffers per direction are posted or
   hold an untaken message;
-- `put` never blocks; whatever was put is kept until it has left;
+- `put` never blocks; a message is kept until it has left;
 - a broken connection is a `LostPeer`, never a wrong message.
 """
 
@@ -24,40 +24,40 @@ Box = TypeVar("Box")
 
 
 class Inbox(Protocol):
-    """Where messages arrive."""
+    """The end at which messages arrive."""
 
     def take(self, seconds: float, meanwhile: Callable[[], None]) -> torch.Tensor | None:
-        """The next message, or None if it has not come within `seconds`, in which `meanwhile` lets messages leave;
-        LostPeer when it never will."""
+        """Return the next message, or None if it has not come within `seconds`, in which `meanwhile` lets messages
+        leave; LostPeer when it never will come."""
         ...
 
 
 class Outbox(Protocol):
-    """Where messages leave."""
+    """The end at which messages leave."""
 
     def put(self, message: torch.Tensor) -> None:
-        """Send a tensor that nobody changes from here on."""
+        """Send a tensor that no code changes from here on."""
         ...
 
     def push(self) -> None:
-        """Let leave what waits for others to leave; never blocks. Called wherever the program waits."""
+        """Let messages leave that wait for others to leave; never blocks. Called wherever the program waits."""
         ...
 
     def flush(self, seconds: float, meanwhile: Callable[[], None]) -> bool:
-        """Whether everything has left within `seconds`, in which `meanwhile` lets messages leave that others wait for;
-        LostPeer when it never will. Nothing is put afterwards."""
+        """Tell whether all messages have left within `seconds`, in which `meanwhile` lets messages leave that others
+        wait for; LostPeer when they never will. No message is put afterwards."""
         ...
 
 
 def open_inbox(link: Link, kind: OpKind, specs: Sequence[TensorSpec], depth: int, device: torch.device) -> Inbox:
-    """The messages of one direction to this rank, which come with the given specs."""
+    """Return the inbox of one direction to this rank, whose messages have the given specs."""
     source, _ = link.neighbours(kind)
     assert source is not None, "the first stage of a direction receives nothing"
     return _box(link, device, GlooInbox, NcclInbox)(link.groups[kind], source, specs, depth, device)
 
 
 def open_outbox(link: Link, kind: OpKind, device: torch.device) -> Outbox:
-    """The messages of one direction from this rank."""
+    """Return the outbox of one direction from this rank."""
     _, target = link.neighbours(kind)
     assert target is not None, "the last stage of a direction sends nothing"
     return _box(link, device, GlooOutbox, NcclOutbox)(link.groups[kind], target)

@@ -1,7 +1,7 @@
-"""Faults of a program end it on every rank, with the same culprit named.
+"""Ends a faulty program on every rank, with the same culprit named.
 
-Every rank says in a store what it does. A rank that waits looks there for a verdict; when its time is up it follows who
-waits for whom to the rank that does not wait. The first verdict written stands for all.
+Every rank writes its occupation into a store. A rank that waits looks there for a verdict; when its time is up it
+follows the chain of waiting ranks to the rank that does not wait. The first verdict written stands for all.
 
 Invariants (tests/unit/runtime/test_watch.py, test_faults.py):
 - no wait lasts longer than the timeout, and a wait ends within STORE_POLL_SECONDS of a verdict;
@@ -25,7 +25,8 @@ from verl_fuse.runtime.store import Store
 
 T = TypeVar("T")
 
-# How often a waiting rank looks for a verdict, and how often at most it looks for what it waits for in the store.
+# Seconds between two looks of a waiting rank for a verdict, and the least seconds between two looks into the store for
+# its value.
 STORE_POLL_SECONDS = 0.2
 LOOK_SECONDS = 0.001
 
@@ -38,8 +39,8 @@ class Watch:
     """One rank's part in a group of ranks that run programs together; all of them open it under the
     same `name`, and close it.
 
-    `store` reaches all `ranks` (global) and outlives the programs. `timeout` (seconds) bounds every wait. `what` is
-    what errors call a program.
+    `store` reaches all `ranks` (global) and outlives the programs. `timeout` (seconds) bounds every wait. `what` is the
+    name of a program in errors.
     """
 
     def __init__(
@@ -69,12 +70,13 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """End its thread; nobody hears a pulse of this rank any more."""
+        """End the watch's thread; no rank hears a pulse of this rank any more."""
         self._guard.close()
 
     @contextmanager
     def program(self) -> Iterator[None]:
-        """One program; what is raised inside on one rank is everybody's verdict. After a verdict no program runs."""
+        """Run one program in the block; an exception on one rank becomes the verdict of all ranks. After a verdict no
+        program runs."""
         self._program += 1
         self._guard.running(True)
         try:
@@ -85,7 +87,7 @@ class Watch:
         except Stopped:
             raise
         except LostPeer as lost:
-            # What was begun with a peer may break while this rank works on something else.
+            # A message begun with a peer may break while this rank works on something else.
             raise self._lost(lost) from lost
         except BaseException as error:
             what = f"{type(error).__name__}: {error}"
@@ -100,7 +102,7 @@ class Watch:
         self._say(RankState("runs", what, time.time(), self._program))
 
     def wait(self, what: str, peers: Sequence[int], poll: Callable[[float], T | None]) -> T:
-        """The result of `poll(seconds)`, as soon as that is not None; Stopped by a verdict, a lost
+        """Return the result of `poll(seconds)`, as soon as it is not None; Stopped by a verdict, a lost
         peer, or after the timeout."""
         try:
             if (found := poll(0.0)) is not None:
@@ -119,7 +121,7 @@ class Watch:
         raise self.stop(blame(self._states(), silent if self.timeout > SILENCE_SECONDS else [], self.rank, time.time()))
 
     def gather(self, topic: str, value: str) -> dict[int, str]:
-        """The values that ranks give under `topic`; each program may use a topic once."""
+        """Return the values that ranks give under `topic`; each program may use a topic once."""
         self._ask(self._store.set, self._topic(topic, self.rank, self._program), value)
         keys = [self._topic(topic, rank, self._program) for rank in self.ranks]
         self.wait(topic, [rank for rank in self.ranks if rank != self.rank], lambda seconds: self._all(keys, seconds))
@@ -127,7 +129,7 @@ class Watch:
         return {rank: value.decode() for rank, value in zip(self.ranks, values, strict=True)}
 
     def stop(self, verdict: Verdict) -> Stopped:
-        """The error to raise: the verdict that stands, which is this one if there was none."""
+        """Return the error to raise: the verdict that stands, which is `verdict` if there was none."""
         standing = self._ask(self._store.compare_set, f"{self._prefix}/verdict", "", verdict.to_json())
         return self._stopped(Verdict.from_json(standing))
 
@@ -151,7 +153,7 @@ class Watch:
         self._ask(self._store.set, f"{self._prefix}/state/{self.rank}", state.to_json())
 
     def _states(self) -> dict[int, RankState]:
-        """A rank that has not even opened its watch is in program -1."""
+        """Return the state of every rank; a rank that has not opened its watch is in program -1."""
         texts = {rank: self._value(f"{self._prefix}/state/{rank}") for rank in self.ranks}
         absent = RankState("runs", "what comes before its watch is opened", self._opened, -1)
         return {rank: absent if text is None else RankState.from_json(text) for rank, text in texts.items()}
@@ -172,7 +174,7 @@ class Watch:
         try:
             state = self._states()[lost.peer]
             return self.stop(Verdict((lost.peer,), f"{text}; it {state.told(time.time())}"))
-        except Stopped as gone:  # it hosted the store as well
+        except Stopped as gone:  # The rank hosted the store as well.
             return Stopped(f"{text}; {gone}")
 
     def _stopped(self, verdict: Verdict) -> Stopped:

@@ -1,2 +1,2 @@
-"""Problem -> Schedule: bounds, methods from serial 1F1B to proven optimum, validation, pictures. Imports
+"""Solves schedule problems: bounds, methods from serial 1F1B to proven optimum, validation, pictures. Imports
 neither torch nor ray nor verl."""

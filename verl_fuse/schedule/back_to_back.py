@@ -1,4 +1,4 @@
-"""Back-to-back 1F1B: the serial orders, but a rank starts the next model as soon as it has finished
+"""Back-to-back 1F1B: keeps the serial orders, but a rank starts the next model as soon as it has finished
 its part of the one before."""
 
 from verl_fuse.errors import FuseError
@@ -8,7 +8,7 @@ from verl_fuse.schedule.table import OpTable
 
 
 def back_to_back(table: OpTable, budget: Budget | None = None) -> Solution:
-    """1F1B of every pipeline in the problem's order, without barriers; takes no time worth a budget."""
+    """Return 1F1B of every pipeline in the problem's order, without barriers; takes no time worth a budget."""
     solution = from_orders(table, rank_orders(table, list(range(len(table.problem.pipelines)))))
     if solution is None:
         raise FuseError("back-to-back 1F1B deadlocks, although pipelines run in the same order on every rank")

@@ -1,4 +1,4 @@
-"""Lower bounds that hold for any placement, cost, transfer delay and memory limit.
+"""Computes lower bounds that hold for any placement, cost, transfer delay and memory limit.
 
 Invariants (tests/unit/schedule/test_bounds.py): no schedule is faster than `makespan_bound`, and none that ends by a
 deadline needs less memory than `memory_bound` of that deadline; both agree with brute force where the instance is tiny,
@@ -19,7 +19,7 @@ Limits = Mapping[tuple[int, int], int]
 
 
 def heads(table: OpTable, limits: Limits | None = None) -> NDArray[np.float64]:
-    """Earliest start of every op: longest path along the pipeline, the FIFO order and the limits
+    """Return the earliest start of every op: longest path along the pipeline, the FIFO order and the limits
     (default: see `windows`)."""
     result, limits = np.zeros(len(table)), windows(table) if limits is None else limits
     for i, p in enumerate(table.problem.pipelines):
@@ -41,7 +41,7 @@ def heads(table: OpTable, limits: Limits | None = None) -> NDArray[np.float64]:
 
 
 def tails(table: OpTable, limits: Limits | None = None) -> NDArray[np.float64]:
-    """Least time between the end of every op and the end of the schedule."""
+    """Return the least time between the end of every op and the end of the schedule."""
     result, limits = np.zeros(len(table)), windows(table) if limits is None else limits
     for i, p in enumerate(table.problem.pipelines):
         for m in reversed(range(p.microbatches)):
@@ -64,13 +64,13 @@ def _push(result: NDArray[np.float64], table: OpTable, op: int, later: int, dela
 
 
 def windows(table: OpTable) -> Limits:
-    """The limits that `window` allows everywhere."""
+    """Return the limits that `window` allows everywhere."""
     pipelines = table.problem.pipelines
     return {(i, s): window(table, i, s) for i, p in enumerate(pipelines) for s in range(p.stages)}
 
 
 def window(table: OpTable, pipeline: int, stage: int) -> int:
-    """Most micro-batches of a pipeline that may be in flight on a stage under the memory limit."""
+    """Return the most micro-batches of a pipeline that may be in flight on a stage under the memory limit."""
     p, limit = table.problem.pipelines[pipeline], table.problem.memory_limit
     if limit is None or p.activation[stage] == 0:
         return p.microbatches
@@ -78,8 +78,8 @@ def window(table: OpTable, pipeline: int, stage: int) -> int:
 
 
 def makespan_bound(table: OpTable, limits: Limits | None = None) -> float:
-    """Within the limits, which the memory limit implies by default. Largest one-machine bound over ranks: Jackson's
-    preemptive schedule of the rank's ops between their heads and tails.
+    """Return the largest one-machine bound over ranks, within the limits, which the memory limit implies by default:
+    Jackson's preemptive schedule of the rank's ops between their heads and tails.
 
     Source: Carlier, "The one-machine sequencing problem" (1982). It dominates the four published
     bounds of the fused problem.
@@ -111,7 +111,7 @@ def _preemptive(head: NDArray[np.float64], duration: NDArray[np.float64], tail: 
 
 
 def memory_bound(table: OpTable, deadline: float) -> float:
-    """Least peak activation memory of any schedule that ends by `deadline`.
+    """Return the least peak activation memory of any schedule that ends by `deadline`.
 
     The largest of three: one micro-batch alone; activations every such schedule holds at one moment, because the
     forward must have started and the backward cannot have ended; and Little's law (activation x least residence,
@@ -136,13 +136,13 @@ def memory_bound(table: OpTable, deadline: float) -> float:
 
 
 def _residence(table: OpTable, forward: int) -> float:
-    """Shortest time from the start of a forward to the end of its backward on the same rank."""
+    """Return the shortest time from the start of a forward to the end of its backward on the same rank."""
     p, s = table.problem.pipelines[table.pipeline[forward]], int(table.stage[forward])
     return sum(p.forward[s:]) + sum(p.backward[s:]) + 2 * table.problem.transfer * (p.stages - 1 - s)
 
 
 def _overlap(begin: NDArray[np.float64], end: NDArray[np.float64], amount: NDArray[np.float64]) -> float:
-    """Largest total amount of intervals [begin, end) that cover one moment."""
+    """Return the largest total amount of intervals [begin, end) that cover one moment."""
     kept = begin < end
     times = np.concatenate([begin[kept], end[kept]])
     change = np.concatenate([amount[kept], -amount[kept]])

@@ -1,4 +1,4 @@
-"""Solved schedules on disk, one file per problem and method.
+"""Keeps solved schedules on disk, one file per problem and method.
 
 Invariants (tests/unit/schedule/test_cache.py):
 - an entry is written to a temporary file and renamed, and validated when read;
@@ -19,14 +19,14 @@ CACHE_VARIABLE = "VERL_FUSE_CACHE"
 
 
 def default_folder() -> Path:
-    """`$VERL_FUSE_CACHE`, else `verl-fuse` in the user's cache directory."""
+    """Return `$VERL_FUSE_CACHE`, else `verl-fuse` in the user's cache directory."""
     if folder := os.environ.get(CACHE_VARIABLE):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-fuse"
 
 
 def load(folder: Path, problem: ScheduleProblem, method: str) -> Schedule | None:
-    """The cached schedule, or None."""
+    """Return the cached schedule, or None."""
     path = _path(folder, problem, method)
     try:
         if not path.exists():
@@ -42,7 +42,7 @@ def load(folder: Path, problem: ScheduleProblem, method: str) -> Schedule | None
 
 
 def store(folder: Path, schedule: Schedule) -> None:
-    """Keep the schedule unless a better one is already there."""
+    """Keep the schedule unless a better schedule is already there."""
     kept = load(folder, schedule.problem, schedule.method)
     if kept is not None and (kept.makespan, kept.peak_memory) < (schedule.makespan, schedule.peak_memory):
         return

@@ -1,4 +1,4 @@
-"""The constraint model: one no-overlap per rank, one capacity per rank, start times within heads and tails.
+"""Builds the constraint model: one no-overlap per rank, one capacity per rank, start times within heads and tails.
 
 Invariants (tests/unit/schedule/test_exact.py): every assignment the model accepts is a schedule that ends by the
 deadline and keeps the memory limit; with an exact scale and no limits the model accepts every such schedule, so that
@@ -78,7 +78,7 @@ class ConstraintModel:
 
 
 def solver_for(seed: int, effort: float, deadline: float) -> cp_model.CpSolver:
-    """A solver on one thread, for `effort` (deterministic seconds) and until `deadline` at most."""
+    """Return a solver on one thread, for `effort` (deterministic seconds) and until `deadline` at most."""
     solver = cp_model.CpSolver()
     settings = solver.parameters
     settings.num_workers, settings.random_seed = 1, seed
@@ -91,13 +91,13 @@ def solver_for(seed: int, effort: float, deadline: float) -> cp_model.CpSolver:
 
 
 def activation_ticks(table: OpTable, scales: Scales, op: int) -> int:
-    """Rounded up, so that a limit kept in ticks is kept."""
+    """Return the activation in ticks, rounded up, so that a limit kept in ticks is kept."""
     ticks = scales.memory.ticks(float(table.activation[op]))
     return ticks + (scales.memory.value(ticks) < table.activation[op] * (1 - 1e-12))
 
 
 def build(table: OpTable, scales: Scales, deadline: int, limits: Limits | None = None) -> ConstraintModel:
-    """The model without memory limit or objective; `limits` bounds the micro-batches in flight."""
+    """Return the model without memory limit or objective; `limits` bounds the micro-batches in flight."""
     cp = cp_model.CpModel()
     ticks = scales.time.ticks
     durations = [max(1, ticks(d)) for d in table.duration.tolist()]

@@ -5,7 +5,7 @@ side by side and the first to reach or refute it ends the round; a round without
 with a goal easier to reach.
 
 Invariants (tests/unit/schedule/test_descent.py):
-- a bound rises only when a goal is refuted, and only by what was refuted;
+- a bound rises only when a goal is refuted, and only as far as the refuted goal;
 - the clock and Ctrl-C end the walk with the best solution so far.
 """
 
@@ -73,7 +73,7 @@ class Goal:
 
     @property
     def over(self) -> bool:
-        """Reached, refuted, out of time or stopped."""
+        """Tell whether the goal is reached, refuted, out of time or stopped."""
         return self._event.is_set() or time.monotonic() >= self.deadline
 
     @property
@@ -83,8 +83,8 @@ class Goal:
         ) and self.incumbent.makespan <= self.makespan * (1 + MAKESPAN_TOLERANCE)
 
     def offer(self, solution: Solution) -> None:
-        """Hand in a solution; the better one is kept. One that is fast enough but over the capacity still counts when
-        it holds less than the best."""
+        """Hand in a solution; the better solution is kept. A solution that is fast enough but over the capacity still
+        counts when it holds less than the best."""
         if solution.peak > self.capacity * (1 + MAKESPAN_TOLERANCE):
             with self._lock:
                 if (
@@ -123,7 +123,7 @@ class Attempt(ABC):
         """Offer solutions to the goal until it is over or about `effort` seconds of one core are spent."""
 
     def interrupt(self) -> None:  # noqa: B027 (an attempt that polls `goal.over` needs nothing here)
-        """Called, perhaps repeatedly, when the goal is over and `run` has not returned."""
+        """End `run`; called, perhaps repeatedly, when the goal is over and `run` has not returned."""
 
 
 def pursue(goal: Goal, attempts: Sequence[Attempt], workers: int, effort: float, seed: int) -> None:
@@ -152,7 +152,7 @@ def _wait(goal: Goal, attempts: Sequence[Attempt]) -> None:
 def descend(
     table: OpTable, budget: Budget, attempts: Sequence[Attempt], begin: Callable[[], Solution | None] = lambda: None
 ) -> tuple[Solution, Bounds]:
-    """Best solution within the budget, with the bounds proven on the way; `begin` may hand in a
+    """Return the best solution within the budget, with the bounds proven on the way; `begin` may hand in a
     solution to walk on from."""
     budget = budget.part(budget.left - min(CLOSING_SECONDS_PER_OP * len(table), CLOSING_SHARE * budget.seconds))
     walk = _Walk(table, budget, attempts)
@@ -188,7 +188,7 @@ class _Walk:
         self.rounds, self.effort = 0, FIRST_EFFORT
 
     def take(self, solution: Solution | None) -> None:
-        """Walk on from this solution if it is better than what there is."""
+        """Walk on from this solution if it is better than the present solution."""
         if solution is not None:
             self._accept(solution)
 
@@ -208,7 +208,7 @@ class _Walk:
         return goal
 
     def shorten(self, share: float) -> None:
-        """Makespan: aim at the bound until it is reached, or this share of the time is spent.
+        """Shorten the makespan: aim at the bound until it is reached, or this share of the time is spent.
 
         Every other round aims at little memory too: annealing often reaches the bound all the same, and
         memory then starts lower.
@@ -228,8 +228,8 @@ class _Walk:
                 self.effort = min(self.effort * EFFORT_GROWTH, self.budget.seconds)
 
     def slim(self) -> None:
-        """Memory at the makespan reached: right to the bound where serial 1F1B does not hold more, else half-way to
-        that as long as it succeeds, and half-way back."""
+        """Lower the memory at the makespan reached: right to the bound where serial 1F1B does not hold more, else
+        half-way to the bound as long as this succeeds, and half-way back."""
         makespan = self.best.makespan
         if self.memory_deadline != makespan:
             self.memory_deadline, self.memory_bound = makespan, memory_bound(self.table, makespan)
@@ -259,5 +259,5 @@ class _Walk:
 
     @property
     def _fat(self) -> bool:
-        """Whether time is left to look for less memory."""
+        """Tell whether less memory is possible and time is left to look for it."""
         return self.best.peak > self.memory_bound * (1 + MAKESPAN_TOLERANCE) and self.budget.left > 0

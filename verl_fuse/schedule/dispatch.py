@@ -1,4 +1,4 @@
-"""Greedy list scheduling compiled by numba, with priorities that a search can turn.
+"""Does greedy list scheduling, compiled by numba, with priorities that a search can turn.
 
 Invariants (tests/unit/schedule/test_priorities.py): with neutral priorities it builds the same orders
 as `greedy.list_schedule`.
@@ -13,7 +13,7 @@ from verl_fuse.spec.arrays import Ints
 
 
 class DispatchTables(NamedTuple):
-    """The data that no priority changes. A stage is that of one pipeline; -1 is none; times and memory are in ticks.
+    """The data that no priority changes. A stage belongs to one pipeline; -1 is none; times and memory are in ticks.
 
     `stages[rank]` lists the rank's stages, `rank`, `upstream`, `downstream`, `microbatches` and `activation` belong
     to a stage, `first[stage, kind]` is its first op; `source`, `delay`, `duration` and `urgency` (longest path to
@@ -36,10 +36,10 @@ class DispatchTables(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def dispatch(shop, limits, bias, start):
-    """Fill `start` for every op; returns the makespan, or -1 when every rank is stuck for memory.
+    """Fill `start` for every op; return the makespan, or -1 when every rank is stuck for memory.
 
     `limits[stage]` bounds the micro-batches in flight, `bias[stage, kind]` is added to the urgency of the stage's ops.
-    One function on purpose: handing a tuple of arrays to another for every op would cost more than the rest.
+    One function does all: handing a tuple of arrays to another for every op would cost more than the rest.
     """
     (
         stages,
@@ -60,7 +60,7 @@ def dispatch(shop, limits, bias, start):
     done = np.zeros((len(rank_of), 2), np.int64)
     free, held = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     ready = np.zeros((width, 2), np.int64)
-    # What each rank would run next: (start, op, stage, kind), op -1 when nothing can run; `stale` lists the ranks whose
+    # The next op of each rank: (start, op, stage, kind), op -1 when nothing can run; `stale` lists the ranks whose
     # choice may have changed.
     next_start, next_op = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     next_stage, next_kind = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)

@@ -1,7 +1,7 @@
-"""CP-SAT: reaches a goal or proves that nobody can.
+"""Reaches a goal by CP-SAT, or proves that no schedule can.
 
-Invariants (tests/unit/schedule/test_exact.py): agrees with brute force on tiny problems; never calls a rounded
-problem's proof a proof.
+Invariants (tests/unit/schedule/test_exact.py): the result agrees with brute force on tiny problems; a proof of a
+rounded problem is never called a proof.
 """
 
 import math
@@ -21,12 +21,12 @@ EXACT_MAX_OPS = 6000
 
 
 def exact(table: OpTable, budget: Budget) -> tuple[Solution, Bounds]:
-    """The constraint solver alone."""
+    """Run the constraint solver alone."""
     return descend(table, budget, [ExactSearch(table)])
 
 
 class ExactSearch(Attempt):
-    """Tries to reach or refute a goal with one CP-SAT thread, which the seed makes reproducible."""
+    """An attempt to reach or refute a goal with one CP-SAT thread, which the seed makes reproducible."""
 
     def __init__(self, table: OpTable) -> None:
         self.table, self.scales = table, scales(table)
@@ -37,7 +37,7 @@ class ExactSearch(Attempt):
             self.solver.stop_search()
 
     def run(self, goal: Goal, effort: float, seed: int) -> None:
-        """Odd seeds ask whether the goal can be reached; even ones minimise the makespan from the incumbent."""
+        """Ask whether the goal can be reached (odd seeds), or minimise the makespan from the incumbent (even seeds)."""
         if len(self.table) > EXACT_MAX_OPS:
             return
         clock, memory = self.scales.time, self.scales.memory

@@ -1,11 +1,11 @@
-"""Greedy list scheduling: on the rank that can start first, run the op with the longest path left behind it.
+"""Does greedy list scheduling: on the rank that can start first, it runs the op with the longest path left.
 
 Invariants (tests/unit/schedule/test_invariants.py): the memory limit is kept, and the result is never
 worse than back-to-back 1F1B.
 
-The op is chosen among those that could start before another would be finished (Giffler and Thompson's active schedules,
-1960). Memory is kept by limits on the micro-batches in flight per pipeline and stage; several limits are tried, as
-fewer in flight means less memory and often also a shorter schedule.
+The op is chosen among the ops that could start before another would be finished (Giffler and Thompson's active
+schedules, 1960). Memory is kept by limits on the micro-batches in flight per pipeline and stage; several limits are
+tried, as fewer in flight means less memory and often also a shorter schedule.
 """
 
 from verl_fuse.schedule.back_to_back import back_to_back
@@ -18,13 +18,13 @@ EXTRA_IN_FLIGHT = (None, 4, 2, 1, 0)
 
 
 def greedy(table: OpTable, budget: Budget) -> Solution:
-    """The best candidate under the memory limit."""
+    """Return the best candidate under the memory limit."""
     limit = table.problem.memory_limit
     return candidates(table, float("inf") if limit is None else limit)[0]
 
 
 def candidates(table: OpTable, capacity: float) -> list[Solution]:
-    """Schedules that hold at most `capacity` on every rank, best first."""
+    """Return schedules that hold at most `capacity` on every rank, best first."""
     found = [back_to_back(table)]
     for extra in EXTRA_IN_FLIGHT:
         orders = list_schedule(table, in_flight(table, extra, capacity), capacity)
@@ -35,7 +35,7 @@ def candidates(table: OpTable, capacity: float) -> list[Solution]:
 
 
 def in_flight(table: OpTable, extra: int | None, capacity: float) -> list[list[int]]:
-    """Limit of micro-batches in flight for each pipeline and stage.
+    """Return the limit of micro-batches in flight for each pipeline and stage.
 
     With `extra`, the limits of a rank together fit `capacity` where that leaves every pipeline one: then no
     rank can starve another.
@@ -57,7 +57,7 @@ def in_flight(table: OpTable, extra: int | None, capacity: float) -> list[list[i
 
 
 def list_schedule(table: OpTable, limits: list[list[int]], capacity: float) -> list[list[int]] | None:
-    """Running orders; None when every rank is stuck for memory."""
+    """Return running orders; None when every rank is stuck for memory."""
     problem, tail = table.problem, (tails(table) + table.duration).tolist()
     duration, delay, activation, before = (
         table.duration.tolist(),
@@ -75,7 +75,7 @@ def list_schedule(table: OpTable, limits: list[list[int]], capacity: float) -> l
     orders: list[list[int]] = [[] for _ in range(problem.ranks)]
 
     def choose(rank: int) -> tuple[float, int, int, int, int] | None:
-        """(start, op, pipeline, stage, kind) the rank would run next."""
+        """Return (start, op, pipeline, stage, kind) of the rank's next op."""
         runnable = []
         for i, s in stages[rank]:
             for kind in (1, 0):

@@ -1,12 +1,12 @@
-"""CP-SAT on the whole problem, with memory kept by limits on the micro-batches in flight.
+"""Runs CP-SAT on the whole problem, with memory kept by limits on the micro-batches in flight.
 
 A capacity per rank says little until nearly every op is placed. A limit of k micro-batches of one pipeline in flight on
 a stage is a chain of precedences (the forward of micro-batch m + k follows the backward of m) that narrows the start of
-every op at once. Nobody knows beforehand which limits leave a fast schedule, so the room on a rank is shared between
-the models anew for every try.
+every op at once. The limits that leave a fast schedule are not known beforehand, so the room on a rank is shared
+between the models anew for every try.
 
 Invariants (tests/unit/schedule/test_in_flight.py): limits fit the capacity together, unless one micro-batch each does
-not; what is found keeps them and the makespan asked for; nothing is refuted.
+not; a solution keeps the limits and the makespan asked for; no goal is refuted.
 """
 
 import math
@@ -44,7 +44,8 @@ LIMITS_DRAWN = 20
 
 
 class InFlightSearch(Attempt):
-    """Asks for the goal's makespan under limits that change from try to try; `worker` keeps random streams apart."""
+    """An attempt that asks for the goal's makespan under limits that change from try to try; `worker` keeps random
+    streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
         self.table, self.worker, self.scales = table, worker, scales(table)
@@ -76,14 +77,15 @@ class InFlightSearch(Attempt):
                 self.share = min(self.share * 2, EFFORT_SHARES[1]) if solved else max(self.share / 2, EFFORT_SHARES[0])
             if not (fast and solved and len(self.table) <= QUICK):
                 return
-            # What holds less, if still too much, is worth another try within the effort.
+            # A solution that holds less, if still too much, is worth another try within the effort.
             spent, most = spent + self.spent, effort
 
     def _turn(self, random: np.random.Generator) -> None:
         self.shares = {model: float(2 ** random.uniform(-UNEVEN, UNEVEN)) for model in self.models}
 
     def _capacity(self, goal: Goal, fast: bool, random: np.random.Generator) -> float:
-        """The goal's; where only memory is wrong with the incumbent, between that and the incumbent's peak."""
+        """Return the goal's capacity, or a random one between the goal's and the incumbent's peak where only memory is
+        wrong with the incumbent."""
         if math.isinf(goal.capacity):
             self.unlimited = not self.unlimited
             return math.inf if self.unlimited else self.serial_peak * float(random.uniform(*CAPACITIES_TRIED))
@@ -91,7 +93,7 @@ class InFlightSearch(Attempt):
         return float(random.uniform(goal.capacity, highest))
 
     def _solve(self, goal: Goal, limits: Limits, effort: float, seed: int) -> bool:
-        """Whether the goal's makespan was reached under these limits."""
+        """Tell whether the goal's makespan was reached under these limits."""
         model = build(self.table, self.scales, self.scales.time.ticks(goal.makespan), limits)
         solver = self.solver = solver_for(seed, effort, goal.deadline)
         if goal.over:
@@ -109,7 +111,8 @@ class InFlightSearch(Attempt):
 
 
 def limits(table: OpTable, capacity: float, shares: Mapping[str, float]) -> dict[tuple[int, int], int]:
-    """The limit that 1F1B needs on every stage, then more in proportion to the model's share while the rank has room.
+    """Return the limit that 1F1B needs on every stage, then more in proportion to the model's share while the rank has
+    room.
 
     Where 1F1B itself does not fit, every pipeline of the rank is cut in proportion, down to one.
     """

@@ -1,7 +1,7 @@
-"""Simulated annealing on running orders, from a greedy start, under a hard memory limit.
+"""Anneals running orders, from a greedy start, under a hard memory limit.
 
-Invariants (tests/unit/schedule/test_makespan_annealing.py): never worse than greedy; one worker and one seed give one
-result unless the clock stops it.
+Invariants (tests/unit/schedule/test_makespan_annealing.py): the result is never worse than greedy; one worker and one
+seed give one result unless the clock stops it.
 
 After the idea of RLHFuse (arXiv 2409.13221), with two changes that replace its hundreds of processors: only neighbours
 on a critical path are swapped, and memory is a limit that is lowered step by step instead of a second energy.
@@ -43,12 +43,12 @@ OPS_PER_LOOK = 1e8
 
 
 def annealed(table: OpTable, budget: Budget) -> tuple[Solution, Bounds]:
-    """Annealing alone, on every worker."""
+    """Run annealing alone, on every worker."""
     return descend(table, budget, [MakespanAnnealing(table, worker) for worker in range(budget.workers)])
 
 
 class MakespanAnnealing(Attempt):
-    """Tries to reach a goal by annealing from the greedy starts in turn; `worker` keeps random streams apart."""
+    """An attempt to reach a goal by annealing from the greedy starts in turn; `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
         self.table, self.worker = table, worker
@@ -93,8 +93,8 @@ class MakespanAnnealing(Attempt):
                     goal.offer(solution)
 
     def _start(self, search: PrioritySearch, goal: Goal, random: np.random.Generator, effort: float) -> Solution | None:
-        """The best of a few climbs through greedy priorities, or back-to-back 1F1B where those strand; None when
-        even that holds too much."""
+        """Return the best of a few climbs through greedy priorities, or back-to-back 1F1B where the climbs strand; None
+        when even 1F1B holds too much."""
         found: list[Solution] = []
         trials = max(20, int(effort * DISPATCHES_PER_SECOND / len(self.table)))
         for _ in range(CLIMBS):

@@ -1,4 +1,4 @@
-"""The annealing of the makespan, compiled by numba: swaps on a critical path within a memory capacity.
+"""Anneals the makespan, compiled by numba: swaps ops on a critical path within a memory capacity.
 
 Swapping neighbours of a critical path cannot close a cycle and is the only adjacent swap that can shorten the schedule
 (van Laarhoven, Aarts and Lenstra, "Job shop scheduling by simulated annealing", 1992).
@@ -17,7 +17,7 @@ from verl_fuse.schedule.swap_kernel import end_of, swap, undo
 def anneal_makespan(graph, order, seed, steps, hot, cold, target, capacity, best, best_previous):
     """Try `steps` swaps while the temperature falls from `hot` to `cold` ticks; stops at `target`.
 
-    Returns the best makespan and leaves its orders in `best_previous` (`best`, untouched, if none was better).
+    Return the best makespan and leave its orders in `best_previous` (`best`, untouched, if none was better).
     """
     np.random.seed(seed)
     found = np.zeros(len(graph.source), np.int64)
@@ -51,8 +51,8 @@ def anneal_makespan(graph, order, seed, steps, hot, cold, target, capacity, best
 
 @njit(cache=True, nogil=True)
 def _critical_swaps(graph, order, end, found):
-    """Ops on one random critical path that follow, on their rank, an op of another fifo without
-    idle time; returns how many."""
+    """Find ops on one random critical path that follow, on their rank, an op of another fifo without idle time; return
+    their number."""
     start, previous, last = order.start, order.previous, order.last
     source, delay, duration, fifo = graph.source, graph.delay, graph.duration, graph.fifo
     rank = np.random.randint(len(last))

@@ -29,8 +29,8 @@ EFFORT_PER_LOOK = 0.25
 
 
 class MemoryAnnealing(Attempt):
-    """Brings the memory of the goal's incumbent towards the goal's capacity at the goal's makespan; `worker`
-    keeps random streams apart."""
+    """An attempt to bring the memory of the goal's incumbent towards the goal's capacity at the goal's makespan;
+    `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
         self.table, self.worker, self.scales = table, worker, scales(table)

@@ -1,8 +1,8 @@
-"""The annealing of memory, compiled by numba: swaps anywhere that keep a deadline.
+"""Anneals memory, compiled by numba: makes swaps anywhere that keep a deadline.
 
 A fast schedule often holds micro-batches for no use. Swapping neighbours that do not share a result, as long as the
-schedule ends by the deadline, drains them; the energy is the square of what each op finds held above the capacity, so
-that the highest peaks count most.
+schedule ends by the deadline, drains them; the energy is the square of the memory that each op finds held above the
+capacity, so that the highest peaks count most.
 
 Invariants (tests/unit/schedule/test_memory_annealing.py): the deadline is kept at every step; the energy carried along
 equals the energy computed anew.
@@ -16,7 +16,7 @@ from verl_fuse.schedule.swap_kernel import end_of, swap, undo
 
 @njit(cache=True, nogil=True)
 def energy_of(order, capacity):
-    """Sum over ops of the squared excess over `capacity`, in square ticks."""
+    """Return the sum over ops of the squared excess over `capacity`, in square ticks."""
     total = 0.0
     for held in order.held:
         total += _excess(held, capacity)
@@ -25,10 +25,10 @@ def energy_of(order, capacity):
 
 @njit(cache=True, nogil=True)
 def anneal_memory(graph, order, seed, steps, hot, cold, deadline, capacity, energy, best, best_previous):
-    """Try `steps` swaps while the temperature falls from `hot` to `cold` square ticks; stops when
-    nothing is above `capacity`.
+    """Try `steps` swaps while the temperature falls from `hot` to `cold` square ticks; stop when no op is above
+    `capacity`.
 
-    `energy` is that of `order`. Returns the energies reached and of the best orders, which are left in `best_previous`.
+    `energy` is that of `order`. Return the energies reached and of the best orders, which are left in `best_previous`.
     """
     np.random.seed(seed)
     count, previous, held, source, change, fifo = (

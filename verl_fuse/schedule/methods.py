@@ -1,4 +1,4 @@
-"""The list of methods; a name added here inherits every invariant test and every command.
+"""Lists the methods; a name added here inherits every invariant test and every command.
 
 A method is a function of the same name (`back-to-back` is `back_to_back`) in a module imported on first use: the
 constraint solver and the compiler take longer to import than a bad problem takes to refuse.
@@ -28,13 +28,13 @@ METHODS = {
 
 
 def require_method(method: str) -> None:
-    """Raise a FuseError that names the methods when `method` is not one."""
+    """Raise a FuseError that names the methods when `method` is none of them."""
     if method not in METHODS:
         raise FuseError(f"method={method!r}; allowed: {', '.join(METHODS)}")
 
 
 def solve(problem: ScheduleProblem, method: str, budget: Budget) -> Schedule:
-    """Run one method and check its result; a FuseError names the methods when `method` is not one."""
+    """Run one method and check its result; a FuseError names the methods when `method` is none of them."""
     require_method(method)
     run: Method = getattr(import_module(f"verl_fuse.schedule.{METHODS[method]}"), method.replace("-", "_"))
     table = OpTable(problem)

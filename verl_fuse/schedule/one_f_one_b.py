@@ -10,10 +10,10 @@ from verl_fuse.schedule.table import OpTable
 
 
 def stage_orders(table: OpTable, pipeline: int) -> list[list[int]]:
-    """1F1B order of op ids for each stage of one pipeline.
+    """Return the 1F1B order of op ids for each stage of one pipeline.
 
     A stage that may hold fewer micro-batches than the next would starve it forever, so the limit of a stage
-    also binds all later ones.
+    also binds all later stages.
     """
     p = table.problem.pipelines[pipeline]
     in_flight = p.microbatches
@@ -30,7 +30,7 @@ def stage_orders(table: OpTable, pipeline: int) -> list[list[int]]:
 
 
 def waves(table: OpTable) -> list[list[int]]:
-    """Pipelines that run side by side: neighbours in the problem with the same model and no common rank."""
+    """Return the pipelines that run side by side: neighbours in the problem with the same model and no common rank."""
     groups: list[list[int]] = []
     for i, p in enumerate(table.problem.pipelines):
         pipelines = table.problem.pipelines
@@ -46,7 +46,7 @@ def waves(table: OpTable) -> list[list[int]]:
 
 
 def rank_orders(table: OpTable, pipelines: list[int]) -> list[list[int]]:
-    """1F1B orders of `pipelines`, one after the other on ranks they share."""
+    """Return the 1F1B orders of `pipelines`, one after the other on ranks they share."""
     orders: list[list[int]] = [[] for _ in range(table.problem.ranks)]
     for i in pipelines:
         for rank, row in zip(table.problem.pipelines[i].ranks, stage_orders(table, i), strict=True):

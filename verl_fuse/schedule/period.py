@@ -1,8 +1,8 @@
-"""The steady state: the turn that a long schedule repeats, and the shorter problem that is left
-when turns are taken out.
+"""Finds the steady state: the turn that a long schedule repeats, and the shorter problem that is left when turns are
+taken out.
 
 Invariants (tests/unit/schedule/test_period.py): the bound of the problem is the bound of the shorter one plus the turns
-taken out; what the shorter problem keeps differs from the problem in its micro-batches alone.
+taken out; the shorter problem differs from the problem in its micro-batches alone.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class Period:
 
 
 def period_of(table: OpTable) -> Period | None:
-    """The period of a problem with micro-batches to spare, or None."""
+    """Return the period of a problem with micro-batches to spare, or None."""
     fewest = min(p.microbatches for p in table.problem.pipelines)
     each = tuple(max(1, round(p.microbatches / fewest)) for p in table.problem.pipelines)
     length = max(
@@ -48,7 +48,7 @@ def period_of(table: OpTable) -> Period | None:
     most = min((p.microbatches - 1) // n for p, n in zip(table.problem.pipelines, each, strict=True))
 
     def without(turns: int) -> Period | None:
-        """With the turns taken out, if the bound falls with them."""
+        """Return the period with these turns taken out, if the bound falls with them."""
         short = OpTable(_shorter(table.problem, each, turns))
         in_step = abs(makespan_bound(short) + turns * length - bound) <= MAKESPAN_TOLERANCE * bound
         return Period(table, short, each, turns, length) if in_step else None
@@ -57,7 +57,7 @@ def period_of(table: OpTable) -> Period | None:
     warm_up = max(-(-p.stages // n) for p, n in zip(table.problem.pipelines, each, strict=True))
     kept = max(fewest - most, warm_up)
     fails = kept - 1
-    # Small tries are the cheap ones: double what is kept until the bound is in step, then halve the gap.
+    # Small tries are cheap: double the kept part until the bound is in step, then halve the gap.
     while kept < fewest and without(fewest - kept) is None:
         fails, kept = kept, 2 * kept
     fits = min(kept, fewest)

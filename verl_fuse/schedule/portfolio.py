@@ -1,9 +1,9 @@
-"""The portfolio: every way to search pursues the same goals, from the same incumbent, until value and bound meet.
+"""Runs the portfolio: every way to search pursues the same goals, from the same incumbent, until value and bound meet.
 
-A long problem is solved with turns of its steady state taken out, then stretched. CP-SAT on the whole problem
-settles small ones. CP-SAT with limits on micro-batches in flight reaches the bound of large ones and annealing
-drains the memory that takes. Within little memory, annealing of the makespan comes near the bound and window
-search closes what is left.
+A long problem is solved with turns of its steady state taken out, then stretched. CP-SAT on the whole problem settles
+small problems. CP-SAT with limits on micro-batches in flight reaches the bound of large problems and annealing drains
+the memory that the bound takes. Within little memory, annealing of the makespan comes near the bound and window search
+closes the gap.
 """
 
 import math
@@ -35,7 +35,7 @@ STRETCH_SHARE = 0.1
 
 
 def portfolio(table: OpTable, budget: Budget) -> tuple[Solution, Bounds]:
-    """The shorter problem first where there is one, its solution stretched, then the problem itself."""
+    """Solve the shorter problem first where there is one, stretch its solution, then solve the problem itself."""
     period = period_of(table)
     if period is None:
         return descend(table, budget, attempts(table, budget.workers))
@@ -43,7 +43,7 @@ def portfolio(table: OpTable, budget: Budget) -> tuple[Solution, Bounds]:
 
 
 def attempts(table: OpTable, workers: int) -> list[Attempt]:
-    """All attempts, in an order that depends on size, on as many threads as there are workers."""
+    """Return all attempts, in an order that depends on size, on as many threads as there are workers."""
     whole: list[Attempt] = [ExactSearch(table)] if len(table) <= SMALL else []
     threads = range(max(2, workers))
     annealing = [MakespanAnnealing(table, worker) for worker in threads]
@@ -52,8 +52,8 @@ def attempts(table: OpTable, workers: int) -> list[Attempt]:
 
 
 def _stretched(period: Period, budget: Budget) -> Solution | None:
-    """The whole problem's solution from the shorter problem's; with more memory, up to the limit, where the turn does
-    not fit into what it holds."""
+    """Return the whole problem's solution from the shorter problem's; with more memory, up to the limit, where the turn
+    does not fit into the shorter solution's memory."""
     report = budget.report
     part = replace(
         budget.part(SHORT_SHARE * budget.left), report=lambda text: report(f"without {period.turns} turns: {text}")

@@ -1,4 +1,4 @@
-"""A search over the priorities of greedy list scheduling.
+"""Searches the priorities of greedy list scheduling.
 
 A change of one priority moves a micro-batch on every rank at once, which annealing, swapping two ops of one
 rank at a time, finds hard.
@@ -59,7 +59,7 @@ class PrioritySearch:
         ]
 
     def run(self, limits: NDArray[np.int64], bias: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
-        """Makespan in ticks (-1: stuck) and start ticks of every op."""
+        """Return the makespan in ticks (-1: stuck) and the start ticks of every op."""
         from verl_fuse.schedule.dispatch import dispatch
 
         start = np.empty(len(self.table), dtype=np.int64)
@@ -67,14 +67,14 @@ class PrioritySearch:
 
     @property
     def neutral(self) -> NDArray[np.int64]:
-        """No bias for any stage and kind."""
+        """Return biases of 0 for every stage and kind."""
         return np.zeros((len(self.pipeline), 2), dtype=np.int64)
 
     def climb(
         self, random: np.random.Generator, trials: int, over: Callable[[], bool] = lambda: False
     ) -> NDArray[np.int64] | None:
-        """Start ticks of the best of `trials` schedules, or of those before `over()`; None when there was none that
-        was not stuck for memory."""
+        """Return the start ticks of the best of `trials` schedules, or of those before `over()`; None when every
+        schedule was stuck for memory."""
         best_end, best_start = -1, None
         limits, bias = self.limits[int(random.integers(len(self.limits)))], self.neutral
         for trial in range(trials):
@@ -92,7 +92,7 @@ class PrioritySearch:
     def _turned(
         self, random: np.random.Generator, limits: NDArray[np.int64], bias: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """A neighbour: one pipeline's bias, one stage's bias, or one stage's in-flight limit changed."""
+        """Return a neighbour: one pipeline's bias, one stage's bias, or one stage's in-flight limit changed."""
         limits, bias, step = limits.copy(), bias.copy(), int(self.shop.duration.max()) * int(random.choice([1, 2, 8]))
         what, stage, kind = int(random.integers(3)), int(random.integers(len(limits))), int(random.integers(2))
         if what == 0:

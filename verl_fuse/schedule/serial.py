@@ -1,5 +1,5 @@
-"""Serial 1F1B: the models train one after the other, as without fusion; a model starts when the one before it
-has ended on every rank."""
+"""Serial 1F1B: the models train one after the other, like without fusion; a model starts when the model before it has
+ended on every rank."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from verl_fuse.schedule.timing import orders_of
 
 
 def serial(table: OpTable, budget: Budget) -> Solution:
-    """All copies of a model side by side, one model after the other."""
+    """Run all copies of a model side by side, one model after the other."""
     starts, now = np.zeros(len(table)), 0.0
     for wave in waves(table):
         times = _alone(table, wave)
@@ -20,7 +20,8 @@ def serial(table: OpTable, budget: Budget) -> Solution:
 
 
 def _alone(table: OpTable, wave: list[int]) -> dict[int, float]:
-    """Earliest starts of the pipelines of one wave when nothing else runs; their 1F1B orders cannot deadlock."""
+    """Return the earliest starts of the pipelines of one wave when nothing else runs; their 1F1B orders cannot
+    deadlock."""
     orders = rank_orders(table, wave)
     ends: dict[int, float] = {}
     starts: dict[int, float] = {}

@@ -24,7 +24,7 @@ MAKESPAN_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Solution:
-    """Running orders with their start times; `makespan_bound` and `memory_bound` are what has been proven so far.
+    """Running orders with their start times; `makespan_bound` and `memory_bound` are the bounds proven so far.
 
     `memory_bound` holds for schedules with at most this makespan.
     """
@@ -40,7 +40,7 @@ class Solution:
 
     @property
     def key(self) -> tuple[float, float, float]:
-        """Smaller is better."""
+        """Return a key of which the smaller is better."""
         return (self.makespan, self.peak, rounded(sum(self.peaks)))
 
 
@@ -55,7 +55,7 @@ class Bounds:
 
 @dataclass
 class Budget:
-    """How long a method may take, and where it tells what it found.
+    """The time of a method, and the receiver of its progress.
 
     `report(text)` receives progress lines. Methods stop at `deadline` (a `time.monotonic` value) and on
     KeyboardInterrupt return the best so far, having set `stopped`, which a budget shares with its parts.
@@ -81,12 +81,12 @@ class Budget:
         return 0.0 if self.stopped.is_set() else max(0.0, self.deadline - time.monotonic())
 
     def part(self, seconds: float) -> "Budget":
-        """A budget of at most `seconds` out of what is left."""
+        """Return a budget of at most `seconds` out of the seconds left."""
         return replace(self, seconds=min(seconds, self.left), begun=time.monotonic())
 
 
 def from_orders(table: OpTable, orders: Orders) -> Solution | None:
-    """The earliest-start schedule of `orders`; None when they deadlock."""
+    """Return the earliest-start schedule of `orders`; None when they deadlock."""
     starts = earliest_starts(table, orders)
     if starts is None:
         return None
@@ -100,18 +100,18 @@ def from_starts(table: OpTable, orders: Orders, starts: NDArray[np.float64]) -> 
 
 
 def fits(table: OpTable, solution: Solution) -> bool:
-    """Whether the solution meets the memory limit."""
+    """Tell whether the solution meets the memory limit."""
     limit = table.problem.memory_limit
     return limit is None or solution.peak <= limit * (1 + MAKESPAN_TOLERANCE)
 
 
 def trivial_bounds(table: OpTable, deadline: float) -> Bounds:
-    """The closed-form bounds for schedules that end by `deadline`."""
+    """Return the closed-form bounds for schedules that end by `deadline`."""
     return Bounds(makespan_bound(table), memory_bound(table, deadline), deadline)
 
 
 def finish(table: OpTable, solution: Solution, bounds: Bounds, seconds: float, method: str) -> Schedule:
-    """The schedule file's contents for a solution and the bounds proven for it."""
+    """Return the schedule file's contents for a solution and the bounds proven for it."""
     if bounds.deadline < solution.makespan * (1 - MAKESPAN_TOLERANCE):
         raise FuseError(f"memory bound proven for makespan {bounds.deadline:g}, not for {solution.makespan:g}")
     return Schedule(

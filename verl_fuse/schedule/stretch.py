@@ -38,11 +38,11 @@ Fifo = tuple[int, int, int]
 
 
 def stretch(period: Period, solution: Solution, capacity: float, seed: int, deadline: float) -> Solution | None:
-    """A schedule of `period.table` from one of `period.short`, within the capacity; None when no cut leaves room for a
-    turn before the `deadline`.
+    """Return a schedule of `period.table` from one of `period.short`, within the capacity; None when no cut leaves room
+    for a turn before the `deadline`.
 
-    A longer one than promised, which too few turns for the micro-batches in flight can lead to, is only
-    returned when no other is found.
+    A schedule longer than promised, which too few turns for the micro-batches in flight can cause, is only returned
+    when no other is found.
     """
     promised = (solution.makespan + period.turns * period.length) * (1 + MAKESPAN_TOLERANCE)
     best = None
@@ -62,7 +62,7 @@ class _Fifo:
     """Ops of one stage and kind, grouped by turns: ids count up from `first`, the group of micro-batch m is (m -
     `offset`) // `each`, counted from -1.
 
-    `turn` are the starts within the turn, and `done` is how many groups run before it.
+    `turn` are the starts within the turn, and `done` is the number of groups that run before it.
     """
 
     first: int
@@ -75,13 +75,13 @@ class _Fifo:
     done: cp_model.LinearExpr | int = 0
 
     def at(self, microbatch: int) -> tuple[int, int]:
-        """Group and place in it."""
+        """Return the group and the place in the group."""
         return divmod(microbatch - self.offset, self.each)
 
 
 class _Cut:
-    """The model of one cut, in the time of the shorter schedule with one turn put in: what runs after the turn
-    is a `length` later there."""
+    """The model of one cut, in the time of the shorter schedule with one turn put in: ops after the turn are a `length`
+    later there."""
 
     def __init__(self, period: Period, solution: Solution, share: float, free: int) -> None:
         self.period, self.table = period, period.short
@@ -116,7 +116,8 @@ class _Cut:
         return from_orders(self.period.table, orders_of(self.period.table, starts))
 
     def _repeated(self, solver: cp_model.CpSolver) -> NDArray[np.float64]:
-        """Starts of the whole problem's ops: the turn runs `turns` times, and what follows it is as much later."""
+        """Return the starts of the whole problem's ops: the turn runs `turns` times, and the ops after it are as much
+        later."""
         whole, turns = self.period.table, self.period.turns
         starts = np.zeros(len(whole))
         for (pipeline, stage, kind), fifo in self.fifos.items():
@@ -134,7 +135,7 @@ class _Cut:
         return starts
 
     def _latest(self) -> list[int]:
-        """Latest start of every op that keeps the orders and the end."""
+        """Return the latest start of every op that keeps the orders and the end."""
         behind = {left: right for order in self.orders for left, right in itertools.pairwise(order)}
         sink = {source: op for op, source in enumerate(self.before) if source >= 0}
         late = [0] * len(self.early)
@@ -146,8 +147,8 @@ class _Cut:
         return late
 
     def _rank(self, rank: int, order: tuple[int, ...]) -> bool:
-        """Variables of one rank: what runs before the turn, the turn within one length, and what runs after; False when
-        a group lies on both sides."""
+        """Add the variables of one rank: the ops before the turn, the turn within one length, and the ops after it;
+        return False when a group lies on both sides."""
         model, length = self.model, self.length
         fixed = [op for op in order if op not in self.free]
         opening = max((self.early[op] + self.duration[op] for op in fixed if op in self.left), default=0)
@@ -179,7 +180,8 @@ class _Cut:
         return True
 
     def _lane(self, pipeline: int, stage: int, kind: int) -> bool:
-        """Groups of one stage and kind with the side each is on; False when a group would have to be on both."""
+        """Add the groups of one stage and kind with the side of each; return False when a group would have to be on
+        both sides."""
         p, each = self.table.problem.pipelines[pipeline], self.period.microbatches[pipeline]
         first = self.table.id(pipeline, stage, kind, 0)
         ids = range(first, first + p.microbatches)
@@ -202,7 +204,7 @@ class _Cut:
         for group in sorted(groups):
             known = {op in self.left for op in groups[group] if op not in self.free}
             if len(groups[group]) < each:
-                known.add(group < 0)  # a turn follows whole groups
+                known.add(group < 0)  # A turn follows whole groups.
             if len(known) == 2:
                 return False
             side = self.model.new_constant(known.pop()) if known else self.model.new_bool_var("")
@@ -216,8 +218,8 @@ class _Cut:
         return True
 
     def _precedences(self) -> None:
-        """Results are there when they are needed, in the shorter schedule and with any number of turns;
-        micro-batches stay in order."""
+        """Require results before their consumers, in the shorter schedule and with any number of turns;
+        keep micro-batches in order."""
         model, length = self.model, self.length
         for key, fifo in self.fifos.items():
             p = self.table.problem.pipelines[key[0]]
@@ -252,7 +254,7 @@ class _Cut:
                 ).only_enforce_if(before, ~after)
 
     def _limit(self, capacity: int) -> None:
-        """Capacity of every rank with one turn put in: the others hold the same."""
+        """Bound the memory of every rank with one turn put in: the other turns hold the same."""
         model, horizon = self.model, self.end + self.length
         by_rank: dict[int, tuple[list[cp_model.IntervalVar], list[int], int]] = {}
         for (pipeline, stage, kind), fifo in self.fifos.items():

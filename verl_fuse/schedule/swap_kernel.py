@@ -1,7 +1,8 @@
-"""The part that both annealings share, compiled by numba: swap two neighbours on a rank, re-time what changes, undo.
+"""Has the part that both annealings share, compiled by numba: swap two neighbours on a rank, re-time the changed ops,
+undo.
 
 Invariants (tests/unit/schedule/test_swaps.py): orders never deadlock, because a swap that would close a cycle is
-refused; re-timing what changed gives the same starts as timing everything; an undone swap leaves nothing behind.
+refused; re-timing the changed ops gives the same starts as timing all ops; an undone swap leaves no trace.
 """
 
 from typing import NamedTuple
@@ -66,7 +67,7 @@ def graph_of(table: OpTable, scales: Scales) -> OpGraph:
 
 
 def order_of(graph: OpGraph, orders: Orders) -> TimedOrders:
-    """The earliest-start schedule of orders that do not deadlock."""
+    """Return the earliest-start schedule of orders that do not deadlock."""
     count = len(graph.source)
     previous, following = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
     held = np.zeros(count, dtype=np.int64)
@@ -98,7 +99,7 @@ def order_of(graph: OpGraph, orders: Orders) -> TimedOrders:
 
 
 def orders_from(table: OpTable, previous: Ints) -> list[list[int]]:
-    """Running orders from each op's previous neighbour."""
+    """Return running orders from each op's previous neighbour."""
     follower = {int(left): op for op, left in enumerate(previous.tolist()) if left >= 0}
     orders = []
     for ids in table.on_rank:
@@ -111,7 +112,7 @@ def orders_from(table: OpTable, previous: Ints) -> list[list[int]]:
 
 @njit(cache=True, nogil=True)
 def time_all(graph, order):
-    """Fill `start`, `topological` and `position`; returns the number of ops reached (fewer than all: a cycle)."""
+    """Fill `start`, `topological` and `position`; return the number of ops reached (fewer than all: a cycle)."""
     count = len(graph.source)
     waits = np.zeros(count, np.int64)
     first, last = 0, 0
@@ -145,8 +146,8 @@ def end_of(graph, order):
 
 @njit(cache=True, nogil=True)
 def swap(graph, order, left, right):
-    """Run `right`, which follows `left` on its rank, before it; returns how many ops were re-timed, or -1 (nothing
-    done) when that closes a cycle."""
+    """Run `right`, which follows `left` on its rank, before it; return the number of ops re-timed, or -1 (no swap) when
+    the swap closes a cycle."""
     if not _reorder(graph, order, left, right):
         return -1
     _exchange(graph, order, left, right)
@@ -168,7 +169,8 @@ def undo(graph, order, left, right, retimed):
 
 @njit(cache=True, nogil=True)
 def _earliest(op, previous, start, source, delay, duration):
-    """Takes arrays: handing over a tuple of them for every op would cost more than the rest."""
+    """Return the earliest start of an op. The function takes arrays: handing over a tuple of them for every op would
+    cost more than the rest."""
     earliest = 0
     other = previous[op]
     if other >= 0:
@@ -197,7 +199,7 @@ def _exchange(graph, order, left, right):
 
 @njit(cache=True, nogil=True)
 def _reorder(graph, order, left, right):
-    """Move `left` and what depends on it behind `right` in the topological order; False (nothing moved) on a cycle."""
+    """Move `left` and its dependents behind `right` in the topological order; return False (no move) on a cycle."""
     topological, position, dependent, old_topological, previous, sources = (
         order.topological,
         order.position,
@@ -235,7 +237,7 @@ def _reorder(graph, order, left, right):
 
 @njit(cache=True, nogil=True)
 def _retime(graph, order, left, right):
-    """Bring `start` up to date after the exchange, keeping old values; returns how many changed."""
+    """Bring `start` up to date after the exchange, keeping old values; return the number of changes."""
     topological, position, start, previous, following = (
         order.topological,
         order.position,

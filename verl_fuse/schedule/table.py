@@ -1,4 +1,4 @@
-"""A problem compiled to flat arrays: one entry per op, so that algorithms work on integers.
+"""Compiles a problem to flat arrays: one entry per op, so that algorithms work on integers.
 
 Invariants (tests/unit/schedule/test_op_table.py):
 - op ids count up through pipeline, stage, kind (F before B), micro-batch;
@@ -27,7 +27,7 @@ class OpTable:
 
     @cached_property
     def base(self) -> tuple[int, ...]:
-        """First op id of each pipeline."""
+        """Return the first op id of each pipeline."""
         starts = [0]
         for p in self.problem.pipelines:
             starts.append(starts[-1] + 2 * p.stages * p.microbatches)
@@ -38,7 +38,7 @@ class OpTable:
 
     @cached_property
     def _fields(self) -> NDArray[np.int64]:
-        """Columns: pipeline, stage, kind, microbatch, rank, before."""
+        """Return columns: pipeline, stage, kind, microbatch, rank, before."""
         rows = []
         for i, p in enumerate(self.problem.pipelines):
             for s in range(p.stages):
@@ -77,7 +77,7 @@ class OpTable:
 
     @cached_property
     def delay(self) -> NDArray[np.float64]:
-        """Transfer time between the end of `before[i]` and the start of op i."""
+        """Return the transfer time between the end of `before[i]` and the start of op i."""
         crosses = (self.before >= 0) & (self.rank != self.rank[self.before])
         return np.where(crosses, self.problem.transfer, 0.0)
 
@@ -89,19 +89,20 @@ class OpTable:
 
     @cached_property
     def activation(self) -> NDArray[np.float64]:
-        """Memory held between the start of the forward and the end of the backward, repeated for both ops."""
+        """Return the memory held between the start of the forward and the end of the backward, repeated for both
+        ops."""
         return np.array([self.problem.pipelines[p].activation[s] for p, s in self._fields[:, :2]], dtype=np.float64)
 
     @cached_property
     def on_rank(self) -> tuple[NDArray[np.int64], ...]:
-        """Op ids of each rank, ascending."""
+        """Return the op ids of each rank, ascending."""
         return tuple(np.flatnonzero(self.rank == r) for r in range(self.problem.ranks))
 
     def __len__(self) -> int:
         return len(self._fields)
 
     def ops(self, starts: NDArray[np.float64]) -> tuple[Op, ...]:
-        """The timed ops for start times by op id."""
+        """Return the timed ops for start times by op id."""
         ends = starts + self.duration
         fields = self._fields[:, :5].tolist()
         return tuple(

@@ -1,8 +1,7 @@
-"""Whole numbers for a solver that knows no others.
+"""Makes whole numbers for a solver that knows no other numbers.
 
 Invariants (tests/unit/schedule/test_ticks.py):
-- decimal inputs with a common small denominator are scaled exactly, so that what is proven on
-  ticks holds for the problem;
+- decimal inputs with a common small denominator are scaled exactly, so that a proof on ticks holds for the problem;
 - otherwise durations are rounded to a fine grid and `exact` is False: orders carry over, proofs do not.
 """
 
@@ -17,17 +16,17 @@ GRID = 20_000
 
 @dataclass(frozen=True)
 class Scale:
-    """`ticks = value * factor`; `exact` when that is a whole number for all values it was made from."""
+    """`ticks = value * factor`; `exact` when the product is a whole number for all values the scale was made from."""
 
     factor: Fraction
     exact: bool
 
     def ticks(self, value: float) -> int:
-        """Nearest tick."""
+        """Return the nearest tick."""
         return round(Fraction(repr(float(value))) * self.factor)
 
     def floor(self, value: float) -> int:
-        """Tick at or below `value`, forgiving float noise."""
+        """Return the tick at or below `value`, forgiving float noise."""
         return int(Fraction(repr(float(value))) * self.factor + Fraction(1, 10**6))
 
     def value(self, ticks: int) -> float:
@@ -35,7 +34,7 @@ class Scale:
 
 
 def scale_for(values: list[float]) -> Scale:
-    """The smallest exact scale for `values`, or a grid on the largest of them."""
+    """Return the smallest exact scale for `values`, or a grid on the largest of them."""
     fractions = [Fraction(repr(float(v))) for v in set(values) if v > 0]
     if not fractions:
         return Scale(Fraction(1), True)

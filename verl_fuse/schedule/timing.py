@@ -1,4 +1,4 @@
-"""The cost of a running order: start times, makespan, activation memory.
+"""Computes the cost of a running order: start times, makespan, activation memory.
 
 Invariants (tests/unit/schedule/test_order_timing.py):
 - `earliest_starts` gives every op the smallest start its order, its input and the transfer allow, or None
@@ -13,7 +13,7 @@ from verl_fuse.schedule.table import OpTable, Orders
 
 
 def earliest_starts(table: OpTable, orders: Orders) -> NDArray[np.float64] | None:
-    """Start time of every op when each rank runs its order as early as it can; None when ranks
+    """Return the start time of every op when each rank runs its order as early as it can; None when ranks
     wait for each other forever."""
     before = table.before.tolist()
     delay, duration = table.delay.tolist(), table.duration.tolist()
@@ -45,7 +45,7 @@ def earliest_starts(table: OpTable, orders: Orders) -> NDArray[np.float64] | Non
 
 
 def earliest_ticks(orders: Orders, before: list[int], delay: list[int], duration: list[int]) -> list[int]:
-    """Earliest starts in ticks of orders that are known not to deadlock."""
+    """Return the earliest starts in ticks of orders that cannot deadlock."""
     start = [-1] * len(before)
     position, free = [0] * len(orders), [0] * len(orders)
     left = len(before)
@@ -64,12 +64,12 @@ def earliest_ticks(orders: Orders, before: list[int], delay: list[int], duration
 
 
 def orders_of(table: OpTable, starts: NDArray[np.float64] | NDArray[np.int64]) -> list[list[int]]:
-    """Op ids of each rank sorted by start time (op id breaks ties)."""
+    """Return the op ids of each rank sorted by start time (op id breaks ties)."""
     return [ids[np.argsort(starts[ids], kind="stable")].tolist() for ids in table.on_rank]
 
 
 def rank_peaks(table: OpTable, orders: Orders) -> NDArray[np.float64]:
-    """Peak activation memory of each rank."""
+    """Return the peak activation memory of each rank."""
     peaks = np.zeros(table.problem.ranks)
     for r, order in enumerate(orders):
         ids = np.asarray(order, dtype=np.int64)
@@ -80,7 +80,7 @@ def rank_peaks(table: OpTable, orders: Orders) -> NDArray[np.float64]:
 
 
 def rounded(value: float) -> float:
-    """`value` to 12 significant digits: sums of floats that should be equal are."""
+    """Return `value` to 12 significant digits: sums of floats that should be equal are."""
     return float(f"{value:.12g}")
 
 

@@ -5,7 +5,7 @@ a window give its ops release times, ops after it give them tails; the model hol
 size of the problem.
 
 Invariants (tests/unit/schedule/test_windows.py): a result keeps the capacity and is never longer
-than what it was made from.
+than the solution it was made from.
 """
 
 import itertools
@@ -44,7 +44,7 @@ class _Window:
 
 
 class WindowSearch(Attempt):
-    """Shortens the goal's closest solution window by window; `worker` keeps random streams apart."""
+    """An attempt to shorten the goal's closest solution window by window; `worker` keeps random streams apart."""
 
     def __init__(self, table: OpTable, worker: int) -> None:
         self.table, self.worker, self.scales = table, worker, scales(table)
@@ -89,7 +89,7 @@ class WindowSearch(Attempt):
             goal.offer(solution)
 
     def _window(self, current: Solution, start: list[int], opening: float, span: float, horizon: int) -> _Window:
-        """The model of the ops that start in [opening, opening + span); everything else keeps its order."""
+        """Return the model of the ops that start in [opening, opening + span); all other ops keep their order."""
         orders = current.orders
         inside = {op for op, begin in enumerate(start) if opening <= begin < opening + span}
         tail = self._tails(orders, start, opening + span)
@@ -128,8 +128,8 @@ class WindowSearch(Attempt):
         return window
 
     def _solve(self, window: _Window, seed: int, goal: Goal) -> Solution | None:
-        """The renewed schedule, or None when the solver found nothing in its time; also adapts the size of windows
-        to what is solved in time."""
+        """Return the renewed schedule, or None when the solver found no solution in its time; also adapt the size of
+        windows to the time that solving takes."""
         solver = self.solver = solver_for(seed, WINDOW_SECONDS, goal.deadline)
         status = solver.solve(window.model)
         self.solver = None
@@ -148,8 +148,8 @@ class WindowSearch(Attempt):
         return from_orders(self.table, renewed)
 
     def _limit(self, window: _Window, rank: int, capacity: int, horizon: int) -> None:
-        """Capacity of one rank inside the window; what is in flight when it opens or closes is held from its
-        beginning or to its end."""
+        """Bound the memory of one rank inside the window; micro-batches in flight when the window opens or closes are
+        held from its beginning or to its end."""
         order, (_first, last) = window.orders[rank], window.ranks[rank]
         model, variables = window.model, window.variables
         later = set(order[last + 1 :])
@@ -169,13 +169,13 @@ class WindowSearch(Attempt):
             model.add_cumulative(intervals, sizes, capacity)
 
     def _ticks(self, solution: Solution) -> list[int]:
-        """Earliest start of every op in ticks, for the solution's orders."""
+        """Return the earliest start of every op in ticks, for the solution's orders."""
         if self.scales.time.exact:
             return [self.scales.time.ticks(s) for s in solution.starts.tolist()]
         return earliest_ticks(solution.orders, self.before, self.delay, self.duration)
 
     def _tails(self, orders, start: list[int], closing: float) -> NDArray[np.int64]:
-        """Longest path from the start of each op after the window to the end."""
+        """Return the longest path from the start of each op after the window to the end."""
         tail = np.zeros(len(start), dtype=np.int64)
         behind = {left: right for order in orders for left, right in itertools.pairwise(order)}
         sink = {source: op for op, source in enumerate(self.before) if source >= 0}

@@ -1,1 +1,1 @@
-"""Frozen data with a text or JSON form: what the rest of the library computes on. Imports numpy and PyYAML at most."""
+"""Frozen data with a text or JSON form, on which the rest of the library computes. Imports numpy and PyYAML at most."""

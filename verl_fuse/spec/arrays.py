@@ -5,5 +5,5 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-# Of any width: engines and files have 32 bits.
+# Token ids of any width: engines and files have 32 bits.
 Tokens = NDArray[np.integer]

@@ -6,8 +6,8 @@ Invariants (tests/unit/spec/test_block.py):
 - a key without a default that is not there is named;
 - a bound or choice given in the field's metadata is enforced; the message names key, value and what is allowed;
 - all problems of a block are found at once;
-- what is set in a block that is not `enabled`, or beside another key that makes it idle, is found, but not refused: a
-  feature is switched off and on by that one key.
+- a key set in a block that is not `enabled`, or beside another key that makes it idle, is found, but not refused: the
+switch alone turns a feature off and on.
 """
 
 import dataclasses
@@ -24,28 +24,29 @@ T = TypeVar("T")
 
 # Longer waits than threads can be told of (threading.TIMEOUT_MAX) are refused; this is 30 years.
 LONGEST_WAIT = 1e9
-# Metadata of a field that counts though its block is not `enabled`.
+# Metadata of a field that counts even where its block is not `enabled`.
 COUNTS_ALWAYS = {"always": True}
 
 
 def bounded(minimum: float | None = None, maximum: float | None = None) -> dict[str, Any]:
-    """Metadata for a numeric dataclass field: inclusive bounds."""
+    """Return metadata for a numeric dataclass field: inclusive bounds."""
     return {"minimum": minimum, "maximum": maximum}
 
 
 def waiting() -> dict[str, Any]:
-    """Metadata for seconds that something may take."""
+    """Return metadata for a field of seconds that a wait may take."""
     return bounded(1.0, LONGEST_WAIT)
 
 
 def left_to_preset(otherwise: Any) -> dict[str, Any]:
-    """Metadata of a field whose None means: what `fuse.preset` chooses, and `otherwise` where it chooses nothing."""
+    """Return metadata of a field whose None means: the choice of `fuse.preset`, or `otherwise` where the preset chooses
+    nothing."""
     return {"otherwise": otherwise}
 
 
 def undecided(block: type) -> dict[str, Any]:
-    """The fields of `block` (a dataclass) that may be left to `fuse.preset`, with what they are
-    where it chooses nothing."""
+    """Return the fields of `block` (a dataclass) that may be left to `fuse.preset`, with their values where the preset
+    chooses nothing."""
     fields = dataclasses.fields(block)  # type: ignore[arg-type]
     return {field.name: field.metadata["otherwise"] for field in fields if "otherwise" in field.metadata}
 
@@ -90,13 +91,13 @@ def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
 
 
 def idle_while(**values: Any) -> dict[str, Any]:
-    """Metadata of a field that nothing reads while all these fields of its block have these values."""
+    """Return metadata of a field that no code reads while all these fields of its block have these values."""
     return {"idle_while": values}
 
 
 def without_effect(block: Any) -> dict[tuple[tuple[str, Any], ...], dict[str, Any]]:
-    """The fields that differ from the defaults in `block` (a dataclass) though nothing reads it: by the fields, and
-    their values, because of which nothing does."""
+    """Return the fields of `block` (a dataclass) that differ from the defaults though no code reads them, by the
+    fields, and their values, that make them idle."""
     defaults = type(block)()
     found: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
     for field in dataclasses.fields(block):
@@ -125,7 +126,7 @@ def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> 
 
 
 def _arm(value: Any, union: Any) -> Any:
-    """The member of a union that this value is meant for; the union itself if none fits."""
+    """Return the member of a union that this value is meant for; the union itself if no member fits."""
     arms = typing.get_args(union)
     nested = [arm for arm in arms if dataclasses.is_dataclass(arm) and isinstance(value, Mapping)]
     numbers = [arm for arm in arms if arm is float and isinstance(value, int) and not isinstance(value, bool)]
@@ -179,6 +180,6 @@ def _names(block: type) -> str:
 
 
 def nearest(key: str, known: Collection[str]) -> str:
-    """What to add to a message about an unknown key: the known one it is most like, or nothing."""
+    """Return text to add to a message about an unknown key: the nearest known key, or no text."""
     match = difflib.get_close_matches(key, known, n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""

@@ -74,7 +74,7 @@ DEVICES = {
     # measures the machine at hand.
     "CPU": Device("CPU", 8 * GIB, 5e10, 1e10),
 }
-# Several times the largest clusters there are; more is a mistake in the input.
+# Several times the size of the largest clusters; a larger number is a mistake in the input.
 MOST_DEVICES = 2**17
 
 
@@ -108,7 +108,8 @@ class Cluster:
 
     @classmethod
     def read(cls, path: Path) -> "Cluster":
-        """From YAML; keys left out come from the built-in cluster of that device. Every error names the file."""
+        """Read a cluster from YAML; keys left out come from the built-in cluster of that device. Every error names the
+        file."""
         data = read_yaml(path)
         try:
             return cls.from_dict(data)
@@ -117,7 +118,8 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, data: Any) -> "Cluster":
-        """`device` is a built-in name, or a block of the fields of `Device`; then every other key is needed too."""
+        """Build from parsed YAML; `device` is a built-in name, or a block of the fields of `Device`; then every other
+        key is needed too."""
         if not isinstance(data, Mapping) or "device" not in data:
             raise FuseError(f"cluster: needs a block with the key device: one of {', '.join(DEVICES)}, or a block")
         if isinstance(data["device"], Mapping):
@@ -132,8 +134,8 @@ class Cluster:
 
 
 # Bytes per second of one direction, per device: link in the node, network adapter, host (PCIe 4: 32e9, PCIe
-# 5: 64e9, of 16 lanes). Prices are examples, round figures of rental offers in 2025, to be replaced by one's
-# own: they only scale costs.
+# 5: 64e9, of 16 lanes). Prices are examples, round figures of rental offers in 2025, to be replaced by the user's own:
+# they only scale costs.
 _NODES = {
     # NVLink 3: 600 GB/s both ways (A100 data sheet); 200 Gb/s adapters (DGX A100 data sheet).
     "A100-40G": Cluster(1, 8, DEVICES["A100-40G"], 300e9, 25e9, 32e9, 1.3),
@@ -165,7 +167,7 @@ _BY_LOWER_NAME = {name.lower(): name for name in _NODES} | {
 
 
 def cluster_named(device: str, nodes: int = 1) -> Cluster:
-    """Built-in nodes of eight devices (four for GB200, two for CPU) by the device's name, in any case."""
+    """Return built-in nodes of eight devices (four for GB200, two for CPU) by the device's name, in any case."""
     key = device.lower()
     if key not in _BY_LOWER_NAME:
         near = difflib.get_close_matches(key, _BY_LOWER_NAME, n=1, cutoff=0.4)
@@ -193,7 +195,7 @@ class Mesh:
         return self.first < other.end and other.first < self.end
 
     def nodes(self, devices_per_node: int) -> range:
-        """The nodes it touches."""
+        """Return the nodes that the mesh touches."""
         return range(self.first // devices_per_node, (self.end - 1) // devices_per_node + 1)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Reads the composed configuration of a run, verl's with the block `fuse`, and says what in it cannot run.
+"""Reads the composed configuration of a run, verl's with the block `fuse`, and finds the keys that cannot run.
 
 Invariant (tests/unit/spec/test_composed.py): a key that is not there is read as None, and no key is ever written.
 """
@@ -20,40 +20,40 @@ ACTOR, REFERENCE, ROLLOUT, CRITIC = (
 MODEL = "actor_rollout_ref.model"
 
 Get = Callable[[str], Any]
-# key: the value it needs, and what is said of any other.
+# Key: the value that the key needs, and the words about any other value.
 Needs = Mapping[str, tuple[Any, str]]
 
 
 def getter(config: Mapping[str, Any]) -> Get:
-    """Value by dotted key; None where there is none."""
+    """Return a function that returns a value by dotted key; None where there is no such key."""
     return lambda key: OmegaConf.select(config, key, default=None)  # type: ignore[arg-type]
 
 
 def required(get: Get, needs: Needs) -> Iterator[Refusal]:
-    """Keys that do not have the value they need."""
+    """Refuse keys that do not have the value they need."""
     for key, (value, allowed) in needs.items():
         if get(key) != value:
             yield Refusal(key, get(key), allowed)
 
 
 def required_if_set(get: Get, needs: Needs) -> Iterator[Refusal]:
-    """Keys that have another value than the one they need; unset, false, 0 and empty are no values."""
+    """Refuse keys that have another value than they need; unset, false, 0 and empty are no values."""
     return required(lambda key: get(key) or needs[key][0], needs)
 
 
 def has_critic(get: Get) -> bool:
-    """As verl decides it (verl.trainer.ppo.utils.need_critic)."""
+    """Tell whether the run has a critic, by verl's rule (verl.trainer.ppo.utils.need_critic)."""
     enabled = get("critic.enable")
     return get("algorithm.adv_estimator") == "gae" if enabled is None else bool(enabled)
 
 
 def has_adapters(get: Get) -> bool:
-    """As verl decides whether the reference is the policy without its adapters (`PPOTrainer.ref_in_actor`)."""
+    """Tell whether the reference is the policy without its adapters, by verl's rule (`PPOTrainer.ref_in_actor`)."""
     return bool((get(f"{MODEL}.lora.rank") or 0) > 0 or (get(f"{MODEL}.lora_rank") or 0) > 0) or (
         get(f"{MODEL}.lora_adapter_path") is not None
     )
 
 
 def has_reference(get: Get) -> bool:
-    """As verl decides it (verl.trainer.ppo.utils.need_reference_policy)."""
+    """Tell whether the run has a reference, by verl's rule (verl.trainer.ppo.utils.need_reference_policy)."""
     return bool(get("algorithm.use_kl_in_reward") or get("actor_rollout_ref.actor.use_kl_loss"))

@@ -1,4 +1,4 @@
-"""The upstream code that we rest on, as data: one contract per seam, judged against source text
+"""Describes the upstream code that we rest on as data: one contract per seam, judged against source text
 (verl_fuse/host/compat).
 
 A target is "package.module:name" or "package.module:Class.member"; it may be defined elsewhere as long as it
@@ -9,7 +9,7 @@ be read again is yellow.
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-# Of one version of some code, or of each that we have read where they differ.
+# The fingerprint of one version of some code, or of each version that we have read where they differ.
 Fingerprints: TypeAlias = str | tuple[str, ...]
 
 
@@ -18,9 +18,9 @@ class Function:
     """A function or method we call, override or whose behaviour we copy.
 
     `signature` is written as in its `def`, without annotations, after "async", "static", "class" or "property" where
-    these apply, e.g. "async (self, request_id, **extra)"; a default written `...` may be any. `body` is the fingerprint
-    of the code we have read, or those of several versions: other code is yellow, or red if it must be `exact`.
-    `closed`: our override takes no parameter that upstream adds.
+    these apply, e.g. "async (self, request_id, **extra)"; a default written `...` stands for any. `body` is the
+    fingerprint of the code we have read, or the fingerprints of several versions: other code is yellow, or red if it
+    must be `exact`. `closed`: our override takes no parameter that upstream adds.
     """
 
     target: str
@@ -46,8 +46,8 @@ class Class:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A module variable, class variable, dataclass field or instance attribute; `value`, if given, is the
-    source text of its value."""
+    """A module variable, class variable, dataclass field or instance attribute; `value`, if given, is the source text
+    of its value."""
 
     target: str
     value: str | None = None
@@ -55,7 +55,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Decorator:
-    """A definition carries this decorator: a registry entry, or how Ray dispatches a method. Lists
+    """A decorator that a definition carries: a registry entry, or the dispatch of a method by Ray. Lists
     may have grown (yellow)."""
 
     target: str
@@ -64,7 +64,7 @@ class Decorator:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A module makes this call when it is imported: a registry entry. Lists may have grown (yellow)."""
+    """A call that a module makes when it is imported: a registry entry. Lists may have grown (yellow)."""
 
     module: str
     call: str
@@ -90,7 +90,7 @@ class ConfigGroup:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """Every place of a package that compares `name` with something (a change is red), or uses it otherwise (yellow).
+    """Every place of a package that compares `name` with a value (a change is red), or uses it otherwise (yellow).
 
     A place is "module:qualname: text", the text being the comparison or the expression that reads the name.
     """
@@ -116,12 +116,12 @@ Contract: TypeAlias = Function | Class | Attribute | Decorator | Registration | 
 
 
 def fingerprints(found: Fingerprints) -> tuple[str, ...]:
-    """All of them."""
+    """Return all fingerprints as a tuple."""
     return (found,) if isinstance(found, str) else found
 
 
 def label(contract: Contract) -> str:
-    """The subject of the contract, in one line."""
+    """Return the subject of the contract, in one line."""
     match contract:
         case ConfigKey(file, key):
             return f"{file}: {key}"
@@ -138,7 +138,7 @@ def label(contract: Contract) -> str:
 
 
 def package(contract: Contract) -> str:
-    """The top-level package the contract is about."""
+    """Return the top-level package that the contract is about."""
     match contract:
         case ConfigKey(file) | ConfigGroup(file):
             return file.partition("/")[0]

@@ -1,6 +1,6 @@
 """Events of a running step, for observers: one class per kind of event, plain values, no handles.
 
-Invariant (tests/unit/spec/test_events.py): every kind is a frozen class that says in which step and when it happened.
+Invariant (tests/unit/spec/test_events.py): every kind is a frozen class with the step and the time of the event.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from verl_fuse.spec.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened in `step`, at `time` (Unix seconds)."""
+    """An event in `step`, at `time` (Unix seconds)."""
 
     step: int
     time: float
@@ -22,9 +22,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SetUp(Event):
-    """The run is set up and begins after `step`, which is not 0 where it goes on from the checkpoint in `resumed_from`.
+    """The run is set up and begins after `step`, which is not 0 where the run goes on from the checkpoint in
+    `resumed_from`.
 
-    It has `total_steps`; `expected` samples are trained in each, of `groups` prompts.
+    The run has `total_steps`; each step trains `expected` samples, of `groups` prompts.
     """
 
     run_dir: Path
@@ -36,27 +37,27 @@ class SetUp(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepBegun(Event):
-    """Nothing of the step has been done yet."""
+    """The step begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted(Event):
-    """Prompts are about to be generated: `prompts` says how many of each data set the step has by now. A step may
-    ask for more while it runs."""
+    """Prompts are about to be generated: `prompts` is the number of each data set's prompts that the step has by now. A
+    step may ask for more while it runs."""
 
     prompts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Polled(Event):
-    """The running rollout was looked at."""
+    """The driver looked at the running rollout."""
 
     view: RolloutView
 
 
 @dataclass(frozen=True, slots=True)
 class Migrated(Event):
-    """Replicas `freed` have stopped and `survivors` go on, as was decided on `view`."""
+    """Replicas `freed` have stopped and `survivors` go on, by a decision on `view`."""
 
     view: RolloutView
     survivors: tuple[int, ...]
@@ -65,10 +66,10 @@ class Migrated(Event):
 
 @dataclass(frozen=True, slots=True)
 class Generated(Event):
-    """All samples are there: response tokens of each by prompt `uid`, those in `discarded` being of groups
-    that are not trained on.
+    """All samples are generated: `responses` are the response tokens of each by prompt `uid`, `discarded` those of
+    groups that are not trained on.
 
-    `prompts` are those planned through `fuse_predict`, `fuse_scale` and `fuse_assign`, by `uid`.
+    `prompts` are the prompts planned through `fuse_predict`, `fuse_scale` and `fuse_assign`, by `uid`.
     """
 
     responses: Mapping[str, Sequence[int]]
@@ -92,8 +93,8 @@ class CheckpointSaved(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepEnded(Event):
-    """The step is over, which trained `samples`; `lengths` are prompt and response tokens of each, by data set,
-    `metrics` what verl-fuse logs of it."""
+    """The step, which trained `samples`, is over; `lengths` are prompt and response tokens of each sample, by data set,
+    `metrics` the metrics that verl-fuse logs for the step."""
 
     timeline: Timeline
     samples: int

@@ -1,9 +1,10 @@
-"""Text files in and out.
+"""Reads and writes text files.
 
 Invariants (tests/unit/spec/test_text_files.py):
-- a reader never sees half a file: it is written beside its place and renamed, and nothing stays behind when that fails;
+- a reader never sees half a file: a file is written beside its place and renamed, and no file stays behind when that
+fails;
 - an error in a file's content names the file, and so does a file too large or too deeply nested to be read;
-- where a file could not be written, that can be known before there is anything to write.
+- a check before the work tells whether a file can be written.
 """
 
 import os
@@ -15,19 +16,19 @@ from typing import TypeVar
 from verl_fuse.errors import FuseError
 
 T = TypeVar("T")
-# Bytes. The largest file there is, a recorded step of thousands of requests, has some tens of millions.
+# In bytes. The largest known file, a recorded step of thousands of requests, has some tens of millions.
 MOST_FILE_BYTES = 2**28
 
 
 def reason(error: OSError) -> str:
-    """The system's reason, without the path: the message names it, and the path in the
-    error may be a temporary one."""
+    """Return the system's reason, without the path: the message names the path, and the path in the error may be a
+    temporary path."""
     return error.strerror or str(error)
 
 
 def read_text(path: Path, largest: int = MOST_FILE_BYTES) -> str:
-    """The text of a file; a FuseError names one that cannot be read or has more than `largest`
-    bytes (a device has no end)."""
+    """Return the text of a file; a FuseError names a file that cannot be read or has more than `largest` bytes (a
+    device has no end)."""
     try:
         with path.open("rb") as file:
             content = file.read(largest + 1)
@@ -42,7 +43,7 @@ def read_text(path: Path, largest: int = MOST_FILE_BYTES) -> str:
 
 
 def load(path: Path, parse: Callable[[str], T]) -> T:
-    """The result of `parse` on the text of `path`; a FuseError names the file."""
+    """Return the result of `parse` on the text of `path`; a FuseError names the file."""
     text = read_text(path)
     try:
         return parse(text)
@@ -51,12 +52,12 @@ def load(path: Path, parse: Callable[[str], T]) -> T:
     except RecursionError as error:
         raise FuseError(f"{path}: cannot be read: nested too deeply") from error
     except ValueError as error:
-        # JSON with a number of thousands of digits.
+        # The JSON has a number of thousands of digits.
         raise FuseError(f"{path}: cannot be read: {error}") from error
 
 
 def save(path: Path, text: str) -> None:
-    """`write_atomically`, where a file that cannot be written is a FuseError that names it."""
+    """Call `write_atomically`; a FuseError names a file that cannot be written."""
     try:
         write_atomically(path, text)
     except OSError as error:
@@ -64,7 +65,7 @@ def save(path: Path, text: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise a FuseError where `save` would: to be called before work that takes long and ends in this file."""
+    """Raise a FuseError where `save` would; called before long work that ends in this file."""
     try:
         if path.is_dir():
             raise FuseError(f"{path}: cannot be written: it is a folder")
@@ -75,7 +76,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise a FuseError where no file could be made in folder `path`, which need not exist; nothing is made."""
+    """Raise a FuseError where no file could be made in folder `path`, which need not exist; the check makes no file."""
     nearest = next((folder for folder in (path, *path.parents) if folder.exists()), path)
     try:
         with tempfile.NamedTemporaryFile(dir=nearest):

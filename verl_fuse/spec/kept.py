@@ -1,11 +1,12 @@
-"""A plugin's knowledge, kept beside verl's checkpoints: written with each, read by the run that goes on from one.
+"""Keeps a plugin's knowledge beside verl's checkpoints: written with each checkpoint, read by the run that goes on from
+it.
 
 Lengths belong to the data, costs to replicas of so many devices.
 
 Invariants (tests/unit/spec/test_kept.py):
-- what was saved is loaded, its costs only by a run whose replicas have as many devices;
-- a checkpoint without the file costs a warning, and what was learned begins anew;
-- a damaged file is an error that names it and says how to go on;
+- saved knowledge is loaded, its costs only by a run whose replicas have as many devices;
+- a checkpoint without the file costs a warning, and the learning begins anew;
+- a damaged file is an error that names the file and says how to go on;
 - where the disk refuses, the checkpoint stays good without it.
 """
 
@@ -30,16 +31,16 @@ logger = logging.getLogger(__name__)
 class Kept(Generic[T]):
     """The file `fuse_<plugin>.json` in a checkpoint's folder.
 
-    `parse(lengths, costs)` makes of its JSON data what the plugin knows; `costs` is None where those of the file are of
-    other replicas. It may raise KeyError, TypeError, ValueError, AttributeError or OverflowError on data that the
-    plugin did not write.
+    `parse(lengths, costs)` makes the plugin's knowledge of the file's JSON data; `costs` is None where the file's costs
+    are those of other replicas. It may raise KeyError, TypeError, ValueError, AttributeError or OverflowError on data
+    that the plugin did not write.
     """
 
     plugin: str
     parse: Callable[[Any, Any], T]
 
     def file(self, folder: Path) -> Path:
-        """Where the file is."""
+        """Return the path of the file."""
         return folder / f"fuse_{self.plugin}.json"
 
     def save(self, folder: Path, lengths: Any, costs: Any, devices: int) -> None:
@@ -53,8 +54,8 @@ class Kept(Generic[T]):
             )
 
     def load(self, folder: Path | None, devices: int) -> T | None:
-        """The knowledge in the checkpoint that the run goes on from; None for a new run, and where the checkpoint has
-        no such file."""
+        """Return the knowledge in the checkpoint that the run goes on from; None for a new run, and where the
+        checkpoint has no such file."""
         if folder is None:
             return None
         file = self.file(folder)
@@ -84,13 +85,13 @@ class Kept(Generic[T]):
 
 
 def measured(kind: type[T], costs: Mapping[str, Any] | None) -> T | None:
-    """`costs` of a file, the fields of a `kind` in seconds; None for none. Raises as `seconds` does, or
+    """Return the `costs` of a file, the fields of a `kind` in seconds; None for None. Raise the errors of `seconds`, or
     TypeError on other fields."""
     return None if costs is None else kind(**{name: seconds(value) for name, value in costs.items()})
 
 
 def seconds(value: Any) -> float:
-    """`value` of a file as a measured time. Raises TypeError or ValueError where it is none."""
+    """Return `value` of a file as a measured time. Raise TypeError or ValueError where it is no time."""
     found = float(value)
     if isinstance(value, str) or not (math.isfinite(found) and found >= 0):
         raise ValueError(f"{value!r} where seconds are expected")

@@ -18,7 +18,7 @@ from verl_fuse.spec.timeline import REQUEST, Timeline
 
 
 def read_lengths(path: Path, column: str) -> LengthDistribution:
-    """The empirical distribution of a column, or of a run directory's "prompt" or "response";
+    """Return the empirical distribution of a column, or of a run directory's "prompt" or "response";
     every error names the file."""
     if path.is_dir():
         return _recorded(path, column)
@@ -37,14 +37,14 @@ def read_lengths(path: Path, column: str) -> LengthDistribution:
 
 
 def lengths_from(text: str, base: Path = Path()) -> LengthDistribution:
-    """The text form of `LengthDistribution`, or `FILE#COLUMN` or `RUN_DIR#response` with the
-    path relative to `base`."""
+    """Return the distribution named by the text form of `LengthDistribution`, or by `FILE#COLUMN` or `RUN_DIR#response`
+    with the path relative to `base`."""
     name, mark, column = text.rpartition("#")
     return read_lengths(base / name, column) if mark else LengthDistribution.parse(text)
 
 
 def requests_of(timelines: Iterable[Timeline]) -> tuple[LengthDistribution, LengthDistribution]:
-    """Prompt and response lengths of the finished requests of a recorded run."""
+    """Return the prompt and response lengths of the finished requests of a recorded run."""
     pairs = [
         (int(span.args["prompt_tokens"]), int(span.args["response_tokens"]))
         for timeline in timelines
@@ -92,7 +92,7 @@ def _jsonl(path: Path, column: str) -> Iterator[Any]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                # Not only JSONDecodeError: a number of thousands of digits is refused too.
+                # The error need not be a JSONDecodeError: a number of thousands of digits is refused too.
                 raise FuseError(f"line {number}: not JSON: {error}") from error
             except RecursionError as error:
                 raise FuseError(f"line {number}: not JSON: nested too deeply") from error
@@ -127,7 +127,7 @@ def _length(value: Any, row: int) -> int:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise FuseError(f"row {row}: {value!r}; needs a whole number, or a list of token ids") from None
-    # Neither is inf or nan.
+    # Neither inf nor nan is a length.
     if not number.is_integer():
         raise FuseError(f"row {row}: {value!r}; needs a whole number")
     return int(number)

@@ -1,9 +1,9 @@
-"""A distribution of token lengths, exact and finite: values and their probabilities.
+"""Describes a distribution of token lengths, exact and finite: values and their probabilities.
 
 Invariants (tests/unit/spec/test_lengths.py):
 - values are whole numbers >= 1, ascending, each once; probabilities are positive and sum to one;
 - the text of every distribution but an empirical one parses back to an equal distribution;
-- what lies above the maximum is cut to the maximum, as generation does, not drawn again.
+- a length above the maximum is cut to the maximum, like in generation, not drawn again.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class LengthDistribution:
     probabilities: tuple[float, ...] = field(repr=False)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """`count` lengths, int64."""
+        """Return `count` lengths, int64."""
         values, cumulative = self._table
         return values[np.searchsorted(cumulative, rng.random(count), side="right")]
 
@@ -61,7 +61,7 @@ class LengthDistribution:
 
     @classmethod
     def parse(cls, text: str) -> "LengthDistribution":
-        """From the text form; a FuseError lists the forms."""
+        """Parse the text form; a FuseError lists the forms."""
         kind, _, rest = text.strip().partition(":")
         if kind == "fixed":
             return _fixed(text, rest)
@@ -83,11 +83,11 @@ class LengthDistribution:
 
     @classmethod
     def of(cls, lengths: Iterable[int]) -> "LengthDistribution":
-        """The empirical distribution of observed lengths."""
+        """Return the empirical distribution of observed lengths."""
         found = list(lengths)
         if not found:
             raise FuseError("lengths: no values; needs at least one")
-        # Before they are an array: a whole number of a file need not fit into 64 bits.
+        # The check comes before the array: a whole number of a file need not fit into 64 bits.
         least, most = min(found), max(found)
         if least < 1 or most > LONGEST_LENGTH:
             raise FuseError(f"lengths: value {least if least < 1 else most}; needs 1 to {LONGEST_LENGTH}")
@@ -114,7 +114,7 @@ def _uniform(text: str, rest: str) -> LengthDistribution:
 
 
 def _lognormal_steps(median: float, sigma: float, top: int) -> np.ndarray:
-    """Probabilities of 1..top: lengths rounded to the nearest token, at least one, cut at `top`."""
+    """Return the probabilities of 1..top: lengths rounded to the nearest token, at least one, cut at `top`."""
     edges = np.log((np.arange(1, top) + 0.5) / median) / (sigma * math.sqrt(2.0))
     below = np.array([0.5 * math.erfc(-edge) for edge in edges])
     return np.diff(below, prepend=0.0, append=1.0)

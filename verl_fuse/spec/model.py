@@ -1,4 +1,4 @@
-"""A decoder-only transformer as its cost sees it: sizes, nothing else.
+"""Describes a decoder-only transformer by the sizes that decide its cost.
 
 Invariants (tests/unit/spec/test_model.py):
 - every size is a positive whole number, `kv_heads` divides `heads`, and a token uses at most as
@@ -26,8 +26,8 @@ MOE_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes in elements. With `experts`, `intermediate` is the width of one expert; `shared_intermediate` that
-    of the always active one."""
+    """Sizes in elements. With `experts`, `intermediate` is the width of one expert; `shared_intermediate` the width of
+    the expert that is always active."""
 
     name: str
     layers: int
@@ -62,12 +62,12 @@ class Model:
 
     @property
     def attention_parameters(self) -> int:
-        """Query, key, value and output projections of one block."""
+        """Return the elements of the query, key, value and output projections of one block."""
         return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
 
     @property
     def expert_parameters(self) -> int:
-        """One expert of a block; the whole MLP of a dense one."""
+        """Return the elements of one expert of a block, or of the whole MLP of a dense block."""
         return 3 * self.hidden * self.intermediate
 
     @property
@@ -76,7 +76,7 @@ class Model:
 
     @property
     def active_block_parameters(self) -> int:
-        """The parameters that one token is multiplied with in a block."""
+        """Return the parameters that one token is multiplied with in a block."""
         return self._block(max(1, self.experts_per_token))
 
     def _block(self, experts: int) -> int:
@@ -89,12 +89,12 @@ class Model:
 
     @property
     def head_width(self) -> int:
-        """Outputs per token: the vocabulary, or one value."""
+        """Return the outputs per token: the vocabulary, or one value."""
         return 1 if self.value_head else self.vocabulary
 
     @property
     def head_parameters(self) -> int:
-        """Weights of its own the head keeps: none where it shares the embedding's."""
+        """Return the number of the head's own weights: none where the head shares the embedding's."""
         return 0 if self.tied_embeddings else self.head_width * self.hidden
 
     @property
@@ -103,7 +103,7 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters a token touches."""
+        """Return the parameters that a token touches."""
         return self._around(self.layers * self.active_block_parameters)
 
     def _around(self, blocks: int) -> int:
@@ -111,16 +111,16 @@ class Model:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Elements of the KV cache per token, keys and values of all layers."""
+        """Return the elements of the KV cache per token, keys and values of all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def as_value_model(self) -> "Model":
-        """The same transformer with a head of width one: critic or reward model."""
+        """Return the same transformer with a head of width one: critic or reward model."""
         return dataclasses.replace(self, tied_embeddings=False, value_head=True)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], name: str = "") -> "Model":
-        """From the contents of a Hugging Face `config.json`; refuses architectures whose blocks
+        """Build from the contents of a Hugging Face `config.json`; refuse architectures whose blocks
         would be counted wrongly."""
         name = name or str(config.get("_name_or_path") or config.get("model_type"))
         kind = config.get("model_type")
@@ -146,7 +146,7 @@ class Model:
                 config, "moe_intermediate_size" if moe and kind != "mixtral" else "intermediate_size", name
             ),
             vocabulary=_size(config, "vocab_size", name),
-            # Where a checkpoint leaves out what its class has by default.
+            # A checkpoint may leave out the defaults of its class.
             tied_embeddings=bool(config.get("tie_word_embeddings", kind in TIED_TYPES)),
             experts=_size(config, _experts_key(config), name) if moe else 0,
             experts_per_token=_size(config, "num_experts_per_tok", name) if moe else 0,
@@ -155,7 +155,7 @@ class Model:
 
     @classmethod
     def read(cls, path: Path) -> "Model":
-        """From a `config.json`, or a folder that holds one; every error names the file."""
+        """Read a `config.json`, or a folder that holds one; every error names the file."""
         path = path / "config.json" if path.is_dir() else path
         return load(path, lambda text: cls._parse(text, path.parent.name))
 
@@ -171,7 +171,7 @@ class Model:
 
 
 def _experts_key(config: Mapping[str, Any]) -> str:
-    """Mixtral's name is transformers 5's for other families as well."""
+    """Return the key of the number of experts; transformers 5 uses Mixtral's name for other families as well."""
     return "num_experts" if config.get("num_experts") is not None else "num_local_experts"
 
 

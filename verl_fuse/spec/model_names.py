@@ -1,4 +1,4 @@
-"""Sizes of the LLaMA and Qwen families by name. Source: each model's published `config.json`."""
+"""Lists the sizes of the LLaMA and Qwen families by name. Source: each model's published `config.json`."""
 
 import difflib
 import os
@@ -51,7 +51,7 @@ MODEL_NAMES = tuple(_SIZES)
 
 
 def model_named(name: str) -> Model:
-    """A model by size name; a FuseError suggests the nearest names."""
+    """Return a model by size name; a FuseError suggests the nearest names."""
     key = name.lower()
     if key not in _SIZES:
         near = difflib.get_close_matches(key, _SIZES, n=3, cutoff=0.5)
@@ -61,7 +61,7 @@ def model_named(name: str) -> Model:
 
 
 def model_from(text: str, base: Path = Path()) -> Model:
-    """A model by size name, or by the path of a `config.json` or its folder, relative to `base`."""
+    """Return a model by size name, or by the path of a `config.json` or its folder, relative to `base`."""
     path = base / text
-    # Unlike Path.exists, this takes a name too long for a file for the name of none.
+    # Unlike Path.exists, this call answers False for a name too long for a file.
     return Model.read(path) if os.path.exists(path) else model_named(text)

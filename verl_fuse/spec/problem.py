@@ -26,7 +26,7 @@ MAX_RANKS = 2**17
 
 _PIPELINE_KEYS = ("model", "ranks", "microbatches", "forward", "backward", "activation")
 _PROBLEM_KEYS = ("ranks", "memory_limit", "transfer", "pipelines", "time_unit", "memory_unit")
-# What costs and activations can be said to be in; empty: any one unit.
+# Units of costs and activations; empty: any one unit.
 _UNITS = {"time_unit": ("", "s"), "memory_unit": ("", "B")}
 
 
@@ -90,7 +90,7 @@ class ScheduleProblem:
     """Pipelines sharing `ranks` ranks, one op at a time on each.
 
     `transfer` delays a stage's result on its way to another rank; `memory_limit` bounds the activations held on every
-    rank. `time_unit` is "s" and `memory_unit` "B" (bytes) where that is what the numbers are in, else empty.
+    rank. `time_unit` is "s" and `memory_unit` "B" (bytes) where the numbers have these units, else empty.
     """
 
     ranks: int
@@ -134,18 +134,18 @@ class ScheduleProblem:
 
     @property
     def ops(self) -> int:
-        """Number of forward and backward ops."""
+        """Return the number of forward and backward ops."""
         return sum(2 * p.stages * p.microbatches for p in self.pipelines)
 
     @property
     def least_memory_limit(self) -> float:
-        """The smallest limit any schedule can meet: running all micro-batches one by one reaches the
+        """Return the smallest limit that any schedule can meet: running all micro-batches one by one reaches the
         largest single activation."""
         return max(max(p.activation) for p in self.pipelines)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON form."""
+        """Return the SHA-256 of the canonical JSON form."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -155,7 +155,7 @@ class ScheduleProblem:
                 "memory_limit": self.memory_limit,
                 "transfer": self.transfer,
                 "pipelines": [{key: getattr(p, key) for key in _PIPELINE_KEYS} for p in self.pipelines],
-                # Only where they are known: a problem keeps the digest it had.
+                # Units are written only where they are known: a problem without units keeps its digest.
                 **{name: getattr(self, name) for name in _UNITS if getattr(self, name)},
             }
         )

@@ -1,11 +1,12 @@
-"""Prompts that are about to be generated, as policies see them: plain values."""
+"""Describes prompts that are about to be generated for policies: plain values."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Response tokens of one sample: `tokens` expected, `upper` what nine in ten samples stay below."""
+    """Response tokens of one sample: `tokens` is the expected number, `upper` a bound that nine in ten samples stay
+    below."""
 
     tokens: float
     upper: float

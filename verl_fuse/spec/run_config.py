@@ -1,9 +1,9 @@
-"""The configuration of a run, kept in its folder: RUN_DIR/config.yaml, or what Hydra left of it under RUN_DIR/hydra.
+"""Keeps the configuration of a run in its folder: RUN_DIR/config.yaml, or the copy that Hydra left under RUN_DIR/hydra.
 
 Invariants (tests/unit/spec/test_run_config.py):
 - text under a key that names a secret, references to other keys excepted, the values of environment variables, and a
   password in an address are not written;
-- everything else is, and reads back as it was; what YAML has no word for (a path) reads back as text.
+- all other values are written, and read back unchanged; a value that YAML cannot express (a path) reads back as text.
 """
 
 import re
@@ -19,7 +19,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import load, save
 
 FILE = "config.yaml"
-# Hydra's own copy, where hydra.run.dir is RUN_DIR/hydra, as in the recipes.
+# Hydra's own copy, where hydra.run.dir is RUN_DIR/hydra, like in the recipes.
 HYDRA_FILE = Path("hydra") / ".hydra" / "config.yaml"
 
 REDACTED = "(left out)"
@@ -30,8 +30,7 @@ _SECRET = re.compile(
 _REFERENCE = re.compile(r"\$\{(oc\.select:)?[\w.]+(,\s*\d+)?\}")
 _ENVIRONMENT = "env_vars"
 _PASSWORD = re.compile(r"(?<=://)[^/\s@]+@")
-# Keys that a stock run and a fused one need not share, and those that say where a run goes, what it is
-# called and how long it lasts.
+# Keys that a stock run and a fused run need not share, and keys of a run's folder, name and number of steps.
 _MAY_DIFFER = (
     "fuse.",
     "hydra.",
@@ -51,16 +50,16 @@ def save_config(run_dir: Path, config: DictConfig) -> None:
 
 
 def find_config(run_dir: Path) -> DictConfig | None:
-    """The configuration of the run in that folder, or None where none was kept; a FuseError names a
+    """Return the configuration of the run in that folder, or None where no file was kept; a FuseError names a
     file that cannot be read."""
     found = (_read(run_dir / name) for name in (FILE, HYDRA_FILE))
     return next((config for config in found if config is not None), None)
 
 
 def differences(first: Path, second: Path) -> dict[str, tuple[Any, Any]]:
-    """Keys in which the configurations of two runs differ, but for the block `fuse`, names, folders and the
-    number of steps; empty where the runs have not both kept a file of the same kind. A key that only one has
-    counts as None in the other."""
+    """Return the keys in which the configurations of two runs differ, but for the block `fuse`, names, folders and the
+    number of steps; empty where the runs have not both kept a file of the same kind. A key that only one run has counts
+    as None in the other."""
     for name in (HYDRA_FILE, FILE):
         found = [_read(run_dir / name) for run_dir in (first, second)]
         if found[0] is not None and found[1] is not None:
@@ -101,7 +100,7 @@ def _without_secrets(value: Any, key: str = "") -> Any:
         return [_without_secrets(item, key) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    # A path, for one.
+    # A path, for example.
     value = str(value)
     secret = value and _SECRET.search(key) and not _REFERENCE.fullmatch(value)
     return REDACTED if secret else _PASSWORD.sub(f"{REDACTED}@", value)

@@ -1,4 +1,4 @@
-"""A solved pipeline schedule: timed ops and what is known about their quality.
+"""A solved pipeline schedule: timed ops and the proven bounds of their quality.
 
 Invariants (tests/unit/spec/test_schedule.py):
 - ops are kept sorted by (rank, start, end);
@@ -54,7 +54,7 @@ class Schedule:
     """Timed ops of a problem.
 
     `lower_bound` holds for every schedule of the problem; `memory_lower_bound` for every schedule with at most this
-    makespan. `optimal` and `memory_optimal` say that value and bound meet.
+    makespan. `optimal` and `memory_optimal` tell that value and bound meet.
     """
 
     problem: ScheduleProblem
@@ -75,7 +75,7 @@ class Schedule:
 
     @property
     def rows(self) -> tuple[tuple[Op, ...], ...]:
-        """Ops of each rank in running order."""
+        """Return the ops of each rank in running order."""
         rows: list[list[Op]] = [[] for _ in range(self.problem.ranks)]
         for op in self.ops:
             rows[op.rank].append(op)
@@ -83,11 +83,11 @@ class Schedule:
 
     @property
     def bubble(self) -> float:
-        """Idle fraction of rank-time before the makespan."""
+        """Return the idle fraction of rank-time before the makespan."""
         return 1.0 - sum(op.end - op.start for op in self.ops) / (self.makespan * self.problem.ranks)
 
     def to_text(self) -> str:
-        """One line per rank: `0F0 1F0 0B0`."""
+        """Return one line per rank: `0F0 1F0 0B0`."""
         return "".join(" ".join(op.token for op in row) + "\n" for row in self.rows)
 
     def to_json(self) -> str:
@@ -131,7 +131,7 @@ class Schedule:
 
 
 def parse_text(text: str) -> tuple[tuple[tuple[int, OpKind, int], ...], ...]:
-    """Orders (pipeline, kind, microbatch) per rank from the text form."""
+    """Return orders (pipeline, kind, microbatch) per rank from the text form."""
     rows = []
     for number, line in enumerate(text.splitlines()):
         row: list[tuple[int, OpKind, int]] = []

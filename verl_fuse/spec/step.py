@@ -1,4 +1,4 @@
-"""A policy's view of a running step: plain values, no handles."""
+"""Describes a running step for policies: plain values, no handles."""
 
 import math
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class LaneView:
     """One set of workers that runs one collective call at a time.
 
     `queued` counts micro-groups handed over and not finished; a micro-group's size must be a multiple of `multiple`.
-    `released`: nothing generates on its devices any more.
+    `released`: no replica generates on its devices any more.
     """
 
     name: str
@@ -39,14 +39,14 @@ class LaneView:
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """The room of a replica's engine: so many `sequences` at most, and so many `tokens` in its KV cache
-    (infinite where the engine does not say)."""
+    (infinite where the engine does not report it)."""
 
     sequences: int
     tokens: float = math.inf
 
     def room(self, each: float) -> int:
-        """How many sequences of `each` tokens it holds; one in any case. An engine that gets more, or longer ones,
-        lets some wait."""
+        """Return the number of sequences of `each` tokens that the engine holds; at least one. An engine that gets more
+        sequences, or longer ones, lets some wait."""
         return max(1, int(min(self.sequences, self.tokens // max(1.0, each))))
 
 
@@ -54,12 +54,11 @@ class Capacity:
 class ReplicaView:
     """One rollout replica: `running` requests in flight there, `routed` while it takes requests.
 
-    `slots`: as many unfinished sequences have room there, by their predicted lengths and `capacity`.
-    `unmovable` of the running requests cannot go on elsewhere: a replica that is freed while it has some loses what
-    they have generated.
-    `standalone`: it has devices of its own, which are given back once it is not wanted any more.
+    `slots`: the number of unfinished sequences that have room there, by their predicted lengths and `capacity`.
+    `unmovable` of the running requests cannot go on elsewhere: a replica that is freed while it has such requests loses
+    their tokens. `standalone`: the replica has devices of its own, which are given back once it is not wanted any more.
     `assigned` samples of the step were meant for it (`fuse_assign`), of which `unfinished` are not done, wherever they
-    are now; those of discarded groups are in neither.
+    are now; samples of discarded groups are in neither.
     """
 
     rank: int
@@ -75,8 +74,8 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """Only replicas `survivors` go on generating: requests of all others move to them, tokens kept, and the others
-    are free until the step ends.
+    """Only replicas `survivors` go on generating: requests of all other replicas move to them, tokens kept, and the
+    other replicas are free until the step ends.
 
     `cause`: the configuration key that asked for it, for messages.
     """
@@ -87,12 +86,12 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One request about to be sent to a replica: prompt and tokens so far are `tokens` in all, of which `generated`
+    """A request about to be sent to a replica: prompt and tokens so far are `tokens` in all, of which `generated`
     came from other replicas.
 
-    `weights` names the weights it is generated with: no two runs, and no two steps or validations of a run, have a
-    name in common. `source` is the rank of the replica it was at before; None for a request that was nowhere, or
-    at a standalone replica.
+    `weights` names the weights that generate it: no two runs, and no two steps or validations of a run, have a
+    name in common. `source` is the rank of the replica that had the request before; None for a new request, or after a
+    standalone replica.
     """
 
     id: str
@@ -105,9 +104,9 @@ class RequestView:
 @dataclass(frozen=True, slots=True)
 class RolloutView:
     """The rollout of `step` at one poll: `expected` samples in all, `finished` so far, `ready` finished and
-    in no lane yet. `complete`: samples of groups that are finished and have gone through all that is streamed, where
-    an update may be; group after group, those that no lane trains on. Samples of discarded groups (dynamic sampling)
-    are in none of them; those asked for in their place are expected."""
+    in no lane yet. `complete`: samples of groups that are finished and have gone through all streamed stages, where
+    updates may be streamed; group after group, without groups that a lane trains on. Samples of discarded groups
+    (dynamic sampling) are in none of these; samples asked for in their place are expected."""
 
     step: int
     elapsed: float
@@ -127,7 +126,7 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a configuration cannot run: the key, its value, and what is allowed."""
+    """The reason why a configuration cannot run: the key, its value, and the allowed values."""
 
     key: str
     value: Any

@@ -2,13 +2,14 @@
 
 Invariants (tests/unit/spec/test_timeline.py):
 - a span never ends before it starts, and both times are finite;
-- `Timeline.from_json(timeline.to_json()) == timeline`, and what it reads is a step of finite length > 0 whose fields
-  have the types declared here;
+- `Timeline.from_json(timeline.to_json()) == timeline`, and it reads only a step of finite length > 0 whose fields have
+the types declared here;
 - spans are kept sorted by (track, start, end, name).
 """
 
 import json
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
@@ -33,8 +34,20 @@ DEFER_CRITIC, WAIT_FOR_CRITIC = "defer_critic", "wait_for_critic"
 SAVE_CHECKPOINT, EXPORT_WHOLE, UPDATE_WEIGHTS = "save_checkpoint", "export_whole", "update_weights"
 # Of the stage `adv`, the shares of the step's samples and of their tokens that have no gradient.
 ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS = "zero_gradient_samples", "zero_gradient_tokens"
+# By the names of the model calls (spec/workload.py).
+CALL_STAGES = {
+    "actor_generate": GENERATION,
+    "reward_infer": REWARD,
+    "reference_infer": REF_LOG_PROB,
+    "critic_infer": VALUES,
+    "actor_infer": OLD_LOG_PROB,
+    "critic_train": UPDATE_CRITIC,
+    "actor_train": UPDATE_ACTOR,
+}
+# Of a stage's span, what a plan foresees for it.
+PLANNED_SECONDS = "planned_seconds"
 INFERENCE_STAGES, TRAIN_STAGES = (OLD_LOG_PROB, REF_LOG_PROB, VALUES), (UPDATE_CRITIC, UPDATE_ACTOR)
-# On a replica's track: a request, one that prefills what samples share, the replica's start, and its stop
+# On a replica's track: a request, a request that prefills the samples' common prefix, the replica's start, and its stop
 # before the rollout's end.
 REQUEST, WARM_REQUEST, START, MIGRATE = "request", "warm", "start", "migrate"
 # Arguments of a span that are counted with, where a span has them.
@@ -43,7 +56,7 @@ TOKEN_FIELDS = ("prompt_tokens", "response_tokens", "cached_tokens", "resumed_to
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of work. `track` is the row it belongs to ("step", "replica 0", "rank 1", "lane
+    """One stretch of work. `track` is the span's row ("step", "replica 0", "rank 1", "lane
     train"); times are Unix seconds."""
 
     name: str
@@ -84,7 +97,9 @@ class Timeline:
         return tuple(sorted({span.track for span in self.spans}))
 
     def on(self, track: str) -> tuple[Span, ...]:
-        return tuple(span for span in self.spans if span.track == track)
+        """Return the spans of `track` by their start."""
+        first = bisect_left(self.spans, track, key=_track)
+        return self.spans[first : bisect_right(self.spans, track, lo=first, key=_track)]
 
     def to_json(self) -> str:
         return json.dumps(
@@ -115,8 +130,12 @@ class Timeline:
         return found
 
 
+def _track(span: Span) -> str:
+    return span.track
+
+
 def _span(name: Any, track: Any, category: Any, start: Any, end: Any, args: Any) -> Span:
-    """A span from its JSON."""
+    """Return a span from its JSON."""
     args = _typed("args", args, dict)
     for key in TOKEN_FIELDS:
         count = args.get(key, 0)
@@ -134,12 +153,12 @@ def _typed(key: str, value: Any, kind: type[T]) -> T:
 
 
 def union_seconds(intervals: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of [start, end) intervals, in their unit."""
+    """Return the length of the union of [start, end) intervals, in their unit."""
     return sum(end - start for start, end in merge(intervals))
 
 
 def merge(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Sorted, disjoint intervals covering the same points."""
+    """Return sorted, disjoint intervals covering the same points."""
     merged: list[tuple[float, float]] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -150,6 +169,6 @@ def merge(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def overlap_seconds(left: Iterable[tuple[float, float]], right: Iterable[tuple[float, float]]) -> float:
-    """Seconds during which both sets of intervals are busy."""
+    """Return the seconds during which both sets of intervals are busy."""
     left, right = merge(left), merge(right)
     return union_seconds(left) + union_seconds(right) - union_seconds([*left, *right])

@@ -1,4 +1,4 @@
-"""The key under which verl keeps a trajectory: `{uid}_{session}_{index}`."""
+"""Parses the key under which verl keeps a trajectory: `{uid}_{session}_{index}`."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class TrajectoryKey(NamedTuple):
     index: int
 
     @classmethod
-    # Every look at the rollout reads the keys of all that is finished.
+    # Every look at the rollout reads the keys of all finished trajectories.
     @lru_cache(1 << 16)
     def parse(cls, key: str) -> "TrajectoryKey":
         """Read from the right: a uid may have underscores of its own."""
@@ -26,5 +26,5 @@ class TrajectoryKey(NamedTuple):
 
     @property
     def sample(self) -> tuple[str, int]:
-        """The prompt and the sample that this is of: the same for all trajectories of a session."""
+        """Return the prompt and the sample of this trajectory: the same for all trajectories of a session."""
         return self[:2]

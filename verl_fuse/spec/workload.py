@@ -1,9 +1,9 @@
-"""The computation of one training step: the algorithm, its batch, its lengths, its models.
+"""Describes the computation of one training step: the algorithm, its batch, its lengths, its models.
 
 Invariants (tests/unit/spec/test_workload.py):
 - calls form an acyclic graph in which every `after` names a call of this workload;
 - PPO has a critic, GRPO has none; a call of a role exists only if the role has a model;
-- mini-batches are equal numbers of whole prompts, as verl cuts them;
+- mini-batches are equal numbers of whole prompts, like verl's;
 - a file with an unknown key, name or value is refused, naming it and what is allowed.
 """
 
@@ -19,7 +19,7 @@ from verl_fuse.spec.model import Model
 from verl_fuse.spec.model_names import model_from
 from verl_fuse.spec.yaml_file import read_yaml
 
-# Larger than any batch that was ever trained on; beyond, the number is a mistake, and simulating it would not end.
+# Larger than any batch that was ever trained on; a larger number is a mistake, and its simulation would not end.
 MOST_SEQUENCES = 2**18
 MOST_EPOCHS = 1000
 
@@ -98,7 +98,7 @@ class Workload:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Calls in an order that respects `after`."""
+        """Return the calls in an order that respects `after`."""
         generate = Call("actor_generate", "actor", "generate")
         inferring: tuple[tuple[Role, object], ...] = (
             ("reward", self.reward),
@@ -113,7 +113,7 @@ class Workload:
 
     @classmethod
     def read(cls, path: Path) -> "Workload":
-        """From YAML; paths in it are relative to the file. Every error names the file."""
+        """Read a workload from YAML; paths in it are relative to the file. Every error names the file."""
         data = read_yaml(path)
         try:
             return cls.from_dict(data, path.parent)
@@ -122,7 +122,8 @@ class Workload:
 
     @classmethod
     def from_dict(cls, data: Any, base: Path = Path()) -> "Workload":
-        """Models are size names or paths of a config.json; lengths are text forms or FILE#COLUMN.
+        """Build from parsed YAML. Models are size names or paths of a config.json; lengths are text forms or
+        FILE#COLUMN.
 
         Critic and reward model get a value head; a missing `samples` is one.
         """

@@ -1,4 +1,4 @@
-"""Reads YAML as OmegaConf does, so that 1e12 is a number and a key given twice is refused."""
+"""Reads YAML by OmegaConf's rules, so that 1e12 is a number and a key given twice is refused."""
 
 from io import StringIO
 from pathlib import Path
@@ -11,12 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.files import read_text
 
-# Bytes: what a person writes, with room to spare.
+# In bytes: more than a person writes.
 MOST_YAML_BYTES = 2**20
 
 
 def read_yaml(path: Path) -> Any:
-    """The contents as plain dicts, lists and values; every error names the file, in one line."""
+    """Return the contents as plain dicts, lists and values; every error names the file, in one line."""
     try:
         return parse_yaml(read_text(path, MOST_YAML_BYTES))
     except FuseError as error:
@@ -25,7 +25,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The same from text."""
+    """Parse text of YAML into plain dicts, lists and values."""
     try:
         return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=True)
     except yaml.MarkedYAMLError as error:
@@ -35,7 +35,7 @@ def parse_yaml(text: str) -> Any:
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         raise FuseError(f"not YAML: {' '.join(str(error).split())}") from error
     except OSError as error:
-        # OmegaConf's word for a file that holds one number.
+        # OmegaConf raises this for a file that holds one number.
         raise FuseError("needs a block of keys") from error
     except RecursionError as error:
         raise FuseError("not YAML: nested too deeply") from error

@@ -1,11 +1,11 @@
-"""The cost of decoding, read off a step's timeline. Pure: a timeline in, seconds out.
+"""Reads the cost of decoding off a step's timeline. Pure: a timeline in, seconds out.
 
 Invariants (tests/unit/interstage/test_measured.py):
 - a timeline made with given decode costs gives them back;
 - time a request waited in its replica's queue, for a place in the batch or for room in the KV cache, is not counted
   as decoding;
-- the configured limit of a response plays no part;
-- a timeline that cannot tell gives None, never a guess.
+- the configured limit of a response does not matter;
+- a timeline without enough facts gives None, never a guess.
 """
 
 import heapq
@@ -19,25 +19,25 @@ from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import REPLICA, REQUEST, Span, Timeline
 from verl_fuse.timeline.tracks import role
 
-# Of the fit and of what it says about how many steps were spent beside how many sequences.
+# Rounds of the fit and of the numbers of steps beside so many sequences that follow from it.
 ITERATIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """A decode step of b sequences takes `step + sequence * b` seconds."""
+    """The cost of decoding: a decode step of b sequences takes `step + sequence * b` seconds."""
 
     step: float
     sequence: float
 
     def seconds(self, sequences: Floats) -> Floats:
-        """The seconds of a decode step, in which each sequence gets a token."""
+        """Return the seconds of a decode step, in which each sequence gets a token."""
         return self.step + self.sequence * sequences
 
 
 def decode_cost(timeline: Timeline, capacity: Capacity) -> DecodeCost | None:
-    """Fitted over all requests, of which a replica runs as many at once as its engine's `capacity` allows: seconds
-    per token against sequences beside it, per step."""
+    """Fit the cost over all requests, of which a replica runs as many at once as its engine's `capacity` allows:
+    seconds per token against sequences beside the request, per step."""
     replicas = []
     for track in timeline.tracks:
         requests = [
@@ -55,22 +55,23 @@ def decode_cost(timeline: Timeline, capacity: Capacity) -> DecodeCost | None:
 
 
 def _fit(replicas: Sequence[tuple[Floats, Floats, Floats]], last: DecodeCost) -> DecodeCost:
-    """Least squares, with the number of steps spent beside so many sequences taken from the `last` fit."""
+    """Fit least squares, with the number of steps spent beside so many sequences taken from the `last` fit."""
     pace = np.concatenate([(ends - starts) / tokens for starts, ends, tokens in replicas])
     beside = np.concatenate([_mean_running(starts, ends, last) for starts, ends, _ in replicas])
     weight = np.sqrt(np.concatenate([tokens for *_, tokens in replicas]))
     columns = np.stack([weight, weight * beside], axis=1)
     (step, sequence), _, rank, _ = np.linalg.lstsq(columns, weight * pace, rcond=1e-6)
     if rank < 2 or sequence < 0 or step <= 0:
-        # All requests ran beside about as many others: only their mean pace is known.
+        # All requests ran beside about as many other requests: only their mean pace is known.
         return DecodeCost(float(np.average(pace, weights=weight**2)), 0.0)
     return DecodeCost(float(step), float(sequence))
 
 
 def admitted(requests: Sequence[Span], capacity: Capacity) -> tuple[Floats, Floats]:
-    """(start, end) of each request's decoding: first come, first served, as soon as there is a place in the batch and
-    the KV cache holds the prompt beside what runs (vLLM's scheduler). The prompt tokens that the engine had in its
-    cache are not counted. Nothing says which requests were preempted: time they wait counts as decoding."""
+    """Return (start, end) of each request's decoding: first come, first served, as soon as there is a place in the
+    batch and the KV cache holds the prompt beside the running requests (vLLM's scheduler). The prompt tokens that the
+    engine had in its cache are not counted. The timeline does not tell which requests were preempted: their waiting
+    time counts as decoding."""
     starts, ends = np.empty(len(requests)), np.empty(len(requests))
     prompts = [int(s.args.get("prompt_tokens", 0)) - int(s.args.get("cached_tokens", 0)) for s in requests]
     responses = [int(span.args["response_tokens"]) for span in requests]
@@ -81,7 +82,7 @@ def admitted(requests: Sequence[Span], capacity: Capacity) -> tuple[Floats, Floa
     held = np.zeros(2)
 
     def share(index: int) -> Floats:
-        """The context of one request as a line over time: its value at `origin`, and its growth per second."""
+        """Return the context of one request as a line over time: its value at `origin`, and its growth per second."""
         seconds = ends[index] - starts[index]
         if seconds <= 0:
             return np.array([prompts[index] + responses[index], 0.0])
@@ -110,7 +111,7 @@ def admitted(requests: Sequence[Span], capacity: Capacity) -> tuple[Floats, Floa
 
 
 def _mean_running(starts: Floats, ends: Floats, cost: DecodeCost) -> Floats:
-    """How many requests ran, itself included, in the mean decode step of each request."""
+    """Return the number of requests that ran, itself included, in the mean decode step of each request."""
     times = np.concatenate([starts, ends])
     order = np.argsort(times, kind="stable")
     running = np.cumsum(np.concatenate([np.ones(len(starts)), -np.ones(len(ends))])[order])[:-1]

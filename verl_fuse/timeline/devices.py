@@ -1,7 +1,7 @@
-"""The work of each device over a step, for charts: stretches of work, and the idle time between them.
+"""Finds the work of each device over a step, for charts: stretches of work, and the idle time between them.
 
 Invariants (tests/unit/timeline/test_devices.py):
-- the stretches of a row cover the step; those that are not idle sum up to the device's busy seconds;
+- the stretches of a row cover the step; the stretches that are not idle sum up to the device's busy seconds;
 - every device is in one row, and rows that are folded differ by less than SAME of the step everywhere.
 """
 
@@ -22,7 +22,7 @@ Stretch = tuple[str, float, float]
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """Devices that do the same; a stretch is (category or "idle", start, end) in seconds since the step began."""
+    """Devices with the same work; a stretch is (category or "idle", start, end) in seconds since the step began."""
 
     names: tuple[str, ...]
     stretches: tuple[Stretch, ...]
@@ -35,9 +35,9 @@ class DeviceRow:
 
 
 def device_rows(timeline: Timeline) -> tuple[DeviceRow, ...]:
-    """One row per device, neighbours that do the same as one where there are more than MANY.
+    """Return one row per device; neighbours with the same work are one row where there are more than MANY.
 
-    Where the step does not say which devices its replicas have, a row is a replica or a rank.
+    Where the step does not tell the devices of its replicas, a row is a replica or a rank.
     """
     tracks = ordered_tracks(timeline)
     parts = device_tracks(tracks)
@@ -50,7 +50,7 @@ def device_rows(timeline: Timeline) -> tuple[DeviceRow, ...]:
 
 
 def _stretches(timeline: Timeline, tracks: Mapping[str, Sequence[Span]], names: Sequence[str]) -> tuple[Stretch, ...]:
-    """Where spans of two categories overlap, the one that began later is shown."""
+    """Return the stretches of a device; where spans of two categories overlap, the later span is shown."""
     spans = [span for name in names for span in tracks.get(name, ()) if span.category != "wait"]
     clipped = [
         (max(span.start, timeline.start) - timeline.start, min(span.end, timeline.end) - timeline.start, span.category)
@@ -68,7 +68,7 @@ def _stretches(timeline: Timeline, tracks: Mapping[str, Sequence[Span]], names: 
 
 
 def _without(stretch: Stretch, covered: Sequence[tuple[float, float]]) -> list[Stretch]:
-    """The parts of a stretch that no other one covers."""
+    """Return the parts of a stretch that no other stretch covers."""
     category, start, end = stretch
     left = []
     for low, high in covered:

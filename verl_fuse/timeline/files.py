@@ -1,12 +1,12 @@
-"""The files of a run: RUN_DIR/timeline.html, the index of steps, and per step
+"""Writes and reads the files of a run: RUN_DIR/timeline.html, the index of steps, and per step
 RUN_DIR/timeline/step_000001.{json,perfetto.json,html}.
 
 Invariants (tests/unit/timeline/test_files.py):
 - a reader never sees half a file: each is written beside its place and renamed;
-- the index tells one history: recording step N removes what an earlier attempt left of the steps after N;
+- the index tells one history: recording step N removes the files that an earlier attempt left of the steps after N;
 - with `keep_steps`, files of older steps go, their summaries in the index stay;
-- the page of a step links those of the steps before and after it that there are;
-- a step that cannot be read does not keep the others from being read.
+- the page of a step links the pages of the steps before and after it, where they exist;
+- a step that cannot be read does not keep other steps from being read.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ _STEP_FILE = re.compile(r"step_(\d{6,})\.(json|perfetto\.json|html)")
 
 
 def prepare(run_dir: Path) -> None:
-    """Make sure that steps can be recorded there: create the folder and try a file. Raises OSError, or
+    """Make sure that steps can be recorded in the folder: create the folder and try a file. Raises OSError, or
     FuseError for a foreign index."""
     folder = run_dir / TIMELINE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,8 +65,8 @@ def record_step(
 
 
 def located(path: Path) -> tuple[Path, int | None]:
-    """(run directory, step) of a run directory, of its folder of timelines, or of a page in it; None
-    where no one step is meant."""
+    """Return (run directory, step) of a run directory, of its folder of timelines, or of a page in it; the step is None
+    where no single step is meant."""
     if path.is_dir():
         inside = path.name == TIMELINE_FOLDER and not (path / TIMELINE_FOLDER).is_dir()
         return (path.absolute().parent if inside else path), None
@@ -81,7 +81,7 @@ def located(path: Path) -> tuple[Path, int | None]:
 
 
 def recorded_steps(run_dir: Path) -> list[int]:
-    """Steps of this run whose timeline can be read, ascending; a FuseError if there is none."""
+    """Return the steps of this run whose timeline can be read, ascending; a FuseError if there is no such step."""
     if not run_dir.is_dir():
         raise FuseError(f"{run_dir}: no such directory; needs the directory of a run (fuse.run_dir)")
     found = (_STEP_FILE.fullmatch(path.name) for path in (run_dir / TIMELINE_FOLDER).glob("step_*.json"))
@@ -96,7 +96,7 @@ def recorded_steps(run_dir: Path) -> list[int]:
 
 
 def read_step(run_dir: Path, step: int) -> Timeline:
-    """Read the timeline of one step; a FuseError lists the steps there are."""
+    """Read the timeline of one step; a FuseError lists the existing steps."""
     steps = recorded_steps(run_dir)
     if step not in steps:
         kept = str(steps[0]) if len(steps) == 1 else f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
@@ -105,8 +105,8 @@ def read_step(run_dir: Path, step: int) -> Timeline:
 
 
 def readable_steps(run_dir: Path, steps: Iterable[int]) -> Iterator[Timeline]:
-    """The timelines of these steps that can be read, with a warning for each other one; a FuseError, the first
-    one's, if there is none."""
+    """Yield the timelines of these steps that can be read, with a warning for each other step; raise the first step's
+    FuseError if no step can be read."""
     damaged: list[FuseError] = []
     found = False
     for step in steps:
@@ -129,7 +129,7 @@ def _warn(damaged: Iterable[FuseError]) -> None:
 
 
 def page_of(run_dir: Path, step: int) -> Path | None:
-    """The HTML page of a step, if it was written."""
+    """Return the HTML page of a step, or None if there is no page."""
     path = _step_path(run_dir, step, "html")
     return path if path.is_file() else None
 
@@ -146,7 +146,8 @@ def _remove_steps(folder: Path, outdated: Callable[[int], bool]) -> None:
 
 
 def _link_neighbours(folder: Path) -> None:
-    """The pages of the first step there is and of the last two link their neighbours; those between do already."""
+    """Link the neighbours in the pages of the first step and of the last two; the pages between have their links
+    already."""
     pages = sorted(path for path in folder.glob("step_*.html") if _STEP_FILE.fullmatch(path.name))
     for index in sorted({0, len(pages) - 2, len(pages) - 1} & set(range(len(pages)))):
         before = pages[index - 1].name if index else None

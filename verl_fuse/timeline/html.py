@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/timeline/test_pages.py):
 - text from a run (names of runs, tracks, spans, arguments) never becomes markup or script;
-- a page needs nothing but itself: no network, no second file.
+- a page needs no network and no second file.
 """
 
 import html
@@ -23,7 +23,7 @@ from verl_fuse.spec.timeline import (
     Span,
 )
 
-# Which colour each of verl's stages gets: that of the work it is.
+# The work of each of verl's stages, which decides the stage's colour.
 STAGE_WORK = {
     GENERATION: "generate",
     REWARD: "reward",
@@ -52,24 +52,23 @@ def text(value: object) -> str:
 
 
 def embedded_json(data: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot end its script element."""
     dumped = json.dumps(data, separators=(",", ":"))
     return dumped.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def fill(template: str, markup: Mapping[str, str]) -> str:
-    """Replace each {{name}} of assets/`template` by `markup[name]`, in one pass: what is filled
-    in is not looked at again."""
+    """Replace each {{name}} of assets/`template` by `markup[name]`, in one pass: inserted text is not scanned again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: markup[match[1]], asset(template))
 
 
 def style() -> str:
-    """The style sheet of all pages."""
+    """Return the style sheet of all pages."""
     return fill("style.css", {"palette": "".join(f"--{name}: {colour}; " for name, colour in COLOURS.items())})
 
 
 def seconds(value: float | None) -> str:
-    """A duration in the unit that people would use."""
+    """Return a duration in a readable unit."""
     if value is None:
         return "–"
     if value < 1:
@@ -81,25 +80,25 @@ def seconds(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share in whole per cent."""
+    """Return a share in whole per cent."""
     return "–" if value is None else f"{value * 100:.0f} %"
 
 
 def work_of(stage: str, category: str) -> str:
-    """The category whose colour a span of the driver's track gets."""
+    """Return the category whose colour a span of the driver's track gets."""
     return STAGE_WORK.get(stage, category) if category == "stage" else category
 
 
 def colour_of(span: Span) -> str:
-    """The colour of a span, by name."""
+    """Return the colour of a span, by name."""
     return RESUMED if "resumed_tokens" in span.args else work_of(span.name, span.category)
 
 
 def legend(names: Iterable[str], labels: Mapping[str, str] = MappingProxyType({})) -> str:
-    """List items of colours, each with its name or its label."""
+    """Return list items of colours, each with its name or its label."""
     return "".join(f'<li><i style="background:var(--{name})"></i>{labels.get(name, name)}</li>' for name in names)
 
 
 def asset(name: str) -> str:
-    """The text of one file under assets/."""
+    """Return the text of one file under assets/."""
     return files("verl_fuse.timeline").joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How busy each track and each device was during the step.
+"""Measures how busy each track and each device was during the step.
 
 Invariants (tests/unit/timeline/test_idle.py):
 - 0 <= busy <= window on every row, so the idle fraction lies in [0, 1];
@@ -42,23 +42,23 @@ class IdleTable:
     categories: tuple[tuple[str, float], ...]
 
     def of(self, role: str) -> tuple[IdleRow, ...]:
-        """Rows of one role: "step", "lane", "replica", "slice", "rank", "device" or "other"."""
+        """Return the rows of one role: "step", "lane", "replica", "slice", "rank", "device" or "other"."""
         return self.devices if role == "device" else tuple(row for row in self.rows if row.role == role)
 
     def idle_fraction(self, role: str) -> float | None:
-        """Idle share of all time of this role; None if the step has no such track."""
+        """Return the idle share of all time of this role; None if the step has no such track."""
         return _idle_fraction(self.of(role))
 
     @property
     def overall(self) -> float | None:
-        """Idle share of the devices; where they are not known, of all replica and rank tracks."""
+        """Return the idle share of the devices; where the devices are not known, of all replica and rank tracks."""
         return _idle_fraction(self.devices or (*self.of(REPLICA), *self.of(RANK)))
 
 
 def idle_table(timeline: Timeline) -> IdleTable:
-    """Busy seconds and idle fraction of every track of a step.
+    """Return busy seconds and idle fraction of every track of a step.
 
-    Devices are read as verl's colocated layout places them (verl/workers/rollout/replica.py, `init_hybrid`): with k
+    Devices follow verl's colocated layout (verl/workers/rollout/replica.py, `init_hybrid`): with k
     ranks per replica, device r runs rank r, replica r // k and the slice of that number, where the step has slices.
     A span of a replica that names its devices (`first_device`, `devices`) is believed instead.
     """
@@ -81,7 +81,7 @@ def idle_table(timeline: Timeline) -> IdleTable:
 
 
 def average(tables: Sequence[IdleTable]) -> IdleTable:
-    """Totals over several steps: each track is weighed by the steps in which it appears."""
+    """Return totals over several steps: each track is weighed by the steps in which it appears."""
     return IdleTable(
         _sum_rows(row for table in tables for row in table.rows),
         _sum_rows(row for table in tables for row in table.devices),
@@ -90,8 +90,8 @@ def average(tables: Sequence[IdleTable]) -> IdleTable:
 
 
 def device_tracks(tracks: Mapping[str, Sequence[Span]]) -> list[tuple[str, str, str]]:
-    """The tracks of each device: replica and slice (which the device need not have), rank; empty where the step does
-    not say which devices its replicas have."""
+    """Return the tracks of each device: replica and slice (which the device need not have), rank; empty where the step
+    does not tell the devices of its replicas."""
     replicas, ranks = ([t for t in tracks if role(t) == kind] for kind in (REPLICA, RANK))
     placed = _placed(tracks)
     if placed:
@@ -106,7 +106,7 @@ def device_tracks(tracks: Mapping[str, Sequence[Span]]) -> list[tuple[str, str, 
 
 
 def _placed(tracks: Mapping[str, Sequence[Span]]) -> dict[int, str]:
-    """The replica on each device, where spans say it."""
+    """Return the replica on each device, where spans name devices."""
     return {
         device: track
         for track, spans in tracks.items()

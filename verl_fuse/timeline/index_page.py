@@ -1,4 +1,4 @@
-"""RUN_DIR/timeline.html: every step of the run with its stages, idle share and links."""
+"""Writes RUN_DIR/timeline.html: every step of the run with its stages, idle share and links."""
 
 from collections.abc import Mapping, Sequence
 
@@ -33,7 +33,8 @@ def index_page(run: str, summaries: Sequence[StepSummary], links: Mapping[str, s
 
 
 def trend(summaries: Sequence[StepSummary]) -> str:
-    """Seconds of each step as a stacked bar, oldest first; an SVG as wide as the page, whose words keep their size."""
+    """Draw the seconds of each step as a stacked bar, oldest first; return an SVG as wide as the page, whose words keep
+    their size."""
     longest = max(summary.seconds for summary in summaries) or 1.0
     pitch = 100 / len(summaries)
     scale = (TREND_HEIGHT - 24) / longest

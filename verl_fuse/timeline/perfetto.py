@@ -1,4 +1,4 @@
-"""Chrome trace events, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
+"""Writes Chrome trace events, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
 
 Format: "Trace Event Format", JSON object form, complete events (ph X) and metadata events (ph M).
 
@@ -48,7 +48,7 @@ def to_perfetto(timeline: Timeline) -> str:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Whole nanoseconds, so that rounding cannot make neighbours overlap."""
+    """Return whole nanoseconds, so that rounding cannot make neighbours overlap."""
     return round(seconds * 1e9)
 
 

@@ -1,6 +1,7 @@
-"""Steps side by side as one SVG: what every device does, on one time scale. Needs no script and no font file.
+"""Draws steps side by side as one SVG: the work of every device, on one time scale. The SVG needs no script and no font
+file.
 
-Invariant (tests/unit/timeline/test_devices.py): text from a run never becomes markup; idle time is drawn, and said.
+Invariant (tests/unit/timeline/test_devices.py): text from a run never becomes markup; idle time is drawn, and named.
 """
 
 import math
@@ -22,7 +23,8 @@ _STYLE = (
 
 
 def picture(steps: Sequence[tuple[str, Timeline]], ground: str | None = None) -> str:
-    """One block of rows per (title, step); all have the time scale of the longest. `ground`: a colour behind it all."""
+    """Return one block of rows per (title, step); all have the time scale of the longest step. `ground`: a colour
+    behind all rows."""
     longest = max(timeline.end - timeline.start for _, timeline in steps)
     scale = (_WIDTH - _LEFT - _RIGHT) / longest
     parts, top, used = [], 0.0, dict[str, None]()

@@ -1,4 +1,4 @@
-"""One self-contained HTML page per step: figures, Gantt chart, idle table.
+"""Writes one self-contained HTML page per step: figures, Gantt chart, idle table.
 
 Invariants (tests/unit/timeline/test_pages.py):
 - every span of the timeline is in the page's data exactly once, with its name, times and arguments;
@@ -31,7 +31,7 @@ from verl_fuse.timeline.summary import StepSummary
 from verl_fuse.timeline.terms import TERMS, hint
 from verl_fuse.timeline.tracks import ordered_tracks, pack, role
 
-# More rows than this start folded.
+# A role with more rows than this starts folded.
 _OPEN_ROWS = 20
 
 
@@ -52,6 +52,7 @@ def step_page(timeline: Timeline, summary: StepSummary) -> str:
             "terms": "".join(f"<dt>{text(term)}</dt><dd>{text(said)}</dd>" for term, said in TERMS.items()),
             "roles": _roles(table.devices, table.rows),
             "stages": _stages(summary),
+            "planned": _planned(summary),
             "tracks": "".join(_track_row(row) for row in (*table.devices, *table.rows)),
             "tracks_open": "open" if len(table.rows) + len(table.devices) <= _OPEN_ROWS else "",
             "data": embedded_json(_data(timeline, rows)),
@@ -61,19 +62,20 @@ def step_page(timeline: Timeline, summary: StepSummary) -> str:
 
 
 def navigation(before: str | None, after: str | None) -> str:
-    """Links to the pages of the steps before and after, by their file names; where there is none, a word without."""
+    """Return links to the pages of the steps before and after, by their file names; a word without a link where there
+    is no page."""
     links = ((before, "← previous", "prev"), (after, "next →", "next"))
     parts = [f'<a rel="{rel}" href="{text(to)}">{word}</a>' if to else f"<s>{word}</s>" for to, word, rel in links]
     return f'<nav>{"".join(parts)}<a href="../timeline.html">all steps</a></nav>'
 
 
 def linked(page: str, before: str | None, after: str | None) -> str:
-    """The page with other neighbours."""
+    """Return the page with other neighbours."""
     return re.sub(r"<nav>.*?</nav>", lambda _: navigation(before, after), page, count=1)
 
 
 def _data(timeline: Timeline, table: Sequence[DeviceRow]) -> dict[str, Any]:
-    """The data that the script draws; span = [name, category, colour, start, end, sub-row, arguments], times in
+    """Return the data that the script draws; span = [name, category, colour, start, end, sub-row, arguments], times in
     seconds since the step began."""
 
     def span_data(span: Span, row: int) -> list[Any]:
@@ -142,6 +144,20 @@ def _stages(summary: StepSummary) -> str:
             f"<tr><th>{text(name)}</th><td>{seconds(value)}</td><td>{percent(share)}</td><td class=wide>{bar}</td></tr>"
         )
     return "".join(lines)
+
+
+def _planned(summary: StepSummary) -> str:
+    """The section about what a plan foresaw; nothing where no plan was carried out."""
+    if not summary.planned:
+        return ""
+    rows = "".join(
+        f"<tr><th>{text(name)}</th><td>{seconds(planned)}</td><td>{seconds(took)}</td>"
+        f"<td>{took / planned:.2f}</td></tr>"
+        for name, planned, took in summary.planned
+        if planned > 0
+    )
+    head = "<tr><th>stage</th><th>planned</th><th>measured</th><th>ratio</th></tr>"
+    return f"<h2>Planned and measured</h2><table><thead>{head}</thead><tbody>{rows}</tbody></table>"
 
 
 def _track_row(row: IdleRow) -> str:

@@ -1,6 +1,6 @@
-"""RUN_DIR/strategies.html: simulated strategies side by side, on one time scale.
+"""Writes RUN_DIR/strategies.html: simulated strategies side by side, on one time scale.
 
-Invariant (tests/unit/timeline/test_pages.py): the page needs nothing but itself, and no script.
+Invariant (tests/unit/timeline/test_pages.py): the page needs no second file and no script.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A step in a few numbers: what the metrics, the pages and the index show.
+"""Sums a step up in a few numbers, which the metrics, the pages and the index show.
 
 Invariants (tests/unit/timeline/test_summary.py):
 - `StepSummary.from_dict(asdict(summary)) == summary`, also through JSON;
@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.timeline import GENERATION, LANE, RANK, REPLICA, STEP, Timeline, overlap_seconds, union_seconds
+from verl_fuse.spec.timeline import (
+    GENERATION,
+    LANE,
+    PLANNED_SECONDS,
+    RANK,
+    REPLICA,
+    STEP,
+    Timeline,
+    overlap_seconds,
+    union_seconds,
+)
 from verl_fuse.timeline.idle import idle_table
 from verl_fuse.timeline.tracks import role, totals
 
@@ -27,8 +37,10 @@ class StepSummary:
     """One step. Seconds are wall-clock; `stages` are the driver's, in order; `idle` maps a role to its idle fraction.
 
     `generation_seconds` is the driver's stage "gen" (where the step has none: from the first request's start to the
-    last one's end); `long_tail_fraction` is the share of it that is left once 80 % of the requests have finished.
-    `overlap_seconds` is inference of the lanes inside the driver's stage "gen".
+    last one's end); `long_tail_fraction` is the share of generation that is left once 80 % of the requests
+    have finished.
+    `overlap_seconds` is inference of the lanes inside the driver's stage "gen". `planned` has, for each planned
+    stage, its name, the planned seconds and the measured seconds.
     """
 
     step: int
@@ -41,21 +53,24 @@ class StepSummary:
     overlap_seconds: float | None
     idle: Mapping[str, float]
     idle_overall: float | None
+    planned: tuple[tuple[str, float, float], ...] = ()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "StepSummary":
-        """Read what `dataclasses.asdict` and JSON made of a summary; a FuseError says what is
-        wrong with anything else."""
+        """Read a summary from the output of `dataclasses.asdict` and JSON; a FuseError names the fault of any other
+        data."""
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(data, Mapping) or sorted(data) != sorted(names):
             raise FuseError(f"not a step summary: {data!r:.200}; needs the keys {', '.join(names)}")
         try:
             stages = tuple((str(name), float(seconds)) for name, seconds in data["stages"])
+            planned = tuple((str(name), float(planned), float(took)) for name, planned, took in data["planned"])
         except (TypeError, ValueError) as error:
             raise FuseError(
-                f"not a step summary: stages={data['stages']!r:.200}; needs pairs of name and seconds"
+                f"not a step summary: stages={data['stages']!r:.200}, planned={data['planned']!r:.200}; needs names "
+                "with one and with two numbers of seconds"
             ) from error
-        return cls(**{**data, "stages": stages})
+        return cls(**{**data, "stages": stages, "planned": planned})
 
 
 def summarize(timeline: Timeline) -> StepSummary:
@@ -82,4 +97,15 @@ def summarize(timeline: Timeline) -> StepSummary:
         overlap_seconds=overlap_seconds(stage, inference) if inference else None,
         idle={kind: fraction for kind, fraction in idle.items() if fraction is not None},
         idle_overall=table.overall,
+        planned=_planned(timeline),
     )
+
+
+def _planned(timeline: Timeline) -> tuple[tuple[str, float, float], ...]:
+    """(stage, seconds planned, seconds of all its spans on that track) of the stages whose span says so, in order."""
+    said = sorted((span for span in timeline.spans if PLANNED_SECONDS in span.args), key=lambda span: span.start)
+    rows = []
+    for span in said:
+        took = sum(other.seconds for other in timeline.on(span.track) if other.name == span.name)
+        rows.append((span.name, float(span.args[PLANNED_SECONDS]), took))
+    return tuple(rows)

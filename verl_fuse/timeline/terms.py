@@ -1,4 +1,4 @@
-"""The meaning of the words on the pages, each in one sentence; the glossary in verl_fuse/README.md says the same.
+"""Gives the meaning of the words on the pages, each in one sentence; the glossary in verl_fuse/README.md says the same.
 
 Invariant (tests/unit/timeline/test_pages.py): the glossary holds every term with these words.
 """
@@ -26,5 +26,5 @@ TERMS = {
 
 
 def hint(term: str) -> str:
-    """The `title` attribute of a word on a page."""
+    """Return the `title` attribute of a word on a page."""
     return f'title="{TERMS[term]}"'

@@ -1,9 +1,9 @@
-"""Order, role and sub-rows of a timeline's tracks, and sums by name.
+"""Finds order, role and sub-rows of a timeline's tracks, and sums by name.
 
 Invariants (tests/unit/timeline/test_tracks.py):
 - every track comes once, in the order step, lanes, replicas, slices, ranks, others, and by number within a role
   ("rank 2" before "rank 10");
-- a plan, what was predicted for a rank, comes right after its rank;
+- a plan, which is predicted for a rank, comes right after its rank;
 - spans in one sub-row never overlap, every span is in exactly one sub-row, and there are no more sub-rows than
   spans that overlap at once.
 """
@@ -17,19 +17,19 @@ TRACK_ROLES = (STEP, LANE, REPLICA, SLICE, RANK, "plan", "other")
 
 
 def role(track: str) -> str:
-    """The first word of the track's name if it is one of TRACK_ROLES, else "other"."""
+    """Return the first word of the track's name if it is one of TRACK_ROLES, else "other"."""
     word = track.partition(" ")[0]
     return word if word in TRACK_ROLES else "other"
 
 
 def number(track: str) -> int | None:
-    """The number of "replica 3" or "rank 3"; None where the name has none."""
+    """Return the number of "replica 3" or "rank 3"; None where the name has no number."""
     digits = track.partition(" ")[2]
     return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
 def ordered_tracks(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
-    """Track -> its spans, in reading order."""
+    """Return track -> its spans, in reading order."""
     spans: dict[str, list[Span]] = {}
     for span in timeline.spans:
         spans.setdefault(span.track, []).append(span)
@@ -37,7 +37,7 @@ def ordered_tracks(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
 
 
 def totals(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The sum of the amounts of each name, in the order in which the names come first."""
+    """Return the sum of the amounts of each name, in the order of the names' first appearance."""
     found: dict[str, float] = {}
     for name, amount in amounts:
         found[name] = found.get(name, 0.0) + amount

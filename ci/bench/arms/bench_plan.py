@@ -1,4 +1,4 @@
-"""The plan that a bench whose arms take turns hands to the processes of its run: $BENCH_PLAN names a JSON file."""
+"""Read the plan that a bench whose arms take turns gives the processes of its run: $BENCH_PLAN names a JSON file."""
 
 import json
 import os
@@ -9,21 +9,21 @@ from typing import Any
 
 @cache
 def plan() -> dict[str, Any]:
-    """`arms` by step, response `lengths` by step group and sample, samples per prompt, and the file for
+    """Return `arms` by step, response `lengths` by step group and sample, samples per prompt, and the file for
     `measurements`."""
     return json.loads(Path(os.environ["BENCH_PLAN"]).read_text())
 
 
 def arm(step: int) -> str:
-    """The arm that step `step` (from 1) runs."""
+    """Return the arm that step `step` (from 1) runs."""
     return plan()["arms"][step - 1]
 
 
 def group(step: int) -> int:
-    """The step group of step `step`, which runs every arm once."""
+    """Return the step group of step `step`; a step group runs every arm once."""
     return (step - 1) // plan()["arms_per_group"]
 
 
 def length(step: int, prompt: int, session: int) -> int:
-    """Tokens of a sample: all arms of a step group generate the same lengths."""
+    """Return the tokens of a sample: all arms of a step group generate the same lengths."""
     return plan()["lengths"][group(step)][prompt * plan()["samples_per_prompt"] + session]

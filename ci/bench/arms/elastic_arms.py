@@ -1,11 +1,11 @@
-"""External module of the bench `elastic` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the
-same replicas.
+"""In this external module of the bench `elastic` (VERL_USE_EXTERNAL_MODULES) each step runs one arm, in one process
+with the same replicas.
 
-- static: every replica generates, requests are routed by verl, nothing is given back before generation ends;
+- static: every replica generates, verl routes requests, nothing is given back before generation ends;
 - elastic WEIGHT: the policies of fuse.elastic decide, at this cost weight;
-- fixed COUNT: as those, but so many replicas generate.
+- fixed COUNT: the same policies, but COUNT replicas generate.
 
-All learn lengths and costs, and look at the rollout equally often.
+All arms learn lengths and costs, and look at the rollout equally often.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ def _switch_arms(module: Any) -> None:
         record = {
             "step": step,
             "arm": arm(step),
-            # All replicas together spend the whole of generation, the planning before it included.
+            # All replicas together spend the whole of generation, planning before generation included.
             "seconds": sum(spent.values()) / len(self.llm_server_manager.get_replicas()),
             "replica_seconds": spent["busy"] + spent["idle"],
             "replicas": metrics["fuse/elastic_replicas"] if arm(step).startswith("elastic") else None,

@@ -1,5 +1,5 @@
-"""Agent `forced_reward`: as many tokens as the bench's plan says, and rewards that are equal in the groups it names, 0
-and 1 in turns in the others."""
+"""The agent `forced_reward` generates as many tokens as the bench's plan says, and gives rewards that are equal in the
+groups that the plan names, 0 and 1 in turns in the others."""
 
 from typing import Any
 

@@ -1,12 +1,12 @@
-"""External module of the bench's run (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the same
-worker groups.
+"""In this external module of the bench's run (VERL_USE_EXTERNAL_MODULES) each step runs one arm, in one process with
+the same worker groups.
 
 - stock: verl's own stage methods on its own worker groups; no hook is called, no slice gets weights;
 - control: inference on slices, in one call per micro-group, after generation;
 - fused: the tail migrates, freed replicas' slices run inference meanwhile.
 
-A step's seconds are from its begin to its advantages. Slices get their weights at the begin of the steps that use them,
-so that exactly these pay for it. All arms look at the rollout equally often.
+A step's seconds are from its begin to its advantages. Slices get their weights at the begin of the steps that use
+slices, so that exactly these steps pay for the weights. All arms look at the rollout equally often.
 """
 
 import functools
@@ -33,7 +33,7 @@ def _register_agent(module: Any) -> None:
 
 
 def _cpu_seconds() -> Counter[str]:
-    """CPU seconds of every process of this machine so far, by the name of its program."""
+    """Return the CPU seconds of every process of this machine so far, by the name of its program."""
     spent: Counter[str] = Counter()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -47,7 +47,7 @@ def _cpu_seconds() -> Counter[str]:
 
 
 def _pin_devices(trainer: Any) -> None:
-    """One core per device: replica, slice and training rank of the same number share it."""
+    """Give each device one core: replica, slice and training rank of the same number share the core."""
     import ray
 
     cores = pin_replicas(trainer)

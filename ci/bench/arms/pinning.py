@@ -1,4 +1,4 @@
-"""One core per rollout replica, so that replicas do not compete for what GPUs would not share."""
+"""Pin each rollout replica to one core, so that replicas do not compete for resources that GPUs would not share."""
 
 import os
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from verl_fuse.host.upstream.vllm import engine_processes
 
 
 def processes(server: Any) -> list[int]:
-    """Runs inside a rollout server: its own process and that of vLLM's engine."""
+    """Return, inside a rollout server, the pids of its own process and of vLLM's engine."""
     return [os.getpid(), *(process.pid for process in engine_processes(server))]
 
 
@@ -21,7 +21,7 @@ def pin(pids: Iterable[int], core: int) -> None:
 
 
 def pin_replicas(trainer: Any) -> list[int]:
-    """Pin replica r to core r of those this process may use, which are returned."""
+    """Pin replica r to core r of the cores that this process may use; return these cores."""
     import ray
 
     cores = sorted(os.sched_getaffinity(0))

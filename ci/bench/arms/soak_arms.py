@@ -1,6 +1,7 @@
-"""External module of the bench `soak` (VERL_USE_EXTERNAL_MODULES): before each step, how many rows TransferQueue holds.
+"""This external module of the bench `soak` (VERL_USE_EXTERNAL_MODULES) counts, before each step, the rows that
+TransferQueue holds.
 
-A line per step goes to $SOAK_ROWS: the step, and the rows that earlier steps have left.
+A line per step goes to $SOAK_ROWS, with the step and the number of rows that earlier steps have left.
 """
 
 import functools

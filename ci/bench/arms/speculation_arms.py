@@ -1,7 +1,7 @@
-"""External module of the bench's runs (VERL_USE_EXTERNAL_MODULES): every rollout engine counts its forward passes, with
-drafts or without.
+"""With this external module of the bench's runs (VERL_USE_EXTERNAL_MODULES) every rollout engine counts its forward
+passes, with drafts or without.
 
-Each engine appends to a file of its own: the time a pass began, and the requests in it.
+Each engine appends the time at which a pass began, and the number of requests in the pass, to a file of its own.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""External module of the bench `step` (VERL_USE_EXTERNAL_MODULES), the same in every run: measures whole steps, of
-verl's own trainer or of ours.
+"""This external module of the bench `step` (VERL_USE_EXTERNAL_MODULES), the same in every run, measures whole steps of
+verl's own trainer or of verl-fuse's.
 
 - Seconds of a step are from its begin until its metrics are there: weight sync, accounts and timelines included.
-- verl's own trainer looks at the rollout at our pace (host/rollout/watch.py), and is otherwise as it is.
+- verl's own trainer looks at the rollout at verl-fuse's pace (host/rollout/watch.py), and is otherwise unchanged.
 - Replica, rank and slice of the same number are pinned to one core, and so is a critic with devices of its own.
 """
 

@@ -1,6 +1,6 @@
-"""Engines that take the time they are told: any number of replicas behind verl's replica interface, all in one process.
+"""Emulate engines that take a given time: any number of replicas behind verl's replica interface, all in one process.
 
-A sample takes its length times a pace, wherever it runs. What agent loops write is written here, as they do it
+A sample takes its length times a pace, on any replica. This module writes the same rows as agent loops
 (agent_loop_tq.py): a row of TransferQueue for each sample, with the tags of its tokens and none of the tokens, the
 state of each prompt, a span of each request. Rows that end within `TICK` seconds are one call.
 """
@@ -15,13 +15,13 @@ from verl_fuse.host.record.spans import remote_recorder
 from verl_fuse.spec.timeline import REQUEST, Span
 
 TICK = 0.1
-# Tokens.
+# Every prompt has so many tokens.
 PROMPT = 512
 
 
 @dataclass
 class _Place:
-    """A replica: what its server knows, and is asked for from outside."""
+    """A replica: the state of its server, and the attributes that others ask for."""
 
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
@@ -30,7 +30,7 @@ class _Place:
 
 
 class Engines:
-    """Ray actor: the engines of so many replicas, and what agent loops do."""
+    """A Ray actor with the engines of `replicas` replicas, which does the work of agent loops as well."""
 
     def __init__(self, replicas: int):
         self._places = [_Place() for _ in range(replicas)]
@@ -42,7 +42,7 @@ class Engines:
         self.moved = 0
 
     async def ask(self, rank: int, name: str, *arguments: Any, **named: Any) -> Any:
-        """The methods that verl calls on the server of a replica."""
+        """Call a method that verl calls on the server of a replica."""
         if name == "__ray_call__":
             return arguments[0](self._places[rank], *arguments[1:])
         return await getattr(self, name)(self._places[rank], *arguments, **named)
@@ -53,7 +53,7 @@ class Engines:
         return {"aborted_count": aborted}
 
     async def sleep(self, place: _Place) -> None:
-        """Its memory is nobody's."""
+        """Do nothing: the replica has no memory."""
 
     async def resume_generation(self, place: _Place) -> None:
         place.closed.clear()
@@ -62,7 +62,7 @@ class Engines:
         place.global_steps = global_steps
 
     async def begin(self, balancer: Any, prompts: Sequence[str], lengths: Sequence[Sequence[int]], step: int) -> None:
-        """Generate the samples of these prompts, of these response lengths."""
+        """Generate the samples of these prompts, with these response lengths."""
         self._recorder, self.moved = remote_recorder(), 0
         self._left = {uid: len(group) for uid, group in zip(prompts, lengths, strict=True)}
         fields = await balancer.require_acquire_fields.remote()
@@ -73,11 +73,11 @@ class Engines:
         self._start(self._write(prompts, step))
 
     async def take(self, seconds: float) -> None:
-        """From now on, so many for a token."""
+        """Take `seconds` for a token from now on."""
         self._pace = seconds
 
     async def counted(self) -> int:
-        """Requests of the step that went on elsewhere."""
+        """Return the number of requests of the step that went on elsewhere."""
         return self.moved
 
     def _start(self, work: Any) -> None:
@@ -104,7 +104,7 @@ class Engines:
         self._ended.append((uid, session, length))
 
     def _tell(self, rank: int, uid: str, begun: float, before: int, tokens: int, length: int) -> None:
-        """The span of a request, as our client records it (host/rollout/client.py)."""
+        """Record the span of a request, in the form of verl-fuse's client (host/rollout/client.py)."""
         args = {
             "prompt_tokens": PROMPT + before,
             "prompt": uid,

@@ -1,4 +1,4 @@
-"""The trainer of mode `fuse` over engines that take the time they are told (engines.py), for the bench `load`."""
+"""The trainer of mode `fuse` over engines that take a given time (engines.py), for the bench `load`."""
 
 import uuid
 from contextlib import AbstractContextManager
@@ -31,14 +31,14 @@ from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.spec.events import SetUp
 
 SAMPLES_EACH = 8
-# Training ranks, and devices of a replica.
+# The number of training ranks, and of devices of a replica.
 RANKS = 8
 
 
 class EngineReplica(RolloutReplica):
     """A replica whose server is an EngineServer."""
 
-    # A question to a server waits behind no request.
+    # A call of a server waits behind no request.
     max_concurrency = 1 << 20
 
     def __init__(self, actor: Any, rank: int):
@@ -52,7 +52,7 @@ class EngineReplica(RolloutReplica):
         return RANKS
 
     async def launch_servers(self) -> None:
-        """It is up."""
+        """Do nothing: the server is up."""
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict:
         return await self.servers[0].abort_all_requests.remote(reject_request=reject_request)
@@ -65,7 +65,7 @@ class EngineManager:
         self.engines = ray.remote(num_cpus=0, max_concurrency=1000)(Engines).remote(count)
         self._replicas = [EngineReplica(self.engines, rank) for rank in range(count)]
         servers = {replica.server_address: replica.server_handle for replica in self._replicas}
-        # `elastic` puts one of ours in its place.
+        # `elastic` puts a load balancer of verl-fuse in its place.
         self.global_load_balancer = self._stock = ray.remote(num_cpus=0)(GlobalRequestLoadBalancer).remote(servers)
 
     def get_replicas(self) -> list[EngineReplica]:
@@ -80,11 +80,11 @@ class EngineManager:
             ray.kill(actor)
 
     def pace(self, seconds: float) -> None:
-        """The seconds of a token, from now on."""
+        """Set the seconds of a token, from now on."""
         ray.get(self.engines.take.remote(seconds))
 
     def moved(self) -> int:
-        """Requests that the last step moved."""
+        """Return the number of requests that the last step moved."""
         return ray.get(self.engines.counted.remote())
 
     def generate_sequences(self, batch: TensorDict) -> None:
@@ -94,7 +94,7 @@ class EngineManager:
 
 
 class LoadTrainer(UntrainedTrainer):
-    """FuseTrainer from the begin of a step to its batch, and its accounts and metrics."""
+    """FuseTrainer from the begin of a step to its batch, with accounts and metrics."""
 
     def __init__(self, config: DictConfig, manager: EngineManager, meter: Any, collector: Any):
         super().__init__(config, 1, collector, RANKS, manager.get_replicas())
@@ -133,7 +133,7 @@ class LoadTrainer(UntrainedTrainer):
 
     def _inference(self) -> SampleInference:
         def nothing(*arguments: Any) -> None:
-            """No model."""
+            """Do nothing: there is no model."""
 
         inference = SampleInference(
             self.lane,
@@ -147,7 +147,7 @@ class LoadTrainer(UntrainedTrainer):
         return inference
 
     def ask_for(self, lengths: np.ndarray) -> None:
-        """The responses that the next step generates."""
+        """Set the response lengths of the next step."""
         self._lengths = lengths
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
@@ -170,7 +170,7 @@ class LoadTrainer(UntrainedTrainer):
         return batch
 
     def run(self) -> dict[str, Any]:
-        """One step without its models: its metrics."""
+        """Run one step without its models, and return its metrics."""
         self.on_step_begin()
         self.prepare_step()
         self.on_sample_begin()
@@ -196,14 +196,14 @@ class LoadTrainer(UntrainedTrainer):
 
 
 def balancing_measured(meter: Any) -> AbstractContextManager:
-    """Verl's balancing of a batch over ranks is counted as "balance" in the block."""
+    """Count verl's balancing of a batch over ranks as "balance" in the block."""
     balance = trainer_base.get_seqlen_balanced_partitions
     return mock.patch.object(trainer_base, balance.__name__, meter.of("balance", balance))
 
 
 def loaded_trainer(folder: Path, replicas: int, prompts: int, meter: Any, collector: Any) -> LoadTrainer:
-    """A trainer of steps of so many prompts, whose files are in `folder`; `meter` measures its parts, `collector` gets
-    all spans."""
+    """Return a trainer of steps of `prompts` prompts, whose files are in `folder`; `meter` measures its parts,
+    `collector` gets all spans."""
     config = compose(
         find_recipe("ppo-cpu"),
         [

@@ -1,4 +1,4 @@
-"""Processes of a run, seen from outside: found by a variable that all inherit, with their memory and open files."""
+"""Find the processes of a run from outside, by a variable that all inherit, and read their memory and open files."""
 
 import os
 from collections.abc import Iterator
@@ -6,20 +6,20 @@ from pathlib import Path
 
 
 def processes(variable: str, value: str) -> Iterator[int]:
-    """Pids of living processes of this user that inherited `variable=value`, without this one."""
+    """Yield the pids of living processes of this user that inherited `variable=value`, without this process."""
     mark = f"{variable}={value}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             marked = mark in (folder / "environ").read_bytes().split(b"\0")
         except (FileNotFoundError, PermissionError, ProcessLookupError):
-            # Ended in the meantime, or another user's.
+            # The process has ended in the meantime, or belongs to another user.
             continue
         if marked and int(folder.name) != os.getpid():
             yield int(folder.name)
 
 
 def kind(pid: int) -> str:
-    """The name that a process gives itself; empty once it has ended."""
+    """Return the name that a process gives itself; empty once the process has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -27,7 +27,7 @@ def kind(pid: int) -> str:
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory in MB; 0 once it has ended."""
+    """Return the resident memory in MB; 0 once the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -36,7 +36,7 @@ def resident_mb(pid: int) -> float:
 
 
 def handles(pid: int) -> int:
-    """Open file descriptors; 0 once it has ended."""
+    """Return the number of open file descriptors; 0 once the process has ended."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except (FileNotFoundError, ProcessLookupError):

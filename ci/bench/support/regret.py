@@ -1,12 +1,12 @@
-"""How good a policy's choices were, beside choices that never change: seconds of each step against the replica-seconds
-held for it.
+"""Judge a policy's choices beside choices that never change: seconds of each step against the replica-seconds held for
+the step.
 
 Invariants (tests/unit/bench/test_regret.py):
 - a step's objective is that of the policy itself: the weighted sum of seconds and replica-seconds, both relative to all
   replicas;
-- regret is against the best fixed choice of each step, known afterwards: it is 0 for a policy that always made it, and
-  may be below 0 only for one that does what no fixed choice does;
-- the frontier are the choices that no other choice is both faster and cheaper than, over all steps.
+- regret is against the best fixed choice of each step, known afterwards: regret is 0 for a policy that always made that
+  choice, and may be below 0 only for a policy whose choice no fixed choice makes;
+- the frontier has the choices for which no other choice is both faster and cheaper, over all steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,18 @@ class Taken:
 
 
 Choices = Mapping[str, Sequence[Taken]]
-"""Steps of each choice; of the same place are steps of the same lengths."""
+"""The steps of each choice; steps at the same place have the same lengths."""
 
 
 def objective(step: Taken, whole: Taken, weight: float) -> float:
-    """`whole`: the step with all replicas; `weight` 0 (time only) to 1 (cost only)."""
+    """Return the weighted sum of a step's seconds and replica-seconds. `whole`: the step with all replicas; `weight` 0
+    (time only) to 1 (cost only)."""
     return (1 - weight) * step.seconds / whole.seconds + weight * step.held / whole.held
 
 
 def regret(policy: Sequence[Taken], fixed: Choices, most: str, weight: float) -> float:
-    """By how much of the best the policy's objective, summed over steps, lies above it; `most` is the choice of all
-    replicas."""
+    """Return the share of the best by which the policy's objective, summed over steps, lies above the best; `most` is
+    the choice of all replicas."""
     spent = best = 0.0
     for place, (step, whole) in enumerate(zip(policy, fixed[most], strict=True)):
         spent += objective(step, whole, weight)
@@ -47,19 +48,19 @@ def total(steps: Sequence[Taken]) -> Taken:
 
 
 def frontier(choices: Choices) -> dict[str, Taken]:
-    """Totals of the choices that are worth being made, the fastest first."""
+    """Return the totals of the choices that are worth being made, the fastest first."""
     totals = {name: total(steps) for name, steps in choices.items()}
     kept = {name: one for name, one in totals.items() if not beaten(one, totals)}
     return dict(sorted(kept.items(), key=lambda item: item[1].seconds))
 
 
 def beaten(one: Taken, by: Mapping[str, Taken]) -> list[str]:
-    """Choices that are faster and cheaper."""
+    """Return the choices that are faster and cheaper."""
     return [name for name, other in by.items() if other.seconds < one.seconds and other.held < one.held]
 
 
 def judged(policies: Mapping[float, Sequence[Taken]], fixed: Choices, most: str) -> dict[str, dict]:
-    """For the JSON line: the fixed choices with whether they are worth being made, and the policy at each cost
+    """Return for the JSON line the fixed choices, with whether they are worth being made, and the policy at each cost
     weight."""
     totals, worth = {name: total(steps) for name, steps in fixed.items()}, frontier(fixed)
     return {

@@ -1,4 +1,4 @@
-"""Parts that the benches with real verl share: a run of a recipe with a module of arms/, the command line, and
+"""The benches with real verl share these parts: a run of a recipe with a module of arms/, the command line, and
 intervals."""
 
 import argparse
@@ -17,6 +17,7 @@ from verl_fuse.cli.recipes import find_recipe
 from verl_fuse_cpu.environment import environment as cpu_environment
 
 ARMS_FOLDER = Path(__file__).parents[1] / "arms"
+RECORDER_FOLDER = Path(__file__).parents[2] / "upstream/recorder"
 SEED = 0
 DRAWS = 10_000
 
@@ -24,8 +25,8 @@ DRAWS = 10_000
 def launch(
     folder: Path, module: str, overrides: Sequence[str], log: Path, recipe: str = "ppo-cpu", **variables: str
 ) -> None:
-    """Run a recipe with the external `module` of arms/; all its processes end with it, and a run that fails ends this
-    process."""
+    """Run a recipe with the external `module` of arms/; all its processes end with the run, and a run that fails ends
+    this process."""
     command = [sys.executable, "-P", "-m", "verl.trainer.main_ppo"]
     command += ["--config-path", str(find_recipe(recipe).folder), "--config-name", "config", *overrides]
     environment = {
@@ -35,7 +36,7 @@ def launch(
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "VERL_USE_EXTERNAL_MODULES": module,
         "BENCH_PLAN": str(folder / "plan.json"),
-        "PYTHONPATH": os.pathsep.join([str(ARMS_FOLDER), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ARMS_FOLDER), str(RECORDER_FOLDER), os.environ.get("PYTHONPATH", "")]),
         **variables,
     }
     with log.open("wb") as output:
@@ -45,32 +46,32 @@ def launch(
 
 
 def bootstrap(*rows: Sequence[float]) -> np.ndarray:
-    """(draws, rows) sums of `rows`, of columns drawn with replacement: columns are what belongs together."""
+    """Return (draws, rows) sums of `rows`, of columns drawn with replacement: items of a column belong together."""
     columns = np.array(rows, dtype=float)
     drawn = np.random.default_rng(SEED).integers(0, columns.shape[1], (DRAWS, columns.shape[1]))
     return columns[:, drawn].sum(axis=2).T
 
 
 def interval(values: np.ndarray, level: float = 0.95) -> list[float]:
-    """The middle `level` of bootstrapped values."""
+    """Return the middle `level` of bootstrapped values."""
     return [round(float(bound), 3) for bound in np.quantile(values, [(1 - level) / 2, (1 + level) / 2])]
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, list[float]]:
-    """Sum over sum, and the 95 % interval, where items of the same place belong together."""
+    """Return sum over sum, and the 95 % interval, where items of the same place belong together."""
     sums = bootstrap(over, under)
     return round(float(np.sum(over) / np.sum(under)), 3), interval(sums[:, 0] / sums[:, 1])
 
 
 def ratio_of_arms(records: Sequence[dict[str, Any]], over: str, under: str) -> tuple[float, list[float]]:
-    """Seconds of one arm's steps over those of another's; the steps of a group belong together."""
+    """Return the ratio of the seconds of two arms' steps; the steps of a group belong together."""
     first, second = ([record["seconds"] for record in records if record["arm"] == arm] for arm in (over, under))
     return ratio(first, second)
 
 
 def in_folder(keep: Path | None, work: Callable[[Path], Any], again: bool = False) -> Any:
-    """Print as JSON, and return, what `work` makes of the folder `keep`, or of a temporary one; `again`: `keep` may be
-    there already."""
+    """Call `work` with the folder `keep`, or with a temporary folder; print the result as JSON, and return it. `again`:
+    `keep` may be there already."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=again)
         found = work(keep.resolve())
@@ -82,7 +83,7 @@ def in_folder(keep: Path | None, work: Callable[[Path], Any], again: bool = Fals
 
 
 def parser(description: str | None, keep: str) -> argparse.ArgumentParser:
-    """A bench's arguments; those it has in common with the others are there."""
+    """Return a bench's parser, with the arguments that all benches have in common."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--keep", type=Path, help=keep)
     return made
@@ -91,7 +92,8 @@ def parser(description: str | None, keep: str) -> argparse.ArgumentParser:
 def command_line(
     description: str | None, groups: int, run: Callable[[Path, int], Any], report: Callable[[Any], dict[str, Any]]
 ) -> None:
-    """A bench whose arms take turns: `run` so many groups of steps in a folder, print what `report` makes of them."""
+    """Run a bench whose arms take turns: `run` makes `--groups` groups of steps in a folder, and the `report` of them
+    is printed."""
     arguments = parser(description, "leave plan, timelines and measurements here")
     arguments.add_argument("--groups", type=int, default=groups)
     given = arguments.parse_args()

@@ -1,5 +1,5 @@
-"""A trainer of mode `fuse` without worker groups and models, and the Ray it needs: for steps whose replicas are no
-engines and whose rows nobody trains on."""
+"""Make a trainer of mode `fuse` without worker groups and models, and the Ray that the trainer needs: for steps whose
+replicas are no engines and whose rows nobody trains on."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 import transfer_queue as tq
-import verl.trainer.ppo.v1  # noqa: F401  Registers our trainer, which must not be half imported by then.
+import verl.trainer.ppo.v1  # noqa: F401  Registers verl-fuse's trainer, which must not be half imported.
 from omegaconf import DictConfig, OmegaConf
 from verl.checkpoint_engine.base import CheckpointEngineManager
 
@@ -24,8 +24,8 @@ STAGES = ("old_log_prob", "ref", "values")
 
 @contextmanager
 def local_cluster(variables: dict[str, str], object_store_bytes: int) -> Iterator[None]:
-    """Ray on this machine, whose processes have these environment variables, and a TransferQueue; both end with the
-    block."""
+    """Start Ray on this machine, whose processes have these environment variables, and a TransferQueue; both end with
+    the block."""
     ray.init(
         num_cpus=16,
         include_dashboard=False,
@@ -44,14 +44,14 @@ def local_cluster(variables: dict[str, str], object_store_bytes: int) -> Iterato
 
 
 class VersionCheckpoints(CheckpointEngineManager):
-    """verl's manager, syncing what replicas without models have for weights: their version."""
+    """verl's manager, which syncs only the version of the weights to replicas without models."""
 
     def update_weights(self, global_steps: int | None = None) -> None:  # pyright: ignore
         ray.get([replica.server_handle.set_global_steps.remote(global_steps) for replica in self.replicas])
 
 
 class UntrainedFeatures(Features):
-    """Features of a trainer whose slices are there from the start, and have no weights; nothing is trained."""
+    """The features of a trainer whose slices are there from the start, and have no weights; nothing is trained."""
 
     def training_memory(self) -> dict[str, list[RankMemory]]:
         return {model: [RankMemory("here", 1, None, (), 1, 0, 0, 0)] for model in ("actor", "critic")}
@@ -73,7 +73,7 @@ class UntrainedTrainer(FuseTrainer):
         self.timing_raw: dict[str, float] = {}
         self.total_training_steps = 1_000_000
         self.tokenizer = SimpleNamespace(eos_token_id=1)
-        # Only how many ranks a batch is balanced over is asked of it.
+        # The balancing of a batch reads only the number of ranks from this group.
         self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
         self.replay_buffer = self._build_replay_buffer()
         backend = SimpleNamespace(backend="naive", custom_backend_module=None)

@@ -1,5 +1,5 @@
-"""(d) Decoding while a model trains on the same device, two processes as vLLM and verl's worker are: how much slower is
-a decode step, and what is gained?
+"""(d) Decoding while a model trains on the same device, in two processes like vLLM and verl's worker: how much slower
+is a decode step, and how much is gained?
 
 Decode steps of a few sequences (the tail of a rollout) are timed alone and beside forward and backward of the
 same model, in turns. `gain` is the time of both one after the other over the time of both at once: above 1 the
@@ -44,7 +44,7 @@ def run(device: torch.device, out: Path, *, tiny: bool) -> dict[str, Any]:
 
 
 class _Worker:
-    """A process that does steps for so many seconds whenever it is asked, and says how many it did in which time."""
+    """A process that makes steps for a given time on request, and reports the number of steps and their seconds."""
 
     def __init__(self, work: Any, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -54,7 +54,7 @@ class _Worker:
         theirs.close()
 
     def __enter__(self) -> "_Worker":
-        self.result()  # it is built
+        self.result()  # the worker has built its model
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,7 +76,7 @@ class _Worker:
 
 
 def _compared(decoding: _Worker, training: _Worker, seconds: float, rounds: int) -> dict[str, float]:
-    """Medians over rounds of seconds per step, alone and beside the other."""
+    """Return medians over rounds of seconds per step, alone and beside the other."""
     found: dict[str, list[float]] = {"decode alone": [], "decode beside": [], "train alone": [], "train beside": []}
     for _ in range(rounds):
         for which, worker in (("decode", decoding), ("train", training)):
@@ -88,7 +88,7 @@ def _compared(decoding: _Worker, training: _Worker, seconds: float, rounds: int)
         found["train beside"].append(_per_step(training))
     times = {name: statistics.median(each) for name, each in found.items()}
     slower = {which: times[f"{which} beside"] / times[f"{which} alone"] for which in ("decode", "train")}
-    # Per second at once: so much of each one's own time.
+    # One second of both at once does so much of each worker's own time.
     gain = sum(1 / each for each in slower.values())
     return {**times, "decode slower": slower["decode"], "train slower": slower["train"], "gain": gain}
 
@@ -128,7 +128,7 @@ def _dtype(kind: str) -> torch.dtype:
 
 
 def _decode(kind: str, model: Model, layers: int, context: int, sequences: int) -> Any:
-    """One token of each sequence through all layers, its context cached."""
+    """Return a step that takes one token of each sequence through all layers, the sequence's context cached."""
     blocks = _blocks(kind, model, layers)
     given = torch.randn(sequences, 1, model.hidden, device=kind, dtype=_dtype(kind))
     shape = (2, sequences, model.kv_heads, context, model.head_dim)
@@ -144,7 +144,7 @@ def _decode(kind: str, model: Model, layers: int, context: int, sequences: int) 
 
 
 def _train(kind: str, model: Model, layers: int, tokens: int) -> Any:
-    """Forward and backward of one sequence of so many tokens."""
+    """Return a step that runs forward and backward of one sequence of `tokens` tokens."""
     blocks = _blocks(kind, model, layers)
     given = torch.randn(1, tokens, model.hidden, device=kind, dtype=_dtype(kind))
 

@@ -1,8 +1,8 @@
 """(e) The executor of fused schedules and transfers of weights on one device.
 
-One rank with the device's own backend (NCCL), two ranks whose tensors live on the device with gloo between them, and,
-for the record, what NCCL says to two ranks on one device: it serves one rank per device, so messages over NCCL are seen
-on two (`python -m ci.gpu.devices`).
+The part runs one rank with the device's own backend (NCCL), two ranks whose tensors live on the device with gloo
+between them, and records NCCL's answer to two ranks on one device: NCCL serves one rank per device, so messages over
+NCCL need two devices (`python -m ci.gpu.devices`).
 """
 
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""(a) What `verl-fuse profile` measures, with a grid that fits the device; the profile lies beside the report, for
-`--profile` of simulate and plan."""
+"""(a) The measurements of `verl-fuse profile`, with a grid that fits the device; the profile lies beside the report,
+for `--profile` of simulate and plan."""
 
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ from verl_fuse.runtime.profile import BenchSettings, measure_device, measure_mod
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.model_names import model_named
 
-# Measured models with the degrees of tensor parallelism of a shard, by kind of device.
+# The measured models with the degrees of tensor parallelism of a shard, by kind of device.
 MODELS = {"cuda": (("qwen2.5-0.5b", (1,)), ("qwen2.5-7b", (1, 2, 4))), "cpu": (("qwen2.5-0.5b", (1,)),)}
 PRECISION = {"cuda": "bfloat16", "cpu": "float32"}
 BATCHES = {"cuda": (1, 8, 32, 128), "cpu": (1, 4)}
 LENGTHS = {"cuda": (128, 512, 1024), "cpu": (16, 64)}
 TINY = Model("tiny", 2, 32, 4, 2, 8, 48, 50)
-# Bytes per token and word of logits, their gradients and what softmax keeps; of the device's
-# memory, the part they may take.
+# Bytes per token and word of logits, their gradients and the values that softmax keeps; the part of the device's memory
+# that they may take.
 LOGIT_BYTES, PART_OF_MEMORY = 16, 0.6
 
 
@@ -50,6 +50,6 @@ def run(device: torch.device, out: Path, *, tiny: bool) -> dict[str, Any]:
 
 
 def fitting(batches: tuple[int, ...], length: int, model: Model, memory: float) -> tuple[int, ...]:
-    """The batches whose logits at `length` fit the device; the smallest in any case."""
+    """Return the batches whose logits at `length` fit the device; the smallest batch in any case."""
     most = PART_OF_MEMORY * memory / (LOGIT_BYTES * length * model.vocabulary)
     return tuple(batch for batch in batches if batch <= max(most, batches[0]))

@@ -23,7 +23,7 @@ from verl_fuse.errors import FuseError
 RECIPE, STEPS, WARM_STEPS = "grpo-cpu", 3, 100
 PROMPTS, SAMPLES = 8, 8
 GAP = "training/rollout_probs_diff_max"
-# Of the observed run's gap, and below which no gap counts.
+# The gap may be so many times the observed run's; a gap below the second number never counts.
 TIMES_OBSERVED, LEAST_GAP = 3.0, 1e-4
 SMALL = (
     "recipe.prepare=null",
@@ -33,7 +33,7 @@ SMALL = (
     "trainer.test_freq=-1",
     "trainer.logger=[file]",
     "actor_rollout_ref.rollout.calculate_log_probs=true",
-    # Samples without a gradient are computed all the same where the loss has a KL term.
+    # Samples without a gradient are still computed where the loss has a KL term.
     "actor_rollout_ref.actor.use_kl_loss=false",
     f"trainer.total_training_steps={STEPS}",
 )
@@ -45,7 +45,7 @@ ON_ONE = (
     "fuse.update.skip_zero_gradient=true",
 )
 ON_SEVERAL = (*ON_ONE, "fuse.interstage.layout=slices", "fuse.interstage.migration_threshold=auto")
-# Of each run.
+# Each run may take so many seconds.
 SECONDS = {"cuda": 230, "cpu": 1200}
 
 
@@ -64,12 +64,12 @@ def run(device: torch.device, out: Path, *, tiny: bool) -> dict[str, Any]:
 
 
 def features(devices: int) -> tuple[str, ...]:
-    """The features that are switched on: slices and migration need a second replica."""
+    """Return the features that are switched on: slices and migration need a second replica."""
     return ON_ONE if devices == 1 else ON_SEVERAL
 
 
 def overrides(kind: str, devices: int, *, everything: bool) -> list[str]:
-    """Overrides of the recipe; on a GPU they leave its platform off."""
+    """Return overrides of the recipe; on a GPU they leave the recipe's platform off."""
     gpu = [
         *(each for each in ON_GPU if not each.lstrip("+").startswith("critic.")),
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
@@ -81,7 +81,7 @@ def overrides(kind: str, devices: int, *, everything: bool) -> list[str]:
 
 
 def faults(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The samples that a run lost or trained twice, and numbers that differ from the observed run's."""
+    """Return the samples that a run lost or trained twice, and numbers that differ from the observed run's."""
     wrong = []
     for name, steps in found.items():
         for step, figures in steps["steps"].items():
@@ -115,7 +115,8 @@ def _run(home: Path, name: str, given: list[str], seconds: float) -> dict[str, A
 
 
 def _figures(data: Mapping[str, float]) -> dict[str, Any]:
-    """The figures of a step. A sample that is trained twice ends the run (verl_fuse/host/record/accounting.py)."""
+    """Return the figures of a step. A sample that is trained twice ends the run
+    (verl_fuse/host/record/accounting.py)."""
     return {
         "trained": int(data["fuse/samples_trained"]),
         "missing": int(data["fuse/samples_missing"]),

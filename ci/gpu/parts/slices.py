@@ -1,8 +1,9 @@
-"""(b) Memory of the models of a slice: before they are built, built, with a step's weights, in a
-step at most, and after it.
+"""(b) Memory of the models of a slice: before they are built, built, with a step's weights, in a step at most, and
+after the step.
 
-A slice shares its devices with a rollout replica that wakes again, so after a step it must hold next to nothing there.
-One process builds the copies of actor, critic and reference with verl's own code, as a slice does; vLLM is not needed.
+A slice shares its devices with a rollout replica that wakes again, so after a step the slice must hold next to nothing
+there. One process builds the copies of actor, critic and reference with verl's own code, like a slice; vLLM is not
+needed.
 """
 
 import os
@@ -19,9 +20,9 @@ from ci.gpu.processes import Rank, on_ranks
 SIZES = {"cuda": (16, 2048, 8192, 32), "cpu": (2, 64, 128, 4)}
 SAMPLES, PROMPT, RESPONSE = 16, {"cuda": 256, "cpu": 4}, {"cuda": 1024, "cpu": 12}
 STAGES = ("old_log_prob", "ref", "values")
-# What torch may keep of a device after a step, beside what it had: workspaces of cuBLAS.
+# Torch may keep so many more bytes of a device after a step than before: workspaces of cuBLAS.
 MOST_LEFT = 128 * 2**20
-# The recipe's platform is a CPU's; this is what a GPU needs of it.
+# The recipe's platform is a CPU's; a GPU needs these settings instead.
 ON_GPU = (
     "~platform",
     "actor_rollout_ref.actor.strategy=fsdp2",
@@ -48,7 +49,8 @@ def run(device: torch.device, out: Path, *, tiny: bool) -> dict[str, Any]:
 
 
 def faults(found: dict[str, dict[str, int]], kind: str) -> list[str]:
-    """On a host memory is not given back to the system when it is freed."""
+    """Return a fault where a slice keeps too much memory; none on a host, which does not give freed memory back to the
+    system."""
     if kind == "cpu":
         return []
     left = found["after a step"]["now"] - found["before"]["now"]
@@ -72,7 +74,7 @@ def _write_model(folder: Path, layers: int, hidden: int, intermediate: int, head
 
 
 def memory(rank: Rank, folder: str, prompt: int, response: int) -> dict[str, dict[str, int]]:
-    """Bytes of this process's device, now and at most since the line before, by what was done."""
+    """Return the bytes of this process's device, now and at most since the line before, by the work done."""
     import gc
 
     from omegaconf import OmegaConf
@@ -127,7 +129,7 @@ def _bytes(device: torch.device) -> dict[str, int]:
 
 
 def critic_of(config: Any) -> Any:
-    """The configuration that verl's trainer gives the critic's workers (verl/trainer/ppo/v1/trainer_base.py
+    """Return the configuration that verl's trainer gives the critic's workers (verl/trainer/ppo/v1/trainer_base.py
     `_setup`)."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config import TrainingWorkerConfig

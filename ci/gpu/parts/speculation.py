@@ -1,9 +1,9 @@
-"""(c) vLLM's rejection sampler: are its kernels those that were read, and is what it samples distributed as
-the processed logits say?
+"""(c) vLLM's rejection sampler: are its kernels those that were read, and do its samples follow the distribution of the
+processed logits?
 
-One request, many copies: drafts that are right, wrong and half right, temperatures below and above 1. The counts of the
-first token, and of the second where the first draft was accepted, are compared with the softmax by chi-square. A
-control with an expand kernel that loses the temperature must fail.
+One request has many copies, with drafts that are right, wrong and half right, and temperatures below and above 1. The
+counts of the first token, and of the second where the first draft was accepted, are compared with the softmax by
+chi-square. A control with an expand kernel that loses the temperature must fail.
 """
 
 import math
@@ -19,7 +19,7 @@ from verl_fuse.errors import FuseError
 WORDS, DRAFTS = 37, 3
 SAMPLES = {"cuda": 200_000, "cpu": 2_000}
 TEMPERATURES = (0.5, 1.0, 1.6)
-# Standard deviations of chi-square, as a normal variable: one in a million.
+# Chi-square, as a normal variable, is further off than so many standard deviations once in a million.
 FURTHEST = 4.9
 
 
@@ -54,7 +54,8 @@ def run(device: torch.device, out: Path, *, tiny: bool) -> dict[str, Any]:
 def _deviations(
     sampler: ModuleType, device: torch.device, samples: int, temperature: float, *, lose_temperature: bool = False
 ) -> dict[str, float]:
-    """How far the counts of the first and second token are from the softmax, in standard deviations of chi-square."""
+    """Return how far the counts of the first and second token are from the softmax, in standard deviations of
+    chi-square."""
     torch.manual_seed(int(temperature * 100))
     logits = torch.randn(DRAFTS + 1, WORDS, device=device) * 1.5
     # The first draft is likely, the others are not.
@@ -78,8 +79,8 @@ def _deviations(
 
 
 def chi_square(tokens: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Chi-square of the counts as a standard normal variable (Wilson and Hilferty); words expected less than
-    five times count as one."""
+    """Return chi-square of the counts as a standard normal variable (Wilson and Hilferty); words expected less than
+    five times count as one word."""
     counts = torch.bincount(tokens.long(), minlength=WORDS).double()
     expected = wanted.double() * len(tokens)
     rare = expected < 5

@@ -1,4 +1,4 @@
-"""A/B regression: stock verl against verl-fuse installed but off, observing, and streaming."""
+"""The A/B regression compares stock verl with verl-fuse installed but off, observing, and streaming."""
 
 from ci.upstream.ab.command import main
 

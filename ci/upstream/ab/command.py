@@ -1,4 +1,4 @@
-"""`python -m ci.upstream ab`: run CPU recipes as stock verl and as verl-fuse, in throw-away environments, and compare.
+"""`python -m ci.upstream ab` runs CPU recipes as stock verl and as verl-fuse, in throw-away environments, and compares.
 
 Exit code: 0 green; 1 yellow, slower or larger than allowed; 2 red, numbers differ or a run of verl-fuse failed; 3
 nothing could be compared, for instance because stock verl does not run here.
@@ -37,9 +37,9 @@ CPU_RECIPES = ("ppo-cpu", "grpo-cpu")
 
 
 def main(arguments: list[str]) -> int:
-    """Print the report and write it to `--output`; the exit code says what was found."""
+    """Print the report and write it to `--output`; the exit code gives the verdict."""
     options = parse(arguments)
-    # So that a run is ended with us.
+    # A run then ends with this process.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         report = measure(options)
@@ -76,7 +76,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> Report:
-    """Make the environments, run everything, compare."""
+    """Make the environments, run everything, and return the comparison."""
     load = os.getloadavg()[0]
     with ExitStack() as stack:
         if options.keep is None:
@@ -102,7 +102,7 @@ def measure(options: argparse.Namespace) -> Report:
 
 
 def source(options: argparse.Namespace) -> str:
-    """The requirement that pip is asked for."""
+    """Return the requirement that pip is asked for."""
     if options.path is not None:
         return str(options.path.absolute())
     if options.verl == LATEST:
@@ -111,7 +111,7 @@ def source(options: argparse.Namespace) -> str:
 
 
 def make_environments(work: Path, verl: str, plugins: Sequence[str]) -> tuple[Environment, Environment]:
-    """Stock verl with the cpu platform alone, and verl with verl-fuse and `plugins`."""
+    """Return two environments: stock verl with the cpu platform alone, and verl with verl-fuse and `plugins`."""
     wheels = work / "wheels"
     wheels.mkdir()
     upstream, ours = environments.wheel(verl, wheels), environments.wheel(str(REPO), wheels)
@@ -123,7 +123,7 @@ def make_environments(work: Path, verl: str, plugins: Sequence[str]) -> tuple[En
 
 
 def make_task(environment: Environment, folder: Path) -> None:
-    """The data and the warm-started model all CPU recipes train on, unless they are there."""
+    """Make the data and the warm-started model that all CPU recipes train on, unless they are there."""
     command = [str(environment.python), "-P", "-m", TASKS["euclid"], "--out", str(folder)]
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | cpu_environment()
     if subprocess.run(command, env=variables).returncode:
@@ -131,8 +131,8 @@ def make_task(environment: Environment, folder: Path) -> None:
 
 
 def compare_recipe(bench: Bench, arms: Sequence[str]) -> Iterator[Compared]:
-    """Record rollouts as stock verl, replay them as stock verl, then compare each arm with that; twice where
-    time or memory is too much."""
+    """Record rollouts as stock verl, replay them as stock verl, then compare each arm with the replay; twice where time
+    or memory is too much."""
     for name, steps in (("recording", len(REPLAYED)), ("stock", len(REPLAYED) + LIVE)):
         stock = bench.run(name, stock=True, installed=False, steps=steps)
         if stock.code != 0:
@@ -142,7 +142,7 @@ def compare_recipe(bench: Bench, arms: Sequence[str]) -> Iterator[Compared]:
         arm = ARMS[name]
         one, done = compare_arm(bench, stock, name, name, paces)
         if one.verdict is Level.YELLOW:
-            # Something else on the machine may have taken its time; a run that is really slower is so twice.
+            # Other work on the machine may have taken time; a run that is really slower is slower twice.
             again, done = compare_arm(bench, stock, name, f"{name}-again", paces)
             one = replace(again, first=one.findings)
         if arm.stock and one.verdict is Level.GREEN:
@@ -153,7 +153,7 @@ def compare_recipe(bench: Bench, arms: Sequence[str]) -> Iterator[Compared]:
 def compare_arm(
     bench: Bench, stock: Record, name: str, folder: str, paces: Sequence[Record]
 ) -> tuple[Compared, Record]:
-    """Run one arm in the bench's FOLDER and compare it with `stock`."""
+    """Run one arm in the folder `folder` of the bench, and compare the run with `stock`."""
     arm = ARMS[name]
     done = bench.run(folder, arm.overrides, stock=arm.stock, installed=True, steps=len(REPLAYED) + LIVE)
     return Compared(bench.recipe.name, name, tuple(compare(stock, done, arm.expected, paces)), done.note), done

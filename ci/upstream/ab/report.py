@@ -1,4 +1,4 @@
-"""The result of an A/B comparison, as Markdown for people and JSON for programs."""
+"""Write the result of an A/B comparison, as Markdown for people and JSON for programs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from verl_fuse.host.start.compat.judge import Level
 class Compared:
     """One recipe in one arm beside stock verl; `log` is the end of the log of a run that failed.
 
-    `first` is what a first run found that was yellow: this is the second one, which counts.
+    `first` has the findings of a first run that was yellow: this comparison is of the second run, which counts.
     """
 
     recipe: str
@@ -23,14 +23,15 @@ class Compared:
 
     @property
     def verdict(self) -> Level:
-        """Red: the run failed or numbers differ. Yellow: only time or memory are outside their bands."""
+        """Return red if the run failed or numbers differ, yellow if only time or memory are outside their bands, else
+        green."""
         kinds = {finding.kind for finding in self.findings if not finding.passed}
         return Level.RED if kinds - {"time", "memory"} else Level.YELLOW if kinds else Level.GREEN
 
 
 @dataclass(frozen=True)
 class Report:
-    """All comparisons of one call, and what took part in them."""
+    """All comparisons of one call, and the components and conditions of the runs."""
 
     versions: Mapping[str, str | None]
     conditions: Mapping[str, str]
@@ -41,7 +42,7 @@ class Report:
         return max(one.verdict for one in self.compared)
 
     def as_dict(self) -> dict:
-        """Everything, for JSON; infinite and missing values as text."""
+        """Return the whole report, for JSON; infinite and missing values as text."""
         return {
             "verdict": name_of(self.verdict),
             "versions": dict(self.versions),
@@ -87,7 +88,7 @@ def name_of(level: Level) -> str:
 
 
 def worst_of_each(findings: Sequence[Finding]) -> list[Finding]:
-    """The worst finding of each thing that was compared, over all steps: faults first, else in the order found."""
+    """Return the worst finding of each comparison, over all steps: faults first, else in the order found."""
     worst: dict[str, Finding] = {}
     for finding in findings:
         kept = worst.get(finding.what)

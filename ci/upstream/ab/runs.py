@@ -1,4 +1,4 @@
-"""One run of a recipe in one environment: verl's own entry point, watched until it and all its processes have ended."""
+"""Run a recipe in one environment by verl's own entry point, and watch the run until all its processes have ended."""
 
 import os
 import subprocess
@@ -17,10 +17,10 @@ from verl_fuse.cli.run import BASELINE, HOME_VARIABLE
 from verl_fuse.cli.run import METRICS_PATH_VARIABLE as METRICS_VARIABLE
 from verl_fuse_cpu.environment import environment as cpu_environment
 
-# The external module that saves what every step computed; runs find it through PYTHONPATH.
+# The external module saves the numbers of every step; runs find the module through PYTHONPATH.
 RECORDER = Path(__file__).parents[1] / "recorder"
-# Small enough to end in about a minute and a half, and still with two ranks, two replicas, two
-# mini-batches and padding to come.
+# A run is small enough to end in about a minute and a half, and still has two ranks, two replicas, two mini-batches and
+# padding.
 SMALL = (
     "data.train_batch_size=6",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
@@ -38,7 +38,7 @@ SMALL_CRITIC = (
 )
 # Steps whose rollouts are recorded once and replayed in every run: their numbers and times can be compared one by one.
 REPLAYED = (1, 2, 3, 4, 5, 6)
-# Steps that generate, after those; of the last one no time is known.
+# Steps that generate, after the replayed ones; the time of the last step is not known.
 LIVE = 4
 # Seconds between two looks at a run's memory, and until a run counts as hung.
 LOOK = 2.0
@@ -47,8 +47,8 @@ TIMEOUT = 900.0
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a recipe is run: both environments, the folder of its runs and recordings, and the
-    one that holds the task."""
+    """The place of a recipe's runs: both environments, the folder of the runs and recordings, and the folder that holds
+    the task."""
 
     stock: Environment
     fused: Environment
@@ -57,8 +57,8 @@ class Bench:
     task_home: Path
 
     def run(self, name: str, extra: tuple[str, ...] = (), *, stock: bool, installed: bool, steps: int) -> Record:
-        """Train `steps` steps in `folder`/NAME as stock verl or in trainer mode `fuse`, with
-        verl-fuse installed or not."""
+        """Train `steps` steps in `folder`/NAME as stock verl or in trainer mode `fuse`, with verl-fuse installed or
+        not."""
         folder = self.folder / name
         folder.mkdir(parents=True)
         environment = self.fused if installed else self.stock
@@ -80,7 +80,7 @@ class Bench:
         return read(name, code, peak, folder, REPLAYED)
 
     def overrides(self, folder: Path, steps: int) -> tuple[str, ...]:
-        """The settings of all runs: small batches, the recipe's seeds, and rollouts recorded once."""
+        """Return the settings of all runs: small batches, the recipe's seeds, and rollouts recorded once."""
         return (
             *SMALL,
             *(SMALL_CRITIC if self.recipe.algorithm == "PPO" else ()),
@@ -98,8 +98,8 @@ class Bench:
 
 
 def watch(command: list[str], variables: Mapping[str, str], folder: Path, output: IO[bytes]) -> tuple[int | None, int]:
-    """Exit code (None after TIMEOUT) and peak memory of a command and of everything it
-    starts; nothing of it is left."""
+    """Return the exit code (None after TIMEOUT) and the peak memory of a command and of all processes that the command
+    starts; end every process that is left."""
     run_id = uuid.uuid4().hex
     deadline = time.monotonic() + TIMEOUT
     peak = 0
@@ -125,7 +125,8 @@ def watch(command: list[str], variables: Mapping[str, str], folder: Path, output
 
 
 def memory(pid: int) -> int:
-    """Bytes of memory a process holds, shared pages divided by those who share them (PSS); 0 once it has ended."""
+    """Return the bytes of memory that a process holds, where a shared page counts in equal parts for its processes
+    (PSS); 0 once the process has ended."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

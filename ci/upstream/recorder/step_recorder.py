@@ -1,9 +1,8 @@
-"""External module for verl runs (VERL_USE_EXTERNAL_MODULES): saves what every step computed, in
-stock and fused runs alike.
+"""This external module for verl runs (VERL_USE_EXTERNAL_MODULES) saves the numbers of every step, in stock and fused
+runs alike.
 
-The driver notes when a step begins (begins.jsonl) and, before each actor update, saves the batch's numbers
-row by row (batch_STEP.pt); after each update every rank saves the parameters it holds (ROLE_STEP_rankR.pt).
-Files go to $STEP_RECORD_DIR.
+The driver notes when a step begins (begins.jsonl) and, before each actor update, saves the batch's numbers row by row
+(batch_STEP.pt); after each update every rank saves its parameters (ROLE_STEP_rankR.pt). Files go to $STEP_RECORD_DIR.
 """
 
 import functools
@@ -35,7 +34,8 @@ def _record_trainer(module):
 
 
 def _record_begins(cls):
-    """verl's own timer of a step leaves out what runs between two steps: metrics, logging, observers."""
+    """Note the begin of each step: verl's own timer of a step leaves out the work between two steps (metrics, logging,
+    observers)."""
     stock = cls.on_step_begin
 
     @functools.wraps(stock)
@@ -54,8 +54,7 @@ def _record_batches(cls):
 
     @functools.wraps(stock)
     def update_actor(self, batch, metrics):
-        # Without a critic there are neither values nor returns of one. A field that is missing by mistake
-        # shows in the comparison.
+        # Without a critic there are no values. A field that is missing by mistake shows in the comparison.
         fields = [field for field in FIELDS if self.use_critic or field != "values"]
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         rows = {field: [row.clone() for row in data[field].unbind()] for field in fields}
@@ -73,8 +72,8 @@ def _record_parameters(module):
 
 
 def _seed_value_head(cls):
-    """The critic's value head is new and drawn from an unseeded generator (two stock runs differ by it):
-    seed it, in every run alike."""
+    """Seed the critic's new value head, in every run alike: verl draws the head from an unseeded generator, by which
+    two stock runs differ."""
     stock = cls.reset
 
     @functools.wraps(stock)

@@ -1,4 +1,4 @@
-"""`python -m verl_fuse_cpu.task --out DIR`: make the task's data and its warm-started model."""
+"""`python -m verl_fuse_cpu.task --out DIR` makes the task's data and its warm-started model."""
 
 import sys
 from pathlib import Path

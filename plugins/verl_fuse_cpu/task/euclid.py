@@ -1,8 +1,8 @@
-"""The task: write out Euclid's algorithm by repeated subtraction, then the greatest common divisor.
+"""The task is to write out Euclid's algorithm by repeated subtraction, then the greatest common divisor.
 
-Prompt `gcd 07 03`, response `04 03;01 03;01 02;01 01;=01`. A response has one line per subtraction, and that number is
-the sum of the partial quotients of a/b: long-tailed by nature, and made more so by `tail_exponent`. With a calculator
-(calculator.py) each subtraction is a turn.
+The prompt `gcd 07 03` has the response `04 03;01 03;01 02;01 01;=01`. A response has one line per subtraction. The
+number of lines is the sum of the partial quotients of a/b; its distribution is long-tailed by nature, and
+`tail_exponent` makes the tail longer. With a calculator (calculator.py) each subtraction is a turn.
 
 Invariants (tests/unit/task/test_euclid.py):
 - the last line of a trace holds the answer twice, and the answer is gcd(a, b);
@@ -38,7 +38,7 @@ class Pair:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The pair after each subtraction of the smaller number from the larger one."""
+        """Return the pair after each subtraction of the smaller number from the larger one."""
         return tuple(f"{a:02d} {b:02d}" for a, b in _subtractions(self.a, self.b))
 
     @property
@@ -47,7 +47,7 @@ class Pair:
 
     @property
     def calls(self) -> tuple[tuple[str, str], ...]:
-        """The calculator's question for each subtraction, and its answer."""
+        """Return the calculator's question for each subtraction, and its answer."""
         before = (self.a, self.b)
         calls = []
         for after in _subtractions(self.a, self.b):
@@ -71,20 +71,20 @@ def all_pairs(largest: int) -> list[Pair]:
 
 
 def long_tailed_weights(pairs: list[Pair], exponent: float) -> np.ndarray:
-    """Probabilities, one per pair, under which a trace of k lines is drawn in proportion to k**-exponent."""
+    """Return probabilities, one per pair, under which a trace of k lines is drawn in proportion to k**-exponent."""
     lines = np.array([len(pair.lines) for pair in pairs])
     weights = lines.astype(float) ** -exponent / np.bincount(lines)[lines]
     return weights / weights.sum()
 
 
 def held_out(pairs: list[Pair], seed: int) -> tuple[list[Pair], list[Pair]]:
-    """(kept, held out): a random fifth of the pairs, whatever their difficulty, is never trained on."""
+    """Return (kept, held out) pairs: a random fifth of the pairs, whatever their difficulty, is never trained on."""
     order = np.random.default_rng(seed).permutation(len(pairs))
     first_kept = len(pairs) // 5
     return [pairs[i] for i in order[first_kept:]], [pairs[i] for i in order[:first_kept]]
 
 
 def draw(pairs: list[Pair], count: int, exponent: float, seed: int) -> list[Pair]:
-    """`count` problems of long-tailed difficulty; pairs may repeat, since few pairs have the shortest traces."""
+    """Draw `count` problems of long-tailed difficulty; pairs may repeat, since few pairs have the shortest traces."""
     chosen = np.random.default_rng(seed).choice(len(pairs), size=count, p=long_tailed_weights(pairs, exponent))
     return [pairs[i] for i in chosen]

@@ -1,9 +1,9 @@
-"""Makes the task's directory: train.parquet, validation.parquet, model/ (weights and tokenizer) and manifest.json; with
-a calculator tools.py too, which verl loads.
+"""Make the task's directory: train.parquet, validation.parquet, model/ (weights and tokenizer) and manifest.json; with
+a calculator also tools.py, which verl loads.
 
 Invariants (tests/unit/task/test_make.py):
 - a directory that holds this task with the same parameters is left alone;
-- the directory appears whole or not at all: it is built beside its place and renamed;
+- the directory appears whole or not at all: `make` builds the directory beside its place and renames it;
 - a directory that holds anything else is refused, never overwritten.
 """
 
@@ -23,7 +23,8 @@ MANIFEST = "manifest.json"
 
 
 def make(out: Path, parameters: Parameters, say: Callable[[str], None] = print) -> bool:
-    """Make the task in `out` unless it is there; True if it was made. A FuseError says why `out` cannot be used."""
+    """Make the task in `out` unless the task is there; return True if the task was made. Raises a FuseError that says
+    why `out` cannot be used."""
     existing = read_manifest(out)
     if existing == parameters.manifest():
         return False
@@ -43,7 +44,7 @@ def make(out: Path, parameters: Parameters, say: Callable[[str], None] = print) 
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:
-    """The manifest in `out`, None without one; a FuseError when it cannot be read."""
+    """Return the manifest in `out`, None without one; raises FuseError when the manifest cannot be read."""
     path = out / MANIFEST
     if out.exists() and not out.is_dir():
         raise FuseError(f"{out} is a file; a directory is needed")
@@ -79,7 +80,7 @@ def _build(out: Path, parameters: Parameters, say: Callable[[str], None]) -> Non
 
 
 def row(pair: Pair, split_name: str, index: int, tools: bool = False) -> dict[str, Any]:
-    """One problem in the columns of verl's RLHFDataset; `tools`: a calculator subtracts."""
+    """Return one problem in the columns of verl's RLHFDataset; with `tools` a calculator subtracts."""
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": pair.prompt}],

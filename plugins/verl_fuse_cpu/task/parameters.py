@@ -1,4 +1,4 @@
-"""The parameters of a task directory. Light: reading it needs no torch."""
+"""The parameters of a task directory; this module needs no torch."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -7,13 +7,13 @@ from verl_fuse.errors import FuseError
 from verl_fuse_cpu.task.euclid import LARGEST_ALLOWED
 
 DATA_SOURCE = "verl_fuse_cpu/euclid"
-# Raise it when the same parameters would make other files than before.
+# Raise the number when the same parameters would make other files than before.
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """`steps` of AdamW over about `tokens` tokens each; a share `careless` of the demonstrations is a guess."""
+    """`steps` of AdamW over about `tokens` tokens each; a share `careless` of the demonstrations are guesses."""
 
     steps: int = 800
     tokens: int = 1024
@@ -22,7 +22,8 @@ class WarmStart:
     # repeat one easy subtraction.
     exponent: float = 1.5
     careless: float = 0.45
-    # One: the same weights on any machine of a kind, and no threads that wait for each other where cores are busy.
+    # One thread gives the same weights on any machine of a kind, and no threads wait for each other where cores are
+    # busy.
     threads: int = 1
 
 
@@ -35,9 +36,9 @@ class Parameters:
     validation: int = 256
     tail_exponent: float = 1.5
     seed: int = 0
-    # Of the model; a pipeline has at most as many stages.
+    # The model has so many layers; a pipeline has at most as many stages.
     layers: int = 3
-    # Subtractions are a calculator's, one turn each.
+    # A calculator subtracts, one turn for each subtraction.
     tools: bool = False
     warm_start: WarmStart = field(default_factory=WarmStart)
 

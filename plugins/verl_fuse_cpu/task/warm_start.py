@@ -1,8 +1,8 @@
 """A tiny causal language model, and the supervised start that gives reinforcement learning something to reinforce.
 
-The demonstrations are of mixed quality on purpose: a share of them guesses the smaller number without any
-working. The model learns the arithmetic and imitates the guessing, so accuracy has room to rise, and responses
-grow longer while it does.
+The demonstrations are of mixed quality on purpose: a share of them guesses the smaller number without any working. The
+model learns the arithmetic and imitates the guessing, so accuracy has room to rise, and responses grow longer while
+accuracy rises.
 
 Invariants (tests/integration/test_recipes_compose.py, tests/unit/task/test_warm_start.py):
 - the model's vocabulary is as large as the tokenizer;
@@ -26,9 +26,9 @@ IGNORED = -100
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, layers: int = 3) -> LlamaForCausalLM:
-    """Llama with 0.47 M parameters (at three layers) in fp32, random weights from torch's current seed.
+    """Return a Llama with 0.47 M parameters (at three layers) in fp32, random weights from torch's current seed.
 
-    Not Qwen2: for that model type transformers 5 ignores the saved tokenizer and builds Qwen2's own.
+    Qwen2 is not used: for that model type transformers 5 ignores the saved tokenizer and builds Qwen2's own.
     """
     return LlamaForCausalLM(
         LlamaConfig(
@@ -48,8 +48,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast, layers: int = 3) -> LlamaFor
 
 
 def demonstration(pair: Pair, careless: float, rng: np.random.Generator, tools: bool = False) -> list[tuple[str, bool]]:
-    """The right trace, or with probability `careless` a guess without working: the smaller number. Pieces of text, and
-    whether each is the model's; those of a tool are not."""
+    """Return the right trace, or with probability `careless` a guess without working: the smaller number. The result is
+    pieces of text, each with True if the piece is the model's own; pieces of a tool have False."""
     if rng.random() < careless:
         return [(response((), min(pair.a, pair.b)) + END, True)]
     if not tools:
@@ -96,7 +96,8 @@ def train(
 def _batches(
     tokenizer: PreTrainedTokenizerFast, pairs: list[Pair], recipe: WarmStart, rng: np.random.Generator, tools: bool
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (ids, labels), each (batch, tokens) and right-padded: causal attention never looks at the padding."""
+    """Yield endless (ids, labels), each (batch, tokens) and right-padded: causal attention never looks at the
+    padding."""
     weights = np.array([len(pair.lines) for pair in pairs], dtype=float) ** -recipe.exponent
     while True:
         examples = []
@@ -116,7 +117,7 @@ def _batches(
             yield _padded(groups[i], _id(tokenizer, PAD))
 
 
-# Pieces of token ids, and whether each is the model's own.
+# An example is pieces of token ids, each with True if the piece is the model's own.
 Example = list[tuple[list[int], bool]]
 
 

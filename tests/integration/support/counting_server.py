@@ -36,7 +36,7 @@ class Journal:
 
 
 class EngineDeadError(Exception):
-    """What vLLM raises (vllm/v1/engine/exceptions.py) once its engine process is gone."""
+    """The error that vLLM raises (vllm/v1/engine/exceptions.py) once its engine process is gone."""
 
 
 class Count:
@@ -150,7 +150,7 @@ class CountingServer:
         self._slowness = factor
 
     async def abort_and_go_on(self) -> None:
-        """Abort what runs now; new requests are welcome."""
+        """Abort the running requests; new requests are welcome."""
         self._aborts += 1
 
     async def answer_garbage(self) -> None:

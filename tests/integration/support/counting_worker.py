@@ -1,4 +1,4 @@
-"""What verl's CheckpointEngineWorker is to a replica, for the counting engine: takes weights and tells the server
+"""Stands in for verl's CheckpointEngineWorker with the counting engine: takes weights and tells the server
 their version. Without verl."""
 
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class _Offered:
-    """Hands on what it was given, as verl's checkpoint engine `naive` does."""
+    """A checkpoint engine that hands on its weights, like verl's checkpoint engine `naive`."""
 
     weights: Iterator[tuple[str, Any]]
 

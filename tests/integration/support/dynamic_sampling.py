@@ -1,5 +1,5 @@
-"""What a run with dynamic sampling and the test that reads it both know: lengths, rewards, and a plugin that writes
-down what each step planned."""
+"""Common facts of a run with dynamic sampling and the test that reads the run: lengths, rewards, and a plugin that
+writes down each step's plan."""
 
 AGENTS = """
 - {name: dynamic, _target_: dynamic_agent.DynamicAgentLoop}

@@ -62,7 +62,7 @@ class Schedule:
 
     @property
     def asked(self) -> dict[tuple[int, int], int]:
-        """Length by (prompt, sample), without those that fail."""
+        """Return the length by (prompt, sample), without samples that fail."""
         return {(p, s): n for p, group in enumerate(self.lengths) for s, n in enumerate(group) if n}
 
 

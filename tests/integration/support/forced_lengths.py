@@ -1,5 +1,5 @@
-"""What a long-tail run and the test that reads it both know: the lengths, when a request cannot move, and when an
-engine is killed."""
+"""Common facts of a long-tail run and the test that reads the run: the lengths, the requests that cannot move, and the
+time at which an engine is killed."""
 
 KILLED_IN_STEP = 3
 # Parameters with which a request cannot go on at another replica; they end no response early.

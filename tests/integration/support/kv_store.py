@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 @dataclass
 class Blocks(KVConnectorMetadata):
-    """What the workers are to copy in this step: (file, block of the paged cache)."""
+    """The blocks that the workers are to copy in this step: (file, block of the paged cache)."""
 
     load: list[tuple[str, int]] = field(default_factory=list)
     save: list[tuple[str, int]] = field(default_factory=list)

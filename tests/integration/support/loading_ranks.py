@@ -67,7 +67,7 @@ CASES = {
 
 
 def config_of(case: Case) -> Any:
-    """The configuration of a case's model, as transformers has it."""
+    """Return the configuration of a case's model in transformers' form."""
     import transformers
 
     config = getattr(transformers, f"{case.family}Config")(**SMALL, **case.options)
@@ -175,7 +175,7 @@ def _forget(model: Any) -> None:
 
 
 def refused(world: World) -> list[str]:
-    """What a sync says of models and shardings it does not know."""
+    """Return the errors of a sync about unknown models and shardings."""
     import torch
     import transformers
 

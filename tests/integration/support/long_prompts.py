@@ -1,5 +1,5 @@
 """A task of long prompts, and a plugin that gives every second step back to verl's own routing and
-writes down what vLLM counted."""
+writes down vLLM's counts."""
 
 from pathlib import Path
 

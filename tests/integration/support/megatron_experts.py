@@ -78,7 +78,8 @@ def engine(world: World, folder: Path, layout: Any, content: dict[str, Any] | No
                 parameter.copy_(torch.full_like(parameter, torch.nan) if ".experts." in name else own[name])
             for block in model.decoder.layers:
                 _put_experts(block, content, layout.tp)
-    return SimpleNamespace(module=[model], model_config=SimpleNamespace(hf_config=config))
+    described = SimpleNamespace(hf_config=config)
+    return SimpleNamespace(module=[model], model_config=described, is_param_offload_enabled=False)
 
 
 def _put_experts(block: Any, content: dict[str, Any], tp: int) -> None:

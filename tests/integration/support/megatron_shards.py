@@ -84,7 +84,7 @@ def stage(weights: ModelParameters, layout, vocabulary: int) -> GPTModel:
 
 
 def from_mbridge(weights: ModelParameters, model: GPTModel, whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What mbridge loads into this rank's tensors that are split; norms are named by another
+    """Return the values that mbridge loads into this rank's split tensors; norms are named by another
     implementation and left out."""
     from mbridge.models.qwen2 import Qwen2Bridge
     from transformers import AutoConfig

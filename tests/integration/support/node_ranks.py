@@ -98,7 +98,7 @@ def _built(seed: int) -> torch.nn.Module:
 
 
 def _engine(seed: int, mesh: Any) -> Any:
-    """What is read of verl's engine."""
+    """Return the part of verl's engine that is read."""
     from torch.distributed.fsdp import fully_shard
 
     module: Any = fully_shard(_built(seed), mesh=mesh)

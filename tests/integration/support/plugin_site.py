@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def install_plugin(site: Path, name: str, source: str) -> None:
-    """A plugin of one module, as pip would leave it in the folder `site`, which is to be on PYTHONPATH."""
+    """Write a plugin of one module in pip's form into the folder `site`, which is to be on PYTHONPATH."""
     metadata = site / f"{name}-1.0.dist-info"
     metadata.mkdir(parents=True)
     (site / f"{name}.py").write_text(source)

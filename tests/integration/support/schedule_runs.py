@@ -57,7 +57,7 @@ HANGS_AFTER = 60.0
 
 @dataclass
 class Outcome:
-    """What came of a schedule. `faults`: what must not be, in words."""
+    """The outcome of a schedule. `faults`: what must not be, in words."""
 
     schedule: Schedule
     error: str | None = None
@@ -121,7 +121,7 @@ class ScheduleTrainer(UntrainedTrainer):
         return inference
 
     def ask_for(self, schedule: Schedule) -> None:
-        """What the next step generates."""
+        """Set the schedule of the next step's samples."""
         self._schedule = schedule
 
     def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
@@ -210,7 +210,7 @@ class ScheduleRuns:
         self.slice_lanes = [Lane(f"slice {rank}", recorder, 20.0) for rank in range(REPLICAS)]
 
     def run(self, schedule: Schedule) -> Outcome:
-        """One step of the run under the schedule's faults, and what is wrong with it. Replicas and weights are those
+        """Run one step under the schedule's faults, and return its outcome. Replicas and weights are those
         the step before left, unless that one ended the run."""
         config = self._config.copy()
         config.fuse.interstage.migration_threshold = schedule.threshold

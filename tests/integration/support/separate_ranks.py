@@ -75,7 +75,7 @@ def fsdp_engine(world: World) -> tuple[Any, dict[str, Any]]:
 
 
 def _once(world: World, engine: Any, trained: Any, tp: int, version: int, fault: str) -> dict[str, Any]:
-    """What verl's manager does for one sync."""
+    """Do the work of verl's manager for one sync."""
     if world.rank == 0:
         world.store.set(f"metadata {version}", json.dumps(engine.prepare()))
     metadata = [json.loads(world.store.get(f"metadata {version}"))]

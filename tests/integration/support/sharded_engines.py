@@ -130,7 +130,7 @@ def trained(worker: Any, name: str, step: int) -> dict[str, float]:
 
 
 def shards(worker: Any) -> dict[str, Any]:
-    """What this rank holds: copies of its part of parameters and of the optimizer's state, by name."""
+    """Return the state that this rank holds: copies of its part of parameters and of the optimizer's state, by name."""
     engine = worker.engine
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     found = {name: parameter for name, parameter in engine.module.named_parameters()}

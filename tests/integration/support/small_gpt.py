@@ -88,7 +88,7 @@ def whole_name(view: Any, name: str) -> str:
 
 
 def losses(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Losses per token on the last stage, what is handed on elsewhere."""
+    """Return losses per token on the last stage, the tensor handed on elsewhere."""
     mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1)[None, None]
     return model(tokens, torch.arange(LENGTH).expand(SAMPLES, LENGTH), mask, labels=tokens)
 
@@ -99,7 +99,7 @@ def tokens(pipeline: int, microbatch: int) -> torch.Tensor:
 
 
 class OnCpu:
-    """What Megatron's schedules see as `torch`: the device they name for their token counter becomes the CPU."""
+    """The `torch` that Megatron's schedules see: the device that they name for their token counter becomes the CPU."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -109,7 +109,7 @@ class OnCpu:
 
 
 def replica(view: Any, seed: int, **options: bool) -> torch.nn.Module:
-    """A stage wrapped as verl wraps it (verl.utils.megatron_utils.register_megatron_training_hooks)."""
+    """Return a stage in verl's wrapping (verl.utils.megatron_utils.register_megatron_training_hooks)."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
     config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, **options)

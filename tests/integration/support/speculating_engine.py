@@ -85,7 +85,7 @@ def prompts(engine: Any, data: str, count: int) -> list[list[int]]:
 
 
 def passes(engine: Any) -> int:
-    """How many forward passes it has made."""
+    """Return the number of forward passes of the engine."""
     return sum(m.count for m in engine.get_metrics() if m.name.endswith("iteration_tokens_total"))
 
 
@@ -126,8 +126,9 @@ def generate(
 
 
 def by_request(engine: Any, given: list[list[int]]) -> dict[str, dict[str, Any]]:
-    """What single requests may ask for, decoded greedily one token a pass and then with drafts of that: tokens per pass
-    with drafts, whether tokens, text and ending are the same, and the largest difference of log-probs."""
+    """Return results for parameters of single requests, decoded greedily one token a pass and then with drafts of that:
+    tokens per pass with drafts, whether tokens, text and ending are the same, and the largest difference of log-probs.
+    """
     import torch
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
@@ -150,15 +151,20 @@ def by_request(engine: Any, given: list[list[int]]) -> dict[str, dict[str, Any]]
 
     drafter._most = 0
     plain = ask(given)
-    words = sorted({out.text[len(out.text) // 2 :][:2] for out in plain if len(out.text) > 8})
+    # Words of the middle of long responses: however short the model's own responses are, a request that goes on to 96
+    # tokens meets them.
+    long = {"ignore_eos": True}
+    without_end = ask(given, **long)
+    words = sorted({out.text[len(out.text) // 2 :][:4] for out in without_end})
     often = max(plain[0].token_ids, key=plain[0].token_ids.count)
     params: dict[str, dict[str, Any]] = {
-        "stop": {"stop": words},
-        "stop, kept in the text, not at once": {"stop": words, "include_stop_str_in_output": True, "min_tokens": 12},
+        "stop": {"stop": words} | long,
+        "stop, kept in the text, not at once": {"stop": words, "include_stop_str_in_output": True, "min_tokens": 12}
+        | long,
         "presence": {"presence_penalty": 1.5, "min_tokens": 60},
         "frequency": {"frequency_penalty": 0.7, "min_tokens": 60},
         "repetition": {"repetition_penalty": 1.3, "min_tokens": 60},
-        "bad words": {"bad_words": words[:2], "min_tokens": 60},
+        "bad words": {"bad_words": words[:2]} | long,
         "seed": {"temperature": 1.0, "seed": 7},
         "least": {"min_tokens": 60},
         "allowed": {"allowed_token_ids": [token for token in range(3, len(engine.get_tokenizer())) if token != often]},
@@ -171,6 +177,7 @@ def by_request(engine: Any, given: list[list[int]]) -> dict[str, dict[str, Any]]
         drafter._most, before = most, passes(engine)
         other = ask(given, **wanted)
         tokens = max(len(out.token_ids) for out in other)
+        alike = without_end if "ignore_eos" in wanted else plain
         result[name] = {
             "tokens_per_pass": tokens / max(passes(engine) - before, 1),
             "same": all(
@@ -179,7 +186,7 @@ def by_request(engine: Any, given: list[list[int]]) -> dict[str, dict[str, Any]]
                 for a, b in zip(one, other, strict=True)
             ),
             "ended_by_text": sum(isinstance(out.stop_reason, str) for out in other),
-            "changed": sum(list(a.token_ids) != list(b.token_ids) for a, b in zip(plain, one, strict=True)),
+            "changed": sum(list(a.token_ids) != list(b.token_ids) for a, b in zip(alike, one, strict=True)),
             "difference": max(apart(a, b) for a, b in zip(one, other, strict=True)) if len(one) else 0.0,
         }
     return result

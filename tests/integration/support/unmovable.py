@@ -1,5 +1,5 @@
-"""What runs of the agent `unmovable` (unmovable_agent.py) and the test that reads them both know; AGENTS names it, as
-verl's `agent_loop_config_path`.
+"""Common facts of runs of the agent `unmovable` (unmovable_agent.py) and the test that reads the runs; AGENTS names it,
+as verl's `agent_loop_config_path`.
 
 Of each prompt's four samples the last is long. In the first step the long ones have parameters with which a request
 cannot move, in the second the short ones; from the third on the long ones are longer than the steps before let

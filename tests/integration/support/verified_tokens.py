@@ -1,4 +1,4 @@
-"""What became of every drafted token in a real vLLM engine, against the model's own distribution: `python
+"""The fate of every drafted token in a real vLLM engine, against the model's own distribution: `python
 verified_tokens.py '{JSON}' OUT.npz`.
 
 Given all tokens before it, what happens at a position has a known distribution if verification is exact: a drafted
@@ -30,7 +30,7 @@ POSITIONS = 8
 
 @dataclass
 class Witness:
-    """Stands before the drafter of `runner`, and keeps what it drafted and what vLLM made of it."""
+    """A drafter before the drafter of `runner`, which keeps the drafted tokens and vLLM's verdicts on them."""
 
     runner: Any
     drafter: Any

@@ -224,7 +224,7 @@ TABLE = (
     Bad("schedule: show a problem", "schedule show problem.json", "not a verl-fuse schedule: KeyError('problem')", {"problem.json": PROBLEM}),
     Bad("schedule: subcommand", "schedule slove problem.json", "Did you mean 'solve'?"),
     from_model("layout 'tp8 qq4': 'qq4'; needs degrees", layout="tp8,qq4"),
-    from_model("tp=0", layout="tp0,pp4"),
+    from_model("'tp0'; needs degrees", layout="tp0,pp4"),
     from_model("needs degrees", layout="tp8,pp" + "9" * 5000),
     from_model("device 'h10': unknown", cluster="h10"),
     from_model("sequences a step; needs at most", more="--sequences 99999999999"),

@@ -24,7 +24,7 @@ ALONE = (
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What became of the table in one process."""
+    """Return the results of the table in one process."""
     command = [sys.executable, bad_inputs.__file__]
     folder = tmp_path_factory.mktemp("bad")
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)

@@ -14,7 +14,7 @@ from verl_fuse.spec.workload import Workload
 
 @pytest.fixture
 def written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Path]:
-    """What `verl-fuse example KIND > KIND.yaml` leaves."""
+    """Return the file that `verl-fuse example KIND > KIND.yaml` leaves."""
     paths = {}
     for kind in FILES:
         assert run("example", kind) == 0

@@ -1,4 +1,4 @@
-"""What doctor says of requirements that disagree."""
+"""Findings of doctor about requirements that disagree."""
 
 import pytest
 

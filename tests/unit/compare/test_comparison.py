@@ -1,4 +1,4 @@
-"""What is compared of two runs, and how often the comparison is right."""
+"""The compared values of two runs, and how often the comparison is right."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Each configuration that cannot run on the cpu platform is refused by key, value and what is allowed."""
+"""Each configuration that cannot run on the cpu platform is refused by key, value and the allowed values."""
 
 import json
 import subprocess

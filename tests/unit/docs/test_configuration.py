@@ -1,4 +1,4 @@
-"""The configuration reference is what the dataclasses and default.yaml say now."""
+"""The configuration reference agrees with the dataclasses and default.yaml."""
 
 import dataclasses
 

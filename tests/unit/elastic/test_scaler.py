@@ -1,4 +1,4 @@
-"""What the scaler decides before and after decoding has been measured, and what it foretells."""
+"""Decisions of the scaler before and after decoding has been measured, and its predictions."""
 
 from dataclasses import replace
 

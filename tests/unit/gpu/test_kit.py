@@ -26,7 +26,7 @@ RESULTS = sorted((REPO / "ci/gpu/results").glob("*/*.json"))
 
 
 def tiny(part: str, out: Path) -> Report:
-    """The part in a process of its own, as a user runs it."""
+    """Run the part in a process of its own, in a user's way."""
     command = [sys.executable, "-m", "ci.gpu", part, "--device", "cpu", "--tiny", "--out", str(out)]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_the_slices_of_a_gpu_are_composed_without_the_recipes_platform():
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_runs_on_a_gpu_are_accepted(devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What is refused there would be refused here: everything but the device is the same."""
+    """A configuration refused on a GPU would be refused here: everything but the device is the same."""
     pytest.importorskip("verl")
     from verl_fuse.cli.composition import compose
     from verl_fuse.cli.recipes import find_recipe

@@ -1,4 +1,4 @@
-"""What the verdicts mean for a run: red refuses with the list, yellow is one warning, green is silent."""
+"""Consequences of the verdicts for a run: red refuses with the list, yellow is one warning, green is silent."""
 
 import logging
 

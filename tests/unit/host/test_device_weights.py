@@ -1,4 +1,4 @@
-"""What a slice keeps on its device while it is released: FSDP2 and FSDP1 on one gloo process, no engine."""
+"""The memory that a released slice keeps on its device: FSDP2 and FSDP1 on one gloo process, no engine."""
 
 import logging
 import warnings
@@ -112,7 +112,7 @@ def test_new_weights_are_computed_with_once_released(module):
 
 @pytest.mark.parametrize(("free", "held"), [(207, False), (208, True)])
 def test_weights_stay_in_host_memory_where_they_would_leave_less_than_they_take(monkeypatch, caplog, free, held):
-    """The device of these shards says that it is a GPU, where `to` would fail on this machine."""
+    """These shards claim a GPU as their device, where `to` would fail on this machine."""
     device = SimpleNamespace(mem_get_info=lambda: (free, 10 * free), synchronize=lambda: None)
     monkeypatch.setattr(device_weights, "get_torch_device", lambda: device)
     copied = []

@@ -1,5 +1,5 @@
-"""What default.yaml says at a key of what it needs and what it excludes, against what the plugins refuse: found by
-trying values of every key they read."""
+"""Comments of default.yaml on the keys that a key needs and excludes, against the plugins' refusals: found by trying
+values of every key that the plugins read."""
 
 import itertools
 import re

@@ -12,7 +12,7 @@ def tag(response=7, status="success"):
 
 
 def counted(listed, taken=()):
-    """What counting anew finds."""
+    """Return the result of a new count."""
     tags = {key: tag for key, tag in listed.items() if tag["status"] == "success"}
     samples = {TrajectoryKey.parse(key).sample for key in tags}
     lengths = LengthTotals.of([(tag["prompt_len"], tag["response_len"]) for tag in tags.values()])
@@ -47,7 +47,7 @@ def test_at_every_moment_it_is_what_counting_anew_finds(seed):
         assert kept(finished) == counted(listed, taken)
         for uid in ("u0", "u3"):
             found = {TrajectoryKey.parse(key).sample for key in finished.tags if key.startswith(f"{uid}_")}
-            assert finished.samples_of(uid) == len(found)
+            assert finished.counts[uid] == len(found)
 
 
 def test_samples_are_ready_in_the_order_in_which_they_were_seen():
@@ -64,7 +64,7 @@ def test_samples_are_ready_in_the_order_in_which_they_were_seen():
 def test_several_trajectories_of_a_session_are_one_sample():
     finished = Finished()
     finished.update({"a_0_0": tag(), "a_0_1": tag(), "a_1_0": tag()})
-    assert (finished.samples, finished.samples_of("a"), len(finished)) == (2, 2, 3)
+    assert (finished.samples, finished.counts["a"], len(finished)) == (2, 2, 3)
 
 
 def test_a_discarded_group_is_forgotten_with_its_longest_response():
@@ -73,4 +73,4 @@ def test_a_discarded_group_is_forgotten_with_its_longest_response():
     assert finished.lengths == LengthTotals(2, 10, 98, 90)
     finished.update({"b_0_0": tag(8)})
     assert finished.lengths == LengthTotals(1, 5, 8, 8)
-    assert finished.samples_of("a") == 0
+    assert finished.counts["a"] == 0

@@ -1,4 +1,4 @@
-"""What requests carry for a KV connector, and when they fail for it."""
+"""Parameters of requests for a KV connector, and requests that fail for it."""
 
 import asyncio
 

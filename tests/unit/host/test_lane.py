@@ -79,7 +79,7 @@ def test_an_idle_lane_keeps_nothing_of_its_last_call():
     not a lane has more to do."""
 
     class Buckets:
-        """What a training rank has exported."""
+        """An export of a training rank."""
 
     class Export:
         """Work that has something to keep."""

@@ -10,7 +10,7 @@ from verl_fuse.host.update.lean.micro_batches import by_rows, by_tokens
 
 
 def all_ranks(split, *ranks):
-    """What each rank gets where every rank's proposal is the largest in turn: ranks in lockstep, one
+    """Return the micro-batches of each rank where every rank's proposal is the largest in turn: ranks in lockstep, one
     agreement after the other."""
     agreed: list[int] = []
     while True:

@@ -14,7 +14,7 @@ CRITIC = "critic.ppo_micro_batch_size_per_gpu"
 
 
 def refused(**changes) -> dict[str, object]:
-    """What is refused of a configuration in which every size is null: key -> value; `changes` by dotted name."""
+    """Return the refusals of a configuration in which every size is null: key -> value; `changes` by dotted name."""
     config = OmegaConf.create(
         {
             "algorithm": {"adv_estimator": "gae", "use_kl_in_reward": True},

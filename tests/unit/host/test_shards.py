@@ -19,8 +19,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 
 def sent(shards):
-    """(bytes of the message itself, buffers beside it, what is taken out of it where the
-    buffers may not be written)."""
+    """Return (bytes of the message itself, buffers beside it, the object taken out of it where the buffers are
+    read-only)."""
     beside = []
     message = pickle.dumps(shards, protocol=5, buffer_callback=beside.append)
     store = [bytes(buffer.raw()) for buffer in beside]

@@ -1,4 +1,4 @@
-"""Schedules from what updates measured; shows the invariants in the docstring of verl_fuse/host/update/schedules.py."""
+"""Schedules from measured updates; shows the invariants in the docstring of verl_fuse/host/update/schedules.py."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The pages are made of what other tests make."""
+"""The pages are made of the data of other tests."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What holds for every patch of this package."""
+"""Invariants of every patch of this package."""
 
 import subprocess
 import sys

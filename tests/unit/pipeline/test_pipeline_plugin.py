@@ -1,4 +1,4 @@
-"""What the plugin `pipeline` refuses, and which schedule it takes."""
+"""Refusals of the plugin `pipeline`, and its choice of a schedule."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -49,8 +49,6 @@ def test_what_fits_is_not_refused_and_off_asks_nothing():
         ("critic.megatron.virtual_pipeline_model_parallel_size", 2),
         ("actor_rollout_ref.actor.megatron.expert_model_parallel_size", 2),
         ("actor_rollout_ref.actor.megatron.dynamic_context_parallel", True),
-        ("critic.megatron.param_offload", True),
-        ("critic.megatron.optimizer_offload", True),
         ("actor_rollout_ref.actor.megatron.qat.enable", True),
         ("actor_rollout_ref.actor.megatron.router_replay.mode", "R2"),
         ("critic.megatron.pipeline_model_parallel_size", 1),

@@ -1,4 +1,4 @@
-"""Shows the invariants of `verl_fuse_realloc.schedule`, and what it refuses."""
+"""Shows the invariants and the refusals of `verl_fuse_realloc.schedule`."""
 
 from pathlib import Path
 

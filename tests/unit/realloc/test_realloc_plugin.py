@@ -1,4 +1,4 @@
-"""What the plugin `realloc` refuses, and when it takes part."""
+"""Refusals of the plugin `realloc`, and the runs in which it takes part."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ MEGATRON = {
     "context_parallel_size": 1,
     "dynamic_context_parallel": False,
     "use_megatron_fsdp": False,
-    "param_offload": False,
+    "param_offload": True,
     "qat": {"enable": False},
     "override_transformer_config": {},
 }
@@ -150,7 +150,6 @@ def test_a_family_whose_parameters_are_not_known_is_refused_by_name(tmp_path: Pa
         ("context_parallel_size", 2, "1"),
         ("dynamic_context_parallel", True, "False"),
         ("use_megatron_fsdp", True, "False"),
-        ("param_offload", True, "False"),
         ("qat.enable", True, "False"),
         ("override_transformer_config.fp8", "hybrid", "None"),
         ("override_transformer_config.pipeline_model_parallel_layout", "Et|tL", "None"),

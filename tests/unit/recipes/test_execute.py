@@ -1,5 +1,4 @@
-"""What `verl-fuse run` shows and leaves behind, with a program in verl's place that prints
-and writes what verl does."""
+"""Output and files of `verl-fuse run`, with a program in verl's place that prints and writes like verl."""
 
 import json
 import os

@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 
 def config(weights: ModelParameters, model_type: str) -> dict:
-    """What a config.json says of a model."""
+    """Return the config.json of a model."""
     model = weights.model
     found = {
         "model_type": model_type,

@@ -75,7 +75,7 @@ def test_equal_layouts_move_nothing():
 
 
 def test_a_rank_keeps_what_it_holds():
-    """Rank 0 of tp2 has half of what rank 0 of tp1 wants; rank 1 all of what it wants."""
+    """Rank 0 of tp2 has half of the elements that rank 0 of tp1 wants; rank 1 has all that it wants."""
     transfer = program("replicated 2", "megatron tp2")
     assert (transfer.bytes, len(transfer.sends(0))) == (0, 0)
     back = program("megatron tp2", "replicated 2")

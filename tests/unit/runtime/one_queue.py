@@ -64,7 +64,7 @@ class Device:
         return self._last.get(stream)
 
     def start(self) -> list[Launch]:
-        """Start what is at the head of the queue and can start."""
+        """Start the work at the head of the queue that can start."""
         started = []
         while self._queue and all(before.over for before in self._queue[0].after):
             started.append(self._queue.popleft())

@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class World:
-    """What a function on a rank gets: its rank and the means to talk."""
+    """The argument of a function on a rank: its rank and its connections."""
 
     rank: int
     size: int
@@ -37,7 +37,7 @@ class World:
     _watches: dict[float, Watch] = field(default_factory=dict)
 
     def watch(self, timeout: float = 30.0) -> Watch:
-        """The watch with this timeout, opened when it is first asked for; it lives as long as the process."""
+        """Return the watch with this timeout, opened at the first call; the watch lives as long as the process."""
         if timeout not in self._watches:
             self._watches[timeout] = Watch(f"{timeout}", self.store, self.rank, range(self.size), timeout)
         return self._watches[timeout]
@@ -50,7 +50,7 @@ class World:
         return self._links[key]
 
     def group(self, ranks: Sequence[int]) -> Any:
-        """A process group, made when it is first asked for (by all ranks)."""
+        """Return a process group, made at the first call (of all ranks)."""
         key = tuple(ranks)
         if key not in self._groups:
             self._groups[key] = dist.new_group(list(ranks))
@@ -59,7 +59,7 @@ class World:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call on one rank: its value, its error, or how its process ended."""
+    """The outcome of a call on one rank: its value, its error, or the end of its process."""
 
     value: Any = None
     error: str = ""
@@ -71,7 +71,7 @@ class Ranks:
     """`size` processes; a context manager, which leaves none behind."""
 
     def __init__(self, size: int, folder: Path | None = None) -> None:
-        """What rank r says on stderr goes to `folder`/r.txt, or nowhere."""
+        """Processes of ranks; the stderr of rank r goes to `folder`/r.txt, or nowhere."""
         pairs = [CONTEXT.Pipe() for _ in range(size)]
         self._connections = [ours for ours, _ in pairs]
         self._processes = [
@@ -107,7 +107,7 @@ class Ranks:
             connection.send((function, args))
 
     def outcomes(self, seconds: float = 300.0) -> list[Outcome]:
-        """What became of it, rank by rank; a rank that has not ended within `seconds` fails the test."""
+        """Return the outcomes of the call, rank by rank; a rank that has not ended within `seconds` fails the test."""
         return [self.outcome(rank, seconds) for rank in range(len(self._processes))]
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -62,8 +62,8 @@ def test_spans_lie_on_the_ranks_track_one_after_the_other(ranks: Ranks):
 
 
 def test_activations_are_freed_as_the_schedule_assumes(ranks: Ranks):
-    """A toy stage keeps what enters it and the result of its tanh; the last also keeps its result for the square:
-    that is the same storage."""
+    """A toy stage keeps its input and the result of its tanh; the last stage also keeps its result for the square: the
+    same storage."""
     toy = Toy(problem([1, 1]), seed=3)
     sizes = []
     for index in (0, 1):
@@ -131,7 +131,7 @@ def test_programs_leave_no_threads_behind(ranks: Ranks):
 
 
 def follow_readme(world: World, block: str) -> list[str]:
-    """Run the README's lines with what they take as given."""
+    """Run the README's lines with the objects that they take as given."""
     given = {
         "schedule": solve(problem([1, 1]), "greedy", Budget(1.0)),
         "stages": stages_of(world, Toy(problem([1, 1]), seed=3)),

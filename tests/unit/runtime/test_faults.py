@@ -71,7 +71,7 @@ def ended(ranks: Ranks, *call) -> list[Outcome]:
 
 
 def verdicts(outcomes: list[Outcome], *ranks: int) -> set[str]:
-    """What these ranks' errors say, without what each says of itself."""
+    """Return the common text of these ranks' errors, without each rank's text about itself."""
     texts = [outcomes[rank].error for rank in ranks]
     assert all(text.startswith("Stopped: pipeline program stopped: ") for text in texts), texts
     return {

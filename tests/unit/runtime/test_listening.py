@@ -1,4 +1,4 @@
-"""A store is reached at the address it was given, and at no other."""
+"""A store listens at the address it was given, and at no other address."""
 
 import socket
 from datetime import timedelta

@@ -34,7 +34,7 @@ class Work:
 
 
 class Group:
-    """Posts what it is given; `shutdown` blocks while `blocks` is not set."""
+    """A group that posts given works; `shutdown` blocks while `blocks` is not set."""
 
     def __init__(self, *works):
         self._works, self.calls, self.blocks = list(works), [], threading.Event()
@@ -54,7 +54,7 @@ class Group:
 
 
 class CountingStore:
-    """A real store, with a count of what it is asked."""
+    """A real store, with a count of its requests."""
 
     def __init__(self, store, counts):
         self._store, self._counts = store, counts

@@ -31,7 +31,7 @@ def test_no_random_program_hangs_whatever_depth_is_asked_for(depth, seeds, monke
 
 
 def test_no_random_program_hangs_where_stages_have_two_ranks(monkeypatch):
-    """An op that waits for the other rank's keeps what is launched behind it from starting, messages too."""
+    """An op that waits for the other rank's op keeps work launched behind it from starting, messages too."""
     assert hangs(range(2000, 2300), 2, monkeypatch, width=2) == 0
 
 

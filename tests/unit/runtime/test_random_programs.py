@@ -41,7 +41,7 @@ def serial(seed: int) -> tuple[dict, dict]:
 
 
 def differences(world: World, seeds: range, reads: Mapping[tuple[int, int], int]) -> list[tuple[int, str, int, int]]:
-    """Gradients and losses of this rank that are not bitwise those of serial training."""
+    """Return gradients and losses of this rank that are not bitwise those of serial training."""
     found = []
     for seed in seeds:
         for name, ours, wanted in zip(("gradient", "loss"), run(world, seed, reads), serial(seed), strict=True):

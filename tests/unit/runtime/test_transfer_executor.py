@@ -32,13 +32,13 @@ def ranks() -> Iterator[Ranks]:
 
 
 def start(world: World) -> bool:
-    """Open what all transfers of this set of processes use."""
+    """Open the port and the watch that all transfers of this set of processes use."""
     world.opened = opened(world, "all")  # pyright: ignore[reportAttributeAccessIssue]
     return True
 
 
 def there_and_back(world: World, programs: list[tuple[TransferProgram, TransferProgram]]) -> list[str]:
-    """What is not bitwise as it should be, from one layout to the other and back."""
+    """Return the tensors that are not bitwise right, from one layout to the other and back."""
     weights = programs[0][0].weights
     whole = content(weights)
     expected = {str(p.source): tensors_of(p.source, weights, world.rank, whole) for pair in programs for p in pair}
@@ -71,7 +71,7 @@ def test_all_pairs_of_layouts_are_bitwise_equal_there_and_back(ranks: Ranks, wei
 
 
 def converted(world: World, program: TransferProgram, wire: str, have: str, want: str, checksums: bool) -> list[str]:
-    """What differs from the content converted from one type to the other in one step."""
+    """Return the tensors that differ from the content converted from one type to the other in one step."""
     whole = content(program.weights, 1, getattr(torch, have))
     source = tensors_of(program.source, program.weights, world.rank, whole, getattr(torch, have))
     target = tensors_of(program.target, program.weights, world.rank, None, getattr(torch, want))

@@ -1,4 +1,4 @@
-"""Small models cut into stages, and what serial training of the same stages gives."""
+"""Small models cut into stages, and the results of serial training of the same stages."""
 
 import random
 import time
@@ -62,7 +62,7 @@ class Toy:
     """(pipeline, micro-batch) -> micro-batch whose data it gets instead of its own."""
 
     def width(self, pipeline: int, stage: int) -> int:
-        """Of what enters the stage; the copies of a model are alike."""
+        """Return the width of the stage's input; the copies of a model are alike."""
         return 3 + (7 * stage + len(self.problem.pipelines[pipeline].model)) % 5
 
     def weight(self, pipeline: int, stage: int) -> torch.nn.Parameter:

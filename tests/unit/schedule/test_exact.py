@@ -1,4 +1,4 @@
-"""The exact method and the portfolio agree with brute force on tiny problems, and prove what they say."""
+"""The exact method and the portfolio agree with brute force on tiny problems, and prove their claims."""
 
 import pytest
 from brute_force import pareto

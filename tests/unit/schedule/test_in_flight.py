@@ -1,4 +1,4 @@
-"""Limits on micro-batches in flight, and what CP-SAT finds under them."""
+"""Limits on micro-batches in flight, and the schedules that CP-SAT finds under them."""
 
 import pytest
 from checker import faults

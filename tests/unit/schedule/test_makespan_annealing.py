@@ -21,7 +21,7 @@ def annealed(table: OpTable, makespan: float, capacity: float, seed: int) -> Sol
 
 @pytest.mark.parametrize("seed", range(3))
 def test_re_timing_what_changed_equals_timing_everything(seed):
-    """The makespan that the loop reports is what a fresh timing of its orders gives."""
+    """The makespan that the loop reports equals that of a fresh timing of its orders."""
     table = OpTable(random_problem(seed + 900, ranks=3, pipelines=3, microbatches=6))
     start = candidates(table, FOREVER)[-1]
     found = annealed(table, 0.0, FOREVER, seed)

@@ -1,4 +1,4 @@
-"""What a turn of the steady state is, and when taking turns out leaves the bound in step."""
+"""Turns of the steady state, and the problems whose bound stays in step without some turns."""
 
 import pytest
 from problems import PUBLISHED, published, random_problem, two_ranks

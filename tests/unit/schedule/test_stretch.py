@@ -43,7 +43,7 @@ def stretched(period: Period, solution: Solution, capacity: float) -> Solution |
 
 
 def check(period: Period, short: Solution) -> None:
-    """What was promised: a schedule of all of it, a turn's length later for every turn, with no more memory."""
+    """Check the promise: a schedule of the whole problem, a turn's length later for every turn, with no more memory."""
     solution = stretched(period, short, short.peak)
     assert solution is not None
     assert solution.makespan == pytest.approx(short.makespan + period.turns * period.length)

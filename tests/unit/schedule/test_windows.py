@@ -1,4 +1,4 @@
-"""Window search never loses what it was given."""
+"""Window search never loses the solution it was given."""
 
 import numpy as np
 import pytest

@@ -19,7 +19,7 @@ END = 99
 
 
 class ToldProposer(HistoryProposer):
-    """One that writes only when it is told to."""
+    """A proposer that writes only when told."""
 
     def _start_writing(self) -> None:
         """No thread."""
@@ -40,7 +40,8 @@ def proposer(folder, *, tokens=4, rank=0, epochs=2) -> HistoryProposer:
 
 
 class Engine:
-    """Generates what `asked` says, verifying drafts; a sample that ends leaves its row to the last one."""
+    """An engine that generates the samples of `asked`, verifying drafts; a sample that ends leaves its row to the last
+    sample."""
 
     def __init__(self, drafter: HistoryProposer, asked: list[tuple[list[int], list[int]]]):
         self.drafter, self.rows = drafter, np.zeros((len(asked), LONGEST), np.int32)

@@ -1,4 +1,4 @@
-"""What the plugin `speculation` refuses, sets and counts."""
+"""Refusals, settings and counts of the plugin `speculation`."""
 
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def test_the_run_directory_is_no_part_of_what_vllm_hashes():
 
 
 class Run:
-    """What the plugin asks of a trainer."""
+    """The methods of a trainer that the plugin calls."""
 
     def block(self, plugin: str) -> SpeculationConfig:
         return SpeculationConfig(enabled=True)

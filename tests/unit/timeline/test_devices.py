@@ -1,4 +1,4 @@
-"""What each device does, as stretches of work and idle time; and the picture made of them."""
+"""The work of each device, in stretches of work and idle time; and the picture made of them."""
 
 from itertools import pairwise
 

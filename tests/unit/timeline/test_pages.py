@@ -123,6 +123,14 @@ def test_figures_and_tables_stand_without_javascript():
         assert text in shown
 
 
+def test_what_was_planned_stands_beside_what_was_measured():
+    said = Span("gen", "step", "stage", 0.0, 6.0, {"planned_seconds": 4.0})
+    shown = step_of(Timeline("run", 1, 0.0, 8.0, (said,)))
+    assert "<h2>Planned and measured</h2>" in shown
+    assert "<tr><th>gen</th><td>4.0 s</td><td>6.0 s</td><td>1.50</td></tr>" in shown
+    assert "Planned and measured" not in step_of(synthetic_timeline())
+
+
 def test_the_legend_names_the_categories_used_and_no_others():
     spans = (Span("ref", "step", "stage", 0.0, 1.0), Span("wait", "rank 0", "wait", 0.0, 1.0))
     page = step_of(Timeline("run", 1, 0.0, 1.0, spans))

@@ -45,6 +45,17 @@ def test_stages_keep_their_order_and_repeated_ones_add_up():
     assert summarize(Timeline("run", 1, 0.0, 10.0, tuple(spans))).stages == (("gen", 1.5), ("values", 3.0))
 
 
+def test_a_stage_says_what_was_planned_and_all_that_it_took():
+    spans = (
+        Span("gen", "step", "stage", 0.0, 4.0, {"planned_seconds": 3.0}),
+        Span("gen", "step", "stage", 5.0, 6.0),
+        Span("update_critic", "lane critic", "train", 1.0, 3.0, {"planned_seconds": 2.5}),
+        Span("sleep", "step", "stage", 6.0, 7.0),
+    )
+    planned = summarize(Timeline("run", 1, 0.0, 10.0, spans)).planned
+    assert planned == (("gen", 3.0, 5.0), ("update_critic", 2.5, 2.0))
+
+
 def test_what_the_timeline_cannot_give_is_none():
     summary = summarize(Timeline("run", 1, 0.0, 2.0, ()))
     assert summary == StepSummary(1, 2.0, (), 0, None, None, None, None, {}, None)
@@ -56,7 +67,10 @@ def test_requests_of_no_length_have_no_tail():
 
 
 def test_a_summary_survives_json():
-    summary = summarize(synthetic_timeline())
+    timeline = synthetic_timeline()
+    said = Span("gen", "step", "stage", timeline.start, timeline.end, {"planned_seconds": 1.0})
+    summary = summarize(dataclasses.replace(timeline, spans=(*timeline.spans, said)))
+    assert summary.planned
     assert StepSummary.from_dict(json.loads(json.dumps(dataclasses.asdict(summary)))) == summary
     assert sorted(summary.idle) == ["device", "rank", "replica"]
 

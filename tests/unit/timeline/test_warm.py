@@ -3,7 +3,7 @@ from verl_fuse.timeline.warm import WarmTracks
 
 
 def step(*tracks: str) -> Timeline:
-    """A step in which these tracks work, a replica is parked, and the driver's stage "gen" takes all of it."""
+    """Return a step in which these tracks work, a replica is parked, and the driver's stage "gen" takes all of it."""
     kind = {"replica": "generate", "lane": "inference"}
     spans = [Span("work", track, kind[track.split()[0]], 0.0, 5.0) for track in tracks]  # type: ignore[arg-type]
     spans += [Span("gen", "step", "stage", 0.0, 9.0), Span("migrate", "replica 9", "other", 1.0, 2.0)]

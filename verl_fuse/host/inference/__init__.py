@@ -1,1 +1,1 @@
-"""Log-probs and values of finished samples, while others are still generated and at the stage barriers."""
+"""Log-probs and values of finished samples, while other samples are generated and at the stage barriers."""

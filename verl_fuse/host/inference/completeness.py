@@ -2,7 +2,7 @@
 
 TransferQueue returns the intersection of fields: one row without `ref_log_prob` makes the field vanish for the whole
 batch, silently. Padding rows are clones of the first row (padding_utils.py), so fields computed before balancing are
-stale on them. Both show as a missing field or a wrong length here.
+stale on them. Both faults show here as a missing field or a wrong length.
 """
 
 from collections.abc import Sequence

@@ -1,14 +1,14 @@
-"""Weights of a forward-only FSDP model on its device, from the first call of a step that needs them until they are
-released.
+"""Holds the weights of a forward-only FSDP model on its device, from the first call of a step that needs them until
+they are released.
 
 verl offloads such a model: its shards are in host memory, pinned, and every forward pass of every micro-batch copies
-them to the device. Here the shards are copied once, FSDP gathers from the copies (sharded.py), and releasing them
-copies nothing back: nobody writes them on the device.
+them to the device. Here the shards are copied once, FSDP gathers from the copies (sharded.py), and a release copies
+nothing back: no code writes the copies on the device.
 
 Invariants (tests/integration/test_slice_models.py, tests/unit/host/test_device_weights.py):
 - while weights are held, a forward pass copies no shard from host memory, and its numbers are the same;
-- released, the module has its host shards again and no gathered parameter is left on the device;
-- weights that need more than half of the device's free memory stay in host memory, which is said once.
+- after a release the module has its host shards again and no gathered parameter is left on the device;
+- weights that need more than half of the device's free memory stay in host memory, which is logged once.
 """
 
 import logging
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceWeights:
-    """The weights of one model: `engine` is verl's, `name` is what a log line calls it. Built by all ranks of the model
-    together."""
+    """The weights of one model: `engine` is verl's, `name` is the model's name in a log line. All ranks of the model
+    build it together."""
 
     def __init__(self, engine: Any, name: str) -> None:
         self.shards = shards_of(engine.module)
@@ -34,11 +34,11 @@ class DeviceWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this rank's shards."""
+        """Return the bytes of this rank's shards."""
         return sum(tensor.nbytes for tensor in self.shards.tensors)
 
     def load(self) -> None:
-        """Copy the shards to the device, unless they are there or have no room."""
+        """Copy the shards to the device, unless they are there already or there is no room."""
         if self._in_host is not None or not self._has_room():
             return
         self._in_host, device = self.shards.tensors, self.shards.device
@@ -48,7 +48,7 @@ class DeviceWeights:
         get_torch_device().synchronize()
 
     def release(self) -> None:
-        """Let go of what is on the device."""
+        """Release the copies on the device."""
         self.shards.reshard()
         if self._in_host is not None:
             self.shards.place(self._in_host, offloaded=True)
@@ -72,5 +72,5 @@ class DeviceWeights:
 
 
 def _free_bytes(device: torch.device | None) -> int | None:
-    """The free bytes of a device; None where that is the host."""
+    """Return the free bytes of a device; None where the device is the host."""
     return None if device is None or device.type == "cpu" else get_torch_device().mem_get_info()[0]

@@ -6,10 +6,10 @@ single thread runs them in submission order.
 
 Invariants (tests/unit/host/test_lane.py):
 - calls never overlap and run in the order they were handed over;
-- the first failure reaches the driver at the next `call`, `check` or `drain`, and nothing queued after it runs;
+- the first failure reaches the driver at the next `call`, `check` or `drain`, and no call queued after it runs;
 - a call that outlasts the timeout is a FuseError naming lane and call;
-- what work returns is kept by whoever has its future, and by nobody here once it has run, nor is the work;
-- `close` ends the thread: one that outlives the run is cut off by the interpreter's exit, which can crash the process.
+- the holder of a call's future keeps its result; the lane keeps neither the result nor the work once the call has run;
+- `close` ends the thread: the interpreter's exit cuts off a thread that outlives the run, which can crash the process.
 """
 
 import queue
@@ -23,20 +23,20 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.record.spans import Recorder
 from verl_fuse.spec.timeline import Category
 
-CLOSE_SECONDS = 5.0  # a hung call is left behind after that
+CLOSE_SECONDS = 5.0  # A hung call is left behind after that many seconds.
 
 T = TypeVar("T")
 
 
 class Lane:
-    """Runs calls on its own daemon thread (a hung collective must not keep the process alive); `timeout` is seconds per
-    call."""
+    """A lane that runs calls on its own daemon thread (a hung collective must not keep the process alive); `timeout` is
+    seconds per call."""
 
     def __init__(self, name: str, recorder: Recorder, timeout: float):
         self.name = name
         self._recorder = recorder
         self._timeout = timeout
-        # Work, its result to be, and its end: what is submitted is waited for, and its result may be large.
+        # Work, its future result, and its end: a submitter waits for the end alone, because a result may be large.
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future, Future[None]] | None] = queue.SimpleQueue()
         self._submitted: list[tuple[str, Future]] = []
         self._failure: BaseException | None = None
@@ -51,11 +51,11 @@ class Lane:
 
     @property
     def queued(self) -> int:
-        """Submitted calls that have not finished."""
+        """Return the number of submitted calls that have not finished."""
         return sum(not future.done() for _, future in self._submitted)
 
     def submit(self, work: Callable[[], T], what: str) -> "Future[T]":
-        """Hand over work to run after everything handed over before; returns its result to be."""
+        """Hand over work to run after all work handed over before; return its future result."""
         self.check()
         self._submitted = [(name, future) for name, future in self._submitted if not future.done()]
         future, ended = self._enqueue(work)
@@ -74,14 +74,14 @@ class Lane:
             return work()
 
     def drain(self) -> None:
-        """Wait for all submitted work; raises its first failure."""
+        """Wait for all submitted work; raise its first failure."""
         submitted, self._submitted = self._submitted, []
         for what, future in submitted:
             self._result(what, future)
         self.check()
 
     def wait(self, future: "Future[T]", what: str) -> T:
-        """The result of submitted work, once it is done."""
+        """Return the result of submitted work, once the work is done."""
         return self._result(what, future)
 
     def check(self) -> None:
@@ -90,7 +90,7 @@ class Lane:
             raise FuseError(f"lane {self.name!r}: a call on its workers failed: {self._failure}") from self._failure
 
     def close(self) -> None:
-        """End the thread after what was handed over; nothing may be handed over afterwards."""
+        """End the thread after the work handed over so far; no work may be handed over afterwards."""
         self._calls.put(None)
         self._thread.join(CLOSE_SECONDS)
 
@@ -114,7 +114,7 @@ class Lane:
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
             self._run_one(*item)
-            # The thread waits here until there is more to do.
+            # The thread waits here for the next call.
             del item
 
     def _run_one(self, work: Callable[[], Any], future: Future, ended: "Future[None]") -> None:

@@ -1,4 +1,4 @@
-"""How samples are put together into micro-groups, and those spread over lanes and ranks."""
+"""Puts samples together into micro-groups, and spreads micro-groups over lanes and ranks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,9 +6,9 @@ from verl_fuse.spec.step import Stage
 
 
 def share(lengths: Mapping[str, int], multiples: Mapping[str, int], waiting: Mapping[str, int]) -> dict[str, list[str]]:
-    """One micro-group per lane that gives every lane a like number of tokens, longest samples first.
+    """Return one micro-group per lane, such that every lane has a like number of tokens; longest samples go first.
 
-    `lengths` in tokens per key; `waiting` tokens are on a lane already; `multiples` says per lane of what a
+    `lengths` in tokens per key; `waiting` tokens are on a lane already; `multiples` is per lane the number of which a
     micro-group's size is a multiple. Keys that would make up less than one multiple are left out.
     """
     ranked = sorted(lengths, key=lambda key: (-lengths[key], key))
@@ -27,7 +27,8 @@ def share(lengths: Mapping[str, int], multiples: Mapping[str, int], waiting: Map
 def split_stages(
     groups: Mapping[str, list[str]], idle: Sequence[str], stages: Sequence[Stage], multiples: Mapping[str, int]
 ) -> list[tuple[str, tuple[list[str], tuple[Stage, ...]]]]:
-    """(lane, (keys, stages)): every group's stages dealt out to its lane and to its part of the `idle` ones."""
+    """Return (lane, (keys, stages)): every micro-group's stages dealt out to its lane and to its part of the `idle`
+    lanes."""
     dealt = []
     for number, (lane, keys) in enumerate(groups.items()):
         helpers = [name for name in idle[number :: len(groups)] if not len(keys) % multiples[name]]
@@ -37,14 +38,14 @@ def split_stages(
 
 
 def spread(keys: Sequence[str], lengths: Mapping[str, int], parts: int) -> list[str]:
-    """Reorder keys so that cutting them into `parts` equal runs (how verl dispatches) gives each run a like share of
+    """Reorder keys so that cutting them into `parts` equal runs (verl's dispatch) gives each run a like share of
     long samples."""
     ranked = sorted(keys, key=lambda key: (-lengths[key], key))
     return [key for part in range(parts) for key in ranked[part::parts]]
 
 
 def top_up(rows: Sequence[int], lengths: Sequence[int], multiple: int) -> list[int]:
-    """Add the shortest other rows until the count is a multiple; all rows if there are too few of them."""
+    """Add the shortest other rows until the count is a multiple; all rows if there are too few."""
     missing = -len(rows) % multiple
     others = sorted(set(range(len(lengths))) - set(rows), key=lambda row: (lengths[row], row))
     if missing > len(others):

@@ -1,11 +1,11 @@
 """Gives slices the weights of a step while the replicas get them.
 
-Nobody waits for weights: the lane of the training workers has nothing else to do while the next step generates, and
+No stage waits for weights: the lane of the training workers has nothing else to do while the next step generates, and
 slices begin when replicas are released. Only an export that needs a device's memory is done while the replicas still
-sleep. Slices give their devices' memory back as soon as they have computed the last sample of a step, before anything
-is trained there and before the replicas wake.
+sleep. Slices give their devices' memory back as soon as they have computed the last sample of a step, before a model is
+trained there and before the replicas wake.
 
-The first export is of all parameters, every later one of those that are trained: with LoRA, of adapters.
+The first export is of all parameters, every later export of the trained parameters: with LoRA, of adapters.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,8 +19,8 @@ from verl_fuse.spec.step import Stage
 
 
 class SliceRefresh(TrainerPart):
-    """`export` leaves the weights of the training workers, all or the trained ones, on whose `lane` it runs;
-    `on_devices`: it needs their memory."""
+    """`export` leaves the weights of the training workers, all or the trained ones, and runs on the workers' `lane`;
+    `on_devices`: the export needs memory of their devices."""
 
     def __init__(self, slices: Slices, lane: Lane, export: Callable[[bool], Mapping[Stage, Export]], on_devices: bool):
         self._slices, self._lane, self._export, self._on_devices = slices, lane, export, on_devices

@@ -1,13 +1,13 @@
-"""Sample-level inference: finished samples go through old log-prob, reference and values in micro-groups; stage
-barriers complete the rest.
+"""Runs inference on single samples: finished samples go through old log-prob, reference and values in micro-groups;
+stage barriers complete the rest.
 
 A micro-group runs either on the training workers, through the trainer's stock stage methods, or on a slice, which
-computes all stages in one call. A stage barrier computes what no micro-group did (padding rows included, because they
-are created after streaming) with verl's own stage call and then checks that nothing is missing.
+computes all stages in one call. A stage barrier computes the rows of no micro-group (padding rows included, because
+they are created after streaming) with verl's own stage call and then checks that no field is missing.
 
 Invariants (tests/integration/test_inference_barrier.py):
 - a sample is handed to a lane at most once, and only when it is finished;
-- nothing passes a barrier before every lane has done what it was given;
+- no batch passes a barrier before every lane has done its work;
 - a sample's rows stay in TransferQueue until the lane that has it is done, also where its group is discarded;
 - with nothing streamed a barrier is exactly verl's own stage call on the whole batch;
 - the rest of a batch is topped up with computed rows until its size fits the workers, never truncated.
@@ -34,8 +34,8 @@ StageCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
 
 @dataclass(frozen=True)
 class SliceLane:
-    """A slice: `infer(keys, tags, stages)` computes these stages for these rows, cut into `dp_size` parts; their number
-    must be a multiple of `multiple`."""
+    """A slice: `infer(keys, tags, stages)` computes these stages for these rows, cut into `dp_size` parts; the number
+    of rows must be a multiple of `multiple`."""
 
     lane: Lane
     infer: Callable[[Sequence[str], Mapping[str, dict], Sequence[Stage]], None]
@@ -46,8 +46,8 @@ class SliceLane:
 class SampleInference:
     """Inference of one step over the lane of the training workers and any number of slices.
 
-    `calls` are verl's stage methods; `dp_size` is the number of data-parallel ranks; `multiples` says, per stage, of
-    what a batch's size must be a multiple; `fields` are the fields each stage must leave behind.
+    `calls` are verl's stage methods; `dp_size` is the number of data-parallel ranks; `multiples` is, per stage, the
+    number of which a batch's size must be a multiple; `fields` are the fields that each stage must leave behind.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SampleInference:
         self.begin_step()
 
     def use_slices(self, slices: Sequence[SliceLane]) -> None:
-        """From now on policies may use these instead of the training workers."""
+        """Offer policies these slices instead of the training workers from now on."""
         self._slices = {slice.lane.name: slice for slice in slices}
         self.begin_step()
 
@@ -81,23 +81,23 @@ class SampleInference:
         self.discarded = 0
         self._done: dict[Stage, set[str]] = {stage: set() for stage in self._calls}
         self._micro_groups = 0
-        # Tokens per slice; the driver's thread counts what it hands over, the lane's what is done.
+        # Tokens per slice; the driver's thread counts tokens handed over, the lane's thread counts tokens done.
         self._handed = dict.fromkeys(self._slices, 0)
         self._computed = dict.fromkeys(self._slices, 0)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages that micro-groups go through, in order."""
+        """Return the stages that micro-groups go through, in order."""
         return tuple(self._calls)
 
     @property
     def taken(self) -> frozenset[str]:
-        """Keys handed to a lane in this step."""
+        """Return the keys handed to a lane in this step."""
         return frozenset(self._taken)
 
     def view(self, released: Collection[int]) -> tuple[LaneView, ...]:
-        """The lanes that a policy may use, as it may know them: the slices of `released` replicas, or the training
-        workers' where there are none."""
+        """Return views of the lanes that a policy may use: the slices of `released` replicas, or the training workers'
+        lane where there are no slices."""
         if not self._slices:
             multiple = math.lcm(*(self._multiples[stage] for stage in self._calls))
             return (LaneView(self._lane.name, self.stages, self._lane.queued, multiple),)
@@ -136,20 +136,20 @@ class SampleInference:
         self._in_flight.append((frozenset(keys), on, what, future))
 
     def discard(self, keys: Collection[str]) -> None:
-        """The rows of `keys` are about to be cleared: wait for the micro-groups that read and write them."""
+        """Wait for the micro-groups that read and write the rows of `keys`, which are about to be cleared."""
         busy = [place for place, (members, *_) in enumerate(self._in_flight) if not members.isdisjoint(keys)]
         for lane in {self._in_flight[place][1] for place in busy}:
             last = max(place for place in busy if self._in_flight[place][1] is lane)
-            # In the order in which a lane runs them: a call's time begins when the one before it is over.
+            # The order is that in which a lane runs calls: a call's time begins when the call before ends.
             for _, on, what, future in self._in_flight[: last + 1]:
                 if on is lane:
                     lane.wait(future, what)
         self.discarded += len(self._taken.intersection(keys))
 
     def submit_rest(self, tags: Mapping[str, dict]) -> None:
-        """After generation: spread all samples that no lane has taken over the slices, one micro-group each, for
-        nothing will be added. If that leaves slices without anything to do, they take over stages of the others'
-        micro-groups. The barriers take the samples that fit no micro-group."""
+        """Spread all samples that no lane has taken over the slices, one micro-group each; generation is over, so no
+        sample will follow. Slices left without work take over stages of the other slices' micro-groups. The barriers
+        take the samples that fit no micro-group."""
         if not self._slices:
             return
         lengths = {key: int(tag["seq_len"]) for key, tag in tags.items() if key not in self._taken}
@@ -161,11 +161,11 @@ class SampleInference:
             self.submit(keys, tags, lane, stages)
 
     def has_computed(self, keys: Collection[str]) -> bool:
-        """Whether these have gone through all stages."""
+        """Tell whether these samples have gone through all stages."""
         return all(set(keys) <= done for done in self._done.values())
 
     def lane_at(self, number: int) -> Lane | None:
-        """The lane of the slice on the devices of replica `number`; None without slices."""
+        """Return the lane of the slice on the devices of replica `number`; None without slices."""
         slices = list(self._slices.values())
         return slices[number].lane if slices else None
 
@@ -176,7 +176,7 @@ class SampleInference:
             slice.lane.check()
 
     def drain(self) -> None:
-        """Wait until every lane has done what it was given."""
+        """Wait until every lane has done its work."""
         self._lane.drain()
         for slice in self._slices.values():
             slice.lane.drain()
@@ -205,14 +205,14 @@ class SampleInference:
             done = self._lane.recorded(
                 stage, "inference", partial(call, batch, {}), samples=len(keys), micro_group=index
             )
-            # verl hands one batch from stage to stage, and what a stage leaves in extra_info reaches the next.
+            # verl hands one batch from stage to stage, and the extra_info that a stage leaves reaches the next stage.
             info = done.extra_info
             self._done[stage].update(keys)
 
     def complete(
         self, stage: Stage, batch: KVBatchMeta, metrics: dict, whole_batch_metrics: Callable[[KVBatchMeta], dict]
     ) -> KVBatchMeta:
-        """Stage barrier: afterwards every row of `batch` holds the stage's fields.
+        """Complete a stage at its barrier: afterwards every row of `batch` holds the stage's fields.
 
         `whole_batch_metrics` recomputes the metrics a stage call derives from its batch, for a batch that was computed
         in parts.

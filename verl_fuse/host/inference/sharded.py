@@ -1,9 +1,9 @@
-"""The shards of a forward-only FSDP model, and others put in their place: FSDP gathers from whatever is there.
+"""Replaces the shards of a forward-only FSDP model: FSDP gathers from the shards in place.
 
 Invariants (tests/unit/host/test_device_weights.py):
-- shards that were put in place are gathered from as they are: FSDP copies none of them first;
-- resharded, no gathered parameter is left on the device, the root's neither;
-- with the shards from before in place, the module is what FSDP takes it for: offloaded.
+- FSDP gathers from shards put in place without copying a shard first;
+- after resharding no gathered parameter is left on the device, nor the root's;
+- with the original shards in place, the module is offloaded, like FSDP expects.
 """
 
 from collections.abc import Sequence
@@ -23,39 +23,39 @@ class Shards(Protocol):
 
     @property
     def device(self) -> torch.device | None:
-        """Where the model computes; None for a model without parameters."""
+        """Return the device on which the model computes; None for a model without parameters."""
         ...
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The shards that are in place."""
+        """Return the shards that are in place."""
         ...
 
     def place(self, tensors: Sequence[torch.Tensor], offloaded: bool) -> None:
-        """Put these in their place; `offloaded`: they are in host memory, where FSDP has them, else on the device. Only
-        where nothing is gathered."""
+        """Put these shards in place; `offloaded`: they are in host memory, where FSDP keeps them, else on the device.
+        Only allowed while no parameter is gathered."""
         ...
 
     def reshard(self) -> None:
-        """Let go of what is gathered."""
+        """Release all gathered parameters."""
         ...
 
 
 def shards_of(module: nn.Module) -> Shards:
-    """Of a module that FSDP1 or FSDP2 offloads; called by all ranks of the model together."""
+    """Return the shards of a module that FSDP1 or FSDP2 offloads; called by all ranks of the model together."""
     return FlatShards(module) if fsdp_version(module) == 1 else ParameterShards(module)
 
 
 class ParameterShards:
-    """FSDP2's: one of each parameter."""
+    """The shards of FSDP2: one shard of each parameter."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parts = wrapped(module)
         groups = [group for part in self._parts if (group := state_of(part)._fsdp_param_group) is not None]
         self.parameters: list[Any] = [shard for group in groups for shard in group.fsdp_params]
         for part in self._parts:
-            # The first time a module is gathered, FSDP2 looks its shards up anew: it would put those in host memory in
-            # the place of ours.
+            # The first time a module is gathered, FSDP2 looks its shards up anew: it would put the shards in host
+            # memory in the place of ours.
             part.unshard()
             part.reshard()
 
@@ -73,12 +73,12 @@ class ParameterShards:
 
     def reshard(self) -> None:
         for part in self._parts:
-            # The root stays gathered after a forward pass, and so does everything with reshard_after_forward=false.
+            # The root stays gathered after a forward pass, and so does every module with reshard_after_forward=false.
             part.reshard()
 
 
 class FlatShards:
-    """FSDP1's: one of all parameters of a wrapped module together."""
+    """The shards of FSDP1: one shard of all parameters of a wrapped module together."""
 
     def __init__(self, module: Any) -> None:
         # Shards are pinned when a module is first used.
@@ -96,13 +96,13 @@ class FlatShards:
 
     def place(self, tensors: Sequence[torch.Tensor], offloaded: bool) -> None:
         for handle, tensor in zip(self.handles, tensors, strict=True):
-            # It copies what it takes for offloaded to the device, before each gathering.
+            # FSDP1 copies shards that it takes for offloaded to the device, before each gathering.
             handle._offload_params = offloaded
             handle.flat_param._local_shard = tensor
             handle._use_sharded_flat_param()
 
     def reshard(self) -> None:
         for handle in self.handles:
-            # With one rank (NO_SHARD) nothing is gathered.
+            # One rank (NO_SHARD) gathers nothing.
             handle.reshard(handle.uses_sharded_strategy)
             handle.post_reshard()

@@ -1,8 +1,8 @@
-"""How verl's inference stages constrain a batch, and the metrics they derive from it.
+"""Tells how verl's inference stages constrain a batch, and computes the metrics that verl derives from a batch.
 
 A stage's batch must divide evenly over data-parallel ranks, and over micro-batches where their size is fixed
-(workers/engine/utils.py `prepare_micro_batches`). Which configuration keys decide that is verl's: see
-`engine_workers.py` `init_model` and `trainer_base.py` `_setup`.
+(workers/engine/utils.py `prepare_micro_batches`). verl decides which configuration keys count: see `engine_workers.py`
+`init_model` and `trainer_base.py` `_setup`.
 """
 
 from typing import Any
@@ -25,9 +25,9 @@ STAGE_FIELDS: dict[Stage, tuple[str, ...]] = {
 
 
 def streamed_stages(config: DictConfig, use_reference_policy: bool, use_critic: bool) -> tuple[Stage, ...]:
-    """Stages a finished sample can go through before the batch is complete; a bypassed old log-prob costs nothing, so
-    verl keeps it, one that the update computes is not computed before, and a critic with workers of its own computes
-    its values there."""
+    """Return the stages that a finished sample can go through before the batch is complete. Three stages are left out:
+    a bypassed old log-prob costs nothing, so verl keeps the stage; the update itself may compute the old log-prob; a
+    critic with workers of its own computes its values there."""
     correction = config.algorithm.get("rollout_correction", None)
     bypass = bool(correction and correction.get("bypass_mode", False))
     wanted: tuple[tuple[Stage, bool], ...] = (
@@ -39,8 +39,8 @@ def streamed_stages(config: DictConfig, use_reference_policy: bool, use_critic: 
 
 
 def micro_batch(config: DictConfig, stage: Stage, ref_in_actor: bool) -> int:
-    """Samples a rank's share of a batch must be a multiple of: 1 with dynamic batch sizes. `ref_in_actor`: LoRA, the
-    actor is the reference."""
+    """Return the number of samples of which a rank's share of a batch must be a multiple: 1 with dynamic batch sizes.
+    `ref_in_actor`: the actor is the reference (LoRA)."""
     if stage == "values":
         engine: Any = omega_conf_to_dataclass(config.critic).engine
         dynamic, size = engine.use_dynamic_bsz, engine.infer_micro_batch_size_per_gpu
@@ -55,8 +55,8 @@ def micro_batch(config: DictConfig, stage: Stage, ref_in_actor: bool) -> int:
 
 
 def old_log_prob_metrics(config: DictConfig, batch: KVBatchMeta) -> dict[str, float]:
-    """Entropy and rollout/trainer gap over the whole batch, as verl's `_compute_old_log_prob` reports them for a batch
-    computed at once."""
+    """Return entropy and rollout/trainer gap over the whole batch, equal to the metrics of verl's
+    `_compute_old_log_prob` for a batch computed at once."""
     with_rollout = config.actor_rollout_ref.rollout.calculate_log_probs
     fields = [
         "entropy",

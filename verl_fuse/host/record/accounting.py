@@ -26,7 +26,7 @@ ACCOUNTS_FOLDER = "accounts"
 @dataclass(frozen=True, slots=True)
 class StepAccount:
     """The account of one step's samples. `groups` maps a prompt group to its number of samples; `missing` counts
-    sessions that left none."""
+    sessions that left no sample."""
 
     step: int
     samples: int
@@ -47,8 +47,8 @@ def account(
 ) -> StepAccount:
     """Check and count the rows of the batch that `step` trains on.
 
-    `expected` is the number of sessions (prompts x n) asked for; `version` is the weights version they must come from
-    (None: replayed from disk).
+    `expected` is the number of sessions (prompts x n) asked for; `version` is the weights version that the samples must
+    come from (None: replayed from disk).
     """
     if len(set(keys)) != len(keys):
         twice = sorted({key for key in keys if list(keys).count(key) > 1})
@@ -74,8 +74,8 @@ def account(
 
 
 def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> Path:
-    """Write `accounts/step_N.json`: what step N trained on, `prompts` being the data set indices of its groups. A
-    repeated step replaces its file."""
+    """Write `accounts/step_N.json`: the samples that step N trained on; `prompts` are the data set indices of its
+    groups. A repeated step replaces its file."""
     target = run_dir / ACCOUNTS_FOLDER / f"step_{account.step:06d}.json"
     data = {
         "step": account.step,
@@ -90,7 +90,7 @@ def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | s
 
 
 def recorded(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> bool:
-    """Write as `write_account` does; False where the disk refuses."""
+    """Call `write_account`; return False where the disk refuses."""
     try:
         write_account(run_dir, account, prompts)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""How far the clocks of other nodes are from this one's, so that a timeline has one clock: that of the driver's node.
+"""Measures the offsets of other nodes' clocks, so that a timeline has one clock: that of the driver's node.
 
-Spans come with the wall clock of the node they were recorded on. Each node with spans is asked for its time over an
-actor of its own, once a step; of several answers that with the shortest way there and back counts, and half of the way
-is what the offset may be wrong by. On one node nothing is asked.
+Spans come with the wall clock of the node they were recorded on. An actor on each node with spans is asked for its
+time, once a step; of several answers the answer with the shortest round trip counts, and the offset may be wrong by
+half of the round trip. On one node no actor is asked.
 
 Invariants (tests/unit/host/test_clocks.py):
 - an offset is wrong by half of the shortest round trip at most;
@@ -21,20 +21,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 logger = logging.getLogger(__name__)
 
 ROUND_TRIPS = 5
-# Seconds a node may take to answer; the first answer starts a process there.
+# A node may take this many seconds to answer; the first answer starts a process there.
 ANSWER_SECONDS = 30.0
 
 
 class NodeClock:
-    """Ray actor: the time on its node."""
+    """Ray actor that tells the time on its node."""
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return Unix seconds."""
         return time.time()
 
 
 def clock_offset(ask: Callable[[], float], clock: Callable[[], float] = time.time) -> float:
-    """Seconds by which the clock that `ask` reads is ahead of `clock`."""
+    """Return the seconds by which the clock that `ask` reads is ahead of `clock`."""
     best, found = float("inf"), 0.0
     for _ in range(ROUND_TRIPS):
         sent = clock()
@@ -55,7 +55,7 @@ class NodeClocks:
         self._silent: set[str] = set()
 
     def offsets(self, nodes: Collection[str]) -> dict[str, float]:
-        """Seconds by which the clock of each of `nodes` is ahead of this node's, measured now."""
+        """Return the seconds by which the clock of each of `nodes` is ahead of this node's, measured now."""
         for node in nodes:
             if node != self._own:
                 self._measure(node)
@@ -80,6 +80,6 @@ class NodeClocks:
 
 
 def started_clock(node: str) -> Any:
-    """A NodeClock on the node of this name."""
+    """Return a NodeClock on the node of this name."""
     pinned = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(num_cpus=0)(NodeClock).options(scheduling_strategy=pinned).remote()

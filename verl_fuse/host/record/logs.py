@@ -1,11 +1,11 @@
-"""Log lines of verl-fuse in the trainer's process go where verl's own go: other libraries change what the root
-logger lets through, from which verl keeps its log apart as well (verl.utils.logging_utils).
+"""Sends log lines of verl-fuse in the trainer's process to verl's own handlers: other libraries change the level of the
+root logger, from which verl keeps its log apart as well (verl.utils.logging_utils).
 
 Invariants (tests/unit/host/test_logs.py):
 - loggers of the host and of every plugin's package have verl's handlers and level, and print a line once, with
-  "verl-fuse: " before its text: verl's format has no name, and `verl-fuse run` shows warnings of ours only
+  "verl-fuse: " before its text: verl's format has no name, and `verl-fuse run` shows only our warnings
   (verl_fuse/cli/screen.py);
-- a package that has handlers of its own keeps them; where verl has set up no log, nothing is changed.
+- a package that has handlers of its own keeps them; where verl has set up no log, no logger is changed.
 """
 
 import logging
@@ -20,7 +20,7 @@ VERL = "verl"
 
 
 def join_verl_log(manager: pluggy.PluginManager) -> None:
-    """For the packages of the host and of all plugins."""
+    """Join the loggers of the host's packages and of all plugins' packages to verl's log."""
     verl = logging.getLogger(VERL)
     if not verl.handlers:
         return
@@ -35,7 +35,7 @@ def join_verl_log(manager: pluggy.PluginManager) -> None:
 
 
 class _Marked(logging.Handler):
-    """Hands records to another handler, with LOG_PREFIX before their text."""
+    """A handler that hands records to another handler, with LOG_PREFIX before their text."""
 
     def __init__(self, handler: logging.Handler):
         super().__init__(handler.level)

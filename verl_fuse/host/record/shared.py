@@ -1,10 +1,11 @@
-"""Whether every node of the cluster sees the run's folder, which is asked once and not taken for granted.
+"""Checks once whether every node of the cluster sees the run's folder.
 
-Other nodes read files that a run writes there: parts of a checkpoint, what drafters left, and whoever looks at the run.
+Processes of other nodes read files that a run writes there: parts of a checkpoint, and the files that drafters left; so
+does a user who looks at the run.
 
 Invariants (tests/integration/test_two_nodes.py):
-- a node that does not find there what was just written here is named, and so is one that does not answer;
-- nothing stays in the folder; on one node nobody is asked.
+- a node that does not find a file just written here is named, and so is a node that does not answer;
+- no file of the check stays in the folder; on one node no other node is asked.
 """
 
 import logging
@@ -15,14 +16,14 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-# Seconds a node may take to answer, the start of a process there included.
+# A node may take this many seconds to answer, including the start of a process there.
 SEEN_SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
 
 
 def warn_unshared(folder: Path) -> None:
-    """Say which nodes do not see this node's `folder`, the run's, if there are any."""
+    """Warn of nodes that do not see this node's `folder`, the folder of the run."""
     if missing := nodes_without(folder):
         here = ray.util.get_node_ip_address()
         logger.warning(
@@ -37,7 +38,7 @@ def warn_unshared(folder: Path) -> None:
 
 
 def nodes_without(folder: Path) -> list[str]:
-    """Addresses of the other live nodes that do not see a file which is in `folder` here."""
+    """Addresses of the other live nodes that do not see a file in this node's `folder`."""
     own = ray.get_runtime_context().get_node_id()
     others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
     if not others:

@@ -1,8 +1,8 @@
-"""Collects spans of all Ray processes of a run in one place, and which of their requests cannot move.
+"""Collects in one place the spans of all Ray processes of a run, and the requests that cannot move.
 
 A process records through `record`, which sends to the run's collector actor and does not wait for the answer. A span
-comes with the wall clock of its node, and with the node's name, so that the driver may put all on one clock
-(clocks.py). Where no run has a collector (verl-fuse installed, another trainer mode), nothing records.
+comes with the wall clock of its node, and with the node's name, so that the driver may put all spans on one clock
+(clocks.py). Where no run has a collector (verl-fuse installed, another trainer mode), no process records.
 """
 
 import time
@@ -19,32 +19,32 @@ COLLECTOR = "verl_fuse_spans"
 
 
 class SpanCollector:
-    """Ray actor: keeps spans until the driver drains them, and counts requests in flight that cannot go on at another
-    replica."""
+    """Ray actor that keeps spans until the driver drains them, and counts requests in flight that cannot go on at
+    another replica."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[Span, str]] = []
         self._unmovable: Counter[str] = Counter()
 
     def add(self, span: Span, node: str) -> None:
-        """A span by the clock of the node of this name."""
+        """Add a span, timed by the clock of the node of this name."""
         self._spans.append((span, node))
 
     def drain(self) -> list[tuple[Span, str]]:
-        """All spans added since the last drain, each with its node."""
+        """Return all spans added since the last drain, each with its node."""
         spans, self._spans = self._spans, []
         return spans
 
     def hold(self, server: str) -> None:
-        """A request that cannot move is about to be sent to the server of this address."""
+        """Count a request that cannot move and is about to be sent to the server of this address."""
         self._unmovable[server] += 1
 
     def let_go(self, server: str) -> None:
-        """It has been answered, or has failed."""
+        """Count the end of such a request: the server has answered, or the request has failed."""
         self._unmovable[server] -= 1
 
     def unmovable(self) -> dict[str, int]:
-        """Requests in flight that cannot move, by address of their server."""
+        """Return the number of requests in flight that cannot move, by address of their server."""
         return dict(+self._unmovable)
 
 
@@ -54,7 +54,7 @@ def start_collector() -> Any:
 
 
 class Stopwatch:
-    """A start on the wall clock, and a duration that a wall clock set back cannot make negative."""
+    """A start on the wall clock, and a duration that stays positive when a wall clock is set back."""
 
     def __init__(self) -> None:
         self.start = time.time()
@@ -62,12 +62,12 @@ class Stopwatch:
 
     @property
     def now(self) -> float:
-        """Unix seconds: the start plus what has passed since."""
+        """Return Unix seconds: the start plus the time that has passed since."""
         return self.start + time.monotonic() - self._begin
 
 
 class Recorder:
-    """Records spans of one process, to the collector or to any other `sink`."""
+    """A recorder of one process's spans, to the collector or to any other `sink`."""
 
     def __init__(self, sink: Callable[[Span], object]):
         self.add = sink
@@ -75,15 +75,15 @@ class Recorder:
     def span(
         self, name: str, track: str, category: Category, **args: str | int | float
     ) -> AbstractContextManager[dict[str, Any]]:
-        """Record the block as one span; entries put into the dict that it is given become its args. A
-        failing block is recorded too."""
+        """Record the block as one span; entries put into the yielded dict become the span's args. A failing block is
+        recorded too."""
         return self.span_since(Stopwatch(), name, track, category, **args)
 
     @contextmanager
     def span_since(
         self, watch: Stopwatch, name: str, track: str, category: Category, **args: str | int | float
     ) -> Iterator[dict[str, Any]]:
-        """Record as `span` does, from the moment at which `watch` began."""
+        """Record like `span`, from the moment at which `watch` began."""
         try:
             yield args
         except BaseException as error:
@@ -94,11 +94,11 @@ class Recorder:
 
 
 def collector() -> Any:
-    """The handle of this job's collector."""
+    """Return the handle of this job's collector."""
     return ray.get_actor(COLLECTOR)
 
 
 def remote_recorder() -> Recorder:
-    """The recorder of a Ray worker process, sending to this job's collector."""
+    """Return the recorder of a Ray worker process, which sends to this job's collector."""
     add, node = collector().add.remote, ray.get_runtime_context().get_node_id()
     return Recorder(lambda span: add(span, node))

@@ -11,8 +11,8 @@ from verl_fuse.spec.timeline import Category, Span
 
 @dataclass
 class Step:
-    """The facts of one step: it trains on `samples_each` of so many `prompts`; `sources` by prompt uid the data
-    set; times in Unix seconds."""
+    """The facts of one step: it trains on `samples_each` samples of so many `prompts`; `sources` maps a prompt uid to
+    its data set; times in Unix seconds."""
 
     number: int
     prompts: int
@@ -23,17 +23,18 @@ class Step:
     generation_start: float = 0.0
     end: float = 0.0
     account: StepAccount = field(init=False)
-    # Of each row of the batch, whether it has a gradient by its advantages.
+    # Tells of each row of the batch whether its advantages give the row a gradient.
     with_gradient: list[bool] = field(init=False)
 
     @property
     def expected(self) -> int:
-        """Samples that the step trains on."""
+        """Return the number of samples that the step trains on."""
         return self.prompts * self.samples_each
 
 
 class RunStage(Protocol):
-    """Runs a stage of the step on the lane of the training workers, and records it with `args`."""
+    """A function that runs a stage of the step on the lane of the training workers, and records the stage with
+    `args`."""
 
     def __call__(self, name: str, category: Category, work: Callable[[], Any], **args: float) -> Any: ...
 
@@ -45,23 +46,23 @@ class TrainerPart:
     metrics: Mapping[str, float] = {}
 
     def after_inference(self, step: int) -> None:
-        """No lane will be given a sample of `step` any more."""
+        """Act once no lane will get another sample of `step`."""
 
     def before_weight_sync(self, step: int) -> None:
-        """The weights of `step` are about to be given to the replicas, which sleep."""
+        """Act before the weights of `step` are given to the replicas, which sleep."""
 
     def with_weight_sync(self, step: int) -> None:
-        """Called as `before_weight_sync` is, at the last moment, on the lane of the training workers."""
+        """Act like `before_weight_sync`, but at the last moment, on the lane of the training workers."""
 
     def after_weight_sync(self, step: int) -> None:
-        """Every replica of verl holds the weights of `step`; those that were freed take no requests yet."""
+        """Act once every replica of verl holds the weights of `step`; freed replicas take no requests yet."""
 
     def check(self) -> None:
-        """The rollout is looked at: raise the failure of what runs beside it."""
+        """Raise the failure of work beside the rollout; called at every look at the rollout."""
 
     def settle(self) -> None:
-        """Work that still runs for an earlier stage must be done before the driver goes on: it computes values, writes
-        a checkpoint, validates, or ends the run."""
+        """Finish work that still runs for an earlier stage before the driver goes on: the driver computes values,
+        writes a checkpoint, validates, or ends the run."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Act at the end of the run."""

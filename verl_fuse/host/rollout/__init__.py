@@ -1,1 +1,1 @@
-"""The rollout: which replica generates which sample, and what happens when one leaves."""
+"""The rollout: chooses the replica that generates each sample, and acts when a replica leaves."""

@@ -1,10 +1,10 @@
-"""verl's rollout client: every request is a span on its replica's track, and a request whose replica leaves the
-rollout, or dies, goes on at another.
+"""Extends verl's rollout client: every request is a span on its replica's track, and a request whose replica leaves the
+rollout, or dies, goes on at another replica.
 
 A replica whose answer cannot be true counts as dead. Tokens that a dead replica had generated are lost: its requests
-start again, which favours short responses a little, once. So does a request that cannot go on elsewhere (resume.py)
-when its replica leaves: the driver is told of such requests before they are sent, and leaves their replicas alone, but
-one may arrive while a replica is being freed.
+start again, which favours short responses a little, once. A request that cannot go on elsewhere (resume.py) starts
+again too when its replica leaves: the driver is told of such requests before they are sent, and leaves their replicas
+alone, but a request may arrive while its replica is being freed.
 """
 
 import asyncio
@@ -33,17 +33,18 @@ logger = logging.getLogger(__name__)
 # generate() acquires its server inside verl's code, in the same task: a context variable carries the choice out.
 UNKNOWN = "unknown"
 _server: ContextVar[str] = ContextVar("verl_fuse_server", default=UNKNOWN)
-# And this one says inside whether the request that is about to be sent can move.
+# This variable says inside generate() whether the request that is about to be sent can move.
 _stuck: ContextVar[bool] = ContextVar("verl_fuse_stuck", default=False)
 
 
 class FuseLLMServerClient(LLMServerClient):
     """Behaves like verl's synchronous client as long as no request is aborted; `replicas` maps a server
-    address to its replica's rank, and there are never more than `standalone` others: the track of one of those
-    is named after its address.
+    address to its replica's rank, and there are never more than `standalone` other replicas, whose tracks are named
+    after their addresses.
 
     A prefix of at least `warm_prefix_tokens` (None: none) is prefilled by one request before the samples of its prompt
-    are asked for. Where the engines have a KV connector, plugins say what it is told with a request.
+    are asked for. Where the engines have a KV connector, plugins choose the parameters that the connector gets with a
+    request.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class FuseLLMServerClient(LLMServerClient):
 
     @cached_property
     def _run(self) -> Any:
-        """The run's collector of spans, as found by the process that asks."""
+        """Return the run's collector of spans, found by the process that asks."""
         return collector()
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
@@ -74,7 +75,7 @@ class FuseLLMServerClient(LLMServerClient):
         server_id, handle = await super()._acquire_server(request_id, **known, **extra)
         _server.set(server_id)
         if _stuck.get():
-            # Known to the driver before the server has the request.
+            # The driver knows of the request before the server has it.
             await self._run.hold.remote(server_id)
         return server_id, handle
 
@@ -143,7 +144,7 @@ class FuseLLMServerClient(LLMServerClient):
         watch = Stopwatch()
         args: dict[str, str | int | float] = {"prompt": group.uid, "prompt_tokens": len(prompt_ids)}
         _server.set(UNKNOWN)
-        # Only the prefix counts: nothing keeps this request from being aborted.
+        # Only the prefix counts: this request may be aborted at any time.
         _stuck.set(False)
         try:
             output = await super().generate(
@@ -151,20 +152,21 @@ class FuseLLMServerClient(LLMServerClient):
             )
             args |= _cached(output)
         except RayError as error:
-            # The samples' own requests meet the same replica, and know what to do with a dead one.
+            # The samples' own requests meet the same replica, and handle a dead replica.
             args["error"] = type(error).__name__
             logger.warning("the prefix of prompt %s was not warmed: %s", group.uid, first_line(error))
         finally:
             self._record(WARM_REQUEST, watch, args)
 
     async def _cut_off(self, server: str, why: str) -> None:
-        """Let nobody be routed to a dead server again; its requests start again elsewhere, each from the tokens
+        """Route no request to a dead server again; the server's requests start again elsewhere, each from the tokens
         that reached this client."""
         logger.error("replica %s %s", self._replicas.get(server, server), why)
         await self._load_balancer.remove_servers.remote([server])
 
     def _require_progress(self, request_id: Any, parts: list[TokenOutput]) -> None:
-        # A freed replica is routed no more before it turns requests away, so each can do so once.
+        # A freed replica gets no new request before it turns requests away, so each replica can turn a request away
+        # once.
         tries = len(self._replicas) + self._standalone + 1
         if len(parts) > tries and not any(part.token_ids for part in parts[-tries:]):
             raise FuseError(
@@ -180,8 +182,8 @@ class FuseLLMServerClient(LLMServerClient):
         source: int | None,
         kwargs: dict,
     ) -> TokenOutput:
-        """One request to one replica; the last `resumed` tokens of `prompt_ids` were generated by earlier attempts, the
-        last one at replica `source`."""
+        """Send one request to one replica; the last `resumed` tokens of `prompt_ids` were generated by earlier
+        attempts, the last attempt at replica `source`."""
         args: dict[str, str | int | float] = {"prompt_tokens": len(prompt_ids)}
         if group := current_group():
             args["prompt"] = group.uid
@@ -217,6 +219,6 @@ class FuseLLMServerClient(LLMServerClient):
 
 
 def _cached(output: TokenOutput) -> dict[str, int]:
-    """Tokens of the prompt that the engine had in its prefix cache, where it says so."""
+    """Return the tokens of the prompt that the engine had in its prefix cache, where the engine reports them."""
     cached = output.extra_fields.get("num_cached_tokens")
     return {} if cached is None else {"cached_tokens": int(cached)}

@@ -1,4 +1,4 @@
-"""Directs the running rollout: what policies see of it, and what becomes of their decisions.
+"""Directs the running rollout: shows policies a view of the rollout, and carries out their decisions.
 
 At every look at the rollout (watch.py) the policies get a view of it, and may free replicas and hand finished samples
 to lanes. Before prompts are submitted their routing is planned.
@@ -27,38 +27,39 @@ from verl_fuse.spec.trajectory import TrajectoryKey
 
 
 class StockRouting:
-    """verl's load balancer alone decides: what `Routing` does, without a plan."""
+    """The routing without a plan: verl's load balancer alone decides. Has the methods of `Routing`."""
 
     by_prompt = False
     prompts: Mapping[str, Prompt] = {}
 
     def begin_step(self) -> None:
-        """Nothing was planned."""
+        """Begin a step without a plan."""
 
     def submit(self, batch: TensorDict, policy: PolicyGuard, watch: RolloutWatch) -> None:
-        """Nothing is planned."""
+        """Plan nothing."""
 
     def upper_response(self, finished: Finished, discarded: Any) -> None:
-        """Nothing is predicted."""
+        """Predict nothing."""
 
     def annotate(self, views: tuple[ReplicaView, ...], finished: Finished, discarded: Any) -> tuple[ReplicaView, ...]:
-        """Nothing is assigned."""
+        """Assign nothing."""
         return views
 
 
 class StockTraining:
-    """Nothing is trained while others generate: what `StreamedUpdates` does, without a stream."""
+    """The training without a stream: no group is trained while others generate. Has the methods of
+    `StreamedUpdates`."""
 
     def views(self, released: Collection[int]) -> tuple[LaneView, ...]:
-        """No lane trains."""
+        """Return no lane."""
         return ()
 
     def complete(self, watch: RolloutWatch) -> tuple[Sample, ...]:
-        """No group is looked at."""
+        """Return no group."""
         return ()
 
     def stream(self, keys: Sequence[str], tags: Mapping[str, dict], lane: str) -> None:
-        """There is no lane."""
+        """Do nothing: there is no lane."""
 
 
 class Director:
@@ -71,13 +72,13 @@ class Director:
         self.training: Any = StockTraining()
 
     def begin_step(self) -> None:
-        """The journal has begun a step."""
+        """Act on the start of a step in the journal."""
         self._inference.begin_step()
         self.routing.begin_step()
         self.policy.begin_step(self._journal.step.number)
 
     def submit(self, batch: TensorDict, watch: RolloutWatch) -> None:
-        """Prompts of the step are about to be submitted: the first ones, or more of them."""
+        """Act before prompts of the step are submitted: its first prompts, or more of them."""
         step = self._journal.step
         step.sources |= sources_of(batch)
         self._journal.emit(Submitted, prompts=Counter(step.sources.values()))
@@ -85,7 +86,7 @@ class Director:
         self.routing.submit(batch, self.policy, watch)
 
     def look(self, watch: RolloutWatch) -> None:
-        """Ask the policies what to do now."""
+        """Ask the policies for their decisions now."""
         finished = watch.finished
         self._require_rows(watch)
         self._inference.check()
@@ -121,7 +122,8 @@ class Director:
         self._journal.emit(Migrated, view=view, survivors=migration.survivors, freed=stopped)
 
     def _require_rows(self, watch: RolloutWatch) -> None:
-        """Samples that a lane was given stay until its group is discarded in the watch's sight."""
+        """Raise a FuseError where a sample that a lane was given is gone: samples stay until their group is discarded
+        in the watch's sight."""
         gone = self._inference.taken.difference(watch.finished.tags)
         lost = sorted(key for key in gone if TrajectoryKey.parse(key).uid not in watch.discarded)
         if lost:
@@ -132,14 +134,14 @@ class Director:
             )
 
     def _expect(self, watch: RolloutWatch) -> None:
-        """How long the samples that the finished trajectories leave will be decides for how many of them a replica
-        has room."""
+        """Set the expected lengths of the unfinished samples, which decide for how many of them a replica has room."""
         finished = watch.finished
         upper = self.routing.upper_response(finished, watch.discarded)
         self._replicas.expect(max(0, self._expected(watch) - finished.samples), finished.lengths, upper)
 
     def _expected(self, watch: RolloutWatch) -> int:
-        """Samples of the step; groups that were discarded count until others are asked for in their place."""
+        """Return the number of samples of the step; discarded groups count until other groups are asked for in their
+        place."""
         step = self._journal.step
         return max(step.expected, watch.groups[0] * step.samples_each)
 

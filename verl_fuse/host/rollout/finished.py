@@ -1,14 +1,15 @@
-"""The finished trajectories of a running step, kept from look to look, so that a look costs by what is new.
+"""Keeps the finished trajectories of a running step from look to look, so that a look costs in proportion to the new
+trajectories.
 
-verl's replay buffer lists everything anew at every look. Knowledge of a step is brought up to date with that: beside
-comparing keys, all work is for those that were not there before, or are not any more.
+verl's replay buffer lists all trajectories anew at every look. The record of a step is updated with the list: beside
+comparing keys, all work is for trajectories that have appeared or disappeared since the last look.
 
 Invariants (tests/unit/host/test_finished.py):
-- at every moment it is what counting the buffer's list anew would find, in the order in which
-  trajectories were first seen;
-- a key may be listed before its data: only those with status `success` are finished;
-- trajectories of a discarded group, which are listed no more, are forgotten; what a lane has taken is not
-  ready, and stays finished.
+- at every moment the record equals a new count of the buffer's list, in the order in which trajectories were first
+seen;
+- a key may be listed before its data: only keys with status `success` are finished;
+- trajectories of a discarded group, which are listed no more, are forgotten; a sample that a lane has taken is not
+ready, and stays finished.
 """
 
 from collections import Counter
@@ -32,40 +33,38 @@ class Finished:
         self._sessions: dict[str, Counter[int]] = {}
         self._groups: dict[str, dict[str, Sample]] = {}
         self._prompts = self._responses = self._longest = 0
-        # Samples that left a trajectory.
+        # Samples that left a trajectory: by prompt uid, and all.
+        self.counts: Counter[str] = Counter()
         self.samples = 0
 
     def __len__(self) -> int:
         return len(self.tags)
 
     def update(self, listed: Mapping[str, dict]) -> None:
-        """Take in what the buffer lists now."""
+        """Take in the current list of the buffer."""
         new = [(key, tag) for key, tag in listed.items() if key not in self.tags and tag.get("status") == "success"]
-        for key in self.tags.keys() - listed.keys():
-            self._forget(key)
+        if not self.tags.keys() <= listed.keys():
+            for key in self.tags.keys() - listed.keys():
+                self._forget(key)
         for key, tag in new:
             self._add(key, tag)
 
     def take(self, keys: Collection[str]) -> None:
-        """A lane has these now."""
+        """Mark these samples as taken by a lane."""
         for key in keys:
             self._ready.pop(key, None)
 
     @property
     def ready(self) -> tuple[Sample, ...]:
-        """The samples that no lane has taken, the oldest first."""
+        """Return the samples that no lane has taken, the oldest first."""
         return tuple(self._ready.values())
 
     @property
     def lengths(self) -> LengthTotals:
         return LengthTotals(len(self.tags), self._prompts, self._responses, self._longest)
 
-    def samples_of(self, uid: str) -> int:
-        """Samples of this prompt that left a trajectory."""
-        return len(self._sessions.get(uid, ()))
-
     def group(self, uid: str) -> list[Sample]:
-        """The trajectories of this prompt."""
+        """Return the trajectories of this prompt."""
         return list(self._groups.get(uid, {}).values())
 
     def _add(self, key: str, tag: dict) -> None:
@@ -74,7 +73,9 @@ class Finished:
         self.tags[key], self._ready[key] = tag, sample
         self._groups.setdefault(uid, {})[key] = sample
         here = self._sessions.setdefault(uid, Counter())
-        self.samples += session not in here
+        if session not in here:
+            self.samples += 1
+            self.counts[uid] += 1
         here[session] += 1
         self._prompts += sample.prompt_len
         self._responses += sample.response_len
@@ -90,6 +91,7 @@ class Finished:
         if not here[session]:
             del here[session]
             self.samples -= 1
+            self.counts[uid] -= 1
         self._prompts -= int(tag["prompt_len"])
         self._responses -= int(tag["response_len"])
         self._longest = max((int(tag["response_len"]) for tag in self.tags.values()), default=0)

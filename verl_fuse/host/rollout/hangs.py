@@ -2,15 +2,15 @@
 and start again elsewhere.
 
 A client cannot tell a hung replica from a slow one: an answer comes at the end. The server can: it knows how many
-tokens each of its requests has. It is asked now and then, and nobody waits for its answer.
+tokens each of its requests has. The server is asked at intervals, and no caller waits for its answer.
 
 Invariants (tests/integration/test_replicas.py):
-- a replica is hung once nothing about its requests has changed, or it has not answered, for `timeout` seconds in
-  which it always had some;
-- one that generates, however slowly, or whose engine does not say, is never called hung, nor one with so many requests
-  that a question waits behind them;
-- time in which nobody looked, as between two steps, does not count;
-- looking takes no longer when a replica hangs.
+- a replica is hung once its requests have not changed, or the replica has not answered, for `timeout` seconds in which
+it always had requests;
+- a replica that generates, however slowly, or whose engine does not report tokens, is never called hung, nor a replica
+with so many requests that a question waits behind them;
+- time without a look, such as the time between two steps, does not count;
+- a look takes no longer when a replica hangs.
 """
 
 import time
@@ -30,7 +30,7 @@ INTERVAL = 10.0
 
 @dataclass(slots=True)
 class _Seen:
-    """A replica's requests in flight and last answer, and since when nothing of that has changed."""
+    """A replica's requests in flight and last answer, and the time since neither has changed."""
 
     requests: int
     since: float
@@ -38,7 +38,7 @@ class _Seen:
 
 
 class HangWatch:
-    """Watches the servers of `replicas`, by rank; which there are may change."""
+    """A watch over the servers of `replicas`, by rank; the set of replicas may change."""
 
     def __init__(self, replicas: Mapping[int, Replica], timeout: float):
         self._replicas, self._timeout = replicas, timeout
@@ -48,7 +48,8 @@ class HangWatch:
         self._seen: dict[int, _Seen] = {}
 
     def hung(self, requests: Mapping[int, int]) -> list[int]:
-        """The hung replicas, of those that have requests in flight: how many."""
+        """Return the ranks of hung replicas among those that have requests in flight; `requests` maps a rank to their
+        number."""
         now = time.monotonic()
         unseen, self._looked = max(0.0, now - self._looked - self._interval), now
         self._seen = {rank: self._seen.get(rank) or _Seen(0, now) for rank in requests}
@@ -71,7 +72,7 @@ class HangWatch:
             try:
                 answer = ray.get(self._asked.pop(rank))
             except RayError:
-                continue  # dead: its clients find out, and say so
+                continue  # A dead replica is found and reported by its clients.
             seen = self._seen.get(rank)
             if seen is not None and (answer is None or answer != seen.answer):
                 seen.answer, seen.since = answer, now

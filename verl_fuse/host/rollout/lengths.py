@@ -1,12 +1,12 @@
-"""How long the sequences of a running step will be: what a replica's KV cache has room for follows from that, not
+"""Predicts the lengths of a running step's sequences: the room in a replica's KV cache follows from the prediction, not
 from the configured limit.
 
 Invariants (tests/unit/host/test_sequence_lengths.py):
-- the samples that are left when few are left are the long ones: they are taken to be as long as the longest share of
-  recent steps was;
-- before a step was seen, they are taken to go on, beyond the longest response so far, for as long as lifetimes
-  without memory do;
-- a prediction is never above the limit, and it is the limit while nothing is known.
+- the few samples left at the end are the long samples: they are taken to be as long as the longest share of recent
+steps;
+- before a step was seen, unfinished samples are taken to go on beyond the longest response so far, like lifetimes
+without memory;
+- a prediction is never above the limit, and equals the limit while no length is known.
 """
 
 import math
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-# Steps whose lengths count.
+# The lengths of this many recent steps count.
 RECENT = 4
 
 Lengths = Sequence[tuple[int, int]]
@@ -24,8 +24,8 @@ Lengths = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class LengthTotals:
-    """Sums over some finished sequences: how many, their prompts' tokens and their responses', and those
-    of the longest response."""
+    """Sums over some finished sequences: their number, the tokens of their prompts and of their responses, and the
+    tokens of the longest response."""
 
     count: int = 0
     prompts: int = 0
@@ -57,10 +57,10 @@ class SequenceLengths:
             self._longest = list(accumulate(sorted(chain.from_iterable(self._recent), reverse=True)))
 
     def predict(self, unfinished: int, finished: LengthTotals = NONE_FINISHED, response: float | None = None) -> float:
-        """Mean tokens that `unfinished` sequences of a step will have in the end, prompts included, beside those that
-        are `finished`.
+        """Return the mean tokens that `unfinished` sequences of a step will have in the end, prompts included, beside
+        the `finished` sequences.
 
-        `response`: mean tokens of their responses, where a predictor says so.
+        `response`: mean tokens of their responses, where a predictor gives it.
         """
         known = []
         if self._longest:
@@ -75,8 +75,8 @@ class SequenceLengths:
 
 
 def _beyond(unfinished: int, finished: LengthTotals) -> float:
-    """Where every response generates at one pace, those unfinished are at least as long as the longest so far; what
-    is left of each is, by maximum likelihood for lifetimes without memory, all tokens generated so far over the
-    responses that ended."""
+    """Return the mean tokens of unfinished sequences. Where every response generates at one pace, unfinished responses
+    are at least as long as the longest so far; by maximum likelihood for lifetimes without memory, the rest of each is
+    all tokens generated so far over the responses that ended."""
     rest = (finished.responses + unfinished * finished.longest) / finished.count
     return finished.prompts / finished.count + finished.longest + rest

@@ -1,5 +1,5 @@
-"""Asks plugins for decisions. A policy that fails costs its optimisation, not the run: the step goes on as verl
-would, counted and said aloud."""
+"""Asks plugins for decisions. A policy that fails costs its optimisation, not the run: the step goes on like verl's
+own, and the failure is counted and logged."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyGuard:
-    """Calls policy hooks; after a failure it answers None for the rest of the step."""
+    """A guard that calls policy hooks; after a failure the guard answers None for the rest of the step."""
 
     def __init__(self, hook: Any):
         self._hook = hook
@@ -31,33 +31,33 @@ class PolicyGuard:
         self._step = step
 
     def predict(self, prompts: Sequence[Prompt]) -> Sequence[Prediction] | None:
-        """Response lengths, one prediction per prompt, or None."""
+        """Return predictions of response lengths, one per prompt, or None."""
         return self._asked("fuse_predict", lambda found: _checked_predictions(found, prompts), prompts=prompts)
 
     def scale(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int | None:
-        """How many replicas generate the step, or, above the number there are, as soon as
-        there are so many; or None."""
+        """Return the number of replicas that generate the step, or None; a number above the existing replicas counts as
+        soon as so many exist."""
         seen = {"prompts": prompts, "replicas": replicas, "most": most}
         return self._asked("fuse_scale", lambda count: _checked_count(count, most), **seen)
 
     def assign(
         self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], running: Mapping[int, Sequence[Prompt]]
     ) -> Mapping[str, int] | None:
-        """The replica of each prompt, or None; `running` prompts are not asked about, their samples are those
-        unfinished."""
+        """Return the replica of each prompt, or None; `running` prompts keep their replicas, and their samples are the
+        unfinished samples."""
         seen = {"prompts": prompts, "replicas": replicas, "running": running}
         return self._asked("fuse_assign", lambda homes: _checked_homes(homes, prompts, replicas), **seen)
 
     def infer_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-        """Keys of the micro-group to run now, or None."""
+        """Return the keys of the micro-group to run now, or None."""
         return self._asked("fuse_infer_next", lambda keys: _checked_keys(keys, view, lane), view=view, lane=lane)
 
     def train_next(self, view: RolloutView, lane: LaneView) -> Sequence[str] | None:
-        """Keys of the complete groups to train on now, or None."""
+        """Return the keys of the complete groups to train on now, or None."""
         return self._asked("fuse_train_next", lambda keys: _checked_groups(keys, view), view=view, lane=lane)
 
     def migration(self, view: RolloutView) -> Migration | None:
-        """The replicas that finish the tail, those with requests that cannot move among them; or None."""
+        """Return the replicas that finish the long tail, including replicas with requests that cannot move; or None."""
         return self._asked("fuse_migration", lambda migration: _checked_migration(migration, view), view=view)
 
     def _asked(self, hook: str, checked: Callable[[Any], T], **seen: Any) -> T | None:
@@ -66,7 +66,7 @@ class PolicyGuard:
         try:
             answer = getattr(self._hook, hook)(**seen)
             return None if answer is None else checked(answer)
-        except Exception:  # a plugin may raise anything
+        except Exception:  # A plugin may raise any exception.
             self._off = True
             self.fallbacks += 1
             logger.exception("%s failed in step %d; the rest of this step runs as in stock verl", hook, self._step)
@@ -110,7 +110,7 @@ def _checked_migration(migration: Migration, view: RolloutView) -> Migration | N
             f"fuse_migration returned survivors {sorted(kept)}; allowed: some, but not all, of the replicas that take "
             f"requests: {sorted(routed)}"
         )
-    # A policy need not know that a request may be unable to move.
+    # A policy may ignore that some requests cannot move.
     kept |= {replica.rank for replica in view.replicas if replica.routed and replica.unmovable}
     return replace(migration, survivors=tuple(sorted(kept))) if kept < routed else None
 

@@ -1,7 +1,7 @@
-"""The prompt that a piece of code works for: known to the driver when it submits a batch, and to every request of that
+"""Tells the prompt that a piece of code works for: to the driver when it submits a batch, and to every request of the
 prompt in the agent loops.
 
-verl gives each of a prompt's samples a request id of its own and starts them all at once. A context variable, set
+verl gives each of a prompt's samples a request id of its own and starts all samples at once. A context variable, set
 where an agent-loop worker begins a prompt (agent_loop_tq.py `_run_prompt`), reaches the requests of all its samples,
 whatever agent loop makes them.
 """
@@ -25,8 +25,8 @@ from verl_fuse.spec.prompts import Prompt
 
 @dataclass(slots=True)
 class PromptGroup:
-    """The samples of one prompt in one agent-loop worker; `weights` names those they are generated with
-    (verl_fuse.spec.step.RequestView), `warmed` is the request that prefills their prefix, once there is one."""
+    """The samples of one prompt in one agent-loop worker; `weights` names the weights that generate them
+    (verl_fuse.spec.step.RequestView), `warmed` is the request that prefills their prefix, once there is a request."""
 
     uid: str
     weights: str
@@ -37,7 +37,7 @@ _group: ContextVar[PromptGroup | None] = ContextVar("verl_fuse_prompt", default=
 
 
 def current_group() -> PromptGroup | None:
-    """The prompt this task works for; None outside an agent loop, or where nobody announces."""
+    """Return the prompt group that this task works for; None outside an agent loop, or where no prompt is announced."""
     return _group.get()
 
 
@@ -57,8 +57,8 @@ def announce(agent_loop_manager: Any, timeout: float) -> None:
 
 
 def announce_prompts(worker: Any, run_id: str) -> None:
-    """Runs inside an agent-loop worker: from now on every request knows its prompt, and its weights by run, step, and
-    whether it is validation."""
+    """Let every request of this agent-loop worker know its prompt, and its weights by run, step, and whether the step
+    validates. Runs inside the worker."""
     run = worker._run_prompt
     if getattr(run, "func", None) is not _announced:
         worker._run_prompt = partial(_announced, run, run_id)
@@ -67,8 +67,8 @@ def announce_prompts(worker: Any, run_id: str) -> None:
 async def _announced(
     run: Callable[..., Coroutine], run_id: str, prompt: dict, sampling_params: dict, trajectory: dict, **kwargs: Any
 ) -> Any:
-    """An agent-loop worker's `_run_prompt`, that is `run`; each call is a task of its own, so
-    the variable ends with it."""
+    """Announce the prompt, then call `run`, an agent-loop worker's `_run_prompt`; each call is a task of its own, so
+    the variable ends with the call."""
     # The weights are synced between a step's rollout and its validation.
     kind = "validation" if trajectory["validate"] else "step"
     _group.set(PromptGroup(str(prompt["uid"]), f"{run_id} {kind} {trajectory['step']}"))
@@ -76,7 +76,8 @@ async def _announced(
 
 
 def prompts_of(batch: TensorDict, samples: int) -> list[Prompt]:
-    """The prompts of a batch that is about to be submitted, each generated `samples` times unless it says otherwise."""
+    """Return the prompts of a batch that is about to be submitted; each prompt is generated `samples` times unless the
+    batch gives another number."""
     count = len(batch)
     sources = _column(batch, "data_source", count, "")
     counts = _column(batch, "__rollout_n__", count, samples)
@@ -88,14 +89,14 @@ def prompts_of(batch: TensorDict, samples: int) -> list[Prompt]:
 
 
 def sources_of(batch: TensorDict) -> dict[str, str]:
-    """Prompt uid -> name of its data set, "" where the data has none."""
+    """Return prompt uid -> name of its data set, "" where the data has none."""
     uids = [str(uid) for uid in batch["uid"]]
     return dict(zip(uids, map(str, _column(batch, "data_source", len(uids), "")), strict=True))
 
 
 def prompt_key(source: Any, content: Any) -> str:
-    """The same for the same messages of the same data set; images count by how they print, so one without a
-    stable form is always new."""
+    """Return a key that is equal for equal messages of one data set; an image counts by its printed form, so an image
+    without a stable form is always new."""
     text = json.dumps([str(source), content], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -1,4 +1,4 @@
-"""One rollout replica of a run, as the driver keeps it."""
+"""Records one rollout replica of a run for the driver."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -23,7 +23,8 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """verl's `handle` (RolloutReplica) with what the run knows of it; a `standalone` one has devices of its own."""
+    """verl's `handle` (RolloutReplica) with the run's record of the replica; a `standalone` replica has devices of its
+    own."""
 
     handle: Any
     standalone: bool = False
@@ -39,15 +40,15 @@ class Replica:
 
     @property
     def server(self) -> Any:
-        """Its first server: the one that is asked."""
+        """Return the replica's first server, which answers questions."""
         return self.handle.servers[0]
 
     @property
     def address(self) -> str:
-        """Where its server is reached, which is its name for the load balancer and for clients."""
+        """Return the address of the replica's server, which is its name for the load balancer and for clients."""
         return self.handle.server_address
 
     def end(self) -> None:
-        """End its engine, or its servers."""
+        """End the replica's engine, or its servers."""
         for server in self.handle.servers:
             end(server)

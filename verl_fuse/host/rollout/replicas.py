@@ -1,20 +1,20 @@
-"""The rollout replicas of a run as its trainer moves them: some out of a running rollout, all to sleep at its end, and
-back after the weight sync.
+"""Moves the rollout replicas of a run: some out of a running rollout, all to sleep at its end, and all back after the
+weight sync.
 
 Invariants (tests/integration/test_replicas.py):
 - a replica is freed in the order cut routing, abort, sleep, so no request can be parked behind a closed gate;
-- it is routed again only after the weight sync, once its server confirms the version of its weights;
+- a freed replica is routed again only after the weight sync, once its server confirms the version of its weights;
 - a replica that clients found dead is dropped from verl's checkpoint manager, and the step ends with an error naming it
-  before the next weight sync, which needs every replica; with no replica left, it ends before it trains on what
-  happened to be finished;
-- one that hangs (hangs.py), cannot be freed, or does not go to sleep after the rollout is routed to no more and ended:
-  from then on it is a dead one;
+  before the next weight sync, which needs every replica; with no replica left, the step ends before it trains on the
+  samples that happen to be finished;
+- a replica that hangs (hangs.py), cannot be freed, or does not go to sleep after the rollout gets no more requests and
+is ended: from then on the replica is dead;
 - a standalone replica (standalone/) that dies, hangs or comes back with other weights is only lost: the step and
   the run go on without it;
-- requests that cannot move are counted before they are sent; those that meet a replica which is being freed are named
-  in the log, and start again;
-- every wait has a deadline (waiting.py), and what passes it is an error naming the replica: in the log where the step
-  goes on, a FuseError where it cannot.
+- requests that cannot move are counted before they are sent; a request that meets a replica which is being freed is
+named in the log, and starts again;
+- every wait has a deadline (waiting.py), and a missed deadline is an error naming the replica: in the log where the
+step goes on, a FuseError where it cannot.
 """
 
 import logging
@@ -35,16 +35,16 @@ from verl_fuse.spec.timeline import MIGRATE
 
 logger = logging.getLogger(__name__)
 
-# Those that a weight sync brings (back) into the rollout.
+# A weight sync brings replicas in these states (back) into the rollout.
 OUTSIDE = (State.FREED, State.PARKED)
 
 
 class Replicas(Roster):
-    """The roster, with what moves its replicas out of the rollout and back."""
+    """The roster, with methods that move its replicas out of the rollout and back."""
 
     def free(self, ranks: Iterable[int], cause: str, name: str = MIGRATE) -> None:
         """Take replicas out of the rollout, for `cause`: their requests return to the client as partial answers, and
-        their memory is given back. Recorded as `name`, from when nothing is sent to them any more."""
+        their memory is given back. Recorded as `name`, from the moment at which no request is sent to them any more."""
         begun = Stopwatch()
         chosen = [self._replicas[rank] for rank in ranks]
         self._unroute(chosen)
@@ -62,7 +62,7 @@ class Replicas(Roster):
 
     @contextmanager
     def sleeping(self) -> Iterator[None]:
-        """While this lasts, verl's `sleep_replicas`, which an engine that dies fails or blocks, is ours."""
+        """Replace verl's `sleep_replicas` by ours within the block: an engine that dies makes verl's fail or block."""
         self._checkpoints.sleep_replicas = self._sleep
         try:
             yield
@@ -70,7 +70,7 @@ class Replicas(Roster):
             del self._checkpoints.sleep_replicas
 
     def sync(self, stock: Callable[[], None], seconds: float) -> None:
-        """Let `stock`, verl's call, send all their weights, within `seconds`: its sender waits for its
+        """Let `stock`, verl's call, send all replicas their weights within `seconds`: verl's sender waits for its
         receiver without a time limit."""
         name, suspects = "weight sync to the rollout replicas", partial(weight_sync_suspects, self._checkpoints)
         try:
@@ -81,7 +81,7 @@ class Replicas(Roster):
             raise FuseError(f"{name} failed: {first_line(error)}; dead or silent: {', '.join(found)}") from error
 
     def readmit(self, version: int) -> None:
-        """After a weight sync: let freed replicas, and those that joined, take requests again, if they hold the
+        """Let freed replicas, and replicas that joined, take requests again after a weight sync, if they hold the
         weights of step `version`."""
         if not self._in(*OUTSIDE):
             return
@@ -109,7 +109,7 @@ class Replicas(Roster):
             await replica.handle.sleep()
 
     def _end_undone(self, failure: str, calls: Mapping[Replica, Coroutine]) -> None:
-        """Wait for these; a replica that does not stop is ended, so that its requests start again elsewhere."""
+        """Wait for these calls; a replica that does not stop is ended, so that its requests start again elsewhere."""
         for replica, why in self._waiting.undone(calls).items():
             replica.end()
             self.lose(replica.rank, f"{failure}{why}; it is ended")

@@ -1,15 +1,15 @@
 """Puts one response together from the parts that several replicas generated.
 
-A replica that leaves the rollout returns what it has as an aborted partial answer; the rest is asked for as prompt +
-tokens so far. The weights do not change within a step, so the whole is one on-policy sample (as verl's
-FullyAsyncLLMServerClient does across weight versions).
+A replica that leaves the rollout returns its tokens as an aborted partial answer; a request with prompt + tokens so far
+asks for the rest. The weights do not change within a step, so the whole is one on-policy sample (verl's
+FullyAsyncLLMServerClient joins parts across weight versions).
 
 Invariants (tests/integration/test_resume.py):
 - tokens and log-probs are the parts' in order, one log-prob per token;
 - the parts share the budget the server would have given the whole request; no other sampling parameter changes;
-- a request with a parameter whose meaning depends on where the output starts has obstacles: it is never put together
-  from parts;
-- an answer with another number of log-probs than tokens, or one that is no number, is garbage.
+- a request with a parameter whose meaning depends on where the output starts has obstacles: its response is never put
+together from parts;
+- an answer with another number of log-probs than tokens, or with a log-prob that is no number, is garbage.
 """
 
 import math
@@ -21,7 +21,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_fuse.errors import FuseError
 
-# Parameters that mean the same for a part as for the whole: each looks at one token, or at prompt and output alike
+# Parameters with the same meaning for a part and for the whole: each looks at one token, or at prompt and output alike
 # (repetition_penalty). The engine starts all others anew with a part: it looks for stop strings in the text of the
 # part, counts presence and frequency of the part's tokens, draws
 # the first random numbers of a seed once more, and takes the part for the beginning of a structured output.
@@ -46,14 +46,15 @@ _RESUMABLE = frozenset(
         "min_tokens",
     ]
 )
-# Values that switch a parameter off; vLLM's seed 0 is a seed, and one answer is what it gives anyway.
+# Values that switch a parameter off; vLLM's seed 0 is a seed, and vLLM gives one answer anyway.
 _OFF: Mapping[str, tuple] = {"seed": (None, -1), "n": (None, 1)}
 _OFF_ELSE = (None, 0, 0.0, "", [], (), {})
 ABORTED = ("abort", "aborted")
 
 
 def obstacles(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters for which a request cannot go on at another replica, with their values; empty for one that can."""
+    """Return the parameters for which a request cannot go on at another replica, with their values; empty for a request
+    that can."""
     return {
         key: value
         for key, value in sampling_params.items()
@@ -62,7 +63,7 @@ def obstacles(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def token_budget(sampling_params: Mapping[str, Any], prompt_tokens: int, rollout: Any) -> int:
-    """Tokens the server would generate at most for the whole request (verl's vLLM server, `generate`)."""
+    """Return the most tokens that the server would generate for the whole request (verl's vLLM server, `generate`)."""
     for key in ("max_tokens", "max_new_tokens"):
         if sampling_params.get(key) is not None:
             return int(sampling_params[key])
@@ -70,7 +71,7 @@ def token_budget(sampling_params: Mapping[str, Any], prompt_tokens: int, rollout
 
 
 def remaining_params(sampling_params: Mapping[str, Any], budget: int, generated: int) -> dict[str, Any]:
-    """Sampling parameters for the rest of a request without obstacles, of which `generated` tokens are there."""
+    """Return the sampling parameters for the rest of a request without obstacles, which has `generated` tokens."""
     rest = {key: value for key, value in sampling_params.items() if key != "max_new_tokens"}
     rest["max_tokens"] = budget - generated
     if rest.get("min_tokens"):
@@ -79,7 +80,8 @@ def remaining_params(sampling_params: Mapping[str, Any], budget: int, generated:
 
 
 def garbage(output: TokenOutput) -> str | None:
-    """Why this cannot be an engine's answer, or None: log-probs there are must be one number per token."""
+    """Return the reason why this cannot be an engine's answer, or None: log-probs, where there are any, must be one
+    number per token."""
     if output.log_probs is None:
         return None
     if len(output.log_probs) != len(output.token_ids):
@@ -89,7 +91,7 @@ def garbage(output: TokenOutput) -> str | None:
 
 
 def merge(parts: Sequence[TokenOutput]) -> TokenOutput:
-    """The response that the parts make up, as one request would have returned it."""
+    """Return the response that the parts make up, equal to the response of one request."""
     token_ids = [token for part in parts for token in part.token_ids]
     log_probs = [value for part in parts for value in part.log_probs or ()]
     if log_probs and len(log_probs) != len(token_ids):
@@ -113,8 +115,8 @@ def merge(parts: Sequence[TokenOutput]) -> TokenOutput:
 
 
 def _routed_experts(parts: Sequence[TokenOutput]) -> Any:
-    """Rows of the first part, then of every later part those of its own tokens: the rows before
-    them repeat earlier parts."""
+    """Return the rows of the first part, then of every later part the rows of its own tokens: the rows before them
+    repeat earlier parts."""
     routed: Any = None
     for part in parts:
         if part.routed_experts is not None and part.token_ids:

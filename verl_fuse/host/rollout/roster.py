@@ -1,5 +1,4 @@
-"""The rollout replicas of a run, one record each: which there are, what each is doing and has
-room for, which are lost."""
+"""Lists the rollout replicas of a run, one record each: the state of each replica, its room, and the lost replicas."""
 
 import dataclasses
 import logging
@@ -25,7 +24,7 @@ class Roster:
     """Replicas of verl's LLMServerManager, which `checkpoints`, verl's CheckpointEngineManager,
     puts to sleep and wakes.
 
-    `max_num_seqs` is the engine's limit of concurrent sequences, `sequence_tokens` the longest sequence there can be,
+    `max_num_seqs` is the engine's limit of concurrent sequences, `sequence_tokens` the longest possible sequence,
     `timeout` seconds a replica may take to answer, or may have requests without generating a token.
     """
 
@@ -44,35 +43,35 @@ class Roster:
         self._waiting = Waiting(timeout, self._fail)
         self._lengths, self._sequence_tokens = SequenceLengths(sequence_tokens), float(sequence_tokens)
         self._collector = collector()
-        # What a standalone replica's requests are recorded as, which may be read when it has left
-        # -> what they are shown as.
+        # The recorded track of a standalone replica's requests, which may be read when the replica has left -> the
+        # shown track.
         self._tracks: dict[str, str] = {}
         self._measure(self._replicas.values())
         self._hangs = HangWatch(self._replicas, timeout)
 
     @property
     def devices_each(self) -> int:
-        """Devices of one replica."""
+        """Return the number of devices of one replica."""
         return next(iter(self._replicas.values())).handle.world_size
 
     @property
     def addresses(self) -> Mapping[int, str]:
-        """Where each replica's server is, by rank."""
+        """Return the address of each replica's server, by rank."""
         return {rank: replica.address for rank, replica in self._replicas.items()}
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """Standalone replicas that are dead and have not left."""
+        """Return the standalone replicas that are dead and have not left."""
         return tuple(replica.rank for replica in self._in(State.LOST) if replica.standalone)
 
     @property
     def freed(self) -> tuple[int, ...]:
-        """Ranks taken out of the running rollout."""
+        """Return the ranks taken out of the running rollout."""
         return tuple(replica.rank for replica in self._in(State.FREED))
 
     def expect(self, unfinished: int, finished: LengthTotals = NONE_FINISHED, response: float | None = None) -> None:
-        """From now on `unfinished` sequences are to be generated (SequenceLengths.predict): how many of them a
-        replica has room for follows."""
+        """Expect `unfinished` sequences to be generated from now on (SequenceLengths.predict), from which each
+        replica's room follows."""
         self._sequence_tokens = self._lengths.predict(unfinished, finished, response)
 
     def learn(self, lengths: Lengths) -> None:
@@ -80,7 +79,8 @@ class Roster:
         self._lengths.learn(lengths)
 
     def views(self) -> tuple[ReplicaView, ...]:
-        """Every replica, as the load balancer counts its requests. One that clients have found dead is lost."""
+        """Return a view of every replica, with the load balancer's count of its requests. A replica that clients have
+        found dead is lost."""
         status, counted = self._manager.global_load_balancer.get_status.remote(), self._collector.unmovable.remote()
         running = self._waiting.answer(status, "the load balancer")["servers"]
         unmovable = self._waiting.answer(counted, "the collector of spans")
@@ -101,8 +101,8 @@ class Roster:
         )
 
     def watched(self) -> tuple[ReplicaView, ...]:
-        """The result of `views`, once replicas are ended that have requests but have generated nothing for `timeout`
-        seconds."""
+        """Return the result of `views`, after ending replicas that have requests but have generated nothing for
+        `timeout` seconds."""
         views, lost = self.views(), self._in(State.LOST)
         requests = {view.rank: view.running for view in views if view.running and self._replicas[view.rank] not in lost}
         hung = [self._replicas[rank] for rank in self._hangs.hung(requests)]
@@ -116,32 +116,33 @@ class Roster:
         return self.views() if hung else views
 
     def join(self, handle: Any) -> None:
-        """Take in a standalone replica (verl's handle); like one that was freed, it is routed once
-        it confirms its weights."""
+        """Take in a standalone replica (verl's handle); like a freed replica, it gets requests once it confirms its
+        weights."""
         replica = Replica(handle, standalone=True, state=State.PARKED)
         self._replicas[replica.rank] = replica
         self._tracks[f"replica {replica.address}"] = str(replica)
         self._measure([replica])
 
     def named(self, span: Span) -> Span:
-        """Clients know a standalone replica by its address only: here its requests get its track."""
+        """Return the span of a standalone replica's request with the replica's track: clients know such a replica by
+        its address only."""
         return dataclasses.replace(span, track=self._tracks[span.track]) if span.track in self._tracks else span
 
     def leave(self, rank: int) -> None:
-        """Route to a standalone replica no more, and forget it."""
+        """Stop routing to a standalone replica, and forget it."""
         self._unroute([self._replicas[rank]])
         del self._replicas[rank]
 
     def lose(self, rank: int, why: str) -> None:
-        """A replica is of no use any more: it is routed to no more, and for the run it is dead."""
+        """Give a useless replica up: it gets no more requests, and for the run it is dead."""
         replica = self._replicas[rank]
         logger.error("%s %s", replica, why)
         self._unroute([replica])
         self._bury(replica)
 
     def all_live(self, ranks: Iterable[int]) -> bool:
-        """Whether all of these live; those that do not are lost. A dead replica finishes nothing, so until its
-        clients know it looks busy."""
+        """Tell whether all of these replicas live; dead replicas are lost. A dead replica finishes no request, so it
+        looks busy until its clients know."""
         dead = [rank for rank in ranks if is_dead(self._replicas[rank].server, LOOK)]
         for rank in dead:
             self.lose(rank, "was to take over the requests of others")
@@ -160,8 +161,8 @@ class Roster:
             )
 
     def require_one(self, unfinished: int) -> None:
-        """Raise a FuseError naming the dead replicas if none is left that could have generated the
-        `unfinished` prompt groups."""
+        """Raise a FuseError naming the dead replicas if no replica is left to generate the `unfinished` prompt
+        groups."""
         if any(view.routed for view in self.views()):
             return
         dead, freed = (", ".join(map(str, self._in(state))) for state in (State.LOST, State.FREED))
@@ -172,7 +173,7 @@ class Roster:
         )
 
     def suspects(self) -> list[str]:
-        """Who may be holding up the rollout: replicas with requests in flight, and servers that
+        """Return the suspects that may be holding up the rollout: replicas with requests in flight, and servers that
         are dead or do not answer."""
         busy = [f"replica {view.rank} ({view.running} requests in flight)" for view in self.views() if view.running]
         return [*busy, *silent_actors({str(replica): replica.server for replica in self._replicas.values()}, 5.0)]
@@ -193,12 +194,12 @@ class Roster:
         logger.error("%s is dead; its requests start again on other replicas, and the run %s", replica, rest)
 
     def _fail(self, replica: Replica, why: str, cause: Exception | None = None) -> None:
-        """End the run for a replica that every weight sync needs; go on without a standalone one."""
+        """End the run for a replica that every weight sync needs; go on without a standalone replica."""
         if not replica.standalone:
             raise FuseError(f"{replica} {why}") from cause
         self.lose(replica.rank, why)
 
     def _measure(self, replicas: Iterable[Replica]) -> None:
-        """Ask what the engines have room for."""
+        """Ask the engines for their room."""
         for replica, tokens in self._waiting.answers(kv_cache_tokens, replicas).items():
             replica.capacity = Capacity(self._max_num_seqs, tokens or math.inf)

@@ -1,12 +1,12 @@
-"""The replica of each prompt: a plugin's choice, made once per step for the whole batch, kept by the load
-balancer request by request. Prompts that a running step asks for later (dynamic sampling, failed groups) are added to
-its plan.
+"""Assigns each prompt to a replica: a plugin chooses once per step for the whole batch, and the load balancer keeps the
+choice for every request. Prompts that a running step asks for later (dynamic sampling, failed groups) are added to its
+plan.
 
 Invariants (tests/integration/test_routing.py):
 - all samples of an assigned prompt go to one replica, and so do their later turns; the prefix is computed once;
-- when that replica leaves the rollout, the samples that are not done go on together at the least busy one that is left;
-- a prompt that nobody assigned, validation included, is routed as verl routes it;
-- an assignment holds until the next step's;
+- when that replica leaves the rollout, the unfinished samples go on together at the least busy replica that is left;
+- a prompt without an assignment, validation included, is routed by verl;
+- an assignment holds until the next step's assignment;
 - prompts added to a running step leave the number of replicas and all assignments as they are.
 """
 
@@ -30,31 +30,31 @@ from verl_fuse.spec.step import ReplicaView
 
 
 class PromptRouter(GlobalRequestLoadBalancer):
-    """verl's load balancer, which asks first where the request's prompt was assigned to."""
+    """verl's load balancer, which first looks up the assignment of the request's prompt."""
 
     def __init__(self, servers: dict[str, Any]):
         super().__init__(servers)
         self._homes: dict[str, str] = {}
 
     def assign(self, homes: dict[str, str]) -> None:
-        """Prompt uid -> server address, in place of the last step's."""
+        """Set prompt uid -> server address, in place of the last step's assignment."""
         self._homes = dict(homes)
 
     def add(self, homes: dict[str, str]) -> None:
-        """Assign as `assign` does, beside the homes there are: a home that was left is not given back."""
+        """Add these homes to the existing homes: a home that was left is not given back."""
         self._homes |= homes
 
     def require_acquire_fields(self) -> list[str]:
-        """Facts that a client tells of a request beside its id."""
+        """Return the facts that a client tells of a request beside its id."""
         return ["prompt_uid"]
 
     def acquire_server(self, request_id: str, prompt_uid: str | None = None) -> tuple[str, Any]:
-        """(address, handle) of the server for this request."""
+        """Return (address, handle) of the server for this request."""
         home = self._homes.get(prompt_uid) if prompt_uid is not None else None
         if prompt_uid is None or home is None:
             return super().acquire_server(request_id)
         if home not in self._servers:
-            # A new request id has no server to stick to: the least busy one is chosen.
+            # A new request id has no server to stick to: the least busy server is chosen.
             home, handle = super().acquire_server(f"prompt {prompt_uid} leaving {home}")
             self._homes[prompt_uid] = home
             return home, handle
@@ -63,8 +63,8 @@ class PromptRouter(GlobalRequestLoadBalancer):
 
 
 class Routing:
-    """Plans each step's rollout with the plugins' policies; `samples` are generated of a prompt that does not say
-    otherwise, `timeout` is seconds an actor may take to answer."""
+    """The routing plan of each step, made with the plugins' policies; a prompt without a number of its own gets
+    `samples` samples, `timeout` is seconds an actor may take to answer."""
 
     # Requests are routed by their prompt, which they must know.
     by_prompt = True
@@ -73,7 +73,7 @@ class Routing:
         self._samples = samples
         servers = {replica.server_address: replica.server_handle for replica in manager.get_replicas()}
         self._router: Any = ray.remote(num_cpus=0)(PromptRouter).remote(servers)
-        # Whoever asks for the balancer does so here; clients are made after this.
+        # All code takes the balancer from this attribute; clients are made later.
         manager.global_load_balancer = self._router
         self._replicas = replicas
         self._pool: StandalonePool | None = None
@@ -82,20 +82,20 @@ class Routing:
         self._prompts: dict[str, Prompt] = {}
 
     def use_pool(self, pool: StandalonePool) -> None:
-        """Replicas that are missing are created there, and those that are not wanted destroyed."""
+        """Let `pool` create missing replicas, and destroy unwanted ones."""
         self._pool = pool
 
     @property
     def prompts(self) -> Mapping[str, Prompt]:
-        """By uid, those of the step, with what was predicted for them."""
+        """Return the prompts of the step by uid, with their predictions."""
         return self._prompts
 
     def begin_step(self) -> None:
-        """Nothing is planned for this step yet."""
+        """Begin a step without a plan."""
         self._homes, self._prompts = {}, {}
 
     def submit(self, batch: TensorDict, policy: PolicyGuard, watch: RolloutWatch) -> None:
-        """Prompts are about to be submitted: the step's first ones are planned, later ones added."""
+        """Plan the step's first prompts before they are submitted; add later prompts to the plan."""
         begins, prompts = not self._prompts, prompts_of(batch, self._samples)
         if begins:
             self.plan(prompts, policy)
@@ -103,8 +103,8 @@ class Routing:
             self.add(prompts, policy, watch.finished, watch.discarded)
 
     def plan(self, prompts: Sequence[Prompt], policy: PolicyGuard) -> None:
-        """Before the step's prompts are submitted: predict, choose how many replicas there are to be, put the others to
-        sleep, assign."""
+        """Plan the step's prompts before they are submitted: predict lengths, choose the number of replicas, put the
+        other replicas to sleep, assign the prompts."""
         prompts = _predicted(prompts, policy)
         self.begin_step()
         self._assign(prompts, policy, self._scaled(prompts, self._routed(), policy), {}, self._router.assign)
@@ -112,8 +112,8 @@ class Routing:
     def add(
         self, prompts: Sequence[Prompt], policy: PolicyGuard, finished: Finished, discarded: Container[str]
     ) -> None:
-        """Before prompts are submitted to a step that runs: predict, and assign them beside what is unfinished. Of the
-        step's other prompts something is `finished`; groups that were `discarded` are over."""
+        """Add prompts to a running step before they are submitted: predict their lengths, and assign them beside the
+        unfinished prompts. Samples of the step's other prompts are `finished`; `discarded` groups are over."""
         prompts = _predicted(prompts, policy)
         routed = self._routed()
         running: dict[int, list[Prompt]] = {view.rank: [] for view in routed}
@@ -144,7 +144,7 @@ class Routing:
     def _scaled(
         self, prompts: Sequence[Prompt], routed: Sequence[ReplicaView], policy: PolicyGuard
     ) -> Sequence[ReplicaView]:
-        """The replicas that take requests and generate the step."""
+        """Return the replicas that take requests and generate the step."""
         needed = sum(not view.standalone for view in routed)
         most = len(routed) if self._pool is None else needed + self._pool.most
         count = policy.scale(prompts, routed, most)
@@ -157,8 +157,8 @@ class Routing:
         return routed[:count]
 
     def upper_response(self, finished: Finished, discarded: Container[str]) -> float | None:
-        """Mean of the upper predictions for the samples which those `finished` leave, groups that were
-        `discarded` left out; None where not all are predicted."""
+        """Return the mean of the upper predictions of the samples that are not `finished`, without `discarded` groups;
+        None where a prediction is missing."""
         left = [(self._prompts[uid].prediction, count) for uid, count in self._left(finished, discarded).items()]
         total = sum(count for _, count in left)
         if not total or any(prediction is None for prediction, _ in left):
@@ -168,8 +168,8 @@ class Routing:
     def annotate(
         self, views: Iterable[ReplicaView], finished: Finished, discarded: Container[str]
     ) -> tuple[ReplicaView, ...]:
-        """`views` with what was assigned to each, groups that were `discarded` left out, and how much of it the
-        samples `finished` leave."""
+        """Return `views` with the work assigned to each replica, without `discarded` groups, and the part of the work
+        that the `finished` samples leave."""
         left = self._left(finished, discarded)
         assigned: Counter[int] = Counter()
         unfinished: Counter[int] = Counter()
@@ -180,9 +180,10 @@ class Routing:
         return tuple(replace(v, assigned=assigned[v.rank], unfinished=unfinished[v.rank]) for v in views)
 
     def _left(self, finished: Finished, discarded: Container[str]) -> dict[str, int]:
-        """By uid, of each prompt of the step that was not `discarded`: samples that are not `finished`."""
+        """Return by uid, for each prompt of the step that was not `discarded`, the number of samples that are not
+        `finished`."""
         return {
-            uid: max(0, prompt.samples - finished.samples_of(uid))
+            uid: max(0, prompt.samples - finished.counts[uid])
             for uid, prompt in self._prompts.items()
             if uid not in discarded
         }

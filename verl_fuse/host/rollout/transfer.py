@@ -1,12 +1,13 @@
-"""Parameters for a KV connector of the engines with each request: the hook `fuse_transfer`, asked where requests are
+"""Gives a KV connector of the engines parameters with each request: asks the hook `fuse_transfer` where requests are
 made.
 
-vLLM hands `kv_transfer_params` to the connector set in `engine_kwargs.vllm.kv_transfer_config`. One that keeps KV in a
-store lets the rest of a moved request load its prefix instead of computing it again.
+vLLM hands `kv_transfer_params` to the connector set in `engine_kwargs.vllm.kv_transfer_config`. A connector that keeps
+KV in a store lets the rest of a moved request load its prefix instead of computing it again.
 
 Invariants (tests/unit/host/test_kv_transfer.py):
-- a request of which the weights are not known, about which no plugin says anything, or whose plugin fails is an error,
-  because what a connector keeps or finds for it may be of other weights; only an empty answer is nothing to tell.
+- a request with unknown weights, without an answer of a plugin, or with a plugin that fails is an error, because a
+connector may keep or find KV of other weights for the request; only an empty answer means that there is nothing to
+tell.
 """
 
 from collections.abc import Mapping
@@ -21,12 +22,12 @@ from verl_fuse.spec.step import RequestView
 
 
 def has_connector(config: Any) -> bool:
-    """Whether vLLM has a KV connector in this composed configuration."""
+    """Tell whether vLLM has a KV connector in this composed configuration."""
     return bool(OmegaConf.select(config, "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config"))
 
 
 class Transfers:
-    """Asks the plugins of this process."""
+    """The plugins of this process, asked for KV transfers."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -41,7 +42,8 @@ class Transfers:
         generated: int = 0,
         source: int | None = None,
     ) -> dict[str, Any]:
-        """`sampling_params` with what the connector is told; the other arguments are the fields of RequestView."""
+        """Return `sampling_params` with the parameters for the connector; the other arguments are the fields of
+        RequestView."""
         if group is None:
             raise FuseError(
                 f"request {request_id} belongs to no prompt: what a KV connector keeps of it may be of other weights"

@@ -1,5 +1,5 @@
-"""Waits for actors of the rollout, none longer than `timeout` seconds (fuse.replica_timeout); whoever
-fails or is late is named."""
+"""Waits for actors of the rollout, never longer than `timeout` seconds (fuse.replica_timeout); an actor that fails or
+is late is named."""
 
 import asyncio
 import logging
@@ -17,19 +17,19 @@ from verl_fuse.host.upstream.watchdog import is_dead
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks at a replica that is to stop, and until it answers one.
+# Seconds between two looks at a replica that is to stop, and seconds that it may take to answer a look.
 LOOK = 2.0
 
 
 class Waiting:
-    """`fail(replica, why, cause)` decides what becomes of a replica that does not answer."""
+    """Waits for answers; `fail(replica, why, cause)` decides the fate of a replica that does not answer."""
 
     def __init__(self, timeout: float, fail: Callable[[Replica, str, Exception | None], None]):
         self._timeout, self._fail = timeout, fail
         self._late = f"in {timeout:g} s (fuse.replica_timeout)"
 
     def answer(self, reference: Any, whom: str) -> Any:
-        """The answer of an actor that the run cannot do without."""
+        """Return the answer of an actor that the run cannot do without."""
         try:
             return ray.get(reference, timeout=self._timeout)
         except GetTimeoutError:
@@ -38,7 +38,7 @@ class Waiting:
             raise FuseError(f"{whom} failed: {first_line(error)}") from error
 
     def answers(self, question: Callable[[Any], Any], replicas: Iterable[Replica]) -> dict[Replica, Any]:
-        """The answers to `question` from inside the servers that answer."""
+        """Return the answers to `question` from inside the servers that answer."""
         found = {}
         for replica, answer in {replica: replica.server.__ray_call__.remote(question) for replica in replicas}.items():
             try:
@@ -50,7 +50,7 @@ class Waiting:
         return found
 
     def undone(self, calls: Mapping[Replica, Coroutine]) -> dict[Replica, str]:
-        """Let every replica do it; of those that do not, why."""
+        """Run the call of every replica; return the reasons of replicas that did not finish it."""
 
         async def together() -> list[str]:
             return await asyncio.gather(*map(self._undone, calls, calls.values()))
@@ -59,7 +59,8 @@ class Waiting:
         return {replica: why for replica, why in zip(calls, reasons, strict=True) if why}
 
     async def _undone(self, replica: Replica, call: Coroutine) -> str:
-        """A server may wait for ever for an engine that dies meanwhile: it is asked now and then."""
+        """Wait for one call; return "" or the reason why it is undone. A server may wait for ever for an engine that
+        dies meanwhile, so the server is asked at intervals."""
         doing = asyncio.ensure_future(call)
         deadline = time.monotonic() + self._timeout
         try:

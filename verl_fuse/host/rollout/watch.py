@@ -2,7 +2,7 @@
 ends loudly, and prompt groups that are discarded without being trained on are remembered.
 
 Works on whatever replay buffer verl built, a user's custom sampler included: the instance's poll seam (replay_buffer.py
-`_wait_for_next_poll`) and its seam for discarding groups (`_clear_groups`) are wrapped, nothing else.
+`_wait_for_next_poll`) and its seam for discarding groups (`_clear_groups`) are wrapped, and nothing else.
 """
 
 import time
@@ -18,15 +18,15 @@ from verl_fuse.spec.trajectory import TrajectoryKey
 
 # Seconds between two looks of verl's own replay buffer (replay_buffer.py).
 VERL_POLL_INTERVAL = 2.0
-# Seconds after which policies are asked again although nothing has happened.
+# Policies are asked again after this many seconds although no event has happened.
 STEADY = 0.5
 
 
 class Glance:
-    """Whether a look at the rollout is worth asking everybody: something is not as it was, or
-    `STEADY` seconds have passed.
+    """Decides whether a look at the rollout is worth asking all policies: the rollout has changed, or `STEADY` seconds
+    have passed.
 
-    To ask costs the load balancer and the driver a few milliseconds, which on busy cores are generation's.
+    A question costs the load balancer and the driver a few milliseconds, which busy cores take from generation.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,9 @@ class Glance:
 
 
 class RolloutWatch:
-    """Calls `on_poll(watch)` at every look at the training partition, and `on_discard(keys)` before finished
-    trajectories are cleared; `stall_timeout` is seconds without a new sample, after which `suspects()` are named."""
+    """A watch that calls `on_poll(watch)` at every look at the training partition, and `on_discard(keys)` before
+    finished trajectories are cleared; `stall_timeout` is seconds without a new sample, after which `suspects()` are
+    named."""
 
     def __init__(
         self,
@@ -64,16 +65,16 @@ class RolloutWatch:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Forget what was seen before this step or validation."""
-        # Response tokens of each sample of the groups that the step discarded, by prompt uid: none for a group without
-        # a trajectory.
+        """Forget all records from before this step or validation."""
+        # Response tokens of each sample of the groups that the step discarded, by prompt uid: an empty list for a group
+        # without a trajectory.
         self.discarded: dict[str, list[int]] = {}
         self.finished = Finished()
         self._progress = (0, time.monotonic())
         self._looked = time.thread_time()
 
     def look(self) -> None:
-        """Look now, without waiting: replayed rollouts are there at once."""
+        """Look now, without waiting: replayed rollouts are complete at once."""
         self._looked = time.thread_time()
         self._buffer._sync_metadata_from_transfer_queue()
         self._look()
@@ -83,13 +84,13 @@ class RolloutWatch:
         self._on_poll(self)
 
     def complete(self, samples_each: int) -> dict[str, list[Sample]]:
-        """Trajectories of the groups whose rollout has ended with `samples_each` samples, by prompt uid."""
+        """Return the trajectories of the groups whose rollout has ended with `samples_each` samples, by prompt uid."""
         ended = self._buffer.finished_keys[TRAIN]
-        return {uid: self.finished.group(uid) for uid in ended if self.finished.samples_of(uid) == samples_each}
+        return {uid: self.finished.group(uid) for uid in ended if self.finished.counts[uid] == samples_each}
 
     @property
     def groups(self) -> tuple[int, int, int]:
-        """Prompt groups: all, finished, failed."""
+        """Return the number of prompt groups: all, finished, failed."""
         b = self._buffer
         finished, failed = len(b.finished_keys[TRAIN]), len(b.failure_keys[TRAIN])
         return len(b.pending_keys[TRAIN]) + len(b.running_keys[TRAIN]) + finished + failed, finished, failed
@@ -112,8 +113,8 @@ class RolloutWatch:
         self._clear(partition_id, uids)
 
     def _pace(self) -> float:
-        """Seconds to the next look. Looking costs CPU time in proportion to the batch and competes with the lane's
-        thread: at most a tenth of the time goes into it, but the pace is never slower than verl's own."""
+        """Return the seconds to the next look. A look costs CPU time in proportion to the batch and competes with the
+        lane's thread: at most a tenth of the time goes into looks, but the pace is never slower than verl's own."""
         spent = time.thread_time() - self._looked
         return max(self._poll_interval, min(9 * spent, VERL_POLL_INTERVAL))
 

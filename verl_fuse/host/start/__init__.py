@@ -1,1 +1,1 @@
-"""Everything that is checked before a run starts."""
+"""Checks that are made before a run starts."""

@@ -1,8 +1,8 @@
-"""LoRA as verl cannot train it, found before a run starts instead of in its first step.
+"""Finds LoRA configurations that verl cannot train, before a run starts instead of in its first step.
 
-Invariant (tests/unit/host/test_adapters.py): what is refused here ends in stock verl 0.9.1 in an error, or in values of
-another critic: the reference of a policy with adapters is that policy without them, and verl leaves the word for that,
-`no_lora_adapter`, in the batch that the critic gets next (`PPOTrainer._compute_ref_log_prob`,
+Invariant (tests/unit/host/test_adapters.py): a configuration refused here ends in stock verl 0.9.1 in an error, or in
+values of another critic: the reference of a policy with adapters is the policy without them, and verl leaves the flag
+for that, `no_lora_adapter`, in the batch that the critic gets next (`PPOTrainer._compute_ref_log_prob`,
 `TrainingWorker.infer_batch`).
 """
 
@@ -15,7 +15,7 @@ from verl_fuse.spec.step import Refusal
 
 
 def adapter_refusals(config: DictConfig) -> Iterator[Refusal]:
-    """A policy with adapters beside a reference and a critic."""
+    """Refuse a policy with adapters beside a reference and a critic."""
     get = getter(config)
     if not (has_adapters(get) and has_reference(get) and has_critic(get)):
         return

@@ -1,4 +1,4 @@
-"""The checks that a trainer makes before it builds anything."""
+"""Makes the checks of a trainer before it builds anything."""
 
 import logging
 
@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 def checked_settings(config: DictConfig) -> Settings:
-    """The settings of a run that may begin; a plan file is applied to `config`, and what plugins set there."""
+    """Return the settings of a run that may begin; a plan file and the values that plugins set are applied to
+    `config`."""
     require_version()
     settings = load_settings(config)
     join_verl_log(settings.manager)

@@ -1,4 +1,4 @@
-"""Facts of verl, Hydra and Ray for `verl-fuse doctor`, without judgement.
+"""Collects facts of verl, Hydra and Ray for `verl-fuse doctor`, without judgement.
 
 verl and Ray are imported by the functions that need them, so that an installation without them can still be examined.
 """
@@ -25,8 +25,8 @@ RAY_TIMEOUT = 180.0
 
 @dataclass(frozen=True)
 class Probe:
-    """One process as verl would find it. `entry_points` maps each of our entry points to what keeps
-    it from working, or None."""
+    """One process as verl would find it. `entry_points` maps each of our entry points to the fault that keeps it from
+    working, or None."""
 
     python: str
     verl: str | None
@@ -37,8 +37,8 @@ class Probe:
 
 
 def probe() -> Probe:
-    """Examine this process: import verl's V1 trainers, see whether ours is there, then load our entry points, since
-    verl hides their errors."""
+    """Examine this process: import verl's V1 trainers, look for our trainer, then load our entry points, since verl
+    hides their errors."""
     trainers = importlib.import_module("verl.trainer.ppo.v1").trainer_base.TRAINER_REGISTRY
     trainer = trainers.get("fuse")
     broken: dict[str, str | None] = {}
@@ -48,7 +48,7 @@ def probe() -> Probe:
         try:
             entry.load()
             failure = getattr(sys.modules[entry.module], "failure", None)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is what the user needs to read
+        except Exception as error:  # noqa: BLE001  The user needs to read every error.
             failure = error
         broken[entry.name] = None if failure is None else f"{type(failure).__name__}: {failure}"
     return Probe(
@@ -75,8 +75,8 @@ def probe_driver() -> Probe:
 
 
 def probe_ray_worker() -> Probe:
-    """Examine a worker of the cluster RAY_ADDRESS names, or of a Ray started for this with one
-    CPU; raises what Ray raises."""
+    """Examine a worker of the cluster that RAY_ADDRESS names, or of a Ray started for this with one CPU; errors of Ray
+    pass through."""
     import ray
 
     address = os.environ.get("RAY_ADDRESS", "local")
@@ -89,8 +89,8 @@ def probe_ray_worker() -> Probe:
 
 
 def composed_fuse_keys() -> list[str]:
-    """Compose verl's own trainer configuration with `+fuse=default` and return the keys of the block;
-    raises what Hydra raises."""
+    """Compose verl's own trainer configuration with `+fuse=default` and return the keys of the block; errors of Hydra
+    pass through."""
     from hydra import compose, initialize_config_module
 
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -99,7 +99,7 @@ def composed_fuse_keys() -> list[str]:
 
 
 def accelerators() -> int:
-    """How many CUDA devices torch sees."""
+    """Return the number of CUDA devices that torch sees."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,9 +1,9 @@
-"""Micro-batch sizes that verl reads when its workers start, minutes after its own checks, and those
-it checks one at a time.
+"""Checks micro-batch sizes: sizes that verl reads when its workers start, minutes after its own checks, and sizes that
+verl checks one at a time.
 
-Invariant (tests/unit/host/test_micro_batches.py): what is refused here ends in stock verl 0.9.1 in an error as
-well (verl/utils/config.py `validate_config`, verl/workers/engine_workers.py `init_model`); a key that the
-configuration lacks is not asked for.
+Invariant (tests/unit/host/test_micro_batches.py): a configuration refused here ends in stock verl 0.9.1 in an error as
+well (verl/utils/config.py `validate_config`, verl/workers/engine_workers.py `init_model`); a key that the configuration
+lacks is not demanded.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ _ACTOR, _ROLLOUT, _REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rol
 
 
 def micro_batch_refusals(config: DictConfig) -> Iterator[Refusal]:
-    """Keys that must be a number of samples and are not, for the models of this run whose
-    micro-batches are not cut by tokens."""
+    """Refuse keys that must be a number of samples and are not, for the models of this run whose micro-batches are not
+    cut by tokens."""
     get = getter(config)
     if get("trainer.use_v1") is False:
         # verl's trainer before V1 reads other keys as well.
@@ -33,7 +33,8 @@ def micro_batch_refusals(config: DictConfig) -> Iterator[Refusal]:
 
 
 def _needed(get: Get) -> Iterator[tuple[str, str]]:
-    """Per model of the run: the key that has micro-batches cut by tokens, and the key of their size in samples."""
+    """Yield per model of the run: the key that has micro-batches cut by tokens, and the key of their size in
+    samples."""
     yield f"{_ACTOR}.use_dynamic_bsz", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
     # verl wants one answer for the actor's training and its log-probs.
     yield f"{_ACTOR}.use_dynamic_bsz", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"

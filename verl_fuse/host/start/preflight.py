@@ -18,8 +18,8 @@ from verl_fuse.host.start.settings import load_settings
 
 
 class Preflight(Callback):
-    """Refuses an unsupported verl, a broken contract or a bad `fuse` block with one message and exit code 2; says what
-    `fuse.preset` chose and what is set for nothing."""
+    """A callback that refuses an unsupported verl, a broken contract or a bad `fuse` block with one message and exit
+    code 2; it prints the choices of `fuse.preset` and the keys that have no effect."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:

@@ -1,10 +1,10 @@
-"""The features that `fuse.preset` switches on: those that pay for this algorithm and engine. Imports neither verl nor
-ray.
+"""Chooses the features that `fuse.preset` switches on: the features that pay for this algorithm and engine. Imports
+neither verl nor ray.
 
 Invariants (tests/unit/host/test_preset.py):
-- only keys that are null are chosen: what the user sets stays as it is;
-- a feature of which anything is refused stays off, with the first reason; what is refused without the
-  preset is refused with it;
+- only keys that are null are chosen: a key that the user sets keeps its value;
+- a feature with any refusal stays off, with the first reason; a configuration refused without the preset is refused
+with it;
 - a feature that has nothing to do in this run stays off.
 """
 
@@ -23,8 +23,8 @@ Problems = Callable[[DictConfig], Sequence[str]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A feature: the keys of `fuse` that switch it on, of which the first is its switch; `idle` says why it has nothing
-    to do in a run, or None."""
+    """A feature: the keys of `fuse` that switch it on, of which the first is its switch; `idle` returns the reason why
+    the feature has nothing to do in a run, or None."""
 
     keys: Mapping[str, Any]
     idle: Callable[[Get], str | None]
@@ -93,8 +93,8 @@ PRESETS: Mapping[PresetName, Sequence[Candidate]] = {
 
 
 def choose(config: DictConfig, name: PresetName, problems: Problems) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(the keys of `fuse` that the preset sets in `config`, what it says of each feature); `problems` finds what is
-    refused of a configuration."""
+    """Return (the keys of `fuse` that the preset sets in `config`, a line on each feature); `problems` finds the
+    refusals of a configuration."""
     chosen: dict[str, Any] = {}
     lines: list[str] = []
     refused = set(problems(config)) if PRESETS[name] else set()
@@ -116,7 +116,7 @@ def choose(config: DictConfig, name: PresetName, problems: Problems) -> tuple[di
 
 
 def with_keys(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
-    """A copy of `config` with these keys of `fuse`."""
+    """Return a copy of `config` with these keys of `fuse`."""
     changed = deepcopy(config)
     for key, value in values.items():
         OmegaConf.update(changed, f"fuse.{key}", value, force_add=True)

@@ -1,9 +1,9 @@
-"""Keys of verl's configuration that plugins set (`fuse_overrides`). Imports neither verl nor ray.
+"""Sets the keys of verl's configuration that plugins choose (`fuse_overrides`). Imports neither verl nor ray.
 
 Invariants (tests/unit/host/test_set_by_plugins.py):
-- a key that two plugins set to different values ends the run, with nothing set;
+- a key that two plugins set to different values ends the run, with no key set;
 - keys that verl's YAML lacks are added;
-- what is checked before a run starts is what it is started with.
+- the configuration checked before a run starts is the configuration it is started with.
 """
 
 from copy import deepcopy
@@ -17,7 +17,7 @@ from verl_fuse.host.start.settings import Settings
 
 
 def set_by_plugins(config: DictConfig, settings: Settings) -> None:
-    """Set in `config` what the run's plugins want there."""
+    """Set in `config` the values that the run's plugins choose."""
     wanted: dict[str, Any] = {}
     for found in settings.manager.hook.fuse_overrides(config=config, run_dir=settings.run_dir):
         for key, value in (found or {}).items():
@@ -28,7 +28,7 @@ def set_by_plugins(config: DictConfig, settings: Settings) -> None:
 
 
 def as_started(config: DictConfig, settings: Settings) -> DictConfig:
-    """A copy of `config` with what the run sets in it: its plan, and what its plugins want."""
+    """Return a copy of `config` with the values that the run sets in it: its plan, and its plugins' choices."""
     copied = deepcopy(config)
     apply_plan(copied, settings.overrides)
     set_by_plugins(copied, settings)

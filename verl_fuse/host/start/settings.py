@@ -1,4 +1,4 @@
-"""The `fuse` block of a verl configuration, checked in full before anything is started.
+"""Reads the `fuse` block of a verl configuration, and checks all of it before anything is started.
 
 Imports neither verl nor ray, so that the driver can refuse a bad configuration before Ray is up.
 """
@@ -19,12 +19,12 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.adapters import adapter_refusals
-from verl_fuse.host.start.applied_plan import apply_plan, checked_plan
+from verl_fuse.host.start.applied_plan import ADDED, apply_plan, checked_plan, overrides_of
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
 from verl_fuse.host.start.preset import PresetName, choose, with_keys
 from verl_fuse.spec.block import bounded, nearest, read_block, undecided, waiting, without_effect
 from verl_fuse.spec.composed import getter
-from verl_fuse.spec.plan import Plan, Setting
+from verl_fuse.spec.plan import Plan
 
 T = TypeVar("T")
 
@@ -46,27 +46,28 @@ class CoreBlock:
 
 @dataclass(frozen=True)
 class Settings:
-    """The core block, one block per plugin, the plugins themselves, and the keys that a plan sets in verl's
-    configuration; `idle` says of features that are off which of their keys are set for nothing, `chosen` what
-    `fuse.preset` switches on and what not, with the reason."""
+    """The core block, one block per plugin, the plugins themselves, the keys that a plan sets in the configuration, and
+    the plan's seconds of each stage of a step; `idle` lists the keys that are set for features that are off, `chosen`
+    the features that `fuse.preset` switches on and the others, with the reason."""
 
     core: CoreBlock
     blocks: Mapping[str, Any]
     manager: pluggy.PluginManager
     run_dir: Path
-    overrides: Mapping[str, Setting] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    planned_seconds: Mapping[str, float] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The lines for the user at the start."""
+        """Return the lines for the user at the start."""
         return (*self.chosen, *(f"warning: {line}" for line in self.idle))
 
 
 def load_settings(config: DictConfig) -> Settings:
-    """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting. If nothing does,
-    what is left to `fuse.preset` is set in `config`."""
+    """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting. Otherwise the
+    keys left to `fuse.preset` are set in `config`."""
     node = _fuse_node(config)
     problems: list[str] = []
     core_names = {f.name for f in fields(CoreBlock)}
@@ -78,9 +79,15 @@ def load_settings(config: DictConfig) -> Settings:
     decided = with_keys(config, left)
     node = _fuse_node(decided)
     plan = _read(problems, _plan, core, config, node)
+    overrides = overrides_of(plan, node) if plan else {}
+    for key, value in overrides.items():
+        if key.startswith(f"{ADDED}fuse."):
+            block, name = key.split(".")[1:]
+            if isinstance(there := node.get(block) or {}, Mapping):
+                node[block] = {**there, name: value}
     read = {name: _read(problems, read_block, block, node.get(name), f"fuse.{name}") for name, block in schema.items()}
     problems += _unknown(node, core, core_names | set(schema))
-    checked = _without(_as_planned(decided, plan, node), [name for name, block in read.items() if block is None])
+    checked = _without(_as_planned(decided, overrides), [name for name, block in read.items() if block is None])
     problems += _read(problems, _problems, manager, checked) or ()
     if problems:
         raise FuseError(*problems)
@@ -89,13 +96,14 @@ def load_settings(config: DictConfig) -> Settings:
     blocks: dict[str, Any] = dict(read)
     idle = tuple(line for name, block in blocks.items() for line in _idle(f"fuse.{name}", block))
     run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir", default="fuse_run")
-    return Settings(core, blocks, manager, Path(run_dir).absolute(), plan.overrides if plan else {}, idle, chosen)
+    foreseen = plan.planned_seconds if plan else {}
+    return Settings(core, blocks, manager, Path(run_dir).absolute(), overrides, foreseen, idle, chosen)
 
 
 def _decided(
     config: DictConfig, core: CoreBlock, manager: pluggy.PluginManager, schema: Mapping[str, type]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(the keys of `fuse` that are left to the preset, with their values; what it says of each feature)."""
+    """Return (the keys of `fuse` that are left to the preset, with their values; the preset's line on each feature)."""
     keys, chosen = choose(config, core.preset, partial(_problems, manager))
     otherwise = {f"{name}.{key}": value for name, block in schema.items() for key, value in undecided(block).items()}
     get = getter(config)
@@ -103,7 +111,7 @@ def _decided(
 
 
 def _read(problems: list[str], read: Callable[..., T], *arguments: Any) -> T | None:
-    """The result of `read(*arguments)`; None where it refuses, its problems then being added to `problems`."""
+    """Return the result of `read(*arguments)`; None where it refuses, with its problems added to `problems`."""
     try:
         return read(*arguments)
     except FuseError as error:
@@ -134,7 +142,7 @@ def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[str]:
         found = [problem for found in manager.hook.fuse_validate(config=config) for problem in found or ()]
         return list(map(str, [*found, *micro_batch_refusals(config), *adapter_refusals(config)]))
     except (ArithmeticError, LookupError, TypeError, ValueError, OmegaConfBaseException) as error:
-        # A value of a type nobody expects; the line that met it names the key.
+        # A value has an unexpected type; the line that met it names the key.
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise FuseError(
             f"this configuration cannot be checked: {type(error).__name__}: {error} ({Path(frame.filename).name}, line "
@@ -149,13 +157,13 @@ def _idle(where: str, block: Any) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    """The value as YAML writes it."""
+    """Return the value as YAML writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _without(config: DictConfig, refused: Sequence[str]) -> DictConfig:
-    """The configuration with nothing in the blocks that are `refused` but whether they are on: what else the run lacks
-    is found beside their bad values."""
+    """Return the configuration with nothing but the switch in each block that is `refused`: the other faults of the run
+    are then found beside the bad values."""
     if not refused:
         return config
     config = deepcopy(config)
@@ -165,20 +173,17 @@ def _without(config: DictConfig, refused: Sequence[str]) -> DictConfig:
     return config
 
 
-def _as_planned(config: DictConfig, plan: Plan | None, node: Mapping[str, Any]) -> DictConfig:
-    """The configuration that a run with this plan has: what is refused there is refused before it starts."""
-    if plan is None:
+def _as_planned(config: DictConfig, overrides: Mapping[str, Any]) -> DictConfig:
+    """Return the configuration that a run with this plan has: its refusals are found before the run starts."""
+    if not overrides:
         return config
     config = deepcopy(config)
-    apply_plan(config, plan.overrides)
-    if "interstage" in plan.features:
-        threshold = node["interstage"]["migration_threshold"]
-        OmegaConf.update(config, "fuse.interstage.migration_threshold", threshold, force_add=True)
+    apply_plan(config, overrides)
     return config
 
 
-def _plan(core: CoreBlock, config: DictConfig, node: dict[str, Any]) -> Plan | None:
-    """The plan the configuration names, checked; its migration threshold goes into `node`, unless one is set there."""
+def _plan(core: CoreBlock, config: DictConfig, node: Mapping[str, Any]) -> Plan | None:
+    """Return the plan that the configuration names, checked."""
     if core.plan is None:
         return None
     if core.preset != "observe":
@@ -186,10 +191,7 @@ def _plan(core: CoreBlock, config: DictConfig, node: dict[str, Any]) -> Plan | N
             f"fuse.preset={core.preset!r}: a plan (fuse.plan) says itself what is switched on; allowed: observe"
         )
     enabled = {name for name, block in node.items() if isinstance(block, dict) and block.get("enabled") is True}
-    plan = checked_plan(Path(core.plan), config, enabled)
-    if "interstage" in plan.features and node["interstage"].get("migration_threshold") is None:
-        node["interstage"]["migration_threshold"] = plan.migration_threshold or None
-    return plan
+    return checked_plan(Path(core.plan), config, enabled, core.disabled_plugins)
 
 
 def _fuse_node(config: DictConfig) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Updates critic and actor in one call to their workers.
 
-verl's `_update_critic` and `_update_actor` run unchanged, side by side: each prepares its batch and calls its worker group, both calls become one,
-and each goes on with its own model's output and metrics.
+verl's `_update_critic` and `_update_actor` run unchanged, side by side: each prepares its batch and calls its worker
+group, both calls become one, and each goes on with its own model's output and metrics.
 
-Every model is updated once per step, on the same rows, split over its own data-parallel ranks, with the same metadata as by verl's two calls.
+Every model is updated once per step, on the same rows, split over its own data-parallel ranks, with the same metadata
+as by verl's two calls.
 """
 
 import logging
@@ -30,7 +31,8 @@ _MESH = {"critic": "train", "actor": "actor"}
 
 
 class FusedUpdates(SeparateUpdates, TrainerPart):
-    """The updates of `trainer`, whose worker groups of "actor" and "critic" are `groups`; `timeout`: seconds a rank may wait within an update.
+    """The updates of `trainer`, whose worker groups of "actor" and "critic" are `groups`; `timeout`: seconds a rank may
+    wait within an update.
 
     While the critic warms up, nothing is fused."""
 

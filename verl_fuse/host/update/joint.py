@@ -1,11 +1,14 @@
-"""Runs jobs side by side in one thread: each runs until it makes a call, the calls are made together, and every job goes on with its own result.
+"""Runs jobs side by side in one thread: each runs until it makes a call, the calls are made together, and every job
+goes on with its own result.
 
 A job's code is not changed for it: it calls `JointCalls.call` where it would have made the call itself.
 
 Invariants (tests/unit/host/test_joint.py):
 - one job runs at a time, in the order of the jobs, and each one inside its own context;
-- calls are made together as soon as every job that has not ended waits in one; a job that is left makes its calls alone;
-- an error of a job, or of the calls, ends the other jobs where they wait, their contexts and `finally` blocks included, and is raised.
+- calls are made together as soon as every job that has not ended waits in one; a job that is left makes its calls
+  alone;
+- an error of a job, or of the calls, ends the other jobs where they wait, their contexts and `finally` blocks included,
+  and is raised.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +25,8 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 
 class JointCalls(Generic[Request, Result]):
-    """`make` answers the requests of all waiting jobs, by job name; `contexts` are entered whenever the job of that name runs."""
+    """`make` answers the requests of all waiting jobs, by job name; `contexts` are entered whenever the job of that
+    name runs."""
 
     def __init__(
         self, make: Callable[[dict[str, Request]], Mapping[str, Result]], contexts: Mapping[str, Context] | None = None

@@ -14,7 +14,8 @@ Counts = tuple[int, int]
 class UpdateOrder:
     """How ranks run an update: without `together` one model after the other, each in Megatron's own order.
 
-    `schedules`: JSON forms by counts; calls with other counts run one after the other. `timeout`: seconds a rank may wait at most.
+    `schedules`: JSON forms by counts; calls with other counts run one after the other. `timeout`: seconds a rank may
+    wait at most.
     """
 
     together: bool
@@ -38,8 +39,9 @@ class ModelCost:
 class RankReport:
     """Of one process, which plays `rank` of the problem.
 
-    `placements`: ranks of the problem, in stage order, of every pipeline of each model. `counts`: of every pair of calls, in order; `fused`: how many
-    of these ran as one program. `headroom`: bytes there are for activations, None if unknown. `spans`: ops, and those predicted.
+    `placements`: ranks of the problem, in stage order, of every pipeline of each model. `counts`: of every pair of
+    calls, in order; `fused`: how many of these ran as one program. `headroom`: bytes there are for activations, None if
+    unknown. `spans`: ops, and those predicted.
     """
 
     rank: int

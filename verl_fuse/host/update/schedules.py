@@ -1,10 +1,11 @@
 """Which schedules the next update of actor and critic has, from what the updates before it measured.
 
-Problems are solved in a thread of their own while other stages run; until one is solved, its calls run one model after the other, which is
-also what measures them first.
+Problems are solved in a thread of their own while other stages run; until one is solved, its calls run one model after
+the other, which is also what measures them first.
 
 Invariants (tests/unit/host/test_update_schedules.py):
-- a problem is made of medians over the last `REMEMBERED` updates and the processes of a rank, rounded to two digits: noise makes no new one;
+- a problem is made of medians over the last `REMEMBERED` updates and the processes of a rank, rounded to two digits:
+  noise makes no new one;
 - a schedule stays until a cost has moved by more than `DRIFT`, and is then used until the new one is there;
 - where no schedule is predicted to be faster, there is none, and that is said once per problem.
 """
@@ -83,7 +84,8 @@ class UpdateSchedules:
                 if schedule is None:
                     self._schedules.pop(counts, None)
                     logger.warning(
-                        "verl-fuse: %d actor and %d critic micro-batches run one model after the other: no fused schedule is predicted to be faster",
+                        "verl-fuse: %d actor and %d critic micro-batches run one model after the other: no fused "
+                        "schedule is predicted to be faster",
                         *counts,
                     )
                 else:
@@ -95,7 +97,8 @@ class UpdateSchedules:
 def problem(
     counts: Counts, updates: Iterable[Sequence[RankReport]], activations: Mapping[tuple[str, int], float]
 ) -> ScheduleProblem:
-    """The scheduling problem of one call of each model: seconds, and bytes of a micro-batch by model and rank where every one is known."""
+    """The scheduling problem of one call of each model: seconds, and bytes of a micro-batch by model and rank where
+    every one is known."""
     reports = [report for update in updates for report in update]
     latest = reports[-1]
     costs = {

@@ -1,4 +1,4 @@
-"""The samples that have a gradient, by verl's advantages."""
+"""Finds the samples that have a gradient, by verl's advantages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,20 +12,20 @@ ADVANTAGE_FIELDS = ("advantages", "response_mask")
 
 
 def has_gradient(data: Any) -> list[bool]:
-    """Whether, for each row, any token that counts has an advantage other than exactly 0; `data` has
+    """Tell for each row whether any token that counts has an advantage other than exactly 0; `data` has
     ADVANTAGE_FIELDS, nested."""
     pairs = zip(data["advantages"].unbind(), data["response_mask"].unbind(), strict=True)
     return [bool(((advantages != 0) & (mask != 0)).any()) for advantages, mask in pairs]
 
 
 def with_gradient(batch: KVBatchMeta) -> list[bool]:
-    """The same of a batch whose advantages are there."""
+    """Tell for each row of a batch with advantages whether it has a gradient."""
     return has_gradient(read(batch, ADVANTAGE_FIELDS))
 
 
 def without_gradient(batch: KVBatchMeta, kept: Sequence[bool]) -> dict[str, float]:
-    """Shares of the batch's samples, and of their tokens, that have no gradient, padding not counted; `kept`: of each
-    row, whether it has one."""
+    """Return the shares of the batch's samples, and of their tokens, that have no gradient, padding not counted; `kept`
+    tells for each row whether it has a gradient."""
     rows = zip(kept, batch.tags, strict=True)
     lengths = [(one, int(tag["seq_len"])) for one, tag in rows if not tag.get("is_padding")]
     tokens = sum(length for _, length in lengths)

@@ -1,4 +1,4 @@
-"""How the death of a process shows, whatever engine runs in it. Light: neither verl nor an engine is imported."""
+"""Tells the death of a process, whatever engine runs in it. Light: neither verl nor an engine is imported."""
 
 import signal
 from pathlib import Path
@@ -10,8 +10,8 @@ EXITING = 0x4
 
 
 def is_dying(pid: int) -> bool:
-    """Whether a process of this machine has been killed, or is gone: known before it has given back its memory, which
-    is when its parent hears of it."""
+    """Tell whether a process of this machine has been killed, or is gone: known before the process has given back its
+    memory, which is when its parent hears of the death."""
     try:
         status, stat = (Path(f"/proc/{pid}/{name}").read_text() for name in ("status", "stat"))
     except (FileNotFoundError, ProcessLookupError):
@@ -23,7 +23,7 @@ def is_dying(pid: int) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line; Ray's carry whole tracebacks, and what was raised inside an actor."""
+    """Return an error in one line; Ray's errors carry whole tracebacks, and the error raised inside an actor."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
         error = error.cause
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

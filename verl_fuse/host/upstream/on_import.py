@@ -1,9 +1,9 @@
-"""Run a callback right after a module has been imported, without importing it.
+"""Runs a callback right after a module has been imported, without importing the module.
 
 Invariants (tests/unit/host/test_on_import.py):
 - registering costs no import; an already imported module is handled at once;
 - each callback runs exactly once, in registration order, before the importing statement returns;
-- an exception of a callback reaches whoever imports the module, and the next try to import it calls the callback again.
+- an exception of a callback reaches the importing code, and the next try to import the module calls the callback again.
 """
 
 import importlib.machinery
@@ -19,7 +19,7 @@ _callbacks: dict[str, list[Callback]] = {}
 
 
 class _CallbackLoader(Loader):
-    """Delegates to the real loader, then runs the callbacks of that module."""
+    """A loader that calls the real loader, then runs the callbacks of that module."""
 
     def __init__(self, loader: Loader, name: str):
         self._loader = loader
@@ -44,7 +44,7 @@ class _CallbackLoader(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Wraps the loader of modules that somebody waits for; every other import passes through."""
+    """A finder that wraps the loader of modules with callbacks; every other import passes through."""
 
     _searching: set[str] = set()  # noqa: RUF012
 
@@ -64,7 +64,7 @@ class _Finder(MetaPathFinder):
 
 
 def on_import(name: str, callback: Callback) -> None:
-    """Call `callback(module)` once `name` is imported, or now if it already is."""
+    """Call `callback(module)` once `name` is imported, or now if the module already is imported."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         callback(module)

@@ -1,4 +1,4 @@
-"""Rows of a TransferQueue batch: reading fields, taking parts."""
+"""Reads fields of a TransferQueue batch, and takes parts of its rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,24 @@ TRAIN = "train"
 
 
 def read(batch: KVBatchMeta, fields: Sequence[str]) -> Any:
-    """The TensorDict of `fields` for all rows of `batch`; a field that any row lacks is absent from it
+    """Return the TensorDict of `fields` for all rows of `batch`; a field that any row lacks is absent from it
     (TransferQueue intersects)."""
     return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id or TRAIN, select_fields=list(fields))
 
 
 def rows(keys: Sequence[str], tags: Mapping[str, dict], extra_info: Mapping[str, Any] | None) -> KVBatchMeta:
-    """A batch of `keys` in the given order, with all their fields."""
+    """Return a batch of `keys` in the given order, with all their fields."""
     info: dict[str, Any] = dict(extra_info or {})
     return KVBatchMeta(keys=list(keys), tags=[dict(tags[key]) for key in keys], partition_id=TRAIN, extra_info=info)
 
 
 def tags_of(batch: KVBatchMeta) -> dict[str, dict]:
-    """Tags by key."""
+    """Return tags by key."""
     return dict(zip(batch.keys, batch.tags, strict=True))
 
 
 def prompt_indices(batch: KVBatchMeta) -> list[int | str]:
-    """The data set's index of each prompt group that has a sample in the batch."""
+    """Return the data set's index of each prompt group that has a sample in the batch."""
     tags = tags_of(batch)
     first_of_group = {TrajectoryKey.parse(key).uid: key for key in batch.keys if not tags[key].get("is_padding")}
     indices = read(rows(list(first_of_group.values()), tags, None), ["index"])["index"]
@@ -38,10 +38,10 @@ def prompt_indices(batch: KVBatchMeta) -> list[int | str]:
 
 
 def lengths_by_source(batch: KVBatchMeta, sources: Mapping[str, str]) -> dict[str, list[tuple[int, int]]]:
-    """(prompt, response) tokens of the batch's trajectories by data set; `sources` by prompt uid, what is not in it
-    counts as of the data set ""."""
+    """Return (prompt, response) tokens of the batch's trajectories by data set, with the trajectories of a prompt
+    together; `sources` maps a prompt uid to its data set, and a uid that is not in it counts as of the data set ""."""
     found: dict[str, list[tuple[int, int]]] = {}
-    for key, tag in tags_of(batch).items():
+    for key, tag in sorted(tags_of(batch).items(), key=lambda row: TrajectoryKey.parse(row[0]).uid):
         if not tag.get("is_padding"):
             source = sources.get(TrajectoryKey.parse(key).uid, "")
             found.setdefault(source, []).append((int(tag["prompt_len"]), int(tag["response_len"])))
@@ -49,8 +49,8 @@ def lengths_by_source(batch: KVBatchMeta, sources: Mapping[str, str]) -> dict[st
 
 
 def response_tokens(tags: Mapping[str, dict]) -> dict[str, list[int]]:
-    """Prompt uid -> response tokens of each of its samples, by the tags of its trajectories: those of
-    a session count together."""
+    """Return prompt uid -> response tokens of each of its samples, by the tags of its trajectories: trajectories of a
+    session count together."""
     groups: dict[str, Counter[int]] = {}
     for key, tag in tags.items():
         if not tag.get("is_padding"):

@@ -1,4 +1,4 @@
-"""The upstream versions that this release needs, checked without importing them."""
+"""Checks the upstream versions that this release needs, without importing the packages."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -12,7 +12,7 @@ _FIX = {"verl": install("verl"), "TransferQueue": "pip install 'TransferQueue==0
 
 
 def installed(distribution: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """Return the installed version of a distribution, or None."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -20,7 +20,7 @@ def installed(distribution: str) -> str | None:
 
 
 def problem(distribution: str, found: str | None) -> str | None:
-    """The fault of this version of `distribution`, or None if it is supported."""
+    """Return the fault of this version of `distribution`, or None if the version is supported."""
     allowed = SUPPORTED[distribution]
     if found is None:
         return f"{distribution} is not installed: verl-fuse needs {distribution} {allowed} ({_FIX[distribution]})"

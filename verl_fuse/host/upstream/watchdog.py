@@ -1,10 +1,10 @@
-"""A wait that may not last for ever: run it under a deadline, and say who was waited for when the deadline passes.
+"""Bounds a wait: runs a call under a deadline, and names the suspects when the deadline passes.
 
 Invariants (tests/unit/host/test_watchdog.py):
-- what the call returns or raises reaches the caller unchanged;
+- the result or the exception of the call reaches the caller unchanged;
 - once the deadline has passed, the caller gets a FuseError that names the wait, the seconds and the suspects, even if
-  looking for suspects hangs or fails;
-- the abandoned call keeps nobody from exiting.
+the search for suspects hangs or fails;
+- the abandoned call keeps no process from exiting.
 """
 
 import contextvars
@@ -18,12 +18,12 @@ from verl_fuse.host.upstream.vllm import fault
 
 T = TypeVar("T")
 
-# How long the search for suspects itself may take.
+# The search for suspects itself may take this many seconds.
 DIAGNOSIS_SECONDS = 30.0
 
 
 def with_deadline(name: str, seconds: float, call: Callable[[], T], suspects: Callable[[], list[str]]) -> T:
-    """Run `call` in a thread for at most `seconds`; past that, FuseError naming what `suspects` returns. The
+    """Run `call` in a thread for at most `seconds`; later raise a FuseError that names the result of `suspects`. The
     call goes on, abandoned."""
     begun = _begun(name, call)
     if wait([begun], timeout=seconds).done:
@@ -32,26 +32,26 @@ def with_deadline(name: str, seconds: float, call: Callable[[], T], suspects: Ca
 
 
 def diagnosis(suspects: Callable[[], list[str]]) -> str:
-    """Names found by `suspects`, or why they are unknown; takes DIAGNOSIS_SECONDS at most."""
+    """Return the names found by `suspects`, or why they are unknown; takes DIAGNOSIS_SECONDS at most."""
     search = _begun("diagnosis", suspects)
     if not wait([search], timeout=DIAGNOSIS_SECONDS).done:
         return f"unknown (the diagnosis did not end in {DIAGNOSIS_SECONDS:g} s)"
     try:
         found = search.result()
-    except Exception as error:  # noqa: BLE001  the deadline is the error to report
+    except Exception as error:  # noqa: BLE001  The deadline is the error to report.
         return f"unknown (the diagnosis failed: {type(error).__name__}: {error})"
     return ", ".join(found) or "unknown (every process answers)"
 
 
 def _begun(name: str, call: Callable[[], T]) -> Future[T]:
-    """A call running in a daemon thread, which the interpreter does not join at exit."""
+    """Return a call running in a daemon thread, which the interpreter does not join at exit."""
     future: Future[T] = Future()
     context = contextvars.copy_context()
 
     def run() -> None:
         try:
             future.set_result(context.run(call))
-        except BaseException as error:  # noqa: BLE001  handed to the caller
+        except BaseException as error:  # noqa: BLE001  The error is handed to the caller.
             future.set_exception(error)
 
     threading.Thread(target=run, name=f"verl-fuse {name}", daemon=True).start()
@@ -59,7 +59,7 @@ def _begun(name: str, call: Callable[[], T]) -> Future[T]:
 
 
 def weight_sync_suspects(manager: Any, seconds: float = 5.0) -> list[str]:
-    """The processes of a verl CheckpointEngineManager that are dead, have a dead engine, or do not answer within
+    """Return the processes of a verl CheckpointEngineManager that are dead, have a dead engine, or do not answer within
     `seconds`."""
     actors = {f"trainer rank {rank}": worker for rank, worker in enumerate(manager.actor_wg.workers)}
     for replica in manager.replicas:
@@ -69,7 +69,8 @@ def weight_sync_suspects(manager: Any, seconds: float = 5.0) -> list[str]:
 
 
 def silent_actors(actors: Mapping[str, Any], seconds: float) -> list[str]:
-    """The given Ray actors (name -> handle) that are dead, have a dead engine, or do not answer within `seconds`."""
+    """Return the given Ray actors (name -> handle) that are dead, have a dead engine, or do not answer within
+    `seconds`."""
     import ray
     from ray.exceptions import RayError
 
@@ -87,6 +88,6 @@ def silent_actors(actors: Mapping[str, Any], seconds: float) -> list[str]:
 
 
 def is_dead(actor: Any, seconds: float) -> bool:
-    """Whether a Ray actor, or the rollout engine it fronts, is dead; one that does not answer
-    within `seconds` may live."""
+    """Tell whether a Ray actor, or the rollout engine it fronts, is dead; an actor that does not answer within
+    `seconds` may live."""
     return any("does not answer" not in found for found in silent_actors({"actor": actor}, seconds))

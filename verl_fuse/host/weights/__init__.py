@@ -1,1 +1,1 @@
-"""Weights on their way: to replicas, to slices, between layouts."""
+"""Moves weights: to replicas, to slices, between layouts."""

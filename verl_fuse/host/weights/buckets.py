@@ -1,18 +1,18 @@
 """Copies a model's parameters from the training workers to slices: buckets that travel through Ray's object store
 (shared memory on one node, network between nodes).
 
-With FSDP2 every rank leaves the shards it has and every slice takes the parts it needs: no rank waits for another, and
-none holds the whole model. The store holds one copy, in buckets, until every slice has taken it over. FSDP1 knows its
-shards only as parts of a flat parameter, so there rank 0 leaves whole parameters. Parameters travel in the dtype they
-are computed in, which is that of the slice's copy.
+With FSDP2 every rank leaves its shards and every slice takes the parts that it needs: no rank waits for another, and no
+rank holds the whole model. The store holds one copy, in buckets, until every slice has taken it over. FSDP1 knows its
+shards only as parts of a flat parameter, so with FSDP1 rank 0 leaves whole parameters. Parameters travel in the dtype
+of computation, which is that of the slice's copy.
 
 Megatron's parameters travel as parts of the whole model (whole_megatron.py), and a slice may be cut otherwise.
 
 Invariants (tests/integration/test_weights.py, test_megatron_slices.py):
 - whatever the ranks on either side, the slice's parameters equal the training ranks';
-- a parameter the slice has and nobody left, or (FSDP) the other way round, is a FuseError naming it, as is one that was
-  left in part;
-- of frozen parameters, which are not left, the slice keeps what it has.
+- a parameter that the slice has and no rank left, or (FSDP) the other way round, is a FuseError naming the parameter,
+and so is a parameter that was left in part;
+- the slice keeps its frozen parameters, which are not left.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,20 +30,20 @@ from verl_fuse.host.upstream.engines import is_megatron
 from verl_fuse.host.weights.computed import computed_dtype, rounded
 from verl_fuse.host.weights.shard import Shard
 
-# What FSDP1 puts into the names of buffers.
+# FSDP1 puts this into the names of buffers.
 _FSDP1 = "_fsdp_wrapped_module."
 # An object in the store is one piece of shared memory.
 OBJECT_BYTES = 256 << 20
 
 
 def export_parameters(engine: Any, frozen: Collection[str] = ()) -> Iterator[list[Shard]]:
-    """Buckets of this rank's shards, in the dtype computed in, but for `frozen` parameters; with FSDP1 a collective,
-    whose rank 0 has them all."""
+    """Yield buckets of this rank's shards, in the dtype of computation, without `frozen` parameters; with FSDP1 a
+    collective, whose rank 0 has all shards."""
     if is_megatron(engine):
         yield from _megatron_parameters(engine)
         return
     module, computed = engine.module, computed_dtype(engine.engine_config)
-    # Rotary frequencies and the like are computed with as they are.
+    # Buffers such as rotary frequencies are not rounded.
     buffers = {name.replace(_FSDP1, "") for name, _ in module.named_buffers()}
     if fsdp_version(module) == 1:
         with engine.eval_mode():
@@ -52,7 +52,7 @@ def export_parameters(engine: Any, frozen: Collection[str] = ()) -> Iterator[lis
         shards = (Shard(name, (0,) * tensor.dim(), tensor) for name, tensor in state.items() if leaves)
     else:
         shards = own_shards(module.state_dict())
-    # One after the other: beside a rollout engine there is no room for a copy of them all.
+    # Parameters go one after the other: beside a rollout engine there is no room for a copy of all.
     yield from in_buckets(
         replace(s, data=(s.data if s.name in buffers else rounded(s.data, computed)).cpu())
         for s in shards
@@ -61,7 +61,8 @@ def export_parameters(engine: Any, frozen: Collection[str] = ()) -> Iterator[lis
 
 
 def _megatron_parameters(engine: Any) -> Iterator[list[Shard]]:
-    """Megatron computes in the dtype it keeps parameters in; offloaded ones are on the device while they are read."""
+    """Yield buckets of a Megatron engine's parameters, in the dtype it keeps and computes in; offloaded parameters are
+    on the device while they are read."""
     from verl_fuse.host.weights.whole_megatron import own_parts
 
     with engine.eval_mode():
@@ -69,15 +70,15 @@ def _megatron_parameters(engine: Any) -> Iterator[list[Shard]]:
 
 
 def load_parameters(engine: Any, buckets: Iterable[Sequence[Shard]], frozen: Collection[str] = ()) -> None:
-    """Overwrite the parameters of an engine's module, cut as it is, with those that all ranks have exported: all but
-    the `frozen` ones."""
+    """Overwrite the parameters of an engine's module, cut as it is, with the parameters that all ranks have exported:
+    all but the `frozen` parameters."""
     shards = (shard for bucket in buckets for shard in bucket)
     if is_megatron(engine):
         from verl_fuse.host.weights.whole_megatron import held_parts
 
         parts = list(held_parts(engine))
         names = {part.name for part in parts}
-        # Other stages and experts are another rank's.
+        # Other stages and experts belong to another rank.
         fill(parts, (shard for shard in shards if shard.name in names))
     elif fsdp_version(engine.module) == 1:
         state: dict[str, Any] = {shard.name: shard.data for shard in shards}
@@ -91,7 +92,7 @@ def _without(state: Mapping[str, torch.Tensor], frozen: Collection[str]) -> Mapp
 
 
 def own_shards(state: Mapping[str, torch.Tensor]) -> Iterator[Shard]:
-    """This rank's part of every tensor, where it is; of what several ranks hold, the first one's."""
+    """Yield this rank's part of every tensor, at its place; only the first of several holders yields a part."""
     for name, tensor in state.items():
         if isinstance(tensor, DTensor):
             if _first_holder(tensor):
@@ -107,7 +108,7 @@ def take_over(state: Mapping[str, torch.Tensor], shards: Iterable[Shard]) -> Non
 
 
 def fill(parts: Sequence[Shard], shards: Iterable[Shard]) -> None:
-    """Copy into the data of each of `parts` what the shards have of it."""
+    """Copy into the data of each of `parts` its elements in the shards."""
     by_name: dict[str, list[Shard]] = {}
     for part in parts:
         by_name.setdefault(part.name, []).append(part)
@@ -125,7 +126,7 @@ def fill(parts: Sequence[Shard], shards: Iterable[Shard]) -> None:
 
 
 def _part(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
-    """(offset, data) of what this rank holds of a tensor."""
+    """Return (offset, data) of the part of a tensor that this rank holds."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.dim(), tensor
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -133,7 +134,7 @@ def _part(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
 
 
 def _copy(shard: Shard, offset: tuple[int, ...], data: torch.Tensor) -> int:
-    """Copy what `shard` and `data`, which begins at `offset`, have in common; its number of elements."""
+    """Copy the elements that `shard` and `data`, which begins at `offset`, have in common; return their number."""
     from_, to = [], []
     for theirs, length, ours, size in zip(shard.offset, shard.data.shape, offset, data.shape, strict=True):
         begin, end = max(theirs, ours), min(theirs + length, ours + size)
@@ -148,14 +149,14 @@ def _copy(shard: Shard, offset: tuple[int, ...], data: torch.Tensor) -> int:
 
 
 def _first_holder(tensor: DTensor) -> bool:
-    """Whether no rank before this one holds the same part."""
+    """Tell whether no rank before this rank holds the same part."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None, "a rank outside its own mesh"
     return not any(at for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
 
 
 def in_buckets(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
-    """Neighbours together, OBJECT_BYTES or one shard at most."""
+    """Yield neighbouring shards together, OBJECT_BYTES or one shard at most."""
     bucket: list[Shard] = []
     size = 0
     for shard in shards:

@@ -1,10 +1,10 @@
-"""The dtype an FSDP engine computes in, which is what a forward-only copy of its model keeps and is sent.
+"""Tells the dtype in which an FSDP engine computes; a forward-only copy of its model keeps and receives this dtype.
 
 FSDP rounds parameters to `mixed_precision.param_dtype` before each forward pass. Rounding them once gives the same
-numbers and halves memory and messages where the trained parameters are float32 and bfloat16 is computed in.
+numbers and halves memory and messages where the trained parameters are float32 and the engine computes in bfloat16.
 
 Invariants (tests/integration/test_slice_models.py):
-- only what is wider is rounded, and only parameters: buffers (rotary frequencies) are computed with as they are.
+- only parameters that are wider are rounded: buffers (rotary frequencies) stay as they are.
 """
 
 from typing import Any
@@ -13,17 +13,18 @@ import torch
 from torch import nn
 from verl.utils.torch_dtypes import PrecisionType
 
-# verl's own, where the configuration does not say (`FSDPEngine._build_fsdp_module`).
+# verl's own default, where the configuration names no dtype (`FSDPEngine._build_fsdp_module`).
 _DEFAULT = "bf16"
 
 
 def computed_dtype(engine_config: Any) -> torch.dtype:
-    """The dtype to which an FSDP engine with this configuration (verl's FSDPEngineConfig) rounds its parameters."""
+    """Return the dtype to which an FSDP engine with this configuration (verl's FSDPEngineConfig) rounds its
+    parameters."""
     return PrecisionType.to_dtype((engine_config.mixed_precision or {}).get("param_dtype", _DEFAULT))
 
 
 def rounded(tensor: torch.Tensor, computed: torch.dtype) -> torch.Tensor:
-    """The tensor in `computed`, unless it is as narrow already or holds no floating-point numbers."""
+    """Return the tensor in `computed`, or as it is where it is as narrow already or holds no floating-point numbers."""
     return tensor.to(computed) if tensor.is_floating_point() and computed.itemsize < tensor.itemsize else tensor
 
 

@@ -1,10 +1,10 @@
-"""The parameters that training ranks leave for slices in Ray's object store: all once, and from then on the trained
-ones.
+"""Leaves the parameters of training ranks for slices in Ray's object store: all parameters once, and from then on the
+trained parameters.
 
-With LoRA only adapters are trained, so a step's export is as small as they are.
+With LoRA only adapters are trained, so a step's export is as small as the adapters.
 
 Invariants (tests/integration/test_slice_models.py):
-- a parameter is left out only where nothing trains it, and only after it was there once.
+- a parameter is left out only where it is not trained, and only after it was exported once.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from verl_fuse.host.weights.buckets import export_parameters
 
 @dataclass(frozen=True)
 class Export:
-    """`buckets` are references to lists of shards, `nbytes` what they take, `frozen` the names of the parameters that
-    are not in them."""
+    """`buckets` are references to lists of shards, `nbytes` their bytes, `frozen` the names of the parameters that are
+    not in the buckets."""
 
     buckets: tuple[ray.ObjectRef, ...]
     nbytes: int
@@ -30,8 +30,8 @@ class Export:
 
 
 def export_weights(engine: Any, whole: bool) -> Export:
-    """This rank's share of the parameters of an engine: of all (`whole`), or of those that are trained."""
-    # Megatron's are all trained: LoRA is refused with it.
+    """Return this rank's share of the parameters of an engine: of all (`whole`), or of those that are trained."""
+    # All parameters of Megatron are trained: LoRA is refused with it.
     frozen = frozenset() if whole or is_megatron(engine) else frozen_parameters(engine.module)
     references, nbytes = [], 0
     for bucket in export_parameters(engine, frozen):
@@ -41,15 +41,15 @@ def export_weights(engine: Any, whole: bool) -> Export:
 
 
 def joined(ranks: Sequence[Export]) -> Export:
-    """The exports of all ranks of a model."""
+    """Return the exports of all ranks of a model as one export."""
     buckets = tuple(bucket for rank in ranks for bucket in rank.buckets)
     return Export(buckets, sum(rank.nbytes for rank in ranks), ranks[0].frozen)
 
 
 def frozen_parameters(module: torch.nn.Module) -> frozenset[str]:
-    """Names, as in the module's state, of the parameters that nothing trains."""
+    """Return the names, as in the module's state, of the parameters that are not trained."""
     if fsdp_version(module) == 1:
-        # Its state would be gathered whole, and LoRA is refused with it.
+        # The state of FSDP1 would be gathered whole, and LoRA is refused with it.
         return frozenset()
     state = module.state_dict(keep_vars=True)
     return frozenset(name for name, tensor in state.items() if _is_frozen(tensor))

@@ -1,11 +1,11 @@
-"""A part of a parameter, and how it is pickled.
+"""Pickles a part of a parameter.
 
-A shard is pickled as an array of bytes, which Ray writes into the store's shared memory once and which whoever gets it
-reads there: torch's own pickles are part of the message, and are copied several times.
+A shard is pickled as an array of bytes, which Ray writes once into the store's shared memory, where every receiver
+reads it: torch's own pickles are part of the message, and are copied several times.
 
 Invariants (tests/unit/host/test_shards.py):
-- a shard's bytes are copied once on their way into a message, and not at all on their way out; what was taken out is
-  only read.
+- a shard's bytes are copied once on their way into a message, and not at all on their way out; a tensor that was taken
+out is only read.
 """
 
 import warnings
@@ -18,8 +18,8 @@ import torch
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of the parameter `name`: `data`, in host memory where it is pickled, begins at `offset` of it, in every
-    dimension.
+    """A part of the parameter `name`: `data`, in host memory where it is pickled, begins at `offset` of the parameter,
+    in every dimension.
 
     A tensor that was taken out of a pickle may only be read."""
 
@@ -37,7 +37,7 @@ def _unpickled(
     name: str, offset: tuple[int, ...], dtype: torch.dtype, shape: tuple[int, ...], octets: np.ndarray
 ) -> Shard:
     with warnings.catch_warnings():
-        # The store's memory cannot be written, and nobody writes it.
+        # The store's memory is read-only, and no code writes it.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         data = torch.from_numpy(octets)
     return Shard(name, offset, data.view(dtype).view(shape))

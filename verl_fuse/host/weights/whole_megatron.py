@@ -1,14 +1,14 @@
-"""A Megatron model's parameters at their place in the whole model, however it is cut: what training ranks leave for
-slices, and what slices take.
+"""Finds a Megatron model's parameters at their place in the whole model, however the model is cut: the form in which
+training ranks leave weights for slices, and slices take them.
 
-Megatron says of each parameter whether tensor-parallel ranks share it and along which dimension. Blocks and experts are
-numbered from a rank's first, gate and up of an MLP are one tensor, and the last stage has a copy of a tied head; here
-each is under the name and at the place it has in one process. A name has the whole shape in it, so that a vocabulary
-that is padded otherwise is another parameter.
+Megatron tells for each parameter whether tensor-parallel ranks share it and along which dimension. Blocks and experts
+are numbered from a rank's first, gate and up of an MLP are one tensor, and the last stage has a copy of a tied head;
+here each parameter has the name and the place that it has in one process. A name contains the whole shape, so that a
+vocabulary that is padded otherwise is another parameter.
 
 Invariants (tests/integration/test_megatron_slices.py):
-- whatever tensor, pipeline and expert parallelism on either side, what is left of a model and taken by a copy is the
-  model, bit by bit;
+- whatever tensor, pipeline and expert parallelism on either side, the parameters left by a model and taken by a copy
+are the model's, bit by bit;
 - each element is left by one rank.
 """
 
@@ -23,38 +23,47 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.weights.shard import Shard
 
 _BLOCK = re.compile(r"^decoder\.layers\.(\d+)\.")
-# Experts in modules of their own, or grouped in one (Transformer Engine).
+# Experts in modules of their own, or grouped in one module (Transformer Engine).
 _EXPERT = re.compile(r"(?<=\.experts\.local_experts\.)\d+|(?<=\.experts\.linear_fc[12]\.weight)\d+")
 _GATED = re.compile(r"\.linear_fc1\.(weight|bias)\d*$")
 _EMBEDDING, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 
 
 def held_parts(engine: Any) -> Iterator[Shard]:
-    """This rank's parts of the model of a Megatron engine; their data are the engine's own."""
+    """Yield this rank's parts of the model of a Megatron engine; the data are the engine's own."""
     for part, _ in _parts(engine):
         yield part
 
 
 def own_parts(engine: Any) -> Iterator[Shard]:
-    """The parts that no other rank has, or this one first."""
+    """Yield the parts whose only or first holder is this rank."""
     for part, first in _parts(engine):
         if first:
             yield part
 
 
-def _parts(engine: Any) -> Iterator[tuple[Shard, bool]]:
-    """Each part, and whether this rank is the first to hold it."""
-    model = _model(engine)
+def own_bytes(engine: Any) -> int:
+    """Return the bytes of `own_parts`; sizes alone are read, which offloaded parameters have as well."""
+    model = gpt_model(engine)
+    return sum(parameter.nbytes for own, parameter in model.named_parameters() if _placed(own, parameter, model)[2])
+
+
+def _placed(own: str, parameter: Any, model: Any) -> tuple[Any, int | None, bool]:
+    """Return the group over which a parameter is cut, the dimension (None: it is whole), and whether this rank is the
+    first to hold it."""
     groups = model.pg_collection
+    tensor, copies = (groups.expt_tp, groups.expt_dp) if ".experts." in own else (groups.tp, groups.dp_cp)
+    dim = parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
+    first = copies.rank() == 0 and (dim is not None or tensor.rank() == 0) and not is_second_head(own, model)
+    return tensor, dim, first
+
+
+def _parts(engine: Any) -> Iterator[tuple[Shard, bool]]:
+    """Yield each part, and whether this rank is the first to hold the part."""
+    model = gpt_model(engine)
     for own, parameter in model.named_parameters():
-        expert = ".experts." in own
-        tensor, copies = (groups.expt_tp, groups.expt_dp) if expert else (groups.tp, groups.dp_cp)
-        dim = parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
-        first = copies.rank() == 0 and (dim is not None or tensor.rank() == 0)
-        name = _whole_name(own, model)
-        if own == _HEAD and model.share_embeddings_and_output_weights:
-            # The copy on the last stage of what the first stage has.
-            name, first = _EMBEDDING, False
+        tensor, dim, first = _placed(own, parameter, model)
+        name = _EMBEDDING if is_second_head(own, model) else _whole_name(own, model)
         shape, offset = list(parameter.shape), [0] * parameter.dim()
         pieces = (parameter.data,)
         if dim is not None:
@@ -70,7 +79,7 @@ def _parts(engine: Any) -> Iterator[tuple[Shard, bool]]:
 
 
 def _whole_name(own: str, model: Any) -> str:
-    """The name that a parameter has where one process has the whole model."""
+    """Return the name that a parameter has where one process has the whole model."""
     if (block := _BLOCK.match(own)) is not None:
         layer = model.decoder.layers[int(block[1])]
         own = f"decoder.layers.{layer.layer_number - 1}.{own[block.end() :]}"
@@ -81,7 +90,13 @@ def _whole_name(own: str, model: Any) -> str:
     return own
 
 
-def _model(engine: Any) -> Any:
+def is_second_head(name: str, model: Any) -> bool:
+    """Whether this is the last stage's copy of a tied head, which the first stage has."""
+    return name == _HEAD and model.share_embeddings_and_output_weights
+
+
+def gpt_model(engine: Any) -> Any:
+    """This rank's part of the model; a FuseError where it is no GPTModel, or several parts."""
     if len(engine.module) != 1:
         raise FuseError(f"weights of slices: virtual_pipeline_model_parallel_size={len(engine.module)}; needs 1")
     model: Any = unwrap_model(engine.module[0])

@@ -1,4 +1,4 @@
-"""Buffers over gloo: one thread sends and one receives, because a gloo wait cannot be asked whether it is over.
+"""Sends buffers over gloo: one thread sends and one receives, because a gloo wait cannot be asked whether it is over.
 
 gloo carries host memory only: buffers of other devices are copied there and back. Threads are daemons: after a fault
 they stay blocked in gloo.
@@ -15,7 +15,7 @@ from verl_fuse.runtime.lost import LostPeer
 
 
 class GlooHandle:
-    """A buffer a thread works on."""
+    """A buffer that a thread works on."""
 
     def __init__(self, buffer: torch.Tensor, peer: int) -> None:
         self.buffer = buffer
@@ -30,7 +30,7 @@ class GlooHandle:
 
 
 class GlooPort:
-    """Sends and receives, each one after the other."""
+    """A port whose sends run one after the other, and its receives too."""
 
     in_order = False
 

@@ -1,8 +1,8 @@
-"""A rank's tensors, addressed by rectangles of parameters.
+"""Addresses a rank's tensors by rectangles of parameters.
 
 Invariants (tests/unit/runtime/test_holding.py):
 - the views of a rectangle lie in the rank's own tensors, tile the rectangle, and have its shape;
-- tensors are exactly those of the layout, by name and shape; a FuseError names the first that is not.
+- tensors are exactly those of the layout, by name and shape; a FuseError names the first that differs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ Region = tuple[int, int, int, int, torch.Tensor]
 
 
 class HeldTensors:
-    """Tensors of a rank in a layout, which says they are `locals_`; errors call them `where`."""
+    """The tensors of a rank in a layout, which names them `locals_`; errors call them `where`."""
 
     def __init__(
         self, weights: ModelParameters, locals_: Sequence[LocalTensor], where: str, tensors: Mapping[str, torch.Tensor]
@@ -52,11 +52,11 @@ class HeldTensors:
 
     @property
     def types(self) -> list[str]:
-        """Names of the tensors' types."""
+        """Return the names of the tensors' types."""
         return sorted({str(tensor.dtype).removeprefix("torch.") for tensor in self.tensors.values()})
 
     def views(self, wanted: Rectangle) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """(row, column, elements) of each part of a rectangle, counted from its corner."""
+        """Yield (row, column, elements) of each part of a rectangle, counted from its corner."""
         found = 0
         for row, rows, column, columns, view in self._blocks.get(wanted.parameter, ()):
             top, bottom = max(row, wanted.row), min(row + rows, wanted.row + wanted.rows)
@@ -72,8 +72,8 @@ class HeldTensors:
 
 
 def check_apart(old: HeldTensors, new: HeldTensors) -> None:
-    """Refuse tensors to be written that share memory with those to be read, unless it is the same
-    tensor with the same content."""
+    """Refuse tensors to be written that share memory with tensors to be read, unless both are the same tensor with the
+    same content."""
     extents = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, side, name)
         for side, holding in enumerate((old, new))
@@ -92,7 +92,7 @@ def check_apart(old: HeldTensors, new: HeldTensors) -> None:
 
 
 def _some(names: list[str]) -> str:
-    """The first names, and how many there are."""
+    """Return the first names, and the number of the others."""
     if not names:
         return "none"
     return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,8 +1,8 @@
-"""The event loop of a transfer: two messages leave and two arrive at a time, and what is kept is copied while
-there is nothing else to do.
+"""Runs the event loop of a transfer: two messages leave and two arrive at a time, and kept elements are copied while
+the loop is idle.
 
-A message that is passed on is packed out of the target tensors once it is unpacked there, so it never waits for
-anything but its own arrival. Why this ends: see `verl_fuse.reshard.rounds`.
+A message that is passed on is packed out of the target tensors once it is unpacked there, so it waits for its own
+arrival only. `verl_fuse.reshard.rounds` explains why the loop ends.
 """
 
 import time
@@ -21,7 +21,7 @@ Buffers = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 class TransferLoop:
-    """One run; `holdings` are what the rank holds in the source and in the target layout, `buffers` those to send
+    """One run; `holdings` are the rank's tensors in the source and in the target layout, `buffers` the buffers to send
     from and to receive into."""
 
     def __init__(
@@ -59,7 +59,7 @@ class TransferLoop:
             self._watch.runs("packing and unpacking")
 
     def _poll(self, seconds: float) -> bool | None:
-        """Whether a message has got through within `seconds`; the work that follows is not part of the wait."""
+        """Tell whether a message has got through within `seconds`; the work that follows is not part of the wait."""
         deadline = time.monotonic() + seconds
         while not self._through():
             if (left := deadline - time.monotonic()) <= 0:
@@ -71,7 +71,7 @@ class TransferLoop:
         return any(posted and posted[0][2].done() for posted in (self._arriving, self._leaving))
 
     def _step(self) -> bool:
-        """Do what can be done now; whether that was anything."""
+        """Do all work that is possible now; tell whether there was any."""
         return any([self._unpack(), self._receive(), self._retire(), self._send()])
 
     def _unpack(self) -> bool:
@@ -109,7 +109,7 @@ class TransferLoop:
         return True
 
     def _in_turn(self, parcel: PackedMessage, others: deque[PackedMessage]) -> bool:
-        """Whether this may be posted before the first of the other side's."""
+        """Tell whether this parcel may be posted before the first parcel of the other side."""
         if not self._port.in_order or not others:
             return True
         ours, theirs = parcel.message, others[0].message

@@ -26,7 +26,7 @@ class PackedMessage:
 
 
 def parcels(program: TransferProgram, messages: Sequence[Message]) -> tuple[PackedMessage, ...]:
-    """The values that a rank looks up once for all runs."""
+    """Return the values that a rank looks up once for all runs."""
     return tuple(_parcel(program, message) for message in messages)
 
 
@@ -39,20 +39,20 @@ def _parcel(program: TransferProgram, message: Message) -> PackedMessage:
 
 
 def buffer_bytes(program: TransferProgram, found: Sequence[PackedMessage], checksums: bool) -> int:
-    """Size of a buffer that any of the parcels fits into."""
+    """Return the size of a buffer that has room for any of the parcels."""
     longest = max((parcel.elements for parcel in found), default=0)
     return longest * program.item_bytes + (CHECKSUM_BYTES if checksums and found else 0)
 
 
 class Packer:
-    """Between buffers of bytes and a rank's holdings; elements are `dtype` on the way."""
+    """Copies between buffers of bytes and a rank's holdings; elements are `dtype` on the way."""
 
     def __init__(self, dtype: torch.dtype, checksums: bool) -> None:
         self._dtype = dtype
         self._checksums = checksums
 
     def pack(self, parcel: PackedMessage, holding: HeldTensors, buffer: torch.Tensor) -> torch.Tensor:
-        """Fill a buffer; returns the part to be sent."""
+        """Fill a buffer; return the part to be sent."""
         size = parcel.elements * self._dtype.itemsize
         wire = buffer[:size].view(self._dtype)
         for part, view in self._views(parcel, holding, wire):
@@ -63,12 +63,12 @@ class Packer:
         return buffer[: size + CHECKSUM_BYTES]
 
     def room(self, parcel: PackedMessage, buffer: torch.Tensor) -> torch.Tensor:
-        """The part of a buffer that a parcel arrives in."""
+        """Return the part of a buffer in which a parcel arrives."""
         return buffer[: parcel.elements * self._dtype.itemsize + (CHECKSUM_BYTES if self._checksums else 0)]
 
     def unpack(self, parcel: PackedMessage, holding: HeldTensors, buffer: torch.Tensor) -> None:
-        """Write what has arrived into the tensors; a FuseError names the message whose checksum is wrong, before
-        anything of it is written."""
+        """Write an arrived message into the tensors; a FuseError names a message with a wrong checksum, before any
+        element is written."""
         size = parcel.elements * self._dtype.itemsize
         if self._checksums and not torch.equal(buffer[size : size + CHECKSUM_BYTES], checksum(buffer[:size])):
             message = parcel.message
@@ -82,7 +82,7 @@ class Packer:
     def _views(
         self, parcel: PackedMessage, holding: HeldTensors, wire: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Matching parts of a message and of the rank's tensors."""
+        """Yield matching parts of a message and of the rank's tensors."""
         for at, rectangle in parcel.parts:
             whole = wire[at : at + rectangle.elements].view(rectangle.rows, rectangle.columns)
             for row, column, view in holding.views(rectangle):
@@ -90,7 +90,7 @@ class Packer:
 
 
 def keep(program: TransferProgram, span: StreamRange, source: HeldTensors, target: HeldTensors) -> None:
-    """Copy what a rank holds already from its old tensors into its new ones."""
+    """Copy elements that a rank holds already from its old tensors into its new tensors."""
     for rectangle in rectangles(program.streams, span):
         for row, column, old in source.views(rectangle):
             part = Rectangle(

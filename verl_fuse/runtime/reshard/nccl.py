@@ -1,9 +1,9 @@
-"""Buffers over NCCL, posted by the program's own thread: NCCL orders what passes between two ranks
-on a stream of the pair.
+"""Sends buffers over NCCL, posted by the program's own thread: NCCL orders the messages between two ranks on a stream
+of the pair.
 
 Invariants (tests/unit/runtime/test_nccl_port.py):
 - a rank that waits asks NCCL often and the store seldom;
-- after a fault `close` waits for nobody: what is on its way is aborted.
+- after a fault `close` does not wait: messages on their way are aborted.
 """
 
 import threading
@@ -17,7 +17,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.runtime.lost import LostPeer
 from verl_fuse.runtime.nccl import POLL_SECONDS
 
-# NCCL frees its communicators in less, where nothing is on its way.
+# NCCL frees its communicators in less time, where no message is on its way.
 SHUTDOWN_SECONDS = 60.0
 
 
@@ -30,7 +30,7 @@ class NcclHandle:
 
     @property
     def on_its_way(self) -> bool:
-        """Whether NCCL still has work with it; False for a message that broke."""
+        """Tell whether NCCL still works on the message; False for a message that broke."""
         try:
             return not self._work.is_completed()
         except RuntimeError:
@@ -47,7 +47,7 @@ class NcclHandle:
 
 
 class NcclPort:
-    """Both ends of a pair must post what passes between them in the same order."""
+    """A port over NCCL. Both ends of a pair must post the messages between them in the same order."""
 
     in_order = True
 
@@ -65,7 +65,7 @@ class NcclPort:
         time.sleep(min(seconds, POLL_SECONDS))
 
     def close(self) -> None:
-        # `shutdown` lets what is on its way finish, which after a fault is never.
+        # `shutdown` lets messages on their way finish, which never happens after a fault.
         if any(handle.on_its_way for handle in self._posted):
             self._group.abort()
             return

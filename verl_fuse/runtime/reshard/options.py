@@ -1,11 +1,11 @@
-"""How transfers wait and check."""
+"""Options of transfers: their waits and checks."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class TransferOptions:
-    """`timeout`: seconds a rank may wait for another; `checksums`: of every message."""
+    """`timeout`: seconds a rank may wait for another; `checksums`: every message has a checksum."""
 
     timeout: float
     checksums: bool

@@ -1,4 +1,5 @@
-"""A rank's way to the others in a transfer: a process group of its own, which may join processes of several worlds.
+"""Connects a rank to the others in a transfer: by a process group of its own, which may join processes of several
+worlds.
 
 Invariants (tests/unit/runtime/test_transfer_executor.py):
 - messages between two ranks arrive in the order in which they were sent;
@@ -23,7 +24,7 @@ class Handle(Protocol):
     """A message on its way."""
 
     def done(self) -> bool:
-        """Whether it is through; LostPeer if it never will be."""
+        """Tell whether the message is through; LostPeer if it never will be."""
         ...
 
 
@@ -42,12 +43,12 @@ class Port(Protocol):
         ...
 
     def pause(self, seconds: float) -> None:
-        """Return when a message may have got through, after `seconds` at the latest; whoever waits asks again."""
+        """Return when a message may have got through, after `seconds` at the latest; the caller asks again."""
         ...
 
     def close(self) -> None:
-        """End its threads, once nothing is on its way; after a fault it waits for nobody: what is on its way is
-        aborted, or its thread left behind."""
+        """End the port's threads, once no message is on its way; after a fault the call does not wait: a message on its
+        way is aborted, or its thread left behind."""
         ...
 
 

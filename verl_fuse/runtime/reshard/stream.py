@@ -1,12 +1,12 @@
-"""Parameters on their way from one layout to another, a few at a time: for a receiver that loads them
-elsewhere and keeps none.
+"""Streams parameters from one layout to another, a few at a time: for a receiver that loads them elsewhere and keeps
+none.
 
 Invariants (tests/unit/runtime/test_stream.py):
-- what a rank is given of a parameter is bitwise the source's, converted to the type on the way; what
-  it has no part in is NaN;
-- besides the source's tensors a rank needs one bucket, or half a bucket and the largest parameter if that is more;
+- the elements that a rank gets of a parameter are bitwise the source's, converted to the type on the way; the other
+elements are NaN;
+- besides the source's tensors a rank needs one bucket, or half a bucket and the largest parameter if the sum is more;
 - a rank whose receiver leaves early stops all ranks, by name;
-- all ranks stream the same version; `held_version` has it only when the last parameter has been taken.
+- all ranks stream the same version; `held_version` has the version only when the last parameter has been taken.
 """
 
 import math
@@ -42,7 +42,8 @@ class StreamRoute:
 
 
 class ParameterStream:
-    """One rank's part, looked up once; runs any number of times. `name` is what errors call the receiver's weights."""
+    """One rank's part, looked up once; runs any number of times. `name` is the name of the receiver's weights in
+    errors."""
 
     def __init__(
         self, name: str, route: StreamRoute, rank: int, port: Port, watch: Watch, device: torch.device | str = "cpu"
@@ -62,8 +63,8 @@ class ParameterStream:
         ]
 
     def run(self, tensors: Mapping[str, torch.Tensor], version: int) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The parameters this rank's target has, name and tensor, as they arrive; `tensors` are those of the source.
-        All ranks run to the end.
+        """Yield the parameters of this rank's target, name and tensor, as they arrive; `tensors` are those of the
+        source. All ranks run to the end.
 
         `reports` then has one report per chunk. After an error neither port nor watch is of further use.
         """
@@ -74,7 +75,7 @@ class ParameterStream:
                 own = {tensor.name: tensors[tensor.name] for tensor in source.tensors(chunk, self._rank)}
                 room = {tensor.name: self._room(tensor) for tensor in target.tensors(chunk, self._rank)}
                 self.reports.append(transfer.run(own, room, version))
-                # What has been taken is not kept.
+                # Tensors that have been taken are not kept.
                 for name in list(room):
                     try:
                         yield name, room.pop(name)
@@ -83,12 +84,12 @@ class ParameterStream:
                         raise
 
     def close(self) -> None:
-        """Close port and watch, of all ranks between two runs."""
+        """Close port and watch; all ranks do so between two runs."""
         self._port.close()
         self._watch.close()
 
     def _leave(self, name: str) -> None:
-        """Tell the others, who would wait for this rank until their time is up."""
+        """Tell the other ranks, which would wait for this rank until their time is up."""
         with suppress(Stopped):
             self._watch.stop(Verdict((self._rank,), f"rank {self._rank} stopped loading at {name!r}"))
 

@@ -43,7 +43,7 @@ class TransferReport:
 
 class Transfer:
     """One rank's part, looked up once; runs any number of times. `dtype` is the type of elements on the way, `device`
-    where messages are packed."""
+    packs messages."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class Transfer:
         self, source: Tensors, target: Tensors, version: int | None, held_version: WeightVersion | None = None
     ) -> TransferReport:
         """Bring the target tensors to `version` of the source's. Ranks without source tensors may give None: they take
-        what the others agree on.
+        the version that the others agree on.
 
-        `held_version` is that of the target tensors. After an error neither port nor watch is of further use;
+        `held_version` belongs to the target tensors. After an error neither port nor watch is of further use;
         source tensors are intact.
         """
         weights, rank, program = self._program.weights, self._rank, self._program
@@ -106,14 +106,14 @@ class Transfer:
         return TransferReport(agreed, sent, received, seconds, 2 * sum(self._sizes))
 
     def _buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Two to send and two to receive."""
+        """Return two buffers to send and two to receive."""
         sends, receives = (
             [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2)] for size in self._sizes
         )
         return sends, receives
 
     def _agree(self, version: int | None, old: HeldTensors, new: HeldTensors) -> int:
-        """The version all ranks agree on, after comparing what they are about to do."""
+        """Return the version that all ranks agree on, after comparing their programs."""
         offer = json.dumps([self._program.digest, str(self._dtype), self._checksums, version, old.types, new.types])
         offers = {rank: json.loads(text) for rank, text in self._watch.gather("agreement", offer).items()}
         self._watch.forget("agreement", "completion")
@@ -134,5 +134,5 @@ class Transfer:
 
 
 def _fits(dtype: torch.dtype, into: torch.dtype) -> bool:
-    """Whether every value of one type is one of the other."""
+    """Tell whether every value of one type is a value of the other."""
     return torch.promote_types(dtype, into) == into

@@ -1,8 +1,8 @@
-"""The version of the weights that a set of tensors holds.
+"""Tracks the version of the weights that a set of tensors holds.
 
 Invariants (tests/unit/runtime/test_holding.py):
 - from the first write of a transfer to its end on all ranks there is no version, and after a fault there is none:
-  nobody can take a mixture for weights;
+  no code can take a mixture for weights;
 - `require` gives the version or raises; it never waits.
 """
 
@@ -13,7 +13,8 @@ from verl_fuse.errors import FuseError
 
 
 class WeightVersion:
-    """The version of one copy of a model's weights on one rank; None while they are written, and if that failed."""
+    """The version of one copy of a model's weights on one rank; None while they are written, and after a write that
+    failed."""
 
     def __init__(self, name: str, version: int | None = None) -> None:
         self._name = name
@@ -24,7 +25,8 @@ class WeightVersion:
         return self._version
 
     def require(self, version: int) -> None:
-        """Whoever computes with these weights asks first; a FuseError if they are not of this version."""
+        """Raise a FuseError unless the weights are of this version; code that computes with the weights calls this
+        first."""
         if self._version != version:
             held = (
                 "are incomplete: a transfer was not finished"
@@ -35,7 +37,7 @@ class WeightVersion:
 
     @contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """The weights become those of `version` in this block; if it raises, they are nobody's."""
+        """Make the weights those of `version` in this block; if the block raises, the weights have no version."""
         self._version = None
         yield
         self._version = version

@@ -1,4 +1,4 @@
-"""Pictures of a schedule: Gantt chart, memory curve per rank, bubble fraction, bound line."""
+"""Draws pictures of a schedule: Gantt chart, memory curve per rank, bubble fraction, bound line."""
 
 from verl_fuse.schedule.render.write import write_picture
 

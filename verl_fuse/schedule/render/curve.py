@@ -5,8 +5,8 @@ from verl_fuse.spec.units import in_memory, in_time
 
 
 def memory_curve(schedule: Schedule, row: tuple[Op, ...]) -> list[tuple[float, float]]:
-    """Steps (time, memory held from then on) of the rank whose ops are `row`; what is freed and taken
-    at one moment is one step."""
+    """Return steps (time, memory held from then on) of the rank whose ops are `row`; all memory freed and taken at one
+    moment is one step."""
     changes: dict[float, float] = {0.0: 0.0}
     for op in row:
         pipeline = schedule.problem.pipelines[op.pipeline]
@@ -21,7 +21,7 @@ def memory_curve(schedule: Schedule, row: tuple[Op, ...]) -> list[tuple[float, f
 
 
 def summary(schedule: Schedule) -> str:
-    """Makespan and peak memory, each against its bound."""
+    """Return makespan and peak memory, each against its bound."""
     units = schedule.problem.time_unit, schedule.problem.memory_unit
     time = "optimal" if schedule.optimal else f"bound {in_time(schedule.lower_bound, units[0])}"
     bound = in_memory(schedule.memory_lower_bound, units[1])
@@ -33,7 +33,7 @@ def summary(schedule: Schedule) -> str:
 
 
 def labels(schedule: Schedule) -> list[str]:
-    """A name for each pipeline: its model, with the copy's number when there are several."""
+    """Return a name for each pipeline: its model, with the copy's number when there are several."""
     models = [p.model for p in schedule.problem.pipelines]
     return [
         model if models.count(model) == 1 else f"{model} {models[:i].count(model)}" for i, model in enumerate(models)

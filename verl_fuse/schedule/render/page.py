@@ -1,4 +1,4 @@
-"""A self-contained HTML page: inline SVG as wide as the window, no scripts, nothing fetched.
+"""A self-contained HTML page: inline SVG as wide as the window, no scripts, no second file.
 
 Places along the time axis are shares of the width, so a narrow window squeezes ops and leaves the words as they are.
 """
@@ -44,7 +44,7 @@ BUBBLE = (
 
 
 def html_page(schedule: Schedule) -> str:
-    """Gantt chart with the bound line, then one memory curve per rank with the limit line."""
+    """Return a Gantt chart with the bound line, then one memory curve per rank with the limit line."""
     legend = "".join(
         f'<span style="background:{color(i, kind)};color:{ink(i, kind)}">{escape(name)} {word}</span>'
         for i, name in enumerate(labels(schedule))
@@ -68,7 +68,7 @@ def _share(schedule: Schedule, seconds: float) -> str:
 
 
 def _axis(schedule: Schedule, top: float, bottom: float) -> str:
-    """Vertical lines at round times, from `top` to `bottom`, with their labels below."""
+    """Return vertical lines at round times, from `top` to `bottom`, with their labels below."""
     about = schedule.makespan / 10
     power = 10 ** math.floor(math.log10(about))
     step = next(size for size in (power, 2 * power, 5 * power, 10 * power) if size >= about)
@@ -115,7 +115,7 @@ def _gantt(schedule: Schedule) -> str:
 
 
 def _apart(schedule: Schedule) -> list[tuple[str, float]]:
-    """Bound and end; one label for both where their lines would lie on each other."""
+    """Return labels for bound and end; one label for both where their lines would lie on each other."""
     if schedule.makespan - schedule.lower_bound < 0.01 * schedule.makespan:
         bound = in_time(schedule.lower_bound, schedule.problem.time_unit)
         return [(f"bound {bound}, end", schedule.makespan)]
@@ -123,7 +123,8 @@ def _apart(schedule: Schedule) -> list[tuple[str, float]]:
 
 
 def _memory(schedule: Schedule) -> str:
-    """Scaled to what is held at most; a limit far above it is named in the heading and not drawn."""
+    """Return the memory curves, scaled to the highest peak; a limit far above the peak is named in the heading and not
+    drawn."""
     top = schedule.peak_memory or 1.0
     limit = schedule.problem.memory_limit
     drawn = limit if limit is not None and limit <= 1.25 * top else None

@@ -1,4 +1,4 @@
-"""Gantt chart and memory curves through matplotlib, as .svg or .png."""
+"""Draws Gantt chart and memory curves with matplotlib, as .svg or .png."""
 
 import os
 from pathlib import Path

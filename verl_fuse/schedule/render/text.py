@@ -1,4 +1,4 @@
-"""The schedule as text: a summary, the grid in proportion to time, and the compact form."""
+"""Writes a schedule as text: a summary, the grid in proportion to time, and the compact form."""
 
 from verl_fuse.schedule.render.curve import labels, memory_curve, summary
 from verl_fuse.spec.schedule import Schedule
@@ -8,7 +8,8 @@ TEXT_COLUMNS = 110
 
 
 def text_page(schedule: Schedule) -> str:
-    """Capital letters are forwards and small letters backwards of pipeline A, B, ...; a dot is idle time."""
+    """Return the schedule as text. Capital letters are forwards and small letters backwards of pipeline A, B, ...; a
+    dot is idle time."""
     scale = TEXT_COLUMNS / schedule.makespan
     lines = [summary(schedule), "  ".join(f"{_letter(i)} = {name}" for i, name in enumerate(labels(schedule)))]
     for rank, row in enumerate(schedule.rows):

@@ -198,7 +198,7 @@ def _become(asked: dict[str, Any], files: list[int], link: socket.socket) -> Non
 
 
 def _import_own(environment: Mapping[str, str]) -> None:
-    """As verl does when it is imported: the external modules of this run, from folders that the server did not know."""
+    """Import the external modules of this run, like verl does on import, from folders that the server did not know."""
     for folder in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
         if folder and folder not in sys.path:
             sys.path.insert(0, folder)

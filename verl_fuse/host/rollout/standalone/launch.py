@@ -1,11 +1,11 @@
-"""Creates one standalone replica in a thread, and destroys one: verl's `RolloutReplica.init_standalone`, which can
-wait, be given up and be undone.
+"""Creates one standalone replica in a thread, and destroys one: verl's `RolloutReplica.init_standalone` in a form that
+can wait, be given up and be undone.
 
-verl's own refuses before Ray has been asked for devices it does not have yet; here the placement groups stay pending,
-which is what makes Ray's autoscaler start nodes.
+verl's own method refuses before it asks Ray for devices that Ray does not have yet; here the placement groups stay
+pending, and pending groups make Ray's autoscaler start nodes.
 
 Invariants (tests/integration/test_standalone.py):
-- starting waits for nothing; the deadline counts from then, devices included;
+- a start returns at once; the deadline counts from the start, waiting for devices included;
 - a launch that fails, is given up or misses its deadline leaves no actor and no placement group;
 - a destroyed replica's devices are free once its engine is dead, not before.
 """
@@ -31,7 +31,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.vllm import end
 from verl_fuse.host.upstream.watchdog import with_deadline
 
-# As many processes share a device as in verl's own standalone replicas: the worker, and room for another.
+# As many processes share a device as in verl's own standalone replicas: the worker, and room for another process.
 COLOCATED = 2
 # Seconds between two looks at whether the launch was given up.
 GIVEN_UP_LOOK = 0.2
@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Started:
-    """A replica that is up: how long its devices took to come, and how long it then took to start, in seconds; `placed`
-    is the wall-clock time between."""
+    """A replica that is up: the seconds until its devices came, and the seconds of its start after that; `placed` is
+    the wall-clock time between."""
 
     replica: Any
     groups: tuple[PlacementGroup, ...]
@@ -68,17 +68,18 @@ class Launch:
 
     @property
     def done(self) -> bool:
-        """Whether it is up, or never will be."""
+        """Tell whether the replica is up, or never will be."""
         return self._done.is_set()
 
     def result(self) -> Started:
-        """The replica, which is the caller's from now on; raises what kept it from starting. Only once `done`."""
+        """Return the replica, which belongs to the caller from now on; raise the error that kept it from starting. Only
+        once `done`."""
         if self._started is None:
             raise FuseError(f"replica {self.rank} could not be created: {self._error}") from self._error
         return self._started
 
     def give_up(self) -> threading.Thread:
-        """Undo what was done so far, in the background: in the thread returned."""
+        """Undo the launch so far in the background, in the thread returned."""
         return in_background(f"giving up replica {self.rank}", self._undo)
 
     def _undo(self) -> None:
@@ -90,7 +91,7 @@ class Launch:
     def _run(self) -> None:
         try:
             self._started = self._create()
-        except Exception as error:  # noqa: BLE001  handed to the caller
+        except Exception as error:  # noqa: BLE001  The error is handed to the caller.
             self._error = error
             destroy(self._replica, self._groups)
         finally:
@@ -124,7 +125,7 @@ class Launch:
         )
 
     def _placed(self) -> RayResourcePool:
-        """A pool on placement groups of its own, one per node, once Ray has found room for them."""
+        """Return a pool on placement groups of its own, one per node, once Ray has found room for them."""
         devices, nodes = self._replica.gpus_per_replica_node, self._replica.nnodes
         name = f"rollout_pool_{self.rank}"
         pool = RayResourcePool([devices] * nodes, use_gpu=True, max_colocate_count=COLOCATED, name_prefix=name)
@@ -156,7 +157,7 @@ class Launch:
 
 
 def destroy(replica: Any | None, groups: tuple[PlacementGroup, ...]) -> None:
-    """End the processes of a replica, if there is one yet, then give its devices back to Ray."""
+    """End the processes of a replica, if the replica exists yet, then give its devices back to Ray."""
     try:
         if replica is not None:
             for server in replica.servers:
@@ -170,13 +171,13 @@ def destroy(replica: Any | None, groups: tuple[PlacementGroup, ...]) -> None:
 
 
 def _kill(actor: Any) -> None:
-    # One that is gone with its node has nothing left to end.
+    # A process that is gone with its node needs no end.
     with suppress(RayError):
         ray.kill(actor)
 
 
 def in_background(name: str, work: Callable[[], None]) -> threading.Thread:
-    """Run `work` in a thread that keeps nobody from exiting; what it raises is logged."""
+    """Run `work` in a thread that keeps no process from exiting; an exception of `work` is logged."""
 
     def run() -> None:
         try:

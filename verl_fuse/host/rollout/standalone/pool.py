@@ -1,10 +1,10 @@
-"""The standalone replicas of a run: created ahead of need, in the rollout from the next weight sync on, destroyed
-when they are not wanted.
+"""Manages the standalone replicas of a run: they are created ahead of need, are in the rollout from the next weight
+sync on, and are destroyed when they are not wanted.
 
 Invariants (tests/integration/test_standalone.py, test_standalone_run.py):
-- nothing here waits for a replica to start, nor does a step;
+- neither the pool nor a step waits for a replica to start;
 - a replica is routed only after it has loaded the weights of the step, and its server says so;
-- one that dies, hangs or fails to load is destroyed, and the run goes on without it;
+- a replica that dies, hangs or fails to load is destroyed, and the run goes on without it;
 - a rank is given once: names and sockets of a replica that is gone are never met again.
 """
 
@@ -23,18 +23,18 @@ from verl_fuse.host.rollout.standalone.launch import Launch, Started, destroy, i
 from verl_fuse.host.rollout.standalone.weights import load
 from verl_fuse.spec.timeline import Span
 
-# Seconds the end of a run waits for replicas to be destroyed.
+# The end of a run waits this many seconds for replicas to be destroyed.
 CLOSING = 60.0
 
 logger = logging.getLogger(__name__)
 
 
 class StandalonePool:
-    """At most `most` standalone replicas beside the others of `replicas`; `build(rank)` is a verl RolloutReplica
-    that has not been started.
+    """A pool of at most `most` standalone replicas beside the others of `replicas`; `build(rank)` is a verl
+    RolloutReplica that has not been started.
 
-    `launch_timeout`: seconds in which a replica must be up, waiting for devices included; `load_timeout`: in which
-    it must load new weights.
+    `launch_timeout`: seconds in which a replica must be up, waiting for devices included; `load_timeout`: seconds in
+    which it must load new weights.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class StandalonePool:
         self._ending: list[threading.Thread] = []
 
     def want(self, count: int) -> None:
-        """From now on there are to be `count` replicas: begin to create those that are missing, destroy
-        the rest, the newest first."""
+        """Ask for `count` replicas from now on: begin to create missing replicas, or destroy surplus replicas, the
+        newest first."""
         self._bury_lost()
         for rank in list(self._members)[count:]:
             self._destroy(rank)
@@ -70,7 +70,8 @@ class StandalonePool:
             self._next += 1
 
     def take_in(self) -> bool:
-        """Between two steps: take in replicas that are up; whether there is one, so that weights are needed."""
+        """Take in replicas that are up, between two steps; return whether the pool has a replica, so that weights are
+        needed."""
         self._bury_lost()
         for launch in [launch for launch in self._launches if launch.done]:
             self._launches.remove(launch)
@@ -88,7 +89,7 @@ class StandalonePool:
         return bool(self._members)
 
     def load(self, buckets: Sequence[ray.ObjectRef], version: int) -> None:
-        """Let all load the weights of step `version` (weights.py); `Replicas.readmit` then routes them."""
+        """Let all replicas load the weights of step `version` (weights.py); `Replicas.readmit` then routes them."""
         routed = [view.rank for view in self._replicas.views() if view.routed and view.rank in self._members]
         if routed:
             self._replicas.free(routed, "the weight sync", "pause")
@@ -102,7 +103,8 @@ class StandalonePool:
         self._bury_lost()
 
     def close(self) -> None:
-        """Destroy all. Asks nobody: a run that ends because the load balancer is gone shows that, not this."""
+        """Destroy all replicas. Asks no actor: a run that ends because the load balancer is gone shows that error, not
+        an error of this call."""
         for launch in self._launches:
             self._end(launch.give_up())
         for rank, started in self._members.items():

@@ -9,8 +9,8 @@ from verl_fuse.spec.timeline import EXPORT_WHOLE
 
 
 class StandaloneSync(TrainerPart):
-    """`export` leaves the whole weights of the training workers. It runs before verl's sync, which gives the devices'
-    memory back to the replicas on them."""
+    """`export` leaves the whole weights of the training workers, before verl's sync gives the devices' memory back to
+    the replicas on them."""
 
     def __init__(self, pool: StandalonePool, run: RunStage, export: Callable[[], list[Any]]):
         self._pool, self._run, self._export = pool, run, export

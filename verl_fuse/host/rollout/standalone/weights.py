@@ -1,15 +1,15 @@
-"""Weights of the training workers to standalone replicas, through Ray's object store: one copy per node,
-whoever is there to take it.
+"""Brings weights of the training workers to standalone replicas through Ray's object store: one copy per node,
+whichever replicas are there.
 
-The training ranks leave them and wait for nobody, so a replica that dies or stands still while it loads costs
-the run nothing else. verl's checkpoint engines for standalone replicas are collectives of both sides, which one
-dead replica ends for all.
+The training ranks leave the weights and do not wait, so a replica that dies or stands still while it loads costs the
+run no other work. verl's checkpoint engines for standalone replicas are collectives of both sides, which one dead
+replica ends for all.
 
 Invariants (tests/integration/test_standalone_run.py):
 - each bucket is left by one training rank, in turns;
-- a replica loads what verl's own sync gives the replicas on the training devices: the engine's
-  export, under the same names;
-- one that fails, or takes too long, is named, and the others have loaded.
+- a replica loads the same weights that verl's own sync gives the replicas on the training devices: the engine's export,
+under the same names;
+- a replica that fails, or takes too long, is named, and the others have loaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +27,11 @@ from verl_fuse.host.weights.shard import Shard
 
 
 def export_whole(engine: Any, rank: int, ranks: int) -> list[ray.ObjectRef]:
-    """Collective over the `ranks` training ranks: whole parameters under their Hugging Face names, as verl hands
-    them to a checkpoint engine.
+    """Return references to the buckets that this rank leaves: whole parameters under their Hugging Face names, in the
+    form that verl hands to a checkpoint engine. Collective over the `ranks` training ranks.
 
-    Every rank gathers each parameter. Buckets are dealt out in turns, so that no rank's device, host
-    and network carry them all."""
+    Every rank gathers each parameter. Buckets are dealt out in turns, so that no rank's device, host and network carry
+    all buckets."""
     parameters, adapter = engine.get_per_tensor_param()
     if adapter is not None:
         raise FuseError("weights of standalone replicas: an adapter that is not merged cannot be sent")
@@ -48,7 +48,7 @@ def export_whole(engine: Any, rank: int, ranks: int) -> list[ray.ObjectRef]:
 
 def load(replicas: Mapping[int, Any], buckets: Sequence[ray.ObjectRef], version: int, timeout: float) -> dict[int, str]:
     """Let each replica (by rank) load the weights of step `version`, all at once, from `buckets` that `export_whole`
-    left; why, of those that did not within `timeout` seconds."""
+    left; return the reasons of replicas that did not within `timeout` seconds."""
     loading = {
         reference: rank
         for rank, replica in replicas.items()
@@ -72,14 +72,15 @@ def load(replicas: Mapping[int, Any], buckets: Sequence[ray.ObjectRef], version:
 
 
 def _offer(worker: Any, buckets: Sequence[ray.ObjectRef]) -> None:
-    """Runs inside a replica's CheckpointEngineWorker: what its next `update_weights` hands to the engine."""
+    """Set the weights that the next `update_weights` of a replica's CheckpointEngineWorker hands to the engine. Runs
+    inside that worker."""
     worker.checkpoint_engine.send_weights(_parameters(buckets))
 
 
 def _parameters(buckets: Sequence[ray.ObjectRef]) -> Iterator[tuple[str, Any]]:
-    # On the device: what is larger than verl's bucket is handed to the engine there, by a handle that memory
-    # of the host does not have.
+    # A parameter goes to the device: one larger than verl's bucket is handed to the engine there, by a handle that host
+    # memory does not have.
     for bucket in buckets:
         for shard in ray.get(bucket):
-            # A copy on a host as well: what is in the store may only be read.
+            # A host needs a copy too: objects in the store are read-only.
             yield shard.name, shard.data.to(get_device_id(), copy=True)

@@ -1,1 +1,1 @@
-"""Judges upstream source against our contracts (verl_fuse/spec/contract.py); imports nothing of what it reads."""
+"""Judges upstream source against our contracts (verl_fuse/spec/contract.py); imports no module that it reads."""

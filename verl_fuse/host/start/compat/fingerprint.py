@@ -1,7 +1,7 @@
 """Fingerprints of code: equal when only comments, docstrings, formatting or a function's annotations differ.
 
-Taken over the syntax tree in a form of our own, since what `ast.dump` prints differs between versions of Python: empty
-and absent fields are left out, and the parts of an f-string are joined.
+A fingerprint is taken over the syntax tree in a form of our own, since the output of `ast.dump` differs between
+versions of Python: empty and absent fields are left out, and the parts of an f-string are joined.
 """
 
 import ast
@@ -14,12 +14,12 @@ _DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 
 
 def fingerprint(nodes: Sequence[ast.AST]) -> str:
-    """First 16 hex digits of the SHA-256 of these definitions, decorators included."""
+    """Return the first 16 hex digits of the SHA-256 of these definitions, decorators included."""
     return hashlib.sha256("\0".join(canonical(node) for node in nodes).encode()).hexdigest()[:16]
 
 
 def canonical(node: ast.AST) -> str:
-    """The code of a tree as one line of text, the same in every version of Python that parses it."""
+    """Return the code of a tree as one line of text, the same in every version of Python that parses it."""
     parts: list[str] = []
     _write(node, parts.append)
     return "".join(parts)
@@ -62,7 +62,7 @@ def _without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassD
 
 
 def _joined(values: Sequence[ast.expr]) -> list[ast.expr | str]:
-    """The parts of an f-string, adjacent texts joined and empty ones left out."""
+    """Return the parts of an f-string, with adjacent texts joined and empty texts left out."""
     parts: list[ast.expr | str] = []
     for value in values:
         if not isinstance(value, ast.Constant):

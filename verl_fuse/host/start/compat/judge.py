@@ -26,7 +26,7 @@ from verl_fuse.spec.contract import (
 
 
 class Level(IntEnum):
-    """How a contract stands; the value is the exit code of `python -m ci.upstream check`."""
+    """The state of a contract; the value is the exit code of `python -m ci.upstream check`."""
 
     GREEN = 0
     YELLOW = 1
@@ -35,7 +35,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContractProblem:
-    """Why a contract is not green. `missing`: the text stands for itself, for something that is not there at all.
+    """A reason why a contract is not green. `missing`: the text stands for itself, because the target does not exist.
     `code`: the code behind the target differs, so that a diff can be shown."""
 
     level: Level
@@ -45,7 +45,7 @@ class ContractProblem:
 
 
 def judge(contract: Contract, tree: SourceTree) -> list[ContractProblem]:
-    """The faults that keep the contract from being green in this tree; its package must be there."""
+    """Return the faults that keep the contract from being green in this tree; the contract's package must be there."""
     try:
         return _JUDGES[type(contract)](contract, tree)
     except NotFound as missing:
@@ -131,7 +131,7 @@ def _among(wanted: str, found: list[ast.expr], what: str) -> list[ContractProble
 
 
 def _covers(found: ast.expr, expected: ast.expr) -> bool:
-    """Whether `found` says at least what `expected` says: the same call, its list arguments possibly longer."""
+    """Tell whether `found` says at least as much as `expected`: the same call, its list arguments possibly longer."""
     if isinstance(found, ast.Call) and isinstance(expected, ast.Call):
         named = {keyword.arg: keyword.value for keyword in found.keywords}
         wanted = {keyword.arg: keyword.value for keyword in expected.keywords}
@@ -202,7 +202,7 @@ def _code(contract: Code, tree: SourceTree) -> list[ContractProblem]:
 
 
 def code(contract: Contract, tree: SourceTree) -> list[Definition]:
-    """The definitions behind a contract about code; none for the others."""
+    """Return the definitions behind a contract about code; none for other contracts."""
     if not isinstance(contract, Function | Code):
         return []
     module, _, names = contract.target.partition(":")

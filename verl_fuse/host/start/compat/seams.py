@@ -13,13 +13,13 @@ from verl_fuse.host.start.compat.judge import ContractProblem, Level, judge
 from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse.spec.contract import Contract, label, package
 
-# The packages that contracts may be about.
+# Contracts may be about these packages.
 PACKAGES = ("verl", "transfer_queue", "vllm", "torch", "megatron", "mbridge")
 
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """A contract and who declares it."""
+    """A contract and its owner, which declares it."""
 
     owner: str
     contract: Contract
@@ -27,7 +27,7 @@ class Seam:
 
 @dataclass(frozen=True, slots=True)
 class SeamVerdict:
-    """How a seam stands. `absent`: its package is not there, so there was nothing to judge."""
+    """The verdict on a seam. `absent`: the seam's package is not there, so there was nothing to judge."""
 
     seam: Seam
     problems: tuple[ContractProblem, ...] = ()
@@ -39,14 +39,14 @@ class SeamVerdict:
 
 
 def host_seams() -> list[Seam]:
-    """The contracts of the host itself."""
+    """Return the contracts of the host itself."""
     names = sorted(module.name for module in pkgutil.iter_modules(contracts.__path__))
     modules = (importlib.import_module(f"{contracts.__name__}.{name}") for name in names)
     return [Seam(module.__name__, contract) for module in modules for contract in module.CONTRACTS]
 
 
 def plugin_seams(manager: pluggy.PluginManager, config: Mapping[str, Any] | None) -> list[Seam]:
-    """The contracts of the plugins under `config`, or under any configuration (None)."""
+    """Return the contracts of the plugins under `config`, or under any configuration (None)."""
     asked = {"config": config}
     seams = []
     for impl in manager.hook.fuse_contracts.get_hookimpls():
@@ -56,7 +56,7 @@ def plugin_seams(manager: pluggy.PluginManager, config: Mapping[str, Any] | None
 
 
 def judge_all(seams: Iterable[Seam], tree: SourceTree) -> list[SeamVerdict]:
-    """A verdict per seam, in order."""
+    """Return a verdict per seam, in order."""
     return [
         SeamVerdict(seam, tuple(judge(seam.contract, tree)))
         if package(seam.contract) in tree.roots
@@ -66,8 +66,8 @@ def judge_all(seams: Iterable[Seam], tree: SourceTree) -> list[SeamVerdict]:
 
 
 def lines(verdicts: Iterable[SeamVerdict], level: Level) -> list[str]:
-    """The problems of one level, one line each, what most contracts need first; what is missing
-    altogether is named once."""
+    """Return the problems of one level, one line each, the targets of most contracts first; a missing target is named
+    once."""
     counted: dict[str, int] = {}
     for verdict in verdicts:
         for problem in verdict.problems:

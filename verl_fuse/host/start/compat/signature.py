@@ -1,9 +1,10 @@
-"""Compares the signature we rely on with the one that is there.
+"""Compares the signature we rely on with the signature found upstream.
 
 Invariants (tests/unit/host/test_compat_signature.py):
-- what a call written for the pinned signature could trip over is red: a parameter gone, renamed, moved, made
-  keyword-only or positional-only, a new required one, a default lost or changed, async or a method's kind changed;
-- what it cannot notice is yellow: a new optional parameter, a new default, `*args` or `**kwargs` added.
+- a difference that could break a call written for the pinned signature is red: a parameter gone, renamed, moved, made
+keyword-only or positional-only, a new required parameter, a default lost or changed, async or a method's kind changed;
+- a difference that such a call cannot notice is yellow: a new optional parameter, a new default, `*args` or `**kwargs`
+added.
 """
 
 import ast
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.source import FunctionNode
 
-# A default of the pinned signature that may be anything.
+# A default of the pinned signature that stands for any default.
 ANY = "..."
 _KINDS = {"staticmethod": "static", "classmethod": "class", "property": "property", "cached_property": "property"}
 _PREFIXES = ("async", "static", "class", "property")
@@ -28,7 +29,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Signature:
-    """A signature taken apart; `by_position` can be given in no other way, `defaults` maps the names of optional
+    """A signature taken apart; `by_position` are the positional-only parameters, `defaults` maps the names of optional
     parameters to source text."""
 
     prefixes: tuple[str, ...]
@@ -41,7 +42,7 @@ class Signature:
 
 
 def signature_text(node: FunctionNode) -> str:
-    """The signature of a definition as a contract writes it."""
+    """Return the signature of a definition in the form that a contract writes."""
     arguments = ast.parse(ast.unparse(node.args).join(("def f(", "): pass"))).body[0]
     assert isinstance(arguments, ast.FunctionDef)
     for argument in ast.walk(arguments.args):
@@ -51,7 +52,7 @@ def signature_text(node: FunctionNode) -> str:
 
 
 def read_signature(text: str) -> Signature:
-    """Parse a contract's signature; FuseError if it is not one."""
+    """Parse a contract's signature; a FuseError if `text` is no signature."""
     start = text.find("(")
     prefixes = tuple(text[:start].split())
     try:
@@ -79,7 +80,7 @@ def read_signature(text: str) -> Signature:
 
 
 def differences(pinned: str, found: str, *, closed: bool = False) -> list[Difference]:
-    """How `found` differs from `pinned`; `closed` makes a new optional parameter a break."""
+    """Return the differences of `found` from `pinned`; `closed` makes a new optional parameter a break."""
     ours, theirs = read_signature(pinned), read_signature(found)
     out = []
     if ours.prefixes != theirs.prefixes:

@@ -1,8 +1,8 @@
-"""Finds definitions in the source of installed or unpacked packages, without importing anything of them.
+"""Finds definitions in the source of installed or unpacked packages, without importing any module of them.
 
 Invariants (tests/unit/host/test_compat_source.py):
 - a name is found where it is defined, through re-exports (`from .x import y`) and, for members, through base classes;
-- of several definitions the last one counts, as it does in Python;
+- of several definitions the last counts, like in Python;
 - each file is read and parsed once.
 """
 
@@ -24,7 +24,7 @@ _BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # The C loader is ten times faster; it comes with PyYAML's wheels.
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# What was found in a syntax tree that is still in use.
+# Names found in a syntax tree that is still in use.
 _NAMES: WeakKeyDictionary[Any, defaultdict[str, list[tuple[int, Any, str | None]]]] = WeakKeyDictionary()
 _SET_ON_SELF: WeakKeyDictionary[Any, defaultdict[str, list[Any]]] = WeakKeyDictionary()
 
@@ -35,7 +35,7 @@ class NotFound(FuseError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Definition:
-    """A definition and the module it stands in."""
+    """A definition and its module."""
 
     module: str
     node: ast.stmt
@@ -52,13 +52,13 @@ class SourceTree:
 
     @classmethod
     def installed(cls, *packages: str) -> "SourceTree":
-        """The given top-level packages that are installed here."""
+        """Return the tree of the given top-level packages that are installed here."""
         specs = {package: importlib.util.find_spec(package) for package in packages}
         folders = {name: list(spec.submodule_search_locations or ()) for name, spec in specs.items() if spec}
         return cls({name: Path(found[0]) for name, found in folders.items() if found})
 
     def path(self, module: str) -> Path:
-        """The file of a module."""
+        """Return the file of a module."""
         top, *rest = module.split(".")
         if top in self.roots:
             stem = self.roots[top].joinpath(*rest)
@@ -68,13 +68,13 @@ class SourceTree:
         raise NotFound(f"there is no module {module}")
 
     def module(self, module: str) -> ast.Module:
-        """The syntax tree of a module."""
+        """Return the syntax tree of a module."""
         if module not in self._modules:
             self._modules[module] = self._parsed(self.path(module))
         return self._modules[module]
 
     def modules_with(self, package: str, word: str) -> Iterator[tuple[str, ast.Module]]:
-        """Every module of a package whose text contains `word`."""
+        """Yield every module of a package whose text contains `word`."""
         root = self.roots[package]
         for path in sorted(root.rglob("*.py")):
             if word.encode() in path.read_bytes():
@@ -83,7 +83,7 @@ class SourceTree:
                 yield name, self.module(name)
 
     def yaml(self, file: str) -> Any:
-        """The content of a YAML file "package/folder/name.yaml"."""
+        """Return the content of a YAML file "package/folder/name.yaml"."""
         if file not in self._yaml:
             top, _, rest = file.partition("/")
             path = self.roots[top] / rest
@@ -96,7 +96,7 @@ class SourceTree:
         return self._yaml[file]
 
     def find(self, target: str) -> Definition:
-        """The function, class or assignment behind "module:name" or "module:Class.member"."""
+        """Return the function, class or assignment behind "module:name" or "module:Class.member"."""
         module, _, qualname = target.partition(":")
         self.module(module)
         name, *members = qualname.split(".")
@@ -111,11 +111,11 @@ class SourceTree:
         return found
 
     def bases(self, found: Definition) -> Iterator[Definition]:
-        """The class itself, then its bases in these packages, at any depth."""
+        """Yield the class itself, then its bases in these packages, at any depth."""
         waiting, seen = [found], set()
         while waiting:
             owner = waiting.pop()
-            # A class that is named like its base finds itself.
+            # A class that has the name of its base finds itself.
             if not isinstance(owner.node, ast.ClassDef) or owner.node in seen:
                 continue
             seen.add(owner.node)
@@ -124,7 +124,7 @@ class SourceTree:
             waiting += filter(None, parents)
 
     def text(self, found: Definition) -> str:
-        """The source lines of a definition, decorators included."""
+        """Return the source lines of a definition, decorators included."""
         first = min([found.node.lineno, *(node.lineno for node in getattr(found.node, "decorator_list", []))])
         lines = self.path(found.module).read_text(encoding="utf-8").splitlines(keepends=True)
         return "".join(lines[first - 1 : found.node.end_lineno])
@@ -132,7 +132,7 @@ class SourceTree:
     def _parsed(self, path: Path) -> ast.Module:
         try:
             return self._parse(path.read_text(encoding="utf-8"))
-        # A ValueError: it is not UTF-8.
+        # A ValueError: the file is not UTF-8.
         except (SyntaxError, ValueError) as error:
             raise NotFound(f"{path} cannot be parsed: {error}") from error
 
@@ -163,7 +163,7 @@ class SourceTree:
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module or class, those in blocks such as `if`, `try` and `for` included."""
+    """Yield the statements of a module or class, including statements in blocks such as `if`, `try` and `for`."""
     for node in body:
         yield node
         if isinstance(node, _BLOCKS):
@@ -174,7 +174,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def assigned(node: ast.AST) -> Iterator[ast.expr]:
-    """The targets of an assignment, tuples taken apart."""
+    """Yield the targets of an assignment, tuples taken apart."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from getattr(target, "elts", [target])
@@ -183,8 +183,8 @@ def assigned(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def _names(owner: ast.Module | ast.ClassDef) -> Mapping[str, list[tuple[int, Any, str | None]]]:
-    """For each name that statements of `owner` bind, their positions and, where it is imported, what it is
-    called there ("*": all names)."""
+    """Return, for each name that statements of `owner` bind, their positions and, for an import, the imported name
+    ("*": all names)."""
     if owner not in _NAMES:
         found = _NAMES[owner] = defaultdict(list)
         for place, node in enumerate(statements(owner.body)):
@@ -201,7 +201,7 @@ def _names(owner: ast.Module | ast.ClassDef) -> Mapping[str, list[tuple[int, Any
 
 
 def _set_on_self(owner: ast.ClassDef) -> Mapping[str, list[Any]]:
-    """For each attribute that methods of a class assign on `self`, the assignments."""
+    """Return, for each attribute that methods of a class assign on `self`, the assignments."""
     if owner not in _SET_ON_SELF:
         found = _SET_ON_SELF[owner] = defaultdict(list)
         for method in statements(owner.body):
@@ -213,7 +213,7 @@ def _set_on_self(owner: ast.ClassDef) -> Mapping[str, list[Any]]:
 
 
 def _name(node: ast.expr) -> str:
-    """The last name of an expression such as `a.b.C`, `C[int]` or `C(...)`."""
+    """Return the last name of an expression such as `a.b.C`, `C[int]` or `C(...)`."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name

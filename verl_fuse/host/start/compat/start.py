@@ -1,4 +1,4 @@
-"""The check at start: a broken contract refuses the run, code that changed is said once."""
+"""Checks contracts at start: a broken contract refuses the run, and changed code is logged once."""
 
 import logging
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from verl_fuse.host.start.compat.source import SourceTree
 from verl_fuse.host.upstream.versions import SUPPORTED, installed, problem
 from verl_fuse.spec.contract import package
 
-# Packages that matter only to runs which generate with them: another version of one may lie beside
-# the engine that is used.
+# Packages that matter only to runs which generate with them: another version of such a package may lie beside the
+# engine in use.
 ROLLOUT_ENGINES = ("vllm",)
 # Packages that matter only to runs which train with Megatron.
 MEGATRON_PACKAGES = ("megatron", "mbridge")
@@ -29,15 +29,16 @@ logger = logging.getLogger(__name__)
 
 
 def require_version() -> None:
-    """Raise a FuseError unless every upstream distribution is installed in a supported version; it
-    says what is missing there."""
+    """Raise a FuseError unless every upstream distribution is installed in a supported version; the error lists the
+    missing code."""
     problems = [text for name in SUPPORTED if (text := problem(name, installed(name)))]
     if problems:
         raise FuseError("; ".join(problems) + _listed(installed_verdicts(host_seams())))
 
 
 def require_contracts(manager: pluggy.PluginManager, config: Mapping[str, Any]) -> list[SeamVerdict]:
-    """The verdicts on what is installed for a run with this configuration; a FuseError lists the broken ones."""
+    """Return the verdicts on the installed packages for a run with this configuration; a FuseError lists the broken
+    contracts."""
     engine = OmegaConf.select(config, "actor_rollout_ref.rollout.name")  # type: ignore[arg-type]
     unused = {name for name in ROLLOUT_ENGINES if name != engine}
     if not any(OmegaConf.select(config, f"{role}.strategy") == "megatron" for role in ENGINE_BLOCKS):  # type: ignore[arg-type]
@@ -51,7 +52,7 @@ def require_contracts(manager: pluggy.PluginManager, config: Mapping[str, Any]) 
 
 
 def warn_of_changes(verdicts: list[SeamVerdict]) -> None:
-    """Log, in one warning, which code upstream changed since it was read."""
+    """Log, in one warning, the code that upstream changed since it was read."""
     if changed := lines(verdicts, Level.YELLOW):
         logger.warning(
             "upstream code has changed since this release was tested with it; watch the first steps:\n  - %s",

@@ -9,7 +9,8 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def uses(tree: SourceTree, package: str, name: str) -> tuple[list[str], list[str]]:
-    """(comparisons, other uses) of `name` as a variable, an attribute or a string, each as "module:qualname: text"."""
+    """Return (comparisons, other uses) of `name` as a variable, an attribute or a string, each as "module:qualname:
+    text"."""
     comparisons: list[str] = []
     others: list[str] = []
     for module, body in tree.modules_with(package, name):
@@ -27,7 +28,7 @@ def uses(tree: SourceTree, package: str, name: str) -> tuple[list[str], list[str
 def _reads(
     node: ast.AST, name: str, scope: str, deciding: ast.Compare | ast.Match | None
 ) -> Iterator[tuple[str, ast.Compare | ast.Match | None, ast.expr]]:
-    """(qualname, the comparison around it or None, the expression) of each read below `node`."""
+    """Yield (qualname, the enclosing comparison or None, the expression) of each read below `node`."""
     if isinstance(node, ast.expr) and _reads_name(node, name):
         yield scope, deciding, node
         return
@@ -37,7 +38,7 @@ def _reads(
         if isinstance(node, ast.Compare) or (isinstance(node, ast.Match) and child is node.subject):
             yield from _reads(child, name, scope, node)
         else:
-            # What is called inside a comparison decides as well; what a case does is not the comparison.
+            # A call inside a comparison decides as well; the body of a case is not the comparison.
             yield from _reads(child, name, scope, deciding if isinstance(node, ast.expr) else None)
 
 

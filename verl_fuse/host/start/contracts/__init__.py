@@ -1,6 +1,6 @@
-"""The host's contracts with upstream, one module per seam. Light: nothing of upstream is imported.
+"""The host's contracts with upstream, one module per seam. Light: no module of upstream is imported.
 
-Every fingerprint was taken, and the code behind it read, at the versions of READ_AT.
+Every fingerprint was taken, and its code read, at the versions of READ_AT.
 """
 
 READ_AT = {

@@ -1,5 +1,5 @@
-"""verl's checkpoint engines, which carry weights to standalone replicas: one of ours
-(weights/sync/checkpoint_engine.py), one of the cpu plugin's."""
+"""Contracts on verl's checkpoint engines, which carry weights to standalone replicas: we have an engine
+(weights/sync/checkpoint_engine.py), and so does the cpu plugin."""
 
 from verl_fuse.host.upstream.targets import CHECKPOINT_ENGINES
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function

@@ -1,4 +1,5 @@
-"""The rollout client we subclass, and the answers it puts together (client.py, resume.py)."""
+"""Contracts on the rollout client we subclass, and on the answers that our client puts together (client.py,
+resume.py)."""
 
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function, Registration
 

@@ -1,5 +1,5 @@
-"""How verl finds us: its plugin entry points, its trainer registry, its composed configuration (entry.py,
-preflight.py, inspect.py)."""
+"""Contracts on the places where verl finds us: its plugin entry points, its trainer registry, its composed
+configuration (entry.py, preflight.py, inspect.py)."""
 
 from verl_fuse.host.upstream.targets import PPO_YAML, V1_PACKAGE
 from verl_fuse.spec.contract import Attribute, ConfigKey, Contract, Decorator, Function, Registration, Uses
@@ -7,7 +7,7 @@ from verl_fuse.spec.contract import Attribute, ConfigKey, Contract, Decorator, F
 MAIN = "verl.trainer.main_ppo"
 
 CONTRACTS: tuple[Contract, ...] = (
-    # Loaded at every import of verl; a failing plugin is hidden.
+    # verl loads it at every import of verl; a failing plugin is hidden.
     Attribute("verl:_discovered", "_entry_points(group='verl.plugins')"),
     Attribute("verl:_plugins_policy", "os.getenv('VERL_USE_EXTERNAL_PLUGINS', 'auto').strip().lower()"),
     Registration("verl", "_ep.load()"),
@@ -17,7 +17,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Decorator(f"{V1_PACKAGE}.trainer_sync:PPOTrainerSync", "register_trainer('sync')"),
     Attribute(f"{V1_PACKAGE}.trainer_base:PPOTrainer.trainer_mode"),
     Decorator(f"{MAIN}:main", "hydra.main(config_path='config', config_name='ppo_trainer', version_base=None)"),
-    # Who reads trainer_mode at all.
+    # All code that reads trainer_mode.
     Function(f"{MAIN}:main", "(config)", "ab7c0c50958eba71"),
     Function(f"{MAIN}:run_ppo", "(config, task_runner_class)", "f411fc7ece41f550"),
     ConfigKey(PPO_YAML, "trainer.use_v1", True),

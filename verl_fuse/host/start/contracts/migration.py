@@ -1,4 +1,4 @@
-"""The code that moving unfinished samples between replicas rests on: cut the routing, abort, sleep, resume
+"""Contracts on the code that migration rests on: cut the routing, abort, sleep, resume
 (rollout/replicas.py, rollout/resume.py)."""
 
 from verl_fuse.host.upstream.targets import CHECKPOINT_MANAGER, LOAD_BALANCER, ROLLOUT_REPLICA
@@ -15,7 +15,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{LOAD_BALANCER}.remove_servers", "(self, server_ids)", "aec3a2b82bfb8f9d"),
     Function(f"{LOAD_BALANCER}.get_status", "(self)", "7c9a097b3cc028c1"),
     Attribute("verl.workers.rollout.llm_server:LLMServerManager.global_load_balancer"),
-    # Whose answers we put together as it does, and the limits it takes over from the server.
+    # Our client puts answers together like this client, with the limits that it takes over from the server.
     Function(
         f"{VLLM_SERVER}.generate",
         "async (self, prompt_ids, sampling_params, request_id, image_data=None, video_data=None, audio_data=None, "
@@ -27,7 +27,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("vllm.v1.engine.async_llm:AsyncLLM.vllm_config"),
     Attribute("vllm.config.cache:CacheConfig.num_gpu_blocks"),
     Attribute("vllm.config.cache:CacheConfig.block_size"),
-    # Whether a replica still generates, and how one that does not is ended (upstream/vllm.py).
+    # Tells whether a replica still generates, and ends a replica that does not (upstream/vllm.py).
     Attribute("vllm.v1.engine.async_llm:AsyncLLM.output_processor"),
     Attribute("vllm.v1.engine.output_processor:OutputProcessor.request_states"),
     Attribute("vllm.v1.engine.output_processor:RequestState.detokenizer"),

@@ -1,4 +1,4 @@
-"""The replay buffer whose polls we watch (rollout/watch.py)."""
+"""Contracts on the replay buffer whose polls we watch (rollout/watch.py)."""
 
 from verl_fuse.host.upstream.targets import PPO_YAML
 from verl_fuse.spec.contract import Attribute, ConfigKey, Contract, Function
@@ -17,11 +17,11 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(
         f"{REPLAY_BUFFER}._wait_for_next_poll", "(self, partition_id, last_debug_time)", "45374174750354ae", closed=True
     ),
-    # Who discards groups of a running step, and asks for others: dynamic sampling, failed groups.
+    # Discards groups of a running step, and asks for other groups: dynamic sampling, failed groups.
     Function(f"{REPLAY_BUFFER}._clear_groups", "(self, partition_id, uids)", "bec187986d07dba8", closed=True),
     Function(f"{REPLAY_BUFFER}._sync_metadata_from_transfer_queue", "(self)", "69f0ff63e4fd8199"),
     Function(f"{REPLAY_BUFFER}.sample", "(self, global_steps, partition_id, batch_size)", "fc03274aefd56807"),
-    # A user's own must be one; named where it is not.
+    # A user's own sampler must be a ReplayBuffer; the error names it where it is not.
     ConfigKey(PPO_YAML, "trainer.v1.sampler.custom_sampler.name", object),
     ConfigKey(PPO_YAML, "trainer.v1.sampler.custom_sampler.path", object),
     Attribute(f"{REPLAY_BUFFER}.poll_interval"),

@@ -1,5 +1,5 @@
-"""The code that routing prompts rests on: the load balancer we subclass, who asks it, and where a prompt's samples
-begin (routing.py, prompts.py)."""
+"""Contracts on the code that routing rests on: the load balancer we subclass, its callers, and the place where a
+prompt's samples begin (routing.py, prompts.py)."""
 
 from verl_fuse.host.upstream.targets import LOAD_BALANCER, PPO_YAML, SYNC_TRAINER
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Function
@@ -21,14 +21,14 @@ CONTRACTS: tuple[Contract, ...] = (
     # One task per prompt (`_run_prompt`, under contract in transfer_queue.py), in which the tasks
     # of its samples are made.
     Function(f"{AGENT_LOOP_WORKER}.generate_sequences", "async (self, batch)", "aa1fafabeb0a5e01"),
-    # Step and whether it is validation.
+    # The step, and whether the step validates.
     Function(
         "verl.experimental.agent_loop.agent_loop:get_trajectory_info",
         "async (step, index, validate)",
         "261c13297b79e35e",
     ),
     Attribute("verl.experimental.agent_loop:AgentLoopManager.agent_loop_workers"),
-    # Where a checkpoint is, for what is kept beside it.
+    # The place of a checkpoint, for files kept beside it.
     Function(f"{SYNC_TRAINER}._load_checkpoint", "(self)", "7924cd3bd8d6275b"),
     ConfigKey(PPO_YAML, "trainer.resume_mode", "auto"),
     ConfigKey(PPO_YAML, "trainer.resume_from_path", object),

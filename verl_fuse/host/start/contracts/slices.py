@@ -1,5 +1,5 @@
-"""Worker groups of their own on a replica's devices, and the models in them (slices.py, slice_worker.py,
-slice_models.py, buckets.py, assembly.py)."""
+"""Contracts on worker groups of their own on a replica's devices, and on the models in them (slices.py,
+slice_worker.py, slice_models.py, buckets.py, assembly.py)."""
 
 from verl_fuse.host.upstream.targets import ENGINE_WORKERS, FSDP_ENGINE, RAY_WORKER_GROUPS
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Decorator, Function
@@ -39,7 +39,7 @@ CONTRACTS: tuple[Contract, ...] = (
         "5c08660811de664b",
     ),
     Function("verl.single_controller.base.worker:Worker.get_dispatch_collect", "(self)", "00b7df58a1a92259"),
-    # Memory of the device that is given back.
+    # Memory that is given back to the device.
     Function("verl.utils.memory_utils:aggressive_empty_cache", "(force_sync=True, max_retries=3)", "7e82f9b4f07494ca"),
     # Policy and reference as verl builds them, each from its own block.
     Function(
@@ -52,7 +52,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.actor"),
     Attribute(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.actor_worker_cls"),
     Attribute(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.ref_worker_cls"),
-    # The critic from what verl gives its workers.
+    # The critic, from the settings that verl gives its workers.
     Attribute(f"{BASE_TRAINER}.resource_pool_to_cls"),
     Attribute("verl.single_controller.base.worker_group:ClassWithInitArgs.kwargs"),
     Function(f"{ENGINE_WORKERS}:TrainingWorker.reset", "(self)", "f6bc0d111a3b2c99", closed=True),
@@ -63,12 +63,12 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute("verl.workers.config:HFModelConfig.lora_rank"),
     Class("verl.workers.config:TrainingWorkerConfig"),
     Attribute("verl.workers.config:TrainingWorkerConfig.engine_config"),
-    # What is different in an engine that is forward-only.
+    # Differences of a forward-only engine.
     Attribute("verl.workers.config:EngineConfig.forward_only"),
     Attribute("verl.workers.config:FSDPEngineConfig.model_dtype"),
     Function(f"{FSDP_ENGINE}._build_module", "(self)", "efe66f66243aa629"),
     Function(f"{FSDP_ENGINE}._build_model_optimizer", "(self)", "46d50ef606111101"),
-    # What parameters are rounded to, and where shards of a forward-only engine are.
+    # The dtype that parameters are rounded to, and the place of a forward-only engine's shards.
     Function(f"{FSDP_ENGINE}._build_fsdp_module", "(self, module)", "5ffee7368a4f90a5"),
     Attribute(f"{FSDP_ENGINE}.engine_config"),
     Attribute("verl.workers.config:FSDPEngineConfig.mixed_precision"),
@@ -76,7 +76,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey("verl/trainer/config/engine/fsdp.yaml", "forward_only", bool),
     ConfigKey("verl/trainer/config/engine/fsdp.yaml", "model_dtype", str),
     ConfigKey("verl/trainer/config/rollout/rollout.yaml", "checkpoint_engine.backend", str),
-    # What of a trained model stays on its device, and how large it is.
+    # The part of a trained model that stays on its device, and its size.
     Function(f"{FSDP_ENGINE}.is_optimizer_offload_enabled", "property (self)"),
     Attribute(f"{FSDP_ENGINE}._uses_fsdp2_cpu_offload_policy"),
     Attribute(f"{FSDP_ENGINE}.device_mesh"),
@@ -84,7 +84,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute(f"{FSDP_ENGINE}.model_config"),
     Attribute("verl.workers.config:HFModelConfig.hf_config"),
     Attribute("verl.workers.config:HFModelConfig.model_type"),
-    # What a forward pass reads and leaves.
+    # The fields that a forward pass reads and leaves.
     Attribute("transfer_queue:KVBatchMeta.fields"),
     Function("verl.utils.tensordict_utils:assign_non_tensor", "(tensor_dict, **kwargs)"),
     Function("verl.utils.tensordict_utils:get", "(tensordict, key, default=None)"),

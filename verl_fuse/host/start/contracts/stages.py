@@ -1,4 +1,4 @@
-"""The code that limits a stage's batch, and the metrics we compute as verl does (stages.py)."""
+"""Contracts on the code that limits a stage's batch, and on the metrics that we compute like verl (stages.py)."""
 
 from verl_fuse.host.upstream.targets import ACTOR_YAML, ENGINE_WORKERS, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
@@ -16,7 +16,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Function("verl.utils.config:omega_conf_to_dataclass", "(config, dataclass_type=None)"),
     Function("verl.utils.debug.metrics:calculate_debug_metrics", "(data)", "e428c5bc913a74ee"),
-    # Which keys decide the size of a micro-batch.
+    # Keys that decide the size of a micro-batch.
     Function(f"{ENGINE_WORKERS}:ActorRolloutRefWorker.init_model", "(self)", "08285ce005c99bc5", closed=True),
     Function(f"{ENGINE_WORKERS}:TrainingWorker.__init__", "(self, config)", "9c7d51b661503829"),
     Function(
@@ -38,7 +38,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(REF_YAML, "log_prob_use_dynamic_bsz", object),
     ConfigKey(REF_YAML, "log_prob_micro_batch_size_per_gpu", object),
     ConfigKey(ROLLOUT_YAML, "calculate_log_probs", bool),
-    # Whether leaving weights for slices takes memory of a device (assembly.py).
+    # Tells whether leaving weights for slices takes memory of a device (assembly.py).
     ConfigGroup("verl/trainer/config/actor/dp_actor.yaml", "../engine@fsdp_config: fsdp"),
     ConfigGroup("verl/trainer/config/critic/dp_critic.yaml", "../engine@fsdp: fsdp"),
     ConfigKey("verl/trainer/config/critic/dp_critic.yaml", "strategy", str),

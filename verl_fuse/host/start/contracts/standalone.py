@@ -1,4 +1,4 @@
-"""The code that replicas with devices of their own are created, fed and destroyed with (standalone/):
+"""Contracts on the code that creates, feeds and destroys replicas with devices of their own (standalone/):
 `RolloutReplica.init_standalone`, done in a thread."""
 
 from verl_fuse.host.upstream.targets import (
@@ -13,7 +13,7 @@ from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Funct
 MEGATRON_ENGINE = "verl.workers.engine.megatron.transformer_impl:MegatronEngine"
 
 CONTRACTS: tuple[Contract, ...] = (
-    # What is done here in its place, and in its order.
+    # The calls that are made here in its place, and in its order.
     Function(f"{ROLLOUT_REPLICA}.init_standalone", "async (self)", "ff7fdbb0b2c2f301"),
     Function(
         f"{ROLLOUT_REPLICA}.__init__",
@@ -58,7 +58,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Function("verl.plugin.platform:get_platform", "()"),
     Function("verl.utils.device:get_device_name", "()"),
     Function("verl.utils.device:get_device_id", "()"),
-    # Weights: what the engine exports is offered to the worker beside the replica's engine.
+    # Weights: the engine's export is offered to the worker beside the replica's engine.
     Function(
         f"{FSDP_ENGINE}.get_per_tensor_param",
         "(self, layered_summon=False, base_sync_done=False, **kwargs)",

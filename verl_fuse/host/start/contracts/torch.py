@@ -1,6 +1,6 @@
-"""Private parts of torch: the store of the default process group (weights/layouts/worker.py,
-weights/sync/hybrid.py, update/megatron/fusion.py), a shard's place in its tensor (weights/buckets.py), tensors made
-of others (runtime/meter.py)."""
+"""Contracts on private parts of torch: the store of the default process group (weights/layouts/worker.py,
+weights/sync/hybrid.py, update/megatron/fusion.py), a shard's place in its tensor (weights/buckets.py), tensors made of
+other tensors (runtime/meter.py)."""
 
 from verl_fuse.spec.contract import Contract, Function
 

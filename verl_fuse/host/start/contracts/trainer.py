@@ -1,10 +1,11 @@
-"""The synchronous trainer we subclass: every method we override, the flow that calls them, and what we
-read of it (trainer.py)."""
+"""Contracts on the synchronous trainer we subclass: every method we override, the flow that calls them, and every
+attribute we read (trainer.py)."""
 
 from verl_fuse.host.upstream.targets import PPO_YAML, ROLLOUT_YAML, SYNC_TRAINER, V1_PACKAGE
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function
 
-# Most of it is its base's; named through the class we subclass, so that an override put in between is noticed.
+# Most members are its base's; they are named through the class we subclass, so that an override put in between is
+# noticed.
 SERVER_MANAGER = "verl.workers.rollout.llm_server:LLMServerManager"
 
 CONTRACTS: tuple[Contract, ...] = (
@@ -16,10 +17,10 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{SYNC_TRAINER}._step_once", "(self, metrics, timing_raw, sample_batch_size)", "1c4476015b0086eb"),
     Function(f"{SYNC_TRAINER}._setup", "(self)", "b9f89222de4383c1", closed=True),
     Function(f"{SYNC_TRAINER}._submit_batch_to_rollout", "(self, batch)", "3ef7707849d1bb77", closed=True),
-    # Prompts that a running step asks for in place of discarded ones are submitted like its first ones.
+    # Prompts that a running step asks for in place of discarded prompts are submitted like its first prompts.
     Function(f"{SYNC_TRAINER}._add_prompts_to_generate", "(self, num_prompts)", "47fe9f635e877826"),
     Function(f"{SYNC_TRAINER}._get_required_batch_multiple", "(self, dp_size)", "1622664100322465"),
-    # What we override.
+    # The methods we override.
     Function(f"{SYNC_TRAINER}.__init__", "(self, config)", "9453b7ce4545725b", closed=True),
     Function(f"{SYNC_TRAINER}._build_replay_buffer", "(self)", "c4f7cc1598885873", closed=True),
     Function(f"{SYNC_TRAINER}._init_resource_pool_mgr", "(self)", "54a8f7e545198961", closed=True),
@@ -48,7 +49,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{SYNC_TRAINER}.on_init_end", "(self)", "4e7053b99ffd3fae", closed=True),
     Function(f"{SYNC_TRAINER}.on_sample_end", "(self)", "bec685556f1b30ac", closed=True),
     Function(f"{SYNC_TRAINER}.on_step_end", "(self)", "0e2b0dd6fa565e8e", closed=True),
-    # What we read.
+    # The attributes we read.
     Attribute(f"{SYNC_TRAINER}.config"),
     Attribute(f"{SYNC_TRAINER}.use_reference_policy"),
     Attribute(f"{SYNC_TRAINER}.use_critic"),
@@ -65,7 +66,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{SERVER_MANAGER}.get_replicas", "(self)", "6be3c7e47f9b9895"),
     Function(f"{SERVER_MANAGER}.get_client", "(self, client_cls=None, **kwargs)", "d2a2afda3a7830da"),
     Attribute("verl.workers.rollout.replica:RolloutReplica.replica_rank"),
-    # How many data-parallel ranks a batch is cut for.
+    # The number of data-parallel ranks that a batch is cut for.
     Attribute("verl.single_controller.base.worker_group:WorkerGroup._dispatch_info", "{}"),
     Function("verl.single_controller.base.worker:Worker._query_dispatch_info", "(self, mesh_name)", "3a89f4bb92262a77"),
     Decorator(

@@ -1,5 +1,5 @@
-"""TransferQueue, and what verl's agent loop writes there: keys, tags, fields (rows.py, completeness.py,
-samples.py, accounting.py)."""
+"""Contracts on TransferQueue, and on the keys, tags and fields that verl's agent loop writes there (rows.py,
+completeness.py, samples.py, accounting.py)."""
 
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function
 
@@ -7,7 +7,7 @@ BATCH_META = "transfer_queue:KVBatchMeta"
 AGENT_LOOP = "verl.trainer.ppo.v1.agent_loop_tq"
 
 CONTRACTS: tuple[Contract, ...] = (
-    # It returns the fields that all rows have.
+    # The function returns the fields that all rows have.
     Function("transfer_queue:kv_batch_get", "(keys, partition_id, select_fields=None)", "fd73b103f6e791f1"),
     Function("transfer_queue:kv_list", "(partition_id=None)", "05832061eb773923"),
     Class(BATCH_META, required=()),

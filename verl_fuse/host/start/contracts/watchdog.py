@@ -1,4 +1,4 @@
-"""Whom a weight sync waits for (watchdog.py)."""
+"""Contracts on the processes that a weight sync waits for (watchdog.py)."""
 
 from verl_fuse.host.upstream.targets import CHECKPOINT_MANAGER
 from verl_fuse.spec.contract import Attribute, Contract, Decorator, Function

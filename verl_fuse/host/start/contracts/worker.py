@@ -1,5 +1,5 @@
-"""The worker classes we subclass and the methods we wrap: how Ray dispatches them decides what a lane may
-do (worker.py, lane.py)."""
+"""Contracts on the worker classes we subclass and the methods we wrap: their dispatch by Ray decides the calls that a
+lane may make (worker.py, lane.py)."""
 
 from verl_fuse.host.upstream.targets import ENGINE_WORKERS
 from verl_fuse.spec.contract import Class, Contract, Decorator, Function
@@ -62,7 +62,7 @@ CONTRACTS: tuple[Contract, ...] = (
         closed=True,
     ),
     Decorator(f"{ENGINE_WORKERS}:TrainingWorker.save_checkpoint", "register(dispatch_mode=Dispatch.ONE_TO_ALL)"),
-    # Our wrappers keep what it sets on a method.
+    # Our wrappers keep the attributes that it sets on a method.
     Function(
         f"{DECORATOR}:register",
         "(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.ALL, blocking=True, materialize_futures=True)",
@@ -70,7 +70,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Function(f"{DECORATOR}:make_nd_compute_dataproto_dispatch_fn", "(mesh_name)", "6f8d458d5d3dcbe2"),
     Function("verl.single_controller.base.worker:Worker.rank", "property (self)"),
-    # How an update goes through a mini-batch, whoever changes what of it (update/megatron, update/lean).
+    # The path of an update through a mini-batch, parts of which update/megatron and update/lean change.
     Function(
         "verl.workers.engine.megatron.transformer_impl:MegatronEngine.forward_backward_batch",
         "(self, data, loss_function, forward_only=False)",

@@ -1,7 +1,8 @@
 """The driver's part of a lean update: which stages run, which rank computes what, and what was left out.
 
 Invariants (tests/integration/test_lean_run.py, tests/unit/host/test_lean_driver.py):
-- the old log-prob pass is left out only in steps that train the actor on one mini-batch, and is run and counted in all others;
+- the old log-prob pass is left out only in steps that train the actor on one mini-batch, and is run and counted in all
+  others;
 - metrics that are made of old log-probs are made of the update's, after it;
 - the batch that goes on is verl's, whatever order its rows were trained in.
 """
@@ -38,8 +39,8 @@ FORWARD = 1 / 3
 
 
 def saved_seconds(seconds: float, skipped: float, own: bool, forwarded: float) -> float:
-    """Of an update that took `seconds`, what it saved: the share `skipped` of its tokens, of which metrics needed a forward pass in the share
-    `forwarded` of the mini-batches, and with `own` the pass for old log-probs."""
+    """Of an update that took `seconds`, what it saved: the share `skipped` of its tokens, of which metrics needed a
+    forward pass in the share `forwarded` of the mini-batches, and with `own` the pass for old log-probs."""
     left = skipped * (1 - FORWARD * forwarded)
     return seconds * (left + FORWARD * own) / (1 - left) if left < 1 else 0.0
 
@@ -114,7 +115,8 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         return None
 
     def _forwarded(self, mini_batches: int) -> float:
-        """In what share of an epoch's `mini_batches`, all epochs together, samples that are left out go through a forward pass."""
+        """In what share of an epoch's `mini_batches`, all epochs together, samples that are left out go through a
+        forward pass."""
         actor, options = self._trainer.config.actor_rollout_ref.actor, self._options
         if options.metrics == "computed":
             return 0.0

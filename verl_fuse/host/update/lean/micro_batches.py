@@ -3,7 +3,8 @@
 Invariants (tests/unit/host/test_lean_micro_batches.py, tests/integration/test_lean_engines.py):
 - every computed row is in exactly one micro-batch, and no other row is in any;
 - no micro-batch is larger than the run's configuration allows, in rows or, with dynamic batch sizes, in tokens;
-- all ranks have the same number, at least one: a rank that runs out of rows gets empty ones, whose collectives a row without weight carries.
+- all ranks have the same number, at least one: a rank that runs out of rows gets empty ones, whose collectives a row
+  without weight carries.
 """
 
 from collections.abc import Callable, Sequence

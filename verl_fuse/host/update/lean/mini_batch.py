@@ -1,9 +1,12 @@
-"""One mini-batch of a lean update on one rank: verl's engine computes fewer rows of it, and everything else is as if it had computed all.
+"""One mini-batch of a lean update on one rank: verl's engine computes fewer rows of it, and everything else is as if it
+had computed all.
 
-The engine gets the whole mini-batch and takes from it what its losses are divided by; only what it splits into micro-batches is replaced.
+The engine gets the whole mini-batch and takes from it what its losses are divided by; only what it splits into
+micro-batches is replaced.
 
 Invariants (tests/integration/test_lean_engines.py):
-- rows are left out only where every advantage that counts is exactly 0; where no rank has any, verl's own split is used;
+- rows are left out only where every advantage that counts is exactly 0; where no rank has any, verl's own split is
+  used;
 - denominators, optimizer steps and learning rates are verl's; every parameter has a gradient when the optimizer steps;
 - metrics are verl's loss function on verl's own micro-batches (`stock`), or on all computed rows at once (`computed`).
 """
@@ -33,7 +36,8 @@ Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
 
 class LeanMiniBatch:
-    """`loss` is verl's loss function; `fresh`: parameters are still those that the batch's old log-probs were computed with."""
+    """`loss` is verl's loss function; `fresh`: parameters are still those that the batch's old log-probs were computed
+    with."""
 
     def __init__(self, engine: Any, data: Any, options: LeanOptions, loss: Loss, fresh: bool) -> None:
         self._engine, self._data, self._options, self._loss = engine, data, options, loss
@@ -133,7 +137,8 @@ class LeanMiniBatch:
 
     @contextmanager
     def _with_entropy(self) -> Iterator[None]:
-        """The pass that is left out would have told the entropy: nothing is trained on it, so that no gradient of it is prepared."""
+        """The pass that is left out would have told the entropy: nothing is trained on it, so that no gradient of it is
+        prepared."""
         assign_non_tensor(self._data, calculate_entropy=True)
         with ExitStack() as stack:
             if not self._entropy and hasattr(self._engine, "compute_entropy_from_logits"):
@@ -211,9 +216,11 @@ def _module_of(engine: Any) -> Any:
 
 @contextmanager
 def _evaluating(engine: Any) -> Iterator[None]:
-    """Between the last backward pass and the optimizer: the model is not in training, and afterwards as that pass left it.
+    """Between the last backward pass and the optimizer: the model is not in training, and afterwards as that pass left
+    it.
 
-    Activations that are offloaded are counted in training only, and without a backward pass FSDP2 leaves parameters whole that are to be.
+    Activations that are offloaded are counted in training only, and without a backward pass FSDP2 leaves parameters
+    whole that are to be.
     """
     models = engine.module if isinstance(engine.module, list) else [engine.module]
     for model in models:

@@ -1,4 +1,5 @@
-"""What a model must not have for its updates to be lean: gradients that do not come from advantages, or randomness that passes differ by."""
+"""What a model must not have for its updates to be lean: gradients that do not come from advantages, or randomness that
+passes differ by."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,7 +20,8 @@ _PASSES = (
 )
 # How a router spreads tokens in training by all of a micro-batch, otherwise token by token.
 _SINKHORN = "sinkhorn"
-# What adds to the gradients of every row, counts rows, divides by those that are computed, or lets rows of a micro-batch displace each other.
+# What adds to the gradients of every row, counts rows, divides by those that are computed, or lets rows of a
+# micro-batch displace each other.
 _ROWS = (
     "moe_expert_capacity_factor",
     "moe_aux_loss_coeff",

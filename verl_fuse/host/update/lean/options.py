@@ -16,7 +16,8 @@ class LeanOptions:
     bypass: bool = False
 
 
-# In a batch's extra_info: what its update leaves out, with `skip_old_log_prob` where its old log-probs are its own. Without it an update is verl's.
+# In a batch's extra_info: what its update leaves out, with `skip_old_log_prob` where its old log-probs are its own.
+# Without it an update is verl's.
 LEAN = "verl_fuse_lean"
 # A row's place in the batch of its rank.
 ROW_FIELD = "verl_fuse_row"

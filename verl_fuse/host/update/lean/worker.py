@@ -52,7 +52,8 @@ class LeanTrainingWorker(TrainingWorker):
         return super()._postprocess_output(output, global_token_num=global_token_num, forward_only=forward_only, **more)
 
     def log_probs_of_update(self, data: Any) -> TensorDict | None:
-        """Log-probs and entropy that the last update, of one mini-batch, computed for these rows; 0 where it computed none."""
+        """Log-probs and entropy that the last update, of one mini-batch, computed for these rows; 0 where it computed
+        none."""
         assert self._mini_batch is not None, "log-probs of an update before any"
         outputs, self._mini_batch = self._mini_batch.outputs, None
         if not self.engine.is_mp_src_rank_with_outputs():
@@ -61,8 +62,8 @@ class LeanTrainingWorker(TrainingWorker):
 
 
 def old_log_probs_of(outputs: Mapping[int, Mapping[str, torch.Tensor]], mask: torch.Tensor) -> TensorDict:
-    """Old log-probs and entropy of the rows of `mask`, one value per response token, from what the model said of each by its place; 0 of a row it said
-    nothing of."""
+    """Old log-probs and entropy of the rows of `mask`, one value per response token, from what the model said of each
+    by its place; 0 of a row it said nothing of."""
     # Log-probs of a response begin one token before it.
     nothing = [torch.zeros(1 + len(row)) for row in mask.unbind()]
     found = {}

@@ -1,8 +1,9 @@
 """verl's Megatron engines, each in the parallel-state view of its model.
 
-Colocated engines of one process share the layout of whichever initialises first. These classes give actor and reference Megatron's own layout
-of ranks and the critic mirrored pipelines, each with its own sizes: whatever is called on an engine (initialisation, training, inference,
-checkpoints, weight export, questions about its ranks) runs in its view. verl finds them in its registry under the vendor `VENDOR`.
+Colocated engines of one process share the layout of whichever initialises first. These classes give actor and reference
+Megatron's own layout of ranks and the critic mirrored pipelines, each with its own sizes: whatever is called on an
+engine (initialisation, training, inference, checkpoints, weight export, questions about its ranks) runs in its view.
+verl finds them in its registry under the vendor `VENDOR`.
 
 Invariants (tests/integration/test_pipeline_engines.py):
 - engines of one layout share a view, of others never, and every public method and property of verl's class runs in it;

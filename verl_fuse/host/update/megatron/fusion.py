@@ -1,8 +1,10 @@
-"""The calls of `forward_backward_func` of actor and critic, captured in verl's own training loops and run as programs of this process's ranks.
+"""The calls of `forward_backward_func` of actor and critic, captured in verl's own training loops and run as programs
+of this process's ranks.
 
-verl's loop, losses, micro-batches, optimizers, schedulers and metrics stay verl's: only the function that runs a mini-batch's pipeline is another
-one while `run` runs its jobs. Calls of both models are one program if there is a schedule for their numbers of micro-batches; else, and when
-one model has mini-batches left, each model's calls run alone, in Megatron's order (1F1B).
+verl's loop, losses, micro-batches, optimizers, schedulers and metrics stay verl's: only the function that runs a
+mini-batch's pipeline is another one while `run` runs its jobs. Calls of both models are one program if there is a
+schedule for their numbers of micro-batches; else, and when one model has mini-batches left, each model's calls run
+alone, in Megatron's order (1F1B).
 
 Invariants (tests/integration/test_pipeline_engines.py):
 - parameters, losses and gradient norms are bitwise those of verl's engines trained one after the other;
@@ -25,6 +27,7 @@ from verl_fuse.host.update.megatron.messages import Padding
 from verl_fuse.host.update.megatron.stage import MegatronStage
 from verl_fuse.host.update.megatron.view import View
 from verl_fuse.host.update.report import MODELS, ModelCost, RankReport
+from verl_fuse.host.weights.megatron_memory import offloaded_bytes
 from verl_fuse.runtime.executor import Executor
 from verl_fuse.runtime.links import Link, open_links
 from verl_fuse.runtime.lower import lower_schedule
@@ -41,7 +44,8 @@ Schedules = Mapping[tuple[int, int], Schedule]
 
 
 class Fusion:
-    """This process's part; collective, after both engines are initialised. `timeout` (seconds) bounds every wait of a program."""
+    """This process's part; collective, after both engines are initialised. `timeout` (seconds) bounds every wait of a
+    program."""
 
     def __init__(self, engines: Mapping[str, Any], timeout: float) -> None:
         self._engines = {model: engines[model] for model in MODELS}
@@ -104,6 +108,15 @@ class Fusion:
 
     def captured(self, model: str, request: Mapping[str, Any]) -> CapturedCall:
         return CapturedCall(request, self._padding[model])
+
+    def headroom(self) -> int | None:
+        """Bytes that activations may take on this rank, beside what stays allocated and what verl has offloaded, which
+        comes back for an update; None on a device that does not tell."""
+        if self.device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return free - sum(offloaded_bytes(engine) for engine in self._engines.values())
 
     def _open_links(self) -> dict[tuple[str, int], Link]:
         """By model and copy; every rank of tensor and context parallelism has links of its own."""
@@ -171,7 +184,7 @@ class _Update:
             # Also of calls made one after the other: together they would have been these.
             tuple(zip_longest(self._counts["actor"], self._counts["critic"], fillvalue=0)),
             self._fused,
-            _headroom(self._fusion.device),
+            self._fusion.headroom(),
             tuple(self._spans),
         )
 
@@ -207,11 +220,3 @@ def _pipelines(view: View) -> tuple[tuple[int, ...], ...]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, view.pipeline)
     return tuple(sorted(set(found), key=min))
-
-
-def _headroom(device: torch.device) -> int | None:
-    """Bytes that activations may take on this rank, beside what stays allocated; None on a device that does not tell."""
-    if device.type != "cuda":
-        return None
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

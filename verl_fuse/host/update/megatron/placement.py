@@ -1,4 +1,5 @@
-"""Where a pipeline's stages sit: Megatron's own layout of ranks, or pipelines side by side with their stages in reverse order.
+"""Where a pipeline's stages sit: Megatron's own layout of ranks, or pipelines side by side with their stages in reverse
+order.
 
 Invariants (tests/integration/test_megatron_views.py):
 - reversed, copy k of a model that takes `block` ranks sits on ranks [k * block, (k + 1) * block), its last stage first;
@@ -15,7 +16,8 @@ import megatron.core.parallel_state as parallel_state
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-# Megatron's name for the layout in which the ranks of one pipeline are neighbours; its default spreads a stage over neighbours.
+# Megatron's name for the layout in which the ranks of one pipeline are neighbours; its default spreads a stage over
+# neighbours.
 CONTIGUOUS = "tp-cp-ep-pp-dp"
 
 

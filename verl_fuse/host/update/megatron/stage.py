@@ -1,11 +1,12 @@
-"""A stage that runs one call of Megatron's `forward_backward_func` through the executor, step by step with Megatron's own steps.
+"""A stage that runs one call of Megatron's `forward_backward_func` through the executor, step by step with Megatron's
+own steps.
 
-What Megatron's schedule does around its steps happens here at the same places: gradients are not synchronised before the last backward, a
-result is deallocated when it has been handed on, gradients are finalised at the end, every loss is divided by this stage's own number of
-micro-batches. Everything runs in the model's view.
+What Megatron's schedule does around its steps happens here at the same places: gradients are not synchronised before
+the last backward, a result is deallocated when it has been handed on, gradients are finalised at the end, every loss is
+divided by this stage's own number of micro-batches. Everything runs in the model's view.
 
-Invariants (tests/integration/test_megatron_stage.py): losses and gradients are bitwise those of Megatron's own 1F1B; a call that asks for what
-only Megatron's schedules do is refused before anything runs.
+Invariants (tests/integration/test_megatron_stage.py): losses and gradients are bitwise those of Megatron's own 1F1B; a
+call that asks for what only Megatron's schedules do is refused before anything runs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,8 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.update.megatron.view import View
 from verl_fuse.runtime.stage import TensorSpec
 
-# Options of a Megatron model that its own schedules handle and that no stage does, with the value that asks for nothing.
+# Options of a Megatron model that its own schedules handle and that no stage does, with the value that asks for
+# nothing.
 UNSUPPORTED = {
     "timers": None,
     "defer_embedding_wgrad_compute": False,
@@ -42,7 +44,8 @@ class ForwardBackwardCall:
 
 
 class MegatronStage:
-    """One stage; `specs` are the messages between stages by micro-batch. `results` is what `forward_backward_func` would return."""
+    """One stage; `specs` are the messages between stages by micro-batch. `results` is what `forward_backward_func`
+    would return."""
 
     def __init__(
         self, view: View, call: ForwardBackwardCall, specs: Sequence[TensorSpec], device: torch.device
@@ -109,7 +112,8 @@ class MegatronStage:
         return message
 
     def before_last_backward(self) -> None:
-        # With a `grad_sync_func`, later stages start to synchronise together at the end, so that the first stage is not slowed down.
+        # With a `grad_sync_func`, later stages start to synchronise together at the end, so that the first stage is not
+        # slowed down.
         if self._config.grad_sync_func is None or self._first:
             self._unsynchronised.close()
 

@@ -1,13 +1,15 @@
 """Several Megatron parallel states in one process, one per model, of which one is in force at a time.
 
-Megatron keeps its process groups in the globals of one module, and verl's engines share them: the first to initialise decides for all
-(`MegatronEngine._init_device_mesh` returns early). Inside a view an engine finds its own state, or none yet, and initialises it with
-its own sizes. Everything an engine does belongs inside its view: initialisation, training, inference, checkpoints, weight export, queries
-of its data-parallel rank. The tracker of random numbers is not part of a view: models with dropout draw from one that they share.
+Megatron keeps its process groups in the globals of one module, and verl's engines share them: the first to initialise
+decides for all (`MegatronEngine._init_device_mesh` returns early). Inside a view an engine finds its own state, or none
+yet, and initialises it with its own sizes. Everything an engine does belongs inside its view: initialisation, training,
+inference, checkpoints, weight export, queries of its data-parallel rank. The tracker of random numbers is not part of a
+view: models with dropout draw from one that they share.
 
 Invariants (tests/integration/test_megatron_views.py):
 - what is initialised or changed inside a view is there again the next time, and nowhere else;
-- views nest, and leaving one, also by an error, restores what was in force before; entering the one in force changes nothing;
+- views nest, and leaving one, also by an error, restores what was in force before; entering the one in force changes
+  nothing;
 - every global that Megatron's module ever rebinds is part of a view.
 """
 
@@ -68,7 +70,8 @@ class View:
             return tuple(dist.get_process_group_ranks(group))
 
     def self_test(self) -> None:
-        """Collective: FuseError unless this view's groups consist of the ranks that were meant, in that order, when they communicate."""
+        """Collective: FuseError unless this view's groups consist of the ranks that were meant, in that order, when
+        they communicate."""
         with self.active():
             if not parallel_state.is_initialized():
                 raise FuseError(f"view {self.name!r} has no parallel state yet; initialise its engine inside it first")
@@ -102,7 +105,8 @@ def _write(state: dict[str, Any]) -> None:
 
 
 def _pristine() -> dict[str, Any]:
-    """The globals of a process that has never initialised anything: those of a second, fresh execution of the module."""
+    """The globals of a process that has never initialised anything: those of a second, fresh execution of the
+    module."""
     spec = importlib.util.find_spec("megatron.core.parallel_state")
     assert spec is not None
     assert spec.loader is not None

@@ -1,1 +1,1 @@
-"""The layout an engine of verl trains in, changed between two steps."""
+"""Changes the layout in which an engine of verl trains, between two steps."""

@@ -1,13 +1,13 @@
-"""An FSDP2 engine of verl gets another `fsdp_size` between two steps: parameters and the optimizer's moments go from
+"""Gives an FSDP2 engine of verl another `fsdp_size` between two steps: parameters and the optimizer's moments go from
 shard to shard.
 
 Invariants (tests/integration/test_changed_layouts.py):
-- afterwards the engine is what verl builds with that `fsdp_size`, and every element of a parameter and of its moments
-  is bitwise what it was;
-- bytes received are those a rank needs and does not hold; nothing is gathered;
+- afterwards the engine equals the engine that verl builds with that `fsdp_size`, and every element of a parameter and
+of its moments is bitwise unchanged;
+- a rank receives only the bytes it needs and does not hold; no parameter is gathered;
 - optimizer, schedule of learning rates, gradient checkpointing and random numbers are not touched;
-- what cannot be changed is a FuseError before anything is; a rank that dies or stands still ends the change on all
-  ranks, by name, and the engine is of no further use.
+- an engine that cannot be changed is a FuseError before any change; a rank that dies or stands still ends the change on
+all ranks, by name, and the engine is of no further use.
 """
 
 import dataclasses
@@ -47,8 +47,8 @@ class Moved:
 
 
 class EngineLayout:
-    """The layout of one engine; all ranks of the world change it together. `store` reaches them all, `node` names this
-    rank's."""
+    """The layout of one engine; all ranks of the world change it together. `store` reaches all ranks, `node` names this
+    rank's node."""
 
     def __init__(self, engine: Any, name: str, *, store: Any, node: str, options: TransferOptions) -> None:
         self._engine, self._name, self._store, self._node, self._options = engine, name, store, node, options
@@ -57,7 +57,7 @@ class EngineLayout:
 
     @property
     def fsdp_size(self) -> int:
-        """The value as in verl's configuration."""
+        """Return the value as in verl's configuration."""
         return self._engine.engine_config.fsdp_size
 
     def change(self, fsdp_size: int, version: int) -> Moved:
@@ -67,7 +67,7 @@ class EngineLayout:
         mesh = self._mesh(fsdp_size)
         if mesh is self._engine.device_mesh:
             return Moved()
-        # What is on its way to the host may not be read before it is there.
+        # Tensors on their way to the host may not be read before they are there.
         get_torch_device().synchronize()
         self._changes += 1
         name, rank = f"layout {self._name} {self._changes}", dist.get_rank()
@@ -79,7 +79,7 @@ class EngineLayout:
             except Stopped:
                 raise
             except BaseException as error:
-                # The others would wait for this rank until their time is up.
+                # The other ranks would wait for this rank until their time is up.
                 with suppress(Stopped):
                     watch.stop(Verdict((rank,), f"rank {rank} failed: {type(error).__name__}: {error}"))
                 raise
@@ -88,7 +88,7 @@ class EngineLayout:
         return Moved(time.monotonic() - begun, received)
 
     def _mesh(self, fsdp_size: int) -> Any:
-        """One mesh per layout, since each has process groups of its own."""
+        """Return the mesh of a layout, made once, since each mesh has process groups of its own."""
         size = dist.get_world_size()
         shape = (size,) if fsdp_size < 0 or fsdp_size >= size else (size // fsdp_size, fsdp_size)
         if shape not in self._meshes:
@@ -119,7 +119,7 @@ class EngineLayout:
         return received
 
     def _rewrap(self, mesh: Any) -> None:
-        """FSDP2 over `mesh`, as verl applies it; the parameters are on the meta device."""
+        """Apply FSDP2 over `mesh` like verl; the parameters are on the meta device."""
         engine, module = self._engine, self._engine.module
         policies = state_of(wrapped(module)[0])
         options: dict[str, Any] = {
@@ -138,12 +138,12 @@ class EngineLayout:
         replace_parameters(module, whole)
         del whole, policies
         apply_fsdp2(module, options, engine.engine_config)
-        # What FSDP2 knew of the old shards is a cycle of objects.
+        # FSDP2's record of the old shards is a cycle of objects.
         gc.collect()
 
 
 def placed_on(mesh: Any) -> PlacedSharding:
-    """A mesh of verl's FSDP engines as a layout."""
+    """Return a mesh of verl's FSDP engines as a layout."""
     return PlacedSharding(
         FsdpSharding(mesh.size(-1), mesh.size(0) if mesh.ndim > 1 else 1), tuple(mesh.mesh.flatten().tolist())
     )

@@ -1,6 +1,7 @@
 """Brings the worker groups to the layout of the step that comes next.
 
-Between an update and the sync of the new weights: the replicas sleep, and a checkpoint of the step before is written.
+The change is made between an update and the sync of the new weights: the replicas sleep, and a checkpoint of the step
+before is written.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,10 +20,10 @@ class Layouts(TrainerPart):
         self.metrics: dict[str, float] = {}
 
     def with_weight_sync(self, step: int) -> None:
-        """Change what is to be another for the step after `step`."""
+        """Change each model that has another layout in the step after `step`."""
         seconds, received = 0.0, 0
         for model, size in self._wanted(step + 1).items():
-            # The first time the workers are asked, since a checkpoint may have brought them to another layout.
+            # The first call asks the workers, since a checkpoint may have brought them to another layout.
             if self._sizes.get(model) != size:
                 ranks = self._groups[model].change_layout(size, step + 1)
                 self._sizes[model] = size

@@ -1,10 +1,10 @@
-"""State of an FSDP2 engine that follows its layout: parameters, and the optimizer's state of each.
+"""Holds the state of an FSDP2 engine that follows its layout: parameters, and the optimizer's state of each.
 
 Invariants (tests/integration/test_changed_layouts.py):
-- whatever the optimizer keeps of a parameter is kept: what is sharded as the parameter is moved, numbers stay; anything
-  else is a FuseError;
-- a tensor that has been sent and taken is not held any more, so that both layouts together need little more than the
-  larger one.
+- all state that the optimizer keeps of a parameter is kept: state sharded like the parameter is moved, numbers stay;
+any other state is a FuseError;
+- a tensor that has been sent and taken is released, so that both layouts together need little more memory than the
+larger one.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from verl_fuse.spec.model import Model
 
 
 class Held:
-    """All of it under names: a parameter's own, and that with the key of the optimizer's state behind it."""
+    """All state under names: a parameter's own name, and the same name followed by the key of the optimizer's state."""
 
     def __init__(self, engine: Any) -> None:
         self._module, self._optimizer = engine.module, engine.optimizer
@@ -46,7 +46,7 @@ class Held:
         self._model = Model.from_hf(config.to_dict(), config.model_type)
 
     def weights(self) -> list[ModelParameters]:
-        """The tensors to be moved, by type of element: a transfer has one type on the way."""
+        """Return the tensors to be moved, by type of element: a transfer has one type on the way."""
         kinds: dict[torch.dtype, list[Parameter]] = {}
         for name, tensor in self._tensors.items():
             rows = tensor.shape[0]
@@ -54,11 +54,11 @@ class Held:
         return [ModelParameters(self._model, tuple(parameters)) for parameters in kinds.values()]
 
     def dtype(self, weights: ModelParameters) -> torch.dtype:
-        """The type of one of `weights()`."""
+        """Return the type of one of `weights()`."""
         return self._kinds[weights.parameters[0].name][1]
 
     def take(self) -> None:
-        """The optimizer lets go of everything."""
+        """Take all state from the optimizer."""
         self._optimizer.state.clear()
         for group in self._optimizer.param_groups:
             group["params"] = []
@@ -66,7 +66,7 @@ class Held:
     def through(
         self, stream: ParameterStream, weights: ModelParameters, version: int
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Send one of `weights()`; yields this rank's part in the new layout, where it has one."""
+        """Send one of `weights()`; yield this rank's part in the new layout, where it has a part."""
         own = {parameter.name: _local(self._tensors.pop(parameter.name), parameter) for parameter in weights.parameters}
         for name, tensor in stream.run(own, version):
             yield name, tensor.to(self._kinds[name][0])
@@ -79,7 +79,7 @@ class Held:
         def filled(name: str, key: str) -> DTensor:
             mould, (device, dtype) = like[name], self._kinds[key]
             shape = mould.to_local().shape
-            # A rank beyond the last row has nothing.
+            # A rank beyond the last row has no element.
             local = arrived.pop(key).view(shape) if key in arrived else torch.empty(shape, dtype=dtype, device=device)
             return DTensor.from_local(
                 local, mould.device_mesh, mould.placements, run_check=False, shape=mould.shape, stride=mould.stride()
@@ -101,7 +101,7 @@ def _key(name: str, key: str) -> str:
 
 
 def _follows(name: str, key: str, value: Any, parameter: Any) -> bool:
-    """Whether a state of the optimizer is sharded as its parameter; a number is not."""
+    """Tell whether a state of the optimizer is sharded like its parameter; a number is not."""
     if not isinstance(value, torch.Tensor) or (value.dim() == 0 and not isinstance(value, DTensor)):
         return False
     if isinstance(value, DTensor) and (value.shape, value.placements) == (parameter.shape, parameter.placements):

@@ -1,12 +1,12 @@
-"""Takes FSDP2 off a module, which torch has no call for: the module is then again what `fully_shard` may be applied to.
+"""Takes FSDP2 off a module, for which torch has no call: `fully_shard` may then be applied to the module again.
 
-Its sharded parameters stay where they are, and so does whatever else hangs on the module: verl's patches, checkpointing
-of activations.
+The module's sharded parameters stay in place, and so do its other additions: verl's patches, checkpointing of
+activations.
 
 Invariants (tests/integration/test_changed_layouts.py):
-- nothing of FSDP2 is left: the module's class, its hooks and its state dict are those from before;
-- a torch that keeps these things elsewhere is a FuseError of `require_known`, which changes nothing. Written for torch
-  2.11 and 2.13, which were read.
+- no trace of FSDP2 is left: the module's class, its hooks and its state dict are those from before;
+- a torch that keeps these things elsewhere is a FuseError of `require_known`, which changes nothing. The code is
+written for torch 2.11 and 2.13, whose source was read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,24 +20,24 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from verl_fuse.errors import FuseError
 
-# What FSDP2 leaves on a module it wraps, and where its hooks are.
+# Attributes that FSDP2 leaves on a module it wraps, and the names of its hooks.
 _HOOKS = ("_pre_forward_hook_handle", "_post_forward_hook_handle")
 _GROUP_HOOKS = ("_module_to_pre_save_state_dict_hook_handle", "_module_to_pre_load_state_dict_hook_handle")
 _PARAMETER_HOOK = "_post_load_hook_handle"
 
 
 def wrapped(module: nn.Module) -> list[FSDPModule]:
-    """The modules within `module`, itself included, that `fully_shard` was applied to."""
+    """Return the modules within `module`, itself included, that `fully_shard` was applied to."""
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
 
 
 def state_of(part: Any) -> Any:
-    """The state that FSDP2 keeps of a module it wraps."""
+    """Return the state that FSDP2 keeps of a module it wraps."""
     return fully_shard.state(part)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def require_known(module: nn.Module) -> None:
-    """Raise a FuseError unless `unwrap` knows all that FSDP2 has put on `module`."""
+    """Raise a FuseError unless `unwrap` knows everything that FSDP2 has put on `module`."""
     for part in wrapped(module):
         if not _known(part):
             raise FuseError(
@@ -50,7 +50,7 @@ def unwrap(module: nn.Module) -> None:
     """Undo `fully_shard` on `module`, which `require_known` has passed, and all modules within it."""
     parts: list[Any] = wrapped(module)
     for part in parts:
-        # The sharded parameters are the registered ones from here on.
+        # The sharded parameters are the registered parameters from here on.
         part.reshard()
     for part in parts:
         for hook in _hooks(part):
@@ -62,7 +62,7 @@ def unwrap(module: nn.Module) -> None:
 
 
 def replace_parameters(module: nn.Module, new: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Put `new[p]` in the place of every parameter p, wherever it is used."""
+    """Put `new[p]` in the place of every parameter p, wherever p is used."""
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
@@ -72,7 +72,7 @@ def replace_parameters(module: nn.Module, new: Mapping[nn.Parameter, nn.Paramete
 def _hooks(part: Any) -> Iterator[Any]:
     state = state_of(part)
     yield from (getattr(state, name) for name in _HOOKS)
-    # None where all its parameters are those of modules wrapped within it.
+    # A module has no group where all its parameters belong to modules wrapped within it.
     if (group := state._fsdp_param_group) is not None:
         for name in _GROUP_HOOKS:
             yield from getattr(group, name).values()

@@ -1,8 +1,8 @@
-"""verl's worker classes, whose engine gets another layout when the driver says so; a checkpoint tells in which layout
-it was written.
+"""Extends verl's worker classes: the engine gets another layout at the driver's call, and a checkpoint names the layout
+it was written in.
 
-Invariant (tests/integration/test_changed_layouts.py): a checkpoint is loaded by an engine in the layout it was written
-in, whatever the engine was built in.
+Invariant (tests/integration/test_changed_layouts.py): an engine loads a checkpoint in the layout the checkpoint was
+written in, whatever the layout the engine was built in.
 """
 
 import functools
@@ -20,18 +20,18 @@ from verl_fuse.host.weights.layouts.change import EngineLayout, Moved
 from verl_fuse.runtime.reshard.options import TransferOptions
 from verl_fuse.spec.files import write_atomically
 
-# Beside verl's files of a checkpoint.
+# The file beside verl's files of a checkpoint.
 LAYOUT_FILE = "verl_fuse_layout.json"
 
 
 def layout_worker_class(model: str, base: type, options: TransferOptions) -> type:
-    """A subclass of verl's worker class for `model` ("actor" or "critic")."""
+    """Return a subclass of verl's worker class for `model` ("actor" or "critic")."""
     save, load = base.save_checkpoint, base.load_checkpoint  # type: ignore[attr-defined]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def change_layout(self: Any, fsdp_size: int, version: int) -> Moved:
-        """Train in shards of `fsdp_size` ranks from here on; `version` is that of the weights."""
-        # By value in another process, these functions must find that process's module.
+        """Train in shards of `fsdp_size` ranks from here on; `version` is the version of the weights."""
+        # These functions travel to another process by value, and must find that process's module.
         from verl_fuse.host.weights.layouts import worker
 
         with remote_recorder().span(f"layout of {model}", f"rank {self.rank}", "sync", fsdp_size=fsdp_size) as seen:
@@ -44,7 +44,7 @@ def layout_worker_class(model: str, base: type, options: TransferOptions) -> typ
         from verl_fuse.host.weights.layouts import worker
 
         saved = save(self, local_path, *args, **kwargs)
-        # Every rank: the folder may be one of its node alone, as verl's own files of a rank are.
+        # Every rank writes the file: the folder may belong to one node alone, like verl's own files of a rank.
         worker.note(Path(local_path), worker.layout(self, model, options).fsdp_size)
         return saved
 
@@ -61,7 +61,7 @@ def layout_worker_class(model: str, base: type, options: TransferOptions) -> typ
 
 
 def layout(worker: Any, model: str, options: TransferOptions) -> EngineLayout:
-    """The layout of the worker's engine, which must be built."""
+    """Return the layout of the worker's engine, which must be built."""
     if "_verl_fuse_layout" not in worker.__dict__:
         store: Any = dist.distributed_c10d._get_default_store()
         engine = (worker.actor if model == "actor" else worker).engine
@@ -71,12 +71,13 @@ def layout(worker: Any, model: str, options: TransferOptions) -> EngineLayout:
 
 
 def note(folder: Path, fsdp_size: int) -> None:
-    """Say in which layout a checkpoint was written."""
+    """Write down the layout in which a checkpoint was written."""
     write_atomically(folder / LAYOUT_FILE, json.dumps({"fsdp_size": fsdp_size}))
 
 
 def noted(folder: Path) -> int | None:
-    """The layout a checkpoint was written in; None for one that does not say, which is the configuration's."""
+    """Return the layout in which a checkpoint was written; None for a checkpoint that names none, which has the
+    configuration's layout."""
     file = folder / LAYOUT_FILE
     if not file.exists():
         return None

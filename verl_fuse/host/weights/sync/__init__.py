@@ -1,1 +1,1 @@
-"""Weights from the training ranks' shards to the rollout replicas, without gathering a parameter."""
+"""Brings weights from the training ranks' shards to the rollout replicas, without gathering a parameter."""

@@ -1,17 +1,19 @@
-"""Checkpoint engine `fuse`: weights from FSDP2 or Megatron training ranks to rollout replicas on other devices, each
-worker getting the part it loads straight from the ranks that hold it. verl's own engines gather every parameter and
-send it whole to every worker.
+"""Checkpoint engine `fuse`: brings weights from FSDP2 or Megatron training ranks to rollout replicas on other devices;
+each worker gets the part it loads straight from the ranks that hold the part. verl's own engines gather every parameter
+and send it whole to every worker.
 
 Select it with `rollout.checkpoint_engine.backend=fuse` and
 `custom_backend_module=verl_fuse.host.weights.sync.checkpoint_engine`, in any trainer mode of verl that has standalone
 replicas. `checkpoint_engine.engine_kwargs.fuse.timeout_seconds` (default 300) bounds every wait, `checksums` (default
-false) adds a sum to every message. verl opens and closes the transfer around every sync, so replicas may come and go in
-between.
+false) adds a sum to every message. verl opens and closes the transfer around every sync, so replicas may come and go
+between two syncs.
 
 Invariants (tests/integration/test_checkpoint_engine.py):
-- a worker is given what vLLM loads of whole parameters, bitwise, in the rollout's type; what it does not load is NaN;
-- bytes received are those that workers load; nothing is gathered;
-- all ranks agree on the step the weights are of; a worker's copy is of that version only when it has taken everything;
+- a worker gets the elements that vLLM loads of whole parameters, bitwise, in the rollout's type; elements that it does
+not load are NaN;
+- workers receive only the bytes that they load; no parameter is gathered;
+- all ranks agree on the step of the weights; a worker's copy has that version only when the worker has taken
+everything;
 - a rank that dies, leaves early or never joins ends the sync on all ranks within the timeout, by name.
 """
 
@@ -49,7 +51,8 @@ from verl_fuse.spec.model import Model
 
 @CheckpointEngineRegistry.register("fuse")  # pyright: ignore[reportAttributeAccessIssue]  upstream lacks @staticmethod
 class FuseCheckpointEngine(CheckpointEngine):
-    """Training ranks come first in a transfer, then the workers of all replicas, replica by replica."""
+    """The checkpoint engine `fuse`. Training ranks come first in a transfer, then the workers of all replicas, replica
+    by replica."""
 
     def __init__(
         self, bucket_size: int, is_master: bool = False, timeout_seconds: float = 300.0, checksums: bool = False
@@ -63,8 +66,8 @@ class FuseCheckpointEngine(CheckpointEngine):
         self._trainers = 0
 
     def lend(self, engine: Any, rollout: Any) -> None:
-        """On a training rank, before a sync: the engine whose shards are to be sent, and verl's configuration of the
-        rollout."""
+        """Lend the engine whose shards are to be sent, and verl's configuration of the rollout; called on a training
+        rank before a sync."""
         self._lent = engine, rollout.tensor_model_parallel_size, rollout.dtype
 
     def prepare(self) -> dict[str, Any]:
@@ -93,7 +96,7 @@ class FuseCheckpointEngine(CheckpointEngine):
             self._store = TCPStore(master["host"], master["port"], is_master=False, timeout=limit)
         self._watch = Watch("sync", self._store, rank, range(world_size), self._timeout, "weight sync")
         try:
-            # Everybody has joined when this is over.
+            # Every rank has joined when this call returns.
             self._nodes = node_numbers(self._watch, ray.util.get_node_ip_address())
         except Stopped as error:
             raise self._told(error) from error
@@ -129,7 +132,7 @@ class FuseCheckpointEngine(CheckpointEngine):
         except Stopped as error:
             raise self._told(error) from error
         finally:
-            # If not everything was taken, the others learn it now.
+            # The other ranks learn now of tensors that were not taken.
             arriving.close()
         stream.held_version.require(version)
 
@@ -159,7 +162,7 @@ class FuseCheckpointEngine(CheckpointEngine):
         return {}
 
     def _stream(self) -> ParameterStream:
-        """As rank 0 has said what is sent, and how."""
+        """Return the stream of the transfer that rank 0 has announced."""
         watch = self._watch
         assert watch is not None, "not joined"
         with watch.program():
@@ -191,7 +194,8 @@ class FuseCheckpointEngine(CheckpointEngine):
 
 
 def _lend_engines(module: ModuleType) -> None:
-    """verl hands a checkpoint engine the whole parameters; ours needs the engine that has the shards."""
+    """Let verl's workers lend their engines: verl hands a checkpoint engine the whole parameters; ours needs the engine
+    that has the shards."""
     worker = module.ActorRolloutRefWorker
     stock = worker.update_weights
 

@@ -1,10 +1,11 @@
-"""Weights from training ranks to rollout replicas on the same devices: each rank gets what the vLLM worker beside it
-loads, straight from the ranks that hold it. verl's own sync gathers every parameter on every rank first.
+"""Brings weights from training ranks to rollout replicas on the same devices: each rank gets the part that the vLLM
+worker beside it loads, straight from the ranks that hold the part. verl's own sync gathers every parameter on every
+rank first.
 
 Invariants (tests/integration/test_weight_sync.py):
-- vLLM loads the same numbers as after verl's own sync;
-- a rank that dies or stands still ends the sync on every rank, within the timeout, with its name; what was loaded by
-  then is never generated with, as replicas stay asleep and the step ends with the error.
+- vLLM loads the same numbers as in verl's own sync;
+- a rank that dies or stands still ends the sync on every rank, within the timeout, with its name; no sample is
+generated with the weights loaded by then, because replicas stay asleep and the step ends with the error.
 """
 
 import functools
@@ -36,11 +37,11 @@ UNNUMBERED = -1
 
 
 def shard_sync_worker_class(base: type, options: TransferOptions) -> type:
-    """A subclass of verl's actor worker whose sync with its own rollout sends shards."""
+    """Return a subclass of verl's actor worker whose sync with its own rollout sends shards."""
 
     @functools.wraps(base.update_weights)  # type: ignore[attr-defined]
     async def update_weights(self: Any, global_steps: int | None = None, mode: str = "auto") -> Any:
-        # By value in another process, this function must find that process's module.
+        # This function travels to another process by value, and must find that process's module.
         from verl_fuse.host.weights.sync import hybrid
 
         if mode != "naive":
@@ -53,14 +54,14 @@ def shard_sync_worker_class(base: type, options: TransferOptions) -> type:
 
 @contextmanager
 def exporting(worker: Any, version: int, options: TransferOptions) -> Iterator[None]:
-    """While this lasts, the actor's engine exports what this rank's vLLM worker loads; an error if that was not all
-    taken."""
+    """Let the actor's engine export the part that this rank's vLLM worker loads, within the block; raise an error if a
+    part was not taken."""
     engine, rollout = worker.actor.engine, worker.config.rollout
     opened, layout, stream = worker.__dict__.get("_verl_fuse_stream", (0, None, None))
     # A Megatron engine has no mesh, and never another layout.
     mesh = getattr(engine, "device_mesh", None)
     if stream is None or layout is not mesh:
-        # The engine has another layout than at the last sync (host/layouts), or this is the first one.
+        # The engine has another layout than at the last sync (host/layouts), or this is the first sync.
         if stream is not None:
             stream.close()
         engines = VllmSharding(
@@ -80,7 +81,7 @@ def exporting(worker: Any, version: int, options: TransferOptions) -> Iterator[N
             yield
         finally:
             del engine.get_per_tensor_param
-            # If vLLM did not take everything, the other ranks learn it now.
+            # The other ranks learn now of tensors that vLLM did not take.
             arriving.close()
         stream.held_version.require(version)
         seen["received_bytes"] = sum(report.received_bytes for report in stream.reports)
@@ -96,8 +97,8 @@ def open_stream(
     node: str,
     options: TransferOptions,
 ) -> ParameterStream:
-    """Collective over all training ranks; rank i serves rank i of `engines`. `store` reaches all of them, `node` names
-    this rank's node."""
+    """Return a stream from the training ranks to `engines`; rank i serves rank i of `engines`. `store` reaches all
+    ranks, `node` names this rank's node. Collective over all training ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if engines.devices != size:
         raise FuseError(

@@ -1,13 +1,13 @@
-"""The parameters of a Megatron engine of verl, as a layout of `verl_fuse.reshard`.
+"""Describes the parameters of a Megatron engine of verl as a layout of `verl_fuse.reshard`.
 
-Sizes and places are those of the model's own process groups: engines of one process may share the layout of whichever
-initialises first, so an engine's configuration need not be true of its model.
+Sizes and places are those of the model's own process groups: engines of one process may share the layout of the engine
+that initialises first, so an engine's configuration need not describe its model.
 
 Invariants (tests/integration/test_megatron_weight_sync.py):
-- names and shapes of every tensor that this rank holds are those of the layout, or a FuseError names the first that
-  differs;
+- names and shapes of every tensor that this rank holds are those of the layout, or a FuseError names the first tensor
+that differs;
 - virtual pipelines, context parallelism, experts cut otherwise than the rest, FP8 and pipelines cut by hand are
-  refused, as are ranks in another order than Megatron's.
+refused, and so are ranks in another order than Megatron's.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
-from verl.utils.megatron_utils import unwrap_model
+from verl.utils.megatron_utils import load_megatron_model_to_gpu, unwrap_model
 
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.megatron import MegatronSharding
@@ -26,7 +26,7 @@ from verl_fuse.spec.layout import Layout
 
 
 def placed(engine: Any, weights: ModelParameters) -> PlacedSharding:
-    """The layout of an engine's model; every rank finds the same without asking the others."""
+    """Return the layout of an engine's model; every rank finds the same layout without asking the others."""
     model = _model(engine)
     config, groups = model.config, model.pg_collection
     experts = weights.model.experts > 0
@@ -63,8 +63,13 @@ def placed(engine: Any, weights: ModelParameters) -> PlacedSharding:
     return PlacedSharding.at(sharding)
 
 
+def load(engine: Any) -> None:
+    """Bring offloaded parameters to their device."""
+    load_megatron_model_to_gpu(engine.module, load_grad=False)
+
+
 def own_shards(engine: Any) -> dict[str, torch.Tensor]:
-    """This rank's tensors by Megatron's names; they are the engine's own."""
+    """Return this rank's tensors by Megatron's names; the tensors are the engine's own."""
     return {name: tensor.data for name, tensor in _model(engine).named_parameters()}
 
 

@@ -1,9 +1,9 @@
-"""The parameters of an engine of verl, as a layout of `verl_fuse.reshard`: FSDP2's here, Megatron's in a module that
-needs Megatron.
+"""Describes the parameters of an engine of verl as a layout of `verl_fuse.reshard`: FSDP2's here, Megatron's in a
+module that needs Megatron.
 
 Invariants (tests/integration/test_weight_sync.py, test_megatron_weight_sync.py):
-- shards are read where they are: nothing is gathered, nothing is copied;
-- a model or a sharding that is not known is a FuseError naming it before anything is sent.
+- shards are read in place: no parameter is gathered or copied;
+- an unknown model or sharding is a FuseError naming it before any tensor is sent.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,7 +23,8 @@ from verl_fuse.spec.model import Model
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model's parameters, and who has which part; `device` is the type of device they are trained on."""
+    """A trained model's parameters, and the ranks that hold each part; `device` is the type of device they are trained
+    on."""
 
     weights: ModelParameters
     placed: PlacedSharding
@@ -31,7 +32,7 @@ class Trained:
 
 
 def trained(engine: Any) -> Trained:
-    """The layout of a verl engine, after its model is built; the same on every rank."""
+    """Return the layout of a verl engine, after its model is built; the same on every rank."""
     config = engine.model_config.hf_config
     weights = parameters_of(Model.from_hf(config.to_dict(), config.model_type), config.model_type)
     if is_megatron(engine):
@@ -51,10 +52,13 @@ def trained(engine: Any) -> Trained:
 
 
 def own_shards(engine: Any) -> dict[str, torch.Tensor]:
-    """This rank's part of every parameter, by name; the tensors are the engine's own."""
+    """This rank's part of every parameter, by name; the tensors are the engine's own. Megatron's are brought back to
+    their device if they are offloaded, as verl's own sync does it; verl offloads them again."""
     if is_megatron(engine):
         from verl_fuse.host.weights.sync import megatron
 
+        if engine.is_param_offload_enabled:
+            megatron.load(engine)
         return megatron.own_shards(engine)
     return {name: tensor.to_local().detach() for name, tensor in engine.module.state_dict().items()}
 
@@ -72,7 +76,7 @@ def _check_names(weights: ModelParameters, names: Collection[str], state: Mappin
 
 
 def layout_of(name: str, tensor: Any) -> tuple[FsdpSharding, tuple[int, ...]]:
-    """How FSDP2 has sharded a tensor, and over which ranks."""
+    """Return how FSDP2 has sharded a tensor, and the ranks over which it is sharded."""
     if not isinstance(tensor, DTensor):
         raise FuseError(
             f"weight sync: parameter {name!r} is a {type(tensor).__name__}; needs FSDP2, whose are DTensors"

@@ -1,4 +1,4 @@
-"""A plugin that costs two seconds a step, as an observer with slow storage would."""
+"""A plugin that costs two seconds a step, like an observer with slow storage."""
 
 import time
 from collections.abc import Mapping
