@@ -8,11 +8,13 @@ each a run of its own, to and fro:
 - lean: `fuse.update.skip_old_log_prob=true` in stock's layout, which the stream includes;
 - stream: copies, with the stream.
 
-Step n of each generates the same lengths, which are forced: one long response and many short ones. The first steps,
-which load and compile, are left out. Ratios are of sums of seconds over the steps of all rounds, their intervals
+Step n of each generates the same lengths, which are forced: one long response, and many whose lengths are lognormal.
+Rounds take turns with lengths of a group that are independent and lengths that are alike (`CORRELATIONS`). The first
+steps, which load and compile, are left out. Ratios are of sums of seconds over the steps of all rounds, their intervals
 bootstraps over steps of the same number in the same round (95 %): `ratio` is the faster of stock's two layouts over
 the stream, `over_lean` what the stream adds to the pass that is left out. `bounds` are seconds of a step that keep it
 from more: the generation that grew, the update that was left, groups that were complete and not streamed.
+`generation_over_copies` is the generation of the stream over that of its layout without a stream.
 
     python -m ci.bench.update_stream [--rounds 2] [--steps 8] [--keep DIRECTORY]
 """
@@ -52,18 +54,28 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 PROMPTS, SAMPLES_PER_PROMPT = 16, 8
 SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
-# Response tokens: of one sample, and of all others up to.
-LONG, SHORT = 700, 48
+# Response tokens: of one sample, and the lognormal distribution of all others, which is cut.
+LONG, MEDIAN, SIGMA, SHORT = 700, 32, 0.5, 96
+# Of the logarithms of lengths within a group, by round.
+CORRELATIONS = (0.0, 0.8)
 # Steps at the start of a run that are not measured: a rank's first streamed call builds what FSDP2 needs.
 FIRST = 2
 
 
-def make_plan(steps: int, seed: int) -> dict[str, Any]:
-    """See arms/bench_plan.py; every step is a group of its own, and no prompt has equal rewards."""
-    rng = np.random.default_rng(SEED + seed)
+def correlation_of(number: int) -> float:
+    """Return the correlation of lengths within a group in this round."""
+    return CORRELATIONS[number % len(CORRELATIONS)]
+
+
+def make_plan(steps: int, number: int) -> dict[str, Any]:
+    """Return the plan of a round, see arms/bench_plan.py; every step is a group of its own, and no prompt has equal
+    rewards."""
+    rng, alike = np.random.default_rng(SEED + number), correlation_of(number)
 
     def lengths() -> list[int]:
-        drawn = rng.integers(SHORT // 2, SHORT, SAMPLES)
+        prompts = np.repeat(rng.standard_normal(PROMPTS), SAMPLES_PER_PROMPT)
+        normal = alike**0.5 * prompts + (1 - alike) ** 0.5 * rng.standard_normal(SAMPLES)
+        drawn = np.clip(MEDIAN * np.exp(SIGMA * normal), 1, SHORT).astype(int)
         drawn[rng.integers(SAMPLES)] = LONG
         return drawn.tolist()
 
@@ -76,7 +88,7 @@ def make_plan(steps: int, seed: int) -> dict[str, Any]:
 
 
 def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
-    """The settings of the bench `update`, with longer responses and without its features."""
+    """Return the settings of the bench `update`, with longer responses and without its features."""
     replaced = ("fuse.", "data.train_batch_size=", "data.max_response_length=", "trainer.default_local_dir=")
     replaced += (
         "actor_rollout_ref.actor.ppo_mini_batch_size=",
@@ -97,7 +109,7 @@ def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
 
 
 def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]:
-    """Every measured step of one run; a run that `folder` holds already is not repeated."""
+    """Return the records of every measured step of one run; a run that `folder` holds already is not repeated."""
     home, measurements = folder / f"{number}-{arm}", folder / f"{number}-{arm}" / "steps.jsonl"
     if not (home / "ended").exists():
         shutil.rmtree(home, ignore_errors=True)
@@ -106,11 +118,12 @@ def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]
         settings = overrides(folder, arm, home, FIRST + steps)
         launch(home, "update_stream_arms", settings, home / "run.log", STEP_BENCH=str(measurements))
         (home / "ended").touch()
-    return [json.loads(line) for line in measurements.read_text().splitlines()][FIRST:]
+    steps_of = [json.loads(line) for line in measurements.read_text().splitlines()][FIRST:]
+    return [{**step, "correlation": correlation_of(number)} for step in steps_of]
 
 
 def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The benchmark's JSON line."""
+    """Return the benchmark's JSON line."""
 
     def seconds(arm: str) -> list[float]:
         return [step["seconds"] for step in found[arm]]
@@ -118,8 +131,11 @@ def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     def mean(arm: str, part: str) -> float:
         return round(float(np.mean([step["parts"].get(part, 0.0) for step in found[arm]])), 3)
 
-    def own(name: str) -> float:
-        return round(float(np.mean([step["own"][f"fuse/stream_{name}"] for step in found[STREAM]])), 3)
+    def own(name: str, steps: list[dict[str, Any]] = found[STREAM]) -> float:
+        return round(float(np.mean([step["own"][f"fuse/stream_{name}"] for step in steps])), 3)
+
+    def generation(arm: str) -> list[float]:
+        return [step["parts"]["gen"] for step in found[arm]]
 
     faster = min((STOCK, COPIES), key=lambda arm: sum(seconds(arm)))
     whole, interval = ratio(seconds(faster), seconds(STREAM))
@@ -131,12 +147,19 @@ def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "interval": interval,
         "over_lean": ratio(seconds(LEAN), seconds(STREAM)),
         "over_copies": ratio(seconds(COPIES), seconds(STREAM)),
+        "generation_over_copies": ratio(generation(STREAM), generation(COPIES)),
         "bounds": {
             "generation_grew": round(mean(STREAM, "gen") - mean(faster, "gen"), 3),
             "update_left": mean(STREAM, "update_actor"),
             "missed_tokens": own("missed_tokens"),
         },
-        "streamed": {name: own(name) for name in ("tokens", "complete_tokens", "seconds", "calls")},
+        "streamed": {
+            str(alike): {
+                name: own(name, [step for step in found[STREAM] if step["correlation"] == alike])
+                for name in ("tokens", "complete_tokens", "missed_tokens", "seconds", "calls")
+            }
+            for alike in sorted({step["correlation"] for step in found[STREAM]})
+        },
         "fallbacks": max(step["own"]["fuse/stream_fallbacks"] for step in found[STREAM]),
         "steps": len(found[STOCK]),
         "seconds": {arm: round(float(np.mean(seconds(arm))), 3) for arm in found},
