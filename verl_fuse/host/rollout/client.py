@@ -128,12 +128,14 @@ class FuseLLMServerClient(LLMServerClient):
         self, group: PromptGroup | None, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict
     ) -> None:
         """Return once the prefix of this prompt is in its replica's cache; the first of the
-        prompt's samples asks for it."""
-        if group is None or self._warm_prefix_tokens is None or len(prompt_ids) < self._warm_prefix_tokens:
+        prompt's samples asks for it. Prompts of later turns are those of one sample, and are not asked for."""
+        if group is None or self._warm_prefix_tokens is None:
             return
-        if group.warmed is None:
+        first, group.begun = not group.begun, True
+        if first and len(prompt_ids) >= self._warm_prefix_tokens:
             group.warmed = asyncio.create_task(self._prefill(group, prompt_ids, sampling_params, kwargs))
-        await asyncio.shield(group.warmed)
+        if group.warmed is not None:
+            await asyncio.shield(group.warmed)
 
     async def _prefill(
         self, group: PromptGroup, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict
