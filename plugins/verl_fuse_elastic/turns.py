@@ -18,7 +18,7 @@ from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.timeline.generated import generated_share
 
 # Weight of the newest step in a data set's share.
-NEWEST = 0.5
+NEWEST_SHARE = 0.5
 
 
 @dataclass
@@ -41,7 +41,7 @@ class GeneratedShares:
             share = generated_share(made[source], tokens)
             if share is not None:
                 before = self.by_source.get(source, share)
-                self.by_source[source] = NEWEST * share + (1 - NEWEST) * before
+                self.by_source[source] = NEWEST_SHARE * share + (1 - NEWEST_SHARE) * before
 
     def of(self, source: str) -> float:
         """Return the share of a data set."""

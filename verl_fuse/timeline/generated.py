@@ -10,9 +10,7 @@ Invariants (tests/unit/timeline/test_generated.py):
 
 from collections import Counter
 
-from verl_fuse.spec.timeline import GENERATION, REQUEST, STEP, Timeline
-
-ABORTED = ("abort", "aborted")
+from verl_fuse.spec.timeline import ABORTED, GENERATION, REQUEST, STEP, Timeline
 
 
 def generated_tokens(timeline: Timeline) -> Counter[str]:

@@ -22,11 +22,11 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_fuse.errors import FuseError
 from verl_fuse.host.record.spans import Stopwatch, collector
 from verl_fuse.host.rollout.prompts import PromptGroup, current_group
-from verl_fuse.host.rollout.resume import ABORTED, garbage, merge, obstacles, remaining_params, token_budget
+from verl_fuse.host.rollout.resume import garbage, merge, obstacles, remaining_params, token_budget
 from verl_fuse.host.rollout.transfer import Transfers, has_connector
 from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.upstream.vllm import is_death
-from verl_fuse.spec.timeline import REQUEST, WARM_REQUEST, Span
+from verl_fuse.spec.timeline import ABORTED, REQUEST, WARM_REQUEST, Span
 
 logger = logging.getLogger(__name__)
 
