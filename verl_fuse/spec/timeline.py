@@ -50,6 +50,8 @@ INFERENCE_STAGES, TRAIN_STAGES = (OLD_LOG_PROB, REF_LOG_PROB, VALUES), (UPDATE_C
 # On a replica's track: a request, a request that prefills the samples' common prefix, the replica's start, and its stop
 # before the rollout's end.
 REQUEST, WARM_REQUEST, START, MIGRATE = "request", "warm", "start", "migrate"
+# `stop_reason` of a request whose replica left the rollout.
+ABORTED = ("abort", "aborted")
 # Arguments of a span that are counted with, where a span has them.
 TOKEN_FIELDS = ("prompt_tokens", "response_tokens", "cached_tokens", "resumed_tokens")
 
