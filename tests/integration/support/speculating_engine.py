@@ -29,6 +29,7 @@ def kernel() -> dict[str, list[list[float]]]:
     import torch
     import vllm.utils.cpu_triton_utils as kernels
     import vllm.v1.sample.rejection_sampler as sampler
+    from vllm.platforms import current_platform
 
     from verl_fuse_patches import registry
 
@@ -40,8 +41,11 @@ def kernel() -> dict[str, list[list[float]]]:
 
     def processed(top_k: Any) -> list[list[float]]:
         Metadata.top_k = top_k
-        # As vLLM's model runner takes it from there.
-        sampler.expand_kernel = kernels.expand_kernel
+        # As vLLM takes it from there: since 0.31 the platform, before it the model runner.
+        if hasattr(current_platform, "register_triton_kernel_overrides"):
+            current_platform.register_triton_kernel_overrides()
+        else:
+            sampler.expand_kernel = kernels.expand_kernel
         logits = torch.tensor([[1.0, 2.0, 3.0]] * 5)
         return sampler.apply_sampling_constraints(logits, torch.tensor([2, 5], dtype=torch.int32), Metadata()).tolist()
 

@@ -205,8 +205,22 @@ def code(contract: Contract, tree: SourceTree) -> list[Definition]:
     """Return the definitions behind a contract about code; none for other contracts."""
     if not isinstance(contract, Function | Code):
         return []
-    module, _, names = contract.target.partition(":")
+    for target in contract.before if isinstance(contract, Code) else ():
+        if not _exists(contract.target, tree) and _exists(target, tree):
+            return _found(target, tree)
+    return _found(contract.target, tree)
+
+
+def _found(target: str, tree: SourceTree) -> list[Definition]:
+    module, _, names = target.partition(":")
     return [tree.find(f"{module}:{name}") for name in names.split(",")]
+
+
+def _exists(target: str, tree: SourceTree) -> bool:
+    try:
+        return bool(_found(target, tree))
+    except NotFound:
+        return False
 
 
 def _expression(text: str) -> ast.expr:
