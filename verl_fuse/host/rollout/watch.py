@@ -19,7 +19,7 @@ from verl_fuse.spec.trajectory import TrajectoryKey
 # Seconds between two looks of verl's own replay buffer (replay_buffer.py).
 VERL_POLL_INTERVAL = 2.0
 # Looks at the rollout take at most this share of the driver's time.
-MOST_LOOKING = 0.04
+MOST_LOOKING = 0.03
 # Policies are asked again after this many seconds although no event has happened.
 STEADY = 0.5
 
