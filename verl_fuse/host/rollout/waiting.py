@@ -37,6 +37,14 @@ class Waiting:
         except RayError as error:
             raise FuseError(f"{whom} failed: {first_line(error)}") from error
 
+    def together(self, asked: Mapping[str, Any]) -> list[Any]:
+        """Return the answers to these references, by whom is asked, of actors that the run cannot do without."""
+        try:
+            return ray.get(list(asked.values()), timeout=self._timeout)
+        except (GetTimeoutError, RayError):
+            # Each is asked for by itself, so that the error names the actor.
+            return [self.answer(reference, whom) for whom, reference in asked.items()]
+
     def answers(self, question: Callable[[Any], Any], replicas: Iterable[Replica]) -> dict[Replica, Any]:
         """Return the answers to `question` from inside the servers that answer."""
         found = {}
