@@ -131,7 +131,7 @@ def make_setup(name: str, response: str | None) -> Setup:
 
 
 class DataSet:
-    """Prompts with a usual length each, visited epoch after epoch in random order."""
+    """A data set of prompts with a usual length each, visited epoch after epoch in random order."""
 
     def __init__(self, workload: Workload, seed: int):
         self._workload, self._rng = workload, np.random.default_rng(seed)

@@ -60,7 +60,7 @@ def problem(stages: int, copies: int, microbatches: int) -> ScheduleProblem:
 
 
 class Slow(torch.autograd.Function):
-    """The identity, slowed down to the time of a stage."""
+    """A stage that computes the identity, slowed down to the time of a stage."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:

@@ -68,7 +68,7 @@ def make_plan(steps: int, seed: int) -> dict[str, Any]:
 
 
 def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
-    """The settings of the bench `interstage`, with the actor trained and without its features."""
+    """Return the settings of the bench `interstage`, with the actor trained and without its features."""
     left_out = ("fuse.", "trainer.critic_warmup=", "trainer.default_local_dir=")
     common = [entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith(left_out)]
     return [
@@ -80,7 +80,7 @@ def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
 
 
 def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]:
-    """Seconds of every measured step of one run; a run that `folder` holds already is not repeated."""
+    """Return the measurements of every measured step of one run; a run that `folder` holds already is not repeated."""
     home, every = folder / f"{number}-{arm}", FIRST + steps + LAST
     measurements = home / "steps.jsonl"
     if not (home / "ended").exists():
@@ -99,7 +99,8 @@ def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]
 
 
 def predicted(steps: Sequence[dict[str, Any]]) -> list[float]:
-    """Seconds of the control's steps, were each one's update of the critic hidden behind what it may run beside."""
+    """Return the seconds of the control's steps if each update of the critic were hidden behind the stages that it may
+    run beside."""
     return [
         step["seconds"] - min(step["parts"]["update_critic"], sum(step["parts"][name] for name in BESIDE))
         for step in steps
@@ -107,7 +108,7 @@ def predicted(steps: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The benchmark's JSON line."""
+    """Return the benchmark's JSON line."""
 
     def seconds(arm: str) -> list[float]:
         return [step["seconds"] for step in found[arm]]

@@ -36,7 +36,7 @@ SOME = ("7B-8", "34B-64", "70B-128", "405B-1024")
 
 
 def workload(model: str, prompts: int) -> Workload:
-    """PPO whose four models are of one size."""
+    """Return PPO with four models of one size."""
     actor = model_named(model)
     value = actor.as_value_model()
     lengths = LengthDistribution.parse("fixed:512"), LengthDistribution.parse("lognormal:median=400,sigma=1.0,max=1024")
@@ -44,7 +44,7 @@ def workload(model: str, prompts: int) -> Workload:
 
 
 def row(name: str) -> dict:
-    """One search: seconds in all, of which to cost the options; gap; largest memory of the process in MiB."""
+    """Return one search: seconds in all, of which to cost the options; gap; largest memory of the process in MiB."""
     model, nodes, prompts = ROWS[name]
     compile_kernels()
     # Compiles what costs options.
@@ -66,7 +66,7 @@ def row(name: str) -> dict:
 
 
 def search(model: str, nodes: int, prompts: int, limit: float):
-    """The search, and the seconds it took to cost the options; the limit holds for both."""
+    """Search, and return the result with the seconds that costing the options took; the limit holds for both."""
     step, cost = workload(model, prompts), AnalyticCost(cluster_named("h100", nodes))
     begun = time.perf_counter()
     space = full_space(step, cost)

@@ -58,7 +58,7 @@ def overrides(folder: Path, task: Path, epochs: int, drafts: bool) -> list[str]:
 
 
 def run(folder: Path, task: Path, epochs: int, drafts: bool) -> list[dict[str, Any]]:
-    """The cost of every epoch of one run."""
+    """Return the cost of every epoch of one run."""
     folder.mkdir()
     settings = overrides(folder, task, epochs, drafts)
     launch(folder, "speculation_arms", settings, folder / "run.log", recipe="grpo-cpu", SPECULATION_BENCH=str(folder))
@@ -66,7 +66,8 @@ def run(folder: Path, task: Path, epochs: int, drafts: bool) -> list[dict[str, A
 
 
 def measured(folder: Path, step: int) -> dict[str, Any]:
-    """One epoch: passes of both replicas, those of their tails, seconds of generation, and what verl logged."""
+    """Return the measurements of one epoch: passes of both replicas, passes of their tails, seconds of generation, and
+    verl's logged figures."""
     sys.path.insert(0, str(ARMS_FOLDER))
     from speculation_arms import PASS
 

@@ -47,7 +47,7 @@ def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
 
 
 def overrides(folder: Path, steps: int) -> list[str]:
-    """The settings of the bench `interstage`, for GRPO with the actor trained."""
+    """Return the settings of the bench `interstage`, for GRPO with the actor trained."""
     replaced = ("fuse.interstage.", "trainer.critic_warmup=", "data.max_response_length=", "critic.")
     common = [entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith(replaced)]
     return [
@@ -65,7 +65,7 @@ def overrides(folder: Path, steps: int) -> list[str]:
 
 
 def run(folder: Path, groups: int) -> list[dict[str, Any]]:
-    """Measurements of every step."""
+    """Return the measurements of every step."""
     interstage.make_task(folder, HIDDEN, LAYERS, PROMPTS)
     plan = make_plan(groups + 1, folder / "measurements.jsonl")
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -74,7 +74,7 @@ def run(folder: Path, groups: int) -> list[dict[str, Any]]:
 
 
 def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The benchmark's JSON line."""
+    """Return the benchmark's JSON line."""
     measured = records[len(ARMS) :]
 
     def total(arm: str, part: str) -> float:

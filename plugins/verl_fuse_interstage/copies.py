@@ -40,7 +40,8 @@ class Copy:
 
 
 def copy_of(get: Get, stage: Stage, devices: int, trained: Mapping[str, Sequence[RankMemory]]) -> Copy:
-    """The copy that computes `stage` on a slice of so many devices; `trained` is said by the ranks of each model."""
+    """Return the copy that computes `stage` on a slice of so many devices; `trained` holds the reports of each model's
+    ranks."""
     model, engine, block, default = _COPIES[stage]
     ranks = trained[model]
     if ranks[0].stage is not None:
@@ -80,12 +81,12 @@ def _megatron(get: Get, stage: Stage, engine: str, devices: int, trained: Mappin
 
 
 def _kept(tensors: Sequence[int], ranks: Sequence[RankMemory]) -> int:
-    """Host memory of these tensors: torch pins a power of two for each, where the device is not the host."""
+    """Return the host memory of these tensors: torch pins a power of two for each, where the device is not the host."""
     if ranks[0].device is None:
         return sum(tensors)
     return sum(1 << (size - 1).bit_length() for size in tensors if size)
 
 
 def _bytes(dtype: object) -> int:
-    """Bytes by verl's names of dtypes (verl/utils/torch_dtypes.py): 16 bits in any spelling, else 32."""
+    """Return the bytes by verl's names of dtypes (verl/utils/torch_dtypes.py): 16 bits in any spelling, else 32."""
     return 2 if "16" in str(dtype) or dtype == "half" else 4

@@ -49,8 +49,8 @@ class MemoryFindings:
 def memory_findings(
     get: Get, stages: Sequence[Stage], devices_each: int, trained: Mapping[str, Sequence[RankMemory]]
 ) -> MemoryFindings:
-    """For inference of `stages` where a replica has `devices_each` devices; `trained` is said by the ranks of each
-    model, in order."""
+    """Return the findings for inference of `stages` where a replica has `devices_each` devices; `trained` holds the
+    reports of each model's ranks, in order."""
     if get("fuse.interstage.layout") == "slices":
         return _slices(get, stages, devices_each, trained)
     return MemoryFindings(warned=list(_shared(get, stages, trained["actor"], _kept(trained))))
@@ -130,14 +130,15 @@ def _shared(
 
 
 def _kept(trained: Mapping[str, Sequence[RankMemory]]) -> list[int]:
-    """Bytes that training keeps on the device of each of the actor's ranks; a critic on as many ranks shares them."""
+    """Return the bytes that training keeps on the device of each of the actor's ranks; a critic on as many ranks shares
+    the devices."""
     actor, critic = trained["actor"], trained.get("critic", ())
     beside = critic if len(critic) == len(actor) else ()
     return [rank.kept + (beside[number].kept if beside else 0) for number, rank in enumerate(actor)]
 
 
 def _tokens(get: Get, block: str) -> int:
-    """Tokens of a micro-batch at most."""
+    """Return the most tokens of a micro-batch."""
     if get(f"{block}.log_prob_use_dynamic_bsz"):
         return get(f"{block}.log_prob_max_token_len_per_gpu") or 0
     lengths = (get(f"{ROLLOUT}.prompt_length") or 0) + (get(f"{ROLLOUT}.response_length") or 0)

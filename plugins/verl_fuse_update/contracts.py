@@ -165,7 +165,7 @@ ESTIMATORS = {
 
 
 def contracts(get: Get | None) -> Sequence[Contract]:
-    """Those of a run (None: of any that this torch can do), with the loss that it trains by."""
+    """Return the contracts of a run (None: of any run that this torch can do), with the loss that it trains by."""
     if get is not None and not switched_on(get):
         return ()
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()

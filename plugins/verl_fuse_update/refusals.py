@@ -90,7 +90,8 @@ LEAST_TORCH = (2, 13)
 
 
 def torch_without_streams() -> str | None:
-    """The version of the installed torch, if it cannot drop gradients that wait; None where there is no torch."""
+    """Return the version of the installed torch, if it cannot drop gradients that wait; None where there is no
+    torch."""
     try:
         found = version("torch")
     except PackageNotFoundError:
@@ -99,12 +100,12 @@ def torch_without_streams() -> str | None:
 
 
 def switched_on(get: Get) -> list[str]:
-    """The switches that are on."""
+    """Return the switches that are on."""
     return [switch for switch in (SKIP, OWN) if get(switch)]
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from leaving out of an update what its switches say."""
+    """Yield the settings that keep this configuration from leaving out of an update the work that its switches name."""
     engine = get(f"{ACTOR}.strategy")
     for switch in switched_on(get):
         yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{switch}=true needs fuse")})
@@ -128,7 +129,7 @@ def refusals(get: Get) -> Iterator[Refusal]:
 
 
 def is_token_mean(get: Get) -> bool:
-    """Whether the loss is divided by the tokens of the batch, whose number is known at its end."""
+    """Tell whether the loss is divided by the tokens of the batch, whose number is known at its end."""
     return (get(f"{ACTOR}.loss_agg_mode") or "token-mean") == "token-mean"
 
 

@@ -108,7 +108,7 @@ def end_processes(run_id: str, *, patient: bool = True) -> None:
 
 
 def processes(run_id: str) -> Iterator[int]:
-    """Pids of this user's living processes that inherited the run's mark."""
+    """Yield the pids of this user's living processes that inherited the run's mark."""
     mark = f"{RUN_ID_VARIABLE}={run_id}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:

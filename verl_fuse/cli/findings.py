@@ -29,7 +29,7 @@ REINSTALL = "reinstall verl-fuse in this environment: pip install --force-reinst
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One row of the report."""
+    """A finding is one row of the report."""
 
     check: str
     state: FindingState

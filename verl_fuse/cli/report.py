@@ -39,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Mean seconds of one stage over the steps counted."""
+    """The mean seconds that one stage takes over the counted steps."""
 
     name: str
     seconds: float

@@ -1,5 +1,5 @@
-"""Efficiencies of devices and floors of engines, each with its source. README.md says which numbers were fitted
-to what, and the errors.
+"""Lists efficiencies of devices and floors of engines, each with its source. README.md names the fitted numbers, the
+runs that they were fitted to, and the errors.
 
 `calibrated on …`: chosen so that the analytic model meets those published measurements. `assumed`: a guess that
 nothing published here tests.
@@ -12,8 +12,8 @@ from verl_fuse.spec.cluster import Device
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The fractions of its peak figures that a device reaches: matrix products, attention,
-    memory, links between devices."""
+    """The fractions of its peak figures that a device reaches: matrix products, attention, memory, links between
+    devices."""
 
     matmul: float
     attention: float
@@ -73,5 +73,5 @@ _EFFICIENCIES = {"A100-40G": A100, "A100-80G": A100, **dict.fromkeys(("H100", "H
 
 
 def efficiency_of(device: Device) -> Efficiency:
-    """The efficiencies of a device by its name; a name starting with CPU is a CPU, an unknown one some GPU."""
+    """Return the efficiencies of a device by its name; a name starting with CPU is a CPU, an unknown name some GPU."""
     return CPU if device.is_cpu else _EFFICIENCIES.get(device.name, OTHER_GPU)

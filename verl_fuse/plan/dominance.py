@@ -15,7 +15,7 @@ from verl_fuse.plan.tables import PlanTables
 
 
 def undominated(t: PlanTables) -> NDArray[np.bool_]:
-    """Per option: whether to keep it."""
+    """Tell per option whether to keep it."""
     kept = np.ones(t.seconds.size, np.bool_)
     moving = {int(source) for source in t.source if source >= 0}
     for c in range(t.begin.size - 1):

@@ -28,8 +28,8 @@ EVALUATED_STEPS = 2  # the second step of a plan repeats for ever (tested on ran
 
 @njit(cache=True, inline="always")
 def move_seconds(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
-    """Seconds to give option `user` the weights of the train option `train`; 0 if they share the placement, nan if not
-    filled in yet."""
+    """Return the seconds to give option `user` the weights of the train option `train`; 0 if they share the placement,
+    nan if not filled in yet."""
     if t.placement[train] == t.placement[user]:
         return 0.0
     return t.moves[move_index(t, train, user)]
@@ -37,7 +37,7 @@ def move_seconds(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
 
 @njit(cache=True, inline="always")
 def move_index(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
-    """Where that move is in `moves`."""
+    """Return the place of that move in `moves`."""
     between = relation(t.first[train], t.end[train], t.first[user], t.end[user], t.node)
     return t.base[t.shape[train], t.shape[user]] + between
 
@@ -155,7 +155,7 @@ def schedule(
 
 @njit(cache=True)
 def peak_bytes(t: PlanTables, choice: NDArray[np.int64], device: Scalar) -> Scalar:
-    """Bytes a device needs: everything resident on it, and the largest of the calls that run on it."""
+    """Return the bytes that a device needs: all resident bytes, and the largest of the calls that run on it."""
     resident = 0.0
     active = 0.0
     for c in range(choice.size):
@@ -169,7 +169,7 @@ def peak_bytes(t: PlanTables, choice: NDArray[np.int64], device: Scalar) -> Scal
 
 @njit(cache=True)
 def fits(t: PlanTables, choice: NDArray[np.int64]) -> bool:
-    """Whether no device needs more than its limit. The fullest device is the first one of some mesh."""
+    """Tell whether no device needs more than its limit. The fullest device is the first one of some mesh."""
     for c in range(choice.size):  # noqa: SIM110 - the compiler takes no generators
         if peak_bytes(t, choice, t.first[choice[c]]) > t.limit:
             return False
@@ -178,7 +178,7 @@ def fits(t: PlanTables, choice: NDArray[np.int64]) -> bool:
 
 @njit(cache=True)
 def unfilled(t: PlanTables, choice: NDArray[np.int64]) -> int:
-    """The first call of a plan whose move is not filled in yet; -1 if there is none."""
+    """Return the first call of a plan whose move is not filled in yet; -1 if there is none."""
     for c in range(choice.size):
         if t.source[c] >= 0 and np.isnan(move_seconds(t, choice[t.source[c]], choice[c])):
             return c
@@ -187,7 +187,8 @@ def unfilled(t: PlanTables, choice: NDArray[np.int64]) -> int:
 
 @njit(cache=True)
 def step_seconds(t: PlanTables, choice: NDArray[np.int64]) -> float:
-    """Seconds per step of a plan; infinite if it does not fit into memory or if a move is not filled in yet."""
+    """Return the seconds per step of a plan; infinite if the plan does not fit into memory or if a move is not filled
+    in yet."""
     if not fits(t, choice) or unfilled(t, choice) >= 0:
         return np.inf
     n = choice.size

@@ -12,7 +12,7 @@ EVERY = 16
 
 
 def legal_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
-    """Small to large, then by position."""
+    """Return the legal meshes, small to large, then by position."""
     per_node, nodes = cluster.devices_per_node, cluster.nodes
     sizes = [size for size in (2**i for i in range(per_node.bit_length())) if size < per_node and per_node % size == 0]
     slices = [Mesh(first, size) for size in sizes for first in range(0, cluster.devices, size)]

@@ -1,4 +1,4 @@
-"""From a good plan of a space to the best one, or to a better one and a bound.
+"""Goes from a good plan of a space to the best plan, or to a better plan and a bound.
 
 Branch and bound looks for a plan below a ceiling that rises from the least bound: each round without one proves that
 there is none, and the first round with one ends with the best.
@@ -51,7 +51,7 @@ class ProofSearch:
         return self.bound >= self.seconds * (1.0 - PLAN_TOLERANCE)
 
     def fit(self, until: float) -> None:
-        """Any plan that fits; if there is none, no plan beats the one that does not fit."""
+        """Find any plan that fits; if there is none, no plan beats the one that does not fit."""
         t = self.space.tables
         state = branch.start(self.relaxation, self.best, OVERFULL)
         candidates = branch.candidates(t, self.alone, OVERFULL)
@@ -65,14 +65,14 @@ class ProofSearch:
             self.bound = self.seconds
 
     def improve(self, until: float) -> None:
-        """To a plan that no other choice of a few calls improves."""
+        """Go to a plan that no other choice of a few calls improves."""
         candidates = branch.candidates(self.space.tables, self.alone, self.seconds)
         self.best, self.seconds = improve(
             self.space, self.move, self.relaxation, candidates, self.best, self.seconds, until
         )
 
     def walk(self, until: float) -> None:
-        """Metropolis walks from the best plan, each improved."""
+        """Make Metropolis walks from the best plan, and improve each result."""
         begun = time.monotonic()
         for seed in range(WALKS):
             candidates = branch.candidates(self.space.tables, self.alone, self.seconds * NEARBY)
@@ -85,7 +85,7 @@ class ProofSearch:
                     self.improve(begun + (until - begun) * (seed + 1) / WALKS)
 
     def prove(self, until: float) -> None:
-        """Branch and bound below a rising ceiling."""
+        """Search by branch and bound below a rising ceiling."""
         while not self.proven and time.monotonic() < until:
             below = min(self.bound * BOUND_STEP, self.seconds)
             candidates = self.candidates(below, until)
@@ -102,8 +102,8 @@ class ProofSearch:
                 self.bound = max(self.bound, min(branch.open_bound(candidates, state), below))
 
     def candidates(self, below: float, until: float) -> branch.Candidates:
-        """Supported options; before the last round the moves that bounds depend on are filled in, if they are not too
-        many."""
+        """Return the supported options; before the last round the moves that bounds depend on are filled in, if they
+        are not too many."""
         space, relaxation = self.space, self.relaxation
         t = space.tables
         found = supported(t, relaxation, branch.candidates(t, self.alone, below), below, until)

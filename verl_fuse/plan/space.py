@@ -45,7 +45,7 @@ class CallConfig:
 
     @property
     def peak(self) -> float:
-        """The least a device needs if nothing else runs on it."""
+        """Return the least bytes that a device needs if nothing else runs on it."""
         return self.resident + self.active + self.copy
 
 
@@ -76,8 +76,8 @@ class PlanSpace:
         shares: bool = True,
         defers: bool = False,
     ) -> "PlanSpace":
-        """Every configuration of every call on every mesh of its size; there is no room for moves yet, and they count
-        as free.
+        """Build every configuration of every call on every mesh of its size; there is no room for moves yet, and they
+        count as free.
 
         shares: a call on the placement of its train call uses the same weights; False: rollout engines that keep their
         own. defers: the critic may be trained while the next step generates.
@@ -120,7 +120,7 @@ class PlanSpace:
         return cls(tuple(calls), cluster, tuple(flat), tuple(meshes), config, mesh, tables)
 
     def keep(self, options: NDArray[np.bool_]) -> "PlanSpace":
-        """Only these options."""
+        """Return the space with only these options."""
         t = self.tables
         flat = ("first", "end", "seconds", "resident", "active", "copy", "placement", "shape")
         begin = np.concatenate([[0], np.cumsum(options)])[t.begin].astype(np.int64)
@@ -129,7 +129,7 @@ class PlanSpace:
 
     @property
     def room(self) -> int:
-        """Entries that `with_room_for_moves` lays out."""
+        """Return the number of entries that `with_room_for_moves` lays out."""
         return self._layout()[1]
 
     def with_room_for_moves(self) -> "PlanSpace":
@@ -166,7 +166,7 @@ class PlanSpace:
         t.moves[move_index(t, choice[train], choice[user])] = move(self.calls[user].role, source, target)
 
     def plan(self, choice: Sequence[int]) -> tuple[CallPlan, ...]:
-        """The calls of a plan given as options."""
+        """Return the calls of a plan given as options."""
         placed = ((self.meshes[self.mesh[option]], self.configs[self.config[option]]) for option in choice)
         return tuple(
             CallPlan(call.name, mesh, config.layout, config.microbatches, config.offload)

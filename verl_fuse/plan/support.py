@@ -21,8 +21,8 @@ ROWS = 64
 
 
 def supported(t: PlanTables, r: Relaxation, k: Candidates, below: float, until: float = np.inf) -> Candidates:
-    """The candidates that have such a partner in every other call, in their order; after the time `until` the rest
-    stays."""
+    """Return the candidates that have such a partner in every other call, in their order; after the time `until` the
+    rest stays."""
     for _ in range(SUPPORT_ROUNDS):
         options, bounds, counts = np.zeros_like(k.options), np.full_like(k.bounds, np.inf), np.zeros_like(k.counts)
         for c in range(counts.size):
@@ -41,7 +41,7 @@ def supported(t: PlanTables, r: Relaxation, k: Candidates, below: float, until: 
 def _look_for_partners(
     t: PlanTables, r: Relaxation, k: Candidates, below: float, call: int, begin: int, kept: NDArray[np.bool_]
 ) -> None:
-    """Whether to keep the candidates of `call` from `begin` on."""
+    """Mark in `kept` which candidates of `call` to keep, from `begin` on."""
     choice = np.full(k.counts.size, -1, np.int64)
     for i in range(kept.size):
         choice[call] = k.options[call, begin + i]

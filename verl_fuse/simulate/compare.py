@@ -57,7 +57,7 @@ def compare(
     plan: Plan | None = None,
     options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
 ) -> list[StrategyResult]:
-    """All rows of `simulate_each`."""
+    """Return all rows of `simulate_each`."""
     return list(simulate_each(workload, cost, strategies, seeds, plan, options))
 
 
@@ -133,7 +133,7 @@ def _values(results: Iterable[StepResult], field: str) -> Floats:
 
 
 def estimate(values: Floats, over: Floats | None = None) -> Estimate:
-    """Mean of `values`, or the ratio of two sums, with a bootstrap interval over pairs."""
+    """Return the mean of `values`, or the ratio of two sums, with a bootstrap interval over pairs."""
     below = np.ones_like(values) if over is None else over
     mean = float(values.sum() / below.sum())
     if len(values) == 1:

@@ -1,4 +1,4 @@
-"""Assumptions of a simulated step about the software beside the models and the cluster."""
+"""Lists the assumptions of a simulated step about the software beside the models and the cluster."""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -85,7 +85,7 @@ class SimulationOptions:
 
 
 def features_of(strategy: str) -> frozenset[str]:
-    """The features of a strategy, or of several with `+` between them; a FuseError lists the strategies."""
+    """Return the features of a strategy, or of several with `+` between them; a FuseError lists the strategies."""
     names = strategy.split("+")
     if not all(name in SIMULATED_STRATEGIES for name in names):
         raise FuseError(

@@ -1,4 +1,4 @@
-"""The event queue of a step: calls on meshes, several steps in a row.
+"""Runs the event queue of a step: calls on meshes, several steps in a row.
 
 Invariants (tests/unit/simulate/test_tasks.py):
 - no two tasks overlap in time on a device;
@@ -34,7 +34,7 @@ class Task:
 
     @property
     def device_seconds(self) -> float:
-        """Seconds on each of its devices, summed."""
+        """Return the seconds on each of its devices, summed."""
         return self.seconds * len({device for mesh in self.meshes for device in range(mesh.first, mesh.end)})
 
 

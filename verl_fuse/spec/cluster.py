@@ -28,8 +28,8 @@ def _check_positive(where: str, block: Any, names: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class Device:
-    """`memory` in bytes, `flops` the peak of dense bf16 matrix products per second, `bandwidth` of its
-    memory in bytes per second."""
+    """A device has `memory` in bytes; `flops` is the peak of dense bf16 matrix products per second, `bandwidth` that of
+    its memory in bytes per second."""
 
     name: str
     memory: float

@@ -1,4 +1,4 @@
-"""Events of a running step, for observers: one class per kind of event, plain values, no handles.
+"""Defines events of a running step, for observers: one class per kind of event, plain values, no handles.
 
 Invariant (tests/unit/spec/test_events.py): every kind is a frozen class with the step and the time of the event.
 """

@@ -1,4 +1,4 @@
-"""A solved pipeline schedule: timed ops and the proven bounds of their quality.
+"""Describes a solved pipeline schedule: timed ops and the proven bounds of their quality.
 
 Invariants (tests/unit/spec/test_schedule.py):
 - ops are kept sorted by (rank, start, end);

@@ -1,4 +1,4 @@
-"""The timeline of one training step: spans on tracks.
+"""Describes the timeline of one training step: spans on tracks.
 
 Invariants (tests/unit/spec/test_timeline.py):
 - a span never ends before it starts, and both times are finite;

@@ -150,7 +150,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class _File:
-    """The keys of a workload file."""
+    """The keys that a workload file has."""
 
     algorithm: Literal["ppo", "grpo"]
     prompts: int

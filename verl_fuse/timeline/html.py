@@ -47,7 +47,7 @@ RESUMED, IDLE = "moved", "idle"
 
 
 def text(value: object) -> str:
-    """Escape for element content and quoted attributes."""
+    """Escape text for element content and quoted attributes."""
     return html.escape(str(value), quote=True)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def on_workers(trainer: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """The result of `function(actor, *args)` on each rank."""
+    """Return the result of `function(actor, *args)` on each rank."""
     import ray
 
     def call(worker: Any) -> Any:
@@ -17,13 +17,13 @@ def on_workers(trainer: Any, function: Callable[..., Any], *args: Any) -> list[A
 
 
 def keep(actor: Any) -> None:
-    """Before the first update."""
+    """Keep the state before the first update."""
     actor._before = {name: tensor.clone() for name, tensor in _held(actor).items()}
     actor._rate = actor.engine.lr_scheduler.state_dict()
 
 
 def undo(actor: Any) -> None:
-    """After the first update, whose outcome is kept."""
+    """Undo the first update, and keep its outcome."""
     import torch
 
     actor._first = {name: tensor.clone() for name, tensor in _held(actor).items()}
@@ -35,7 +35,8 @@ def undo(actor: Any) -> None:
 
 
 def differences(actor: Any) -> dict[str, float]:
-    """Of parameters and of each of Adam's moments: the relative difference of both updates (l2 of all together)."""
+    """Return, for parameters and each of Adam's moments, the relative difference of both updates (l2 of all
+    together)."""
     import torch
 
     second, found = _held(actor), {}

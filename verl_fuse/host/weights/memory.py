@@ -25,7 +25,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def rank_memory(engine: Any, node: str, store: int | None = None) -> RankMemory:
-    """This rank's share of an engine that is trained, on the node of this name, whose object store holds `store`
+    """Return this rank's share of an engine that is trained, on the node of this name, whose object store holds `store`
     bytes."""
     device = None if get_device_name() == "cpu" else get_torch_device().mem_get_info()[1]
     if is_megatron(engine):
