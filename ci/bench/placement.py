@@ -51,7 +51,7 @@ LONG_SAMPLES, LONG, SHORT = 2, 400, 48
 HIDDEN, LAYERS = 384, 6
 # Steps at the ends of a run that are not measured.
 FIRST, LAST = 1, 1
-# verl's timers of what a deferred update runs beside: until the next values.
+# These are verl's timers of the stages that a deferred update runs beside: until the next values.
 BESIDE = ("gen",)
 
 
@@ -154,7 +154,7 @@ def main() -> None:
             interstage.make_task(folder, HIDDEN, LAYERS, PROMPTS)
         found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
         for number in range(given.rounds):
-            # To and fro, so that what drifts does not always meet the same arm.
+            # Arms alternate to and fro, so that a drift does not always meet the same arm.
             for arm in list(ARMS) if number % 2 == 0 else reversed(ARMS):
                 found[arm] += run(folder, arm, number, given.steps)
                 print(f"round {number}: {arm}", file=sys.stderr, flush=True)

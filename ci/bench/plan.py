@@ -47,7 +47,7 @@ def row(name: str) -> dict:
     """Return one search: seconds in all, of which to cost the options; gap; largest memory of the process in MiB."""
     model, nodes, prompts = ROWS[name]
     compile_kernels()
-    # Compiles what costs options.
+    # This search compiles the code that costs options.
     search(*ROWS["7B-8"], 0.5)
     begun, used = time.perf_counter(), time.process_time()
     devices = 8 * nodes

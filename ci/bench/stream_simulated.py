@@ -2,9 +2,9 @@
 step.
 
 Each row is a model on so many devices, lengths with a spread `sigma`, and a correlation of lengths within a group.
-Stock has its fastest layouts. The stream has replicas of the size that is fastest for it of those where a copy of the
-actor fits. `copies` is the update in that layout after generation. Ratios are stock's update without the old log-prob
-pass over the arm's, sums of seconds over seeds, with a bootstrap over them (95 %).
+Stock has its fastest layouts. The stream has replicas of its fastest size among the sizes where a copy of the actor
+fits. `copies` is the update in that layout after generation. Ratios are stock's update without the old log-prob pass
+over the arm's, sums of seconds over seeds, with a bootstrap over them (95 %).
 
     python -m ci.bench.stream_simulated [--seeds 4]
 """
@@ -67,7 +67,7 @@ def fitting(
         try:
             replica_timing(workload, found.call("actor_generate"), cost, options)
         except FuseError:
-            # Its weights alone do not fit there.
+            # The model's weights alone do not fit there.
             continue
         if why_not(workload, found, cost, options) is None:
             yield size, found

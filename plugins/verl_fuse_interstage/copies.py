@@ -1,4 +1,4 @@
-"""What the copies of a slice's models take of memory, from what the training ranks say of the models.
+"""Counts the memory of the copies of a slice's models, from the training ranks' reports on the models.
 
 Invariants (tests/unit/interstage/test_inference_memory.py, test_megatron_memory.py):
 - FSDP: a copy is in the dtype computed in, sharded over the slice's devices, built whole first, in the dtype it is
@@ -23,7 +23,7 @@ _COPIES: Mapping[Stage, tuple[str, str, str, str]] = {
     "ref": ("actor", REFERENCE, "fsdp_config", "bf16"),
     "values": ("critic", CRITIC, "fsdp", "fp32"),
 }
-# Those whose weights pass through the object store: the reference's copy reads its own.
+# The weights of these stages' copies pass through the object store: the reference's copy reads its own.
 _TRAINED: tuple[Stage, ...] = ("old_log_prob", "values")
 
 
@@ -61,7 +61,7 @@ def copy_of(get: Get, stage: Stage, devices: int, trained: Mapping[str, Sequence
 
 def _megatron(get: Get, stage: Stage, engine: str, devices: int, trained: Mapping[str, Sequence[RankMemory]]) -> Copy:
     ranks = trained[_COPIES[stage][0]]
-    # One rank says for all of its stage.
+    # One rank's report stands for all ranks of its stage.
     stages = {rank.stage: rank for rank in reversed(ranks)}
     tensor = get(f"{engine}.megatron.tensor_model_parallel_size") or 1
     trained_stages = [len({rank.stage for rank in of}) for of in trained.values()]

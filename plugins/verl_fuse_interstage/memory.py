@@ -1,14 +1,14 @@
 """Whether inference has the memory it needs, before anything of it is built. Pure: values in, sentences out.
 
 Invariants (tests/unit/interstage/test_inference_memory.py):
-- slices: a node keeps one copy of every model per slice in host memory (copies.py), and as much again of those that
-  FSDP1 pins (gradients, which it never computes);
+- slices: a node keeps one copy of every model per slice in host memory (copies.py), and as much again of the copies
+  that FSDP1 pins (gradients, which it never computes);
 - slices: FSDP's copies are built one after the other; offloaded moments come later, and with them the weights of a
   step, of which Ray's object store holds one copy per node; more than the node has free is refused;
 - slices: weights that the object store does not hold are a warning, because Ray writes them to disk then;
-- slices: FSDP's copies that do not fit on a device beside what training keeps there are a warning, because they stay in
-  host memory then; Megatron's are refused;
-- layout shared: a micro-batch that does not fit beside vLLM's share and what training keeps is a warning;
+- slices: FSDP's copies that do not fit on a device beside the memory that training keeps there are a warning, because
+  they stay in host memory then; Megatron's are refused;
+- layout shared: a micro-batch that does not fit beside vLLM's share and the memory that training keeps is a warning;
 - where the device is the host, its memory is counted once.
 """
 

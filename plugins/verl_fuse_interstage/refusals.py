@@ -24,7 +24,7 @@ from verl_fuse_interstage.connector import TOLD, plain
 _STREAMS, _SLICES = "fuse.interstage.enabled=true", "fuse.interstage.layout=slices"
 THRESHOLD = "fuse.interstage.migration_threshold"
 ENGINES = (ACTOR, REFERENCE, CRITIC)
-# What must be off for Megatron's copies, its value then, and why.
+# These settings must be off for Megatron's copies: each with its value then, and the reason.
 _OFF = {
     "context_parallel_size": (1, "1, or null: copies have no context parallelism"),
     "dynamic_context_parallel": (False, "false: copies have no context parallelism"),

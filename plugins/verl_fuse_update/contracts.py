@@ -80,7 +80,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Class("verl.utils.metric.utils:AggregationType"),
     Class("verl.utils.metric.utils:Metric"),
     Attribute("verl.utils.metric.utils:AggregationType.MEAN"),
-    # What is required, or refused (refusals.py).
+    # These keys are required, or refused (refusals.py).
     ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", bool),
     ConfigKey(PPO_YAML, "algorithm.adv_estimator", str),
     ConfigGroup(PPO_YAML, "distillation@distillation: distillation"),
@@ -110,7 +110,7 @@ CONTRACTS: tuple[Contract, ...] = (
 
 
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
-# What a streamed update rests on beside those.
+# A streamed update rests on these contracts besides.
 STREAM_CONTRACTS: tuple[Contract, ...] = (
     Function(f"{FSDP_ENGINE}._gradient_sync_context", "(self, *, is_last_micro_batch)", "b661462253f5c546"),
     Function(f"{FSDP_ENGINE}.train_mode", "(self, **kwargs)", "0467db431e7b1bc6"),

@@ -14,8 +14,8 @@ CORRECTION = "algorithm.rollout_correction"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 HF = f"{MODEL}.override_config"
 _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
-# What must be off, and its value then. For either switch: what passes over the same samples differ by, or what was
-# never run.
+# These settings must be off: each with its value then. For either switch they are settings by which passes over the
+# same samples differ, or settings that were never run.
 _OFF: dict[str, Any] = {
     "fuse.pipeline.enabled": False,
     "distillation.enabled": False,
@@ -42,7 +42,7 @@ _OFF_IN: dict[str, dict[str, Any]] = {
         f"{TRANSFORMER}.fp8": None,
     },
 }
-# Of one switch: what adds a gradient to every sample, or divides by those that are computed.
+# For one switch they are settings that add a gradient to every sample, or divide by the number of computed samples.
 _OFF_FOR: dict[str, dict[str, Any]] = {
     SKIP: {
         f"{ACTOR}.use_kl_loss": False,
@@ -73,7 +73,7 @@ _OF_LOG_PROBS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 # Advantages of these need the samples of their own group alone.
 OF_GROUPS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")
 _FSDP = f"{ACTOR}.fsdp_config"
-# What must be off while updates are streamed, its value then, and why.
+# These settings must be off while updates are streamed: each with its value then, and the reason.
 _OFF_IN_STREAMS: dict[str, tuple[Any, str]] = {
     "algorithm.filter_groups.enable": (False, "false: which groups are trained is known after generation"),
     "fuse.realloc.schedule": (None, "null: shards would not stay on the devices of a replica"),

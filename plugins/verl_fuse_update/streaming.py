@@ -1,9 +1,9 @@
-"""Which complete groups a released lane should train on next. Pure: values in, keys out.
+"""Chooses the complete groups that a released lane should train on next. Pure: values in, keys out.
 
 Invariants (tests/unit/update/test_streaming.py):
 - only whole groups are handed out, in the order in which they were complete;
-- a call takes at most `MICRO_BATCHES` micro-batches of each rank, but one group at least: whoever generates last waits
-  for the end of a call;
+- a call takes at most `MICRO_BATCHES` micro-batches of each rank, but one group at least: the replica that generates
+  last waits for the end of a call;
 - no call waits behind the one that runs: all devices would wait for both once generation has ended.
 """
 

@@ -1,4 +1,4 @@
-"""`verl-fuse compare BASE FUSED`: what a fused run gained over its baseline."""
+"""Defines `verl-fuse compare BASE FUSED`: the gain of a fused run over its baseline."""
 
 import dataclasses
 import math

@@ -1,5 +1,5 @@
-"""`verl-fuse simulate`: what a step would take, stock and with each feature. Needs neither
-torch nor verl nor a device."""
+"""Defines `verl-fuse simulate`: the seconds that a step would take, stock and with each feature. Needs neither torch
+nor verl nor a device."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ EXAMPLES = examples(
     "verl-fuse simulate step.yaml cluster.yaml --strategy interstage --set migration=prefill",
     "verl-fuse simulate --from runs/ppo-cpu --json",
 )
-# What fuse.speculation counts in the metrics file.
+# These are the counts of fuse.speculation in the metrics file.
 DRAFTED_METRIC, ACCEPTANCE_METRIC, TOKENS_METRIC = (
     f"fuse/speculation_{name}" for name in ("drafted_tokens", "acceptance", "tokens_per_pass")
 )
@@ -154,7 +154,7 @@ def recorded_acceptance(run_dir: Path) -> float:
         for value in (
             lambda data: data[DRAFTED_METRIC],
             lambda data: data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC],
-            # Passes of each sample, summed up: each brings one token beside those accepted.
+            # The passes of each sample are summed up: each brings one token beside the accepted tokens.
             lambda data: (
                 data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC] / (data[TOKENS_METRIC] - 1)
                 if data[TOKENS_METRIC] > 1

@@ -67,8 +67,8 @@ EAGER = EngineFloors("eager", block=8e-4, decode_block=8e-4, collective=2e-4, de
 
 FLOORS_BY_ENGINE = {engine.name: engine for engine in (GRAPHS, EAGER)}
 
-# The A100 with less memory, and the Hoppers with other links or fewer processors, are taken to be as
-# efficient as those measured.
+# The A100 with less memory, and the Hoppers with other links or fewer processors, are taken to be as efficient as the
+# measured devices.
 _EFFICIENCIES = {"A100-40G": A100, "A100-80G": A100, **dict.fromkeys(("H100", "H200", "H800", "H20"), HOPPER)}
 
 

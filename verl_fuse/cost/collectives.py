@@ -1,9 +1,9 @@
 """Computes seconds of collectives over groups of devices, by the ring formulas. Sizes are bytes, each rank's full
 buffer.
 
-A group of `size` ranks `stride` devices apart stays within a node if size * stride <= devices per node.
-Otherwise its ranks on a node share what crosses to other nodes: a ring passes every node once, and each of
-them has a network adapter.
+A group of `size` ranks `stride` devices apart stays within a node if size * stride <= devices per node. Otherwise its
+ranks on a node share the bytes that cross to other nodes: a ring passes every node once, and each of them has a network
+adapter.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""Reads the floors of the software off recorded runs: what their stages took beyond what the model's
-parts take by the profile.
+"""Reads the floors of the software off recorded runs: the seconds that their stages took beyond the seconds of the
+model's parts by the profile.
 
 Invariants (tests/unit/cost/test_floors.py):
-- runs whose stages were made from known floors give those floors back;
+- runs whose stages were made from known floors give the same floors back;
 - no floor is negative.
 Relative errors count alike, so that short and long steps do.
 """

@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/cost/test_grid.py):
 - at a measured point the answer is the measurement, and between two it lies between them;
-- below the smallest measured size the answer stays what it is there: what remains is overhead;
+- below the smallest measured size the answer stays the same: only overhead remains;
 - beyond the largest, seconds grow in proportion.
 """
 

@@ -1,8 +1,8 @@
 """Computes the bytes on the fullest device of a model call.
 
 Training keeps bf16 weights and fp32 gradients whole, and shares fp32 master weights and two Adam moments over
-data-parallel ranks (Megatron's distributed optimizer); in a layout with `shards` (FSDP, ZeRO-3) everything is fp32
-and shared by those, and a block at a time is gathered. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198)
+data-parallel ranks (Megatron's distributed optimizer); in a layout with `shards` (FSDP, ZeRO-3) everything is fp32 and
+shared by the shards, and a block at a time is gathered. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198)
 with sequence parallelism and without a score matrix (flash attention).
 """
 

@@ -22,7 +22,7 @@ Numbers = Any
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Totals over sequences: how many, their tokens, and the sum of squared lengths (what attention costs)."""
+    """Totals over sequences: how many, their tokens, and the sum of squared lengths (the cost of attention)."""
 
     sequences: float
     tokens: float

@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/cost/test_profiled.py):
 - at a measured batch and length the answer is the measurement times the blocks, plus floors and collectives;
-- a model or degree that was not measured costs what the analytic model says;
+- a model or degree that was not measured costs the seconds of the analytic model;
 - a profile of a CPU is none of an accelerator, and one of an accelerator is of no other with more or less memory.
 Collectives, pipelines and memory stay analytic: they need more than one device to measure.
 """
@@ -25,8 +25,8 @@ from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.units import GIB
 
-# Of two accelerators whose memory differs by more than this factor, one is not the other: drivers and vendors count
-# it a little differently.
+# Two accelerators whose memory differs by more than this factor are different devices: drivers and vendors count it a
+# little differently.
 _SAME_MEMORY = 1.5
 # A block's cost depends on these alone.
 _BLOCK = (

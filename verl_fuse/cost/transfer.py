@@ -1,9 +1,10 @@
 """Seconds to move a model's weights from one placement to another.
 
-Every device needs its shard; what it holds already stays, what a device of its node holds comes over the node's links,
-the rest over the network. A piece wanted by several nodes is sent once to each, spread over all devices that hold it.
-The slowest sender or receiver decides. Source of the idea: ReaL (arXiv 2406.14088), section on parameter reallocation;
-here pieces are counted in fractions, not intervals: shards of FSDP as if they cut the model as tensor ranks do.
+Every device needs its shard; weights that it holds already stay, weights that a device of its node holds come over the
+node's links, the rest over the network. A piece wanted by several nodes is sent once to each, spread over all devices
+that hold it. The slowest sender or receiver decides. Source of the idea: ReaL (arXiv 2406.14088), section on parameter
+reallocation; here pieces are counted in fractions, not intervals: shards of FSDP as if they cut the model as tensor
+ranks do.
 
 Compiled, because a planner asks for tens of thousands of pairs.
 """

@@ -2,7 +2,7 @@
 
 The graph falls into blocks in series (in PPO: generation, inference, training): everything in a block waits for
 everything in the block before. Per block, none of these can be beaten: its longest chain; its work spread over all
-devices; the calls fixed on one device, one after another; two or three unordered calls on any numbers of devices, those
+devices; the calls fixed on one device, one after another; two or three unordered calls on any numbers of devices, calls
 that do not fit beside each other one after the other. The blocks add up. Moves of weights of already fixed calls
 lengthen the path through the train call they wait for. Independently, no device can be busy for longer than a step.
 
@@ -73,8 +73,8 @@ def least_seconds(t: PlanTables) -> float:
 def raise_floor(
     within: NDArray[np.float64], block: NDArray[np.int64], ordered: NDArray[np.bool_], floor: NDArray[np.float64]
 ) -> None:
-    """Raise the floor of each block to what three of its unordered calls need; rows of `within` that are nan are left
-    out."""
+    """Raise the floor of each block to the seconds that three of its unordered calls need; rows of `within` that are
+    nan are left out."""
     n = block.size
     for a in range(n):
         for b in range(a + 1, n):

@@ -5,7 +5,7 @@ still fit.
 
 Invariants (tests/unit/plan/test_search.py):
 - a finished search has proved its bound: no plan of the space beats `incumbent * (1 - tolerance)`;
-- an interrupted one reports the least bound of what it has not looked at.
+- an interrupted one reports the least bound of the part that it has not looked at.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Every configuration worth considering for a call: legal layouts, micro-batchings, offload; what each takes by the
+"""Every configuration worth considering for a call: legal layouts, micro-batchings, offload; the cost of each by the
 cost model.
 
 Invariants (tests/unit/plan/test_call_configs.py):

@@ -21,7 +21,7 @@ def undominated(t: PlanTables) -> NDArray[np.bool_]:
     for c in range(t.begin.size - 1):
         if t.source[c] < 0 and c not in moving:
             span = np.arange(t.begin[c], t.begin[c + 1])
-            # A dominating option comes before what it dominates.
+            # A dominating option comes before the options that it dominates.
             order = span[np.lexsort((t.active[span], t.resident[span], t.end[span] - t.first[span], t.seconds[span]))]
             _drop(t, order, kept)
     return kept

@@ -3,10 +3,10 @@
 A step is the dataflow graph of its calls. A call whose placement differs from that of its role's train call is preceded
 by a move of the weights, which occupies both meshes and may start once that train call of the step before has ended. An
 event queue takes the node that is ready first (ties: order of the workload) and starts it when every device of its mesh
-is free. Calls without predecessors wait for all calls of the step before, but for a train call that is deferred: those
-that use its weights wait for it alone, and it gives way to whatever is ready when its devices are free, moves of
+is free. Calls without predecessors wait for all calls of the step before, but for a train call that is deferred: calls
+that use its weights wait for it alone, and it gives way to any call that is ready when its devices are free, moves of
 weights for the next step included. Steps are unrolled until one follows another in the same rhythm; the last one, from
-the end of what is waited for to the next, is the answer.
+the end of the awaited calls to the next such end, is the answer.
 
 Invariants (tests/unit/plan/test_evaluate.py):
 - no two nodes overlap in time on a device;
@@ -62,7 +62,7 @@ def schedule(
         seconds[a] = t.seconds[o]
         if t.source[a] >= 0:
             seconds_moving = move_seconds(t, choice[t.source[a]], o)
-            # Not filled in yet: as if free. `step_seconds` never lets such a plan in.
+            # A move that is not filled in yet counts as free. `step_seconds` never lets such a plan in.
             move[a] = 0.0 if np.isnan(seconds_moving) else seconds_moving
         for b in range(n):
             if t.first[o] < t.end[choice[b]] and t.first[choice[b]] < t.end[o]:
@@ -72,7 +72,7 @@ def schedule(
     barrier = 0.0
     length: Scalar = 0.0
     late = t.deferred
-    # Whether the deferred call of the step before has not begun, and when it could.
+    # `owed` is True while the deferred call of the step before has not begun, `owed_ready` the time at which it could.
     owed = False
     owed_ready = 0.0
     awaited = ~(1 << late) if late >= 0 else -1

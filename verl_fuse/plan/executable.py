@@ -9,8 +9,8 @@ What it can run (the invariants; tests/unit/plan/test_executable.py):
 - on FSDP a role is sharded over its whole mesh or over a part that divides it, with its own sequence-parallel size;
   inference runs in the layout of training;
 - rollout replicas are tensor parallel within a node, with weights of their own; so is the reward model's engine;
-- what a feature refuses at run time (plugins/verl_fuse_pipeline/refusals.py, plugins/verl_fuse_interstage) is not
-  planned for it.
+- a setting that a feature refuses at run time (plugins/verl_fuse_pipeline/refusals.py, plugins/verl_fuse_interstage) is
+  not planned for it.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from verl_fuse.spec.workload import Call, Workload
 
 # Seconds a space gets when the time is over, and after which no more spaces are looked at.
 LEAST_SEARCH_SECONDS, OVERTIME_SECONDS = 0.05, 1.0
-# What a run with the feature demands of the placement.
+# A run with the feature demands this of the placement.
 DEMANDS = {
     "interstage": "a reward model, if there is one, on devices of its own",
     "pipeline": "at least 2 pipeline stages, no expert parallelism",
@@ -75,7 +75,7 @@ def best_executable(
     """Return the best plan over pools and trainer layouts that the features allow; if none fits, a FuseError says how
     much memory would suffice.
 
-    Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
+    Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told the search under way.
     """
     found: list[SearchResult] = []
     space: PlanSpace | None = None
@@ -118,7 +118,7 @@ def best_executable(
         )
     return dataclasses.replace(
         fastest,
-        # Nothing is known of what was not looked at.
+        # Nothing is known of spaces that were not looked at.
         bound=min(f.bound for f in found) if whole else 0.0,
         stopped=stopped,
         options=options,
@@ -133,7 +133,7 @@ def spaces(
     """Yield one space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload
     and rollout layout."""
     generation = GenerationEstimates(workload, cost)
-    # Memory is not checked here, so that the search can say how much would do.
+    # Memory is not checked here, so that the search can say how much memory would suffice.
     unlimited = math.inf
     fused = "pipeline" in features
     for pools in _pools(workload, cost.cluster, features):

@@ -1,4 +1,4 @@
-"""The finished plan: what the search found, with everything a user or a trainer needs to carry it out."""
+"""Finishes a plan: the result of the search, with everything a user or a trainer needs to carry it out."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.spec.plan import STRATEGIES, Plan, Strategy
 from verl_fuse.spec.workload import Workload
 
-# Four times what was tried; on more, listing the layouts alone takes minutes.
+# The limit is four times the largest cluster tried; on more devices, listing the layouts alone takes minutes.
 MOST_PLANNED_DEVICES = 4096
 
 
@@ -48,7 +48,7 @@ def make_plan(
 ) -> PlanResult:
     """Return the best plan on the cluster, or on as many of its nodes as the weight of time against money asks for.
 
-    Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
+    Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told the search under way.
     """
     request = checked(workload, cost, request)
     smaller = [2**i for i in range(cost.cluster.nodes.bit_length()) if 2**i < cost.cluster.nodes]

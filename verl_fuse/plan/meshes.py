@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/plan/test_meshes.py):
 - within a node: aligned slices of a power of two; otherwise whole consecutive nodes (ReaL, arXiv 2406.14088);
-- up to `EVERY` nodes every such mesh is legal; on larger clusters those that begin or end with the cluster, or are
+- up to `EVERY` nodes every such mesh is legal; on larger clusters the meshes that begin or end with the cluster, or are
   aligned to their size, which leaves every split in two and every aligned half, quarter, ... legal.
 """
 

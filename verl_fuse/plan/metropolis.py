@@ -41,7 +41,7 @@ def metropolis(
     # A walk of no steps: the clock starts once everything is compiled.
     _walk(t, candidates, choice, best, current, least, 1.0, 0)
     started = time.monotonic()
-    # Not at all if there is no time.
+    # The loop does not run if there is no time.
     while 0 <= (spent := (time.monotonic() - started) / time_limit) < 1:
         temperature = (least if least < OVERFULL else OVERFULL) * hot * (LAST_TEMPERATURE / hot) ** spent
         current, least, used, call, kept, ceiling = _walk(

@@ -21,7 +21,7 @@ from verl_fuse.spec.plan import Plan, Setting
 from verl_fuse.spec.workload import Call, Workload
 
 REWARD_BLOCK = "reward.reward_model"
-# What a rollout engine may take of a device's memory at most.
+# A rollout engine may take at most this share of a device's memory.
 FULLEST = 0.95
 
 Chosen = Mapping[str, tuple[Call, Mesh, CallConfig]]
@@ -151,7 +151,7 @@ def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, 
         # Replicas are parked there, whose memory the critic's update is planned beside.
         here = [other for _, where, other in chosen.values() if where.overlaps(critic)]
         free = min(free, memory - sum(other.resident for other in here) - chosen["critic_train"][2].active)
-    # A larger KV cache than needed keeps more prefixes; half of what is free stays free, for fragmentation.
+    # A larger KV cache than needed keeps more prefixes; half of the free memory stays free, for fragmentation.
     share = (needed + max(0.0, free) / 2) / memory
     return {
         f"{ROLLOUT}.tensor_model_parallel_size": config.layout.tp,
@@ -194,7 +194,7 @@ def _megatron(role: str, block: str, config: CallConfig, trains: bool) -> dict[s
             f"{role}.megatron.sequence_parallel": layout.tp > 1,
             f"{role}.megatron.use_distributed_optimizer": True,
             f"{role}.megatron.optimizer_offload": config.offload,
-            # What the cost model assumes of training.
+            # The cost model assumes this of training.
             f"{role}.megatron.override_transformer_config.recompute_granularity": "full",
             f"{role}.megatron.override_transformer_config.recompute_method": "uniform",
             f"{role}.megatron.override_transformer_config.recompute_num_layers": 1,

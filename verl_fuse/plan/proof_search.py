@@ -25,7 +25,8 @@ from verl_fuse.plan.neighbourhood import NODES, PLAN_TOLERANCE, improve
 from verl_fuse.plan.space import MoveSeconds, PlanSpace
 from verl_fuse.plan.support import supported
 
-# Plans that take less than this much more than what is proven are looked for next: a low ceiling leaves few options.
+# The next search looks for plans that take at most this factor more than the proven seconds: a low ceiling leaves few
+# options.
 BOUND_STEP = 1.01
 # Pairs of candidates whose moves are filled in before the proof.
 FILLED = 20_000
@@ -121,7 +122,7 @@ class ProofSearch:
 def descend(
     space: PlanSpace, move: MoveSeconds, plan: NDArray[np.int64], cost: float
 ) -> tuple[NDArray[np.int64], float]:
-    """Try every option of one call after another until none helps; moves are filled in for what could help."""
+    """Try every option of one call after another until none helps; moves are filled in for options that could help."""
     t, plan = space.tables, plan.copy()
     since = call = 0
     while since < plan.size:

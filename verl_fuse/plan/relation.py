@@ -1,7 +1,7 @@
 """Describes as a number how two legal meshes lie to each other.
 
-All nodes are alike, and all devices of a node; so this number and two layouts decide what moving weights between the
-meshes takes.
+All nodes are alike, and all devices of a node; so this number and two layouts decide the cost of moving weights between
+the meshes.
 
 Invariants (tests/unit/plan/test_relation.py):
 - two pairs of legal meshes of the same sizes and the same relation take the same time to move weights between;

@@ -44,8 +44,9 @@ EARLY, WALK = 0.35, 0.35
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A plan as option of each call, its seconds per step, and what no plan of the space can beat. `space` is what is
-    left of the space after dropping what cannot be part of a better plan; `options` is how many there were."""
+    """A plan as option of each call, its seconds per step, and the seconds that no plan of the space can beat. `space`
+    is the rest of the space after dropping options that cannot be part of a better plan; `options` is how many there
+    were."""
 
     space: PlanSpace
     choice: tuple[int, ...]

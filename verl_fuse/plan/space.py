@@ -1,11 +1,11 @@
-"""The search space of a plan as flat tables: which options each call has, and what they take.
+"""The search space of a plan as flat tables: the options of each call, and their costs.
 
 An option is a configuration of a call (layout, micro-batching, offload) on one mesh of the right size.
 
 Invariants (tests/unit/plan/test_space.py):
 - the options of call c are the half-open range begin[c]:begin[c+1] of every flat table;
 - two options of one role have the same placement exactly if they have the same mesh and layout, and then share weights;
-- a move in the tables is what the cost model says for those two meshes and layouts.
+- a move in the tables has the cost model's seconds for the two meshes and layouts.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ MoveSeconds = Callable[[str, tuple[Mesh, CallConfig], tuple[Mesh, CallConfig]], 
 
 @dataclass(frozen=True)
 class PlanSpace:
-    """The tables, and what their rows mean: option k is configuration `configs[config[k]]` on mesh `mesh[k]`."""
+    """The tables, and the meaning of their rows: option k is configuration `configs[config[k]]` on mesh `mesh[k]`."""
 
     calls: tuple[Call, ...]
     cluster: Cluster

@@ -1,5 +1,5 @@
-"""Drop options that nothing goes with: of each other call some option must fit beside it and keep the bound of the two
-below a plan's time.
+"""Drops options that go with no other option: of each other call some option must fit beside it and keep the bound of
+the two below a plan's time.
 
 Invariant (tests/unit/plan/test_search.py): an option of a plan that takes less than `below` is never dropped.
 """
@@ -14,7 +14,7 @@ from verl_fuse.plan.bound import Relaxation, lower_bound
 from verl_fuse.plan.branch import Candidates, fits_so_far
 from verl_fuse.plan.tables import PlanTables
 
-# A second round drops what only dropped options supported; a third one hardly anything.
+# A second round drops options that only dropped options supported; a third round drops hardly any.
 SUPPORT_ROUNDS = 2
 # Candidates between two looks at the clock.
 ROWS = 64

@@ -1,11 +1,11 @@
-"""Advice on what to switch on: the features that a simulation or a replayed run predicts to gain, as overrides of
+"""Advises on features to switch on: the features that a simulation or a replayed run predicts to gain, as overrides of
 verl's configuration.
 
 Invariants (tests/unit/simulate/test_advice.py):
 - a feature that is predicted to gain less than `LEAST_GAIN_SHARE` of a step, or within its interval nothing, is not
   advised;
 - of two features that verl-fuse refuses together, the one that gains more is advised;
-- observe mode, which every feature includes, is what features are compared with, not stock verl.
+- observe mode, which every feature includes, is the baseline of features, not stock verl.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Advice:
-    """One sentence, and what it says to switch on: features, and the overrides that do it."""
+    """An advice is one sentence, and its features with the overrides that switch them on."""
 
     sentence: str
     features: tuple[str, ...]

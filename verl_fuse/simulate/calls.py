@@ -1,4 +1,4 @@
-"""Seconds of the model calls beside generation, and what they are worth to freed replicas."""
+"""Computes the seconds of the model calls beside generation, and of the same calls on freed replicas."""
 
 from dataclasses import replace
 from functools import lru_cache

@@ -73,8 +73,8 @@ def simulate_each(
     """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock
     comes first.
 
-    Without `strategies`: all of them, `realloc` only with a plan, those that draft only with an acceptance. `report` is
-    told what is being simulated.
+    Without `strategies`: all of them, `realloc` only with a plan, strategies that draft only with an acceptance.
+    `report` is told the simulation under way.
     """
     if seeds < 1:
         raise FuseError(f"seeds={seeds}: needs a whole number >= 1")

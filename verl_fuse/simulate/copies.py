@@ -1,5 +1,5 @@
-"""A copy of the actor on the devices of each replica (FSDP2's hybrid sharding), the layout of `fuse.update.stream`:
-seconds, bytes, and what is said of them.
+"""Prices a copy of the actor on the devices of each replica (FSDP2's hybrid sharding), the layout of
+`fuse.update.stream`: seconds, bytes, and notes on them.
 
 Invariants (tests/unit/simulate/test_copies.py):
 - weights, gradient and two moments are 16 bytes per parameter, sums of gradients that wait 4, over a replica's devices;

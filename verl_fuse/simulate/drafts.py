@@ -1,9 +1,9 @@
-"""Decoding with drafts (`fuse.speculation`): a pass verifies tokens that were drafted, and brings those that were
-accepted and one more.
+"""Prices decoding with drafts (`fuse.speculation`): a pass verifies drafted tokens, and brings the accepted tokens and
+one more.
 
 Invariants (tests/unit/simulate/test_drafts.py):
 - no batch decodes slower than without drafts: as many are drafted as shorten it most, none where none do;
-- the acceptance is found again from what a run with drafts counted.
+- the acceptance is found again from the counts of a run with drafts.
 """
 
 import numpy as np

@@ -163,7 +163,7 @@ def infer_on_freed(run: ElasticResult, replicas: int, inference: InferenceWork) 
         """Work that could be done until then."""
         return np.maximum(0.0, times[:, None] - releases).sum(axis=1) / inference.slice_factor
 
-    # Of what is ready at some time nothing was done before: the most demanding of these times decides.
+    # Work that is ready at some time was not begun before: the most demanding of these times decides.
     left = np.cumsum(work[::-1])[::-1]
     latest = float((done(finish) + left).max())
     late = max(0.0, latest - float(done(np.array([end]))[0]))

@@ -2,11 +2,11 @@
 are integrated, not counted.
 
 Invariants (tests/unit/simulate/test_kernel.py):
-- finish times equal those of a token-by-token simulation of the same rules;
+- finish times equal the finish times of a token-by-token simulation of the same rules;
 - stopping at any time and going on gives the same finish times as running through;
 - never more than `max_batch` sequences run, nor more than `kv_capacity` tokens are held.
 
-Rules, those of vLLM's V1 scheduler without its block granularity: first come, first served; a request is admitted at a
+The rules are vLLM's V1 scheduler's, without its block granularity: first come, first served; a request is admitted at a
 step boundary when it has arrived, a batch slot is free and the memory holds its context plus one step of everybody; a
 step with new prompts takes their prefill plus one decode step of the others, and gives everybody a token; prompts
 beyond the step's token budget wait for the next step. When the memory cannot hold another step, the sequence admitted

@@ -1,4 +1,4 @@
-"""Requests on replicas: the state of a running rollout, and what one replica after another does with it.
+"""Simulates requests on replicas: the state of a running rollout, which one replica after another advances.
 
 Invariants (tests/unit/simulate/test_rollout.py):
 - every request is in exactly one queue, and finishes exactly once;

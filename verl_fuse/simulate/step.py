@@ -222,7 +222,7 @@ def step_tasks(
         _scale(left, takeover, generation.inference_end - generation.end)
     finish = np.sort(generation.fused.rollout.finish)
     if "streaming" in features and shared:
-        # Inference beside generation only uses the headroom there is: what it takes beyond slows generation by as much.
+        # Inference beside generation only uses the free headroom: work beyond the headroom slows generation by as much.
         total = sum(seconds[call.name] for call in shared) * streaming_factor(workload, shared, plan, cost, options)
         end = inference_end(
             finish, np.full(len(finish), total / len(finish)), 0.0, generation.end, 0.0,

@@ -26,9 +26,9 @@ class StreamedUpdate:
     """Training on one sample of n tokens: `per_token * n + per_square * n**2` seconds of one replica's devices, which
     hold a copy of the model.
 
-    `end_seconds`: what follows once all samples are trained on, in seconds of all replicas: sums of gradients, and the
-    optimizer step. `load_seconds` pass on a released replica before it can begin. `when_done`: a replica without
-    requests is released; without it only those that a migration frees. `dedicated`: see `InferenceWork`.
+    `end_seconds`: the end of the update once all samples are trained on, in seconds of all replicas: sums of gradients,
+    and the optimizer step. `load_seconds` pass on a released replica before it can begin. `when_done`: a replica
+    without requests is released; without it only the replicas that a migration frees. `dedicated`: see `InferenceWork`.
     """
 
     per_token: float

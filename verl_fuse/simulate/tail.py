@@ -30,8 +30,8 @@ class InferenceWork:
     `slice_factor`: how much longer a freed replica takes for micro-groups than all devices together for the whole
     batch, per sample. `load_seconds` pass on a freed replica before it can begin; `last_seconds` is the least time from
     the last sample to the end: it is alone on a replica. `headroom`: share of a generating replica that inference can
-    use without slowing generation, 0 unless measured. `dedicated` is False where replicas share saturated devices: what
-    a freed one could do is then done by the others already.
+    use without slowing generation, 0 unless measured. `dedicated` is False where replicas share saturated devices: the
+    work that a freed replica could do is then done by the others already.
     """
 
     per_token: float

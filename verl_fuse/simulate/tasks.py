@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/simulate/test_tasks.py):
 - no two tasks overlap in time on a device;
-- a task starts when what it waits for has ended and its devices are free, whichever task is ready first going first.
+- a task starts when the tasks that it waits for have ended and its devices are free, whichever task is ready first
+  going first.
 """
 
 import heapq

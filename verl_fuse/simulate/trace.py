@@ -3,7 +3,7 @@
 Invariants (tests/unit/simulate/test_trace.py):
 - every sample has one span on its replica, two if it moved;
 - every replica ends with a span that names its devices;
-- `idle_share` is what verl_fuse/timeline/idle.py finds on the timeline;
+- `idle_share` equals the share that verl_fuse/timeline/idle.py finds on the timeline;
 - stages stand on the track `step`, and every device of a task's mesh has it on its rank's track.
 """
 

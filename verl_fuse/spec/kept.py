@@ -32,8 +32,8 @@ class Kept(Generic[T]):
     """The file `fuse_<plugin>.json` in a checkpoint's folder.
 
     `parse(lengths, costs)` makes the plugin's knowledge of the file's JSON data; `costs` is None where the file's costs
-    are those of other replicas. It may raise KeyError, TypeError, ValueError, AttributeError or OverflowError on data
-    that the plugin did not write.
+    are of other replicas. It may raise KeyError, TypeError, ValueError, AttributeError or OverflowError on data that
+    the plugin did not write.
     """
 
     plugin: str
@@ -44,7 +44,7 @@ class Kept(Generic[T]):
         return folder / f"fuse_{self.plugin}.json"
 
     def save(self, folder: Path, lengths: Any, costs: Any, devices: int) -> None:
-        """Write both, JSON data, into a checkpoint's folder; `devices` are those of one replica."""
+        """Write both, JSON data, into a checkpoint's folder; `devices` are the devices of one replica."""
         data = {"version": VERSION, "devices": devices, "lengths": lengths, "costs": costs}
         try:
             files.save(self.file(folder), json.dumps(data))

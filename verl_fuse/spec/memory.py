@@ -13,9 +13,9 @@ class RankMemory:
     that come to host memory with the first
     step. Ray's object store of the node may hold `store` bytes (None: nobody said).
 
-    A rank of a pipeline (Megatron) says its `stage`. Its `parameters` are those of that stage alone, in the part of one
-    tensor-parallel rank, each expert there is one of them; `second_head` elements has its second copy of a tied head,
-    which is no parameter. It leaves `left` bytes of a step's weights for others.
+    A rank of a pipeline (Megatron) says its `stage`. Its `parameters` are the parameters of that stage alone, in the
+    part of one tensor-parallel rank, each expert there is one of them; `second_head` elements has its second copy of a
+    tied head, which is no parameter. It leaves `left` bytes of a step's weights for others.
     """
 
     node: str

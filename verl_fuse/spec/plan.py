@@ -58,9 +58,9 @@ class Plan:
     """`strategy` is verl's training engine (None: no engine runs this plan, which shows the gain that reallocation
     could reach), `overrides` the keys of verl's configuration that carry the plan out, by their dotted names.
     `migration_threshold` is the unfinished fraction of the batch below which samples are moved together (0: never);
-    `replicas` the rollout replicas that generate (None: all); `schedule` what `fuse.pipeline.schedule` is set to (None:
-    no pipeline is planned); `predicted` seconds by call, of weights moved to a call ("actor_generate_weights"), and in
-    all ("step")."""
+    `replicas` the rollout replicas that generate (None: all); `schedule` is the value of `fuse.pipeline.schedule`
+    (None: no pipeline is planned); `predicted` seconds by call, of weights moved to a call ("actor_generate_weights"),
+    and in all ("step")."""
 
     calls: tuple[CallPlan, ...]
     features: tuple[str, ...] = ()

@@ -32,9 +32,9 @@ STREAM_UPDATE = "stream_update"
 # The critic's update is handed to workers of its own; the driver waits for it.
 DEFER_CRITIC, WAIT_FOR_CRITIC = "defer_critic", "wait_for_critic"
 SAVE_CHECKPOINT, EXPORT_WHOLE, UPDATE_WEIGHTS = "save_checkpoint", "export_whole", "update_weights"
-# Of the stage `adv`, the shares of the step's samples and of their tokens that have no gradient.
+# The stage `adv` has the shares of the step's samples and of their tokens that have no gradient.
 ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS = "zero_gradient_samples", "zero_gradient_tokens"
-# By the names of the model calls (spec/workload.py).
+# The keys are the names of the model calls (spec/workload.py).
 CALL_STAGES = {
     "actor_generate": GENERATION,
     "reward_infer": REWARD,
@@ -44,7 +44,7 @@ CALL_STAGES = {
     "critic_train": UPDATE_CRITIC,
     "actor_train": UPDATE_ACTOR,
 }
-# Of a stage's span, what a plan foresees for it.
+# A stage's span has the seconds that a plan foresees for it.
 PLANNED_SECONDS = "planned_seconds"
 INFERENCE_STAGES, TRAIN_STAGES = (OLD_LOG_PROB, REF_LOG_PROB, VALUES), (UPDATE_CRITIC, UPDATE_ACTOR)
 # On a replica's track: a request, a request that prefills the samples' common prefix, the replica's start, and its stop

@@ -42,7 +42,7 @@ COLOURS = {
     "other": "#b5728f",
     "moved": "#d1495b",
 }
-# A request that continues what another replica began, and the idle time of a device.
+# A request that continues another replica's request, and the idle time of a device.
 RESUMED, IDLE = "moved", "idle"
 
 

@@ -1,5 +1,5 @@
-"""For external modules of runs (VERL_USE_EXTERNAL_MODULES) that make an update twice from the same weights: what the
-actor's ranks hold is kept, undone after the first update, and compared after the second."""
+"""Serves external modules of runs (VERL_USE_EXTERNAL_MODULES) that make an update twice from the same weights: the
+state of the actor's ranks is kept, undone after the first update, and compared after the second."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def undo(actor: Any) -> None:
     actor._first = {name: tensor.clone() for name, tensor in _held(actor).items()}
     with torch.no_grad():
         for name, tensor in _held(actor).items():
-            # What the optimizer did not have yet begins at zero.
+            # State that the optimizer did not have yet begins at zero.
             tensor.copy_(actor._before[name]) if name in actor._before else tensor.zero_()
     actor.engine.lr_scheduler.load_state_dict(actor._rate)
 

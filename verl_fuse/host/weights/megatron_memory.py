@@ -5,8 +5,8 @@ two moments of as many bytes come with the first step. verl offloads weights tog
 optimizer's copies together with its moments.
 
 Invariants (tests/integration/test_megatron_slices.py, tests/unit/host/test_rank_memory.py):
-- parameters are those a copy has of this rank's stage, every expert by itself, a tied head once;
-- what all ranks leave is the model, once.
+- parameters are the ones that a copy has of this rank's stage, every expert by itself, a tied head once;
+- all ranks together leave the model, once.
 """
 
 from typing import Any
