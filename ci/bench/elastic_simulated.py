@@ -1,12 +1,12 @@
 """Simulate 200 steps of elastic generation against static verl and RLHFuse's global migration: lengths drift, prompts
-come back, and the policies are those of `fuse.elastic` itself.
+come back, and the policies are `fuse.elastic`'s own.
 
 The cluster has 20 nodes of 8 H100 with Llama 2 70B, or RLHFless's 16 L40S with Qwen2.5-3B; layouts, and everything but
 generation, are the stock plan's. Usual lengths of prompts are drawn once; in step t the lengths of responses are the
-distribution's lengths times 1 + drift * sin(2 pi t / steps). Only generation differs between the arms; with `+
-inference` devices that generate no more also run inference (`fuse.interstage.layout=slices`). Cost is devices times
-seconds over the whole step, less the device-seconds given back; training takes the same in every step. No arm can be
-faster than the floor: the longest response alone on a replica from the start, and all inference hidden.
+distribution's lengths times 1 + drift * sin(2 pi t / steps). Only generation differs between the arms; with inference
+(`+ inference`) devices that generate no more also run inference (`fuse.interstage.layout=slices`). Cost is devices
+times seconds over the whole step, less the device-seconds given back; training takes the same in every step. No arm can
+be faster than the floor: the longest response alone on a replica from the start, and all inference hidden.
 
 The policy is also judged by itself, on generation alone (support/regret.py): beside the policy run counts of replicas
 that never change, with the same predictions, assignment and release. Its regret is against the best of these counts in

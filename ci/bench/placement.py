@@ -1,4 +1,5 @@
-"""Whole PPO steps whose critic, as large as the actor, learns on a device of its own while the next step generates.
+"""Measure whole PPO steps whose critic, as large as the actor, learns on a device of its own while the next step
+generates.
 
 Real verl with two FSDP2 ranks and two vLLM replicas; replica, rank and critic of the same number are
 pinned to one core. Arms:

@@ -1,6 +1,6 @@
-"""Seconds, gap and memory of the plan search, 8 to 1024 devices and 7B to 405B, the costing of options included in the
-time it has: 10 s to 128 devices, 30 s to 512, 60 s beyond. Some rows in a minute and a half, `--all` in four, `--only
-NAME` for one.
+"""Measure seconds, gap and memory of the plan search, 8 to 1024 devices and 7B to 405B, the costing of options included
+in the time it has: 10 s to 128 devices, 30 s to 512, 60 s beyond. Some rows in a minute and a half, `--all` in four,
+`--only NAME` for one.
 
 Each row is a process of its own, so that the memory is its own; kernels are compiled before the clock starts.
 """

@@ -1,5 +1,5 @@
-"""Our search against Metropolis on ReaL's settings (tests/golden/real_settings.py), under the same cost model and over
-the same options.
+"""Compare our search with Metropolis on ReaL's settings (tests/golden/real_settings.py), under the same cost model and
+over the same options.
 
 Metropolis walks for `--seconds`, from the fastest option of each call; our search has a tenth of that, the costing of
 options included.

@@ -1,4 +1,4 @@
-"""Forward passes and seconds of the rollout of real GRPO runs, without drafts and with drafts from history.
+"""Measure forward passes and seconds of the rollout of real GRPO runs, without drafts and with drafts from history.
 
 Runs of the recipe grpo-cpu with real vLLM on two replicas, in turn: without drafts (the trainer and poll interval are
 the same) and with. A step generates 8 samples of each of 16 prompts, the same in every step, so a step is an epoch; the

@@ -1,5 +1,5 @@
-"""Whole GRPO steps with the actor trained: stock verl, each switch of `fuse.update` alone, and both with metrics of the
-computed samples.
+"""Measure whole GRPO steps with the actor trained: stock verl, each switch of `fuse.update` alone, and both with
+metrics of the computed samples.
 
 One run of real verl with two FSDP2 ranks and two vLLM replicas; replica and rank of the same number are pinned to one
 core. In two groups of five all rewards are equal, in the others they are not, and lengths are like a trained model's:

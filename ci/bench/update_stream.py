@@ -1,4 +1,4 @@
-"""Whole GRPO steps whose update begins on complete groups while the long tail generates (`fuse.update.stream`).
+"""Measure whole GRPO steps whose update begins on complete groups while the long tail generates (`fuse.update.stream`).
 
 Real verl with two FSDP2 ranks and two vLLM replicas; replica and rank of the same number are pinned to one core. Arms,
 each a run of its own, to and fro:

@@ -1,5 +1,5 @@
-"""Contracts: the configuration of verl under which finished samples may not be streamed, or unfinished samples not
-moved (refusals.py), and the code that slices rest on."""
+"""Declares contracts: the configuration of verl under which finished samples may not be streamed, or unfinished samples
+not moved (refusals.py), and the code that slices rest on."""
 
 from verl_fuse.host.upstream.targets import FSDP_YAML, MEGATRON_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function

@@ -1,4 +1,4 @@
-"""Whether inference has the memory it needs, before anything of it is built. Pure: values in, sentences out.
+"""Tells whether inference has the memory that it needs, before anything is built. Pure: values in, sentences out.
 
 Invariants (tests/unit/interstage/test_inference_memory.py):
 - slices: a node keeps one copy of every model per slice in host memory (copies.py), and as much again of the copies

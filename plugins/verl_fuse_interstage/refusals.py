@@ -1,5 +1,5 @@
-"""Configurations in which finished samples may not be streamed, unfinished ones not moved, or slices not built, refused
-before anything is started."""
+"""Refuse configurations in which finished samples may not be streamed, unfinished samples not moved, or slices not
+built, before anything is started."""
 
 import math
 from collections.abc import Iterator
@@ -89,7 +89,8 @@ def _migration(get: Get) -> Iterator[Refusal]:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A model that slices have a copy of: where verl configures its engine, and the FSDP block of it."""
+    """A model that slices have a copy of: the key under which verl configures its engine, and the FSDP block of the
+    engine."""
 
     engine: str
     block: str

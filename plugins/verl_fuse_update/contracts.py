@@ -1,5 +1,5 @@
-"""What a lean update rests on: how verl's worker and engines go through a mini-batch, its losses, and the configuration
-refused.
+"""Declares contracts: the code of verl's worker and engines that a lean update rests on, verl's losses, and the
+configuration refused.
 
 Asked for by runs with such an update; every fingerprint was taken, and the code behind it read, at verl 0.9.1 and
 megatron-core 0.16.1.

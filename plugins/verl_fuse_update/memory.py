@@ -1,4 +1,5 @@
-"""What a streamed update keeps on the devices of a replica, said before the first step. Pure: values in, text out.
+"""Counts the memory that a streamed update keeps on the devices of a replica, before the first step. Pure: values in,
+text out.
 
 Invariants (tests/unit/update/test_streaming.py):
 - a rank holds its shard of the parameters, two moments of the same size, a gradient, and the sum that waits, both of 4

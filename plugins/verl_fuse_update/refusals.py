@@ -1,4 +1,4 @@
-"""What an update that leaves something out does not do, refused before anything is started."""
+"""Refuse configurations that an update with parts left out does not serve, before anything is started."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version

@@ -1,5 +1,5 @@
-"""`verl-fuse plan`: which devices, layout and micro-batches each model call should get. Needs neither
-torch nor verl nor a device."""
+"""Defines `verl-fuse plan`: it finds devices, layout and micro-batches of each model call. Needs neither torch nor verl
+nor a device."""
 
 import dataclasses
 import json

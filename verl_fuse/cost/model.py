@@ -1,4 +1,4 @@
-"""The questions that a cost model answers. Everything is in seconds, bytes and tokens.
+"""Defines the questions that a cost model answers. Everything is in seconds, bytes and tokens.
 
 Invariants (tests/unit/cost/test_cost_model.py):
 - `Batch.of(lengths).split(n)` keeps the totals: n parts of it sum to the whole;
@@ -22,7 +22,7 @@ Numbers = Any
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Totals over sequences: how many, their tokens, and the sum of squared lengths (the cost of attention)."""
+    """The totals over sequences: their number, their tokens, and the sum of squared lengths (the cost of attention)."""
 
     sequences: float
     tokens: float

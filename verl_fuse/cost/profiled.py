@@ -1,4 +1,4 @@
-"""Measured seconds instead of the roofline's, wherever a profile has the model and its tensor parallelism.
+"""Takes measured seconds instead of the roofline's, wherever a profile has the model and its tensor parallelism.
 
 Invariants (tests/unit/cost/test_profiled.py):
 - at a measured batch and length the answer is the measurement times the blocks, plus floors and collectives;

@@ -1,5 +1,4 @@
-"""The software around the models, as a recorded run shows it: seconds of its stages, and
-the lengths they worked on."""
+"""Reads the software around the models off a recorded run: seconds of its stages, and the lengths they worked on."""
 
 from dataclasses import dataclass
 from math import ceil

@@ -1,4 +1,5 @@
-"""The share of a model that one device of a layout computes and holds: counts of operations and elements, no speeds.
+"""Counts the share of a model that one device of a layout computes and holds: counts of operations and elements, no
+speeds.
 
 A product of an (m x k) and a (k x n) matrix is 2mkn operations. Attention is causal: half of the
 score matrix is computed.

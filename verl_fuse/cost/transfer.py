@@ -1,4 +1,4 @@
-"""Seconds to move a model's weights from one placement to another.
+"""Computes the seconds to move a model's weights from one placement to another.
 
 Every device needs its shard; weights that it holds already stay, weights that a device of its node holds come over the
 node's links, the rest over the network. A piece wanted by several nodes is sent once to each, spread over all devices

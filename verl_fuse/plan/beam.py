@@ -1,4 +1,5 @@
-"""Build plans call by call, heaviest first, keeping the partial ones with the least bound: the start of a search."""
+"""Builds plans call by call, heaviest first, and keeps the partial plans with the least bound: the start of a
+search."""
 
 import numpy as np
 from numba import njit

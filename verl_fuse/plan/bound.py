@@ -1,4 +1,4 @@
-"""Lower bounds on the seconds per step of every plan that completes a partial one.
+"""Computes lower bounds on the seconds per step of every plan that completes a partial plan.
 
 The graph falls into blocks in series (in PPO: generation, inference, training): everything in a block waits for
 everything in the block before. Per block, none of these can be beaten: its longest chain; its work spread over all

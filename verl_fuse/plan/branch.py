@@ -33,7 +33,7 @@ class Candidates(NamedTuple):
 
 @dataclass
 class BranchState:
-    """Where a search stands, so that it can go on after a look at the clock."""
+    """The state of a search, so that the search can go on after a look at the clock."""
 
     order: NDArray[np.int64]
     pointer: NDArray[np.int64]

@@ -1,5 +1,5 @@
-"""Every configuration worth considering for a call: legal layouts, micro-batchings, offload; the cost of each by the
-cost model.
+"""Lists every configuration worth considering for a call: legal layouts, micro-batchings, offload; the cost of each by
+the cost model.
 
 Invariants (tests/unit/plan/test_call_configs.py):
 - an option that needs more than the limit on its own is left out;

@@ -1,4 +1,4 @@
-"""The cost of a plan for a search, and its cost with another option for one call."""
+"""Computes the cost of a plan for a search, and its cost with another option for one call."""
 
 import numpy as np
 from numba import njit

@@ -1,4 +1,4 @@
-"""Drop options of calls whose weights never move that are no better in anything than another one on a part of their
+"""Drops options of calls whose weights never move: options no better in anything than another option on a part of their
 devices.
 
 Calls that become ready together start in a fixed order, each when its devices are free. A shorter call on fewer of the

@@ -1,4 +1,4 @@
-"""The cost of a plan: seconds per step and bytes per device, exactly, in about a microsecond.
+"""Computes the cost of a plan: seconds per step and bytes per device, exactly, in about a microsecond.
 
 A step is the dataflow graph of its calls. A call whose placement differs from that of its role's train call is preceded
 by a move of the weights, which occupies both meshes and may start once that train call of the step before has ended. An

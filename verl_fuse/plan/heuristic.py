@@ -1,5 +1,5 @@
-"""The plan people use without a planner, on Megatron: tensor parallel within the node, pipeline parallel over nodes,
-every call everywhere."""
+"""Makes the plan that people use without a planner, on Megatron: tensor parallel within the node, pipeline parallel
+over nodes, every call everywhere."""
 
 from collections.abc import Sequence
 

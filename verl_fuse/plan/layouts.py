@@ -1,4 +1,4 @@
-"""The layouts that a model call may have on a mesh of a size.
+"""Lists the layouts that a model call may have on a mesh of a size.
 
 Invariants (tests/unit/plan/test_layouts.py):
 - a layout uses exactly the devices of the mesh and divides the model;

@@ -1,4 +1,4 @@
-"""The sets of devices that a call may run on.
+"""Lists the sets of devices that a call may run on.
 
 Invariants (tests/unit/plan/test_meshes.py):
 - within a node: aligned slices of a power of two; otherwise whole consecutive nodes (ReaL, arXiv 2406.14088);

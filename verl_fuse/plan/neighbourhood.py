@@ -1,4 +1,5 @@
-"""Choose three calls of a plan anew, exactly, while the others stay; again until no three of them can be improved.
+"""Chooses three calls of a plan anew, exactly, while the other calls stay; repeats this until no three calls can be
+improved.
 
 Invariant (tests/unit/plan/test_search.py): the plan never gets slower, and if time does not run out no choice of up to
 `FREED_CALLS` calls improves it.

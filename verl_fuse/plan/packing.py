@@ -1,4 +1,4 @@
-"""The least time in which three unordered calls can be done, each on a number of devices of its choice.
+"""Computes the least time in which three unordered calls can be done, each on a number of devices of its choice.
 
 Two calls that together need more devices than there are run one after the other. If any two of three can run at once
 but not all three, then still two of them run one after the other: intervals that overlap pairwise have a point in

@@ -1,4 +1,4 @@
-"""From a workload and a cost model to the best plan."""
+"""Finds the best plan of a workload under a cost model."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Find the fastest plan of a space and how far it can be from the best one.
+"""Finds the fastest plan of a space, and bounds its distance from the best plan.
 
 A beam over partial plans and a descent give a good plan at once. Its time rules out every option whose bound alone is
 not below it. Three calls at a time are then chosen anew, and a proof begins; if that takes long, Metropolis walks look

@@ -1,4 +1,4 @@
-"""The search space of a plan as flat tables: the options of each call, and their costs.
+"""Builds the search space of a plan as flat tables: the options of each call, and their costs.
 
 An option is a configuration of a call (layout, micro-batching, offload) on one mesh of the right size.
 

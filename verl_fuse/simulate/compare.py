@@ -1,4 +1,4 @@
-"""Strategies side by side: the same lengths for all, several seeds, and how sure the means are.
+"""Compares strategies side by side: the same lengths for all, several seeds, and intervals of the means.
 
 Invariants (tests/unit/simulate/test_compare.py):
 - all strategies see the same lengths in the same order;

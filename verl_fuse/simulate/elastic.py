@@ -1,5 +1,5 @@
-"""Elastic replica count: prompts of similar predicted length share a replica, early replicas hand on their rest and
-give their devices back.
+"""Simulates an elastic replica count: prompts of similar predicted length share a replica, early replicas hand on their
+rest and give their devices back.
 
 Reconstructed from RLHFless (arXiv 2602.22718). Invariants (tests/unit/simulate/test_elastic.py):
 - every request stands in exactly one queue, the samples of a prompt in the same one, and each prompt is prefilled once

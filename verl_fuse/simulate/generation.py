@@ -1,4 +1,4 @@
-"""Generation of one step under a set of features, and the inference that goes with it.
+"""Simulates the generation of one step under a set of features, and the inference that goes with it.
 
 Invariants (tests/unit/simulate/test_generation.py):
 - without features the samples run as verl deals them out, and nothing is inferred before generation ends;

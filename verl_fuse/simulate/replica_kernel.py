@@ -1,5 +1,5 @@
-"""Continuous batching on one replica, event by event: between two events every decode step has the same batch, so steps
-are integrated, not counted.
+"""Simulates continuous batching on one replica, event by event: between two events every decode step has the same
+batch, so steps are integrated, not counted.
 
 Invariants (tests/unit/simulate/test_kernel.py):
 - finish times equal the finish times of a token-by-token simulation of the same rules;

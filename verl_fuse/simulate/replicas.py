@@ -1,4 +1,4 @@
-"""Generation replicas of a call's plan: how many there are, and how fast."""
+"""Computes the number of generation replicas of a call's plan, and their speed."""
 
 import math
 from dataclasses import replace

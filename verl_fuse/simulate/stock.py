@@ -1,5 +1,5 @@
-"""The placement a well-tuned stock verl would get: every call on all devices, one after the other, each in the layout
-that is fastest for it.
+"""Finds the placement that a well-tuned stock verl would get: every call on all devices, one after the other, each in
+the layout that is fastest for it.
 
 Invariants (tests/unit/simulate/test_stock.py):
 - every call has all devices, and fits their memory;

@@ -1,5 +1,5 @@
-"""An update in the tail (`fuse.update.stream`): devices of released replicas train on complete groups while others
-generate.
+"""Simulates an update in the tail (`fuse.update.stream`): devices of released replicas train on complete groups while
+others generate.
 
 Invariants (tests/unit/simulate/test_streamed.py):
 - a group is trained on at most once before the end of generation, whole, after its last sample, on a released replica;

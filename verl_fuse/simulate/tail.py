@@ -1,5 +1,5 @@
-"""Inter-stage fusion of one rollout: the long tail moves to few replicas, the freed ones run inference on finished
-samples (RLHFuse, section 4).
+"""Simulates the inter-stage fusion of one rollout: the long tail moves to few replicas, the freed ones run inference on
+finished samples (RLHFuse, section 4).
 
 Invariants (tests/unit/simulate/test_tail.py):
 - every request finishes exactly once, with or without migration;

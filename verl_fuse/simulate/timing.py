@@ -1,4 +1,5 @@
-"""How long a generation replica takes for a decode step and for a prefill, as tables that the kernel integrates.
+"""Tabulates the seconds that a generation replica takes for a decode step and for a prefill; the kernel integrates the
+tables.
 
 Invariants (tests/unit/simulate/test_timing.py):
 - a table agrees with the cost it was built from at every grid point, and with its step-by-step sum to 1 % between them;

@@ -1,4 +1,4 @@
-"""A cluster of equal nodes of equal devices.
+"""Describes a cluster of equal nodes of equal devices.
 
 Invariants (tests/unit/spec/test_cluster.py):
 - there is at least one node and one device, and every speed and size is positive;

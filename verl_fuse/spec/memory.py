@@ -1,4 +1,4 @@
-"""The memory of training ranks, for code that decides which other memory fits beside them."""
+"""Describes the memory of training ranks, for code that decides which other memory fits beside them."""
 
 from dataclasses import dataclass
 

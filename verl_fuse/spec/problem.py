@@ -1,4 +1,4 @@
-"""A fused pipeline scheduling problem: several pipelines of micro-batches that share ranks.
+"""Describes a fused pipeline scheduling problem: several pipelines of micro-batches that share ranks.
 
 Invariants (tests/unit/spec/test_problem.py):
 - every number is finite; costs are positive, activations, limits and the transfer delay are not negative;

@@ -1,5 +1,5 @@
-"""External module of the bench `update` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the
-same worker groups.
+"""In this external module of the bench `update` (VERL_USE_EXTERNAL_MODULES) each step runs one arm, in one process with
+the same worker groups.
 
 - stock: verl's own pass and update, on workers that leave nothing out;
 - skip_zero_gradient, skip_old_log_prob: one switch, with verl's metrics;

@@ -1,4 +1,4 @@
-"""A Megatron rank's share of a trained model, as `verl_fuse.spec.memory` has it.
+"""Counts a Megatron rank's share of a trained model, as `verl_fuse.spec.memory` defines it.
 
 A trained model is Megatron's DDP over flat buffers; its optimizer owns float32 copies of a part of the parameters, and
 two moments of as many bytes come with the first step. verl offloads weights together with gradients, and the

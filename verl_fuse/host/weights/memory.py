@@ -1,5 +1,4 @@
-"""The memory of a training rank, as it tells it (`verl_fuse.spec.memory`): FSDP's here, Megatron's in
-megatron_memory.py.
+"""Counts the memory of a training rank (`verl_fuse.spec.memory`): FSDP's here, Megatron's in megatron_memory.py.
 
 Invariants (tests/integration/test_slice_models.py, tests/unit/host/test_rank_memory.py):
 - FSDP's parameters are counted whole, however they are sharded;
