@@ -37,8 +37,8 @@ NEARBY = 1.03
 
 
 class ProofSearch:
-    """From a plan that fits to the best one of a space: the plan, its exact seconds, the bound proven, and the nodes of
-    the proof."""
+    """A search from a plan that fits to the best plan of a space: the plan, its exact seconds, the bound proven, and
+    the nodes of the proof."""
 
     def __init__(self, space: PlanSpace, move: MoveSeconds, best: NDArray[np.int64], seconds: float):
         self.space, self.move, self.best, self.seconds = space, move, best, seconds
