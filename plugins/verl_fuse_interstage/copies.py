@@ -29,9 +29,9 @@ _TRAINED: tuple[Stage, ...] = ("old_log_prob", "values")
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy of one model, by device of a slice: bytes of each tensor there (`tensors`), and of all of it, what FSDP1
-    keeps beside them included (`in_host`). Building it takes `building` bytes of host memory more, and a step's weights
-    `stored` of Ray's object store."""
+    """The copy of one model, by device of a slice: bytes of each tensor there (`tensors`), and of all host memory,
+    including FSDP1's beside the tensors (`in_host`). Building it takes `building` bytes of host memory more, and a
+    step's weights `stored` of Ray's object store."""
 
     tensors: Sequence[Sequence[int]]
     in_host: Sequence[int]

@@ -1,8 +1,8 @@
 """Lists efficiencies of devices and floors of engines, each with its source. README.md names the fitted numbers, the
 runs that they were fitted to, and the errors.
 
-`calibrated on …`: chosen so that the analytic model meets those published measurements. `assumed`: a guess that
-nothing published here tests.
+`calibrated on …`: chosen so that the analytic model meets these published measurements. `assumed`: a guess that nothing
+published here tests.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Reads and writes the measurements of `verl-fuse profile`.
 
 Invariants (tests/unit/cost/test_table.py):
-- `ProfileTable.from_json(table.to_json())` says the same;
+- `ProfileTable.from_json(table.to_json())` gives an equal table;
 - every measured time is positive, and a measurement has one time for every pair of its batches and lengths;
-- a file of another version, or with an unknown key or value, is refused, naming it and what is allowed.
+- a file of another version, or with an unknown key or value, is refused, naming it and the allowed values.
 """
 
 import dataclasses
@@ -103,7 +103,7 @@ class ProfileTable:
 
     @classmethod
     def from_json(cls, text: str) -> "ProfileTable":
-        """Parse `to_json` output; a FuseError says what is wrong with anything else."""
+        """Parse `to_json` output; a FuseError names the fault of any other text."""
         try:
             data: Any = json.loads(text)
         except json.JSONDecodeError as error:

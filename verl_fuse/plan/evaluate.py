@@ -13,7 +13,7 @@ Invariants (tests/unit/plan/test_evaluate.py):
 - a call starts after its predecessors, its move and, without predecessors, the whole step before, a deferred call left
   out;
 - a call starts after the deferred call of the step before whose weights it uses;
-- two nodes on disjoint meshes do not wait for each other unless the graph says so.
+- two nodes on disjoint meshes do not wait for each other unless the graph has an edge between them.
 """
 
 import numpy as np

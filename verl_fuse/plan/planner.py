@@ -19,7 +19,7 @@ from verl_fuse.spec.workload import Call, Workload
 
 
 def best_plan(space: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchResult:
-    """Search a space; a FuseError says how much memory would do if no plan fits."""
+    """Search a space; if no plan fits, a FuseError says how much memory would suffice."""
     found = search(space, move, time_limit)
     if not found.feasible:
         t = space.tables

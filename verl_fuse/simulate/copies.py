@@ -3,7 +3,7 @@
 
 Invariants (tests/unit/simulate/test_copies.py):
 - weights, gradient and two moments are 16 bytes per parameter, sums of gradients that wait 4, over a replica's devices;
-- a model that does not fit, or an algorithm that cannot stream, is said with the number that decides.
+- a model that does not fit, or an algorithm that cannot stream, is reported with the number that decides.
 """
 
 from collections.abc import Iterator

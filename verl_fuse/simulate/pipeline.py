@@ -30,7 +30,7 @@ SOLVED_PAIRS = 3
 @dataclass(frozen=True)
 class FusedTraining:
     """`plan` with the train layouts to use; `ratio`: fused over serial seconds of the passes, optimizer steps left out.
-    `seconds` and `serial_seconds`: all of training for a batch of mean lengths. `reason` says why nothing is fused."""
+    `seconds` and `serial_seconds`: all of training for a batch of mean lengths. `reason` tells why nothing is fused."""
 
     plan: Plan
     ratio: float

@@ -4,7 +4,7 @@ Invariants (tests/unit/simulate/test_step.py):
 - generation of a step waits for the train calls of the step before, no call for less than its inputs;
 - `pipeline` and `interstage` change nothing where they are predicted to gain nothing, up to the pace at which the
   driver looks;
-- a step's seconds are at least those of any of its tasks, and idle shares are between 0 and 1.
+- a step's seconds are at least the seconds of any of its tasks, and idle shares are between 0 and 1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +80,7 @@ def simulate_step(
     rng: np.random.Generator,
     options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
 ) -> StepResult:
-    """Simulate one step of `workload` placed as `plan` says; `realloc` adds nothing to a plan that already has several
+    """Simulate one step of `workload` placed by `plan`; `realloc` adds nothing to a plan that already has several
     layouts."""
     features = features_of(strategy)
     if "old_log_prob" in features and workload.epochs == workload.minibatches == 1:

@@ -4,7 +4,7 @@ the layout that is fastest for it.
 Invariants (tests/unit/simulate/test_stock.py):
 - every call has all devices, and fits their memory;
 - no layout of a train call that fits is faster than the one chosen;
-- where a model fits nowhere, the error says how much memory would do.
+- where a model fits nowhere, the error says how much memory would suffice.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/spec/test_cluster.py):
 - there is at least one node and one device, and every speed and size is positive;
-- a YAML file with an unknown key, device or value is refused, naming it and what is allowed.
+- a YAML file with an unknown key, device or value is refused, naming it and the allowed values.
 """
 
 import dataclasses

@@ -6,7 +6,7 @@ Lengths belong to the data, costs to replicas of so many devices.
 Invariants (tests/unit/spec/test_kept.py):
 - saved knowledge is loaded, its costs only by a run whose replicas have as many devices;
 - a checkpoint without the file costs a warning, and the learning begins anew;
-- a damaged file is an error that names the file and says how to go on;
+- a damaged file is an error that names the file and a way to go on;
 - where the disk refuses, the checkpoint stays good without it.
 """
 

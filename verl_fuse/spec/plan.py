@@ -4,7 +4,7 @@ whole step.
 Invariants (tests/unit/spec/test_plan.py):
 - `Plan.from_json(plan.to_json()) == plan`;
 - a call appears once, and its layout uses exactly the devices of its mesh;
-- a file of another version, or with an unknown key or value, is refused, naming it and what is allowed.
+- a file of another version, or with an unknown key or value, is refused, naming it and the allowed values.
 """
 
 import json
@@ -170,7 +170,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Parse `to_json` output; a FuseError says what is wrong with anything else."""
+        """Parse `to_json` output; a FuseError names the fault of any other text."""
         try:
             data: Any = json.loads(text)
         except json.JSONDecodeError as error:

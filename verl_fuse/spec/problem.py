@@ -175,7 +175,7 @@ class ScheduleProblem:
 
     @classmethod
     def from_json(cls, text: str) -> "ScheduleProblem":
-        """Parse the JSON form; a FuseError says what is wrong with anything else."""
+        """Parse the JSON form; a FuseError names the fault of any other text."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:

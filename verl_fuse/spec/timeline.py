@@ -115,7 +115,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, text: str) -> "Timeline":
-        """Parse `to_json` output; a FuseError says what is wrong with anything else."""
+        """Parse `to_json` output; a FuseError names the fault of any other text."""
         try:
             data: dict[str, Any] = json.loads(text)
             if data["format"] != FORMAT_VERSION:
