@@ -1,3 +1,3 @@
-"""verl-fuse: shorter, cheaper, strictly on-policy RL steps on stock verl."""
+"""verl-fuse makes RL steps on stock verl shorter and cheaper, and keeps them strictly on-policy."""
 
 __version__ = "0.1.0"

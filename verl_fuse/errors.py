@@ -2,8 +2,8 @@
 
 
 class FuseError(Exception):
-    """Bad input, an unsupported combination, or a wait that ended: the message names the key or file, the
-    value and what is allowed.
+    """Bad input, an unsupported combination, or a wait that ended: the message names the key or file, the value and the
+    allowed values.
 
     A FuseError may carry several problems, one an argument; its text then lists all problems.
     """

@@ -1,4 +1,4 @@
-"""The contract between verl-fuse and its plugins. Built-in features use these hooks and no other hook."""
+"""Defines the contract between verl-fuse and its plugins. Built-in features use these hooks and no other hook."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

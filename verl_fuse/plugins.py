@@ -1,4 +1,4 @@
-"""Finds plugins, refuses those that do not fit, and hands back a manager that calls them.
+"""Finds plugins, refuses plugins that do not fit, and hands back a manager that calls them.
 
 Invariants (tests/unit/test_plugins.py):
 - importing this module loads no plugin; `load` is the only function that loads a plugin;

@@ -8,7 +8,7 @@ import sys
 import time
 
 REPEAT = 5
-# The trainer does the same: plugins are loaded by then, and contracts are those of the cpu platform, which has most.
+# The trainer does the same: plugins are loaded by then, and contracts are the cpu platform's, which has the most.
 START = (
     "import os, time; os.environ['VERL_PLATFORM'] = 'cpu'; from verl_fuse import plugins; manager = plugins.load();"
     "t = time.perf_counter(); from verl_fuse.host.start.compat.start import require_contracts;"

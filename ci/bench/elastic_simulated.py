@@ -1,12 +1,12 @@
 """Simulate 200 steps of elastic generation against static verl and RLHFuse's global migration: lengths drift, prompts
-come back, and the policies are those of `fuse.elastic` itself.
+come back, and the policies are `fuse.elastic`'s own.
 
 The cluster has 20 nodes of 8 H100 with Llama 2 70B, or RLHFless's 16 L40S with Qwen2.5-3B; layouts, and everything but
-generation, are the stock plan's. Usual lengths of prompts are drawn once; in step t the lengths of responses are those
-of the distribution times 1 + drift * sin(2 pi t / steps). Only generation differs between the arms; with `+ inference`
-devices that generate no more also run inference (`fuse.interstage.layout=slices`). Cost is devices times seconds over
-the whole step, less the device-seconds given back; training takes the same in every step. No arm can be faster than the
-floor: the longest response alone on a replica from the start, and all inference hidden.
+generation, are the stock plan's. Usual lengths of prompts are drawn once; in step t the lengths of responses are the
+distribution's lengths times 1 + drift * sin(2 pi t / steps). Only generation differs between the arms; with inference
+(`+ inference`) devices that generate no more also run inference (`fuse.interstage.layout=slices`). Cost is devices
+times seconds over the whole step, less the device-seconds given back; training takes the same in every step. No arm can
+be faster than the floor: the longest response alone on a replica from the start, and all inference hidden.
 
 The policy is also judged by itself, on generation alone (support/regret.py): beside the policy run counts of replicas
 that never change, with the same predictions, assignment and release. Its regret is against the best of these counts in
@@ -131,7 +131,7 @@ def make_setup(name: str, response: str | None) -> Setup:
 
 
 class DataSet:
-    """Prompts with a usual length each, visited epoch after epoch in random order."""
+    """A data set of prompts with a usual length each, visited epoch after epoch in random order."""
 
     def __init__(self, workload: Workload, seed: int):
         self._workload, self._rng = workload, np.random.default_rng(seed)
@@ -275,7 +275,7 @@ def run(setup: Setup, steps: int, drift: float, seed: int) -> tuple[dict[str, An
         {name: policy.generated for name, policy in fixed.items()},
         f"fixed {setup.replicas}",
     )
-    # The cost of one replica while the others do nothing says nothing of any arm.
+    # The cost of one replica while the others do nothing tells nothing about any arm.
     return {**rows, "floor": {key: rows["floor"][key] for key in ("speed", "best_speed")}}, judge
 
 

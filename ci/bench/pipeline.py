@@ -4,7 +4,7 @@ stage times (sleeps).
 A case "4,2x2,8" is an actor of 4 stages and two copies of a critic of 2 stages, 8 micro-batches of each model per
 mini-batch. A stage of the actor takes 50 ms forward and 100 ms backward; a stage of a 2-stage critic holds twice the
 layers and takes twice as long. Serial is stock training: all mini-batches of the critic, then all of the actor. Seconds
-are medians of `REPEATS` runs in turns; `bitwise` says that losses and weights after two mini-batches, with an SGD step
+are medians of `REPEATS` runs in turns; `bitwise` tells that losses and weights after two mini-batches, with an SGD step
 after each, are equal in every run.
 """
 
@@ -60,7 +60,7 @@ def problem(stages: int, copies: int, microbatches: int) -> ScheduleProblem:
 
 
 class Slow(torch.autograd.Function):
-    """The identity, slowed down to the time of a stage."""
+    """A stage that computes the identity, slowed down to the time of a stage."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Whole PPO steps whose critic, as large as the actor, learns on a device of its own while the next step generates.
+"""Measure whole PPO steps whose critic, as large as the actor, learns on a device of its own while the next step
+generates.
 
 Real verl with two FSDP2 ranks and two vLLM replicas; replica, rank and critic of the same number are
 pinned to one core. Arms:
@@ -51,7 +52,7 @@ LONG_SAMPLES, LONG, SHORT = 2, 400, 48
 HIDDEN, LAYERS = 384, 6
 # Steps at the ends of a run that are not measured.
 FIRST, LAST = 1, 1
-# verl's timers of what a deferred update runs beside: until the next values.
+# These are verl's timers of the stages that a deferred update runs beside: until the next values.
 BESIDE = ("gen",)
 
 
@@ -68,7 +69,7 @@ def make_plan(steps: int, seed: int) -> dict[str, Any]:
 
 
 def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
-    """The settings of the bench `interstage`, with the actor trained and without its features."""
+    """Return the settings of the bench `interstage`, with the actor trained and without its features."""
     left_out = ("fuse.", "trainer.critic_warmup=", "trainer.default_local_dir=")
     common = [entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith(left_out)]
     return [
@@ -80,7 +81,7 @@ def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
 
 
 def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]:
-    """Seconds of every measured step of one run; a run that `folder` holds already is not repeated."""
+    """Return the measurements of every measured step of one run; a run that `folder` holds already is not repeated."""
     home, every = folder / f"{number}-{arm}", FIRST + steps + LAST
     measurements = home / "steps.jsonl"
     if not (home / "ended").exists():
@@ -99,7 +100,8 @@ def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]
 
 
 def predicted(steps: Sequence[dict[str, Any]]) -> list[float]:
-    """Seconds of the control's steps, were each one's update of the critic hidden behind what it may run beside."""
+    """Return the seconds of the control's steps if each update of the critic were hidden behind the stages that it may
+    run beside."""
     return [
         step["seconds"] - min(step["parts"]["update_critic"], sum(step["parts"][name] for name in BESIDE))
         for step in steps
@@ -107,7 +109,7 @@ def predicted(steps: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The benchmark's JSON line."""
+    """Return the benchmark's JSON line."""
 
     def seconds(arm: str) -> list[float]:
         return [step["seconds"] for step in found[arm]]
@@ -153,7 +155,7 @@ def main() -> None:
             interstage.make_task(folder, HIDDEN, LAYERS, PROMPTS)
         found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
         for number in range(given.rounds):
-            # To and fro, so that what drifts does not always meet the same arm.
+            # Arms alternate to and fro, so that a drift does not always meet the same arm.
             for arm in list(ARMS) if number % 2 == 0 else reversed(ARMS):
                 found[arm] += run(folder, arm, number, given.steps)
                 print(f"round {number}: {arm}", file=sys.stderr, flush=True)

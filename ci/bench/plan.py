@@ -1,6 +1,6 @@
-"""Seconds, gap and memory of the plan search, 8 to 1024 devices and 7B to 405B, the costing of options included in the
-time it has: 10 s to 128 devices, 30 s to 512, 60 s beyond. Some rows in a minute and a half, `--all` in four, `--only
-NAME` for one.
+"""Measure seconds, gap and memory of the plan search, 8 to 1024 devices and 7B to 405B, the costing of options included
+in the time it has: 10 s to 128 devices, 30 s to 512, 60 s beyond. Some rows in a minute and a half, `--all` in four,
+`--only NAME` for one.
 
 Each row is a process of its own, so that the memory is its own; kernels are compiled before the clock starts.
 """
@@ -36,7 +36,7 @@ SOME = ("7B-8", "34B-64", "70B-128", "405B-1024")
 
 
 def workload(model: str, prompts: int) -> Workload:
-    """PPO whose four models are of one size."""
+    """Return PPO with four models of one size."""
     actor = model_named(model)
     value = actor.as_value_model()
     lengths = LengthDistribution.parse("fixed:512"), LengthDistribution.parse("lognormal:median=400,sigma=1.0,max=1024")
@@ -44,10 +44,10 @@ def workload(model: str, prompts: int) -> Workload:
 
 
 def row(name: str) -> dict:
-    """One search: seconds in all, of which to cost the options; gap; largest memory of the process in MiB."""
+    """Return one search: seconds in all, of which to cost the options; gap; largest memory of the process in MiB."""
     model, nodes, prompts = ROWS[name]
     compile_kernels()
-    # Compiles what costs options.
+    # This search compiles the code that costs options.
     search(*ROWS["7B-8"], 0.5)
     begun, used = time.perf_counter(), time.process_time()
     devices = 8 * nodes
@@ -66,7 +66,7 @@ def row(name: str) -> dict:
 
 
 def search(model: str, nodes: int, prompts: int, limit: float):
-    """The search, and the seconds it took to cost the options; the limit holds for both."""
+    """Search, and return the result with the seconds that costing the options took; the limit holds for both."""
     step, cost = workload(model, prompts), AnalyticCost(cluster_named("h100", nodes))
     begun = time.perf_counter()
     space = full_space(step, cost)

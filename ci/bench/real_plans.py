@@ -1,5 +1,5 @@
-"""Our search against Metropolis on ReaL's settings (tests/golden/real_settings.py), under the same cost model and over
-the same options.
+"""Compare our search with Metropolis on ReaL's settings (tests/golden/real_settings.py), under the same cost model and
+over the same options.
 
 Metropolis walks for `--seconds`, from the fastest option of each call; our search has a tenth of that, the costing of
 options included.
@@ -32,7 +32,7 @@ FEW = ("both 32 gen128", "critic 32 gen896", "both 64 gen384")
 
 
 def row(setting: Setting, seconds: float, seed: int) -> dict:
-    """Both searches on one setting, and the Megatron heuristic; wall and processor seconds."""
+    """Run both searches on one setting, and the Megatron heuristic; return wall and processor seconds."""
     begun, used = time.monotonic(), time.process_time()
     workload, cost = setting.workload, AnalyticCost(setting.cluster, EAGER)
     space, move = full_space(workload, cost), move_seconds(workload, cost)

@@ -45,7 +45,7 @@ WEIGHTS = parameters_of(dataclasses.replace(model_named("qwen2-0.5b"), layers=6)
 DTYPE = torch.bfloat16
 BUCKET_BYTES = 64 << 20
 REPEATS = 3
-# By number of ranks: source and target layouts.
+# Source and target layouts are listed by number of ranks.
 CASES: dict[int, tuple[tuple[str, str], ...]] = {
     4: (
         ("fsdp 4", "vllm tp2 dp2"),

@@ -8,7 +8,7 @@ case runs longer, and is told to stop: the growth of memory and open files of ea
 These are wrong: a step whose account is not whole; a prompt trained in two steps of an epoch; an ending that is not the
 fault's; a leg that hangs; a process, or shared memory, that outlives its leg; rows that a step leaves in TransferQueue;
 a file of the run that cannot be read. The disk is a tmpfs, which needs root; without root that fault is left out, and
-the JSON line says so.
+the JSON line reports that.
 
     python -m ci.bench.soak [--minutes 20] [--seed 0] [--case grpo] [--faults engine rank] [--keep DIRECTORY]
 """

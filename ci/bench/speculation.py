@@ -1,4 +1,4 @@
-"""Forward passes and seconds of the rollout of real GRPO runs, without drafts and with drafts from history.
+"""Measure forward passes and seconds of the rollout of real GRPO runs, without drafts and with drafts from history.
 
 Runs of the recipe grpo-cpu with real vLLM on two replicas, in turn: without drafts (the trainer and poll interval are
 the same) and with. A step generates 8 samples of each of 16 prompts, the same in every step, so a step is an epoch; the
@@ -58,7 +58,7 @@ def overrides(folder: Path, task: Path, epochs: int, drafts: bool) -> list[str]:
 
 
 def run(folder: Path, task: Path, epochs: int, drafts: bool) -> list[dict[str, Any]]:
-    """The cost of every epoch of one run."""
+    """Return the cost of every epoch of one run."""
     folder.mkdir()
     settings = overrides(folder, task, epochs, drafts)
     launch(folder, "speculation_arms", settings, folder / "run.log", recipe="grpo-cpu", SPECULATION_BENCH=str(folder))
@@ -66,7 +66,8 @@ def run(folder: Path, task: Path, epochs: int, drafts: bool) -> list[dict[str, A
 
 
 def measured(folder: Path, step: int) -> dict[str, Any]:
-    """One epoch: passes of both replicas, those of their tails, seconds of generation, and what verl logged."""
+    """Return the measurements of one epoch: passes of both replicas, passes of their tails, seconds of generation, and
+    verl's logged figures."""
     sys.path.insert(0, str(ARMS_FOLDER))
     from speculation_arms import PASS
 

@@ -65,8 +65,8 @@ QUICK_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe with the overrides of all arms, and the features that pay there, in the order of the ladder, with the
-    overrides that switch them on."""
+    """A case is a recipe with the overrides of all arms, and the features that pay there, in the order of the ladder,
+    with the overrides that switch them on."""
 
     recipe: str
     overrides: tuple[str, ...]

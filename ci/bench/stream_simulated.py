@@ -1,9 +1,10 @@
-"""From which tail and number of devices a streamed update pays, by simulation: GRPO on H100, one update a step.
+"""Finds by simulation the tail and the number of devices from which a streamed update pays: GRPO on H100, one update a
+step.
 
 Each row is a model on so many devices, lengths with a spread `sigma`, and a correlation of lengths within a group.
-Stock has its fastest layouts. The stream has replicas of the size that is fastest for it of those where a copy of the
-actor fits. `copies` is the update in that layout after generation. Ratios are stock's update without the old log-prob
-pass over the arm's, sums of seconds over seeds, with a bootstrap over them (95 %).
+Stock has its fastest layouts. The stream has replicas of its fastest size among the sizes where a copy of the actor
+fits. `copies` is the update in that layout after generation. Ratios are stock's update without the old log-prob pass
+over the arm's, sums of seconds over seeds, with a bootstrap over them (95 %).
 
     python -m ci.bench.stream_simulated [--seeds 4]
 """
@@ -37,7 +38,7 @@ SIGMAS, CORRELATIONS = (0.4, 0.8, 1.2), (0.0, 0.8)
 
 
 def workload_of(model: str, prompts: int, sigma: float) -> Workload:
-    """Eight samples a prompt, of a median of 1500 tokens and 16384 at most."""
+    """Return a workload of eight samples a prompt, of a median of 1500 tokens and 16384 at most."""
     return Workload.from_dict(
         {
             "algorithm": "grpo",
@@ -51,7 +52,7 @@ def workload_of(model: str, prompts: int, sigma: float) -> Workload:
 
 
 def placed(plan: Plan, size: int) -> Plan:
-    """With rollout replicas of so many devices."""
+    """Return the plan with rollout replicas of so many devices."""
     devices = plan.devices
     generate = CallPlan("actor_generate", Mesh(0, devices), Layout(tp=size, dp=devices // size))
     return replace(plan, calls=(generate, *plan.calls[1:]))
@@ -60,20 +61,20 @@ def placed(plan: Plan, size: int) -> Plan:
 def fitting(
     workload: Workload, plan: Plan, cost: AnalyticCost, options: SimulationOptions
 ) -> Iterator[tuple[int, Plan]]:
-    """Sizes of a replica that hold a copy of the actor, with their plans."""
+    """Yield sizes of a replica that hold a copy of the actor, with their plans."""
     for size in (1, 2, 4, 8):
         found = placed(plan, size)
         try:
             replica_timing(workload, found.call("actor_generate"), cost, options)
         except FuseError:
-            # Its weights alone do not fit there.
+            # The model's weights alone do not fit there.
             continue
         if why_not(workload, found, cost, options) is None:
             yield size, found
 
 
 def row(model: str, nodes: int, prompts: int, sigma: float, correlation: float, seeds: int) -> dict[str, Any]:
-    """Ratios of one setting, for the size of a replica with which the stream is fastest."""
+    """Return the ratios of one setting, for the size of a replica with which the stream is fastest."""
     workload, options = workload_of(model, prompts, sigma), SimulationOptions(predictability=correlation)
     cost = AnalyticCost(cluster_named("h100", nodes=nodes))
     plan = stock_plan(workload, cost, options)

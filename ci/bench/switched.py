@@ -26,7 +26,7 @@ from ci.upstream.ab.record import PARAMETERS, Quantity, Step, quantities
 from verl_fuse.cli.report import read_metrics
 
 STEPS = 6
-# By step and model: copies (1) from this step on, or shards over all ranks (-1).
+# The schedule gives by step and model: copies (1) from this step on, or shards over all ranks (-1).
 SCHEDULE = {3: {"actor": 1, "critic": 1}, 5: {"actor": -1}}
 SWITCHED = ("fuse.realloc.schedule={3:{actor:{fsdp_size:1},critic:{fsdp_size:1}},5:{actor:{fsdp_size:-1}}}",)
 FIRST = min(SCHEDULE)

@@ -1,11 +1,11 @@
-"""Whole GRPO steps with the actor trained: stock verl, each switch of `fuse.update` alone, and both with metrics of
-what is computed.
+"""Measure whole GRPO steps with the actor trained: stock verl, each switch of `fuse.update` alone, and both with
+metrics of the computed samples.
 
 One run of real verl with two FSDP2 ranks and two vLLM replicas; replica and rank of the same number are pinned to one
-core. In two groups of five all rewards are equal, in the others they are not, and lengths are those of a model that has
-learned: both are forced. The steps of a group generate the same lengths, one arm each, in random order; the first group
-warms up, and a step of it is updated twice, by verl and by `all`, from the same weights. All arms look at the rollout
-as often. A ratio is of sums over all groups, its interval a bootstrap over groups (95 %).
+core. In two groups of five all rewards are equal, in the others they are not, and lengths are like a trained model's:
+both are forced. The steps of a group generate the same lengths, one arm each, in random order; the first group warms
+up, and a step of it is updated twice, by verl and by `all`, from the same weights. All arms look at the rollout as
+often. A ratio is of sums over all groups, its interval a bootstrap over groups (95 %).
 
     python -m ci.bench.update [--groups 8] [--keep DIRECTORY]
 """
@@ -47,7 +47,7 @@ def make_plan(groups: int, measurements: Path) -> dict[str, Any]:
 
 
 def overrides(folder: Path, steps: int) -> list[str]:
-    """The settings of the bench `interstage`, for GRPO with the actor trained."""
+    """Return the settings of the bench `interstage`, for GRPO with the actor trained."""
     replaced = ("fuse.interstage.", "trainer.critic_warmup=", "data.max_response_length=", "critic.")
     common = [entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith(replaced)]
     return [
@@ -65,7 +65,7 @@ def overrides(folder: Path, steps: int) -> list[str]:
 
 
 def run(folder: Path, groups: int) -> list[dict[str, Any]]:
-    """Measurements of every step."""
+    """Return the measurements of every step."""
     interstage.make_task(folder, HIDDEN, LAYERS, PROMPTS)
     plan = make_plan(groups + 1, folder / "measurements.jsonl")
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -74,7 +74,7 @@ def run(folder: Path, groups: int) -> list[dict[str, Any]]:
 
 
 def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The benchmark's JSON line."""
+    """Return the benchmark's JSON line."""
     measured = records[len(ARMS) :]
 
     def total(arm: str, part: str) -> float:
@@ -95,8 +95,8 @@ def report(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         },
         "max_difference": max(record["difference"] for record in records if "difference" in record),
         "tokens_kept": round(kept, 3),
-        # Of the update's seconds in stock verl, with the share of tokens that are computed: 1.0 is in proportion to
-        # them.
+        # The share of the update's seconds in stock verl is divided by the share of computed tokens: 1.0 is in
+        # proportion.
         "update_over_share": {
             arm: round(total(arm, "update") / total("stock", "update") / kept, 3)
             for arm in ("skip_zero_gradient", "all")

@@ -1,4 +1,4 @@
-"""Whole GRPO steps whose update begins on complete groups while the long tail generates (`fuse.update.stream`).
+"""Measure whole GRPO steps whose update begins on complete groups while the long tail generates (`fuse.update.stream`).
 
 Real verl with two FSDP2 ranks and two vLLM replicas; replica and rank of the same number are pinned to one core. Arms,
 each a run of its own, to and fro:
@@ -11,9 +11,9 @@ each a run of its own, to and fro:
 Step n of each generates the same lengths, which are forced: one long response, and many whose lengths are lognormal.
 Rounds take turns with lengths of a group that are independent and lengths that are alike (`CORRELATIONS`). The first
 steps, which load and compile, are left out. Ratios are of sums of seconds over the steps of all rounds, their intervals
-bootstraps over steps of the same number in the same round (95 %): `ratio` is the faster of stock's two layouts over
-the stream, `over_lean` what the stream adds to the pass that is left out. `bounds` are seconds of a step that keep it
-from more: the generation that grew, the update that was left, groups that were complete and not streamed.
+bootstraps over steps of the same number in the same round (95 %): `ratio` is the faster of stock's two layouts over the
+stream, `over_lean` is the gain of the stream beside the pass that is left out. `bounds` are seconds of a step that keep
+it from more: the generation that grew, the update that was left, groups that were complete and not streamed.
 `generation_over_copies` is the generation of the stream over that of its layout without a stream.
 
     python -m ci.bench.update_stream [--rounds 2] [--steps 8] [--keep DIRECTORY]
@@ -56,9 +56,9 @@ PROMPTS, SAMPLES_PER_PROMPT = 16, 8
 SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
 # Response tokens: of one sample, and the lognormal distribution of all others, which is cut.
 LONG, MEDIAN, SIGMA, SHORT = 700, 32, 0.5, 96
-# Of the logarithms of lengths within a group, by round.
+# Correlations are of the logarithms of lengths within a group, by round.
 CORRELATIONS = (0.0, 0.8)
-# Steps at the start of a run that are not measured: a rank's first streamed call builds what FSDP2 needs.
+# Steps at the start of a run that are not measured: a rank's first streamed call builds structures that FSDP2 needs.
 FIRST = 2
 
 
@@ -184,7 +184,7 @@ def main() -> None:
             interstage.make_task(folder, update.HIDDEN, update.LAYERS, PROMPTS)
         found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
         for number in range(given.rounds):
-            # To and fro, so that what drifts does not always meet the same arm.
+            # Arms alternate to and fro, so that a drift does not always meet the same arm.
             for arm in list(ARMS) if number % 2 == 0 else reversed(ARMS):
                 found[arm] += run(folder, arm, number, given.steps)
                 print(f"round {number}: {arm}", file=sys.stderr, flush=True)

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(part: str, out: Path, kind: str, *, tiny: bool) -> Report:
-    """Run one part and write its report; a FuseError says why the part cannot run here."""
+    """Run one part and write its report; a FuseError gives the reason why the part cannot run here."""
     device = require_device(kind)
     check_writable(out)
     module = importlib.import_module(f"ci.gpu.parts.{part}")

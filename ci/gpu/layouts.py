@@ -1,5 +1,5 @@
-"""Layouts between which weights move, by number of ranks: training to training, and training to vLLM like a weight
-sync."""
+"""List the layouts between which weights move, by number of ranks: training to training, and training to vLLM like a
+weight sync."""
 
 LAYOUTS: dict[int, tuple[tuple[str, str], ...]] = {
     1: (("fsdp 1", "vllm tp1"),),

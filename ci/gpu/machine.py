@@ -1,7 +1,7 @@
 """Find the device that a part of the kit runs on, and write the report of the part.
 
 Invariants (tests/unit/gpu/test_kit.py):
-- a report names date, device and versions, and `Report.read` reads what `write` wrote;
+- a report names date, device and versions, and `Report.read` reads the files of `write`;
 - a part that cannot run here names the missing package or device, and leaves no report.
 """
 

@@ -58,8 +58,8 @@ def fused_problem(ranks: int) -> ScheduleProblem:
 
 
 def fused(rank: Rank, width: int) -> dict[str, Any]:
-    """Return the program's seconds, and whether its gradients equal those of the same stages run one after the other on
-    this rank's own device."""
+    """Return the program's seconds, and whether its gradients equal the gradients of the same stages run one after the
+    other on this rank's own device."""
     problem = fused_problem(rank.size)
     schedule = solve(problem, "greedy", Budget(30.0))
     links = open_links([pipeline.ranks for pipeline in problem.pipelines], rank.device)

@@ -1,2 +1,2 @@
-"""Runtime patches of upstream defects, one module each (see patches/README.md). An import of this package patches
+"""Holds runtime patches of upstream defects, one module each (see patches/README.md). An import of this package patches
 nothing."""

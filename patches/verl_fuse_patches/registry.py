@@ -63,7 +63,7 @@ class Patch:
     of which the first one found counts. `apply` gets the imported module: the target's, or `after` where the patch must
     act before the target is imported.
 
-    `needed` says whether the defect can occur in this environment. `watched` is code elsewhere in which upstream's fix
+    `needed` tells whether the defect can occur in this environment. `watched` is code elsewhere in which upstream's fix
     would show, as (target, fingerprint).
     """
 
@@ -95,7 +95,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class PatchStatus:
-    """The state of a patch in this process; `detail` says why the patch is refused or not needed."""
+    """The state of a patch in this process; `detail` tells why the patch is refused or not needed."""
 
     name: str
     target: str

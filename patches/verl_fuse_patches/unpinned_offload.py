@@ -1,4 +1,4 @@
-"""FSDP2's CPU offload works without pinned memory, which only an accelerator provides.
+"""Lets FSDP2's CPU offload work without pinned memory, which only an accelerator provides.
 
 verl gives every forward-only engine (the reference) `CPUOffloadPolicy(pin_memory=True)`. Pinning raises where
 there is no accelerator; the policy itself works on a CPU, where its copies are no-ops. The engine's module gets

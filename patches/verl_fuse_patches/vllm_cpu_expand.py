@@ -1,4 +1,4 @@
-"""vLLM on a CPU samples drafted positions with the request's own temperature, top-k and top-p.
+"""Lets vLLM on a CPU sample drafted positions with the request's own temperature, top-k and top-p.
 
 With speculation these parameters are expanded from one per request to one per drafted token. The CPU's kernel writes to
 an int64 copy of its output: a temperature of 0.7 would become 0, and the copy is dropped besides, so the output keeps

@@ -1,7 +1,7 @@
-"""vLLM 0.24 speculates on a CPU: its kernel that samples a token in place of a rejected draft accepts the sampler's
+"""Lets vLLM 0.24 speculate on a CPU: its kernel that samples a token in place of a rejected draft accepts the sampler's
 argument.
 
-The sampler says whether its random numbers are float64. The CPU's kernel of 0.24 does not know that argument, so every
+The sampler tells whether its random numbers are float64. The CPU's kernel of 0.24 does not know that argument, so every
 engine that speculates fails when it starts. The patch rounds the numbers to the float32 that the kernel reads, like
 vLLM 0.28.
 """

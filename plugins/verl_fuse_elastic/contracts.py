@@ -1,5 +1,5 @@
-"""Contracts: the configuration of verl under which prompts may not be routed by assignment (refusals.py), and the
-engine's account of its prefix cache."""
+"""Declares contracts: the configuration of verl under which prompts may not be routed by assignment (refusals.py), and
+the engine's account of its prefix cache."""
 
 from verl_fuse.host.upstream.targets import ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, ConfigKey, Contract

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 class Release:
-    """Decide poll by poll of one step, where the block says so; `without_room`: the rest of a replica had nowhere to
-    go."""
+    """Decide poll by poll of one step, where the block asks for it; `without_room`: the rest of a replica had nowhere
+    to go."""
 
     def __init__(self, block: ElasticConfig) -> None:
         self._on, self._cut_fraction = block.release, block.cut_fraction

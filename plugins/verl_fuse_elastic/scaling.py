@@ -23,7 +23,7 @@ CANDIDATES = 8
 class Terms:
     """The user's terms: `cost_weight` 0 (time only) to 1 (cost only), the least and most replicas, the device-seconds
     that a replica which was not running holds before it generates, and the relative gain for which a change is worth
-    it. Above `resident` replicas those that were not running are created, which takes `launch_seconds` more."""
+    it. Above `resident` replicas the missing replicas are created, which takes `launch_seconds` more."""
 
     cost_weight: float
     least: int

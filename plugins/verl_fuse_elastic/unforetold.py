@@ -1,13 +1,13 @@
 """Learn the seconds of a step beside decoding from the errors of forecasts. Pure.
 
 Prefill above all grows with the samples that a replica gets, so a forecast of decoding alone flatters few replicas more
-than many. The error is taken from replica-seconds, of all replicas together: the time of the slowest says more of its
-longest response than of its samples.
+than many. The error is taken from replica-seconds, of all replicas together: the time of the slowest depends more on
+its longest response than on its samples.
 
 Invariants (tests/unit/elastic/test_unforetold.py):
 - where every sample costs its replica the same seconds beside decoding, forecasts are right from the second step on,
   for any number of replicas;
-- the seconds are never below 0: a forecast that was too long says nothing of the work beside decoding;
+- the seconds are never below 0: a forecast that was too long tells nothing about the work beside decoding;
 - one strange step changes the seconds by less than half of the error of its forecast.
 """
 
@@ -24,7 +24,7 @@ class Unforetold:
     each: float | None = None
 
     def learn(self, foretold: float, held: float, samples: int) -> None:
-        """Take in a step of `samples` samples that took `held` replica-seconds, where its forecast said `foretold`."""
+        """Take in a step of `samples` samples that took `held` replica-seconds, where its forecast was `foretold`."""
         known = self.each or 0.0
         weight = 1.0 if self.each is None else NEWEST_REST
         self.each = max(0.0, known + weight * (held - foretold) / samples)

@@ -1,4 +1,4 @@
-"""The block `fuse.interstage`."""
+"""Defines the block `fuse.interstage`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

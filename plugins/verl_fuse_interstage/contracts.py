@@ -1,5 +1,5 @@
-"""Contracts: the configuration of verl under which finished samples may not be streamed, or unfinished samples not
-moved (refusals.py), and the code that slices rest on."""
+"""Declares contracts: the configuration of verl under which finished samples may not be streamed, or unfinished samples
+not moved (refusals.py), and the code that slices rest on."""
 
 from verl_fuse.host.upstream.targets import FSDP_YAML, MEGATRON_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
@@ -34,7 +34,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigGroup("verl/trainer/config/ref/megatron_ref.yaml", "../engine@megatron: megatron"),
     ConfigGroup("verl/trainer/config/critic/megatron_critic.yaml", "../engine@megatron: megatron"),
 )
-# With layout "slices": the attributes that FSDP2 and FSDP1 gather from, where their shards are offloaded
+# With layout "slices" these are the attributes that FSDP2 and FSDP1 gather from, where their shards are offloaded
 # (host/inference/sharded.py).
 SLICE_CONTRACTS: tuple[Contract, ...] = (
     Function(f"{_SHARD}.all_gather_inputs", "property (self)", ("23969bf1c26098e3", "dd57b93d8863ea93")),
@@ -87,7 +87,7 @@ MEGATRON_SLICE_CONTRACTS: tuple[Contract, ...] = (
         "(tensor, is_parallel, dim, stride)",
         "cc4a76406eefbfe6",
     ),
-    # What a rank keeps of memory (weights/megatron_memory.py).
+    # These attributes tell the memory that a rank keeps (weights/megatron_memory.py).
     Attribute("megatron.core.models.gpt.gpt_model:GPTModel.vocab_size", "vocab_size"),
     Attribute("megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.buffers"),
     Attribute("megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.expert_parallel_buffers"),

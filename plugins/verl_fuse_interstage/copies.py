@@ -1,4 +1,4 @@
-"""What the copies of a slice's models take of memory, from what the training ranks say of the models.
+"""Counts the memory of the copies of a slice's models, from the training ranks' reports on the models.
 
 Invariants (tests/unit/interstage/test_inference_memory.py, test_megatron_memory.py):
 - FSDP: a copy is in the dtype computed in, sharded over the slice's devices, built whole first, in the dtype it is
@@ -23,15 +23,15 @@ _COPIES: Mapping[Stage, tuple[str, str, str, str]] = {
     "ref": ("actor", REFERENCE, "fsdp_config", "bf16"),
     "values": ("critic", CRITIC, "fsdp", "fp32"),
 }
-# Those whose weights pass through the object store: the reference's copy reads its own.
+# The weights of these stages' copies pass through the object store: the reference's copy reads its own.
 _TRAINED: tuple[Stage, ...] = ("old_log_prob", "values")
 
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy of one model, by device of a slice: bytes of each tensor there (`tensors`), and of all of it, what FSDP1
-    keeps beside them included (`in_host`). Building it takes `building` bytes of host memory more, and a step's weights
-    `stored` of Ray's object store."""
+    """The copy of one model, by device of a slice: bytes of each tensor there (`tensors`), and of all host memory,
+    including FSDP1's beside the tensors (`in_host`). Building it takes `building` bytes of host memory more, and a
+    step's weights `stored` of Ray's object store."""
 
     tensors: Sequence[Sequence[int]]
     in_host: Sequence[int]
@@ -40,7 +40,8 @@ class Copy:
 
 
 def copy_of(get: Get, stage: Stage, devices: int, trained: Mapping[str, Sequence[RankMemory]]) -> Copy:
-    """The copy that computes `stage` on a slice of so many devices; `trained` is said by the ranks of each model."""
+    """Return the copy that computes `stage` on a slice of so many devices; `trained` holds the reports of each model's
+    ranks."""
     model, engine, block, default = _COPIES[stage]
     ranks = trained[model]
     if ranks[0].stage is not None:
@@ -60,7 +61,7 @@ def copy_of(get: Get, stage: Stage, devices: int, trained: Mapping[str, Sequence
 
 def _megatron(get: Get, stage: Stage, engine: str, devices: int, trained: Mapping[str, Sequence[RankMemory]]) -> Copy:
     ranks = trained[_COPIES[stage][0]]
-    # One rank says for all of its stage.
+    # One rank's report stands for all ranks of its stage.
     stages = {rank.stage: rank for rank in reversed(ranks)}
     tensor = get(f"{engine}.megatron.tensor_model_parallel_size") or 1
     trained_stages = [len({rank.stage for rank in of}) for of in trained.values()]
@@ -80,12 +81,12 @@ def _megatron(get: Get, stage: Stage, engine: str, devices: int, trained: Mappin
 
 
 def _kept(tensors: Sequence[int], ranks: Sequence[RankMemory]) -> int:
-    """Host memory of these tensors: torch pins a power of two for each, where the device is not the host."""
+    """Return the host memory of these tensors: torch pins a power of two for each, where the device is not the host."""
     if ranks[0].device is None:
         return sum(tensors)
     return sum(1 << (size - 1).bit_length() for size in tensors if size)
 
 
 def _bytes(dtype: object) -> int:
-    """Bytes by verl's names of dtypes (verl/utils/torch_dtypes.py): 16 bits in any spelling, else 32."""
+    """Return the bytes by verl's names of dtypes (verl/utils/torch_dtypes.py): 16 bits in any spelling, else 32."""
     return 2 if "16" in str(dtype) or dtype == "half" else 4

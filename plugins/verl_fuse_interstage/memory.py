@@ -1,14 +1,14 @@
-"""Whether inference has the memory it needs, before anything of it is built. Pure: values in, sentences out.
+"""Tells whether inference has the memory that it needs, before anything is built. Pure: values in, sentences out.
 
 Invariants (tests/unit/interstage/test_inference_memory.py):
-- slices: a node keeps one copy of every model per slice in host memory (copies.py), and as much again of those that
-  FSDP1 pins (gradients, which it never computes);
+- slices: a node keeps one copy of every model per slice in host memory (copies.py), and as much again of the copies
+  that FSDP1 pins (gradients, which it never computes);
 - slices: FSDP's copies are built one after the other; offloaded moments come later, and with them the weights of a
   step, of which Ray's object store holds one copy per node; more than the node has free is refused;
 - slices: weights that the object store does not hold are a warning, because Ray writes them to disk then;
-- slices: FSDP's copies that do not fit on a device beside what training keeps there are a warning, because they stay in
-  host memory then; Megatron's are refused;
-- layout shared: a micro-batch that does not fit beside vLLM's share and what training keeps is a warning;
+- slices: FSDP's copies that do not fit on a device beside the memory that training keeps there are a warning, because
+  they stay in host memory then; Megatron's are refused;
+- layout shared: a micro-batch that does not fit beside vLLM's share and the memory that training keeps is a warning;
 - where the device is the host, its memory is counted once.
 """
 
@@ -49,8 +49,8 @@ class MemoryFindings:
 def memory_findings(
     get: Get, stages: Sequence[Stage], devices_each: int, trained: Mapping[str, Sequence[RankMemory]]
 ) -> MemoryFindings:
-    """For inference of `stages` where a replica has `devices_each` devices; `trained` is said by the ranks of each
-    model, in order."""
+    """Return the findings for inference of `stages` where a replica has `devices_each` devices; `trained` holds the
+    reports of each model's ranks, in order."""
     if get("fuse.interstage.layout") == "slices":
         return _slices(get, stages, devices_each, trained)
     return MemoryFindings(warned=list(_shared(get, stages, trained["actor"], _kept(trained))))
@@ -130,14 +130,15 @@ def _shared(
 
 
 def _kept(trained: Mapping[str, Sequence[RankMemory]]) -> list[int]:
-    """Bytes that training keeps on the device of each of the actor's ranks; a critic on as many ranks shares them."""
+    """Return the bytes that training keeps on the device of each of the actor's ranks; a critic on as many ranks shares
+    the devices."""
     actor, critic = trained["actor"], trained.get("critic", ())
     beside = critic if len(critic) == len(actor) else ()
     return [rank.kept + (beside[number].kept if beside else 0) for number, rank in enumerate(actor)]
 
 
 def _tokens(get: Get, block: str) -> int:
-    """Tokens of a micro-batch at most."""
+    """Return the most tokens of a micro-batch."""
     if get(f"{block}.log_prob_use_dynamic_bsz"):
         return get(f"{block}.log_prob_max_token_len_per_gpu") or 0
     lengths = (get(f"{ROLLOUT}.prompt_length") or 0) + (get(f"{ROLLOUT}.response_length") or 0)

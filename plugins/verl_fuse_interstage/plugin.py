@@ -37,7 +37,7 @@ class InterstagePlugin:
 
     def __init__(self) -> None:
         self._block = InterstageConfig()
-        # Whether finished samples go through inference.
+        # True if finished samples go through inference.
         self._infers = False
         self._decisions: Decisions | None = None
         self._hindrances = Hindrances()

@@ -1,5 +1,5 @@
-"""Configurations in which finished samples may not be streamed, unfinished ones not moved, or slices not built, refused
-before anything is started."""
+"""Refuse configurations in which finished samples may not be streamed, unfinished samples not moved, or slices not
+built, before anything is started."""
 
 import math
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from verl_fuse_interstage.connector import TOLD, plain
 _STREAMS, _SLICES = "fuse.interstage.enabled=true", "fuse.interstage.layout=slices"
 THRESHOLD = "fuse.interstage.migration_threshold"
 ENGINES = (ACTOR, REFERENCE, CRITIC)
-# What must be off for Megatron's copies, its value then, and why.
+# These settings must be off for Megatron's copies: each with its value then, and the reason.
 _OFF = {
     "context_parallel_size": (1, "1, or null: copies have no context parallelism"),
     "dynamic_context_parallel": (False, "false: copies have no context parallelism"),
@@ -41,7 +41,7 @@ _OFF = {
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """The reasons why this configuration cannot run with `fuse.interstage` as it is."""
+    """Yield the reasons why this configuration cannot run with `fuse.interstage` as it is."""
     if get("fuse.interstage.enabled"):
         yield from _streaming(get)
         if get(THRESHOLD):
@@ -89,14 +89,15 @@ def _migration(get: Get) -> Iterator[Refusal]:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A model that slices have a copy of: where verl configures its engine, and the FSDP block of it."""
+    """A model that slices have a copy of: the key under which verl configures its engine, and the FSDP block of the
+    engine."""
 
     engine: str
     block: str
 
     def sequence_parallel(self, get: Get) -> tuple[str, int]:
-        """(key, size) of Ulysses as the engine reads it: the older key of actor and reference counts where it is above
-        1."""
+        """Return (key, size) of Ulysses as the engine reads it: the older key of actor and reference counts where it is
+        above 1."""
         old = f"{self.engine}.ulysses_sequence_parallel_size"
         if self.engine != "critic" and (get(old) or 1) > 1:
             return old, get(old)
@@ -105,7 +106,7 @@ class _Copy:
 
 
 def _copies(get: Get) -> Iterator[_Copy]:
-    """The models whose inference verl needs in this run: no key of another one is read."""
+    """Yield the models whose inference verl needs in this run: no key of another model is read."""
     actor, reference, critic = ENGINES
     # With LoRA the reference is the policy without its adapters.
     in_policy = has_reference(get) and has_adapters(get)
@@ -131,7 +132,8 @@ def _slices(get: Get) -> Iterator[Refusal]:
 
 
 def _strategies(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
-    """All copies of a slice are in one process, and Megatron's share a parallel state."""
+    """Refuse engines that slices cannot copy: all copies of a slice are in one process, and Megatron's copies share a
+    parallel state."""
     known = ("megatron",) if get(f"{ACTOR}.strategy") == "megatron" else (None, "fsdp", "fsdp2")
     for engine in dict.fromkeys((ACTOR, *(copy.engine for copy in copies))):
         strategy = get(f"{engine}.strategy")
@@ -144,8 +146,8 @@ def _strategies(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
 
 
 def _megatron(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
-    """Settings with which a Megatron copy cannot be built, or would compute other numbers. Its pipeline is no question:
-    it divides that of its model."""
+    """Refuse settings with which a Megatron copy cannot be built, or would compute other numbers. Its pipeline is no
+    question: it divides that of its model."""
     first, devices = None, _devices_each(get)
     for copy in copies:
         key = f"{copy.engine}.megatron.tensor_model_parallel_size"
@@ -195,7 +197,7 @@ def _fsdp(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
 
 
 def _adapters(get: Get) -> Iterator[Refusal]:
-    """LoRA as verl's FSDP engines have it."""
+    """Refuse LoRA in a form that verl's FSDP engines do not have."""
     for engine, model in ((ACTOR, MODEL), (CRITIC, f"{CRITIC}.model")):
         rank = get(f"{model}.lora_rank") or 0
         if rank > 0 and get(f"{engine}.strategy") not in (None, "fsdp2"):
@@ -212,7 +214,8 @@ def _adapters(get: Get) -> Iterator[Refusal]:
 
 
 def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
-    """A slice's models share the devices of one replica, and one batch is cut the same way for all of them."""
+    """Refuse sizes that do not fit together: a slice's models share the devices of one replica, and one batch is cut
+    the same way for all of them."""
     first, devices = None, _devices_each(get)
     for copy in copies:
         key, size = copy.sequence_parallel(get)
@@ -229,13 +232,14 @@ def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
 
 
 def _devices_each(get: Get) -> int:
-    """Devices of a rollout replica."""
+    """Return the devices of a rollout replica."""
     kinds = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
     return math.prod(get(f"{ROLLOUT}.{kind}") or 1 for kind in kinds)
 
 
 def _connector(get: Get) -> Iterator[Refusal]:
-    """Whatever else is switched on: trainer mode `fuse` tells a KV connector something with every request."""
+    """Refuse a KV connector without its parameters: trainer mode `fuse` tells a connector something with every request,
+    whatever else is switched on."""
     key = f"{ROLLOUT}.engine_kwargs.vllm.kv_transfer_config"
     if not get(key) or get("trainer.v1.trainer_mode") != "fuse":
         return

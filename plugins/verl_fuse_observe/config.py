@@ -1,4 +1,4 @@
-"""The block `fuse.observe`."""
+"""Defines the block `fuse.observe`."""
 
 from dataclasses import dataclass, field
 

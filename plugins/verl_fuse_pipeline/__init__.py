@@ -1,1 +1,1 @@
-"""One fused pipeline of actor and critic replaces two serial updates."""
+"""Replaces two serial updates by one fused pipeline of actor and critic."""

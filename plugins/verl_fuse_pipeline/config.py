@@ -1,4 +1,4 @@
-"""The block `fuse.pipeline`."""
+"""Defines the block `fuse.pipeline`."""
 
 from dataclasses import dataclass, field
 from typing import Literal

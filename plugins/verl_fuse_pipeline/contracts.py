@@ -1,5 +1,5 @@
-"""Contracts: the code that a fused update rests on (verl's Megatron engines and workers, Megatron's parallel state and
-steps), and the configuration refused.
+"""Declares contracts: the code that a fused update rests on (verl's Megatron engines and workers, Megatron's parallel
+state and steps), and the configuration refused.
 
 Runs that train fused check these contracts. Every fingerprint was taken, and the code behind it read, at verl 0.9.1 and
 megatron-core 0.16.1.

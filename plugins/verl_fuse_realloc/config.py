@@ -1,4 +1,4 @@
-"""The block `fuse.realloc`."""
+"""Defines the block `fuse.realloc`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

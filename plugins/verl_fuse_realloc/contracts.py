@@ -1,4 +1,5 @@
-"""Contracts: the code that the features of `realloc` rest on; a run checks the contracts of the features that it uses.
+"""Declares contracts: the code that the features of `realloc` rest on; a run checks the contracts of the features that
+it uses.
 
 A sync of shards rests on how verl's worker hands weights to its rollout, on the contents of its engine, and on the
 configuration refused. A change of layout rests on how verl builds an FSDP2 engine, which is done again, and on the

@@ -107,7 +107,7 @@ def _shards(get: Get) -> Iterator[Refusal]:
 
 
 def _layouts(get: Get) -> Iterator[Refusal]:
-    """Yield the reasons why this configuration cannot change layouts as its schedule says."""
+    """Yield the reasons why this configuration cannot change layouts as its schedule asks."""
     named: set[str] = set()
     for step, value in scheduled(get).items():
         key = f"{KEY}.{step}"

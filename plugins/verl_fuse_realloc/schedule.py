@@ -1,4 +1,4 @@
-"""`fuse.realloc.schedule` says in shards of how many ranks each model is trained, and from which step on.
+"""Reads `fuse.realloc.schedule`: in shards of how many ranks each model is trained, and from which step on.
 
 Invariants (tests/unit/realloc/test_layout_schedule.py):
 - a step without a value of its own keeps the value of an earlier entry; before the first entry the configuration holds;

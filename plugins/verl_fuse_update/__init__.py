@@ -1,1 +1,2 @@
-"""An update without waste: what has no gradient, and what is computed twice, is not computed."""
+"""Makes updates without waste: samples without a gradient, and log-probs that the update computes again, are not
+computed."""

@@ -1,4 +1,4 @@
-"""The block `fuse.update`."""
+"""Defines the block `fuse.update`."""
 
 from dataclasses import dataclass, field
 from typing import Literal

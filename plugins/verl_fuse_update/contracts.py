@@ -1,5 +1,5 @@
-"""What a lean update rests on: how verl's worker and engines go through a mini-batch, its losses, and the configuration
-refused.
+"""Declares contracts: the code of verl's worker and engines that a lean update rests on, verl's losses, and the
+configuration refused.
 
 Asked for by runs with such an update; every fingerprint was taken, and the code behind it read, at verl 0.9.1 and
 megatron-core 0.16.1.
@@ -80,7 +80,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Class("verl.utils.metric.utils:AggregationType"),
     Class("verl.utils.metric.utils:Metric"),
     Attribute("verl.utils.metric.utils:AggregationType.MEAN"),
-    # What is required, or refused (refusals.py).
+    # These keys are required, or refused (refusals.py).
     ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", bool),
     ConfigKey(PPO_YAML, "algorithm.adv_estimator", str),
     ConfigGroup(PPO_YAML, "distillation@distillation: distillation"),
@@ -110,7 +110,7 @@ CONTRACTS: tuple[Contract, ...] = (
 
 
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
-# What a streamed update rests on beside those.
+# A streamed update rests on these contracts besides.
 STREAM_CONTRACTS: tuple[Contract, ...] = (
     Function(f"{FSDP_ENGINE}._gradient_sync_context", "(self, *, is_last_micro_batch)", "b661462253f5c546"),
     Function(f"{FSDP_ENGINE}.train_mode", "(self, **kwargs)", "0467db431e7b1bc6"),
@@ -165,7 +165,7 @@ ESTIMATORS = {
 
 
 def contracts(get: Get | None) -> Sequence[Contract]:
-    """Those of a run (None: of any that this torch can do), with the loss that it trains by."""
+    """Return the contracts of a run (None: of any run that this torch can do), with the loss that it trains by."""
     if get is not None and not switched_on(get):
         return ()
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()

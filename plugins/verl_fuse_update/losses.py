@@ -1,4 +1,4 @@
-"""verl's policy losses that were read for a lean update, by the name a run gives and the fingerprint of the code
+"""Lists verl's policy losses that were read for a lean update, by the name a run gives and the fingerprint of the code
 (contracts.py)."""
 
 CORE_ALGORITHMS = "verl.trainer.ppo.core_algos"

@@ -1,4 +1,5 @@
-"""What a streamed update keeps on the devices of a replica, said before the first step. Pure: values in, text out.
+"""Counts the memory that a streamed update keeps on the devices of a replica, before the first step. Pure: values in,
+text out.
 
 Invariants (tests/unit/update/test_streaming.py):
 - a rank holds its shard of the parameters, two moments of the same size, a gradient, and the sum that waits, both of 4
@@ -18,12 +19,12 @@ _GIB = 2.0**30
 
 
 def held_bytes(memory: RankMemory, devices: int) -> int:
-    """Bytes on one of the `devices` of a replica, activations not counted."""
+    """Return the bytes on one of the `devices` of a replica, activations not counted."""
     return (1 + _MOMENTS) * memory.shard + 2 * _REDUCED * sum(memory.parameters) // devices
 
 
 def stream_cost(ranks: Sequence[RankMemory], devices: int) -> str:
-    """What a run is told."""
+    """Return the message about memory that a run logs."""
     most = max(held_bytes(memory, devices) for memory in ranks)
     return (
         f"fuse.update.stream=true: parameters, moments and gradients of the actor take {most / _GIB:.2f} GiB on each "
@@ -32,7 +33,7 @@ def stream_cost(ranks: Sequence[RankMemory], devices: int) -> str:
 
 
 def does_not_fit(ranks: Sequence[RankMemory], devices: int) -> str | None:
-    """Why a run is refused, or None."""
+    """Return the reason why a run is refused, or None."""
     for rank, memory in enumerate(ranks):
         held = held_bytes(memory, devices)
         if memory.device is not None and held > memory.device:

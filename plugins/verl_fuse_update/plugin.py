@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class UpdatePlugin:
-    """Puts what leaves work out of an update in place; what does it is in the host."""
+    """Puts code in place that leaves work out of an update; the code is in the host."""
 
     HOOK_API = 2
 
     def __init__(self) -> None:
-        # Of one streamed call; None where nothing is streamed.
+        # This is the size of one streamed call; None where nothing is streamed.
         self._most: CallSize | None = None
 
     @hookimpl
@@ -43,7 +43,8 @@ class UpdatePlugin:
     def fuse_worker_class(
         self, model: str, base: type, config: Mapping[str, Any]
     ) -> Generator[None, type | None, type | None]:
-        # On top of what another plugin makes of verl's class: what is trained is another's concern.
+        # The class goes on top of the class that another plugin makes of verl's: the training itself is the other
+        # plugin's concern.
         found = yield
         get = getter(config)
         if model != "actor" or not switched_on(get):

@@ -1,4 +1,4 @@
-"""What an update that leaves something out does not do, refused before anything is started."""
+"""Refuse configurations that an update with parts left out does not serve, before anything is started."""
 
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -14,8 +14,8 @@ CORRECTION = "algorithm.rollout_correction"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 HF = f"{MODEL}.override_config"
 _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
-# What must be off, and its value then. For either switch: what passes over the same samples differ by, or what was
-# never run.
+# These settings must be off: each with its value then. For either switch they are settings by which passes over the
+# same samples differ, or settings that were never run.
 _OFF: dict[str, Any] = {
     "fuse.pipeline.enabled": False,
     "distillation.enabled": False,
@@ -42,7 +42,7 @@ _OFF_IN: dict[str, dict[str, Any]] = {
         f"{TRANSFORMER}.fp8": None,
     },
 }
-# Of one switch: what adds a gradient to every sample, or divides by those that are computed.
+# For one switch they are settings that add a gradient to every sample, or divide by the number of computed samples.
 _OFF_FOR: dict[str, dict[str, Any]] = {
     SKIP: {
         f"{ACTOR}.use_kl_loss": False,
@@ -73,7 +73,7 @@ _OF_LOG_PROBS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 # Advantages of these need the samples of their own group alone.
 OF_GROUPS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")
 _FSDP = f"{ACTOR}.fsdp_config"
-# What must be off while updates are streamed, its value then, and why.
+# These settings must be off while updates are streamed: each with its value then, and the reason.
 _OFF_IN_STREAMS: dict[str, tuple[Any, str]] = {
     "algorithm.filter_groups.enable": (False, "false: which groups are trained is known after generation"),
     "fuse.realloc.schedule": (None, "null: shards would not stay on the devices of a replica"),
@@ -90,7 +90,8 @@ LEAST_TORCH = (2, 13)
 
 
 def torch_without_streams() -> str | None:
-    """The version of the installed torch, if it cannot drop gradients that wait; None where there is no torch."""
+    """Return the version of the installed torch, if it cannot drop gradients that wait; None where there is no
+    torch."""
     try:
         found = version("torch")
     except PackageNotFoundError:
@@ -99,12 +100,12 @@ def torch_without_streams() -> str | None:
 
 
 def switched_on(get: Get) -> list[str]:
-    """The switches that are on."""
+    """Return the switches that are on."""
     return [switch for switch in (SKIP, OWN) if get(switch)]
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """What keeps this configuration from leaving out of an update what its switches say."""
+    """Yield the settings that keep this configuration from leaving out of an update the work that its switches name."""
     engine = get(f"{ACTOR}.strategy")
     for switch in switched_on(get):
         yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{switch}=true needs fuse")})
@@ -128,7 +129,7 @@ def refusals(get: Get) -> Iterator[Refusal]:
 
 
 def is_token_mean(get: Get) -> bool:
-    """Whether the loss is divided by the tokens of the batch, whose number is known at its end."""
+    """Tell whether the loss is divided by the tokens of the batch, whose number is known at its end."""
     return (get(f"{ACTOR}.loss_agg_mode") or "token-mean") == "token-mean"
 
 

@@ -40,7 +40,7 @@ def ab(
     """Run a recipe as stock verl, then with verl-fuse, and compare the two runs.
 
     Overrides of `fuse` go to the fused run alone, all others to both. The runs' folders are NAME-ab-stock and
-    NAME-ab-fused; with --json, what the runs print goes to stderr.
+    NAME-ab-fused; with --json, the output of the runs goes to stderr.
     """
     recipe = find_recipe(name)
     require_version()

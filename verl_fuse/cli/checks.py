@@ -55,7 +55,7 @@ def data_files(config: DictConfig) -> Iterator[str]:
 
 
 def check_data_file(file: str) -> None:
-    """Raise a FuseError unless `file` can be read and, if its name says so, looks like Parquet."""
+    """Raise a FuseError unless `file` can be read and, if its name ends so, looks like Parquet."""
     path = Path(file).expanduser()
     try:
         with path.open("rb") as opened:

@@ -98,7 +98,7 @@ def _ended(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def end_processes(run_id: str, *, patient: bool = True) -> None:
-    """Wait for the processes of the run, then end those that stay: SIGTERM, then SIGKILL."""
+    """Wait for the processes of the run, then end the remaining processes: SIGTERM, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL) if patient else (signal.SIGKILL,):
         if _gone_within(run_id, TERMINATE_SECONDS if patient else 0.0):
             return
@@ -108,7 +108,7 @@ def end_processes(run_id: str, *, patient: bool = True) -> None:
 
 
 def processes(run_id: str) -> Iterator[int]:
-    """Pids of this user's living processes that inherited the run's mark."""
+    """Yield the pids of this user's living processes that inherited the run's mark."""
     mark = f"{RUN_ID_VARIABLE}={run_id}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:

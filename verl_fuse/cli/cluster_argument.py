@@ -14,8 +14,7 @@ CLUSTER_HELP = (
 
 
 def read_cluster(text: str) -> Cluster:
-    """Return the cluster that `text` names; a FuseError says what is wrong with the file, or which devices are built
-    in."""
+    """Return the cluster that `text` names; a FuseError names the fault of the file, or the built-in devices."""
     if text.endswith((".yaml", ".yml")) or os.path.isfile(text):
         return Cluster.read(Path(text))
     match = re.fullmatch(r"(.+?)(?:x(\d+))?", text)

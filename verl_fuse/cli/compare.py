@@ -1,4 +1,4 @@
-"""`verl-fuse compare BASE FUSED`: what a fused run gained over its baseline."""
+"""Defines `verl-fuse compare BASE FUSED`: the gain of a fused run over its baseline."""
 
 import dataclasses
 import math
@@ -89,7 +89,7 @@ def judge(base: Path, fused: Path, warm_up: int, as_json: bool, html: Path | Non
 
 
 def read_run(run_dir: Path) -> RunMetrics:
-    """Return the metrics of a run folder; a FuseError says in one line what is missing."""
+    """Return the metrics of a run folder; a FuseError names in one line the missing data."""
     run_dir, _ = located(run_dir)
     if not run_dir.is_dir():
         raise FuseError(f"{run_dir}: no such directory; needs the directory of a run (trainer.default_local_dir)")
@@ -104,7 +104,7 @@ def read_run(run_dir: Path) -> RunMetrics:
 
 
 def as_dict(found: Comparison, remarks: list[str], wanted: float | None, met: bool) -> dict[str, Any]:
-    """Return everything for JSON: the fields of `Comparison`, seconds where a name does not say otherwise; intervals as
+    """Return everything for JSON: the fields of `Comparison`, in seconds where a name has no other unit; intervals as
     value, low, high."""
     return {
         "verdict": verdict(found),

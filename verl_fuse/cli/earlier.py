@@ -1,11 +1,11 @@
 """Keeps the files of earlier runs in a run directory, and joins the metrics of a run that goes on from a checkpoint
-with those of the run before.
+with the metrics of the run before.
 
 Invariants (tests/unit/recipes/test_earlier.py):
 - nothing of an earlier run is deleted: its file moves to NAME.N.SUFFIX, and moves back if the run
   leaves no file of that name;
-- after a run that went on from a checkpoint, the metrics file has every step once: those before the checkpoint
-  as they were logged then.
+- after a run that went on from a checkpoint, the metrics file has every step once: the steps before the checkpoint as
+  they were logged then.
 """
 
 import json

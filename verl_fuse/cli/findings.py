@@ -29,7 +29,7 @@ REINSTALL = "reinstall verl-fuse in this environment: pip install --force-reinst
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One row of the report."""
+    """A finding is one row of the report."""
 
     check: str
     state: FindingState
@@ -225,7 +225,7 @@ NEED_VERL: tuple[Check, ...] = (driver, hydra_group, patches, accelerator)
 
 def examine(*, ray: bool, report: Callable[[str], None] = lambda text: None) -> Iterator[Finding]:
     """Run all checks, cheapest first; where verl or Ray is missing, the checks that need it are left out, with a row
-    that says so. `report` gets the name of each check before it runs."""
+    that reports that. `report` gets the name of each check before it runs."""
     for check in NEED_NOTHING:
         report(f"checking {check.__name__}")
         yield from check()

@@ -1,4 +1,4 @@
-"""The `verl-fuse` command: the list of its subcommands, and its entry point.
+"""Defines the `verl-fuse` command: the list of its subcommands, and its entry point.
 
 Subcommands are loaded on first use, so `verl-fuse --help` and the planning commands stay fast and need neither torch
 nor verl. The entry point imports nothing but the standard library before Ctrl-C is taken care of.
@@ -27,7 +27,7 @@ SUBCOMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: runs one subcommand and exits with its code (verl_fuse/cli/ending.py)."""
+    """Run one subcommand and exit with its code (verl_fuse/cli/ending.py). This is the entry point."""
     begun = time.monotonic()
     with interrupt.on_interrupt(interrupt.end_now):
         from verl_fuse.cli import ending

@@ -1,5 +1,5 @@
-"""`verl-fuse plan`: which devices, layout and micro-batches each model call should get. Needs neither
-torch nor verl nor a device."""
+"""Defines `verl-fuse plan`: it finds devices, layout and micro-batches of each model call. Needs neither torch nor verl
+nor a device."""
 
 import dataclasses
 import json
@@ -126,8 +126,8 @@ def plan(
 
 
 def all_overrides(workload: Workload, made: PlanResult) -> dict[str, Any]:
-    """verl's keys for what is trained, where, and with which features; none for an ideal
-    plan, which verl cannot run."""
+    """Return verl's keys for the models trained, the devices, and the features; no key for an ideal plan, which verl
+    cannot run."""
     if made.plan.strategy is None:
         return {}
     return {
@@ -139,8 +139,8 @@ def all_overrides(workload: Workload, made: PlanResult) -> dict[str, Any]:
 
 
 def stream_of(workload: Workload, made: PlanResult, cost: CostModel) -> str | None:
-    """What `fuse.update.stream` would need with an FSDP plan of one update a step, and whether that fits; None where it
-    is no question."""
+    """Return the needs of `fuse.update.stream` with an FSDP plan of one update a step, and tell whether they fit;
+    return None where a stream is out of the question."""
     plan = made.plan
     if plan.strategy != "fsdp" or workload.critic is not None or workload.epochs * workload.minibatches > 1:
         return None
@@ -153,8 +153,8 @@ def stream_of(workload: Workload, made: PlanResult, cost: CostModel) -> str | No
 
 
 def as_data(made: PlanResult, overrides: dict[str, Any], out: Path | None) -> dict[str, Any]:
-    """The keys of `--json`. `plan` is what `--out` writes; seconds and USD are per step; `bound_seconds` is null
-    where nothing is proven."""
+    """Return the keys of `--json`. `plan` is the content of the file of `--out`; seconds and USD are per step;
+    `bound_seconds` is null where nothing is proven."""
     found, cluster = made.search, made.search.space.cluster
     return {
         "strategy": made.plan.strategy or "ideal",
@@ -175,13 +175,13 @@ def as_data(made: PlanResult, overrides: dict[str, Any], out: Path | None) -> di
 
 
 def _peaks(made: PlanResult) -> list[float]:
-    """Bytes per device of each call."""
+    """Return the bytes per device of each call."""
     space = made.search.space
     return [space.configs[space.config[option]].peak for option in made.search.choice]
 
 
 def show(made: PlanResult) -> None:
-    """The table, and the sentence under it."""
+    """Print the table, and the sentence under it."""
     table = Table(
         "call", "devices", "layout", *numbers("micro-batches"), "offload", *numbers("seconds", "GiB per device")
     )

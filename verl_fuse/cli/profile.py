@@ -1,4 +1,4 @@
-"""`verl-fuse profile`: measure the device at hand for the cost model. Needs torch; reading a profile does not."""
+"""`verl-fuse profile`: measures the device at hand for the cost model. Needs torch; reading a profile does not."""
 
 import importlib
 import json

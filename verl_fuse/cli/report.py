@@ -39,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Mean seconds of one stage over the steps counted."""
+    """The mean seconds that one stage takes over the counted steps."""
 
     name: str
     seconds: float
@@ -88,8 +88,8 @@ def validation_changes(records: list[tuple[int, Mapping[str, float]]]) -> list[C
 
 
 def stage_times(records: list[tuple[int, Mapping[str, float]]]) -> tuple[int, list[StageTime]]:
-    """Return (steps counted, mean seconds per stage, then of the time in no stage, of the step itself, and of what is
-    timed outside of the step). The first step, which warms everything up, is left out where there are others."""
+    """Return (steps counted, mean seconds per stage, then of the time in no stage, of the step itself, and of the
+    stages timed outside of the step). The first step, which warms everything up, is left out where there are others."""
     steps = [values for _, values in records if f"{TIMING}{STEP_STAGE}" in values]
     counted = steps[1:] or steps
     timed = (

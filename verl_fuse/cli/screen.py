@@ -1,7 +1,7 @@
 """Chooses the lines of a growing log that the screen shows: phases of the start, a line per step, and problems.
 
-verl's driver prints its own lines and, as Ray forwards them, those of every process behind "(Name
-pid=123)". These lines are shown:
+verl's driver prints its own lines and, as Ray forwards them, the lines of every process behind "(Name pid=123)". These
+lines are shown:
 
 - lines that verl-fuse printed (they begin with "verl-fuse: "), but not lines about a step that is under way, nor the
 line that names the timeline;

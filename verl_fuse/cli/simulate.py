@@ -1,5 +1,5 @@
-"""`verl-fuse simulate`: what a step would take, stock and with each feature. Needs neither
-torch nor verl nor a device."""
+"""Defines `verl-fuse simulate`: the seconds that a step would take, stock and with each feature. Needs neither torch
+nor verl nor a device."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ EXAMPLES = examples(
     "verl-fuse simulate step.yaml cluster.yaml --strategy interstage --set migration=prefill",
     "verl-fuse simulate --from runs/ppo-cpu --json",
 )
-# What fuse.speculation counts in the metrics file.
+# These are the counts of fuse.speculation in the metrics file.
 DRAFTED_METRIC, ACCEPTANCE_METRIC, TOKENS_METRIC = (
     f"fuse/speculation_{name}" for name in ("drafted_tokens", "acceptance", "tokens_per_pass")
 )
@@ -127,7 +127,7 @@ def simulate(
 
 
 def read_options(settings: list[str]) -> SimulationOptions:
-    """From KEY=VALUE pairs, values as YAML."""
+    """Read options from KEY=VALUE pairs, values as YAML."""
     data = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -141,7 +141,8 @@ def read_options(settings: list[str]) -> SimulationOptions:
 
 
 def recorded_acceptance(run_dir: Path) -> float:
-    """The chance of a drafted token to be accepted once those before it were, in the steps of a run that speculated."""
+    """Return the chance that a drafted token is accepted once the tokens before it are, in the steps of a run that
+    speculated."""
     folder, _ = located(run_dir)
     found = [data for _, data in read_metrics(folder / METRICS_FILE) if data.get(DRAFTED_METRIC)]
     if not found:
@@ -153,7 +154,7 @@ def recorded_acceptance(run_dir: Path) -> float:
         for value in (
             lambda data: data[DRAFTED_METRIC],
             lambda data: data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC],
-            # Passes of each sample, summed up: each brings one token beside those accepted.
+            # The passes of each sample are summed up: each brings one token beside the accepted tokens.
             lambda data: (
                 data[DRAFTED_METRIC] * data[ACCEPTANCE_METRIC] / (data[TOKENS_METRIC] - 1)
                 if data[TOKENS_METRIC] > 1
@@ -165,12 +166,12 @@ def recorded_acceptance(run_dir: Path) -> float:
 
 
 def cost_model(cluster: Cluster, profile: Path | None) -> CostModel:
-    """Analytic, or measured where a profile has numbers."""
+    """Return the analytic cost model, or the measured one where a profile has numbers."""
     return AnalyticCost(cluster) if profile is None else ProfiledCost.of(ProfileTable.read(profile), cluster)
 
 
 def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds: int) -> None:
-    """The table, and what the features decided."""
+    """Print the table, and the decisions of the features."""
     title = _title(workload, cluster, seeds)
     priced = cluster.price_per_device_hour > 0
     money = "USD a step" if priced else "device hours a step"
@@ -213,7 +214,7 @@ def _interval(value: Estimate, digits: int) -> str:
 def as_data(
     rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds: int, pages: list[Path | None]
 ) -> dict[str, Any]:
-    """The keys of `--json`: times in seconds, costs in USD, both per step."""
+    """Return the keys of `--json`: times in seconds, costs in USD, both per step."""
     strategies = [
         {
             "strategy": row.strategy,
@@ -249,7 +250,8 @@ def as_data(
 
 
 def write_timelines(folder: Path, rows: list[StrategyResult], title: str) -> list[Path | None]:
-    """One run folder per strategy, as a recorded run has, and a page that shows all, which is the first returned."""
+    """Write one run folder per strategy, like the folder of a recorded run, and a page that shows all strategies;
+    return the page first."""
     pages = []
     for row in rows:
         run = folder / row.strategy
@@ -272,7 +274,7 @@ def write_timelines(folder: Path, rows: list[StrategyResult], title: str) -> lis
 
 
 def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
-    """The savings table of a recorded run."""
+    """Print the savings table of a recorded run."""
     name, result, options = replayed(located(run)[0], options)
     if as_json:
         print_json(
@@ -299,8 +301,8 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
 
 
 def replayed(run_dir: Path, options: SimulationOptions) -> tuple[str, Replay, SimulationOptions]:
-    """The name of a recorded run, its steps replayed, and the options with what the run's configuration says; the first
-    step, which warms up, is left out where there are others."""
+    """Return the name of a recorded run, its steps replayed, and the options that follow from the run's configuration;
+    the first step, which warms up, is left out where there are other steps."""
     numbers = recorded_steps(run_dir)
     config = find_config(run_dir)
     if options.dedicated is None and config is not None and select(config, "trainer.device") == "cpu":
@@ -314,14 +316,15 @@ def replayed(run_dir: Path, options: SimulationOptions) -> tuple[str, Replay, Si
 
 
 def show_advice(advice: Advice) -> None:
-    """The features to switch on, and the lines that do it."""
+    """Print the features to switch on, and the lines that switch them on."""
     say(f"Verdict: {advice.sentence}.")
     if advice.features:
         typer.echo("Overrides to paste:\n  " + " \\\n  ".join(advice.overrides))
 
 
 def features_table(title: str, remark: str, rows: Iterable[tuple[str, float, float, float, str]]) -> Table:
-    """Rows: feature, seconds a step, share of the step, share of device time, and the last column, `remark`."""
+    """Return a table with the columns feature, seconds a step, share of the step, share of device time, and
+    `remark`."""
     table = Table(
         "feature", *numbers("s a step", "of the step", "device time"), remark, title=title, title_justify="left"
     )

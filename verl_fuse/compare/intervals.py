@@ -34,7 +34,7 @@ class Interval:
     high: float | None
 
     def holds(self, value: float) -> bool:
-        """Tell whether the interval says nothing against `value`."""
+        """Tell whether the interval does not exclude `value`."""
         return self.low is None or self.high is None or self.low <= value <= self.high
 
 

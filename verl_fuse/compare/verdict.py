@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/compare/test_verdict.py):
 - a difference is claimed only where the 95 % interval excludes "none"; without an interval no difference is claimed;
-- two equal runs are said to differ in nothing.
+- the verdict on two equal runs is that they differ in nothing.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""From specs to seconds and bytes: an analytic roofline, and measured tables that override it."""
+"""Turns specs into seconds and bytes: an analytic roofline, and measured tables that override it."""

@@ -1,4 +1,5 @@
-"""Seconds from first principles: a roofline per block, ring collectives, pipeline formulas, and floors of the software.
+"""Computes seconds from first principles: a roofline per block, ring collectives, pipeline formulas, and floors of the
+software.
 
 Invariants (tests/unit/cost/test_analytic.py):
 - more tokens, or longer ones, never take less time; a faster device, link or memory never more;
@@ -151,7 +152,7 @@ class AnalyticCost:
         return max(0, int(free / (layers * shard.kv_bytes_per_token(model, layout))))
 
     def block(self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False) -> float:
-        """Seconds of one block for one micro-batch, collectives included."""
+        """Return the seconds of one block for one micro-batch, collectives included."""
         products, attention, traffic = (
             (BACKWARD_MATMUL, BACKWARD_ATTENTION, BACKWARD_ELEMENTWISE) if backward else (1.0, 1.0, 1.0)
         )
@@ -169,7 +170,7 @@ class AnalyticCost:
         return self._with_gathering(seconds, model, layout, backward)
 
     def decode_block(self, model: Model, layout: Layout, sequences: Numbers, context: Numbers) -> Numbers:
-        """Seconds of one block for one new token of each sequence, collectives included."""
+        """Return the seconds of one block for one new token of each sequence, collectives included."""
         peak = self.cluster.device.flops * self.efficiency.matmul
         weights = shard.block_weight_bytes(model, layout, sequences) / self._bandwidth
         seconds = np.maximum(shard.block_flops(model, layout, sequences) / peak, weights)
@@ -177,7 +178,7 @@ class AnalyticCost:
         return np.maximum(seconds, self.engine.decode_block) + self._block_collectives(model, layout, sequences)
 
     def head(self, model: Model, layout: Layout, tokens: Numbers, *, backward: bool = False) -> Numbers:
-        """Seconds of the output layer and of what turns logits into log-probs or samples."""
+        """Return the seconds of the output layer and of turning logits into log-probs or samples."""
         peak = self.cluster.device.flops * self.efficiency.matmul
         weights = shard.BYTES * model.head_width * model.hidden / layout.tp / self._bandwidth
         seconds = np.maximum(shard.head_flops(model, layout, tokens) / peak, weights)
@@ -185,22 +186,22 @@ class AnalyticCost:
         return seconds * (BACKWARD_MATMUL if backward else 1.0)
 
     def decode_head(self, model: Model, layout: Layout, sequences: Numbers) -> Numbers:
-        """Seconds of the output layer for one new token of each sequence, and of drawing the next."""
+        """Return the seconds of the output layer for one new token of each sequence, and of drawing the next token."""
         return self.head(model, layout, sequences)
 
     def optimizer(self, model: Model, layout: Layout, elements: float) -> float:
-        """Seconds of an Adam step over so many elements of a model: gradient, master weight, two moments read, the
-        latter three written, all fp32."""
+        """Return the seconds of an Adam step over so many elements of a model: gradient, master weight and two moments
+        are read, the latter three are written, all in fp32."""
         return 7 * 4 * elements / self._bandwidth
 
     def embedding(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
-        """Seconds of looking tokens up in a vocabulary that is shared out over tensor ranks."""
+        """Return the seconds of looking tokens up in a vocabulary that is shared out over tensor ranks."""
         size = shard.BYTES * tokens * model.hidden / layout.cp
         return 2 * size / self._bandwidth + self.network.reduce(DeviceGroup(layout.tp, 1), size)
 
     @staticmethod
     def _copies(layout: Layout) -> DeviceGroup:
-        """The ranks that hold the same weights and see other tokens."""
+        """Return the ranks that hold the same weights and see other tokens."""
         return DeviceGroup(layout.dp * layout.cp, layout.tp)
 
     @property
@@ -220,8 +221,9 @@ class AnalyticCost:
         return seconds
 
     def _with_gathering(self, seconds: float, model: Model, layout: Layout, backward: bool) -> float:
-        """With FSDP, the next block's weights are gathered from the shards, and the last one's gradients scattered to
-        them and summed over the copies of the model, beside the computation."""
+        """Return the seconds of a block with FSDP's communication: beside the computation, the next block's weights are
+        gathered from the shards, and the last block's gradients are scattered to the shards and summed over the copies
+        of the model."""
         if not layout.shards:
             return seconds
         size, ranks = shard.BYTES * shard.block_parameters(model, layout), layout.dp * layout.cp
@@ -232,7 +234,7 @@ class AnalyticCost:
         return max(seconds, 2 * gathered + self.network.reduce(copies, 2 * size / layout.shards))
 
     def _hop(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
-        """Activations to the next stage; tensor ranks each send their part."""
+        """Return the seconds to send activations to the next stage; tensor ranks each send their part."""
         if layout.pp == 1:
             return 0.0
         size = shard.BYTES * tokens * model.hidden / (layout.cp * layout.tp)
@@ -240,5 +242,6 @@ class AnalyticCost:
 
 
 def _pipeline(stages: tuple[float, ...], microbatches: int) -> float:
-    """The first micro-batch passes every stage, then the slowest stage sets the pace."""
+    """Return the seconds of a pipeline: the first micro-batch passes every stage, then the slowest stage sets the
+    pace."""
     return float(sum(stages) + (microbatches - 1) * max(stages))

@@ -1,8 +1,8 @@
-"""Efficiencies of devices and floors of engines, each with its source. README.md says which numbers were fitted
-to what, and the errors.
+"""Lists efficiencies of devices and floors of engines, each with its source. README.md names the fitted numbers, the
+runs that they were fitted to, and the errors.
 
-`calibrated on …`: chosen so that the analytic model meets those published measurements. `assumed`: a guess that
-nothing published here tests.
+`calibrated on …`: chosen so that the analytic model meets these published measurements. `assumed`: a guess that nothing
+published here tests.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from verl_fuse.spec.cluster import Device
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The fractions of its peak figures that a device reaches: matrix products, attention,
-    memory, links between devices."""
+    """The fractions of its peak figures that a device reaches: matrix products, attention, memory, links between
+    devices."""
 
     matmul: float
     attention: float
@@ -67,11 +67,11 @@ EAGER = EngineFloors("eager", block=8e-4, decode_block=8e-4, collective=2e-4, de
 
 FLOORS_BY_ENGINE = {engine.name: engine for engine in (GRAPHS, EAGER)}
 
-# The A100 with less memory, and the Hoppers with other links or fewer processors, are taken to be as
-# efficient as those measured.
+# The A100 with less memory, and the Hoppers with other links or fewer processors, are taken to be as efficient as the
+# measured devices.
 _EFFICIENCIES = {"A100-40G": A100, "A100-80G": A100, **dict.fromkeys(("H100", "H200", "H800", "H20"), HOPPER)}
 
 
 def efficiency_of(device: Device) -> Efficiency:
-    """The efficiencies of a device by its name; a name starting with CPU is a CPU, an unknown one some GPU."""
+    """Return the efficiencies of a device by its name; a name starting with CPU is a CPU, an unknown name some GPU."""
     return CPU if device.is_cpu else _EFFICIENCIES.get(device.name, OTHER_GPU)

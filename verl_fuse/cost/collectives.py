@@ -1,8 +1,9 @@
-"""Seconds of collectives over groups of devices, by the ring formulas. Sizes are bytes, each rank's full buffer.
+"""Computes seconds of collectives over groups of devices, by the ring formulas. Sizes are bytes, each rank's full
+buffer.
 
-A group of `size` ranks `stride` devices apart stays within a node if size * stride <= devices per node.
-Otherwise its ranks on a node share what crosses to other nodes: a ring passes every node once, and each of
-them has a network adapter.
+A group of `size` ranks `stride` devices apart stays within a node if size * stride <= devices per node. Otherwise its
+ranks on a node share the bytes that cross to other nodes: a ring passes every node once, and each of them has a network
+adapter.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Network:
     latency: float
 
     def bandwidth(self, group: DeviceGroup) -> float:
-        """Bytes per second of one rank."""
+        """Return the bytes per second of one rank."""
         cluster = self.cluster
         if group.size * group.stride <= cluster.devices_per_node:
             return cluster.intra_bandwidth * self.efficiency.network
@@ -37,18 +38,18 @@ class Network:
         return min(cluster.intra_bandwidth, adapters * cluster.inter_bandwidth) * self.efficiency.network
 
     def gather(self, group: DeviceGroup, size: Numbers) -> Numbers:
-        """All-gather or reduce-scatter of a buffer that is `size` bytes when whole."""
+        """Return the seconds of an all-gather or reduce-scatter of a buffer that is `size` bytes when whole."""
         if group.size == 1:
             return 0.0 * size
         return self.latency + size * (group.size - 1) / group.size / self.bandwidth(group)
 
     def reduce(self, group: DeviceGroup, size: Numbers) -> Numbers:
-        """All-reduce: a reduce-scatter and an all-gather in one call."""
+        """Return the seconds of an all-reduce: a reduce-scatter and an all-gather in one call."""
         return self.gather(group, 2 * size)
 
     def exchange(self, group: DeviceGroup, size: Numbers) -> Numbers:
-        """All-to-all of `size` bytes per rank. Nothing is shared: what goes to other nodes
-        passes the rank's own adapter."""
+        """Return the seconds of an all-to-all of `size` bytes per rank. Nothing is shared: bytes for other nodes pass
+        the rank's own adapter."""
         near = min(group.size, max(1, self.cluster.devices_per_node // group.stride))
         inside = (near - 1) / group.size / self.cluster.intra_bandwidth
         outside = (group.size - near) / group.size / self.cluster.inter_bandwidth

@@ -1,8 +1,8 @@
-"""Reads the floors of the software off recorded runs: what their stages took beyond what the model's
-parts take by the profile.
+"""Reads the floors of the software off recorded runs: the seconds that their stages took beyond the seconds of the
+model's parts by the profile.
 
 Invariants (tests/unit/cost/test_floors.py):
-- runs whose stages were made from known floors give those floors back;
+- runs whose stages were made from known floors give the same floors back;
 - no floor is negative.
 Relative errors count alike, so that short and long steps do.
 """
@@ -27,8 +27,8 @@ NO_FLOORS = EngineFloors("recorded", block=0.0, decode_block=0.0, collective=0.0
 
 
 def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) -> EngineFloors:
-    """Floors of generation, inference, training and weight sync. The critic, where there is
-    one, is of the actor's size."""
+    """Return the floors of generation, inference, training and weight sync. The critic, where there is one, is of the
+    actor's size."""
     bare = dataclasses.replace(cost, engine=NO_FLOORS)
     steps = [(run, step) for run in runs for step in run.steps]
     request, decode_step = _fit(
@@ -56,7 +56,7 @@ def fit_floors(runs: Sequence[RecordedRun], actor: Model, cost: ProfiledCost) ->
 
 
 def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model, cost: ProfiledCost) -> float:
-    """Seconds by `cost` of an inference or training stage of a recorded step, in padded micro-batches."""
+    """Return the seconds by `cost` of an inference or training stage of a recorded step, in padded micro-batches."""
     model = actor.as_value_model() if stage in (VALUES, UPDATE_CRITIC) else actor
     layout, mesh, count = Layout(dp=run.ranks), Mesh(0, run.ranks), run.microbatches(stage, step)
     batch = Batch.padded(step.lengths, run.micro_batch[stage])
@@ -66,7 +66,7 @@ def stage_seconds(run: RecordedRun, step: RecordedStep, stage: str, actor: Model
 
 
 def generation_seconds(step: RecordedStep, actor: Model, cost: ProfiledCost) -> float:
-    """Seconds by `cost` of the slowest replica of a recorded step, if all its requests start together."""
+    """Return the seconds by `cost` of the slowest replica of a recorded step, if all its requests start together."""
     replicas, seconds = np.array(step.replicas), 0.0
     for replica in np.unique(replicas):
         prompts, responses = (np.array(x)[replicas == replica] for x in (step.prompts, step.responses))
@@ -79,12 +79,13 @@ def generation_seconds(step: RecordedStep, actor: Model, cost: ProfiledCost) -> 
 
 
 def _generation_row(step: RecordedStep) -> tuple[float, float]:
-    """Requests per replica, and steps of the replica with the longest response; the floors are one replica's."""
+    """Return the requests per replica, and the steps of the replica with the longest response; the floors are one
+    replica's."""
     return len(step.responses) / len(set(step.replicas)), float(max(step.responses))
 
 
 def _fit(rows: Sequence[tuple[float, ...]], seconds: Sequence[float], explained: Sequence[float]) -> tuple[float, ...]:
-    """Coefficients >= 0 of the rows that, with what is explained, come closest to the seconds: least
+    """Return the coefficients >= 0 of the rows that, with the explained seconds, come closest to the seconds: least
     squares of relative errors."""
     if not rows:
         raise FuseError("the recorded runs hold none of the stages " + ", ".join((*INFERENCE_STAGES, *TRAIN_STAGES)))

@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/cost/test_grid.py):
 - at a measured point the answer is the measurement, and between two it lies between them;
-- below the smallest measured size the answer stays what it is there: what remains is overhead;
+- below the smallest measured size the answer stays the same: only overhead remains;
 - beyond the largest, seconds grow in proportion.
 """
 
@@ -15,15 +15,15 @@ from verl_fuse.cost.model import Numbers
 
 @dataclass(frozen=True, eq=False)
 class MeasuredGrid:
-    """`seconds[i, j]` of `batches[i]` sequences of `lengths[j]` tokens; both ascend. Interpolation
-    is linear in logarithms."""
+    """Measured seconds: `seconds[i, j]` belongs to `batches[i]` sequences of `lengths[j]` tokens; both ascend.
+    Interpolation is linear in logarithms."""
 
     batches: np.ndarray
     lengths: np.ndarray
     seconds: np.ndarray
 
     def at(self, batch: Numbers, length: Numbers) -> Numbers:
-        """Seconds; works on arrays."""
+        """Return the seconds; works on arrays."""
         row, across = _place(self.batches, batch)
         column, along = _place(self.lengths, length)
         logs = np.log(self.seconds)
@@ -36,7 +36,8 @@ class MeasuredGrid:
 
 
 def _place(axis: np.ndarray, value: Numbers) -> tuple[np.ndarray, np.ndarray]:
-    """The last grid point at or below the value, and the fraction of the way to the next, clamped to the grid."""
+    """Return the last grid point at or below the value, and the fraction of the way to the next point, clamped to the
+    grid."""
     clamped = np.clip(value, axis[0], axis[-1])
     index = np.clip(np.searchsorted(axis, clamped, side="right") - 1, 0, max(0, len(axis) - 2))
     following = axis[np.minimum(index + 1, len(axis) - 1)]

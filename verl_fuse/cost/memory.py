@@ -1,8 +1,8 @@
-"""Bytes on the fullest device of a model call.
+"""Computes the bytes on the fullest device of a model call.
 
 Training keeps bf16 weights and fp32 gradients whole, and shares fp32 master weights and two Adam moments over
-data-parallel ranks (Megatron's distributed optimizer); in a layout with `shards` (FSDP, ZeRO-3) everything is fp32
-and shared by those, and a block at a time is gathered. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198)
+data-parallel ranks (Megatron's distributed optimizer); in a layout with `shards` (FSDP, ZeRO-3) everything is fp32 and
+shared by the shards, and a block at a time is gathered. Activations follow Korthikanti et al. 2022 (arXiv 2205.05198)
 with sequence parallelism and without a score matrix (flash attention).
 """
 
@@ -33,7 +33,7 @@ class MemoryRequest:
 
 
 def memory(model: Model, layout: Layout, request: MemoryRequest, device: Device) -> Memory:
-    """The fullest of the pipeline's stages."""
+    """Return the memory of the fullest of the pipeline's stages."""
     stages = stage_layers(model.layers, layout.pp)
     # Of stages with as many blocks the first holds the most micro-batches; the last one holds the head.
     outer = {stages.index(layers) for layers in set(stages)} | {0, layout.pp - 1}
@@ -68,15 +68,16 @@ def _stage(
 
 
 def _head(model: Model, layout: Layout, first: bool, last: bool) -> float:
-    """A tied head has a copy of its own where embedding and head are on different devices."""
+    """Return the elements of the head on one device. A tied head has a copy of its own where embedding and head are on
+    different devices."""
     if not last:
         return 0.0
     return (model.embedding_parameters if model.tied_embeddings and not first else model.head_parameters) / layout.tp
 
 
 def held_activations(model: Model, layout: Layout, tokens: float, recompute: bool) -> tuple[float, ...]:
-    """Bytes each stage holds of one micro-batch of `tokens` tokens from its forward to its backward: every block's
-    input, or all of a block."""
+    """Return the bytes that each stage holds of one micro-batch of `tokens` tokens from its forward to its backward:
+    every block's input, or all activations of a block."""
     each = _block_input(model, layout, tokens) if recompute else _block_activations(model, layout, tokens)
     return tuple(layers * each for layers in stage_layers(model.layers, layout.pp))
 

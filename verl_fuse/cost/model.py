@@ -1,4 +1,4 @@
-"""The questions that a cost model answers. Everything is in seconds, bytes and tokens.
+"""Defines the questions that a cost model answers. Everything is in seconds, bytes and tokens.
 
 Invariants (tests/unit/cost/test_cost_model.py):
 - `Batch.of(lengths).split(n)` keeps the totals: n parts of it sum to the whole;
@@ -22,7 +22,7 @@ Numbers = Any
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Totals over sequences: how many, their tokens, and the sum of squared lengths (what attention costs)."""
+    """The totals over sequences: their number, their tokens, and the sum of squared lengths (the cost of attention)."""
 
     sequences: float
     tokens: float
@@ -30,32 +30,32 @@ class Batch:
 
     @classmethod
     def of(cls, lengths: np.ndarray) -> "Batch":
-        """From the lengths of the sequences."""
+        """Make a batch from the lengths of the sequences."""
         array = np.asarray(lengths, dtype=np.float64)
         return cls(float(array.size), float(array.sum()), float(np.dot(array, array)))
 
     @classmethod
     def equal(cls, sequences: float, length: float) -> "Batch":
-        """Sequences of one length."""
+        """Make a batch of sequences of one length."""
         return cls(float(sequences), float(sequences * length), float(sequences * length * length))
 
     @classmethod
     def padded(cls, lengths: np.ndarray, size: int) -> "Batch":
-        """The batch as computed without sequence packing: every `size` sequences in turn, each as long as the longest
-        of them."""
+        """Make the batch as computed without sequence packing: every `size` sequences in turn, each as long as the
+        longest of them."""
         array = np.asarray(lengths, dtype=np.float64)
         longest = [array[start : start + size].max() for start in range(0, array.size, size)]
         return cls.of(np.repeat(longest, size)[: array.size])
 
     def split(self, parts: int) -> "Batch":
-        """One of `parts` equal parts."""
+        """Return one of `parts` equal parts."""
         return Batch(self.sequences / parts, self.tokens / parts, self.squares / parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on the fullest device. `weights`, `gradients` and `optimizer` stay between calls unless `offloaded`, the
-    rest is there only while the call runs."""
+    """The bytes that a call takes on the fullest device. `weights`, `gradients` and `optimizer` stay between calls
+    unless `offloaded`, the rest is there only while the call runs."""
 
     weights: float
     gradients: float = 0.0
@@ -71,12 +71,12 @@ class Memory:
 
     @property
     def static(self) -> float:
-        """Bytes that stay between calls."""
+        """Return the bytes that stay between calls."""
         return 0.0 if self.offloaded else self.model
 
     @property
     def active(self) -> float:
-        """Bytes that come on top while the call runs."""
+        """Return the bytes that are added while the call runs."""
         return self.activations + self.kv + self.buffers + (self.model if self.offloaded else 0.0)
 
     @property
@@ -85,8 +85,8 @@ class Memory:
 
 
 class CostModel(Protocol):
-    """Seconds and bytes of model function calls on a cluster. A `batch` is what the docstring says: a
-    micro-batch, or a whole call."""
+    """A model of the seconds and bytes of model function calls on a cluster. A `batch` is a micro-batch or a whole
+    call: each docstring names which."""
 
     @property
     def cluster(self) -> Cluster: ...
@@ -94,20 +94,20 @@ class CostModel(Protocol):
     def stage_seconds(
         self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False, recompute: bool = False
     ) -> tuple[float, ...]:
-        """Seconds of each pipeline stage for one micro-batch of one data-parallel rank; `recompute` adds
-        the forward to a backward."""
+        """Return the seconds of each pipeline stage for one micro-batch of one data-parallel rank; `recompute` adds the
+        forward to a backward."""
         ...
 
     def forward(self, model: Model, layout: Layout, batch: Batch) -> float:
-        """Seconds of the slowest stage for one micro-batch."""
+        """Return the seconds of the slowest stage for the forward of one micro-batch."""
         ...
 
     def backward(self, model: Model, layout: Layout, batch: Batch, *, recompute: bool = False) -> float:
-        """Seconds of the slowest stage for one micro-batch."""
+        """Return the seconds of the slowest stage for the backward of one micro-batch."""
         ...
 
     def infer(self, model: Model, layout: Layout, mesh: Mesh, batch: Batch, microbatches: int) -> float:
-        """Seconds of a forward call over the whole `batch`, in `microbatches` per data-parallel rank."""
+        """Return the seconds of a forward call over the whole `batch`, in `microbatches` per data-parallel rank."""
         ...
 
     def train(
@@ -121,43 +121,43 @@ class CostModel(Protocol):
         *,
         recompute: bool = True,
     ) -> float:
-        """Seconds of one pass over the whole `batch`: `minibatches` updates of `microbatches` per
+        """Return the seconds of one pass over the whole `batch`: `minibatches` updates of `microbatches` per
         data-parallel rank each."""
         ...
 
     def update(self, model: Model, layout: Layout) -> float:
-        """Seconds of one gradient reduction over data-parallel ranks plus one optimizer step."""
+        """Return the seconds of one gradient reduction over data-parallel ranks plus one optimizer step."""
         ...
 
     def reduce_copies(self, model: Model, shards: int, copies: int) -> float:
-        """Seconds to add up the gradients of `copies` copies of a model, each cut over `shards` neighbouring
+        """Return the seconds to add up the gradients of `copies` copies of a model, each cut over `shards` neighbouring
         devices."""
         ...
 
     def prefill(self, model: Model, layout: Layout, batch: Batch) -> float:
-        """Seconds until one rollout replica has read the prompts in `batch`."""
+        """Return the seconds until one rollout replica has read the prompts in `batch`."""
         ...
 
     def decode(self, model: Model, layout: Layout, sequences: Numbers, context_tokens: Numbers) -> Numbers:
-        """Seconds of ONE decode step of one replica with `sequences` running that hold `context_tokens`
-        in all. Works on arrays."""
+        """Return the seconds of ONE decode step of one replica with `sequences` running that hold `context_tokens` in
+        all. Works on arrays."""
         ...
 
     def transfer(self, model: Model, source: Placement, target: Placement) -> float:
-        """Seconds to move the weights between placements; 0 when equal."""
+        """Return the seconds to move the weights between placements; 0 when equal."""
         ...
 
     def sync(self, model: Model, source: Placement, target: Placement) -> float:
-        """Seconds to hand new weights from training to the rollout: a transfer, and what the
-        software needs even without one."""
+        """Return the seconds to hand new weights from training to the rollout: a transfer, and the seconds that the
+        software needs even without a transfer."""
         ...
 
     def migrate(self, model: Model, layout: Layout, tokens: float) -> float:
-        """Seconds to read `tokens` of moved samples again on their new replica."""
+        """Return the seconds to read `tokens` of moved samples again on their new replica."""
         ...
 
     def offload(self, size: float) -> float:
-        """Seconds to move `size` bytes of one device to or from host memory."""
+        """Return the seconds to move `size` bytes of one device to or from host memory."""
         ...
 
     def memory(
@@ -172,12 +172,13 @@ class CostModel(Protocol):
         recompute: bool = True,
         offload: bool = False,
     ) -> Memory:
-        """Bytes on the fullest device; `microbatch` is of one data-parallel rank, `kv_tokens` of one replica.
+        """Return the bytes on the fullest device; `microbatch` is of one data-parallel rank, `kv_tokens` of one
+        replica.
 
         `offload`: weights, gradients and optimizer states wait in host memory between calls, so they count as active.
         """
         ...
 
     def kv_capacity(self, model: Model, layout: Layout, free: float) -> int:
-        """Tokens of KV cache of one replica that fit into `free` bytes per device."""
+        """Return the tokens of KV cache of one replica that fit into `free` bytes per device."""
         ...

@@ -1,8 +1,8 @@
-"""Measured seconds instead of the roofline's, wherever a profile has the model and its tensor parallelism.
+"""Takes measured seconds instead of the roofline's, wherever a profile has the model and its tensor parallelism.
 
 Invariants (tests/unit/cost/test_profiled.py):
 - at a measured batch and length the answer is the measurement times the blocks, plus floors and collectives;
-- a model or degree that was not measured costs what the analytic model says;
+- a model or degree that was not measured costs the seconds of the analytic model;
 - a profile of a CPU is none of an accelerator, and one of an accelerator is of no other with more or less memory.
 Collectives, pipelines and memory stay analytic: they need more than one device to measure.
 """
@@ -25,8 +25,8 @@ from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.units import GIB
 
-# Of two accelerators whose memory differs by more than this factor, one is not the other: drivers and vendors count
-# it a little differently.
+# Two accelerators whose memory differs by more than this factor are different devices: drivers and vendors count it a
+# little differently.
 _SAME_MEMORY = 1.5
 # A block's cost depends on these alone.
 _BLOCK = (
@@ -49,13 +49,13 @@ class ProfiledCost(AnalyticCost):
 
     @classmethod
     def of(cls, table: ProfileTable, cluster: Cluster) -> "ProfiledCost":
-        """The floors of the software are the profile's if it has them. A FuseError refuses a profile
-        of another kind of device."""
+        """Make the cost model of a profile. The floors of the software are the profile's if it has floors. A FuseError
+        refuses a profile of another kind of device."""
         _check_device(table.device, cluster.device)
         return cls(cluster, table.engine or GRAPHS, table)
 
     def covers(self, model: Model, layout: Layout) -> bool:
-        """Whether the profile has this model's blocks."""
+        """Tell whether the profile has this model's blocks."""
         return self._measured(model, layout, _BLOCK) is not None
 
     def block(self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False) -> float:
@@ -110,7 +110,8 @@ class ProfiledCost(AnalyticCost):
 
 
 def _check_device(measured: Device, planned: Device) -> None:
-    """Names do not tell: CUDA's are longer than the built-in ones."""
+    """Raise a FuseError where the profile's device is of another kind than the cluster's. Names do not tell the kind:
+    CUDA's names are longer than the built-in names."""
     less, more = sorted((measured.memory, planned.memory))
     if measured.is_cpu == planned.is_cpu and (measured.is_cpu or more <= _SAME_MEMORY * less):
         return
@@ -127,6 +128,6 @@ def _grid_of(found: MeasuredModel, part: Part, direction: Pass) -> MeasuredGrid:
 
 
 def _by_tokens(grid: MeasuredGrid, tokens: Numbers) -> Numbers:
-    """Seconds of a part to which sequences do not matter: tokens come as sequences of the middle length."""
+    """Return the seconds of a part that does not depend on sequences: tokens come as sequences of the middle length."""
     length = grid.lengths[len(grid.lengths) // 2]
     return grid.at(np.maximum(tokens / length, 1e-9), np.minimum(length, np.maximum(tokens, 1e-9)))

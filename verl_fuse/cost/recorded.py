@@ -1,5 +1,4 @@
-"""The software around the models, as a recorded run shows it: seconds of its stages, and
-the lengths they worked on."""
+"""Reads the software around the models off a recorded run: seconds of its stages, and the lengths they worked on."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -34,7 +33,7 @@ MICRO_BATCH_KEYS = {
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """Seconds by stage; prompt tokens, response tokens and replica of every request."""
+    """A recorded step: seconds by stage; prompt tokens, response tokens and replica of every request."""
 
     stages: dict[str, float]
     prompts: tuple[int, ...]
@@ -43,7 +42,7 @@ class RecordedStep:
 
     @classmethod
     def of(cls, timeline: Timeline) -> "RecordedStep":
-        """From a recorded step; requests that failed are left out."""
+        """Make the step from a recorded timeline; requests that failed are left out."""
         requests = [
             s for s in timeline.spans if s.name == REQUEST and {"prompt_tokens", "response_tokens"} <= s.args.keys()
         ]
@@ -80,13 +79,13 @@ class RecordedRun:
     steps: tuple[RecordedStep, ...]
 
     def microbatches(self, stage: str, step: RecordedStep) -> int:
-        """Micro-batches per rank (and per mini-batch in training)."""
+        """Return the micro-batches per rank (and per mini-batch in training)."""
         updates = self.minibatches if stage in TRAIN_STAGES else 1
         return ceil(len(step.responses) / self.ranks / updates / self.micro_batch[stage])
 
 
 def run_of(name: str, config: DictConfig, timelines: list[Timeline]) -> RecordedRun:
-    """A run from its resolved verl configuration and its timelines. The first step warms up and is left out."""
+    """Make a run from its resolved verl configuration and its timelines. The first step warms up and is left out."""
     if len(timelines) < 2:
         raise FuseError(f"run {name!r}: {len(timelines)} recorded step; needs at least two, the first only warms up")
     if OmegaConf.select(config, "fuse.placement.critic"):

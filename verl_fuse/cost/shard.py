@@ -1,4 +1,5 @@
-"""The share of a model that one device of a layout computes and holds: counts of operations and elements, no speeds.
+"""Counts the share of a model that one device of a layout computes and holds: counts of operations and elements, no
+speeds.
 
 A product of an (m x k) and a (k x n) matrix is 2mkn operations. Attention is causal: half of the
 score matrix is computed.
@@ -23,7 +24,8 @@ def attention_flops(model: Model, layout: Layout, squares: Numbers) -> Numbers:
 
 
 def block_weight_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
-    """Bytes of one block's weights that `tokens` tokens touch: of a MoE block, the experts somebody is sent to."""
+    """Return the bytes of one block's weights that `tokens` tokens touch; of a MoE block, the experts that get at least
+    one token."""
     if not model.experts:
         return BYTES * model.block_parameters / layout.tp
     touched = model.experts * (1 - (1 - model.experts_per_token / model.experts) ** tokens)
@@ -32,8 +34,8 @@ def block_weight_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers
 
 
 def elementwise_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
-    """Memory traffic of one block's forward outside matrix products: two norms, two residuals, rotation of q and
-    k, the gated activation."""
+    """Return the memory traffic of one block's forward outside matrix products: two norms, two residuals, rotation of q
+    and k, the gated activation."""
     active = max(1, model.experts_per_token) * model.intermediate + model.shared_intermediate
     split = 4 * (model.heads + model.kv_heads) * model.head_dim + 3 * active
     return BYTES * tokens * (10 * model.hidden + split / layout.tp) / layout.cp
@@ -45,17 +47,18 @@ def head_flops(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
 
 
 def logits_bytes(model: Model, layout: Layout, tokens: Numbers) -> Numbers:
-    """Memory traffic of turning logits into log-probs: written in half, read, and gone over three
-    times in full precision."""
+    """Return the memory traffic of turning logits into log-probs: written in half, read, and gone over three times in
+    full precision."""
     return (2 * BYTES + 3 * 4) * tokens * model.head_width / (layout.tp * layout.cp)
 
 
 def block_parameters(model: Model, layout: Layout) -> float:
-    """Elements of one block on one device."""
+    """Return the elements of one block on one device."""
     experts = max(1, model.experts) * model.expert_parameters
     return (model.block_parameters - experts + experts / layout.ep) / layout.tp
 
 
 def kv_bytes_per_token(model: Model, layout: Layout) -> float:
-    """Bytes of one block's KV cache per token on one device; fewer KV heads than tensor ranks are replicated."""
+    """Return the bytes of one block's KV cache per token on one device; fewer KV heads than tensor ranks are
+    replicated."""
     return BYTES * 2 * model.head_dim * max(1.0, model.kv_heads / layout.tp) / layout.cp

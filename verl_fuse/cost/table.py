@@ -1,9 +1,9 @@
-"""The measurements of `verl-fuse profile`, as a file.
+"""Reads and writes the measurements of `verl-fuse profile`.
 
 Invariants (tests/unit/cost/test_table.py):
-- `ProfileTable.from_json(table.to_json())` says the same;
+- `ProfileTable.from_json(table.to_json())` gives an equal table;
 - every measured time is positive, and a measurement has one time for every pair of its batches and lengths;
-- a file of another version, or with an unknown key or value, is refused, naming it and what is allowed.
+- a file of another version, or with an unknown key or value, is refused, naming it and the allowed values.
 """
 
 import dataclasses
@@ -42,7 +42,8 @@ sequence gets one new token."""
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds of one part of a model in one pass, for every batch size and sequence length, without collectives."""
+    """The seconds that one part of a model takes in one pass, for every batch size and sequence length, without
+    collectives."""
 
     part: Part
     direction: Pass
@@ -102,7 +103,7 @@ class ProfileTable:
 
     @classmethod
     def from_json(cls, text: str) -> "ProfileTable":
-        """Parse `to_json` output; a FuseError says what is wrong with anything else."""
+        """Parse `to_json` output; a FuseError names the fault of any other text."""
         try:
             data: Any = json.loads(text)
         except json.JSONDecodeError as error:
@@ -135,7 +136,7 @@ class ProfileTable:
 
 @dataclass(frozen=True)
 class _File:
-    """The plain keys of a profile."""
+    """The plain keys that a profile has."""
 
     device: Device
     precision: str
@@ -146,7 +147,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _ModelEntry:
-    """The plain keys of a measured model."""
+    """The plain keys that a measured model has."""
 
     model: Model
     tp: int
@@ -155,7 +156,7 @@ class _ModelEntry:
 
 @dataclass(frozen=True)
 class _MeasurementEntry:
-    """The keys of a measurement but its times."""
+    """The keys that a measurement has, without its times."""
 
     part: Part
     direction: Pass

@@ -1,9 +1,10 @@
-"""Seconds to move a model's weights from one placement to another.
+"""Computes the seconds to move a model's weights from one placement to another.
 
-Every device needs its shard; what it holds already stays, what a device of its node holds comes over the node's links,
-the rest over the network. A piece wanted by several nodes is sent once to each, spread over all devices that hold it.
-The slowest sender or receiver decides. Source of the idea: ReaL (arXiv 2406.14088), section on parameter reallocation;
-here pieces are counted in fractions, not intervals: shards of FSDP as if they cut the model as tensor ranks do.
+Every device needs its shard; weights that it holds already stay, weights that a device of its node holds come over the
+node's links, the rest over the network. A piece wanted by several nodes is sent once to each, spread over all devices
+that hold it. The slowest sender or receiver decides. Source of the idea: ReaL (arXiv 2406.14088), section on parameter
+reallocation; here pieces are counted in fractions, not intervals: shards of FSDP as if they cut the model as tensor
+ranks do.
 
 Compiled, because a planner asks for tens of thousands of pairs.
 """
@@ -24,7 +25,8 @@ from verl_fuse.spec.model import Model
 def transfer_seconds(
     model: Model, source: Placement, target: Placement, cluster: Cluster, network: float, latency: float
 ) -> float:
-    """`network` is the reached fraction of link bandwidth, `latency` the seconds of one broadcast step."""
+    """Return the seconds of a transfer; `network` is the reached fraction of link bandwidth, `latency` the seconds of
+    one broadcast step."""
     if source == target:
         return 0.0
     (have, have_layout), (want, want_layout) = source, target
@@ -48,13 +50,13 @@ def transfer_seconds(
 
 
 def _copies(layout: Layout) -> int:
-    """How often a layout holds the model."""
+    """Return the number of times that a layout holds the model."""
     return layout.tp * layout.dp * layout.cp // layout.holders
 
 
 @lru_cache(maxsize=4096)
 def _bounds(layers: int, pp: int) -> NDArray[np.float64]:
-    """Where each stage begins and the last one ends, as fractions of the blocks."""
+    """Return the place where each stage begins and the last stage ends, as fractions of the blocks."""
     return np.concatenate([[0], np.cumsum(stage_layers(layers, pp))]) / layers
 
 
@@ -71,8 +73,8 @@ def _busiest(
     per_node: int,
     slowness: float,
 ) -> tuple[float, float, float]:
-    """Shares of the model: what the slowest receiver gets from its node and from others, and what the busiest
-    sender sends to other nodes.
+    """Return shares of the model: the shares that the slowest receiver gets from its node and from other nodes, and the
+    share that the busiest sender sends to other nodes.
 
     Ranks count tensor ranks, then copies, then stages; `slowness` is the network's bandwidth over that within a node.
     """

@@ -1,1 +1,1 @@
-"""The only package of the library that imports verl. Nothing is imported here: `entry` must stay light."""
+"""This package is the only one of the library that imports verl. It imports nothing here: `entry` must stay light."""

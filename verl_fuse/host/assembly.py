@@ -95,8 +95,8 @@ def training_groups(trainer: Any) -> dict[str, Any]:
 
 
 def exported(trainer: Any, stages: Sequence[Stage], whole: bool) -> dict[Stage, Export]:
-    """Return the parameters that slices need for `stages`, left by the training workers: all of them (`whole`), or
-    those that are trained."""
+    """Return the parameters that slices need for `stages`, left by the training workers: all of them (`whole`), or the
+    trained ones."""
     groups, models = training_groups(trainer), {"old_log_prob": "actor", "values": "critic"}
     return {stage: joined(groups[models[stage]].export_weights(whole)) for stage in stages if stage in models}
 

@@ -1,2 +1,2 @@
-"""The devices and the layout of each model call of a step: legal options, exact evaluation, search with a
+"""Finds the devices and the layout of each model call of a step: legal options, exact evaluation, search with a
 bound."""

@@ -1,4 +1,5 @@
-"""Build plans call by call, heaviest first, keeping the partial ones with the least bound: the start of a search."""
+"""Builds plans call by call, heaviest first, and keeps the partial plans with the least bound: the start of a
+search."""
 
 import numpy as np
 from numba import njit
@@ -10,7 +11,7 @@ from verl_fuse.plan.tables import PlanTables
 
 
 def build(t: PlanTables, r: Relaxation, k: Candidates, order: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Up to `width` complete plans that fit, least bound first; shape (plans, calls), possibly no plan."""
+    """Return up to `width` complete plans that fit, least bound first; shape (plans, calls), possibly no plan."""
     beam = np.full((1, order.size), -1, np.int64)
     for c in order:
         options = k.options[c, : k.counts[c]]
@@ -26,7 +27,7 @@ def build(t: PlanTables, r: Relaxation, k: Candidates, order: NDArray[np.int64],
 def _extend(
     t: PlanTables, r: Relaxation, beam: NDArray[np.int64], call: int, options: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Bounds of every partial plan with every option of `call`; infinite where it does not fit."""
+    """Return the bounds of every partial plan with every option of `call`; infinite where the option does not fit."""
     found = np.full((beam.shape[0], options.size), np.inf)
     for i in range(beam.shape[0]):
         choice = beam[i].copy()

@@ -1,8 +1,8 @@
-"""Lower bounds on the seconds per step of every plan that completes a partial one.
+"""Computes lower bounds on the seconds per step of every plan that completes a partial plan.
 
 The graph falls into blocks in series (in PPO: generation, inference, training): everything in a block waits for
 everything in the block before. Per block, none of these can be beaten: its longest chain; its work spread over all
-devices; the calls fixed on one device, one after another; two or three unordered calls on any numbers of devices, those
+devices; the calls fixed on one device, one after another; two or three unordered calls on any numbers of devices, calls
 that do not fit beside each other one after the other. The blocks add up. Moves of weights of already fixed calls
 lengthen the path through the train call they wait for. Independently, no device can be busy for longer than a step.
 
@@ -24,7 +24,7 @@ from verl_fuse.plan.tables import PlanTables, Scalar
 
 
 class Relaxation(NamedTuple):
-    """The data of a bound besides the tables: per call the least over its options, and the blocks in series."""
+    """The data that a bound needs besides the tables: per call the least over its options, and the blocks in series."""
 
     lowest: NDArray[np.float64]  # n, seconds
     lowest_area: NDArray[np.float64]  # n, devices x seconds
@@ -65,7 +65,7 @@ def relax(t: PlanTables) -> Relaxation:
 
 
 def least_seconds(t: PlanTables) -> float:
-    """Seconds that no plan of the tables can beat."""
+    """Return seconds that no plan of the tables can beat."""
     return float(lower_bound(t, relax(t), np.full(t.before.shape[0], -1, np.int64)))
 
 
@@ -73,8 +73,8 @@ def least_seconds(t: PlanTables) -> float:
 def raise_floor(
     within: NDArray[np.float64], block: NDArray[np.int64], ordered: NDArray[np.bool_], floor: NDArray[np.float64]
 ) -> None:
-    """Raise the floor of each block to what three of its unordered calls need; rows of `within` that are nan are left
-    out."""
+    """Raise the floor of each block to the seconds that three of its unordered calls need; rows of `within` that are
+    nan are left out."""
     n = block.size
     for a in range(n):
         for b in range(a + 1, n):
@@ -105,7 +105,7 @@ def _blocks(ordered: NDArray[np.bool_], deferred: int) -> NDArray[np.int64]:
 
 @njit(cache=True)
 def lower_bound(t: PlanTables, r: Relaxation, choice: NDArray[np.int64]) -> float:
-    """Seconds no completion of `choice` (option per call, -1: free) can beat."""
+    """Return seconds that no completion of `choice` (option per call, -1: free) can beat."""
     return tightened_bound(t, r, choice, r.lowest, r.lowest_area, r.floor)
 
 
@@ -118,8 +118,8 @@ def tightened_bound(
     lowest_area: NDArray[np.float64],
     floor: NDArray[np.float64],
 ) -> float:
-    """The bound if free calls take at least `lowest` seconds and `lowest_area` devices x seconds (n), and a block at
-    least its `floor` (n)."""
+    """Return the bound if free calls take at least `lowest` seconds and `lowest_area` devices x seconds (n), and a
+    block at least its `floor` (n)."""
     n = choice.size
     blocks = 0
     for c in range(n):
@@ -177,8 +177,8 @@ def _beside(
     lowest: NDArray[np.float64],
     lowest_area: NDArray[np.float64],
 ) -> Scalar:
-    """Seconds of a step with a deferred call, whatever is beside it: all work on all devices, and its turns with those
-    that use its weights."""
+    """Return the seconds of a step with a deferred call, whichever calls are beside it: all work on all devices, and
+    its turns with the calls that use its weights."""
     work = 0.0
     late = t.deferred
     trains = lowest[late] if choice[late] < 0 else t.seconds[choice[late]]
@@ -216,7 +216,7 @@ def _with_moves(
 
 @njit(cache=True)
 def _busiest_device(t: PlanTables, choice: NDArray[np.int64]) -> Scalar:
-    """Seconds of all fixed calls and their moves on the busiest device."""
+    """Return the seconds of all fixed calls and their moves on the busiest device."""
     busiest = 0.0
     for c in range(choice.size):
         if choice[c] < 0:
@@ -239,6 +239,6 @@ def _busiest_device(t: PlanTables, choice: NDArray[np.int64]) -> Scalar:
 
 @njit(cache=True, inline="always")
 def _move_at_least(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
-    """A move that is not filled in yet may be free."""
+    """Return the least seconds of a move: a move that is not filled in yet may be free."""
     seconds = move_seconds(t, train, user)
     return 0.0 if np.isnan(seconds) else seconds

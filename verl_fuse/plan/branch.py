@@ -1,11 +1,11 @@
-"""Depth-first branch and bound over the options of one call after another, heaviest call first.
+"""Searches by depth-first branch and bound over the options of one call after another, heaviest call first.
 
 Fixed calls take memory; near the root the least seconds of the free calls are therefore taken over the options that
 still fit.
 
 Invariants (tests/unit/plan/test_search.py):
 - a finished search has proved its bound: no plan of the space beats `incumbent * (1 - tolerance)`;
-- an interrupted one reports the least bound of what it has not looked at.
+- an interrupted one reports the least bound of the part that it has not looked at.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LOOK_AHEAD = 3
 
 
 class Candidates(NamedTuple):
-    """Per call the options that could still be part of a better plan, best bound first."""
+    """The options that could still be part of a better plan, per call, best bound first."""
 
     options: NDArray[np.int64]  # n x most
     bounds: NDArray[np.float64]  # n x most, of the plan in which only this option is fixed
@@ -33,7 +33,7 @@ class Candidates(NamedTuple):
 
 @dataclass
 class BranchState:
-    """Where a search stands, so that it can go on after a look at the clock."""
+    """The state of a search, so that the search can go on after a look at the clock."""
 
     order: NDArray[np.int64]
     pointer: NDArray[np.int64]
@@ -53,7 +53,8 @@ class BranchState:
 
 @njit(cache=True)
 def bounds_alone(t: PlanTables, r: Relaxation) -> NDArray[np.float64]:
-    """Per option: the bound of the plan in which only this option is fixed; infinite if it alone does not fit."""
+    """Return per option the bound of the plan in which only this option is fixed; infinite if the option alone does not
+    fit."""
     found = np.empty(t.seconds.size)
     choice = np.full(t.begin.size - 1, -1, np.int64)
     for c in range(choice.size):
@@ -65,7 +66,7 @@ def bounds_alone(t: PlanTables, r: Relaxation) -> NDArray[np.float64]:
 
 
 def candidates(t: PlanTables, alone: NDArray[np.float64], below: float, most: int | None = None) -> Candidates:
-    """The options whose bound is below `below`, at most `most` per call."""
+    """Return the options whose bound is below `below`, at most `most` per call."""
     n = t.begin.size - 1
     most = most or int(np.max(np.diff(t.begin)))
     options = np.zeros((n, most), np.int64)
@@ -80,12 +81,12 @@ def candidates(t: PlanTables, alone: NDArray[np.float64], below: float, most: in
 
 
 def every_option(t: PlanTables) -> Candidates:
-    """All of them, whatever their bound."""
+    """Return all options, whatever their bound."""
     return candidates(t, np.zeros(t.seconds.size), np.inf)
 
 
 def start(r: Relaxation, best: NDArray[np.int64], seconds: float) -> BranchState:
-    """A search that has not begun, with a known plan."""
+    """Return a search that has not begun, with a known plan."""
     n = best.size
     order = np.argsort(-r.lowest, kind="stable").astype(np.int64)
     lowest, area, floor = (np.tile(row, (n, 1)) for row in (r.lowest, r.lowest_area, r.floor))
@@ -105,8 +106,8 @@ def advance(t: PlanTables, r: Relaxation, k: Candidates, s: BranchState, toleran
 
 
 def open_bound(k: Candidates, state: BranchState) -> float:
-    """The least bound of what is not yet looked at (infinite after the end): that of the current choice of the first
-    call."""
+    """Return the least bound of the open part of the search (infinite after the end): the bound of the current choice
+    of the first call."""
     if state.finished:
         return np.inf
     first = state.order[0]
@@ -166,7 +167,7 @@ def _bound(t, r, choice, level, lowest, area, floor):
 
 @njit(cache=True)
 def _look_ahead(t, r, k, choice, lowest, area, floor):
-    """Tighten what free calls and blocks take at least to the candidates that fit beside what is fixed."""
+    """Tighten the least seconds of free calls and blocks to the candidates that fit beside the fixed options."""
     within = np.full((choice.size, t.devices + 1), np.inf)
     for c in range(choice.size):
         if choice[c] >= 0:
@@ -191,7 +192,7 @@ def _look_ahead(t, r, k, choice, lowest, area, floor):
 
 @njit(cache=True)
 def fits_so_far(t: PlanTables, choice: NDArray[np.int64]) -> bool:
-    """Whether the fixed calls of a partial plan fit; a completion needs no less."""
+    """Tell whether the fixed calls of a partial plan fit; a completion needs no less."""
     for c in range(choice.size):
         if choice[c] >= 0 and _fixed_bytes(t, choice, t.first[choice[c]]) > t.limit:
             return False

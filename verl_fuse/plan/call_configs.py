@@ -1,5 +1,5 @@
-"""Every configuration worth considering for a call: legal layouts, micro-batchings, offload; what each takes by the
-cost model.
+"""Lists every configuration worth considering for a call: legal layouts, micro-batchings, offload; the cost of each by
+the cost model.
 
 Invariants (tests/unit/plan/test_call_configs.py):
 - an option that needs more than the limit on its own is left out;
@@ -26,7 +26,7 @@ WAVES = (1, 2, 4, 8)
 def configs_on_sizes(
     call: Call, workload: Workload, cost: CostModel, sizes: Iterable[int], limit: float
 ) -> tuple[CallConfig, ...]:
-    """The configurations of `call` on meshes of each of `sizes` devices within `limit` bytes per device."""
+    """Return the configurations of `call` on meshes of each of `sizes` devices within `limit` bytes per device."""
     trained = any(other.role == call.role and other.kind == "train" for other in workload.calls)
     kept: list[CallConfig] = []
     generation = GenerationEstimates(workload, cost)
@@ -45,13 +45,13 @@ def configs_in_layouts(
     limit: float,
     generation: GenerationEstimates,
 ) -> tuple[CallConfig, ...]:
-    """The configurations of `call` in these layouts within `limit` bytes per device."""
+    """Return the configurations of `call` in these layouts within `limit` bytes per device."""
     of_layouts = (_variants(call, workload, cost, layout, generation) for layout in layouts)
     return tuple(kept for found in of_layouts for kept in _pareto([config for config in found if config.peak <= limit]))
 
 
 def least_bytes(call: Call, workload: Workload, cost: CostModel, sizes: Iterable[int]) -> float:
-    """The least memory per device with which the call alone runs; infinite if no layout divides the model."""
+    """Return the least memory per device with which the call alone runs; infinite if no layout divides the model."""
     found = configs_on_sizes(call, workload, cost, sizes, float("inf"))
     return min((config.peak for config in found), default=float("inf"))
 
@@ -73,7 +73,7 @@ def _variants(
 def generate(
     workload: Workload, cost: CostModel, layout: Layout, waves: int, generation: GenerationEstimates
 ) -> CallConfig:
-    """Generation whose KV cache holds 1/waves of a replica's sequences."""
+    """Return the configuration of generation whose KV cache holds 1/waves of a replica's sequences."""
     memory = cost.memory(workload.actor, "generate", layout, kv_tokens=generation.kv_tokens(layout, waves))
     return CallConfig(layout, waves, False, generation.seconds(layout, waves), 0.0, memory.active, memory.weights)
 
@@ -81,7 +81,8 @@ def generate(
 def compute(
     call: Call, workload: Workload, cost: CostModel, layout: Layout, microbatches: int, offload: bool
 ) -> CallConfig:
-    """Inference or training; `microbatches` per data-parallel rank, and in training per mini-batch."""
+    """Return the configuration of inference or training; `microbatches` per data-parallel rank, and in training per
+    mini-batch."""
     model, batch = workload.model(call.role), mean_batch(workload)
     # Equal nodes: where a mesh lies does not matter to the call itself.
     mesh = Mesh(0, layout.devices)
@@ -103,8 +104,8 @@ def compute(
 
 
 def _pareto(options: Sequence[CallConfig]) -> list[CallConfig]:
-    """The options that no other one equals or beats in seconds, resident, active and copied bytes; the first of
-    equals."""
+    """Return the options that no other option equals or beats in seconds, resident, active and copied bytes; the first
+    of equals."""
     kept: list[CallConfig] = []
     for config in sorted(options, key=lambda w: (w.needs, w.microbatches)):
         if not any(all(a <= b for a, b in zip(other.needs, config.needs, strict=True)) for other in kept):

@@ -1,4 +1,4 @@
-"""The cost of a plan for a search, and its cost with another option for one call."""
+"""Computes the cost of a plan for a search, and its cost with another option for one call."""
 
 import numpy as np
 from numba import njit
@@ -13,8 +13,8 @@ OVERFULL = 1e9
 
 @njit(cache=True)
 def cost(t: PlanTables, choice: NDArray[np.int64]) -> float:
-    """Seconds per step; OVERFULL * (1 + share of the limit it needs) for a plan that does not fit; infinite if a move
-    is not filled in."""
+    """Return the seconds per step; OVERFULL * (1 + the needed share of the limit) for a plan that does not fit;
+    infinite if a move is not filled in."""
     if unfilled(t, choice) >= 0:
         return np.inf
     return optimistic_cost(t, choice)
@@ -22,7 +22,7 @@ def cost(t: PlanTables, choice: NDArray[np.int64]) -> float:
 
 @njit(cache=True)
 def optimistic_cost(t: PlanTables, choice: NDArray[np.int64]) -> float:
-    """The cost if moves that are not filled in were free."""
+    """Return the cost if moves that are not filled in were free."""
     if fits(t, choice):
         return schedule(t, choice, EVALUATED_STEPS, np.empty(2 * choice.size), np.empty(2 * choice.size))
     peak = 0.0
@@ -33,7 +33,7 @@ def optimistic_cost(t: PlanTables, choice: NDArray[np.int64]) -> float:
 
 @njit(cache=True)
 def optimistic_costs(t: PlanTables, choice: NDArray[np.int64], call: int) -> NDArray[np.float64]:
-    """The optimistic cost of the plan with each option of `call`."""
+    """Return the optimistic cost of the plan with each option of `call`."""
     found = np.empty(t.begin[call + 1] - t.begin[call])
     trial = choice.copy()
     for i in range(found.size):
@@ -43,5 +43,5 @@ def optimistic_costs(t: PlanTables, choice: NDArray[np.int64], call: int) -> NDA
 
 
 def bytes_needed(t: PlanTables, found: float) -> float:
-    """Bytes per device of a plan that costs `found` because it does not fit."""
+    """Return the bytes per device of a plan that costs `found` because it does not fit."""
     return (found / OVERFULL - 1.0) * t.limit

@@ -1,4 +1,4 @@
-"""Drop options of calls whose weights never move that are no better in anything than another one on a part of their
+"""Drops options of calls whose weights never move: options no better in anything than another option on a part of their
 devices.
 
 Calls that become ready together start in a fixed order, each when its devices are free. A shorter call on fewer of the
@@ -15,13 +15,13 @@ from verl_fuse.plan.tables import PlanTables
 
 
 def undominated(t: PlanTables) -> NDArray[np.bool_]:
-    """Per option: whether to keep it."""
+    """Tell per option whether to keep it."""
     kept = np.ones(t.seconds.size, np.bool_)
     moving = {int(source) for source in t.source if source >= 0}
     for c in range(t.begin.size - 1):
         if t.source[c] < 0 and c not in moving:
             span = np.arange(t.begin[c], t.begin[c + 1])
-            # A dominating option comes before what it dominates.
+            # A dominating option comes before the options that it dominates.
             order = span[np.lexsort((t.active[span], t.resident[span], t.end[span] - t.first[span], t.seconds[span]))]
             _drop(t, order, kept)
     return kept

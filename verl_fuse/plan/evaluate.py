@@ -1,19 +1,19 @@
-"""The cost of a plan: seconds per step and bytes per device, exactly, in about a microsecond.
+"""Computes the cost of a plan: seconds per step and bytes per device, exactly, in about a microsecond.
 
 A step is the dataflow graph of its calls. A call whose placement differs from that of its role's train call is preceded
 by a move of the weights, which occupies both meshes and may start once that train call of the step before has ended. An
 event queue takes the node that is ready first (ties: order of the workload) and starts it when every device of its mesh
-is free. Calls without predecessors wait for all calls of the step before, but for a train call that is deferred: those
-that use its weights wait for it alone, and it gives way to whatever is ready when its devices are free, moves of
+is free. Calls without predecessors wait for all calls of the step before, but for a train call that is deferred: calls
+that use its weights wait for it alone, and it gives way to any call that is ready when its devices are free, moves of
 weights for the next step included. Steps are unrolled until one follows another in the same rhythm; the last one, from
-the end of what is waited for to the next, is the answer.
+the end of the awaited calls to the next such end, is the answer.
 
 Invariants (tests/unit/plan/test_evaluate.py):
 - no two nodes overlap in time on a device;
 - a call starts after its predecessors, its move and, without predecessors, the whole step before, a deferred call left
   out;
 - a call starts after the deferred call of the step before whose weights it uses;
-- two nodes on disjoint meshes do not wait for each other unless the graph says so.
+- two nodes on disjoint meshes do not wait for each other unless the graph has an edge between them.
 """
 
 import numpy as np
@@ -28,8 +28,8 @@ EVALUATED_STEPS = 2  # the second step of a plan repeats for ever (tested on ran
 
 @njit(cache=True, inline="always")
 def move_seconds(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
-    """Seconds to give option `user` the weights of the train option `train`; 0 if they share the placement, nan if not
-    filled in yet."""
+    """Return the seconds to give option `user` the weights of the train option `train`; 0 if they share the placement,
+    nan if not filled in yet."""
     if t.placement[train] == t.placement[user]:
         return 0.0
     return t.moves[move_index(t, train, user)]
@@ -37,7 +37,7 @@ def move_seconds(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
 
 @njit(cache=True, inline="always")
 def move_index(t: PlanTables, train: Scalar, user: Scalar) -> Scalar:
-    """Where that move is in `moves`."""
+    """Return the place of that move in `moves`."""
     between = relation(t.first[train], t.end[train], t.first[user], t.end[user], t.node)
     return t.base[t.shape[train], t.shape[user]] + between
 
@@ -62,7 +62,7 @@ def schedule(
         seconds[a] = t.seconds[o]
         if t.source[a] >= 0:
             seconds_moving = move_seconds(t, choice[t.source[a]], o)
-            # Not filled in yet: as if free. `step_seconds` never lets such a plan in.
+            # A move that is not filled in yet counts as free. `step_seconds` never lets such a plan in.
             move[a] = 0.0 if np.isnan(seconds_moving) else seconds_moving
         for b in range(n):
             if t.first[o] < t.end[choice[b]] and t.first[choice[b]] < t.end[o]:
@@ -72,7 +72,7 @@ def schedule(
     barrier = 0.0
     length: Scalar = 0.0
     late = t.deferred
-    # Whether the deferred call of the step before has not begun, and when it could.
+    # `owed` is True while the deferred call of the step before has not begun, `owed_ready` the time at which it could.
     owed = False
     owed_ready = 0.0
     awaited = ~(1 << late) if late >= 0 else -1
@@ -155,7 +155,7 @@ def schedule(
 
 @njit(cache=True)
 def peak_bytes(t: PlanTables, choice: NDArray[np.int64], device: Scalar) -> Scalar:
-    """Bytes a device needs: everything resident on it, and the largest of the calls that run on it."""
+    """Return the bytes that a device needs: all resident bytes, and the largest of the calls that run on it."""
     resident = 0.0
     active = 0.0
     for c in range(choice.size):
@@ -169,7 +169,7 @@ def peak_bytes(t: PlanTables, choice: NDArray[np.int64], device: Scalar) -> Scal
 
 @njit(cache=True)
 def fits(t: PlanTables, choice: NDArray[np.int64]) -> bool:
-    """Whether no device needs more than its limit. The fullest device is the first one of some mesh."""
+    """Tell whether no device needs more than its limit. The fullest device is the first one of some mesh."""
     for c in range(choice.size):  # noqa: SIM110 - the compiler takes no generators
         if peak_bytes(t, choice, t.first[choice[c]]) > t.limit:
             return False
@@ -178,7 +178,7 @@ def fits(t: PlanTables, choice: NDArray[np.int64]) -> bool:
 
 @njit(cache=True)
 def unfilled(t: PlanTables, choice: NDArray[np.int64]) -> int:
-    """The first call of a plan whose move is not filled in yet; -1 if there is none."""
+    """Return the first call of a plan whose move is not filled in yet; -1 if there is none."""
     for c in range(choice.size):
         if t.source[c] >= 0 and np.isnan(move_seconds(t, choice[t.source[c]], choice[c])):
             return c
@@ -187,7 +187,8 @@ def unfilled(t: PlanTables, choice: NDArray[np.int64]) -> int:
 
 @njit(cache=True)
 def step_seconds(t: PlanTables, choice: NDArray[np.int64]) -> float:
-    """Seconds per step of a plan; infinite if it does not fit into memory or if a move is not filled in yet."""
+    """Return the seconds per step of a plan; infinite if the plan does not fit into memory or if a move is not filled
+    in yet."""
     if not fits(t, choice) or unfilled(t, choice) >= 0:
         return np.inf
     n = choice.size

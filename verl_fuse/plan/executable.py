@@ -9,8 +9,8 @@ What it can run (the invariants; tests/unit/plan/test_executable.py):
 - on FSDP a role is sharded over its whole mesh or over a part that divides it, with its own sequence-parallel size;
   inference runs in the layout of training;
 - rollout replicas are tensor parallel within a node, with weights of their own; so is the reward model's engine;
-- what a feature refuses at run time (plugins/verl_fuse_pipeline/refusals.py, plugins/verl_fuse_interstage) is not
-  planned for it.
+- a setting that a feature refuses at run time (plugins/verl_fuse_pipeline/refusals.py, plugins/verl_fuse_interstage) is
+  not planned for it.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from verl_fuse.spec.workload import Call, Workload
 
 # Seconds a space gets when the time is over, and after which no more spaces are looked at.
 LEAST_SEARCH_SECONDS, OVERTIME_SECONDS = 0.05, 1.0
-# What a run with the feature demands of the placement.
+# A run with the feature demands this of the placement.
 DEMANDS = {
     "interstage": "a reward model, if there is one, on devices of its own",
     "pipeline": "at least 2 pipeline stages, no expert parallelism",
@@ -49,15 +49,15 @@ DEMANDS = {
 
 @dataclass(frozen=True)
 class DevicePools:
-    """Devices of actor and reference, and of the reward model and the critic; None: the same. Where the critic is, no
-    replica generates."""
+    """The devices that actor and reference have, and the devices of the reward model and of the critic; None: the same.
+    No replica generates on the critic's devices."""
 
     main: Mesh
     reward: Mesh | None = None
     critic: Mesh | None = None
 
     def of(self, call: Call) -> Mesh:
-        """The devices of a call."""
+        """Return the devices of a call."""
         if call.kind == "generate" and self.critic:
             return Mesh(self.main.first, self.critic.first - self.main.first)
         own = {"reward": self.reward, "critic": self.critic}.get(call.role)
@@ -72,10 +72,10 @@ def best_executable(
     features: Collection[str] = (),
     report: Callable[[str], None] = lambda text: None,
 ) -> SearchResult:
-    """The best plan over pools and trainer layouts that the features allow; a FuseError says how much memory would do
-    if none fits.
+    """Return the best plan over pools and trainer layouts that the features allow; if none fits, a FuseError says how
+    much memory would suffice.
 
-    Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
+    Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told the search under way.
     """
     found: list[SearchResult] = []
     space: PlanSpace | None = None
@@ -118,7 +118,7 @@ def best_executable(
         )
     return dataclasses.replace(
         fastest,
-        # Nothing is known of what was not looked at.
+        # Nothing is known of spaces that were not looked at.
         bound=min(f.bound for f in found) if whole else 0.0,
         stopped=stopped,
         options=options,
@@ -130,10 +130,10 @@ def best_executable(
 def spaces(
     workload: Workload, cost: AnalyticCost, strategy: Strategy, features: Collection[str] = ()
 ) -> Iterator[PlanSpace]:
-    """One space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload and
-    rollout layout."""
+    """Yield one space per choice of pools and trainer layouts; in each, calls are free only in micro-batching, offload
+    and rollout layout."""
     generation = GenerationEstimates(workload, cost)
-    # Memory is not checked here, so that the search can say how much would do.
+    # Memory is not checked here, so that the search can say how much memory would suffice.
     unlimited = math.inf
     fused = "pipeline" in features
     for pools in _pools(workload, cost.cluster, features):
@@ -158,7 +158,8 @@ def spaces(
 def _spaces(
     calls: Sequence[Call], cluster: Cluster, configs: Sequence[Sequence[CallConfig]], pools: DevicePools
 ) -> Iterator[PlanSpace]:
-    """The space of these configurations, or, where replicas are parked beside the critic, one per engine."""
+    """Yield the space of these configurations, or, where replicas are parked beside the critic, one space per
+    engine."""
     if pools.critic is None:
         yield _space(calls, cluster, configs, pools)
         return
@@ -187,8 +188,9 @@ def _space(
 
 
 def _pools(workload: Workload, cluster: Cluster, features: Collection[str]) -> Iterator[DevicePools]:
-    """One pool for all, unless the reward model shares with none, or whole nodes (of a single node: devices) for the
-    reward model; of each, where the feature is asked for, 1, 2, 4, ... devices for the critic alone."""
+    """Yield one pool for all calls, unless the reward model shares with no call, or whole nodes (of a single node:
+    devices) for the reward model; of each choice, where the feature is asked for, 1, 2, 4, ... devices for the critic
+    alone."""
     for pools in _shared_pools(workload, cluster, "interstage" not in features):
         yield pools
         sizes = (2**i for i in range(pools.main.size.bit_length())) if "placement" in features else ()
@@ -209,7 +211,7 @@ def _shared_pools(workload: Workload, cluster: Cluster, shared: bool) -> Iterato
 
 
 def _replicas(workload: Workload, call: Call, pools: DevicePools, cluster: Cluster) -> list[Layout]:
-    """Equal engines, each tensor parallel within a node; where the critic is, whole ones are parked."""
+    """Return equal engines, each tensor parallel within a node; whole engines are parked on the critic's devices."""
     model, mesh = workload.model(call.role), pools.of(call)
     per_node = min(cluster.devices_per_node, mesh.size)
     parked = pools.critic.size if pools.critic and call.kind == "generate" else 0
@@ -221,7 +223,7 @@ def _replicas(workload: Workload, call: Call, pools: DevicePools, cluster: Clust
 def _trainer_layouts(
     workload: Workload, strategy: Strategy, pools: DevicePools, cluster: Cluster
 ) -> Iterator[Mapping[str, Layout]]:
-    """The layout of each role that trains or infers on the training workers."""
+    """Yield the layout of each role that trains or infers on the training workers."""
     size = {"critic": (pools.critic or pools.main).size}
     roles = [role for role in ("actor", "critic", "reference") if getattr(workload, role) is not None]
     legal = {

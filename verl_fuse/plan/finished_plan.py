@@ -1,4 +1,4 @@
-"""The finished plan: what the search found, with everything a user or a trainer needs to carry it out."""
+"""Finishes a plan: the result of the search, with everything a user or a trainer needs to carry it out."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.spec.plan import STRATEGIES, Plan, Strategy
 from verl_fuse.spec.workload import Workload
 
-# Four times what was tried; on more, listing the layouts alone takes minutes.
+# The limit is four times the largest cluster tried; on more devices, listing the layouts alone takes minutes.
 MOST_PLANNED_DEVICES = 4096
 
 
@@ -46,9 +46,9 @@ class PlanResult:
 def make_plan(
     workload: Workload, cost: AnalyticCost, request: PlanRequest, report: Callable[[str], None] = lambda text: None
 ) -> PlanResult:
-    """The best plan on the cluster, or on as many of its nodes as the weight of time against money asks for.
+    """Return the best plan on the cluster, or on as many of its nodes as the weight of time against money asks for.
 
-    Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told what is being searched.
+    Ctrl-C, once there is a plan, ends the search with the best one so far. `report` is told the search under way.
     """
     request = checked(workload, cost, request)
     smaller = [2**i for i in range(cost.cluster.nodes.bit_length()) if 2**i < cost.cluster.nodes]
@@ -77,8 +77,8 @@ def make_plan(
 
 
 def checked(workload: Workload, cost: AnalyticCost, request: PlanRequest) -> PlanRequest:
-    """The request, its engines narrowed to those that can serve it; a FuseError, before anything is compiled or
-    searched, where none can."""
+    """Return the request, its engines narrowed to engines that can serve it; raise a FuseError, before any compilation
+    or search, where none can."""
     if not 0.0 <= request.weight <= 1.0:
         raise FuseError(f"weight={request.weight}: needs 0 (money) to 1 (time)")
     if cost.cluster.devices > MOST_PLANNED_DEVICES:
@@ -89,8 +89,8 @@ def checked(workload: Workload, cost: AnalyticCost, request: PlanRequest) -> Pla
 
 
 def _deferring(workload: Workload, request: PlanRequest) -> PlanRequest:
-    """Of the engines asked for only the one whose critic can learn while the next step generates; a FuseError where
-    none can."""
+    """Keep, of the engines asked for, only the engine whose critic can learn while the next step generates; raise a
+    FuseError where none can."""
     if workload.critic is None:
         raise FuseError(
             f"feature placement: algorithm={workload.algorithm} has no critic to train beside generation; needs ppo"
@@ -108,8 +108,8 @@ def _deferring(workload: Workload, request: PlanRequest) -> PlanRequest:
 
 
 def _pipelined(workload: Workload, request: PlanRequest) -> PlanRequest:
-    """Of the engines asked for only those that can train actor and critic as one pipeline; a FuseError where nothing
-    can."""
+    """Keep, of the engines asked for, only engines that can train actor and critic as one pipeline; raise a FuseError
+    where none can."""
     if workload.critic is None:
         raise FuseError(
             f"feature pipeline: trains actor and critic together, and algorithm={workload.algorithm} has no critic; "
@@ -186,7 +186,8 @@ def _made(
 
 
 def predicted(found: SearchResult) -> dict[str, float]:
-    """Seconds of every call and of moving weights to it, of the step, and what no plan of the same kind can beat."""
+    """Return the seconds of every call and of moving weights to it, of the step, and the seconds that no plan of the
+    same kind can beat."""
     choice = np.array(found.choice)
     starts, ends = np.empty(2 * choice.size), np.empty(2 * choice.size)
     step = schedule(found.space.tables, choice, EVALUATED_STEPS, starts, ends)
@@ -201,7 +202,7 @@ def predicted(found: SearchResult) -> dict[str, float]:
 
 
 def threshold(workload: Workload, plan: Plan, cost: AnalyticCost) -> float:
-    """The fraction of unfinished samples at which to migrate, by simulation (verl_fuse/simulate)."""
+    """Return the fraction of unfinished samples at which to migrate, by simulation (verl_fuse/simulate)."""
     apart = ("reward", "critic") if "placement" in plan.features else ("reward",)
     scored: Sequence = [call for call in workload.calls if call.kind == "infer" and call.role not in apart]
     found, _ = chosen_threshold(workload, plan, cost, False, tuple(scored), SimulationOptions())

@@ -1,4 +1,4 @@
-"""Seconds and bytes of generation under a layout, by simulated continuous batching on drawn lengths."""
+"""Estimates seconds and bytes of generation under a layout, by simulated continuous batching on drawn lengths."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,8 +18,8 @@ SEED = 0
 
 @dataclass(frozen=True)
 class GenerationEstimates:
-    """The generation call of a workload. Every layout is timed on the same drawn lengths, so that they compare
-    fairly."""
+    """The estimates that belong to the generation call of a workload. Every layout is timed on the same drawn lengths,
+    so that layouts compare fairly."""
 
     workload: Workload
     cost: CostModel
@@ -39,13 +39,14 @@ class GenerationEstimates:
         return {}
 
     def kv_tokens(self, layout: Layout, waves: int) -> int:
-        """KV capacity of a replica that holds 1/waves of its sequences at once, and at least the longest one."""
+        """Return the KV capacity of a replica that holds 1/waves of its sequences at once, and at least the longest
+        sequence."""
         tokens = self.requests.tokens
         share = max(int(tokens[queue].sum()) for queue in round_robin(len(tokens), layout.dp))
         return max(self.longest, -(-share // waves))
 
     def seconds(self, layout: Layout, waves: int) -> float:
-        """From the start to the last finished sample, with that KV capacity on every replica."""
+        """Return the seconds from the start to the last finished sample, with that KV capacity on every replica."""
         timing = replace(self._timing(layout), kv_capacity=self.kv_tokens(layout, waves))
         return RolloutState.begin(self.requests, timing, round_robin(len(self.requests), layout.dp)).advance().seconds
 

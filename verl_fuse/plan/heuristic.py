@@ -1,5 +1,5 @@
-"""The plan people use without a planner, on Megatron: tensor parallel within the node, pipeline parallel over nodes,
-every call everywhere."""
+"""Makes the plan that people use without a planner, on Megatron: tensor parallel within the node, pipeline parallel
+over nodes, every call everywhere."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,8 @@ from verl_fuse.spec.workload import Workload
 
 
 def megatron_heuristic(workload: Workload, cost: CostModel) -> tuple[CallPlan, ...]:
-    """tp = devices of a node, pp = nodes, dp = 1; micro-batches as ReaL counts them (arXiv 2406.14088)."""
+    """Return the plan tp = devices of a node, pp = nodes, dp = 1; micro-batches as ReaL counts them (arXiv
+    2406.14088)."""
     cluster = cost.cluster
     layout, mesh = Layout(tp=cluster.devices_per_node, pp=cluster.nodes), Mesh(0, cluster.devices)
     microbatches = {"generate": 1, "infer": layout.pp, "train": 2 * layout.pp if layout.pp > 1 else 1}
@@ -26,7 +27,7 @@ def megatron_heuristic(workload: Workload, cost: CostModel) -> tuple[CallPlan, .
 
 
 def predicted_seconds(plan: Sequence[CallPlan], workload: Workload, cost: CostModel) -> float:
-    """Seconds per step of any plan; infinite if it does not fit."""
+    """Return the seconds per step of any plan; infinite if it does not fit."""
     generation = GenerationEstimates(workload, cost)
     configs = []
     for call, of_call in zip(workload.calls, plan, strict=True):

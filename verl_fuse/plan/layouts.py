@@ -1,4 +1,4 @@
-"""The layouts that a model call may have on a mesh of a size.
+"""Lists the layouts that a model call may have on a mesh of a size.
 
 Invariants (tests/unit/plan/test_layouts.py):
 - a layout uses exactly the devices of the mesh and divides the model;
@@ -16,7 +16,7 @@ LONG = 8192
 
 
 def legal_layouts(model: Model, kind: CallKind, workload: Workload, size: int, per_node: int) -> tuple[Layout, ...]:
-    """Layouts of `size` devices for one call; none if nothing divides."""
+    """Return the layouts of `size` devices for one call; none if no layout divides the model."""
     sequences = workload.sequences
     unit = sequences // workload.minibatches if kind == "train" else sequences
     long = workload.prompt.maximum + workload.response.maximum > LONG and kind != "generate"
@@ -38,7 +38,7 @@ def legal_layouts(model: Model, kind: CallKind, workload: Workload, size: int, p
 
 
 def _shards(ranks: int, per_node: int) -> tuple[int, ...]:
-    """The sizes of a group of FSDP shards; one that is not all ranks fits whole nodes."""
+    """Return the sizes of a group of FSDP shards; a size below all ranks fits whole nodes."""
     nodes = (per_node * 2**i for i in range(max(1, ranks // per_node).bit_length()))
     return (*(size for size in nodes if size < ranks and ranks % size == 0), ranks)
 

@@ -1,8 +1,8 @@
-"""The sets of devices that a call may run on.
+"""Lists the sets of devices that a call may run on.
 
 Invariants (tests/unit/plan/test_meshes.py):
 - within a node: aligned slices of a power of two; otherwise whole consecutive nodes (ReaL, arXiv 2406.14088);
-- up to `EVERY` nodes every such mesh is legal; on larger clusters those that begin or end with the cluster, or are
+- up to `EVERY` nodes every such mesh is legal; on larger clusters the meshes that begin or end with the cluster, or are
   aligned to their size, which leaves every split in two and every aligned half, quarter, ... legal.
 """
 
@@ -12,7 +12,7 @@ EVERY = 16
 
 
 def legal_meshes(cluster: Cluster) -> tuple[Mesh, ...]:
-    """Small to large, then by position."""
+    """Return the legal meshes, small to large, then by position."""
     per_node, nodes = cluster.devices_per_node, cluster.nodes
     sizes = [size for size in (2**i for i in range(per_node.bit_length())) if size < per_node and per_node % size == 0]
     slices = [Mesh(first, size) for size in sizes for first in range(0, cluster.devices, size)]

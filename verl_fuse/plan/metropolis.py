@@ -1,4 +1,4 @@
-"""Metropolis search over plans: ReaL's method (arXiv 2406.14088, section 5), the fallback and the yardstick of our
+"""Searches plans by the Metropolis method of ReaL (arXiv 2406.14088, section 5), the fallback and the yardstick of our
 search.
 
 The temperature falls geometrically from 10 % to 0.001 % of the first plan's time over the time given. The published
@@ -30,8 +30,8 @@ def metropolis(
     hot: float = FIRST_TEMPERATURE,
     seed: int = 0,
 ) -> tuple[NDArray[np.int64], float, int]:
-    """Best plan of these options found, its cost (see descent.cost) and the number of proposals; `hot` is the first
-    temperature over the first cost."""
+    """Return the best plan of these options found, its cost (see descent.cost) and the number of proposals; `hot` is
+    the first temperature over the first cost."""
     t = space.tables
     choice, best = begin.copy(), begin.copy()
     space.fill(move, begin)
@@ -41,7 +41,7 @@ def metropolis(
     # A walk of no steps: the clock starts once everything is compiled.
     _walk(t, candidates, choice, best, current, least, 1.0, 0)
     started = time.monotonic()
-    # Not at all if there is no time.
+    # The loop does not run if there is no time.
     while 0 <= (spent := (time.monotonic() - started) / time_limit) < 1:
         temperature = (least if least < OVERFULL else OVERFULL) * hot * (LAST_TEMPERATURE / hot) ** spent
         current, least, used, call, kept, ceiling = _walk(
@@ -78,8 +78,8 @@ def _walk(
     temperature: float,
     most: int,
 ) -> tuple[float, float, int, int, int, float]:
-    """Up to `most` proposals, each a random option of a random call. Stops at one that needs a move that is not filled
-    in.
+    """Make up to `most` proposals, each a random option of a random call. Stop at a proposal that needs a move that is
+    not filled in.
 
     Returns costs of `choice` and `best`, proposals made, and for the one it stopped at the call, its option before and
     the cost up to which it is accepted; call -1 if there is none.

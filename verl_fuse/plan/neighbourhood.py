@@ -1,4 +1,5 @@
-"""Choose three calls of a plan anew, exactly, while the others stay; again until no three of them can be improved.
+"""Chooses three calls of a plan anew, exactly, while the other calls stay; repeats this until no three calls can be
+improved.
 
 Invariant (tests/unit/plan/test_search.py): the plan never gets slower, and if time does not run out no choice of up to
 `FREED_CALLS` calls improves it.
@@ -30,8 +31,8 @@ def improve(
     seconds: float,
     until: float,
 ) -> tuple[NDArray[np.int64], float]:
-    """The improved plan and its exact seconds, no later than the time `until` of the monotonic clock; `plan` must
-    fit."""
+    """Return the improved plan and its exact seconds, no later than the time `until` of the monotonic clock; `plan`
+    must fit."""
     calls = range(plan.size)
     neighbourhoods = list(combinations(calls, min(FREED_CALLS, plan.size)))
     at = since = 0
@@ -50,7 +51,7 @@ def improve(
 
 
 def _restricted(candidates: Candidates, plan: NDArray[np.int64], free: NDArray[np.bool_]) -> Candidates:
-    """Every call but the free ones has only the option of the plan."""
+    """Return candidates in which every call but the free calls has only the option of the plan."""
     options, bounds = candidates.options.copy(), candidates.bounds.copy()
     options[~free, 0], bounds[~free, 0] = plan[~free], 0.0
     return Candidates(options, bounds, np.where(free, candidates.counts, 1))

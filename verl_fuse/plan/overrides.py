@@ -1,4 +1,4 @@
-"""A plan as keys of verl 0.9.1's configuration.
+"""Writes a plan as keys of verl 0.9.1's configuration.
 
 Invariants (tests/integration/test_plan_overrides.py):
 - every other key exists in verl's own configuration, and verl's checks accept the values, for PPO and GRPO on FSDP and
@@ -21,7 +21,7 @@ from verl_fuse.spec.plan import Plan, Setting
 from verl_fuse.spec.workload import Call, Workload
 
 REWARD_BLOCK = "reward.reward_model"
-# What a rollout engine may take of a device's memory at most.
+# A rollout engine may take at most this share of a device's memory.
 FULLEST = 0.95
 
 Chosen = Mapping[str, tuple[Call, Mesh, CallConfig]]
@@ -29,7 +29,8 @@ Chosen = Mapping[str, tuple[Call, Mesh, CallConfig]]
 
 
 def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, chosen: Chosen) -> dict[str, Setting]:
-    """The keys that place the calls and size their micro-batches; what trains, and on what, is the workload's."""
+    """Return the keys that place the calls and size their micro-batches; the models and data to train on are the
+    workload's."""
     _, main, train = chosen["actor_train"]
     engine = _megatron if strategy == "megatron" else _fsdp
     tokens = _tokens(workload, train, workload.minibatches)
@@ -74,7 +75,7 @@ def placement_overrides(workload: Workload, cluster: Cluster, strategy: str, cho
 
 
 def workload_overrides(workload: Workload) -> dict[str, Setting]:
-    """The keys that make verl train what the plan was made for; where models and data are, `path_overrides` leaves
+    """Return the keys that make verl train the plan's workload; `path_overrides` leaves the paths of models and data
     open."""
     found: dict[str, Setting] = {
         "algorithm.adv_estimator": "gae" if workload.algorithm == "ppo" else "grpo",
@@ -95,7 +96,7 @@ def workload_overrides(workload: Workload) -> dict[str, Setting]:
 
 
 def path_overrides(workload: Workload) -> dict[str, Setting]:
-    """Placeholders for what a plan cannot know: where models and data are."""
+    """Return placeholders for values that a plan cannot know: the paths of models and data."""
 
     def model(of: Model) -> str:
         return f"/path/to/{of.name}"
@@ -109,8 +110,9 @@ def path_overrides(workload: Workload) -> dict[str, Setting]:
 
 
 def feature_overrides(plan: Plan) -> dict[str, Setting]:
-    """The keys that switch on what the plan counts on, and those that the plan sets under `fuse`. They are no part of
-    the plan's own overrides: `fuse.plan` wants the features to be on, and sets the rest itself."""
+    """Return the keys that switch on the features that the plan counts on, and the keys that the plan sets under
+    `fuse`. They are no part of the plan's own overrides: `fuse.plan` needs the features to be on, and sets the rest
+    itself."""
     found: dict[str, Setting] = {f"fuse.{name}.enabled": True for name in plan.switches}
     if "interstage" in plan.features and plan.strategy == "fsdp":
         found["fuse.interstage.layout"] = "slices"
@@ -118,14 +120,14 @@ def feature_overrides(plan: Plan) -> dict[str, Setting]:
 
 
 def _written(value: Setting | Mapping[str, int]) -> Setting:
-    """A value as Hydra's command line takes it."""
+    """Return a value as Hydra's command line takes it."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{number}" for key, number in value.items()) + "}"
     return value
 
 
 def command_line(strategy: str, overrides: Mapping[str, Setting]) -> Sequence[str]:
-    """Arguments for verl's `main_ppo` or `verl-fuse run`."""
+    """Return the arguments for verl's `main_ppo` or `verl-fuse run`."""
     engine = ["model_engine=megatron"] if strategy == "megatron" else []
     fuse = ["+fuse=default", "trainer.v1.trainer_mode=fuse"]
     return [*engine, *fuse, *(f"{key}={_text(value)}" for key, value in overrides.items())]
@@ -149,7 +151,7 @@ def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, 
         # Replicas are parked there, whose memory the critic's update is planned beside.
         here = [other for _, where, other in chosen.values() if where.overlaps(critic)]
         free = min(free, memory - sum(other.resident for other in here) - chosen["critic_train"][2].active)
-    # A larger KV cache than needed keeps more prefixes; half of what is free stays free, for fragmentation.
+    # A larger KV cache than needed keeps more prefixes; half of the free memory stays free, for fragmentation.
     share = (needed + max(0.0, free) / 2) / memory
     return {
         f"{ROLLOUT}.tensor_model_parallel_size": config.layout.tp,
@@ -159,7 +161,7 @@ def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, 
 
 
 def _tokens(workload: Workload, config: CallConfig, updates: int) -> int:
-    """Tokens per device of one micro-batch; at least one whole sequence."""
+    """Return the tokens per device of one micro-batch; at least one whole sequence."""
     layout = config.layout
     mean = workload.prompt.mean + workload.response.mean
     each = workload.sequences * mean / (updates * layout.dp * config.microbatches)
@@ -192,7 +194,7 @@ def _megatron(role: str, block: str, config: CallConfig, trains: bool) -> dict[s
             f"{role}.megatron.sequence_parallel": layout.tp > 1,
             f"{role}.megatron.use_distributed_optimizer": True,
             f"{role}.megatron.optimizer_offload": config.offload,
-            # What the cost model assumes of training.
+            # The cost model assumes this of training.
             f"{role}.megatron.override_transformer_config.recompute_granularity": "full",
             f"{role}.megatron.override_transformer_config.recompute_method": "uniform",
             f"{role}.megatron.override_transformer_config.recompute_num_layers": 1,

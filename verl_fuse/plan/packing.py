@@ -1,4 +1,4 @@
-"""The least time in which three unordered calls can be done, each on a number of devices of its choice.
+"""Computes the least time in which three unordered calls can be done, each on a number of devices of its choice.
 
 Two calls that together need more devices than there are run one after the other. If any two of three can run at once
 but not all three, then still two of them run one after the other: intervals that overlap pairwise have a point in
@@ -16,8 +16,8 @@ from verl_fuse.plan.tables import Scalar
 
 @njit(cache=True)
 def three_calls(a: NDArray[np.float64], b: NDArray[np.float64], c: NDArray[np.float64]) -> float:
-    """Each array: least seconds on at most so many devices, index 0 to all devices, infinite where nothing fits; not
-    increasing."""
+    """Return the least seconds of three calls. Each array holds the least seconds on at most so many devices, index 0
+    to all devices, infinite where nothing fits; not increasing."""
     devices = a.size - 1
     sizes_a, sizes_b, sizes_c = _steps(a), _steps(b), _steps(c)
     best = np.inf
@@ -41,13 +41,13 @@ def three_calls(a: NDArray[np.float64], b: NDArray[np.float64], c: NDArray[np.fl
 
 @njit(cache=True)
 def _steps(least: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The numbers of devices at which one more first helps."""
+    """Return the numbers of devices at which one more device first helps."""
     return np.flatnonzero(least[1:] < least[:-1]) + 1
 
 
 @njit(cache=True, inline="always")
 def _seconds(a: Scalar, b: Scalar, c: Scalar, ab: bool, ac: bool, bc: bool, abc: bool) -> Scalar:
-    """Least time for fixed durations; ab, ac, bc: these two cannot run at once; abc: all three cannot."""
+    """Return the least time for fixed durations; ab, ac, bc: these two cannot run at once; abc: all three cannot."""
     if ab and ac and bc:
         return a + b + c
     longest = max(a, max(b, c))

@@ -1,4 +1,4 @@
-"""From a workload and a cost model to the best plan."""
+"""Finds the best plan of a workload under a cost model."""
 
 import math
 import time
@@ -19,7 +19,7 @@ from verl_fuse.spec.workload import Call, Workload
 
 
 def best_plan(space: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchResult:
-    """Search a space; a FuseError says how much memory would do if no plan fits."""
+    """Search a space; if no plan fits, a FuseError says how much memory would suffice."""
     found = search(space, move, time_limit)
     if not found.feasible:
         t = space.tables
@@ -31,9 +31,9 @@ def best_plan(space: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchR
 
 
 def full_space(workload: Workload, cost: CostModel, until: float = math.inf, defers: bool = False) -> PlanSpace:
-    """Every legal option of every call that fits alone (`--ideal`), with `defers` for steps whose critic is trained
-    while the next one generates; a FuseError names a call that fits nowhere, or says that the time was over before all
-    options had their costs (`until` is a `time.monotonic` value)."""
+    """Return every legal option of every call that fits alone (`--ideal`), with `defers` for steps whose critic is
+    trained while the next step generates; a FuseError names a call that fits nowhere, or says that the time was over
+    before all options had their costs (`until` is a `time.monotonic` value)."""
     cluster, limit = cost.cluster, cost.cluster.device.memory
     meshes = legal_meshes(cluster)
     sizes = sorted({mesh.size for mesh in meshes})
@@ -69,7 +69,7 @@ def _nowhere(call: Call, workload: Workload, cost: CostModel, sizes: Sequence[in
 
 
 def move_seconds(workload: Workload, cost: CostModel) -> MoveSeconds:
-    """The costs by the cost model; weights that wait in host memory are loaded first."""
+    """Return the costs by the cost model; weights that wait in host memory are loaded first."""
 
     def seconds(role: str, train: tuple[Mesh, CallConfig], user: tuple[Mesh, CallConfig]) -> float:
         model = workload.model(role)  # type: ignore[arg-type]

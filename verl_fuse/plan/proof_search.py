@@ -1,4 +1,4 @@
-"""From a good plan of a space to the best one, or to a better one and a bound.
+"""Goes from a good plan of a space to the best plan, or to a better plan and a bound.
 
 Branch and bound looks for a plan below a ceiling that rises from the least bound: each round without one proves that
 there is none, and the first round with one ends with the best.
@@ -25,7 +25,8 @@ from verl_fuse.plan.neighbourhood import NODES, PLAN_TOLERANCE, improve
 from verl_fuse.plan.space import MoveSeconds, PlanSpace
 from verl_fuse.plan.support import supported
 
-# Plans that take less than this much more than what is proven are looked for next: a low ceiling leaves few options.
+# The next search looks for plans that take at most this factor more than the proven seconds: a low ceiling leaves few
+# options.
 BOUND_STEP = 1.01
 # Pairs of candidates whose moves are filled in before the proof.
 FILLED = 20_000
@@ -36,8 +37,8 @@ NEARBY = 1.03
 
 
 class ProofSearch:
-    """From a plan that fits to the best one of a space: the plan, its exact seconds, the bound proven, and the nodes of
-    the proof."""
+    """A search from a plan that fits to the best plan of a space: the plan, its exact seconds, the bound proven, and
+    the nodes of the proof."""
 
     def __init__(self, space: PlanSpace, move: MoveSeconds, best: NDArray[np.int64], seconds: float):
         self.space, self.move, self.best, self.seconds = space, move, best, seconds
@@ -51,7 +52,7 @@ class ProofSearch:
         return self.bound >= self.seconds * (1.0 - PLAN_TOLERANCE)
 
     def fit(self, until: float) -> None:
-        """Any plan that fits; if there is none, no plan beats the one that does not fit."""
+        """Find any plan that fits; if there is none, no plan beats the one that does not fit."""
         t = self.space.tables
         state = branch.start(self.relaxation, self.best, OVERFULL)
         candidates = branch.candidates(t, self.alone, OVERFULL)
@@ -65,14 +66,14 @@ class ProofSearch:
             self.bound = self.seconds
 
     def improve(self, until: float) -> None:
-        """To a plan that no other choice of a few calls improves."""
+        """Go to a plan that no other choice of a few calls improves."""
         candidates = branch.candidates(self.space.tables, self.alone, self.seconds)
         self.best, self.seconds = improve(
             self.space, self.move, self.relaxation, candidates, self.best, self.seconds, until
         )
 
     def walk(self, until: float) -> None:
-        """Metropolis walks from the best plan, each improved."""
+        """Make Metropolis walks from the best plan, and improve each result."""
         begun = time.monotonic()
         for seed in range(WALKS):
             candidates = branch.candidates(self.space.tables, self.alone, self.seconds * NEARBY)
@@ -85,7 +86,7 @@ class ProofSearch:
                     self.improve(begun + (until - begun) * (seed + 1) / WALKS)
 
     def prove(self, until: float) -> None:
-        """Branch and bound below a rising ceiling."""
+        """Search by branch and bound below a rising ceiling."""
         while not self.proven and time.monotonic() < until:
             below = min(self.bound * BOUND_STEP, self.seconds)
             candidates = self.candidates(below, until)
@@ -102,8 +103,8 @@ class ProofSearch:
                 self.bound = max(self.bound, min(branch.open_bound(candidates, state), below))
 
     def candidates(self, below: float, until: float) -> branch.Candidates:
-        """Supported options; before the last round the moves that bounds depend on are filled in, if they are not too
-        many."""
+        """Return the supported options; before the last round the moves that bounds depend on are filled in, if they
+        are not too many."""
         space, relaxation = self.space, self.relaxation
         t = space.tables
         found = supported(t, relaxation, branch.candidates(t, self.alone, below), below, until)
@@ -121,7 +122,7 @@ class ProofSearch:
 def descend(
     space: PlanSpace, move: MoveSeconds, plan: NDArray[np.int64], cost: float
 ) -> tuple[NDArray[np.int64], float]:
-    """Try every option of one call after another until none helps; moves are filled in for what could help."""
+    """Try every option of one call after another until none helps; moves are filled in for options that could help."""
     t, plan = space.tables, plan.copy()
     since = call = 0
     while since < plan.size:

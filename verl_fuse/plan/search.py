@@ -1,4 +1,4 @@
-"""Find the fastest plan of a space and how far it can be from the best one.
+"""Finds the fastest plan of a space, and bounds its distance from the best plan.
 
 A beam over partial plans and a descent give a good plan at once. Its time rules out every option whose bound alone is
 not below it. Three calls at a time are then chosen anew, and a proof begins; if that takes long, Metropolis walks look
@@ -44,8 +44,9 @@ EARLY, WALK = 0.35, 0.35
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A plan as option of each call, its seconds per step, and what no plan of the space can beat. `space` is what is
-    left of the space after dropping what cannot be part of a better plan; `options` is how many there were."""
+    """A plan as option of each call, its seconds per step, and the seconds that no plan of the space can beat. `space`
+    is the rest of the space after dropping options that cannot be part of a better plan; `options` is how many there
+    were."""
 
     space: PlanSpace
     choice: tuple[int, ...]
@@ -63,13 +64,13 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """The share of the step that a better plan could save at most."""
+        """Return the share of the step that a better plan could save at most."""
         return max(0.0, 1.0 - self.bound / self.seconds)
 
 
 def search(whole: PlanSpace, move: MoveSeconds, time_limit: float) -> SearchResult:
-    """The best plan found within `time_limit` seconds, compilation not counted; not `feasible` if none was found that
-    fits into memory."""
+    """Return the best plan found within `time_limit` seconds, compilation not counted; not `feasible` if the search
+    found no plan that fits into memory."""
     compile_kernels()
     return _search(whole, move, time_limit)
 
@@ -142,8 +143,8 @@ def compile_kernels() -> None:
 
 
 def _plans(t: PlanTables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-    """Plans to begin with: the ends of a beam, and the plan in which every call needs the least memory while it runs,
-    and then beside others."""
+    """Return plans to begin with: the ends of a beam, and the plan in which every call needs the least memory while it
+    runs, and then beside other calls."""
     relaxation = relax(t)
     calls = range(t.begin.size - 1)
     order = branch.start(relaxation, np.zeros(len(calls), np.int64), np.inf).order
@@ -154,7 +155,7 @@ def _plans(t: PlanTables, alone: NDArray[np.float64]) -> list[NDArray[np.int64]]
 
 
 def _exact(space: PlanSpace, move: MoveSeconds, plan: NDArray[np.int64]) -> float:
-    """The cost of one plan, without room for the moves of others."""
+    """Return the cost of one plan, without room for the moves of other plans."""
     alone = space.keep(np.isin(np.arange(space.config.size), plan)).with_room_for_moves()
     choice = np.arange(plan.size)
     alone.fill(move, choice)
@@ -162,7 +163,7 @@ def _exact(space: PlanSpace, move: MoveSeconds, plan: NDArray[np.int64]) -> floa
 
 
 def _affordable(space: PlanSpace, alone: NDArray[np.float64], cost: float) -> float:
-    """The largest bound up to `cost` below which the options leave room for their moves."""
+    """Return the largest bound up to `cost` below which the options leave room for their moves."""
     t = space.tables
     least = max(float(alone[t.begin[c] : t.begin[c + 1]].min()) for c in range(len(space.calls)))
     if not np.isfinite(least):

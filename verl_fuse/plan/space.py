@@ -1,11 +1,11 @@
-"""The search space of a plan as flat tables: which options each call has, and what they take.
+"""Builds the search space of a plan as flat tables: the options of each call, and their costs.
 
 An option is a configuration of a call (layout, micro-batching, offload) on one mesh of the right size.
 
 Invariants (tests/unit/plan/test_space.py):
 - the options of call c are the half-open range begin[c]:begin[c+1] of every flat table;
 - two options of one role have the same placement exactly if they have the same mesh and layout, and then share weights;
-- a move in the tables is what the cost model says for those two meshes and layouts.
+- a move in the tables has the cost model's seconds for the two meshes and layouts.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ class CallConfig:
 
     @property
     def peak(self) -> float:
-        """The least a device needs if nothing else runs on it."""
+        """Return the least bytes that a device needs if nothing else runs on it."""
         return self.resident + self.active + self.copy
 
 
@@ -55,7 +55,7 @@ MoveSeconds = Callable[[str, tuple[Mesh, CallConfig], tuple[Mesh, CallConfig]], 
 
 @dataclass(frozen=True)
 class PlanSpace:
-    """The tables, and what their rows mean: option k is configuration `configs[config[k]]` on mesh `mesh[k]`."""
+    """The tables, and the meaning of their rows: option k is configuration `configs[config[k]]` on mesh `mesh[k]`."""
 
     calls: tuple[Call, ...]
     cluster: Cluster
@@ -76,8 +76,8 @@ class PlanSpace:
         shares: bool = True,
         defers: bool = False,
     ) -> "PlanSpace":
-        """Every configuration of every call on every mesh of its size; there is no room for moves yet, and they count
-        as free.
+        """Build every configuration of every call on every mesh of its size; there is no room for moves yet, and they
+        count as free.
 
         shares: a call on the placement of its train call uses the same weights; False: rollout engines that keep their
         own. defers: the critic may be trained while the next step generates.
@@ -120,7 +120,7 @@ class PlanSpace:
         return cls(tuple(calls), cluster, tuple(flat), tuple(meshes), config, mesh, tables)
 
     def keep(self, options: NDArray[np.bool_]) -> "PlanSpace":
-        """Only these options."""
+        """Return the space with only these options."""
         t = self.tables
         flat = ("first", "end", "seconds", "resident", "active", "copy", "placement", "shape")
         begin = np.concatenate([[0], np.cumsum(options)])[t.begin].astype(np.int64)
@@ -129,7 +129,7 @@ class PlanSpace:
 
     @property
     def room(self) -> int:
-        """Entries that `with_room_for_moves` lays out."""
+        """Return the number of entries that `with_room_for_moves` lays out."""
         return self._layout()[1]
 
     def with_room_for_moves(self) -> "PlanSpace":
@@ -166,7 +166,7 @@ class PlanSpace:
         t.moves[move_index(t, choice[train], choice[user])] = move(self.calls[user].role, source, target)
 
     def plan(self, choice: Sequence[int]) -> tuple[CallPlan, ...]:
-        """The calls of a plan given as options."""
+        """Return the calls of a plan given as options."""
         placed = ((self.meshes[self.mesh[option]], self.configs[self.config[option]]) for option in choice)
         return tuple(
             CallPlan(call.name, mesh, config.layout, config.microbatches, config.offload)

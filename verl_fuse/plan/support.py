@@ -1,5 +1,5 @@
-"""Drop options that nothing goes with: of each other call some option must fit beside it and keep the bound of the two
-below a plan's time.
+"""Drops options that go with no other option: of each other call some option must fit beside it and keep the bound of
+the two below a plan's time.
 
 Invariant (tests/unit/plan/test_search.py): an option of a plan that takes less than `below` is never dropped.
 """
@@ -14,15 +14,15 @@ from verl_fuse.plan.bound import Relaxation, lower_bound
 from verl_fuse.plan.branch import Candidates, fits_so_far
 from verl_fuse.plan.tables import PlanTables
 
-# A second round drops what only dropped options supported; a third one hardly anything.
+# A second round drops options that only dropped options supported; a third round drops hardly any.
 SUPPORT_ROUNDS = 2
 # Candidates between two looks at the clock.
 ROWS = 64
 
 
 def supported(t: PlanTables, r: Relaxation, k: Candidates, below: float, until: float = np.inf) -> Candidates:
-    """The candidates that have such a partner in every other call, in their order; after the time `until` the rest
-    stays."""
+    """Return the candidates that have such a partner in every other call, in their order; after the time `until` the
+    rest stays."""
     for _ in range(SUPPORT_ROUNDS):
         options, bounds, counts = np.zeros_like(k.options), np.full_like(k.bounds, np.inf), np.zeros_like(k.counts)
         for c in range(counts.size):
@@ -41,7 +41,7 @@ def supported(t: PlanTables, r: Relaxation, k: Candidates, below: float, until: 
 def _look_for_partners(
     t: PlanTables, r: Relaxation, k: Candidates, below: float, call: int, begin: int, kept: NDArray[np.bool_]
 ) -> None:
-    """Whether to keep the candidates of `call` from `begin` on."""
+    """Mark in `kept` which candidates of `call` to keep, from `begin` on."""
     choice = np.full(k.counts.size, -1, np.int64)
     for i in range(kept.size):
         choice[call] = k.options[call, begin + i]

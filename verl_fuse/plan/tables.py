@@ -1,4 +1,4 @@
-"""The flat tables that the compiled kernels read."""
+"""Defines the flat tables that the compiled kernels read."""
 
 from typing import Any, NamedTuple
 

@@ -1,5 +1,5 @@
-"""The layout of FSDP2: every parameter is cut along its first dimension; HSDP repeats the cut parameters; one shard is
-a replicated model.
+"""Describes the layout of FSDP2: every parameter is cut along its first dimension; HSDP repeats the cut parameters; one
+shard is a replicated model.
 
 Experts are stacked, like in `transformers` 5 (`experts.gate_up_proj`, `experts.down_proj`), so the first dimension
 is the expert. Source: `torch.distributed.fsdp.fully_shard` (torch.chunk: equal parts rounded up, so the last ranks may

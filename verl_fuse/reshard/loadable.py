@@ -1,5 +1,5 @@
-"""The layout of the part of a checkpoint that vLLM's ranks read: tensors with the names and shapes of a checkpoint, of
-which a rank has only the part that it loads.
+"""Describes the layout of the part of a checkpoint that vLLM's ranks read: tensors with the names and shapes of a
+checkpoint, of which a rank has only the part that it loads.
 
 A rank's weight loaders take whole parameters and cut out their own part, so the rest may hold any values.
 

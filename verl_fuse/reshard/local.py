@@ -1,5 +1,5 @@
-"""Helpers that place pieces in local tensors: collecting pieces by tensor, the fused projection of query, key
-and value, and the cells of tensor-parallel ranks."""
+"""Has helpers that place pieces in local tensors: collecting pieces by tensor, the fused projection of query, key and
+value, and the cells of tensor-parallel ranks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""The layout of Megatron: tensor, context, data and pipeline parallelism, with experts shared out within data- and
-context-parallel ranks.
+"""Describes the layout of Megatron: tensor, context, data and pipeline parallelism, with experts shared out within
+data- and context-parallel ranks.
 
 Query, key and value are fused by groups, gate and up of an MLP one after the other, the vocabulary may be padded, a
 tied head has a copy on the last stage. Sources: megatron-core 0.16 (`parallel_state`, `GPTModel`), mbridge 0.15 (names,

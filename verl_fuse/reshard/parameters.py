@@ -1,7 +1,7 @@
 """Lists the parameters of a model under the names of a Hugging Face checkpoint, and how tensor parallelism treats each.
 
 Invariants (tests/unit/reshard/test_parameters.py):
-- names and shapes are those of the model classes of `transformers` (experts one by one, like in a checkpoint);
+- names and shapes are the same as in the model classes of `transformers` (experts one by one, like in a checkpoint);
 - a parameter is a matrix of rows and columns; a vector has one column.
 """
 

@@ -4,8 +4,8 @@ Invariants (tests/unit/reshard/test_parts.py):
 - a message is at most `limit` elements long, and the messages of a flow differ by at most one element;
 - in a round a rank sends at most one message and receives at most one;
 - a rank passes a message on in a later round than it received it. So a run in which every rank sends in the order of
-rounds, and receives in the order of rounds, cannot deadlock: of all messages that are not through, those of the first
-round do not wait.
+  rounds, and receives in the order of rounds, cannot deadlock: of all messages that are not through, the messages of
+  the first round do not wait.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Hops:
     """Hop h brings the elements `low[h]` to `high[h]` of flow `flow[h]` from rank `sender[h]` to `receiver[h]`, in
     `round[h]`. Hops are in order of rounds.
 
-    `place` is the receiver's place in the flow's chain; from 1 on the sender passes on what it received."""
+    `place` is the receiver's place in the flow's chain; from 1 on the sender passes on a part that it received."""
 
     round: Ints
     sender: Ints

@@ -1,4 +1,4 @@
-"""Compiled parts of `routes`: deliveries of streams to nodes, and their cuts."""
+"""Compiles the parts of `routes`: deliveries of streams to nodes, and their cuts."""
 
 import numpy as np
 from numba import njit

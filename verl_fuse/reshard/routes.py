@@ -7,7 +7,7 @@ it. The stream then goes on along a chain of the other ranks. Source of the idea
 reallocation; ReaL broadcasts from one sender, a chain loads every rank once.
 
 Invariants (tests/unit/reshard/test_transfer_program.py):
-- a rank receives exactly what it wants and does not hold, once; a node without a holder gets one copy;
+- a rank receives exactly the elements that it wants and does not hold, once; a node without a holder gets one copy;
 - the largest load of a holder, over the network and within nodes, is within 10 % of the smallest possible.
 """
 

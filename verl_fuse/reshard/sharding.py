@@ -23,7 +23,7 @@ class Cells:
     """A parameter cut into a grid: `rows` and `columns` are the cuts, first 0, last the end; `owners[i][j]` has the
     ranks that hold the cell.
 
-    Rows may go beyond those of the parameter: padding of the vocabulary, moved where both sides have it. No owner: no
+    Rows may go beyond the parameter's own rows: padding of the vocabulary, moved where both sides have it. No owner: no
     rank here has the cell.
     """
 

@@ -1,4 +1,4 @@
-"""The layout of vLLM: tensor-parallel replicas, with the names and fused projections of its model classes.
+"""Describes the layout of vLLM: tensor-parallel replicas, with the names and fused projections of its model classes.
 
 Sources: vLLM 0.24 and 0.28 `QKVParallelLinear`, `MergedColumnParallelLinear`, `VocabParallelEmbedding` (rows padded to
 a multiple of 64), `FusedMoE` (`w13_weight`, `w2_weight`, every expert cut over the tensor ranks).

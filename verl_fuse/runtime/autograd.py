@@ -1,4 +1,4 @@
-"""A pipeline stage over a plain autograd function: one stage, one tensor in, one tensor out.
+"""Runs a pipeline stage over a plain autograd function: one stage, one tensor in, one tensor out.
 
 Invariants (tests/unit/runtime/test_autograd.py):
 - gradients add up in the parameters' `.grad`, in the order of the backwards;

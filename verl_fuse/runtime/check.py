@@ -76,7 +76,7 @@ def _exists(problem: ScheduleProblem, rank: int, step: Instruction) -> bool:
 
 
 def _check_messages(program: PipelineProgram, rank: int) -> None:
-    """Raise a FuseError unless receives and sends are those that the runs need, at their places."""
+    """Raise a FuseError unless receives and sends are the ones that the runs need, at their places."""
     row = program.rows[rank]
     runs: list[tuple[int, OpKind, int]] = [
         (step.pipeline, step.kind, step.microbatch) for step in row if step.action == "run"

@@ -5,7 +5,7 @@ Invariants (tests/unit/runtime/test_executor.py, test_random_programs.py):
 sends are waited for at the end;
 - gradients are finalised only after every rank has done its last op, pipeline by pipeline in the problem's order;
 - ranks that disagree about the program or its messages stop before the first op;
-- losses and gradients are bitwise those of the same stages run one pipeline and one micro-batch at a time.
+- losses and gradients are bitwise the same as with these stages run one pipeline and one micro-batch at a time.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""A key-value store of torch that listens at one address.
+"""Opens a key-value store of torch that listens at one address.
 
 torch's own store listens on all interfaces of a machine, whatever host it is given, and every process that reaches its
 port may write the values that a run reads there.

@@ -1,4 +1,4 @@
-"""The error of a transport whose peer is gone."""
+"""Defines the error of a transport whose peer is gone."""
 
 
 class LostPeer(Exception):

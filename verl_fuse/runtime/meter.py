@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 class ActivationMeter:
-    """A meter of activations: `held` bytes now and `peak` bytes at most.
+    """A meter of activations that knows the bytes held now (`held`) and the most bytes held so far (`peak`).
 
     Tensors of nested saved-tensor hooks (recomputation, offload) are not counted here, nor are the parts of a nested
     tensor.

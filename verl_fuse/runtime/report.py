@@ -1,4 +1,4 @@
-"""A rank's report of a program that it ran."""
+"""Defines a rank's report of a program that it ran."""
 
 from dataclasses import dataclass
 

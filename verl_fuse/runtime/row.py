@@ -139,5 +139,5 @@ def channels(links: Mapping[int, Link]) -> Iterator[tuple[int, OpKind, int | Non
 
 def spec_of(stage: PipelineStage, kind: OpKind, way: str, microbatch: int) -> TensorSpec:
     """Return the spec of the message that "arrives" for an op or "leaves" it: a backward's messages are gradients of
-    those its forward sent and received."""
+    the messages that its forward sent and received."""
     return stage.message(microbatch) if (kind == "F") == (way == "arrives") else stage.result(microbatch)

@@ -1,4 +1,4 @@
-"""The interface of a model for the executor: one stage of one pipeline on this rank, called op by op.
+"""Defines the interface of a model for the executor: one stage of one pipeline on this rank, called op by op.
 
 A stage keeps the tensors that its backwards need, frees them when the backward is done, and calls its own collectives
 in `end` only, so that only data dependence between stages blocks a program.

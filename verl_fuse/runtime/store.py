@@ -1,4 +1,4 @@
-"""The part of torch's key-value store (torch >= 2.8) that programs use."""
+"""Defines the part of torch's key-value store (torch >= 2.8) that programs use."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,5 +1,5 @@
-"""The parts of a decoder-only transformer as plain torch modules, one tensor rank's shard of each, for measuring.
-No module is trained here."""
+"""Builds the parts of a decoder-only transformer as plain torch modules, one tensor rank's shard of each, for
+measuring. No module is trained here."""
 
 import torch
 from torch import Tensor, nn

@@ -98,7 +98,7 @@ class Watch:
             self._guard.running(False)
 
     def runs(self, what: str) -> None:
-        """Say that this rank works on `what`."""
+        """Announce that this rank works on `what`."""
         self._say(RankState("runs", what, time.time(), self._program))
 
     def wait(self, what: str, peers: Sequence[int], poll: Callable[[float], T | None]) -> T:
@@ -144,7 +144,7 @@ class Watch:
             waited = time.monotonic() - begun
             if waited >= seconds:
                 return None
-            # Less and less often, so that many waiting ranks leave the store to those that are late.
+            # The rank looks less and less often, so that many waiting ranks leave the store to the ranks that are late.
             time.sleep(max(LOOK_SECONDS, waited / 10))
         return True
 

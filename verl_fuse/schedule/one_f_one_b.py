@@ -1,4 +1,4 @@
-"""1F1B: warm up, then alternate one forward with one backward, then drain.
+"""Builds 1F1B: warm up, then alternate one forward with one backward, then drain.
 
 Invariants (tests/unit/schedule/test_one_f_one_b.py):
 - every (stage, micro-batch) has exactly one F and, later, one B;

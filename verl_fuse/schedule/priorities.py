@@ -73,8 +73,8 @@ class PrioritySearch:
     def climb(
         self, random: np.random.Generator, trials: int, over: Callable[[], bool] = lambda: False
     ) -> NDArray[np.int64] | None:
-        """Return the start ticks of the best of `trials` schedules, or of those before `over()`; None when every
-        schedule was stuck for memory."""
+        """Return the start ticks of the best of `trials` schedules, or of the schedules made before `over()`; None when
+        every schedule was stuck for memory."""
         best_end, best_start = -1, None
         limits, bias = self.limits[int(random.integers(len(self.limits)))], self.neutral
         for trial in range(trials):

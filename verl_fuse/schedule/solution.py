@@ -1,4 +1,4 @@
-"""The result of every method, and the comparison of two results.
+"""Holds the result of every method, and compares two results.
 
 Invariants (tests/unit/schedule/test_solution.py): a smaller makespan wins, then a smaller peak, then a
 smaller sum of per-rank peaks.

@@ -266,7 +266,7 @@ class _Cut:
             spans = [
                 (self.start[fifo.first + m], self.start[back.first + m] + back.duration) for m in range(p.microbatches)
             ]
-            # A forward of the turn holds until the end, and room for what its backwards free is taken until they do.
+            # A forward of the turn holds until the end, and the room that its backwards free is taken until they end.
             spans += [(start, horizon) for start in fifo.turn]
             spans += [(0, start + back.duration) for start in back.turn]
             for opens, closes in spans:

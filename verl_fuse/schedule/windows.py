@@ -1,4 +1,4 @@
-"""Large-neighbourhood search: CP-SAT re-orders everything inside a time window, the rest keeps its order.
+"""Searches large neighbourhoods: CP-SAT re-orders everything inside a time window, the rest keeps its order.
 
 Every critical path crosses every window, so a window that can be packed tighter shortens the whole schedule. Ops before
 a window give its ops release times, ops after it give them tails; the model holds the window's ops alone, whatever the

@@ -1,11 +1,11 @@
-"""Advice on what to switch on: the features that a simulation or a replayed run predicts to gain, as overrides of
+"""Advises on features to switch on: the features that a simulation or a replayed run predicts to gain, as overrides of
 verl's configuration.
 
 Invariants (tests/unit/simulate/test_advice.py):
 - a feature that is predicted to gain less than `LEAST_GAIN_SHARE` of a step, or within its interval nothing, is not
   advised;
 - of two features that verl-fuse refuses together, the one that gains more is advised;
-- observe mode, which every feature includes, is what features are compared with, not stock verl.
+- observe mode, which every feature includes, is the baseline of features, not stock verl.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Advice:
-    """One sentence, and what it says to switch on: features, and the overrides that do it."""
+    """An advice is one sentence, and its features with the overrides that switch them on."""
 
     sentence: str
     features: tuple[str, ...]
@@ -81,7 +81,8 @@ class Advice:
 
 
 def advice_of_rows(rows: Sequence[StrategyResult]) -> Advice:
-    """Advice of simulated strategies, `rows` as `compare` returns them: those that are one feature."""
+    """Return the advice of simulated strategies, `rows` as `compare` returns them: the strategies that are one
+    feature."""
     found = {row.strategy: row for row in rows}
     base = found.get("observe", rows[0])
     before = {name: found.get(other, base) for name, other in _RESTS_ON.items()}
@@ -109,12 +110,12 @@ def advice_of_rows(rows: Sequence[StrategyResult]) -> Advice:
 
 
 def advice_of_replay(result: Replay) -> Advice:
-    """Advice of a recorded run."""
+    """Return the advice of a recorded run."""
     return advise(gains_of_replay(result), observed(result))
 
 
 def gains_of_replay(result: Replay) -> list[Gain]:
-    """The saving of each feature on a recorded run; one below the replay's own error is not sure."""
+    """Return the saving of each feature on a recorded run; a saving below the replay's own error is not sure."""
     error = result.replay_error * result.stages.get(GENERATION, 0.0) / result.seconds
     return [
         Gain(
@@ -132,7 +133,7 @@ def gains_of_replay(result: Replay) -> list[Gain]:
 
 
 def observed(result: Replay) -> str:
-    """The saving of observe mode on a recorded run."""
+    """Describe the saving of observe mode on a recorded run."""
     saved = next(saving.seconds for saving in result.savings if saving.feature == "observe")
     return (
         f"observe mode alone saves {saved:.2f} s of the {result.seconds + saved:.2f} s that a step of stock verl would "
@@ -141,8 +142,8 @@ def observed(result: Replay) -> str:
 
 
 def advise(gains: Sequence[Gain], observed: str, switch: Sequence[str] = ()) -> Advice:
-    """`observed` says what observe mode is predicted to do, `switch` are overrides that switch it on where it is
-    not."""
+    """Return the advice of these gains. `observed` tells the predicted effect of observe mode, `switch` are overrides
+    that switch observe mode on where it is off."""
     chosen = chosen_of(gains)
     features = tuple(gain.feature for gain in chosen)
     overrides = (*switch, *dict.fromkeys(override for name in features for override in OVERRIDES[name]))
@@ -158,7 +159,7 @@ def advise(gains: Sequence[Gain], observed: str, switch: Sequence[str] = ()) -> 
 
 
 def chosen_of(gains: Sequence[Gain]) -> list[Gain]:
-    """The features worth switching on together, the most seconds first."""
+    """Return the features worth switching on together, the most seconds first."""
     chosen: list[Gain] = []
     for gain in sorted(gains, key=lambda gain: (-gain.seconds, -gain.device_share)):
         if gain.worthwhile and not any({gain.feature, other.feature} in _EXCLUSIVE for other in chosen):

@@ -1,4 +1,4 @@
-"""Seconds of the model calls beside generation, and what they are worth to freed replicas."""
+"""Computes the seconds of the model calls beside generation, and of the same calls on freed replicas."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -15,7 +15,7 @@ from verl_fuse.spec.workload import Call, Workload
 
 
 def call_batch(workload: Workload, call: Call, plan: CallPlan, lengths: Ints, options: SimulationOptions) -> Batch:
-    """The computation of a call for sequences of these `lengths`, in their order."""
+    """Return the computation of a call for sequences of these `lengths`, in their order."""
     if not options.padded:
         return Batch.of(lengths)
     parts = plan.layout.dp * plan.microbatches * (workload.minibatches if call.kind == "train" else 1)
@@ -23,7 +23,7 @@ def call_batch(workload: Workload, call: Call, plan: CallPlan, lengths: Ints, op
 
 
 def infer_seconds(workload: Workload, call: Call, plan: CallPlan, cost: CostModel, batch: Batch) -> float:
-    """One forward call over the batch, with what it loads from host memory first."""
+    """Return the seconds of one forward call over the batch, and of loading weights from host memory first."""
     seconds = cost.infer(workload.model(call.role), plan.layout, plan.mesh, batch, plan.microbatches)
     return seconds + _loading(workload, call, plan, cost)
 
@@ -31,7 +31,7 @@ def infer_seconds(workload: Workload, call: Call, plan: CallPlan, cost: CostMode
 def train_seconds(
     workload: Workload, call: Call, plan: CallPlan, cost: CostModel, batch: Batch, options: SimulationOptions
 ) -> float:
-    """All epochs of one train call."""
+    """Return the seconds of all epochs of one train call."""
     model = workload.model(call.role)
     once = cost.train(
         model, plan.layout, plan.mesh, batch, workload.minibatches, plan.microbatches, recompute=options.recompute
@@ -44,7 +44,7 @@ def _loading(workload: Workload, call: Call, plan: CallPlan, cost: CostModel) ->
 
 
 def is_dedicated(cost: CostModel, options: SimulationOptions) -> bool:
-    """Whether replicas have devices of their own."""
+    """Tell whether replicas have devices of their own."""
     return not cost.cluster.device.is_cpu if options.dedicated is None else options.dedicated
 
 
@@ -57,8 +57,8 @@ def freed_inference(
     options: SimulationOptions,
     micro_group: int,
 ) -> InferenceWork:
-    """Inference `calls`, `micro_group` samples at a time, on replicas that generation has freed: the work of stock's
-    calls over the whole batch, and how well a slice does it.
+    """Return the inference of `calls`, `micro_group` samples at a time, on replicas that generation has freed: the work
+    of stock's calls over the whole batch, and how well a slice does it.
 
     A slice holds each model in the generation replica's layout. Weights that fit beside the rollout are loaded while it
     generates; the rest waits in host memory until the replica is free.
@@ -95,7 +95,7 @@ def freed_inference(
 
 
 def _spare(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> float:
-    """Bytes of a device that neither the rollout nor training keeps."""
+    """Return the bytes of a device that neither the rollout nor training keeps."""
     trains = [(call, plan.call(call.name)) for call in workload.calls if call.kind == "train"]
     kept = sum(
         cost.memory(workload.model(call.role), "train", at.layout, offload=at.offload).static for call, at in trains
@@ -106,7 +106,8 @@ def _spare(workload: Workload, plan: Plan, cost: CostModel, options: SimulationO
 def streaming_factor(
     workload: Workload, calls: tuple[Call, ...], plan: Plan, cost: CostModel, options: SimulationOptions
 ) -> float:
-    """How much more work inference is in micro-groups than in one call for the whole batch, both on all devices.
+    """Return the ratio of inference work in micro-groups to the work in one call for the whole batch, both on all
+    devices.
 
     The driver does the work of a call beside its passes while the devices generate: it takes one device's time,
     not that of all.
@@ -125,8 +126,8 @@ def streaming_factor(
 
 @lru_cache(maxsize=256)
 def migration_cost(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> MigrationCost:
-    """How the tail moves. Transfer goes over the network between nodes, or inside a node where the replicas all are in
-    one."""
+    """Return the cost of moving the long tail. Transfer goes over the network between nodes, or inside a node where one
+    node has all replicas."""
     layout = replica_layout(plan.call("actor_generate").layout)
     if options.migration == "prefill":
         return MigrationCost(options.migration_latency)

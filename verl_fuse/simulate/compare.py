@@ -1,4 +1,4 @@
-"""Strategies side by side: the same lengths for all, several seeds, and how sure the means are.
+"""Compares strategies side by side: the same lengths for all, several seeds, and intervals of the means.
 
 Invariants (tests/unit/simulate/test_compare.py):
 - all strategies see the same lengths in the same order;
@@ -57,7 +57,7 @@ def compare(
     plan: Plan | None = None,
     options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
 ) -> list[StrategyResult]:
-    """All rows of `simulate_each`."""
+    """Return all rows of `simulate_each`."""
     return list(simulate_each(workload, cost, strategies, seeds, plan, options))
 
 
@@ -73,8 +73,8 @@ def simulate_each(
     """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock
     comes first.
 
-    Without `strategies`: all of them, `realloc` only with a plan, those that draft only with an acceptance. `report` is
-    told what is being simulated.
+    Without `strategies`: all of them, `realloc` only with a plan, strategies that draft only with an acceptance.
+    `report` is told the simulation under way.
     """
     if seeds < 1:
         raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
@@ -133,7 +133,7 @@ def _values(results: Iterable[StepResult], field: str) -> Floats:
 
 
 def estimate(values: Floats, over: Floats | None = None) -> Estimate:
-    """Mean of `values`, or the ratio of two sums, with a bootstrap interval over pairs."""
+    """Return the mean of `values`, or the ratio of two sums, with a bootstrap interval over pairs."""
     below = np.ones_like(values) if over is None else over
     mean = float(values.sum() / below.sum())
     if len(values) == 1:

@@ -1,9 +1,9 @@
-"""A copy of the actor on the devices of each replica (FSDP2's hybrid sharding), the layout of `fuse.update.stream`:
-seconds, bytes, and what is said of them.
+"""Prices a copy of the actor on the devices of each replica (FSDP2's hybrid sharding), the layout of
+`fuse.update.stream`: seconds, bytes, and notes on them.
 
 Invariants (tests/unit/simulate/test_copies.py):
 - weights, gradient and two moments are 16 bytes per parameter, sums of gradients that wait 4, over a replica's devices;
-- a model that does not fit, or an algorithm that cannot stream, is said with the number that decides.
+- a model that does not fit, or an algorithm that cannot stream, is reported with the number that decides.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from verl_fuse.spec.workload import Workload
 def update_of(
     workload: Workload, plan: Plan, cost: CostModel, features: frozenset[str], options: SimulationOptions
 ) -> StreamedUpdate | None:
-    """The update under these features where it is trained in copies, else None."""
+    """Return the update under these features where it is trained in copies, else None."""
     if "copies" not in features or why_not(workload, plan, cost, options):
         return None
     update = streamed_update(workload, plan, cost, options)
@@ -44,7 +44,7 @@ def notes_of(
     options: SimulationOptions,
     tail: StreamedTail | None,
 ) -> Iterator[str]:
-    """What is said of a step under these features, whose update was `tail`."""
+    """Yield the notes on a step under these features, whose update was `tail`."""
     if "copies" not in features:
         return
     if tail is None:
@@ -63,7 +63,7 @@ def _waits_for_reference(workload: Workload, features: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=256)
 def why_not(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> str | None:
-    """Why the update of this workload is not streamed, or None."""
+    """Return the reason why the update of this workload is not streamed, or None."""
     if workload.critic is not None:
         return "an advantage needs the whole batch: nothing is streamed with a critic"
     if workload.epochs * workload.minibatches > 1:
@@ -82,7 +82,7 @@ def why_not(workload: Workload, plan: Plan, cost: CostModel, options: Simulation
 
 
 def held_bytes(model: Model, devices: int, cost: CostModel) -> float:
-    """Bytes on one of the `devices` of a replica between two calls, activations not counted."""
+    """Return the bytes on one of the `devices` of a replica between two calls, activations not counted."""
     memory = cost.memory(model, "train", _copy(devices))
     # Sums that wait are as large as gradients.
     return memory.model + memory.gradients
@@ -90,7 +90,8 @@ def held_bytes(model: Model, devices: int, cost: CostModel) -> float:
 
 @lru_cache(maxsize=256)
 def streamed_update(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> StreamedUpdate:
-    """Training in copies, for a workload of which `why_not` says nothing; replicas that are done are released."""
+    """Return the training in copies, for a workload of which `why_not` returns None; replicas that are done are
+    released."""
     microbatches = _microbatches(workload, plan, cost, options)
     if microbatches is None:
         raise FuseError(str(why_not(workload, plan, cost, options)))
@@ -126,7 +127,7 @@ def _replicas(plan: Plan) -> int:
 
 
 def _microbatches(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> int | None:
-    """Of a device's share of the batch: the fewest that fit beside what is held, or None."""
+    """Return the fewest micro-batches of a device's share of the batch that fit beside the held bytes, or None."""
     devices = _devices(plan)
     share = mean_batch(workload).split(_replicas(plan) * devices)
     count = 1

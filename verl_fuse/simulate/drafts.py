@@ -1,9 +1,9 @@
-"""Decoding with drafts (`fuse.speculation`): a pass verifies tokens that were drafted, and brings those that were
-accepted and one more.
+"""Prices decoding with drafts (`fuse.speculation`): a pass verifies drafted tokens, and brings the accepted tokens and
+one more.
 
 Invariants (tests/unit/simulate/test_drafts.py):
 - no batch decodes slower than without drafts: as many are drafted as shorten it most, none where none do;
-- the acceptance is found again from what a run with drafts counted.
+- the acceptance is found again from the counts of a run with drafts.
 """
 
 import numpy as np
@@ -17,14 +17,14 @@ MOST_DRAFTED = 8
 
 
 def tokens_per_pass(acceptance: float, drafted: float) -> float:
-    """Tokens that a sample gets in a pass with so many drafted tokens; each is accepted with probability `acceptance`
-    once those before it were."""
+    """Return the tokens that a sample gets in a pass with so many drafted tokens; each is accepted with probability
+    `acceptance` once the tokens before it were."""
     return drafted + 1.0 if acceptance >= 1.0 else (1.0 - acceptance ** (drafted + 1.0)) / (1.0 - acceptance)
 
 
 def with_drafts(decode: DecodeSeconds, acceptance: float) -> DecodeSeconds:
-    """Seconds in which each sample gets a token. A drafted token is computed as that of one more sequence; the context
-    is read once."""
+    """Return the seconds in which each sample gets a token. A drafted token costs the computation of one more sequence;
+    the context is read once."""
 
     def seconds(sequences: Floats, tokens: Floats) -> Floats:
         counts = range(MOST_DRAFTED + 1)
@@ -35,8 +35,8 @@ def with_drafts(decode: DecodeSeconds, acceptance: float) -> DecodeSeconds:
 
 
 def acceptance_of(passes_tokens: float, accepted_share: float) -> float:
-    """The acceptance with which a pass brings a sample `passes_tokens` tokens where the share `accepted_share` of all
-    that was drafted is accepted."""
+    """Return the acceptance with which a pass brings a sample `passes_tokens` tokens where the share `accepted_share`
+    of all drafted tokens is accepted."""
     if not (passes_tokens > 1.0 and 0.0 < accepted_share <= 1.0):
         raise FuseError(
             f"tokens per pass {passes_tokens:g}, accepted {accepted_share:g}: needs more than 1, and a share above 0"

@@ -1,4 +1,4 @@
-"""The lengths of one step, drawn from a workload.
+"""Draws the lengths of one step from a workload.
 
 Invariants (tests/unit/simulate/test_draw.py):
 - responses follow the workload's distribution exactly, whatever the predictability;
@@ -19,8 +19,8 @@ from verl_fuse.spec.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class DrawnLengths:
-    """Per sample, in verl's order (the samples of a prompt together): its prompt's number, lengths in tokens, and the
-    predicted response."""
+    """The lengths of each sample, in verl's order (the samples of a prompt together): its prompt's number, lengths in
+    tokens, and the predicted response."""
 
     group: Ints
     prompt: Ints
@@ -29,7 +29,7 @@ class DrawnLengths:
 
 
 def draw(workload: Workload, rng: np.random.Generator, predictability: float) -> DrawnLengths:
-    """One step. A prompt has a usual length; a response's length correlates with it by `predictability` (Gaussian
+    """Draw one step. A prompt has a usual length; a response's length correlates with it by `predictability` (Gaussian
     copula)."""
     group = np.repeat(np.arange(workload.prompts), workload.samples)
     prompt = workload.prompt.sample(rng, workload.prompts)[group]
@@ -39,7 +39,7 @@ def draw(workload: Workload, rng: np.random.Generator, predictability: float) ->
 
 
 def _at(lengths: LengthDistribution, score: Floats) -> Ints:
-    """The quantiles of standard normal scores."""
+    """Return the quantiles of standard normal scores."""
     cumulative = np.cumsum(lengths.probabilities)[:-1]
     return np.asarray(lengths.values, np.int64)[np.searchsorted(cumulative, _normal(score), side="right")]
 

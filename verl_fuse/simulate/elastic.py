@@ -1,5 +1,5 @@
-"""Elastic replica count: prompts of similar predicted length share a replica, early replicas hand on their rest and
-give their devices back.
+"""Simulates an elastic replica count: prompts of similar predicted length share a replica, early replicas hand on their
+rest and give their devices back.
 
 Reconstructed from RLHFless (arXiv 2602.22718). Invariants (tests/unit/simulate/test_elastic.py):
 - every request stands in exactly one queue, the samples of a prompt in the same one, and each prompt is prefilled once
@@ -52,7 +52,7 @@ class ReplicaAssignment:
 
 
 def queues_of(assignment: ReplicaAssignment, predicted: Ints, group: Ints) -> list[Ints]:
-    """Requests of each replica, the longest first."""
+    """Return the requests of each replica, the longest first."""
     prompts, first = np.unique(group, return_index=True)
     if assignment.balance is None:
         replica = np.arange(len(prompts)) % assignment.replicas
@@ -68,8 +68,8 @@ def queues_of(assignment: ReplicaAssignment, predicted: Ints, group: Ints) -> li
 
 
 def shared_prefixes(prompt: Ints, group: Ints, queues: list[Ints]) -> Ints:
-    """Prompt tokens that another sample of the same prompt on the same replica has prefilled: all but the last, which
-    every sample needs."""
+    """Return the prompt tokens that another sample of the same prompt on the same replica has prefilled: all but the
+    last token, which every sample needs."""
     order = np.concatenate(queues)
     replica = np.repeat(np.arange(len(queues)), [len(queue) for queue in queues])
     _, first = np.unique(replica * (int(group.max()) + 1) + group[order], return_index=True)
@@ -118,7 +118,8 @@ def cut_and_migrate(rollout: RolloutState, fraction: float, latency: float) -> E
 def _hand_over(
     state: RolloutState, source: int, running: NDArray[np.bool_], latency: float
 ) -> tuple[RolloutState, int] | None:
-    """The unfinished requests of `source` on the other running replicas; None where those have too few free slots."""
+    """Hand the unfinished requests of `source` to the other running replicas; return None where these have too few free
+    slots."""
     home, left = state.replica_of, np.isnan(state.finish)
     load = np.bincount(home[left], minlength=state.replicas)
     others = np.flatnonzero(running & (load > 0))
@@ -146,8 +147,8 @@ def _hand_over(
 
 
 def infer_on_freed(run: ElasticResult, replicas: int, inference: InferenceWork) -> tuple[float, float]:
-    """Inference on the devices of replicas that are done, and of those of `replicas` that never ran, while others still
-    generate; then on all.
+    """Run inference on the devices of replicas that are done, and of the `replicas` that never ran, while others still
+    generate; then on all devices.
 
     When it ends, and replica-seconds in which devices loaded models or computed before generation ended. For devices
     that replicas do not share (`InferenceWork.dedicated`), without headroom.
@@ -162,7 +163,7 @@ def infer_on_freed(run: ElasticResult, replicas: int, inference: InferenceWork) 
         """Work that could be done until then."""
         return np.maximum(0.0, times[:, None] - releases).sum(axis=1) / inference.slice_factor
 
-    # Of what is ready at some time nothing was done before: the most demanding of these times decides.
+    # Work that is ready at some time was not begun before: the most demanding of these times decides.
     left = np.cumsum(work[::-1])[::-1]
     latest = float((done(finish) + left).max())
     late = max(0.0, latest - float(done(np.array([end]))[0]))
@@ -186,8 +187,8 @@ def run_elastic(
 def best_assignment(
     lengths: DrawnLengths, timing: ReplicaTiming, most: int, options: SimulationOptions
 ) -> ReplicaAssignment:
-    """The assignment with the least weighted sum of time and device time, both relative to all replicas with prompts
-    dealt out.
+    """Return the assignment with the least weighted sum of time and device time, both relative to all replicas with
+    prompts dealt out.
 
     `lengths` are past ones: predictions err here as much as they will.
     """

@@ -1,4 +1,4 @@
-"""Generation of one step under a set of features, and the inference that goes with it.
+"""Simulates the generation of one step under a set of features, and the inference that goes with it.
 
 Invariants (tests/unit/simulate/test_generation.py):
 - without features the samples run as verl deals them out, and nothing is inferred before generation ends;
@@ -112,7 +112,7 @@ def chosen_threshold(
     options: SimulationOptions,
     update: StreamedUpdate | None = None,
 ) -> tuple[Threshold, InferenceWork]:
-    """The threshold, survivors and size of micro-groups for this workload and an `update` that is streamed, chosen on
+    """Choose the threshold, survivors and size of micro-groups for this workload and an `update` that is streamed, on
     draws of its own."""
     rng = np.random.default_rng(20240913)
     generate_plan = plan.call("actor_generate")
@@ -134,13 +134,14 @@ def chosen_threshold(
 def chosen_assignment(
     workload: Workload, timing: ReplicaTiming, most: int, options: SimulationOptions
 ) -> ReplicaAssignment:
-    """How many of `most` replicas to run for this workload, and who serves what, chosen on a draw of its own."""
+    """Choose how many of `most` replicas to run for this workload, and the replica of each request, on a draw of its
+    own."""
     lengths = draw(workload, np.random.default_rng(20260227), options.predictability)
     return best_assignment(lengths, timing, most, options)
 
 
 def _dealt(lengths: DrawnLengths, replicas: int, by_prompt: bool) -> tuple[Requests, list[Ints]]:
-    """Requests and their queues: one by one as verl deals them, or the samples of a prompt together."""
+    """Return the requests and their queues: one by one as verl deals them, or the samples of a prompt together."""
     queues = (
         [np.flatnonzero(lengths.group % replicas == r) for r in range(replicas)]
         if by_prompt
@@ -150,13 +151,13 @@ def _dealt(lengths: DrawnLengths, replicas: int, by_prompt: bool) -> tuple[Reque
 
 
 def _seen(end: float, poll: float) -> float:
-    """When a driver that looks every `poll` seconds sees the end."""
+    """Return the time at which a driver that looks every `poll` seconds sees the end."""
     return math.ceil(end / poll - 1e-9) * poll if poll else end
 
 
 def _ends(fused: FusionResult, until: float) -> Floats:
-    """When each replica gives its devices back: freed ones when inference ends, survivors when they have nothing more
-    to do."""
+    """Return the time at which each replica gives its devices back: freed replicas when inference ends, survivors when
+    they have nothing more to do."""
     ends = np.full(fused.rollout.replicas, until)
     ends[fused.survivors] = fused.rollout.clocks[fused.survivors]
     return ends

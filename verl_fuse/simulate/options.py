@@ -1,4 +1,4 @@
-"""Assumptions of a simulated step about the software beside the models and the cluster."""
+"""Lists the assumptions of a simulated step about the software beside the models and the cluster."""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -35,7 +35,8 @@ an acceptance, `tail` is it with `interstage`; `realloc`: the plan given replace
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """Defaults are those of verl 0.9.1 (rollout config, V1 trainer) unless a field says otherwise."""
+    """Defaults are the same as in verl 0.9.1 (rollout config, V1 trainer) unless a field's comment gives another
+    source."""
 
     max_num_seqs: int = field(default=1024, metadata=bounded(1))
     max_num_batched_tokens: int = field(default=8192, metadata=bounded(1))
@@ -64,8 +65,8 @@ class SimulationOptions:
     # Elastic replicas: share of a replica's requests after which the rest moves on; weight of time against cost.
     cut_fraction: float = field(default=0.8, metadata=bounded(0.5, 1.0))
     time_weight: float = field(default=0.5, metadata=bounded(0.0, 1.0))
-    # Chance of a drafted token to be accepted once those before it were, for the strategies that draft; None: they are
-    # left out.
+    # The chance that a drafted token is accepted once the tokens before it are, for the strategies that draft; None
+    # leaves these strategies out.
     acceptance: float | None = field(default=None, metadata=bounded(0.0, 1.0))
     # Method of the fused pipeline schedule (verl_fuse/schedule/methods.py).
     schedule: str = "greedy"
@@ -85,7 +86,7 @@ class SimulationOptions:
 
 
 def features_of(strategy: str) -> frozenset[str]:
-    """The features of a strategy, or of several with `+` between them; a FuseError lists the strategies."""
+    """Return the features of a strategy, or of several with `+` between them; a FuseError lists the strategies."""
     names = strategy.split("+")
     if not all(name in SIMULATED_STRATEGIES for name in names):
         raise FuseError(

@@ -1,4 +1,4 @@
-"""Actor and critic trained in one fused pipeline instead of one after the other (RLHFuse, section 5).
+"""Trains actor and critic in one fused pipeline instead of one after the other (RLHFuse, section 5).
 
 Invariants (tests/unit/simulate/test_pipeline.py):
 - fused training is never slower than serial training in the layouts of the plan, and never faster than its work
@@ -30,7 +30,7 @@ SOLVED_PAIRS = 3
 @dataclass(frozen=True)
 class FusedTraining:
     """`plan` with the train layouts to use; `ratio`: fused over serial seconds of the passes, optimizer steps left out.
-    `seconds` and `serial_seconds`: all of training for a batch of mean lengths. `reason` says why nothing is fused."""
+    `seconds` and `serial_seconds`: all of training for a batch of mean lengths. `reason` tells why nothing is fused."""
 
     plan: Plan
     ratio: float
@@ -42,7 +42,7 @@ class FusedTraining:
 
 @lru_cache(maxsize=256)
 def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> FusedTraining:
-    """The fastest fused schedule over pairs of train layouts, or the plan as it is.
+    """Return the fastest fused schedule over pairs of train layouts, or the plan as it is.
 
     One mini-batch of mean lengths is solved; its ratio holds for all, because lengths scale both schedules alike.
     """
@@ -84,7 +84,7 @@ def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: Sim
 
 
 def unfusable(actor: CallPlan, critic: CallPlan) -> str:
-    """Why two train calls cannot share a pipeline; empty if they can."""
+    """Return the reason why two train calls cannot share a pipeline; empty if they can."""
     a, c = actor.layout, critic.layout
     if (a.tp, a.cp) != (c.tp, c.cp):
         return f"actor {a} and critic {c} differ in tp or cp: a rank of one is no rank of the other"
@@ -98,8 +98,8 @@ def unfusable(actor: CallPlan, critic: CallPlan) -> str:
 def fused_problem(
     workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions
 ) -> ScheduleProblem:
-    """One mini-batch on one group of ranks: the deeper model once, the other in copies that run against its direction.
-    Times in seconds."""
+    """Describe one mini-batch on one group of ranks: the deeper model once, the other model in copies that run against
+    its direction. Times in seconds."""
     deep, flat = sorted((actor, critic), key=lambda call: -call.layout.pp)
     stages, pipelines = deep.layout.pp, []
     for call in (deep, flat):
@@ -118,8 +118,8 @@ def fused_problem(
 def activation_room(
     workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions
 ) -> float:
-    """Bytes that both models leave on a device for activations held from forward to backward; what else a running
-    micro-batch needs is there once, whichever model runs."""
+    """Return the bytes that both models leave on a device for activations held from forward to backward; the other
+    needs of a running micro-batch count once, whichever model runs."""
     static = working = 0.0
     for call in (actor, critic):
         model, part = _micro_batch(workload, call)
@@ -131,7 +131,7 @@ def activation_room(
 
 
 def _micro_batch(workload: Workload, call: CallPlan) -> tuple[Model, Batch]:
-    """The model of a train call, and one micro-batch of mean lengths."""
+    """Return the model of a train call, and one micro-batch of mean lengths."""
     model = workload.model("actor" if call.call == "actor_train" else "critic")
     return model, mean_batch(workload).split(call.layout.dp * workload.minibatches * call.microbatches)
 
@@ -148,7 +148,7 @@ def _stages(
 
 
 def _bound(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostModel, options: SimulationOptions) -> float:
-    """No schedule of this pair is faster: the busiest rank's work, and each model alone."""
+    """Return the least time of a schedule of this pair: the busiest rank's work, and each model alone."""
     updates = workload.epochs * workload.minibatches
     both = [[f + b for f, b in zip(*_stages(workload, call, cost, options), strict=True)] for call in (actor, critic)]
     alone = [sum(s) + (c.microbatches - 1) * max(s) for s, c in zip(both, (actor, critic), strict=True)]
@@ -157,14 +157,14 @@ def _bound(workload: Workload, actor: CallPlan, critic: CallPlan, cost: CostMode
 
 
 def _updates(workload: Workload, calls: tuple[CallPlan, CallPlan], cost: CostModel) -> float:
-    """Seconds of all gradient reductions and optimizer steps, which are not fused."""
+    """Return the seconds of all gradient reductions and optimizer steps, which are not fused."""
     models = (workload.actor, workload.model("critic"))
     once = sum(cost.update(model, call.layout) for model, call in zip(models, calls, strict=True))
     return workload.epochs * workload.minibatches * once
 
 
 def _with(workload: Workload, plan: Plan, trains: tuple[CallPlan, CallPlan], calls: dict[str, Call]) -> Plan:
-    """The plan with these train placements, and inference of trained roles where the weights are."""
+    """Return the plan with these train placements, and inference of trained roles on the devices of their weights."""
     new = dict(zip((calls["actor"].name, calls["critic"].name), trains, strict=True))
     for call in workload.calls:
         old = plan.call(call.name)

@@ -1,12 +1,12 @@
-"""Continuous batching on one replica, event by event: between two events every decode step has the same batch, so steps
-are integrated, not counted.
+"""Simulates continuous batching on one replica, event by event: between two events every decode step has the same
+batch, so steps are integrated, not counted.
 
 Invariants (tests/unit/simulate/test_kernel.py):
-- finish times equal those of a token-by-token simulation of the same rules;
+- finish times equal the finish times of a token-by-token simulation of the same rules;
 - stopping at any time and going on gives the same finish times as running through;
 - never more than `max_batch` sequences run, nor more than `kv_capacity` tokens are held.
 
-Rules, those of vLLM's V1 scheduler without its block granularity: first come, first served; a request is admitted at a
+The rules are vLLM's V1 scheduler's, without its block granularity: first come, first served; a request is admitted at a
 step boundary when it has arrived, a batch slot is free and the memory holds its context plus one step of everybody; a
 step with new prompts takes their prefill plus one decode step of the others, and gives everybody a token; prompts
 beyond the step's token budget wait for the next step. When the memory cannot hold another step, the sequence admitted
@@ -32,14 +32,15 @@ def _integral(decode, integral, spacing, batch, context):
 
 @njit(cache=True, nogil=True)
 def decode_seconds(decode, integral, spacing, batch, context, steps):
-    """Seconds of `steps` decode steps of `batch` sequences whose mean context is `context` before the first."""
+    """Return the seconds of `steps` decode steps of `batch` sequences whose mean context is `context` before the first
+    step."""
     end = _integral(decode, integral, spacing, batch, context + steps - 0.5)
     return end - _integral(decode, integral, spacing, batch, context - 0.5)
 
 
 @njit(cache=True, nogil=True)
 def _steps_reaching(decode, integral, spacing, batch, context, seconds, most):
-    """Fewest steps that take at least `seconds`; `most` if fewer do not."""
+    """Return the fewest steps that take at least `seconds`; `most` if fewer do not."""
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2
@@ -52,8 +53,8 @@ def _steps_reaching(decode, integral, spacing, batch, context, seconds, most):
 
 @njit(cache=True, nogil=True)
 def prefill_seconds(sequences, tokens, squares, grid, seconds, request_seconds, square_seconds):
-    """Seconds of prefilling `tokens` tokens of `sequences` requests; `squares` is the attention's share of squared
-    tokens."""
+    """Return the seconds of prefilling `tokens` tokens of `sequences` requests; `squares` is the attention's share of
+    squared tokens."""
     if tokens <= 0:
         return 0.0
     right = min(max(int(np.searchsorted(grid, tokens)), 1), len(grid) - 1)
@@ -165,8 +166,8 @@ def advance_all(
     queues, offsets, heads, clocks, busy, until, prompt, length, done, cached, arrival, finish,
     decode, integral, spacing, grid, seconds, request_seconds, square_seconds, max_batch, kv_capacity, budget,
 ):  # fmt: skip
-    """`advance` for every replica r with queue `queues[offsets[r]:offsets[r + 1]]`; `heads`, `clocks` and `busy` are
-    updated."""
+    """Call `advance` for every replica r with queue `queues[offsets[r]:offsets[r + 1]]`; `heads`, `clocks` and `busy`
+    are updated."""
     for r in range(len(heads)):
         heads[r], clocks[r], passed = advance(
             queues[offsets[r] : offsets[r + 1]], heads[r], clocks[r], until,

@@ -1,4 +1,4 @@
-"""Generation replicas of a call's plan: how many there are, and how fast."""
+"""Computes the number of generation replicas of a call's plan, and their speed."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from verl_fuse.spec.workload import Workload
 
 
 def replica_layout(layout: Layout) -> Layout:
-    """The layout of one replica: one data-parallel rank, or as many as share out the experts between them."""
+    """Return the layout of one replica: one data-parallel rank, or as many as share out the experts between them."""
     ranks = layout.ep // math.gcd(layout.ep, layout.cp)
     return replace(layout, dp=ranks)
 
@@ -27,8 +27,8 @@ def replica_count(layout: Layout) -> int:
 
 @lru_cache(maxsize=256)
 def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options: SimulationOptions) -> ReplicaTiming:
-    """Tables of one replica, which drafts where the options say an acceptance; a FuseError says how much memory is
-    missing where the longest sequence does not fit."""
+    """Return the tables of one replica, which drafts where the options give an acceptance; where the longest sequence
+    does not fit, a FuseError says how much memory is missing."""
     model, layout = workload.actor, replica_layout(call.layout)
     device = cost.cluster.device
     weights = cost.memory(model, "generate", layout).total
@@ -57,7 +57,7 @@ def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options:
 
 
 def mean_batch(workload: Workload) -> Batch:
-    """The expected whole batch, prompts with responses; the two lengths are taken as independent."""
+    """Return the expected whole batch, prompts with responses; the two lengths are taken as independent."""
     mean = workload.prompt.mean + workload.response.mean
     square = workload.prompt.mean_square + workload.response.mean_square
     square += 2 * workload.prompt.mean * workload.response.mean

@@ -1,4 +1,4 @@
-"""Requests on replicas: the state of a running rollout, and what one replica after another does with it.
+"""Simulates requests on replicas: the state of a running rollout, which one replica after another advances.
 
 Invariants (tests/unit/simulate/test_rollout.py):
 - every request is in exactly one queue, and finishes exactly once;
@@ -29,7 +29,7 @@ class Requests:
 
     @classmethod
     def of(cls, prompt: Ints, response: Ints, cached: Ints | None = None) -> "Requests":
-        """Arrays of equal length; responses have at least one token."""
+        """Make requests from arrays of equal length; responses have at least one token."""
         prompt, response = (np.ascontiguousarray(values, np.int64) for values in (prompt, response))
         if len(prompt) != len(response) or len(response) == 0:
             raise FuseError(
@@ -46,14 +46,14 @@ class Requests:
 
     @property
     def tokens(self) -> Ints:
-        """Prompt plus response, per sample."""
+        """Return prompt plus response tokens, per sample."""
         return self.prompt + self.response
 
 
 @dataclass(frozen=True, eq=False)
 class RolloutState:
-    """A rollout at one moment. Replica r serves `queues[offsets[r]:offsets[r + 1]]` in this order; seconds count from
-    the rollout's start."""
+    """The state of a rollout at one moment. Replica r serves `queues[offsets[r]:offsets[r + 1]]` in this order; seconds
+    count from the rollout's start."""
 
     requests: Requests
     timing: ReplicaTiming
@@ -69,7 +69,7 @@ class RolloutState:
 
     @classmethod
     def begin(cls, requests: Requests, timing: ReplicaTiming, queues: Sequence[Ints]) -> "RolloutState":
-        """All requests are there from the start; `queues` lists the requests of each replica."""
+        """Begin a rollout: all requests are there from the start; `queues` lists the requests of each replica."""
         count, replicas = len(requests), len(queues)
         flat = np.concatenate([np.asarray(queue, np.int64) for queue in queues])
         if len(flat) != count or not np.array_equal(np.sort(flat), np.arange(count)):
@@ -89,12 +89,13 @@ class RolloutState:
 
     @property
     def seconds(self) -> float:
-        """When the last request finished; NaN while any has not."""
+        """Return the time at which the last request finished; NaN while a request has not finished."""
         return float(self.finish.max())
 
     @property
     def replica_of(self) -> Ints:
-        """The replica in whose queue each request stands; -1 for one that finished before the others were moved."""
+        """Return the replica in whose queue each request stands; -1 for a request that finished before the others were
+        moved."""
         result = np.full(len(self.requests), -1)
         result[self.queues] = np.repeat(np.arange(self.replicas), np.diff(self.offsets))
         return result
@@ -116,6 +117,6 @@ class RolloutState:
 
 
 def round_robin(count: int, replicas: int) -> list[Ints]:
-    """A batch as verl's load balancer hands it out: each request to the replica with the fewest
+    """Deal a batch as verl's load balancer does: each request to the replica with the fewest requests
     (verl/workers/rollout/llm_server.py)."""
     return [np.arange(replica, count, replicas) for replica in range(replicas)]

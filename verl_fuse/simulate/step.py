@@ -1,10 +1,10 @@
-"""A whole training step under a strategy.
+"""Simulates a whole training step under a strategy.
 
 Invariants (tests/unit/simulate/test_step.py):
 - generation of a step waits for the train calls of the step before, no call for less than its inputs;
 - `pipeline` and `interstage` change nothing where they are predicted to gain nothing, up to the pace at which the
   driver looks;
-- a step's seconds are at least those of any of its tasks, and idle shares are between 0 and 1.
+- a step's seconds are at least the seconds of any of its tasks, and idle shares are between 0 and 1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,8 +39,8 @@ PLACEMENT_DRAWS = 2
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """One step. `stages` are wall-clock seconds by verl's stage names; `device_seconds` what is paid for; `cost` in the
-    cluster's currency; `notes` say what the features decided."""
+    """The result of one step. `stages` are wall-clock seconds by verl's stage names; `device_seconds` are the paid
+    seconds; `cost` is in the cluster's currency; `notes` tell the decisions of the features."""
 
     strategy: str
     seconds: float
@@ -56,19 +56,19 @@ class StepResult:
 
     @property
     def generation_and_inference(self) -> float:
-        """Seconds from the start of generation to the last input of training."""
+        """Return the seconds from the start of generation to the last input of training."""
         before = [p for p in self.placed if p.task.category in ("generate", "inference", "reward")]
         return max(p.end for p in before) - min(p.start for p in before)
 
     @property
     def training(self) -> float:
-        """Seconds from the first train call's start to the last one's end."""
+        """Return the seconds from the first train call's start to the last one's end."""
         train = [p for p in self.placed if p.task.category == "train"]
         return max(p.end for p in train) - min(p.start for p in train)
 
     @cached_property
     def spans(self) -> Timeline:
-        """The step as a recorded one would look."""
+        """Return the spans of the step, like the spans of a recorded step."""
         return timeline_of(self.strategy, self.placed, self.generation, self.plan, self.lengths)
 
 
@@ -80,7 +80,7 @@ def simulate_step(
     rng: np.random.Generator,
     options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
 ) -> StepResult:
-    """Simulate one step of `workload` placed as `plan` says; `realloc` adds nothing to a plan that already has several
+    """Simulate one step of `workload` placed by `plan`; `realloc` adds nothing to a plan that already has several
     layouts."""
     features = features_of(strategy)
     if "old_log_prob" in features and workload.epochs == workload.minibatches == 1:
@@ -96,7 +96,7 @@ def simulate_step(
 def chosen_placement(
     workload: Workload, plan: Plan, cost: CostModel, strategy: str, options: SimulationOptions
 ) -> Plan:
-    """The plan itself, or the placement of its critic that is fastest on draws of its own."""
+    """Return the plan itself, or the placement of its critic that is fastest on draws of its own."""
 
     def seconds(plan: Plan) -> float:
         rng = np.random.default_rng(20261124)
@@ -154,8 +154,8 @@ def _simulated(
 
 
 def _end(placed: Sequence[ScheduledTask], step: int, defers: bool) -> float:
-    """When a step is over: its last task, or, where the critic is trained beside the next step, its weight sync; 0 for
-    the step before the first."""
+    """Return the end of a step: the end of its last task, or, where the critic is trained beside the next step, of its
+    weight sync; 0 for the step before the first."""
     ends = (p.end for p in placed if p.step == step and not (defers and p.task.category == "train"))
     return max(ends, default=0.0)
 
@@ -205,7 +205,7 @@ def step_tasks(
     options: SimulationOptions,
     fused: FusedTraining | None = None,
 ) -> tuple[list[Task], GenerationResult]:
-    """The tasks of one step with the lengths drawn for it."""
+    """Return the tasks of one step with the lengths drawn for it."""
     tokens = lengths.prompt + lengths.response
     batches = {c.name: call_batch(workload, c, plan.call(c.name), tokens, options) for c in workload.calls[1:]}
     rollout_mesh = plan.call("actor_generate").mesh
@@ -222,7 +222,7 @@ def step_tasks(
         _scale(left, takeover, generation.inference_end - generation.end)
     finish = np.sort(generation.fused.rollout.finish)
     if "streaming" in features and shared:
-        # Inference beside generation only uses the headroom there is: what it takes beyond slows generation by as much.
+        # Inference beside generation only uses the free headroom: work beyond the headroom slows generation by as much.
         total = sum(seconds[call.name] for call in shared) * streaming_factor(workload, shared, plan, cost, options)
         end = inference_end(
             finish, np.full(len(finish), total / len(finish)), 0.0, generation.end, 0.0,
@@ -270,7 +270,8 @@ def _generate_task(plan: Plan, generation: GenerationResult, after: tuple[str, .
 
 
 def _move(workload: Workload, call: Call, plan: Plan, cost: CostModel, trained: Mapping[str, str]) -> Task | None:
-    """The weights that training has changed go to where a call wants them; None if they are there."""
+    """Return the task that moves the weights that training has changed to the devices of a call; None if the weights
+    are there."""
     train = f"{call.role}_train"
     if train not in trained:
         return None
@@ -289,7 +290,7 @@ def _sync_task(workload: Workload, plan: Plan, cost: CostModel, trained: str) ->
 
 
 def _streamed_task(workload: Workload, plan: Plan, generation: GenerationResult, tail: StreamedTail) -> Task:
-    """What is left of the update when generation has ended: calls that run, then the rest."""
+    """Return the remainder of the update after generation: calls that run, then the rest."""
     late = max(0.0, tail.ended - generation.end) if generation.inference_end is None else 0.0
     (call,) = [call for call in workload.calls if call.kind == "train"]
     return Task(call.name, CALL_STAGES[call.name], "train", (plan.call(call.name).mesh,), late + tail.left, call.after)
@@ -303,7 +304,7 @@ def _train_tasks(
     options: SimulationOptions,
     ratio: float | None,
 ) -> list[Task]:
-    """One task per train call, or, with `ratio` fused over serial, one for both."""
+    """Return one task per train call, or, with `ratio` fused over serial, one for both."""
     calls = [call for call in workload.calls if call.kind == "train"]
     seconds = {c.name: train_seconds(workload, c, plan.call(c.name), cost, batches[c.name], options) for c in calls}
     updates = workload.epochs * workload.minibatches
@@ -321,7 +322,7 @@ def _train_tasks(
 
 
 def _given_back(plan: Plan, generation: GenerationResult) -> float:
-    """Device-seconds of generation that were not paid for."""
+    """Return the device-seconds of generation that were not paid for."""
     call = plan.call("actor_generate")
     per_replica = call.mesh.size / generation.replicas
     until = generation.inference_end or generation.end

@@ -1,10 +1,10 @@
-"""The placement a well-tuned stock verl would get: every call on all devices, one after the other, each in the layout
-that is fastest for it.
+"""Finds the placement that a well-tuned stock verl would get: every call on all devices, one after the other, each in
+the layout that is fastest for it.
 
 Invariants (tests/unit/simulate/test_stock.py):
 - every call has all devices, and fits their memory;
 - no layout of a train call that fits is faster than the one chosen;
-- where a model fits nowhere, the error says how much memory would do.
+- where a model fits nowhere, the error says how much memory would suffice.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,8 @@ from verl_fuse.spec.workload import Call, Workload
 
 @lru_cache(maxsize=64)
 def stock_plan(workload: Workload, cost: CostModel, options: SimulationOptions = SimulationOptions()) -> Plan:  # noqa: B008 - frozen
-    """Fastest layout per call. As in verl, a trained role does its inference in the layout it trains in."""
+    """Return the plan with the fastest layout per call. As in verl, a trained role does its inference in the layout it
+    trains in."""
     plans: dict[str, CallPlan] = {}
     for call in workload.calls:
         if call.kind == "generate":
@@ -44,13 +45,13 @@ def stock_plan(workload: Workload, cost: CostModel, options: SimulationOptions =
 
 
 def as_inference(workload: Workload, call: Call, train: CallPlan) -> CallPlan:
-    """Inference with the weights where training has them; micro-batches of the same size."""
+    """Place inference on the devices and in the layout of training; micro-batches of the same size."""
     microbatches = train.microbatches * workload.minibatches
     return CallPlan(call.name, train.mesh, train.layout, microbatches, train.offload)
 
 
 def layouts(cost: CostModel, model: Model, devices: int) -> Iterator[Layout]:
-    """Layouts of so many devices that divide the model: tp within a node, pp and dp powers of two."""
+    """Yield layouts of so many devices that divide the model: tp within a node, pp and dp powers of two."""
     node = cost.cluster.devices_per_node
     for tp in (size for size in (1, 2, 4, 8) if node % size == 0):
         pp = 1
@@ -65,8 +66,8 @@ def layouts(cost: CostModel, model: Model, devices: int) -> Iterator[Layout]:
 def compute_options(
     workload: Workload, call: Call, cost: CostModel, options: SimulationOptions, on: Mesh | None = None
 ) -> list[tuple[CallPlan, float]]:
-    """Every placement of a train or infer call `on` these devices (None: all) that fits their memory, and its seconds
-    for a batch of mean lengths."""
+    """Return every placement of a train or infer call `on` these devices (None: all) that fits their memory, and its
+    seconds for a batch of mean lengths."""
     mesh = on or Mesh(0, cost.cluster.devices)
     model, batch, needs, found = workload.model(call.role), mean_batch(workload), [], []
     updates = workload.minibatches if call.kind == "train" else 1
@@ -89,21 +90,21 @@ def compute_options(
 
 
 def _microbatches(sequences: float) -> list[int]:
-    """Powers of two, up to one sequence each."""
+    """Return powers of two, up to one sequence each."""
     return [2**power for power in range(max(1, int(sequences)).bit_length())]
 
 
 def fastest(
     workload: Workload, call: Call, cost: CostModel, options: SimulationOptions, on: Mesh | None = None
 ) -> CallPlan:
-    """The placement of a train or infer call `on` these devices (None: all) that is fastest for a batch of mean
+    """Return the placement of a train or infer call `on` these devices (None: all) that is fastest for a batch of mean
     lengths."""
     return min(compute_options(workload, call, cost, options, on), key=lambda found: found[1])[0]
 
 
 def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: SimulationOptions) -> CallPlan:
-    """By simulating one batch; replicas are pipelined only where tensor parallelism alone does not make the model
-    fit."""
+    """Return the fastest rollout by simulating one batch; replicas are pipelined only where tensor parallelism alone
+    does not make the model fit."""
     lengths = draw(workload, np.random.default_rng(0), options.predictability)
     requests = Requests.of(lengths.prompt, lengths.response)
     longest = workload.prompt.maximum + workload.response.maximum

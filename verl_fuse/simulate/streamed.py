@@ -1,5 +1,5 @@
-"""An update in the tail (`fuse.update.stream`): devices of released replicas train on complete groups while others
-generate.
+"""Simulates an update in the tail (`fuse.update.stream`): devices of released replicas train on complete groups while
+others generate.
 
 Invariants (tests/unit/simulate/test_streamed.py):
 - a group is trained on at most once before the end of generation, whole, after its last sample, on a released replica;
@@ -26,9 +26,9 @@ class StreamedUpdate:
     """Training on one sample of n tokens: `per_token * n + per_square * n**2` seconds of one replica's devices, which
     hold a copy of the model.
 
-    `end_seconds`: what follows once all samples are trained on, in seconds of all replicas: sums of gradients, and the
-    optimizer step. `load_seconds` pass on a released replica before it can begin. `when_done`: a replica without
-    requests is released; without it only those that a migration frees. `dedicated`: see `InferenceWork`.
+    `end_seconds`: the end of the update once all samples are trained on, in seconds of all replicas: sums of gradients,
+    and the optimizer step. `load_seconds` pass on a released replica before it can begin. `when_done`: a replica
+    without requests is released; without it only the replicas that a migration frees. `dedicated`: see `InferenceWork`.
     """
 
     per_token: float
@@ -39,7 +39,7 @@ class StreamedUpdate:
     dedicated: bool = True
 
     def work(self, requests: Requests) -> Floats:
-        """Replica-seconds of each sample."""
+        """Return the replica-seconds of each sample."""
         tokens = requests.tokens.astype(np.float64)
         return self.per_token * tokens + self.per_square * tokens * tokens
 
@@ -62,7 +62,7 @@ class StreamedTail:
 
     @property
     def seconds(self) -> float:
-        """From the start of the rollout to the end of the update."""
+        """Return the seconds from the start of the rollout to the end of the update."""
         return self.ended + self.inference_left + self.left
 
 
@@ -73,8 +73,8 @@ def streamed_tail(
     inference: InferenceWork = NO_INFERENCE,
     replicas: int | None = None,
 ) -> StreamedTail:
-    """The update of a finished rollout; `group`: a number for each sample; `replicas` there are, if not all of them
-    generated."""
+    """Stream the update of a finished rollout; `group`: a number for each sample; `replicas`: the number of replicas,
+    if not all of them generated."""
     rollout, released = fused.rollout, _released(fused, update, replicas or fused.rollout.replicas)
     count, replicas, end = int(group.max()) + 1, len(released), rollout.seconds
     complete, training, inferring = np.zeros(count), np.zeros(count), np.zeros(count)
@@ -100,7 +100,8 @@ def streamed_tail(
 
 
 def _released(fused: FusionResult, update: StreamedUpdate, replicas: int) -> Floats:
-    """When each replica's devices can begin to train; infinite where they generate to the end."""
+    """Return the time at which each replica's devices can begin to train; infinite for replicas that generate to the
+    end."""
     times = np.full(replicas, np.inf)
     if not update.dedicated:
         return times
@@ -113,7 +114,7 @@ def _released(fused: FusionResult, update: StreamedUpdate, replicas: int) -> Flo
 
 @njit(cache=True, nogil=True)
 def _calls(complete, work, released, end):
-    """(replica, start, end) of the call of each group, complete at these ascending times; replica -1: none."""
+    """Return (replica, start, end) of the call of each group, complete at these ascending times; replica -1: none."""
     count, free = len(complete), released.copy()
     replica, start, ended = np.full(count, -1), np.zeros(count), np.zeros(count)
     for i in range(count):

@@ -1,5 +1,5 @@
-"""Inter-stage fusion of one rollout: the long tail moves to few replicas, the freed ones run inference on finished
-samples (RLHFuse, section 4).
+"""Simulates the inter-stage fusion of one rollout: the long tail moves to few replicas, the freed ones run inference on
+finished samples (RLHFuse, section 4).
 
 Invariants (tests/unit/simulate/test_tail.py):
 - every request finishes exactly once, with or without migration;
@@ -30,8 +30,8 @@ class InferenceWork:
     `slice_factor`: how much longer a freed replica takes for micro-groups than all devices together for the whole
     batch, per sample. `load_seconds` pass on a freed replica before it can begin; `last_seconds` is the least time from
     the last sample to the end: it is alone on a replica. `headroom`: share of a generating replica that inference can
-    use without slowing generation, 0 unless measured. `dedicated` is False where replicas share saturated devices: what
-    a freed one could do is then done by the others already.
+    use without slowing generation, 0 unless measured. `dedicated` is False where replicas share saturated devices: the
+    work that a freed replica could do is then done by the others already.
     """
 
     per_token: float
@@ -50,7 +50,7 @@ class InferenceWork:
             raise FuseError(f"inference slice_factor={self.slice_factor}: needs a number > 0")
 
     def work(self, requests: Requests) -> Floats:
-        """Replica-seconds of each sample."""
+        """Return the replica-seconds of each sample."""
         tokens = requests.tokens.astype(np.float64)
         return self.per_token * tokens + self.per_square * tokens * tokens
 
@@ -84,13 +84,13 @@ class FusionResult:
 
 
 def trigger_time(through: RolloutState, threshold: int) -> float:
-    """When only `threshold` requests are unfinished, from a rollout that ran through."""
+    """Return the time at which only `threshold` requests are unfinished, from a rollout that ran through."""
     count = len(through.requests)
     return float(np.partition(through.finish, count - threshold - 1)[count - threshold - 1])
 
 
 def least_survivors(paused: RolloutState) -> int:
-    """Fewest replicas whose batch slots and memory hold all unfinished requests (section 4.2)."""
+    """Return the fewest replicas whose batch slots and memory hold all unfinished requests (section 4.2)."""
     left = np.isnan(paused.finish)
     context = int((paused.requests.prompt[left] + paused.done[left]).sum() + left.sum())
     timing = paused.timing
@@ -98,7 +98,7 @@ def least_survivors(paused: RolloutState) -> int:
 
 
 def unmigrated(through: RolloutState, inference: InferenceWork) -> FusionResult:
-    """No migration: inference after generation, on all replicas."""
+    """Return the result without migration: inference after generation, on all replicas."""
     end, work = through.seconds, float(inference.work(through.requests).sum())
     inferred = end + work / through.replicas if work else end
     every = np.arange(through.replicas)
@@ -132,8 +132,8 @@ def migrated(
 
 @njit(cache=True, nogil=True)
 def inference_end(finish, work, release, end, before, between, after):
-    """When all `work` (replica-seconds, ready at the ascending times `finish`) is done with `before` replicas until
-    `release`, `between` until `end`, `after` from then on."""
+    """Return the time at which all `work` (replica-seconds, ready at the ascending times `finish`) is done with
+    `before` replicas until `release`, `between` until `end`, `after` from then on."""
     at_release = before * release
     at_end = at_release + between * (end - release)
     left, latest = work.sum(), 0.0
@@ -149,7 +149,7 @@ def inference_end(finish, work, release, end, before, between, after):
 
 @njit(cache=True, nogil=True)
 def _remaining(queues, offsets, finish, context):
-    """Unfinished requests of each replica, and their context tokens."""
+    """Return the number of unfinished requests of each replica, and their context tokens."""
     replicas = len(offsets) - 1
     counts, tokens = np.zeros(replicas, np.int64), np.zeros(replicas, np.int64)
     for r in range(replicas):
@@ -162,8 +162,9 @@ def _remaining(queues, offsets, finish, context):
 
 @njit(cache=True, nogil=True)
 def _requeue(queues, offsets, heads, finish, counts, stays):
-    """New (queues, offsets, heads) with each replica's own unfinished requests in order, then those moved to it, least
-    loaded first; and what moved, where to, and whether it was running, that is, had its context in memory."""
+    """Return new (queues, offsets, heads) with each replica's own unfinished requests in order, then the requests moved
+    to it, least loaded first; also the moved requests, their targets, and whether each was running, that is, had its
+    context in memory."""
     replicas = len(heads)
     moved = np.empty(len(queues), np.int64)
     target = np.empty(len(queues), np.int64)
@@ -203,8 +204,8 @@ def _requeue(queues, offsets, heads, finish, counts, stays):
 def _migrated(
     paused: RolloutState, survivors: int, trigger: float, migration: MigrationCost
 ) -> tuple[RolloutState, Ints, Ints]:
-    """The paused rollout with every unfinished request on a survivor; finished ones stand in no queue. Also the
-    survivors, and what moved."""
+    """Return the paused rollout with every unfinished request on a survivor; finished requests stand in no queue. Also
+    return the survivors, and the moved requests."""
     context = paused.requests.prompt + paused.done
     counts, tokens = _remaining(paused.queues, paused.offsets, paused.finish, context)
     stays = np.zeros(paused.replicas, bool)

@@ -1,8 +1,9 @@
-"""The event queue of a step: calls on meshes, several steps in a row.
+"""Runs the event queue of a step: calls on meshes, several steps in a row.
 
 Invariants (tests/unit/simulate/test_tasks.py):
 - no two tasks overlap in time on a device;
-- a task starts when what it waits for has ended and its devices are free, whichever task is ready first going first.
+- a task starts when the tasks that it waits for have ended and its devices are free, whichever task is ready first
+  going first.
 """
 
 import heapq
@@ -34,7 +35,7 @@ class Task:
 
     @property
     def device_seconds(self) -> float:
-        """Seconds on each of its devices, summed."""
+        """Return the seconds on each of its devices, summed."""
         return self.seconds * len({device for mesh in self.meshes for device in range(mesh.first, mesh.end)})
 
 

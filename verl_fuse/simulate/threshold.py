@@ -1,4 +1,4 @@
-"""The migration threshold R_t and the number of survivors, by simulating the rollout on drawn lengths.
+"""Chooses the migration threshold R_t and the number of survivors, by simulating the rollout on drawn lengths.
 
 Invariants (tests/unit/simulate/test_threshold.py):
 - threshold 0 (stock) is always a candidate, and wins unless another is predicted to save `least_gain` of the stage;
@@ -43,7 +43,7 @@ class Threshold:
 
     @property
     def gain(self) -> float:
-        """Predicted share of the stage that is saved."""
+        """Return the predicted share of the stage that is saved."""
         return 1 - self.seconds / self.stock_seconds
 
 
@@ -82,11 +82,11 @@ class ThresholdScan:
                 self._paused[threshold].append((time, rollout))
 
     def least_survivors(self, threshold: int) -> int:
-        """Fewest survivors that hold the tail in every draw."""
+        """Return the fewest survivors that hold the tail in every draw."""
         return max(least_survivors(rollout) for _, rollout in self._paused[threshold])
 
     def seconds(self, threshold: int, survivors: int) -> float:
-        """Mean seconds of generation and inference, and of an update that is streamed."""
+        """Return the mean seconds of generation and inference, and of an update that is streamed."""
         paused = self._paused[threshold]
         return self._mean([migrated(r, t, survivors, self._inference, self._migration) for t, r in paused])
 
@@ -122,7 +122,8 @@ def best_threshold(
 
 
 def search(scan: ThresholdScan, least_gain: float = 0.01) -> Threshold:
-    """The best threshold and survivors found on a scan's rollouts; stock unless it gains `least_gain` of the stage."""
+    """Return the best threshold and survivors found on a scan's rollouts; stock unless it gains `least_gain` of the
+    stage."""
     replicas = scan.replicas
     found: dict[tuple[int, int], float] = {}
     thresholds = {round(fraction * scan.samples) for fraction in FRACTIONS} - {0}
@@ -140,7 +141,8 @@ def search(scan: ThresholdScan, least_gain: float = 0.01) -> Threshold:
 
 
 def _survivors(least: int, replicas: int, found: dict[tuple[int, int], float]) -> list[int]:
-    """At first powers of two times the least, then the neighbourhood of the best so far."""
+    """Return the numbers of survivors to try: at first powers of two times the least, then the neighbourhood of the
+    best so far."""
     if found:
         best = min(found, key=found.__getitem__)[1]
         step = max(1, best // 4)
@@ -151,7 +153,7 @@ def _survivors(least: int, replicas: int, found: dict[tuple[int, int], float]) -
 
 
 def _between(found: dict[tuple[int, int], float], samples: int) -> set[int]:
-    """The best threshold and the middles between it and its neighbours."""
+    """Return the best threshold and the middles between it and its neighbours."""
     if not found:
         return set()
     tried = sorted({0, samples - 1} | {threshold for threshold, _ in found})

@@ -1,4 +1,5 @@
-"""How long a generation replica takes for a decode step and for a prefill, as tables that the kernel integrates.
+"""Tabulates the seconds that a generation replica takes for a decode step and for a prefill; the kernel integrates the
+tables.
 
 Invariants (tests/unit/simulate/test_timing.py):
 - a table agrees with the cost it was built from at every grid point, and with its step-by-step sum to 1 % between them;
@@ -58,7 +59,7 @@ class ReplicaTiming:
         longest: int,
         prefill_budget: int = 8192,
     ) -> "ReplicaTiming":
-        """Tabulate; `longest` is the largest prompt plus response, in tokens."""
+        """Tabulate the seconds; `longest` is the largest prompt plus response, in tokens."""
         for name, value in (("max_batch", max_batch), ("longest", longest), ("prefill_budget", prefill_budget)):
             if value < 1:
                 raise FuseError(f"{name}={value}: needs a whole number >= 1")
@@ -98,7 +99,7 @@ class ReplicaTiming:
         )
 
     def step_seconds(self, sequences: int, mean_context: float) -> float:
-        """Seconds of one decode step."""
+        """Return the seconds of one decode step."""
         return float(np.interp(mean_context, np.arange(self.decode.shape[1]) * self.spacing, self.decode[sequences]))
 
 
@@ -108,14 +109,15 @@ has layers."""
 
 
 def _linear_seconds(prefill: PrefillSeconds, tokens: float, request: float, square: float) -> float:
-    """Seconds of prefilling `tokens` tokens in short sequences, without what requests and attention cost."""
+    """Return the seconds of prefilling `tokens` tokens in short sequences, without the cost of requests and
+    attention."""
     each = min(tokens, _SHORT)
     return prefill(tokens / each, each) - request * tokens / each - square * tokens * each
 
 
 def _beyond_tokens(prefill: PrefillSeconds, longest: int) -> tuple[float, float]:
-    """Seconds per request and per squared token: what as many tokens cost in short, in twice as long, and in the
-    longest sequences."""
+    """Return the seconds per request and per squared token, from the cost of equally many tokens in short sequences, in
+    sequences twice as long, and in the longest sequences."""
     short, double = prefill(_MANY, _SHORT), prefill(_MANY / 2, 2 * _SHORT)
     fewer = (short - double) / (_MANY / 2)
     if longest < 4 * _SHORT:

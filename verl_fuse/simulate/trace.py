@@ -1,9 +1,9 @@
-"""A simulated step as a timeline, drawn like a recorded one.
+"""Turns a simulated step into a timeline, drawn like a recorded step.
 
 Invariants (tests/unit/simulate/test_trace.py):
 - every sample has one span on its replica, two if it moved;
 - every replica ends with a span that names its devices;
-- `idle_share` is what verl_fuse/timeline/idle.py finds on the timeline;
+- `idle_share` equals the share that verl_fuse/timeline/idle.py finds on the timeline;
 - stages stand on the track `step`, and every device of a task's mesh has it on its rank's track.
 """
 
@@ -28,7 +28,7 @@ def timeline_of(
     lengths: DrawnLengths,
     step: int = 1,
 ) -> Timeline:
-    """Times count from the start of the step."""
+    """Return the timeline of a step; times count from the start of the step."""
     spans = [span for p in placed for span in _task_spans(p)]
     begin = next(p.start for p in placed if p.task.category == "generate")
     spans += _requests(generation, lengths, begin)
@@ -51,8 +51,8 @@ def _task_spans(placed: ScheduledTask) -> Iterator[Span]:
 
 
 def idle_share(placed: Sequence[ScheduledTask], generation: GenerationResult, plan: Plan) -> float:
-    """The idle share of all devices that `verl_fuse.timeline.idle` finds on `timeline_of` the same step, without a span
-    for every sample."""
+    """Return the idle share of all devices that `verl_fuse.timeline.idle` finds on `timeline_of` the same step, without
+    a span for every sample."""
     work = sum(p.task.device_seconds for p in placed if p.task.category != "generate")
     mesh = plan.call("actor_generate").mesh
     work += sum(map(union_seconds, _busy_replicas(generation))) * mesh.size / generation.replicas
@@ -60,7 +60,8 @@ def idle_share(placed: Sequence[ScheduledTask], generation: GenerationResult, pl
 
 
 def _busy_replicas(generation: GenerationResult) -> list[list[tuple[float, float]]]:
-    """When each replica's devices generate or, freed, run inference; seconds from the start of the rollout."""
+    """Return the stretches in which each replica's devices generate or, freed, run inference; seconds from the start of
+    the rollout."""
     finish = generation.fused.rollout.finish
     first, second, moved = _replicas_of(generation)
     busy: list[list[tuple[float, float]]] = [[] for _ in range(generation.replicas)]
@@ -80,14 +81,15 @@ def _busy_replicas(generation: GenerationResult) -> list[list[tuple[float, float
 
 
 def _replicas_of(generation: GenerationResult) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Of each sample: the replica where it begins, the one where it ends, and whether they differ."""
+    """Return of each sample the replica where it begins, the replica where it ends, and whether they differ."""
     last, paused = generation.fused.rollout.replica_of, generation.paused
     home = last if paused is None else paused.replica_of
     return home, last, (last != -1) & (last != home)
 
 
 def _moves(generation: GenerationResult, replica: int) -> float:
-    """When the samples of `replica` that move leave it, in seconds from the start of the rollout."""
+    """Return the time at which the samples of `replica` that move leave it, in seconds from the start of the
+    rollout."""
     paused = generation.paused
     return 0.0 if paused is None else max(generation.fused.trigger, float(paused.clocks[replica]))
 
@@ -112,7 +114,8 @@ def _requests(generation: GenerationResult, lengths: DrawnLengths, begin: float)
 
 
 def _freed_replicas(generation: GenerationResult) -> list[int]:
-    """Replicas whose devices run inference while others generate; beside a streamed update it is part of its calls."""
+    """Return the replicas whose devices run inference while others generate; beside a streamed update, inference is
+    part of its calls."""
     fused = generation.fused
     if (
         generation.streamed is not None
@@ -125,7 +128,7 @@ def _freed_replicas(generation: GenerationResult) -> list[int]:
 
 
 def _freed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
-    """Inference on freed replicas: a lane each, and the ranks that work for it."""
+    """Yield the inference on freed replicas: a lane each, and the ranks that work for it."""
     start, end = begin + generation.fused.release, begin + generation.end
     for replica in _freed_replicas(generation):
         yield Span("inference", f"{LANE} slice {replica}", "inference", start, end)
@@ -134,7 +137,7 @@ def _freed(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[S
 
 
 def _calls(generation: GenerationResult) -> list[tuple[int, float, float]]:
-    """Replica, start and end of each call of a streamed update, as far as others generate meanwhile."""
+    """Return replica, start and end of each call of a streamed update, as far as others generate meanwhile."""
     tail = generation.streamed
     if tail is None:
         return []
@@ -150,7 +153,7 @@ def _streamed(generation: GenerationResult, plan: Plan, begin: float) -> Iterato
 
 
 def _placement(generation: GenerationResult, plan: Plan, begin: float) -> Iterator[Span]:
-    """The end of each replica's work, with the devices it has: a replica without a sample has a track too."""
+    """Yield the end of each replica's work, with its devices: a replica without a sample has a track too."""
     busy = _busy_replicas(generation)
     for replica, intervals in enumerate(busy):
         devices = _devices(plan, generation, replica)

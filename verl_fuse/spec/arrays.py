@@ -1,4 +1,4 @@
-"""Types of numpy arrays."""
+"""Names types of numpy arrays."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -4,7 +4,7 @@ Invariants (tests/unit/spec/test_block.py):
 - a key the dataclass does not have is refused, with the nearest valid key;
 - a value of another type is refused, never converted, except int -> float;
 - a key without a default that is not there is named;
-- a bound or choice given in the field's metadata is enforced; the message names key, value and what is allowed;
+- a bound or choice given in the field's metadata is enforced; the message names key, value and the allowed values;
 - all problems of a block are found at once;
 - a key set in a block that is not `enabled`, or beside another key that makes it idle, is found, but not refused: the
 switch alone turns a feature off and on.

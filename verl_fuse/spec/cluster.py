@@ -1,8 +1,8 @@
-"""A cluster of equal nodes of equal devices.
+"""Describes a cluster of equal nodes of equal devices.
 
 Invariants (tests/unit/spec/test_cluster.py):
 - there is at least one node and one device, and every speed and size is positive;
-- a YAML file with an unknown key, device or value is refused, naming it and what is allowed.
+- a YAML file with an unknown key, device or value is refused, naming it and the allowed values.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ def _check_positive(where: str, block: Any, names: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class Device:
-    """`memory` in bytes, `flops` the peak of dense bf16 matrix products per second, `bandwidth` of its
-    memory in bytes per second."""
+    """A device has `memory` in bytes; `flops` is the peak of dense bf16 matrix products per second, `bandwidth` that of
+    its memory in bytes per second."""
 
     name: str
     memory: float

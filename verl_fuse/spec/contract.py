@@ -15,7 +15,7 @@ Fingerprints: TypeAlias = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function or method we call, override or whose behaviour we copy.
+    """A function or method that we call or override, or whose behaviour we copy.
 
     `signature` is written as in its `def`, without annotations, after "async", "static", "class" or "property" where
     these apply, e.g. "async (self, request_id, **extra)"; a default written `...` stands for any. `body` is the

@@ -1,4 +1,4 @@
-"""Events of a running step, for observers: one class per kind of event, plain values, no handles.
+"""Defines events of a running step, for observers: one class per kind of event, plain values, no handles.
 
 Invariant (tests/unit/spec/test_events.py): every kind is a frozen class with the step and the time of the event.
 """
@@ -66,8 +66,8 @@ class Migrated(Event):
 
 @dataclass(frozen=True, slots=True)
 class Generated(Event):
-    """All samples are generated: `responses` are the response tokens of each by prompt `uid`, `discarded` those of
-    groups that are not trained on.
+    """All samples are generated: `responses` are the response tokens of each by prompt `uid`, `discarded` the response
+    tokens of groups that are not trained on.
 
     `prompts` are the prompts planned through `fuse_predict`, `fuse_scale` and `fuse_assign`, by `uid`.
     """

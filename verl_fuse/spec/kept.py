@@ -6,7 +6,7 @@ Lengths belong to the data, costs to replicas of so many devices.
 Invariants (tests/unit/spec/test_kept.py):
 - saved knowledge is loaded, its costs only by a run whose replicas have as many devices;
 - a checkpoint without the file costs a warning, and the learning begins anew;
-- a damaged file is an error that names the file and says how to go on;
+- a damaged file is an error that names the file and a way to go on;
 - where the disk refuses, the checkpoint stays good without it.
 """
 
@@ -32,8 +32,8 @@ class Kept(Generic[T]):
     """The file `fuse_<plugin>.json` in a checkpoint's folder.
 
     `parse(lengths, costs)` makes the plugin's knowledge of the file's JSON data; `costs` is None where the file's costs
-    are those of other replicas. It may raise KeyError, TypeError, ValueError, AttributeError or OverflowError on data
-    that the plugin did not write.
+    are of other replicas. It may raise KeyError, TypeError, ValueError, AttributeError or OverflowError on data that
+    the plugin did not write.
     """
 
     plugin: str
@@ -44,7 +44,7 @@ class Kept(Generic[T]):
         return folder / f"fuse_{self.plugin}.json"
 
     def save(self, folder: Path, lengths: Any, costs: Any, devices: int) -> None:
-        """Write both, JSON data, into a checkpoint's folder; `devices` are those of one replica."""
+        """Write both, JSON data, into a checkpoint's folder; `devices` are the devices of one replica."""
         data = {"version": VERSION, "devices": devices, "lengths": lengths, "costs": costs}
         try:
             files.save(self.file(folder), json.dumps(data))

@@ -22,9 +22,10 @@ _PART = re.compile(r"(tp|pp|dp|cp|ep|fsdp)([1-9]\d*)")
 
 @dataclass(frozen=True, order=True)
 class Layout:
-    """Degrees of tensor, pipeline, data, context and expert parallelism. Experts are shared out within the data-
-    and context-parallel ranks. `shards`: so many neighbours hold one model between them, and gather it block by block
-    (FSDP); 0: each holds what its tensor and pipeline rank computes with (Megatron, rollout engines)."""
+    """A layout has degrees of tensor, pipeline, data, context and expert parallelism. Experts are shared out within the
+    data- and context-parallel ranks. `shards`: so many neighbours hold one model between them, and gather it block by
+    block (FSDP); 0: each device holds the weights that its tensor and pipeline rank computes with (Megatron, rollout
+    engines)."""
 
     tp: int = 1
     pp: int = 1
@@ -50,7 +51,7 @@ class Layout:
 
     @property
     def holders(self) -> int:
-        """Neighbours that hold a stage between them: tensor ranks, or shards."""
+        """Return the neighbours that hold a stage between them: tensor ranks, or shards."""
         return self.shards or self.tp
 
     def check(self, model: Model) -> None:
@@ -103,6 +104,6 @@ def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
 
 
 def copied_pipeline(devices: int, tensor: int, pipelines: Iterable[int]) -> int:
-    """Stages of the copies that `devices` of a replica have of models with `tensor` tensor-parallel ranks and these
-    numbers of stages: the largest number that divides the devices and each of them."""
+    """Return the stages of the copies that `devices` of a replica have of models with `tensor` tensor-parallel ranks
+    and these numbers of stages: the largest number that divides the devices and each of them."""
     return math.gcd(devices // tensor, *pipelines)

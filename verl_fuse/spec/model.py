@@ -26,8 +26,8 @@ MOE_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes in elements. With `experts`, `intermediate` is the width of one expert; `shared_intermediate` the width of
-    the expert that is always active."""
+    """A model has sizes in elements. With `experts`, `intermediate` is the width of one expert; `shared_intermediate`
+    the width of the expert that is always active."""
 
     name: str
     layers: int

@@ -1,10 +1,10 @@
-"""An execution plan: for each model call of a step a mesh, a layout and a micro-batching, and settings of the whole
-step.
+"""Describes an execution plan: for each model call of a step a mesh, a layout and a micro-batching, and settings of the
+whole step.
 
 Invariants (tests/unit/spec/test_plan.py):
 - `Plan.from_json(plan.to_json()) == plan`;
 - a call appears once, and its layout uses exactly the devices of its mesh;
-- a file of another version, or with an unknown key or value, is refused, naming it and what is allowed.
+- a file of another version, or with an unknown key or value, is refused, naming it and the allowed values.
 """
 
 import json
@@ -58,9 +58,9 @@ class Plan:
     """`strategy` is verl's training engine (None: no engine runs this plan, which shows the gain that reallocation
     could reach), `overrides` the keys of verl's configuration that carry the plan out, by their dotted names.
     `migration_threshold` is the unfinished fraction of the batch below which samples are moved together (0: never);
-    `replicas` the rollout replicas that generate (None: all); `schedule` what `fuse.pipeline.schedule` is set to (None:
-    no pipeline is planned); `predicted` seconds by call, of weights moved to a call ("actor_generate_weights"), and in
-    all ("step")."""
+    `replicas` the rollout replicas that generate (None: all); `schedule` is the value of `fuse.pipeline.schedule`
+    (None: no pipeline is planned); `predicted` seconds by call, of weights moved to a call ("actor_generate_weights"),
+    and in all ("step")."""
 
     calls: tuple[CallPlan, ...]
     features: tuple[str, ...] = ()
@@ -91,13 +91,14 @@ class Plan:
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """The plugins that a run must have on (`fuse.<name>.enabled`); `elastic` parks the replicas that do not
+        """Return the plugins that a run must have on (`fuse.<name>.enabled`); `elastic` parks the replicas that do not
         generate."""
         return tuple("elastic" if name == "placement" else name for name in self.features)
 
     @property
     def settings(self) -> dict[str, Setting | dict[str, int]]:
-        """The keys under `fuse` that carry out what is no key of verl's, by their names below `fuse`."""
+        """Return the keys under `fuse` that carry out the settings that are no key of verl's, by their names below
+        `fuse`."""
         found: dict[str, Setting | dict[str, int]] = {}
         if "interstage" in self.features and self.migration_threshold:
             found["interstage.migration_threshold"] = self.migration_threshold
@@ -112,7 +113,7 @@ class Plan:
 
     @property
     def planned_seconds(self) -> dict[str, float]:
-        """`predicted` by verl's names of the stages, and of the "step"."""
+        """Return `predicted` by verl's names of the stages, and of the "step"."""
         stages = {**CALL_STAGES, "actor_generate_weights": UPDATE_WEIGHTS, "step": "step"}
         return {stage: self.predicted[name] for name, stage in stages.items() if name in self.predicted}
 
@@ -169,7 +170,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """Parse `to_json` output; a FuseError says what is wrong with anything else."""
+        """Parse `to_json` output; a FuseError names the fault of any other text."""
         try:
             data: Any = json.loads(text)
         except json.JSONDecodeError as error:
@@ -214,7 +215,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _File:
-    """The plain keys of a plan file."""
+    """The plain keys that a plan file has."""
 
     features: tuple[str, ...] = ()
     migration_threshold: float = 0.0
@@ -225,7 +226,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _CallEntry:
-    """The keys of a call in a plan file."""
+    """The keys that a call has in a plan file."""
 
     call: str
     mesh: tuple[int, int]

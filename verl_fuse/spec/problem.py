@@ -1,4 +1,4 @@
-"""A fused pipeline scheduling problem: several pipelines of micro-batches that share ranks.
+"""Describes a fused pipeline scheduling problem: several pipelines of micro-batches that share ranks.
 
 Invariants (tests/unit/spec/test_problem.py):
 - every number is finite; costs are positive, activations, limits and the transfer delay are not negative;
@@ -175,7 +175,7 @@ class ScheduleProblem:
 
     @classmethod
     def from_json(cls, text: str) -> "ScheduleProblem":
-        """Parse the JSON form; a FuseError says what is wrong with anything else."""
+        """Parse the JSON form; a FuseError names the fault of any other text."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""A solved pipeline schedule: timed ops and the proven bounds of their quality.
+"""Describes a solved pipeline schedule: timed ops and the proven bounds of their quality.
 
 Invariants (tests/unit/spec/test_schedule.py):
 - ops are kept sorted by (rank, start, end);
@@ -98,7 +98,7 @@ class Schedule:
 
     @classmethod
     def from_json(cls, text: str) -> "Schedule":
-        """Parse `to_json` output; a FuseError says what is wrong with anything else."""
+        """Parse `to_json` output; a FuseError names the fault of any other text."""
         try:
             data: dict[str, Any] = json.loads(text)
             problem = ScheduleProblem.from_dict(data["problem"])

@@ -1,4 +1,4 @@
-"""The timeline of one training step: spans on tracks.
+"""Describes the timeline of one training step: spans on tracks.
 
 Invariants (tests/unit/spec/test_timeline.py):
 - a span never ends before it starts, and both times are finite;
@@ -34,9 +34,9 @@ STREAM_UPDATE = "stream_update"
 # The critic's update is handed to workers of its own; the driver waits for it.
 DEFER_CRITIC, WAIT_FOR_CRITIC = "defer_critic", "wait_for_critic"
 SAVE_CHECKPOINT, EXPORT_WHOLE, UPDATE_WEIGHTS = "save_checkpoint", "export_whole", "update_weights"
-# Of the stage `adv`, the shares of the step's samples and of their tokens that have no gradient.
+# The stage `adv` has the shares of the step's samples and of their tokens that have no gradient.
 ZERO_GRADIENT_SAMPLES, ZERO_GRADIENT_TOKENS = "zero_gradient_samples", "zero_gradient_tokens"
-# By the names of the model calls (spec/workload.py).
+# The keys are the names of the model calls (spec/workload.py).
 CALL_STAGES = {
     "actor_generate": GENERATION,
     "reward_infer": REWARD,
@@ -46,7 +46,7 @@ CALL_STAGES = {
     "critic_train": UPDATE_CRITIC,
     "actor_train": UPDATE_ACTOR,
 }
-# Of a stage's span, what a plan foresees for it.
+# A stage's span has the seconds that a plan foresees for it.
 PLANNED_SECONDS = "planned_seconds"
 INFERENCE_STAGES, TRAIN_STAGES = (OLD_LOG_PROB, REF_LOG_PROB, VALUES), (UPDATE_CRITIC, UPDATE_ACTOR)
 # On a replica's track: a request, a request that prefills the samples' common prefix, the replica's start, and its stop
@@ -127,7 +127,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, text: str) -> "Timeline":
-        """Parse `to_json` output; a FuseError says what is wrong with anything else."""
+        """Parse `to_json` output; a FuseError names the fault of any other text."""
         try:
             data: dict[str, Any] = json.loads(text)
             if data["format"] != FORMAT_VERSION:

@@ -4,7 +4,7 @@ Invariants (tests/unit/spec/test_workload.py):
 - calls form an acyclic graph in which every `after` names a call of this workload;
 - PPO has a critic, GRPO has none; a call of a role exists only if the role has a model;
 - mini-batches are equal numbers of whole prompts, like verl's;
-- a file with an unknown key, name or value is refused, naming it and what is allowed.
+- a file with an unknown key, name or value is refused, naming it and the allowed values.
 """
 
 from dataclasses import dataclass
@@ -150,7 +150,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class _File:
-    """The keys of a workload file."""
+    """The keys that a workload file has."""
 
     algorithm: Literal["ppo", "grpo"]
     prompts: int

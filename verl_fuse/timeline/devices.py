@@ -29,7 +29,7 @@ class DeviceRow:
 
     @property
     def label(self) -> str:
-        """ "device 3", or "device 0 to 7" for neighbours that do the same."""
+        """Return "device 3", or "device 0 to 7" for neighbours with the same work."""
         first, last = self.names[0], self.names[-1].rpartition(" ")[2]
         return first if len(self.names) == 1 else f"{first} to {last}"
 

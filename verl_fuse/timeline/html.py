@@ -42,12 +42,12 @@ COLOURS = {
     "other": "#b5728f",
     "moved": "#d1495b",
 }
-# A request that continues what another replica began, and the idle time of a device.
+# A request that continues another replica's request, and the idle time of a device.
 RESUMED, IDLE = "moved", "idle"
 
 
 def text(value: object) -> str:
-    """Escape for element content and quoted attributes."""
+    """Escape text for element content and quoted attributes."""
     return html.escape(str(value), quote=True)
 
 

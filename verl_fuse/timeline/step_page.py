@@ -147,7 +147,7 @@ def _stages(summary: StepSummary) -> str:
 
 
 def _planned(summary: StepSummary) -> str:
-    """The section about what a plan foresaw; nothing where no plan was carried out."""
+    """Return the section about a plan's forecast; nothing where no plan was carried out."""
     if not summary.planned:
         return ""
     rows = "".join(

@@ -34,7 +34,8 @@ MOVED = ("abort", "aborted")
 
 @dataclass(frozen=True)
 class StepSummary:
-    """One step. Seconds are wall-clock; `stages` are the driver's, in order; `idle` maps a role to its idle fraction.
+    """A summary of one step. Seconds are wall-clock; `stages` are the driver's, in order; `idle` maps a role to its
+    idle fraction.
 
     `generation_seconds` is the driver's stage "gen" (where the step has none: from the first request's start to the
     last one's end); `long_tail_fraction` is the share of generation that is left once 80 % of the requests
@@ -102,7 +103,8 @@ def summarize(timeline: Timeline) -> StepSummary:
 
 
 def _planned(timeline: Timeline) -> tuple[tuple[str, float, float], ...]:
-    """(stage, seconds planned, seconds of all its spans on that track) of the stages whose span says so, in order."""
+    """Return (stage, seconds planned, seconds of all its spans on that track) of the stages whose span has planned
+    seconds, in order."""
     said = sorted((span for span in timeline.spans if PLANNED_SECONDS in span.args), key=lambda span: span.start)
     rows = []
     for span in said:

@@ -1,4 +1,5 @@
-"""Gives the meaning of the words on the pages, each in one sentence; the glossary in verl_fuse/README.md says the same.
+"""Gives the meaning of the words on the pages, each in one sentence; the glossary in verl_fuse/README.md has the same
+words.
 
 Invariant (tests/unit/timeline/test_pages.py): the glossary holds every term with these words.
 """

@@ -1,4 +1,4 @@
-"""The agent `forced_reward` generates as many tokens as the bench's plan says, and gives rewards that are equal in the
+"""The agent `forced_reward` generates as many tokens as the bench's plan gives, and gives rewards that are equal in the
 groups that the plan names, 0 and 1 in turns in the others."""
 
 from typing import Any

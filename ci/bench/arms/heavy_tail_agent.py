@@ -1,4 +1,4 @@
-"""The agent `heavy_tail` generates as many tokens as the bench's plan says, whatever the model does."""
+"""The agent `heavy_tail` generates as many tokens as the bench's plan gives, whatever the model does."""
 
 from typing import Any
 

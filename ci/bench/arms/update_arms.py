@@ -1,9 +1,9 @@
-"""External module of the bench `update` (VERL_USE_EXTERNAL_MODULES): each step runs one arm, in one process with the
-same worker groups.
+"""In this external module of the bench `update` (VERL_USE_EXTERNAL_MODULES) each step runs one arm, in one process with
+the same worker groups.
 
 - stock: verl's own pass and update, on workers that leave nothing out;
 - skip_zero_gradient, skip_old_log_prob: one switch, with verl's metrics;
-- all: both, with metrics of what is computed.
+- all: both, with metrics of the computed samples.
 
 A step's seconds are from its begin to the end of its weight sync. In the warm-up, a step of `all` is updated by verl as
 well, from the same weights.
@@ -71,7 +71,7 @@ def _switch_arms(module: Any) -> None:
         if compared:
             from dataclasses import replace
 
-            # All fields: those that verl's pass leaves are not among the ones the batch names.
+            # The copy has all fields: the batch does not name the fields that verl's pass leaves.
             copy = replace(batch, fields=None, extra_info=dict(batch.extra_info or {}))
             stock._compute_old_log_prob(self, copy, {})
             on_workers(self, keep)

@@ -1,5 +1,5 @@
-"""External module of the bench `update_stream`, the same in every run: forced lengths and rewards, and whole steps
-measured as by `step_arms`."""
+"""This external module of the bench `update_stream`, the same in every run, forces lengths and rewards, and measures
+whole steps like `step_arms`."""
 
 import importlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""The trainer of mode `fuse` over engines that take a given time (engines.py), for the bench `load`."""
+"""Run the trainer of mode `fuse` over engines that take a given time (engines.py), for the bench `load`."""
 
 import uuid
 from contextlib import AbstractContextManager

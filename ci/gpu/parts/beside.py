@@ -1,5 +1,5 @@
-"""(d) Decoding while a model trains on the same device, in two processes like vLLM and verl's worker: how much slower
-is a decode step, and how much is gained?
+"""(d) Measures decoding while a model trains on the same device, in two processes like vLLM and verl's worker: how much
+slower is a decode step, and how much is gained?
 
 Decode steps of a few sequences (the tail of a rollout) are timed alone and beside forward and backward of the
 same model, in turns. `gain` is the time of both one after the other over the time of both at once: above 1 the

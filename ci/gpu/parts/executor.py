@@ -1,4 +1,4 @@
-"""(e) The executor of fused schedules and transfers of weights on one device.
+"""(e) Runs the executor of fused schedules and transfers of weights on one device.
 
 The part runs one rank with the device's own backend (NCCL), two ranks whose tensors live on the device with gloo
 between them, and records NCCL's answer to two ranks on one device: NCCL serves one rank per device, so messages over

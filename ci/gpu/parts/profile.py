@@ -1,5 +1,5 @@
-"""(a) The measurements of `verl-fuse profile`, with a grid that fits the device; the profile lies beside the report,
-for `--profile` of simulate and plan."""
+"""(a) Makes the measurements of `verl-fuse profile`, with a grid that fits the device; the profile lies beside the
+report, for `--profile` of simulate and plan."""
 
 from pathlib import Path
 from typing import Any

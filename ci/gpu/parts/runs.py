@@ -1,4 +1,4 @@
-"""(f) Two runs of GRPO on real verl and vLLM: observed, then with everything that the machine's devices allow.
+"""(f) Makes two runs of GRPO on real verl and vLLM: observed, then with everything that the machine's devices allow.
 
 Every sample must be trained once (PROMPTS x SAMPLES a step), and rollout and trainer must agree as
 well as in the observed run.

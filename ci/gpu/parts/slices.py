@@ -1,5 +1,5 @@
-"""(b) Memory of the models of a slice: before they are built, built, with a step's weights, in a step at most, and
-after the step.
+"""(b) Measures the memory of the models of a slice: before they are built, built, with a step's weights, in a step at
+most, and after the step.
 
 A slice shares its devices with a rollout replica that wakes again, so after a step the slice must hold next to nothing
 there. One process builds the copies of actor, critic and reference with verl's own code, like a slice; vLLM is not

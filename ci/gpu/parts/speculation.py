@@ -1,5 +1,5 @@
-"""(c) vLLM's rejection sampler: are its kernels those that were read, and do its samples follow the distribution of the
-processed logits?
+"""(c) Examines vLLM's rejection sampler: are its kernels the ones that were read, and do its samples follow the
+distribution of the processed logits?
 
 One request has many copies, with drafts that are right, wrong and half right, and temperatures below and above 1. The
 counts of the first token, and of the second where the first draft was accepted, are compared with the softmax by

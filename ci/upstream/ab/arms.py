@@ -1,4 +1,4 @@
-"""The arms that are compared with stock verl, and how near to stock verl each must be."""
+"""Lists the arms that are compared with stock verl, each with the differences from stock verl that it may have."""
 
 from dataclasses import dataclass
 

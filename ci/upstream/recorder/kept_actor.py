@@ -1,12 +1,12 @@
-"""For external modules of runs (VERL_USE_EXTERNAL_MODULES) that make an update twice from the same weights: what the
-actor's ranks hold is kept, undone after the first update, and compared after the second."""
+"""Serves external modules of runs (VERL_USE_EXTERNAL_MODULES) that make an update twice from the same weights: the
+state of the actor's ranks is kept, undone after the first update, and compared after the second."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 def on_workers(trainer: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """The result of `function(actor, *args)` on each rank."""
+    """Return the result of `function(actor, *args)` on each rank."""
     import ray
 
     def call(worker: Any) -> Any:
@@ -17,25 +17,26 @@ def on_workers(trainer: Any, function: Callable[..., Any], *args: Any) -> list[A
 
 
 def keep(actor: Any) -> None:
-    """Before the first update."""
+    """Keep the state before the first update."""
     actor._before = {name: tensor.clone() for name, tensor in _held(actor).items()}
     actor._rate = actor.engine.lr_scheduler.state_dict()
 
 
 def undo(actor: Any) -> None:
-    """After the first update, whose outcome is kept."""
+    """Undo the first update, and keep its outcome."""
     import torch
 
     actor._first = {name: tensor.clone() for name, tensor in _held(actor).items()}
     with torch.no_grad():
         for name, tensor in _held(actor).items():
-            # What the optimizer did not have yet begins at zero.
+            # State that the optimizer did not have yet begins at zero.
             tensor.copy_(actor._before[name]) if name in actor._before else tensor.zero_()
     actor.engine.lr_scheduler.load_state_dict(actor._rate)
 
 
 def differences(actor: Any) -> dict[str, float]:
-    """Of parameters and of each of Adam's moments: the relative difference of both updates (l2 of all together)."""
+    """Return, for parameters and each of Adam's moments, the relative difference of both updates (l2 of all
+    together)."""
     import torch
 
     second, found = _held(actor), {}

@@ -1,1 +1,1 @@
-"""A verifiable task with long-tailed response lengths, small enough to learn on a CPU (see README.md)."""
+"""Makes a verifiable task with long-tailed response lengths, small enough to learn on a CPU (see README.md)."""

@@ -23,8 +23,8 @@ MANIFEST = "manifest.json"
 
 
 def make(out: Path, parameters: Parameters, say: Callable[[str], None] = print) -> bool:
-    """Make the task in `out` unless the task is there; return True if the task was made. Raises a FuseError that says
-    why `out` cannot be used."""
+    """Make the task in `out` unless the task is there; return True if the task was made. Raises a FuseError with the
+    reason why `out` cannot be used."""
     existing = read_manifest(out)
     if existing == parameters.manifest():
         return False

@@ -1,4 +1,4 @@
-"""The parameters of a task directory; this module needs no torch."""
+"""Reads and writes the parameters of a task directory; this module needs no torch."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any

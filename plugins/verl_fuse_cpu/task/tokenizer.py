@@ -1,6 +1,6 @@
-"""A tiny tokenizer with a chat template: a token is one two-digit number, one character or one of five special tokens.
-With a calculator there are four more: the minus, the opening and the end of a call, and the special token of the tool's
-turn."""
+"""Makes a tiny tokenizer with a chat template: a token is one two-digit number, one character or one of five special
+tokens. With a calculator there are four more: the minus, the opening and the end of a call, and the special token of
+the tool's turn."""
 
 import re
 

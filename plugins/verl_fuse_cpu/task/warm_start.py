@@ -1,4 +1,5 @@
-"""A tiny causal language model, and the supervised start that gives reinforcement learning something to reinforce.
+"""Makes a tiny causal language model, and the supervised start that gives reinforcement learning something to
+reinforce.
 
 The demonstrations are of mixed quality on purpose: a share of them guesses the smaller number without any working. The
 model learns the arithmetic and imitates the guessing, so accuracy has room to rise, and responses grow longer while

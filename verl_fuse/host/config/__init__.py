@@ -1,1 +1,1 @@
-"""Hydra configuration shipped with verl-fuse (found through the search path plugin)."""
+"""Holds the Hydra configuration shipped with verl-fuse (found through the search path plugin)."""

@@ -1,1 +1,1 @@
-"""The record of a run: spans, accounts, log lines."""
+"""Keeps the record of a run: spans, accounts, log lines."""

@@ -38,7 +38,7 @@ def warn_unshared(folder: Path) -> None:
 
 
 def nodes_without(folder: Path) -> list[str]:
-    """Addresses of the other live nodes that do not see a file in this node's `folder`."""
+    """Return the addresses of the other live nodes that do not see a file in this node's `folder`."""
     own = ray.get_runtime_context().get_node_id()
     others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
     if not others:

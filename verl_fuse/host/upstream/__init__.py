@@ -1,1 +1,1 @@
-"""Knowledge of verl, vLLM and TransferQueue beside the classes that verl-fuse extends."""
+"""Holds knowledge of verl, vLLM and TransferQueue beside the classes that verl-fuse extends."""

@@ -1,4 +1,5 @@
-"""Definitions and configuration files of verl that several modules of contracts name. Light: text only."""
+"""Names definitions and configuration files of verl that several modules of contracts need. The module is light: it
+holds text only."""
 
 V1_PACKAGE = "verl.trainer.ppo.v1"
 SYNC_TRAINER = f"{V1_PACKAGE}.trainer_sync:PPOTrainerSync"

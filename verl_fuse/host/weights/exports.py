@@ -30,7 +30,7 @@ class Export:
 
 
 def export_weights(engine: Any, whole: bool) -> Export:
-    """Return this rank's share of the parameters of an engine: of all (`whole`), or of those that are trained."""
+    """Return this rank's share of the parameters of an engine: of all (`whole`), or of the trained ones."""
     # All parameters of Megatron are trained: LoRA is refused with it.
     frozen = frozenset() if whole or is_megatron(engine) else frozen_parameters(engine.module)
     references, nbytes = [], 0

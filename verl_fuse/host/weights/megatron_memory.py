@@ -1,12 +1,12 @@
-"""A Megatron rank's share of a trained model, as `verl_fuse.spec.memory` has it.
+"""Counts a Megatron rank's share of a trained model, as `verl_fuse.spec.memory` defines it.
 
 A trained model is Megatron's DDP over flat buffers; its optimizer owns float32 copies of a part of the parameters, and
 two moments of as many bytes come with the first step. verl offloads weights together with gradients, and the
 optimizer's copies together with its moments.
 
 Invariants (tests/integration/test_megatron_slices.py, tests/unit/host/test_rank_memory.py):
-- parameters are those a copy has of this rank's stage, every expert by itself, a tied head once;
-- what all ranks leave is the model, once.
+- parameters are the ones that a copy has of this rank's stage, every expert by itself, a tied head once;
+- all ranks together leave the model, once.
 """
 
 from typing import Any
@@ -18,8 +18,8 @@ _MOMENTS = 2
 
 
 def megatron_share(engine: Any, on_host: bool) -> dict[str, Any]:
-    """The fields of a `RankMemory` that are about the model; `on_host`: the device is the host. Sizes alone are read,
-    which offloaded parameters have as well."""
+    """Return the fields of a `RankMemory` that are about the model; `on_host`: the device is the host. Sizes alone are
+    read, which offloaded parameters have as well."""
     model = gpt_model(engine)
     groups, parameters, second_head = model.pg_collection, [], 0
     for name, parameter in model.named_parameters():
@@ -46,13 +46,13 @@ def megatron_share(engine: Any, on_host: bool) -> dict[str, Any]:
 
 
 def offloaded_bytes(engine: Any) -> int:
-    """Bytes that come to the device while an engine trains, and are offloaded between its calls."""
+    """Return the bytes that come to the device while an engine trains, and are offloaded between its calls."""
     weights, optimizer = _held(engine)
     return weights * engine.is_param_offload_enabled + optimizer * engine.is_optimizer_offload_enabled
 
 
 def _trained(engine: Any, shard: int, on_host: bool) -> tuple[int, int]:
-    """(bytes on the device between two calls, bytes that come to host memory with the first step)."""
+    """Return (bytes on the device between two calls, bytes that come to host memory with the first step)."""
     if engine.optimizer is None:
         return (0 if engine.is_param_offload_enabled else shard), 0
     weights, optimizer = _held(engine)
@@ -64,7 +64,7 @@ def _trained(engine: Any, shard: int, on_host: bool) -> tuple[int, int]:
 
 
 def _held(engine: Any) -> tuple[int, int]:
-    """(bytes of weights and gradients, bytes of the optimizer's copies and moments) of an engine that trains."""
+    """Return (bytes of weights and gradients, bytes of the optimizer's copies and moments) of an engine that trains."""
     buffers = [buffer for chunk in engine.module for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
     weights = sum(parameter.nbytes for chunk in engine.module for parameter in chunk.parameters())
     owned = [parameter for group in engine.optimizer.param_groups for parameter in group["params"]]

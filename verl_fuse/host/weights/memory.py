@@ -1,5 +1,4 @@
-"""The memory of a training rank, as it tells it (`verl_fuse.spec.memory`): FSDP's here, Megatron's in
-megatron_memory.py.
+"""Counts the memory of a training rank (`verl_fuse.spec.memory`): FSDP's here, Megatron's in megatron_memory.py.
 
 Invariants (tests/integration/test_slice_models.py, tests/unit/host/test_rank_memory.py):
 - FSDP's parameters are counted whole, however they are sharded;
@@ -25,7 +24,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def rank_memory(engine: Any, node: str, store: int | None = None) -> RankMemory:
-    """This rank's share of an engine that is trained, on the node of this name, whose object store holds `store`
+    """Return this rank's share of an engine that is trained, on the node of this name, whose object store holds `store`
     bytes."""
     device = None if get_device_name() == "cpu" else get_torch_device().mem_get_info()[1]
     if is_megatron(engine):

@@ -91,12 +91,12 @@ def _whole_name(own: str, model: Any) -> str:
 
 
 def is_second_head(name: str, model: Any) -> bool:
-    """Whether this is the last stage's copy of a tied head, which the first stage has."""
+    """Tell whether this is the last stage's copy of a tied head, which the first stage has."""
     return name == _HEAD and model.share_embeddings_and_output_weights
 
 
 def gpt_model(engine: Any) -> Any:
-    """This rank's part of the model; a FuseError where it is no GPTModel, or several parts."""
+    """Return this rank's part of the model; a FuseError where it is no GPTModel, or several parts."""
     if len(engine.module) != 1:
         raise FuseError(f"weights of slices: virtual_pipeline_model_parallel_size={len(engine.module)}; needs 1")
     model: Any = unwrap_model(engine.module[0])

@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/runtime/test_holding.py):
 - the views of a rectangle lie in the rank's own tensors, tile the rectangle, and have its shape;
-- tensors are exactly those of the layout, by name and shape; a FuseError names the first that differs.
+- tensors are exactly the layout's, by name and shape; a FuseError names the first that differs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Packs messages out of a rank's tensors and unpacks them into its tensors, converting the type on the way.
 
 Invariant (tests/unit/runtime/test_transfer_executor.py): elements of a message that are packed, sent and unpacked are
-bitwise those of the sender wherever the type on the way can hold them.
+bitwise the sender's wherever the type on the way can hold them.
 """
 
 from collections.abc import Iterator, Sequence

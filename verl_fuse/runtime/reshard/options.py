@@ -1,4 +1,4 @@
-"""Options of transfers: their waits and checks."""
+"""Defines the options of transfers: their waits and checks."""
 
 from dataclasses import dataclass
 

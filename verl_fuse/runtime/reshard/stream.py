@@ -63,8 +63,8 @@ class ParameterStream:
         ]
 
     def run(self, tensors: Mapping[str, torch.Tensor], version: int) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Yield the parameters of this rank's target, name and tensor, as they arrive; `tensors` are those of the
-        source. All ranks run to the end.
+        """Yield the parameters of this rank's target, name and tensor, as they arrive; `tensors` are the source's. All
+        ranks run to the end.
 
         `reports` then has one report per chunk. After an error neither port nor watch is of further use.
         """

@@ -1,7 +1,7 @@
 """Runs one rank's part of a transfer program.
 
 Invariants (tests/unit/runtime/test_transfer_executor.py, test_transfer_faults.py):
-- after a run every rank's target tensors are those of the target layout, bitwise; source tensors are only read;
+- after a run every rank's target tensors equal the target layout's, bitwise; source tensors are only read;
 - besides both layouts' tensors a rank needs at most one bucket: two messages leaving, two arriving;
 - ranks that disagree about program, version or types stop before the first write;
 - no wait without progress is longer than the watch's timeout; every rank's error names the same culprit;

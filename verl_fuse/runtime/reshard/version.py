@@ -37,7 +37,7 @@ class WeightVersion:
 
     @contextmanager
     def writing(self, version: int) -> Iterator[None]:
-        """Make the weights those of `version` in this block; if the block raises, the weights have no version."""
+        """Make the weights `version`'s in this block; if the block raises, the weights have no version."""
         self._version = None
         yield
         self._version = version

@@ -1,5 +1,5 @@
-"""One hue per pipeline; forwards light, backwards dark. The hues are Okabe and Ito's, which
-colour-blind readers can tell apart."""
+"""Chooses one hue per pipeline; forwards are light, backwards dark. The hues are Okabe and Ito's, which colour-blind
+readers can tell apart."""
 
 _HUES = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (213, 94, 0))
 

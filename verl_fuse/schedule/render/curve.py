@@ -1,4 +1,4 @@
-"""Activation memory over time, and the one-line summary every picture carries."""
+"""Draws activation memory over time, and the one-line summary that every picture carries."""
 
 from verl_fuse.spec.schedule import Op, Schedule
 from verl_fuse.spec.units import in_memory, in_time

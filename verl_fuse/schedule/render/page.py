@@ -1,4 +1,4 @@
-"""A self-contained HTML page: inline SVG as wide as the window, no scripts, no second file.
+"""Writes a self-contained HTML page: inline SVG as wide as the window, no scripts, no second file.
 
 Places along the time axis are shares of the width, so a narrow window squeezes ops and leaves the words as they are.
 """

@@ -1,1 +1,1 @@
-"""Rollout replicas with devices of their own, created and destroyed while the run goes on."""
+"""Creates and destroys rollout replicas with devices of their own while the run goes on."""

@@ -3,7 +3,7 @@ sync on, and are destroyed when they are not wanted.
 
 Invariants (tests/integration/test_standalone.py, test_standalone_run.py):
 - neither the pool nor a step waits for a replica to start;
-- a replica is routed only after it has loaded the weights of the step, and its server says so;
+- a replica is routed only after it has loaded the weights of the step, and its server confirms them;
 - a replica that dies, hangs or fails to load is destroyed, and the run goes on without it;
 - a rank is given once: names and sockets of a replica that is gone are never met again.
 """

@@ -1,4 +1,5 @@
-"""Fingerprints of code: equal when only comments, docstrings, formatting or a function's annotations differ.
+"""Makes fingerprints of code, which are equal when only comments, docstrings, formatting or a function's annotations
+differ.
 
 A fingerprint is taken over the syntax tree in a form of our own, since the output of `ast.dump` differs between
 versions of Python: empty and absent fields are left out, and the parts of an f-string are joined.

@@ -1,4 +1,5 @@
-"""The host's contracts with upstream, one module per seam. Light: no module of upstream is imported.
+"""Holds the host's contracts with upstream, one module per seam. The package is light: it imports no module of
+upstream.
 
 Every fingerprint was taken, and its code read, at the versions of READ_AT.
 """

@@ -1,4 +1,4 @@
-"""Contracts on verl's checkpoint engines, which carry weights to standalone replicas: we have an engine
+"""Declares contracts on verl's checkpoint engines, which carry weights to standalone replicas: we have an engine
 (weights/sync/checkpoint_engine.py), and so does the cpu plugin."""
 
 from verl_fuse.host.upstream.targets import CHECKPOINT_ENGINES

@@ -1,4 +1,4 @@
-"""Contracts on the rollout client we subclass, and on the answers that our client puts together (client.py,
+"""Declares contracts on the rollout client we subclass, and on the answers that our client puts together (client.py,
 resume.py)."""
 
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function, Registration

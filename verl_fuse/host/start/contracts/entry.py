@@ -1,4 +1,4 @@
-"""Contracts on the places where verl finds us: its plugin entry points, its trainer registry, its composed
+"""Declares contracts on the places where verl finds us: its plugin entry points, its trainer registry, its composed
 configuration (entry.py, preflight.py, inspect.py)."""
 
 from verl_fuse.host.upstream.targets import PPO_YAML, V1_PACKAGE

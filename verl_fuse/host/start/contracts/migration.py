@@ -1,5 +1,5 @@
-"""Contracts on the code that migration rests on: cut the routing, abort, sleep, resume
-(rollout/replicas.py, rollout/resume.py)."""
+"""Declares contracts on the code that migration rests on: cut the routing, abort, sleep, resume (rollout/replicas.py,
+rollout/resume.py)."""
 
 from verl_fuse.host.upstream.targets import CHECKPOINT_MANAGER, LOAD_BALANCER, ROLLOUT_REPLICA
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function

@@ -1,4 +1,4 @@
-"""Contracts on the replay buffer whose polls we watch (rollout/watch.py)."""
+"""Declares contracts on the replay buffer whose polls we watch (rollout/watch.py)."""
 
 from verl_fuse.host.upstream.targets import PPO_YAML
 from verl_fuse.spec.contract import Attribute, ConfigKey, Contract, Function

@@ -1,5 +1,5 @@
-"""Contracts on the code that routing rests on: the load balancer we subclass, its callers, and the place where a
-prompt's samples begin (routing.py, prompts.py)."""
+"""Declares contracts on the code that routing rests on: the load balancer we subclass, its callers, and the place where
+a prompt's samples begin (routing.py, prompts.py)."""
 
 from verl_fuse.host.upstream.targets import LOAD_BALANCER, PPO_YAML, SYNC_TRAINER
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Function

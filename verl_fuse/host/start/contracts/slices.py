@@ -1,4 +1,4 @@
-"""Contracts on worker groups of their own on a replica's devices, and on the models in them (slices.py,
+"""Declares contracts on worker groups of their own on a replica's devices, and on the models in them (slices.py,
 slice_worker.py, slice_models.py, buckets.py, assembly.py)."""
 
 from verl_fuse.host.upstream.targets import ENGINE_WORKERS, FSDP_ENGINE, RAY_WORKER_GROUPS

@@ -1,4 +1,5 @@
-"""Contracts on the code that limits a stage's batch, and on the metrics that we compute like verl (stages.py)."""
+"""Declares contracts on the code that limits a stage's batch, and on the metrics that we compute like verl
+(stages.py)."""
 
 from verl_fuse.host.upstream.targets import ACTOR_YAML, ENGINE_WORKERS, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function

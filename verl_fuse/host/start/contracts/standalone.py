@@ -1,4 +1,4 @@
-"""Contracts on the code that creates, feeds and destroys replicas with devices of their own (standalone/):
+"""Declares contracts on the code that creates, feeds and destroys replicas with devices of their own (standalone/):
 `RolloutReplica.init_standalone`, done in a thread."""
 
 from verl_fuse.host.upstream.targets import (

@@ -1,4 +1,4 @@
-"""Contracts on private parts of torch: the store of the default process group (weights/layouts/worker.py,
+"""Declares contracts on private parts of torch: the store of the default process group (weights/layouts/worker.py,
 weights/sync/hybrid.py, update/megatron/fusion.py), a shard's place in its tensor (weights/buckets.py), tensors made of
 other tensors (runtime/meter.py)."""
 

@@ -1,4 +1,4 @@
-"""Contracts on TransferQueue, and on the keys, tags and fields that verl's agent loop writes there (rows.py,
+"""Declares contracts on TransferQueue, and on the keys, tags and fields that verl's agent loop writes there (rows.py,
 completeness.py, samples.py, accounting.py)."""
 
 from verl_fuse.spec.contract import Attribute, Class, Contract, Function

@@ -1,4 +1,4 @@
-"""Contracts on the processes that a weight sync waits for (watchdog.py)."""
+"""Declares contracts on the processes that a weight sync waits for (watchdog.py)."""
 
 from verl_fuse.host.upstream.targets import CHECKPOINT_MANAGER
 from verl_fuse.spec.contract import Attribute, Contract, Decorator, Function

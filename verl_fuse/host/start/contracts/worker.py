@@ -1,5 +1,5 @@
-"""Contracts on the worker classes we subclass and the methods we wrap: their dispatch by Ray decides the calls that a
-lane may make (worker.py, lane.py)."""
+"""Declares contracts on the worker classes we subclass and the methods we wrap: their dispatch by Ray decides the calls
+that a lane may make (worker.py, lane.py)."""
 
 from verl_fuse.host.upstream.targets import ENGINE_WORKERS
 from verl_fuse.spec.contract import Class, Contract, Decorator, Function

@@ -4,7 +4,7 @@ The module's sharded parameters stay in place, and so do its other additions: ve
 activations.
 
 Invariants (tests/integration/test_changed_layouts.py):
-- no trace of FSDP2 is left: the module's class, its hooks and its state dict are those from before;
+- no trace of FSDP2 is left: the module's class, its hooks and its state dict are the same as before;
 - a torch that keeps these things elsewhere is a FuseError of `require_known`, which changes nothing. The code is
 written for torch 2.11 and 2.13, whose source was read.
 """

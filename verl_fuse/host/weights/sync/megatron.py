@@ -1,11 +1,11 @@
 """Describes the parameters of a Megatron engine of verl as a layout of `verl_fuse.reshard`.
 
-Sizes and places are those of the model's own process groups: engines of one process may share the layout of the engine
+Sizes and places come from the model's own process groups: engines of one process may share the layout of the engine
 that initialises first, so an engine's configuration need not describe its model.
 
 Invariants (tests/integration/test_megatron_weight_sync.py):
-- names and shapes of every tensor that this rank holds are those of the layout, or a FuseError names the first tensor
-that differs;
+- names and shapes of every tensor that this rank holds equal the layout's, or a FuseError names the first tensor that
+  differs;
 - virtual pipelines, context parallelism, experts cut otherwise than the rest, FP8 and pipelines cut by hand are
 refused, and so are ranks in another order than Megatron's.
 """

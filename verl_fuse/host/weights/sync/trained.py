@@ -52,8 +52,8 @@ def trained(engine: Any) -> Trained:
 
 
 def own_shards(engine: Any) -> dict[str, torch.Tensor]:
-    """This rank's part of every parameter, by name; the tensors are the engine's own. Megatron's are brought back to
-    their device if they are offloaded, as verl's own sync does it; verl offloads them again."""
+    """Return this rank's part of every parameter, by name; the tensors are the engine's own. Offloaded parts of
+    Megatron are first brought back to their device, as verl's own sync does it; verl offloads them again."""
     if is_megatron(engine):
         from verl_fuse.host.weights.sync import megatron
 
