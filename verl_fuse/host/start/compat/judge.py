@@ -205,10 +205,14 @@ def code(contract: Contract, tree: SourceTree) -> list[Definition]:
     """Return the definitions behind a contract about code; none for other contracts."""
     if not isinstance(contract, Function | Code):
         return []
-    for target in contract.before if isinstance(contract, Code) else ():
-        if not _exists(contract.target, tree) and _exists(target, tree):
-            return _found(target, tree)
-    return _found(contract.target, tree)
+    return _found(place(contract, tree), tree)
+
+
+def place(contract: Function | Code, tree: SourceTree) -> str:
+    """Return the target that is judged: the first that exists of the contract's own and of those `before` it; its own
+    where none exists."""
+    before = contract.before if isinstance(contract, Code) else ()
+    return next((target for target in (contract.target, *before) if _exists(target, tree)), contract.target)
 
 
 def _found(target: str, tree: SourceTree) -> list[Definition]:
