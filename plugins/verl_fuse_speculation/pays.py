@@ -6,7 +6,8 @@ cost of a token at the present speed. On a device that is busy with many samples
 drafted; where few samples are left, `each` is small beside `fixed`.
 
 Invariants (tests/unit/speculation/test_pays.py):
-- the costs of passes that follow the formula are found, whatever their values;
+- the costs of passes that follow the formula are found, whatever their values, even if some passes waited for
+  something else;
 - on a busy device nothing is drafted, on an idle device everything that may be accepted;
 - drafts that are accepted less often than their votes say need more votes.
 """
@@ -21,6 +22,8 @@ from verl_fuse.spec.arrays import Floats
 KEPT = 0.99
 # Costs are known after so many passes.
 NEEDED = 16
+# A pass counts as at most so many times as long as its tokens let expect: the rest waited for something else.
+LONGEST = 2.0
 # A draft less likely than this is not worth the host's time, whatever the device costs.
 NEVER = 0.05
 
@@ -38,6 +41,10 @@ class Pays:
         """Take in a pass of `rows` samples and `tried` drafted tokens, of which `accepted` were accepted and `expected`
         should have been; the pass took `seconds`."""
         tokens = rows + tried
+        if self.costs is not None:
+            # Else one pass that waited would move the costs for a hundred passes.
+            fixed, each = self.costs
+            seconds = min(seconds, LONGEST * (fixed + each * tokens))
         self._sums *= KEPT
         self._sums += (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._speed = (rows + accepted) / seconds

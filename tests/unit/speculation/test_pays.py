@@ -32,6 +32,21 @@ def test_nothing_is_known_before_there_were_passes():
     assert pays.least == NEVER
 
 
+def test_a_pass_that_waited_for_something_else_moves_the_costs_little():
+    calm, disturbed = run(4e-3, 2e-4, 8), run(4e-3, 2e-4, 8)
+    for pays, waited in ((calm, 0.0), (disturbed, 3.0)):
+        pays.observe(4e-3 + 2e-4 * 8 + waited, 8, 0, 0, 0.0)
+    assert disturbed.least < 1.5 * calm.least
+    assert disturbed.costs[0] == pytest.approx(calm.costs[0], rel=0.1)
+
+
+def test_costs_that_rise_are_found():
+    pays = run(4e-3, 2e-4, 8)
+    for tokens in [4, 8, 12, 16] * 200:
+        pays.observe(4e-2 + 2e-3 * tokens, tokens, 0, 0, 0.0)
+    assert pays.costs == pytest.approx((4e-2, 2e-3), rel=0.05)
+
+
 def test_a_busy_device_gets_no_drafts_and_an_idle_one_all_of_them():
     # 200 samples of 1 ms each beside 1 ms for the pass: a token that is tried costs what one is worth.
     assert run(1e-3, 1e-3, 200, tried=20, expected=6, accepted=6).least > 0.9
