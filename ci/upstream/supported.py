@@ -120,7 +120,8 @@ def from_ab(report: Mapping[str, Any], day: str) -> Run:
 
 def from_check(report: Mapping[str, Any], day: str) -> Run:
     """Return the run of a report of `check`: contracts read against source; nothing is imported, nothing trains."""
-    what = f"`check`: {report['contracts']} contracts against its source"
+    of = "its source" if report["vllm"] is None else "the source of both"
+    what = f"`check`: {report['contracts']} contracts against {of}"
     return Run(report["verl"], what, None, None, report["vllm"], None, report["level"], day)
 
 
