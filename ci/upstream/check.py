@@ -1,4 +1,4 @@
-"""`python -m ci.upstream check` tells whether a version of verl keeps the contracts that verl-fuse rests on.
+"""`python -m ci.upstream check` tells whether versions of verl and vLLM keep the contracts that verl-fuse rests on.
 
 Exit code: 0 green; 1 yellow, code changed that has to be read again; 2 red, verl-fuse would break; 3 no check was
 possible.
@@ -25,11 +25,12 @@ from verl_fuse.spec.files import write_atomically
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The judged installation: a tree in which verl may differ from the installed verl, verl's version, and the
-    verdicts."""
+    """The judged installation: a tree in which verl and vLLM may differ from the installed ones, verl's version, the
+    version of vLLM if it was asked for, and the verdicts."""
 
     tree: SourceTree
     version: str
+    vllm: str | None
     verdicts: list[SeamVerdict]
 
     @property
@@ -37,15 +38,18 @@ class Checked:
         return max((verdict.level for verdict in self.verdicts), default=Level.GREEN)
 
 
-def check(verl: Path | None = None) -> Checked:
-    """Judge every contract, of all plugins, against the package folder `verl` (default: the installed package)."""
+def check(verl: Path | None = None, vllm: tuple[Path, str] | None = None) -> Checked:
+    """Judge every contract, of all plugins, against the package folder `verl`, and the package folder and version
+    `vllm` (default: the installed packages)."""
     tree = SourceTree.installed(*PACKAGES)
     if verl is not None:
         tree.roots["verl"] = verl
+    if vllm is not None:
+        tree.roots["vllm"] = vllm[0]
     if "verl" not in tree.roots:
         raise FuseError("verl is not installed: give --verl VERSION or --path TREE")
     verdicts = judge_all([*host_seams(), *plugin_seams(plugins.load(), None)], tree)
-    return Checked(tree, version_of(tree.roots["verl"]), verdicts)
+    return Checked(tree, version_of(tree.roots["verl"]), vllm and vllm[1], verdicts)
 
 
 def version_of(package: Path) -> str:
@@ -67,10 +71,10 @@ def main(arguments: list[str]) -> int:
     """Print the Markdown report, and write it with its JSON form to --output; the exit code gives the verdict."""
     options = _parser().parse_args(arguments)
     try:
-        with _package(options.verl, options.path) as verl:
-            checked = check(verl)
+        with _verl(options.verl, options.path) as verl, _vllm(options.vllm) as vllm:
+            checked = check(verl, vllm)
             installed = SourceTree.installed(*PACKAGES)
-            found = report.build(checked.tree, checked.version, checked.verdicts, installed)
+            found = report.build(checked.tree, checked.version, checked.vllm, checked.verdicts, installed)
         text = report.markdown(found)
         print(text, end="")
         if options.output is not None:
@@ -94,14 +98,27 @@ def _parser() -> Parser:
         "--verl", metavar="VERSION", help="a version on the package index, or `latest`; default: installed"
     )
     which.add_argument("--path", type=Path, metavar="TREE", help="a source tree or unpacked wheel")
+    parser.add_argument(
+        "--vllm", metavar="VERSION", help="a version of vLLM on the package index, or `latest`; default: installed"
+    )
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="write upstream.md and upstream.json there")
     return parser
 
 
 @contextmanager
-def _package(version: str | None, path: Path | None) -> Iterator[Path | None]:
+def _verl(version: str | None, path: Path | None) -> Iterator[Path | None]:
     if version is None:
         yield None if path is None else package_folder(path)
         return
     with tempfile.TemporaryDirectory(prefix="verl-fuse-upstream-") as folder:
-        yield package_folder(fetch(version, Path(folder)))
+        yield package_folder(fetch("verl", version, Path(folder))[0])
+
+
+@contextmanager
+def _vllm(version: str | None) -> Iterator[tuple[Path, str] | None]:
+    if version is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="verl-fuse-upstream-") as folder:
+        unpacked, found = fetch("vllm", version, Path(folder))
+        yield unpacked / "vllm", found

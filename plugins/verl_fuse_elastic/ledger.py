@@ -9,7 +9,7 @@ Invariants (tests/unit/elastic/test_ledger.py):
 from dataclasses import dataclass
 
 from verl_fuse.spec.timeline import GENERATION, MIGRATE, REPLICA, START, STEP, Timeline, union_seconds
-from verl_fuse.timeline.tracks import role
+from verl_fuse.timeline.tracks import role, spans_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Ledger:
 
 def starting(timeline: Timeline) -> list[float]:
     """Return, for each replica that was taken in, the seconds for which the replica held its devices before that."""
-    return [span.seconds for span in timeline.spans if span.name == START and role(span.track) == REPLICA]
+    return [span.seconds for span in spans_of(timeline, REPLICA) if span.name == START]
 
 
 def cost_metrics(

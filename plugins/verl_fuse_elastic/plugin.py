@@ -11,6 +11,7 @@ from verl_fuse.spec.events import CheckpointSaved, Event, Generated, Polled, Set
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import Migration, Refusal, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Timeline
+from verl_fuse.timeline.generated import generated_share, generated_tokens
 from verl_fuse_elastic.added import add
 from verl_fuse_elastic.assignment import TOKENS_ALONE, assign, fewest_slots
 from verl_fuse_elastic.config import ElasticConfig
@@ -59,7 +60,7 @@ class ElasticPlugin:
 
     @hookimpl
     def fuse_scale(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int | None:
-        return None if self._run is None else self._run.scaler.decide(prompts, replicas, most, self._run.learned)
+        return None if self._run is None else self._run.scale(prompts, replicas, most)
 
     @hookimpl
     def fuse_assign(
@@ -97,10 +98,17 @@ class _Run:
         self._limit: float = trainer.config.actor_rollout_ref.rollout.response_length
         self.scaler, self.release = Scaler(block, len(views), self._limit), Release(block)
         self._calibration, self._tokens = {}, 0
+        self._prompts: Mapping[str, Prompt] = {}
+        self._lengths: Mapping[str, Sequence[int]] = {}
+
+    def scale(self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int) -> int:
+        return self.scaler.decide(self.learned.shares.decoded(prompts), replicas, most, self.learned)
 
     def assign(
         self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], running: Mapping[int, Sequence[Prompt]]
     ) -> Mapping[str, int]:
+        shares = self.learned.shares
+        prompts, running = shares.decoded(prompts), {rank: shares.decoded(left) for rank, left in running.items()}
         terms = fewest_slots(replicas), self.learned.decode or TOKENS_ALONE, self._limit
         ranks = [replica.rank for replica in replicas]
         return add(prompts, running, *terms) if any(running.values()) else assign(prompts, ranks, *terms)
@@ -116,17 +124,22 @@ class _Run:
                 # The view counts the replicas, whichever plugin decided their number.
                 self._replicas = len(view.replicas)
             case Generated(responses=responses, discarded=discarded, prompts=prompts):
-                self._calibration = self.learned.learn_lengths(prompts, {**discarded, **responses})
+                self._prompts, self._lengths = prompts, {**discarded, **responses}
+                self._calibration = self.learned.learn_lengths(prompts, self._lengths)
                 self._tokens = sum(map(sum, responses.values()))
                 if discarded:
-                    self.scaler.extend(prompts.values())
+                    self.scaler.extend(self.learned.shares.decoded(prompts.values()))
             case CheckpointSaved(folder=folder):
                 self.learned.save(folder, self._devices)
             case StepEnded(timeline=timeline):
                 self.learned.learn_costs(timeline, self._capacity)
+                self.learned.learn_turns(timeline, self._prompts, self._lengths)
 
     def metrics(self, timeline: Timeline) -> Mapping[str, float]:
         found = {**prefill_metrics(timeline), **self._calibration}
+        share = generated_share(generated_tokens(timeline).total(), sum(map(sum, self._lengths.values())))
+        if share is not None:
+            found["fuse/generated_share"] = share
         spent = ledger(timeline, self._replicas)
         if spent is None:
             return found

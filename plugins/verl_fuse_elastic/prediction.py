@@ -61,7 +61,7 @@ class LengthPredictor:
         for prompt, lengths in visits:
             if not lengths:
                 continue
-            mean = float(np.mean(lengths))
+            mean = sum(lengths) / len(lengths)
             before = self._means.get(prompt.key)
             if before:
                 self._errors.extend(length / before for length in lengths)
@@ -96,7 +96,7 @@ def calibration(visits: Sequence[tuple[Prediction, Sequence[int]]]) -> dict[str,
     if not below:
         return {}
     predicted = np.array([prediction.tokens for prediction, _ in pairs])
-    actual = np.array([np.mean(lengths) for _, lengths in pairs])
+    actual = np.array([sum(lengths) / len(lengths) for _, lengths in pairs])
     found = {"fuse/elastic_upper_coverage": float(np.mean(below))}
     correlation = rank_correlation(predicted, actual)
     return found if correlation is None else {**found, "fuse/elastic_rank_correlation": correlation}

@@ -3,7 +3,7 @@ out."""
 
 from collections import defaultdict
 
-from verl_fuse.spec.timeline import REQUEST, WARM_REQUEST, Span, Timeline
+from verl_fuse.spec.timeline import REQUEST, WARM_REQUEST, Timeline
 
 
 def prefill_metrics(timeline: Timeline) -> dict[str, float]:
@@ -13,20 +13,24 @@ def prefill_metrics(timeline: Timeline) -> dict[str, float]:
     A prompt's tokens are counted once however many samples it has. `fuse/reprefilled_tokens` counts the parts that go
     on at another replica instead. Later turns are counted nowhere: their prompts differ from sample to sample.
     """
-    prompts: dict[str, list[Span]] = defaultdict(list)
+    # Prompt tokens, cached tokens, and whether the request only warms the prefix: of each request of a prompt.
+    prompts: dict[str, list[tuple[int, int, bool]]] = defaultdict(list)
     for span in timeline.spans:
-        if span.name in (REQUEST, WARM_REQUEST) and "cached_tokens" in span.args and "resumed_tokens" not in span.args:
-            prompts[str(span.args.get("prompt", ""))].append(span)
+        args = span.args
+        if span.name in (REQUEST, WARM_REQUEST) and "cached_tokens" in args and "resumed_tokens" not in args:
+            found = int(args["prompt_tokens"]), int(args["cached_tokens"]), span.name == WARM_REQUEST
+            prompts[str(args.get("prompt", ""))].append(found)
     prompts.pop("", None)
     if not prompts:
         return {}
     unique = computed = warmed = 0
-    for spans in prompts.values():
-        first = min(int(span.args["prompt_tokens"]) for span in spans)
-        turns = [span for span in spans if int(span.args["prompt_tokens"]) == first]
+    for requests in prompts.values():
+        first = min(requests)[0]
         unique += first
-        computed += sum(first - int(span.args["cached_tokens"]) for span in turns)
-        warmed += sum(span.name == WARM_REQUEST for span in turns)
+        for tokens, cached, warms in requests:
+            if tokens == first:
+                computed += first - cached
+                warmed += warms
     return {
         "fuse/prefilled_prompt_tokens": float(computed),
         "fuse/prefills_per_prompt_token": computed / unique,

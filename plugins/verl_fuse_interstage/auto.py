@@ -23,7 +23,7 @@ from verl_fuse.simulate.streamed import StreamedUpdate
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost
 from verl_fuse.simulate.threshold import Threshold, best_threshold
 from verl_fuse.simulate.timing import ReplicaTiming
-from verl_fuse.spec.events import CheckpointSaved, Event, SetUp, StepEnded, Submitted
+from verl_fuse.spec.events import CheckpointSaved, Event, Generated, SetUp, StepEnded, Submitted
 from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost
@@ -58,10 +58,11 @@ class AutoThreshold:
         timeline: Timeline,
         lengths: Mapping[str, Sequence[tuple[int, int]]],
         metrics: Mapping[str, float] = MappingProxyType({}),
+        responses: int = 0,
     ) -> None:
-        """Take in a finished step: its timeline, (prompt, response) tokens of its samples by data set, and the metrics
-        that plugins counted."""
-        self.learned.learn(timeline, lengths, self._replicas, self._capacity, metrics)
+        """Take in a finished step: its timeline, (prompt, response) tokens of its samples by data set, the metrics that
+        plugins counted, and the response tokens of all samples, discarded ones too."""
+        self.learned.learn(timeline, lengths, self._replicas, self._capacity, metrics, responses)
 
     def choose(self, samples: Mapping[str, int], each: int) -> Threshold | None:
         """Return the threshold for a step of `samples` samples by data set, `each` of a prompt; None before anything
@@ -140,6 +141,7 @@ class Decisions:
         self._auto.warm_up()
         self._prompts: Mapping[str, int] = {}
         self._devices, self._step, self._chosen = devices, 0, None
+        self._responses = 0
 
     def observe(self, event: Event) -> None:
         """Learn from an event."""
@@ -150,8 +152,10 @@ class Decisions:
                 self._prompts = prompts
             case CheckpointSaved(folder=folder):
                 self._auto.learned.save(folder, self._devices)
+            case Generated(responses=responses, discarded=discarded):
+                self._responses = sum(map(sum, responses.values())) + sum(map(sum, discarded.values()))
             case StepEnded(timeline=timeline, lengths=lengths, metrics=metrics):
-                self._auto.learn(timeline, lengths, metrics)
+                self._auto.learn(timeline, lengths, metrics, self._responses)
 
     def trigger(self, view: RolloutView) -> Trigger:
         """Return when the tail of this step moves."""

@@ -3,6 +3,7 @@ migration. Every checkpoint keeps this knowledge.
 
 Invariants (tests/unit/interstage/test_threshold_learned.py):
 - the first step of a replica or of an inference lane gives lengths, but no cost;
+- tokens that no engine generated (answers of tools) count as tokens of the prompt: they are prefilled, not decoded;
 - the run that goes on from a checkpoint has the knowledge of the run that wrote the checkpoint.
 """
 
@@ -19,6 +20,7 @@ from verl_fuse.spec.kept import Kept, measured, seconds
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost, decode_cost
+from verl_fuse.timeline.generated import generated_share, generated_tokens
 from verl_fuse.timeline.warm import WarmTracks
 from verl_fuse_interstage.measured import (
     DraftedDecode,
@@ -53,13 +55,17 @@ class InterstageHistory:
         replicas: int,
         capacity: Capacity,
         metrics: Mapping[str, float] = MappingProxyType({}),
+        responses: int = 0,
     ) -> None:
-        """Take in a finished step on `replicas` whose engines have `capacity`, and the step's metrics."""
+        """Take in a finished step on `replicas` whose engines have `capacity`, and the step's metrics; `responses` are
+        the response tokens of all its samples, trained or not."""
         warm = self.warm.of(timeline)
         if not any(lengths.values()):
             return
+        share = generated_share(generated_tokens(timeline).total(), responses)
         for source, rows in lengths.items():
-            self.lengths.setdefault(source, deque(maxlen=REMEMBERED_STEPS)).appendleft(np.asarray(rows, np.int64))
+            known = self.lengths.setdefault(source, deque(maxlen=REMEMBERED_STEPS))
+            known.appendleft(_decoded(np.asarray(rows, np.int64), share))
         tokens = int(sum(np.sum(rows) for rows in lengths.values()))
         decode = decode_cost(warm, capacity)
         self.decode = decode or self.decode
@@ -80,6 +86,15 @@ class InterstageHistory:
             "migration": self.migration,
         }
         KEPT.save(folder, lengths, costs, devices)
+
+
+def _decoded(rows: np.ndarray, share: float | None) -> np.ndarray:
+    """Return (prompt, response) tokens with the tokens of tools moved from response to prompt, by the step's share of
+    generated tokens."""
+    if share is None or not rows.size:
+        return rows
+    generated = np.round(rows[:, 1] * share).astype(np.int64)
+    return np.stack([rows.sum(1) - generated, generated], axis=1)
 
 
 def _parsed(lengths: Mapping[str, Any], costs: Mapping[str, Any] | None) -> InterstageHistory:

@@ -23,7 +23,7 @@ from verl_fuse.spec.timeline import (
     overlap_seconds,
     union_seconds,
 )
-from verl_fuse.timeline.tracks import role
+from verl_fuse.timeline.tracks import role, spans_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def migration_seconds(timeline: Timeline) -> float | None:
 def streaming_metrics(timeline: Timeline) -> dict[str, float]:
     """Return the inference that ran while others still generated, and the samples that went through lanes."""
     generation = [(span.start, span.end) for span in timeline.on(STEP) if span.name == GENERATION]
-    inference = [(s.start, s.end) for s in timeline.spans if role(s.track) == LANE and s.category == "inference"]
+    inference = [(s.start, s.end) for s in spans_of(timeline, LANE) if s.category == "inference"]
     hidden, total = overlap_seconds(generation, inference), union_seconds(inference)
     groups = {
         span.args["micro_group"]: int(span.args["samples"]) for span in timeline.spans if "micro_group" in span.args
@@ -110,7 +110,7 @@ def streaming_metrics(timeline: Timeline) -> dict[str, float]:
 def stage_seconds(timeline: Timeline, update: bool = False) -> float | None:
     """Return the seconds from the start of generation to the end of inference, or of the actor's update (`update`)."""
     starts = [span.start for span in timeline.on(STEP) if span.name == GENERATION]
-    ends = [s.end for s in timeline.spans if role(s.track) == LANE and s.category == "inference"]
+    ends = [span.end for span in spans_of(timeline, LANE) if span.category == "inference"]
     if update:
         ends = [span.end for span in timeline.on(STEP) if span.name == UPDATE_ACTOR]
     return max(ends) - min(starts) if starts and ends else None

@@ -89,15 +89,22 @@ class Hindrances:
 
 def survivors(replicas: Sequence[ReplicaView], unfinished: int, least: int = 1) -> tuple[int, ...]:
     """Return the ranks of the fewest replicas, `least` at least, with room for `unfinished` samples: all replicas with
-    requests that cannot move, then the busiest, whose requests need not move."""
+    requests that cannot move, then the replicas with the most work left, whose requests need not move. Samples between
+    two turns are work, too."""
     kept: list[int] = []
     room = 0
-    for replica in sorted(replicas, key=lambda replica: (not replica.unmovable, -replica.running, replica.rank)):
+    for replica in sorted(replicas, key=lambda replica: (not replica.unmovable, -_work(replica), replica.rank)):
         if len(kept) >= least and room >= unfinished and not replica.unmovable:
             break
         kept.append(replica.rank)
         room += replica.slots
     return tuple(sorted(kept))
+
+
+def _work(replica: ReplicaView) -> int:
+    """Samples that are left, if `fuse_assign` gave any; requests, which are fewer between turns, and more where others
+    moved there."""
+    return max(replica.running, replica.unfinished)
 
 
 def _unmovable(replicas: Sequence[ReplicaView]) -> int:

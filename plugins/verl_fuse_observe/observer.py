@@ -9,8 +9,9 @@ from functools import partial
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.events import Event, Polled, SetUp, StageBegun, StepBegun, StepEnded, TrainingEnded
+from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.files import INDEX_PAGE, prepare, record_step
-from verl_fuse.timeline.idle import idle_table
+from verl_fuse.timeline.summary import StepSummary, summarize
 from verl_fuse_observe.config import ObserveConfig
 from verl_fuse_observe.progress import StepProgress
 from verl_fuse_observe.writer import StepWriter
@@ -26,6 +27,7 @@ class Observer:
             record_step, self._run_dir, html=config.html, perfetto=config.perfetto, keep_steps=config.keep_steps
         )
         self._writer = StepWriter(self._run_dir, record)
+        self._summary: tuple[Timeline, StepSummary] | None = None
         try:
             prepare(self._run_dir)
         except OSError as error:
@@ -44,11 +46,18 @@ class Observer:
             case StepEnded(step=step, time=time, timeline=timeline):
                 self._writer.write(timeline)
                 length = timeline.end - timeline.start
-                self._say(self._progress.step_end(step, time, length, idle_table(timeline).overall))
+                self._say(self._progress.step_end(step, time, length, self.summary(timeline).idle_overall))
+                self._summary = None
             case TrainingEnded():
                 self._writer.settle()
                 if self._config.html:
                     self._say(f"timeline of every step: {self._run_dir / INDEX_PAGE}")
+
+    def summary(self, timeline: Timeline) -> StepSummary:
+        """Return the summary of a step, which is made once for its metrics and for the line that ends the step."""
+        if self._summary is None or self._summary[0] is not timeline:
+            self._summary = timeline, summarize(timeline)
+        return self._summary[1]
 
     def write_failures(self) -> int:
         """Return how many steps could not be written so far; wait for the step being written."""

@@ -44,6 +44,6 @@ class ObservePlugin:
     def fuse_metrics(self, timeline: Timeline) -> Mapping[str, float] | None:
         if not self._config.enabled:
             return None
-        seen = self._observer
-        failures = {} if seen is None else {"fuse/timeline_write_failures": float(seen.write_failures())}
-        return step_metrics(summarize(timeline)) | failures
+        if (seen := self._observer) is None:
+            return step_metrics(summarize(timeline))
+        return step_metrics(seen.summary(timeline)) | {"fuse/timeline_write_failures": float(seen.write_failures())}

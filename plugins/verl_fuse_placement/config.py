@@ -1,6 +1,7 @@
 """The block `fuse.placement`."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from verl_fuse.spec.block import bounded, idle_while
 
@@ -17,5 +18,5 @@ class DeviceRange:
 class PlacementConfig:
     """Described field by field in verl_fuse/host/config/fuse/default.yaml."""
 
-    critic: DeviceRange | None = None
+    critic: DeviceRange | Literal["auto"] | None = None
     defer: bool = field(default=False, metadata=idle_while(critic=None))

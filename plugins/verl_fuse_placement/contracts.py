@@ -1,5 +1,5 @@
 """The code that a critic with devices of its own rests on: verl's pools and their parts, its critic's
-turn, and where metrics go.
+turn, where metrics go, and the checkpoint that a run goes on from.
 
 Asked for by runs that have one; every fingerprint was taken, and the code behind it read, at verl 0.9.1
 and TransferQueue 0.1.11.
@@ -7,6 +7,8 @@ and TransferQueue 0.1.11.
 
 from verl_fuse.host.upstream.targets import FSDP_YAML, PPO_YAML, RAY_WORKER_GROUPS, SYNC_TRAINER
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Function
+
+CHECKPOINTS = "verl.utils.checkpoint.checkpoint_manager"
 
 CONTRACTS: tuple[Contract, ...] = (
     # A part of a pool (host/update/parted_pool.py).
@@ -28,6 +30,24 @@ CONTRACTS: tuple[Contract, ...] = (
     Function("transfer_queue:kv_clear", "(keys, partition_id)", "74d489042464d128"),
     Attribute(f"{SYNC_TRAINER}.logger"),
     Function("verl.utils.tracking:Tracking.log", "(self, data, step, backend=None)", "a5042da80e6afa1e"),
+    # The checkpoint that a run goes on from, known before verl's workers are up (host/upstream/checkpoints.py).
+    Function(f"{CHECKPOINTS}:find_latest_ckpt_path", "(path, directory_format='global_step_{}')", "9bd2cd8428dbc391"),
+    Function(f"{CHECKPOINTS}:get_checkpoint_tracker_filename", "(root_path)", "109db4f41b668612"),
+    Function(f"{SYNC_TRAINER}._load_checkpoint", "(self)", "7924cd3bd8d6275b"),
+    # Its files, which are written anew for another number of ranks (host/weights/layouts/resized.py).
+    Function(
+        "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.load_checkpoint",
+        "(self, local_path, hdfs_path=None, del_local_after_load=False)",
+        "40fafa56b85d31e4",
+    ),
+    Function(
+        "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.save_checkpoint",
+        "(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None)",
+        "32ad03c3c13201ae",
+    ),
+    ConfigKey(PPO_YAML, "trainer.resume_mode", "auto"),
+    ConfigKey(PPO_YAML, "trainer.resume_from_path", object),
+    ConfigKey(PPO_YAML, "trainer.default_local_dir", str),
     # Configuration that is read, or refused (refusals.py).
     ConfigKey(PPO_YAML, "global_profiler.steps", None),
     ConfigKey(PPO_YAML, "actor_rollout_ref.hybrid_engine", bool),

@@ -1,21 +1,31 @@
 """Hooks of the plugin `placement`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from verl_fuse.hookspecs import Trainer, hookimpl
+from verl_fuse.host.upstream.checkpoints import to_resume
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
+from verl_fuse.spec.events import Event
 from verl_fuse.spec.step import Refusal
+from verl_fuse.spec.timeline import Timeline
 from verl_fuse_placement.config import PlacementConfig
 from verl_fuse_placement.contracts import CONTRACTS
-from verl_fuse_placement.refusals import devices_of, refusals
+from verl_fuse_placement.refusals import AUTO, PLACED, devices_of, refusals
+
+if TYPE_CHECKING:
+    from verl_fuse_placement.chosen import Chosen
 
 
 class PlacementPlugin:
-    """Says where the critic is; what places and defers it is in the host."""
+    """Say where the critic is, or choose it where the block asks for that; the host places and defers the critic."""
 
     HOOK_API = 2
+
+    def __init__(self) -> None:
+        self._chosen: Chosen | None = None
 
     @hookimpl
     def fuse_config(self) -> type:
@@ -27,7 +37,27 @@ class PlacementPlugin:
 
     @hookimpl
     def fuse_contracts(self, config: Mapping[str, Any] | None) -> Sequence[Contract]:
-        return CONTRACTS if config is None or devices_of(getter(config)) is not None else ()
+        return CONTRACTS if config is None or self._chosen is not None or getter(config)(PLACED) else ()
+
+    @hookimpl
+    def fuse_overrides(self, config: Mapping[str, Any], run_dir: Path) -> Mapping[str, Any]:
+        get = getter(config)
+        if get(PLACED) != AUTO:
+            return {}
+        # Numba takes a second to import, and only a choice needs Numba.
+        from verl_fuse_placement.chosen import Chosen
+
+        self._chosen = Chosen(get, to_resume(config))
+        return self._chosen.keys
+
+    @hookimpl
+    def fuse_worker_class(self, model: str, base: type, config: Mapping[str, Any]) -> type | None:
+        if model != "critic" or self._chosen is None:
+            return None
+        # torch comes with the extra `verl`; planning works without.
+        from verl_fuse.host.weights.layouts.resized import resized_worker_class
+
+        return resized_worker_class(base)
 
     @hookimpl
     def fuse_devices(self, model: str, config: Mapping[str, Any]) -> range | None:
@@ -36,5 +66,16 @@ class PlacementPlugin:
     @hookimpl
     def fuse_setup(self, trainer: Trainer) -> None:
         block: PlacementConfig = trainer.block("placement")
+        if self._chosen is not None:
+            self._chosen.set_up(trainer)
         if block.critic is not None and block.defer:
             trainer.use_deferred_critic()
+
+    @hookimpl
+    def fuse_event(self, event: Event) -> None:
+        if self._chosen is not None:
+            self._chosen.observe(event)
+
+    @hookimpl
+    def fuse_metrics(self, timeline: Timeline) -> Mapping[str, float]:
+        return {} if self._chosen is None else self._chosen.metrics()

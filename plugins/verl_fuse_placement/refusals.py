@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from verl_fuse.spec.composed import CRITIC, ROLLOUT, Get, has_critic, required, required_if_set
 from verl_fuse.spec.step import Refusal
@@ -10,32 +11,91 @@ _BLOCK = "fuse.placement"
 PLACED, DEFER = f"{_BLOCK}.critic", f"{_BLOCK}.defer"
 _FIRST, _COUNT = f"{PLACED}.first", f"{PLACED}.devices"
 _NEEDS = f"{PLACED} needs"
+# In place of devices: the run chooses them.
+AUTO = "auto"
+ELASTIC, MOST, LEAST = "fuse.elastic.enabled", "fuse.elastic.max_replicas", "fuse.elastic.min_replicas"
 _ENGINES = ("fsdp", "fsdp2")
 
 
 def devices_of(get: Get) -> range | None:
-    """The critic's devices; None where it is beside the actor."""
+    """The critic's devices; None where it is beside the actor, and before the run has chosen them."""
     placed = get(PLACED)
-    return range(placed.get("first"), placed.get("first") + placed.get("devices")) if placed else None
+    if not placed or placed == AUTO:
+        return None
+    return range(placed.get("first"), placed.get("first") + placed.get("devices"))
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
     """The reasons why this configuration cannot have its critic where the block says."""
     devices = devices_of(get)
-    if devices is None:
+    if devices is None and get(PLACED) != AUTO:
         return
     yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} trainer.v1.trainer_mode=fuse")})
     if not has_critic(get):
         key = "algorithm.adv_estimator"
         yield Refusal(key, get(key), f"{_NEEDS} a critic: gae, or set it to null")
         return
-    yield from _pool(get, devices)
+    yield from _pool(get)
+    if devices is None:
+        yield from _chosen(get)
+        return
+    yield from _range(get, devices)
     yield from _model(get, len(devices))
     if get(DEFER):
         yield from _deferred(get, devices)
 
 
-def _pool(get: Get, devices: range) -> Iterator[Refusal]:
+def candidates(get: Get) -> dict[int, list[Refusal]]:
+    """The numbers of replicas on whose devices the critic may be, the last ones, with the refusals of each."""
+    found: dict[int, list[Refusal]] = {}
+    apart, replicas = 1, replicas_of(get)
+    while apart < replicas:
+        keys = keys_of(get, apart)
+        placed = lambda key, keys=keys: keys.get(key, get(key))  # noqa: E731
+        devices = devices_of(placed)
+        assert devices is not None, "keys_of says where"
+        found[apart] = [*_model(placed, len(devices)), *_deferred(placed, devices)]
+        if (get(LEAST) or 1) > replicas - apart:
+            found[apart].append(Refusal(LEAST, get(LEAST), f"at most {replicas - apart}, the replicas that are left"))
+        apart *= 2
+    return found
+
+
+def keys_of(get: Get, apart: int) -> dict[str, Any]:
+    """The keys of a run whose critic has the devices of the last `apart` replicas, which do not generate."""
+    each, left = replica_devices(get), replicas_of(get) - apart
+    place = {"first": left * each, "devices": apart * each}
+    return {PLACED: place, DEFER: True, MOST: min(get(MOST) or left, left)}
+
+
+def replica_devices(get: Get) -> int:
+    """The devices of one rollout replica."""
+    return math.prod(get(f"{ROLLOUT}.{kind}_parallel_size") or 1 for kind in ("tensor_model", "data", "pipeline_model"))
+
+
+def replicas_of(get: Get) -> int:
+    """The rollout replicas on the training devices."""
+    return _all(get) // replica_devices(get)
+
+
+def _chosen(get: Get) -> Iterator[Refusal]:
+    """Of a run that chooses the devices: replicas there must be kept from generating, and a choice be possible."""
+    on = f"{PLACED}={AUTO} needs"
+    yield from required(get, {ELASTIC: (True, f"{on} true: it says which replicas generate")})
+    yield from required_if_set(get, {"fuse.elastic.standalone": (0, f"{on} 0: replicas are counted by their devices")})
+    key = f"{CRITIC}.strategy"
+    if get(key) == "fsdp":
+        yield Refusal(key, "fsdp", f"{on} fsdp2: a checkpoint of other devices' critic is read of FSDP2 alone")
+    found = candidates(get)
+    if not found:
+        allowed = f"needs two rollout replicas or more on the training devices, not {replicas_of(get)}"
+        yield Refusal(PLACED, AUTO, allowed)
+    elif all(found.values()):
+        own = {ELASTIC, "fuse.elastic.standalone"}
+        yield from (refusal for refusal in found[1] if refusal.key not in own)
+
+
+def _range(get: Get, devices: range) -> Iterator[Refusal]:
     there = _all(get)
     if devices.stop > there:
         yield Refusal(
@@ -43,6 +103,9 @@ def _pool(get: Get, devices: range) -> Iterator[Refusal]:
             len(devices),
             f"{_FIRST}={devices.start} leaves {max(0, there - devices.start)} of the {there} there are",
         )
+
+
+def _pool(get: Get) -> Iterator[Refusal]:
     off = {
         "fuse.pipeline.enabled": (
             False,
@@ -92,8 +155,8 @@ def _deferred(get: Get, devices: range) -> Iterator[Refusal]:
 
 def _parked(get: Get, devices: range) -> Iterator[Refusal]:
     """On an accelerator a replica that generates leaves a critic that is trained no memory."""
-    each = math.prod(get(f"{ROLLOUT}.{kind}_parallel_size") or 1 for kind in ("tensor_model", "data", "pipeline_model"))
-    free, key = devices.start // each, "fuse.elastic.max_replicas"
+    each, key = replica_devices(get), MOST
+    free = devices.start // each
     if devices.stop != _all(get) or not free:
         allowed = (
             f"{DEFER}=true on an accelerator needs the last devices, behind at least one replica of {each}: other "
@@ -102,8 +165,8 @@ def _parked(get: Get, devices: range) -> Iterator[Refusal]:
         yield Refusal(_FIRST, devices.start, allowed)
         return
     on = f"{DEFER}=true on an accelerator needs"
-    if not get("fuse.elastic.enabled"):
-        yield Refusal("fuse.elastic.enabled", False, f"{on} true: it says which replicas generate")
+    if not get(ELASTIC):
+        yield Refusal(ELASTIC, False, f"{on} true: it says which replicas generate")
         return
     most = get(key)
     if most is None or most > free:

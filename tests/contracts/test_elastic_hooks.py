@@ -156,6 +156,37 @@ def test_the_built_in_scaler_runs_as_many_replicas_as_pay_and_says_what_it_predi
     assert "1 of 3 replicas; generation" in caplog.text
 
 
+def test_tokens_of_tools_take_no_replica_s_time():
+    """Three of four response tokens are a tool's; where requests know no prompt, all are taken for generated."""
+    wanted = prompts("a", "b", "c", "d")
+    seconds = []
+    for known in (True, False):
+        policy, run = enabled(scale=True, cost_weight=1.0, hysteresis=0.0)
+        begin(run.hook)
+        by_uid = {p.uid: p for p in wanted}
+        tell(run.hook, Generated, prompts=by_uid, responses={p.uid: [200, 400] for p in wanted}, discarded={})
+        *requests, generation = measured_step().spans
+        told = [
+            replace(span, args={**span.args, "response_tokens": 150, **({"prompt": p.uid} if known else {})})
+            for span, p in zip(requests, wanted, strict=True)
+        ]
+        step = replace(measured_step(), spans=(generation, *told))
+        assert seen(run.hook, step)["fuse/generated_share"] == 0.25
+        end(run.hook, 1, step)
+        measure(run.hook)
+        predicted = [replace(p, prediction=q) for p, q in zip(wanted, policy.predict(wanted), strict=True)]
+        assert {p.prediction.tokens for p in predicted} == {300.0}, "all tokens need room"
+        policy.scale(predicted, REPLICAS, 3)
+        seconds.append(seen(run.hook, measured_step())["fuse/elastic_predicted_seconds"])
+    # A response has at most 100 tokens here, which the longest of the second run meets.
+    assert seconds[0] == pytest.approx(0.1 * 75 + 0.01 * 75 * 8, rel=0.05)
+    assert seconds[1] > 2.5 * seconds[0]
+
+
+def seen(hook, timeline: Timeline) -> dict[str, float]:
+    return {name: value for found in hook.fuse_metrics(timeline=timeline) for name, value in (found or {}).items()}
+
+
 def test_a_replica_that_is_done_is_released_where_that_is_on():
     policy, _ = enabled(release=True)
     replicas = (ReplicaView(0, 0, 8, True, 4, 0), ReplicaView(1, 3, 8, True, 4, 3))
@@ -178,7 +209,7 @@ def test_a_rest_that_has_nowhere_to_go_is_told_once_a_step_and_counted(caplog):
     with caplog.at_level("INFO"):
         assert [policy.migration(view), policy.migration(view)] == [None, None]
     assert caplog.text.count("step 2: a replica past fuse.elastic.cut_fraction keeps its requests") == 1
-    assert "replica 1 runs 7 and has room for 8" in caplog.text
+    assert "replica 1 has 7 samples left and room for 8" in caplog.text
     assert measured() == 1
     tell(run.hook, StepBegun)
     assert measured() == 0

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
+from verl_fuse.host.start.compat.judge import place
 from verl_fuse.host.start.compat.seams import PACKAGES, host_seams, judge_all, plugin_seams
 from verl_fuse.host.start.compat.signature import read_signature
 from verl_fuse.host.start.compat.source import NotFound, SourceTree
@@ -216,7 +217,8 @@ def covered(tree: SourceTree, contracts) -> dict[ast.stmt, list]:
     found: dict[ast.stmt, list] = {}
     for contract in contracts:
         if isinstance(contract, Function | Class | Attribute | Decorator | Code):
-            module, _, names = contract.target.partition(":")
+            target = place(contract, tree) if isinstance(contract, Code) else contract.target
+            module, _, names = target.partition(":")
             for name in names.split(","):
                 for target in {f"{module}:{name}", f"{module}:{name.split('.')[0]}"}:
                     found.setdefault(tree.find(target).node, []).append(contract)

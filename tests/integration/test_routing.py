@@ -293,6 +293,14 @@ def test_a_short_prefix_is_not_warmed(manager, spans):
     assert {span.name for span in spans()} == {"request"}
 
 
+def test_the_prompts_of_later_turns_are_not_warmed(manager, spans):
+    routed = Routed(manager, warm=9)
+    routed.rollout("a", turns=2)
+    found = spans()
+    assert max(span.args["prompt_tokens"] for span in found) > 9
+    assert {span.name for span in found} == {"request"}
+
+
 def test_warming_at_a_dead_replica_is_not_the_samples_end(manager, spans):
     routed = Routed(manager, warm=8)
     routed.routing.plan(prompts("a"), guard(Policy({"a": 0})))

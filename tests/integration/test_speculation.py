@@ -53,6 +53,10 @@ def test_drafted_positions_get_the_temperature_and_the_cut_of_their_request(done
     assert done["kernel"]["shipped"] != [[2.0, 4.0, 6.0]] * 2 + [[0.5, 1.0, 1.5]] * 3
 
 
+def test_rounded_numbers_of_rows_are_multiplied_as_torch_does(done):
+    assert done["multiplied"] < 1e-4
+
+
 def test_log_probs_are_those_of_transformers_also_of_samples_that_go_on_elsewhere(done):
     assert done["difference"] < 1e-4
     assert done["moved_difference"] < 1e-4

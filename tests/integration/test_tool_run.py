@@ -82,3 +82,6 @@ def test_the_calculator_s_tokens_are_no_part_of_the_loss_and_the_log_probs_are_t
         generated = sum(int(span.args["response_tokens"]) for spans in turns(finished, step).values() for span in spans)
         # An answer of the calculator is three tokens, which no request generated.
         assert metrics["response_length/mean"] * SAMPLES > generated
+        # Lengths are predicted and priced by this share.
+        share = generated / (metrics["response_length/mean"] * SAMPLES)
+        assert metrics["fuse/generated_share"] == pytest.approx(share, abs=1e-6)

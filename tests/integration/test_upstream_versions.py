@@ -34,7 +34,7 @@ REASONS = {
 @pytest.fixture(scope="module", params=REASONS)
 def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """(version, folder with its unpacked wheel)."""
-    return request.param, fetch(request.param, tmp_path_factory.mktemp("release"))
+    return request.param, fetch("verl", request.param, tmp_path_factory.mktemp("release"))[0]
 
 
 def python(*arguments: str, before: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
@@ -79,9 +79,18 @@ def test_the_check_fetches_a_version_by_itself(repo: Path):
     assert done.stdout.startswith("# verl-fuse on verl 0.9.0: red\n")
 
 
+def test_the_check_fetches_a_vllm_by_itself(repo: Path):
+    # The last version before the rejection sampler has a module of its own.
+    done = python("-m", "ci.upstream", "check", "--vllm", "0.8.0", before=repo)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.startswith("# verl-fuse on verl 0.9.1 and vLLM 0.8.0: red\n")
+    assert ", vllm 0.8.0, " in done.stdout
+    assert "vllm.v1.engine.core_client:MPClient has no resources" in done.stdout
+
+
 def test_a_version_that_is_not_there_is_an_error_of_its_own(tmp_path: Path):
     with pytest.raises(FuseError, match=r"pip could not download verl==0\.0\.7: "):
-        fetch("0.0.7", tmp_path)
+        fetch("verl", "0.0.7", tmp_path)
 
 
 @pytest.fixture

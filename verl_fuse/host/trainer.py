@@ -34,6 +34,7 @@ from verl_fuse.host.rollout.prompts import announce
 from verl_fuse.host.rollout.transfer import has_connector
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.host.start.begin import checked_settings
+from verl_fuse.host.start.heap import keep_heap
 from verl_fuse.host.update.deferred import DeferredCritic
 from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.host.upstream.advantages import with_gradient, without_gradient
@@ -133,6 +134,7 @@ class FuseTrainer(PPOTrainerSync):
             groups=self.config.data.train_batch_size,
         )
         self._sync_weights(self.lane.call, super().on_init_end)
+        keep_heap()
 
     def _begin_step(self) -> None:
         prompts, samples_each = self.config.data.train_batch_size, self.config.actor_rollout_ref.rollout.n

@@ -171,6 +171,8 @@ def _describe(hint: Any) -> str:
         return f"a list of {len(args)}: {', '.join(map(_describe, args))}"
     if origin in (tuple, list):
         return f"a list of {args[0].__name__}"
+    if dataclasses.is_dataclass(hint):
+        return f"a block with {_names(typing.cast(type, hint))}"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}
     return names.get(hint, str(hint))
 

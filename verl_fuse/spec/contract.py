@@ -104,12 +104,17 @@ class Uses:
 @dataclass(frozen=True, slots=True)
 class Code:
     """Source that a runtime patch replaces, or that keeps a promise of ours: "module:name,Class.method" with its
-    fingerprints. Other code is red, a fix included."""
+    fingerprints. Other code is red, a fix included.
+
+    `before` has the targets of earlier versions, latest first, where upstream moved the code; the first target that
+    exists is judged.
+    """
 
     target: str
     fingerprints: Fingerprints
     patch: str | None = None
     promise: str | None = None
+    before: tuple[str, ...] = ()
 
 
 Contract: TypeAlias = Function | Class | Attribute | Decorator | Registration | ConfigKey | ConfigGroup | Uses | Code

@@ -9,9 +9,11 @@ the types declared here;
 
 import json
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Literal, TypeVar, get_args
 
 from verl_fuse.errors import FuseError
@@ -50,6 +52,8 @@ INFERENCE_STAGES, TRAIN_STAGES = (OLD_LOG_PROB, REF_LOG_PROB, VALUES), (UPDATE_C
 # On a replica's track: a request, a request that prefills the samples' common prefix, the replica's start, and its stop
 # before the rollout's end.
 REQUEST, WARM_REQUEST, START, MIGRATE = "request", "warm", "start", "migrate"
+# `stop_reason` of a request whose replica left the rollout.
+ABORTED = ("abort", "aborted")
 # Arguments of a span that are counted with, where a span has them.
 TOKEN_FIELDS = ("prompt_tokens", "response_tokens", "cached_tokens", "resumed_tokens")
 
@@ -65,6 +69,10 @@ class Span:
     start: float
     end: float
     args: Mapping[str, str | int | float] = field(default_factory=dict, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A step sends thousands of spans between processes; the copy that dataclasses make field by field is slow."""
+        return Span, (self.name, self.track, self.category, self.start, self.end, self.args)
 
     def __post_init__(self) -> None:
         if self.category not in CATEGORIES:
@@ -90,16 +98,20 @@ class Timeline:
     spans: tuple[Span, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spans", tuple(sorted(self.spans, key=lambda s: (s.track, s.start, s.end, s.name))))
+        object.__setattr__(self, "spans", tuple(sorted(self.spans, key=attrgetter("track", "start", "end", "name"))))
+
+    @cached_property
+    def by_track(self) -> Mapping[str, tuple[Span, ...]]:
+        """Return the spans of each track by their start; the tracks by their names."""
+        return {track: tuple(spans) for track, spans in groupby(self.spans, attrgetter("track"))}
 
     @property
     def tracks(self) -> tuple[str, ...]:
-        return tuple(sorted({span.track for span in self.spans}))
+        return tuple(self.by_track)
 
     def on(self, track: str) -> tuple[Span, ...]:
         """Return the spans of `track` by their start."""
-        first = bisect_left(self.spans, track, key=_track)
-        return self.spans[first : bisect_right(self.spans, track, lo=first, key=_track)]
+        return self.by_track.get(track, ())
 
     def to_json(self) -> str:
         return json.dumps(
@@ -128,10 +140,6 @@ class Timeline:
         if not 0 < end - start < math.inf:
             raise FuseError(f"step {found.step}: start {start}, end {end}; needs finite start < end")
         return found
-
-
-def _track(span: Span) -> str:
-    return span.track
 
 
 def _span(name: Any, track: Any, category: Any, start: Any, end: Any, args: Any) -> Span:

@@ -74,9 +74,10 @@ def idle_table(timeline: Timeline) -> IdleTable:
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     for track, spans in tracks.items():
         if role(track) in (REPLICA, SLICE, RANK):
-            for category in {span.category for span in spans}:
-                clipped = _clip(timeline, (span for span in spans if span.category == category))
-                seconds[category] += union_seconds(clipped)
+            for category in (categories := {span.category for span in spans}):
+                alone = len(categories) == 1 and category != "wait"
+                found = work[track] if alone else _clip(timeline, (s for s in spans if s.category == category))
+                seconds[category] += union_seconds(found)
     return IdleTable(rows, devices, tuple((name, value) for name, value in seconds.items() if value))
 
 
@@ -110,14 +111,21 @@ def _placed(tracks: Mapping[str, Sequence[Span]]) -> dict[int, str]:
     return {
         device: track
         for track, spans in tracks.items()
+        if role(track) == REPLICA
         for span in spans
-        if role(track) == REPLICA and "first_device" in span.args
+        if "first_device" in span.args
         for device in range(int(span.args["first_device"]), int(span.args["first_device"]) + int(span.args["devices"]))
     }
 
 
 def _clip(timeline: Timeline, spans: Iterable[Span]) -> list[BusyInterval]:
-    clipped = ((max(span.start, timeline.start), min(span.end, timeline.end)) for span in spans)
+    first, last = timeline.start, timeline.end
+    clipped = (
+        (span.start, span.end)
+        if first <= span.start and span.end <= last
+        else (max(span.start, first), min(span.end, last))
+        for span in spans
+    )
     return [(start, end) for start, end in clipped if start <= end]
 
 

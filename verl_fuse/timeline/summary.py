@@ -24,7 +24,7 @@ from verl_fuse.spec.timeline import (
     union_seconds,
 )
 from verl_fuse.timeline.idle import idle_table
-from verl_fuse.timeline.tracks import role, totals
+from verl_fuse.timeline.tracks import spans_of, totals
 
 # The long tail begins when this share of the step's requests has finished.
 TAIL_BEGINS = 0.8
@@ -77,12 +77,12 @@ class StepSummary:
 def summarize(timeline: Timeline) -> StepSummary:
     """Condense a timeline."""
     stages = totals((span.name, span.seconds) for span in sorted(timeline.on(STEP), key=lambda s: s.start))
-    parts = [s for s in timeline.spans if s.category == "generate" and role(s.track) == REPLICA]
+    parts = [span for span in spans_of(timeline, REPLICA) if span.category == "generate"]
     requests = [s for s in parts if s.args.get("stop_reason") not in MOVED]
     ends = sorted(span.end for span in requests)
     window = ends[-1] - min(span.start for span in parts) if requests else None
     tail = ends[-1] - ends[math.ceil(TAIL_BEGINS * len(ends)) - 1] if requests else 0.0
-    inference = [(s.start, s.end) for s in timeline.spans if s.category == "inference" and role(s.track) == LANE]
+    inference = [(span.start, span.end) for span in spans_of(timeline, LANE) if span.category == "inference"]
     stage = [(s.start, s.end) for s in timeline.on(STEP) if s.name == GENERATION]
     generation = union_seconds(stage) if stage else window
     table = idle_table(timeline)

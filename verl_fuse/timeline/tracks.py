@@ -30,10 +30,12 @@ def number(track: str) -> int | None:
 
 def ordered_tracks(timeline: Timeline) -> dict[str, tuple[Span, ...]]:
     """Return track -> its spans, in reading order."""
-    spans: dict[str, list[Span]] = {}
-    for span in timeline.spans:
-        spans.setdefault(span.track, []).append(span)
-    return {track: tuple(spans[track]) for track in sorted(spans, key=_reading_order)}
+    return {track: timeline.on(track) for track in sorted(timeline.tracks, key=_reading_order)}
+
+
+def spans_of(timeline: Timeline, kind: str) -> list[Span]:
+    """Return the spans of all tracks of one role."""
+    return [span for track, spans in timeline.by_track.items() if role(track) == kind for span in spans]
 
 
 def totals(amounts: Iterable[tuple[str, float]]) -> dict[str, float]:

@@ -13,7 +13,7 @@ of a step;
 from dataclasses import replace
 
 from verl_fuse.spec.timeline import LANE, REPLICA, Timeline
-from verl_fuse.timeline.tracks import role
+from verl_fuse.timeline.tracks import role, spans_of
 
 # Categories of work that takes longer the first time.
 WORK = {REPLICA: "generate", LANE: "inference"}
@@ -27,9 +27,13 @@ class WarmTracks:
 
     def of(self, timeline: Timeline) -> Timeline:
         """Return `timeline`, of a step later than all before, without its cold tracks."""
-        working = {span.track for span in timeline.spans if span.category == WORK.get(role(span.track))}
+        working = {
+            span.track for kind, work in WORK.items() for span in spans_of(timeline, kind) if span.category == work
+        }
         cold = {track for track in timeline.tracks if role(track) == REPLICA} - self._worked
         if any(role(track) == LANE for track in working - self._worked):
             cold |= {track for track in timeline.tracks if role(track) == LANE}
         self._worked |= working
+        if cold.isdisjoint(timeline.tracks):
+            return timeline
         return replace(timeline, spans=tuple(span for span in timeline.spans if span.track not in cold))

@@ -28,6 +28,7 @@ from verl_fuse.host.record.accounting import prepare_accounts
 from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.replicas import Replicas
+from verl_fuse.host.start.heap import keep_heap
 from verl_fuse.spec.events import SetUp
 
 SAMPLES_EACH = 8
@@ -122,6 +123,7 @@ class LoadTrainer(UntrainedTrainer):
             groups=config.data.train_batch_size,
         )
         self._measure(meter)
+        keep_heap()
 
     def _measure(self, meter: Any) -> None:
         buffer, director, watch = self.replay_buffer, self.director, self.watch

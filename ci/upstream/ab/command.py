@@ -124,7 +124,7 @@ def make_environments(work: Path, verl: str, plugins: Sequence[str]) -> tuple[En
 
 def make_task(environment: Environment, folder: Path) -> None:
     """Make the data and the warm-started model that all CPU recipes train on, unless they are there."""
-    command = [str(environment.python), "-P", "-m", TASKS["euclid"], "--out", str(folder)]
+    command = [str(environment.python), "-P", "-m", *TASKS["euclid"], "--out", str(folder)]
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | cpu_environment()
     if subprocess.run(command, env=variables).returncode:
         raise FuseError(f"the task could not be made: {' '.join(command)}")

@@ -1,4 +1,4 @@
-"""Run the rows of the table that have no result in a folder, and write the table with all figures to README.md.
+"""Run the rows of the table that have no result in a folder, and write the table with these figures to README.md.
 
     PYTHONPATH=tests/integration python tests/integration/pairs RESULTS [--seconds N] [--only WORDS]
 
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from judging import faults, figures, needs_stock
-from report import BEGIN, END, markdown, rows
+from report import BEGIN, END, cells_by_row, markdown, rows
 from rows import kept, name_of, stock_gap
 from support.fork_server import fork_server
 from table import described, stock_row
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def write(folder: Path) -> None:
-    """The table, with what results there are, into README.md."""
+    """The table, with what results there are, into README.md; rows without keep what the table says of them."""
     found = {}
     for row in rows():
         if (folder / f"{name_of(row)}.json").exists():
@@ -61,9 +61,9 @@ def write(folder: Path) -> None:
             if needs_stock(row):
                 bound = stock_gap(kept(folder, folder / "home", stock_row(row), {}, stock=True))
             found[described(row)] = (figures(done), faults(done, bound), done["seconds"])
-    before, _, rest = README.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    README.write_text(f"{before}{BEGIN}\n\n{markdown(found)}\n{END}{after}")
+    head, _, rest = README.read_text().partition(BEGIN)
+    table, _, foot = rest.partition(END)
+    README.write_text(f"{head}{BEGIN}\n\n{markdown(found, cells_by_row(table))}\n{END}{foot}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ refused and what is not tried."""
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from covering import all_pairs, covering_rows
@@ -20,8 +21,10 @@ def rows() -> list[dict[str, str]]:
     return covering_rows(NAMES, refused_pairs(), ALWAYS)
 
 
-def markdown(results: Mapping[str, tuple[Figures, Sequence[str], float]]) -> str:
-    """`results`: figures, faults and seconds by a row's description."""
+def markdown(
+    results: Mapping[str, tuple[Figures, Sequence[str], float]], before: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """`results`: figures, faults and seconds by a row's description; a row without shows the cells of `before`."""
     table = rows()
     refused = refused_pairs()
     lines = [
@@ -48,14 +51,20 @@ def markdown(results: Mapping[str, tuple[Figures, Sequence[str], float]]) -> str
         "",
         "| row | samples | missing, twice | gap, stock's | computed | learned | moved | streamed | s | verdict |",
         "|---|---|---|---|---|---|---|---|---|---|",
-        *(f"| {described(row)} | {_figures(results.get(described(row)))} |" for row in table),
+        *(f"| {name} | {_figures(results.get(name), before.get(name))} |" for name in map(described, table)),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _figures(result: tuple[Figures, Sequence[str], float] | None) -> str:
+def cells_by_row(text: str) -> dict[str, str]:
+    """Return the cells of a table that `markdown` made, by a row's description."""
+    found = (line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.count(" | ") == 9)
+    return {name: cells for name, cells in found}
+
+
+def _figures(result: tuple[Figures, Sequence[str], float] | None, before: str | None) -> str:
     if result is None:
-        return " | ".join([NOT_RUN] * 9)
+        return before or " | ".join([NOT_RUN] * 9)
     found, faults, seconds = result
     cells = (
         f"{found.samples}/{found.expected}",

@@ -276,6 +276,35 @@ def switched(world: World, folder: Path, name: str) -> dict[str, Any]:
     }
 
 
+def wrote(world: World, folder: Path, fsdp_size: int) -> dict[str, Any]:
+    """Two steps of a critic in shards of that size, and its checkpoint; everything it holds, whole."""
+    ours = worker(world, folder, "critic", fsdp_size=fsdp_size)
+    for step in range(2):
+        trained(ours, "critic", step)
+    ours.save_checkpoint(str(folder / f"written by {world.size}x{fsdp_size}"), global_step=2)
+    return wholes(ours) | {"rate": ours.engine.lr_scheduler.get_last_lr()}
+
+
+def went_on(world: World, folder: Path, written: str) -> dict[str, Any]:
+    """What the class that Ray workers have loads of a checkpoint, whether it trains, and what is left in the folder."""
+    from ray import cloudpickle
+    from verl.workers.engine_workers import TrainingWorker
+
+    from verl_fuse.host.weights.layouts.resized import resized_worker_class
+
+    kind = cloudpickle.loads(cloudpickle.dumps(resized_worker_class(TrainingWorker)))
+    ours = worker(world, folder, "critic", kind=kind)
+    before = sorted(file.name for file in (folder / written).iterdir())
+    ours.load_checkpoint(str(folder / written))
+    held = wholes(ours) | {"rate": ours.engine.lr_scheduler.get_last_lr()}
+    learned = trained(ours, "critic", 2)
+    return {
+        "held": held,
+        "learned": learned,
+        "untouched": before == sorted(file.name for file in (folder / written).iterdir()),
+    }
+
+
 def refused(world: World, folder: Path) -> list[str]:
     """What a change says of an engine it cannot change, of ranks with different weights, and of a rank that fails;
     all before it is of use."""

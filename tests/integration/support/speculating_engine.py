@@ -29,6 +29,7 @@ def kernel() -> dict[str, list[list[float]]]:
     import torch
     import vllm.utils.cpu_triton_utils as kernels
     import vllm.v1.sample.rejection_sampler as sampler
+    from vllm.platforms import current_platform
 
     from verl_fuse_patches import registry
 
@@ -40,8 +41,11 @@ def kernel() -> dict[str, list[list[float]]]:
 
     def processed(top_k: Any) -> list[list[float]]:
         Metadata.top_k = top_k
-        # As vLLM's model runner takes it from there.
-        sampler.expand_kernel = kernels.expand_kernel
+        # As vLLM takes it from there: since 0.31 the platform, before it the model runner.
+        if hasattr(current_platform, "register_triton_kernel_overrides"):
+            current_platform.register_triton_kernel_overrides()
+        else:
+            sampler.expand_kernel = kernels.expand_kernel
         logits = torch.tensor([[1.0, 2.0, 3.0]] * 5)
         return sampler.apply_sampling_constraints(logits, torch.tensor([2, 5], dtype=torch.int32), Metadata()).tolist()
 
@@ -51,11 +55,31 @@ def kernel() -> dict[str, list[list[float]]]:
     return {"shipped": shipped, "patched": processed(torch.tensor([3, 2], dtype=torch.int32))}
 
 
+def multiplied() -> float:
+    """Return the largest difference between torch's results and vLLM's multiplication of rounded numbers of rows."""
+    import torch
+    from vllm.platforms import current_platform
+
+    from verl_fuse_patches import registry
+
+    current_platform.import_kernels()
+    registry.install([registry.load("vllm_cpu_rows")])
+    import vllm._custom_ops as operations
+
+    weight, bias, worst = torch.randn(48, 32), torch.randn(48), 0.0
+    handler = operations.create_onednn_mm(weight.t(), 32)
+    for rows in (1, 2, 8, 37, 130):
+        x = torch.randn(rows, 32)
+        found, expected = operations.onednn_mm(handler, x, bias), torch.nn.functional.linear(x, weight, bias)
+        worst = max(worst, float((found - expected).abs().max()) if found.shape == expected.shape else float("inf"))
+    return worst
+
+
 def engine(model: str, speculation: dict[str, Any] | None, patched: bool = True, **kwargs: Any) -> Any:
     """vLLM's own, in float32; `speculation` is the block that drafters get."""
     from verl_fuse_patches import registry
 
-    kernels = ("vllm_cpu_recovered", "vllm_cpu_expand") if patched else ("vllm_cpu_recovered",)
+    kernels = ["vllm_cpu_recovered", "vllm_cpu_rows", *(["vllm_cpu_expand"] if patched else [])]
     registry.install(map(registry.load, kernels))
     from vllm import LLM
 
@@ -194,12 +218,12 @@ def by_request(engine: Any, given: list[list[int]]) -> dict[str, dict[str, Any]]
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
-    kernels = kernel() if asked.get("kernel") else None
+    kernels, worst = (kernel(), multiplied()) if asked.get("kernel") else (None, None)
     speculation = asked["speculation"]
     llm = engine(asked["model"], speculation, logprobs_mode="processed_logprobs")
     given = prompts(llm, asked["data"], asked["prompts"])
     generate(llm, given[:1], 1, max_tokens=4)
-    result: dict[str, Any] = {"kernel": kernels, "passes": [], "lengths": []}
+    result: dict[str, Any] = {"kernel": kernels, "multiplied": worst, "passes": [], "lengths": []}
     for step in range(asked["steps"]):
         say_step(Path(speculation["folder"]), step + 1)
         before = passes(llm)

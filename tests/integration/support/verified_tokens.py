@@ -65,7 +65,7 @@ def plant(fault: str | None) -> None:
     import torch
     import vllm.utils.cpu_triton_utils as kernels
 
-    verify = kernels.rejection_random_sample_kernel.func
+    verify = kernels._rejection_random_sample_kernel_impl
 
     def faulty(*args: Any, **kwargs: Any) -> None:
         changed = list(args)
@@ -76,7 +76,10 @@ def plant(fault: str | None) -> None:
         changed[7] = torch.where(spared, torch.zeros_like(uniform), uniform)
         verify(*changed, **kwargs)
 
-    kernels.rejection_random_sample_kernel = kernels._FuncWrapper(faulty)
+    # vLLM takes the function since 0.31, before it a wrapper.
+    kernels._rejection_random_sample_kernel_impl = faulty
+    if hasattr(kernels, "rejection_random_sample_kernel"):
+        kernels.rejection_random_sample_kernel = kernels._FuncWrapper(faulty)
 
 
 def transforms(model: str, witness: Witness, temperature: float, top_p: float, end: int) -> dict[str, np.ndarray]:

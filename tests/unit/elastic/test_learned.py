@@ -1,3 +1,5 @@
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,21 @@ def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
     other = KEPT.load(tmp_path, devices=1)
     assert (other.decode, other.launch_seconds) == (None, 0.0)
     assert other.predictor.predict([MATH]) == learned.predictor.predict([MATH])
+
+
+def test_shares_of_generated_tokens_survive_a_checkpoint_and_an_older_one_has_none(tmp_path: Path):
+    learned = ElasticHistory()
+    turn = step(0.1).spans[0]
+    spans = tuple(replace(turn, start=at, args={**turn.args, "prompt": "1"}) for at in (0.0, 2.0))
+    generation = Span("gen", "step", "stage", 0.0, 500.0)
+    learned.learn_turns(Timeline("run", 1, 0.0, 1000.0, (generation, *spans)), {"1": MATH}, {"1": [150, 250]})
+    assert learned.shares.of("math") == 0.5
+    learned.save(tmp_path, devices=1)
+    assert KEPT.load(tmp_path, devices=8).shares == learned.shares
+    data = json.loads(KEPT.file(tmp_path).read_text())
+    del data["lengths"]["generated"]
+    KEPT.file(tmp_path).write_text(json.dumps(data))
+    assert KEPT.load(tmp_path, devices=1).shares.of("math") == 1.0
 
 
 def test_before_decoding_was_measured_lengths_are_kept_alone(tmp_path: Path):

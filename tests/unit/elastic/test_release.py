@@ -56,6 +56,18 @@ def test_where_the_others_have_no_room_it_keeps_them():
     assert released(view((8, 7, 7, True), (8, 2, 2, True), (8, 7, 7, True)), 0.75) == Migration((0, 2))
 
 
+def test_samples_between_two_turns_need_room_too():
+    # Two of the first replica's seven samples are in a tool, and so are both of the second one's.
+    assert released(view((8, 7, 5, True), (8, 2, 0, True)), 0.75) is None
+    assert without_room(view((8, 7, 5, True), (8, 2, 0, True)), 0.75)
+    assert released(view((8, 6, 0, True), (8, 2, 0, True)), 0.75) == Migration((0,))
+
+
+def test_samples_that_moved_earlier_need_room_wherever_they_run():
+    assert released(view((8, 4, 4, True), (8, 2, 2, True), (8, 3, 0, False)), 0.75) is None
+    assert released(view((8, 4, 4, True), (8, 2, 2, True), (8, 2, 0, False)), 0.75) == Migration((0,))
+
+
 def test_a_replica_that_keeps_its_requests_for_want_of_room_is_told():
     full = view((8, 7, 7, True), (8, 2, 2, True))
     assert without_room(full, 0.75)

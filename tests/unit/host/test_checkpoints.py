@@ -2,7 +2,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at
+from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at, to_resume
 
 
 def config(**trainer):
@@ -21,3 +21,18 @@ def test_a_run_goes_on_from_its_own_folder_or_the_one_it_is_told():
 
 def test_a_run_from_the_start_goes_on_from_nothing():
     assert resumed_from(config(), 0) is None
+
+
+def test_a_run_that_is_about_to_start_goes_on_from_the_newest_checkpoint(tmp_path):
+    def found(mode, **more):
+        trainer = {"resume_mode": mode, "default_local_dir": str(tmp_path), **more}
+        return to_resume(OmegaConf.create({"trainer": trainer}))
+
+    assert found("auto") is None
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12")
+    assert found("auto") is None, "verl starts anew where the folder is gone"
+    (tmp_path / "global_step_12").mkdir()
+    (tmp_path / "global_step_20").mkdir()
+    assert found("auto") == tmp_path / "global_step_12"
+    assert found("disable") is None
+    assert found("resume_path", resume_from_path="/old/global_step_7") == Path("/old/global_step_7")

@@ -73,6 +73,8 @@ GREEN = [
     Function(STEP, "(self, batch, limit=3)", ("0123456789abcdef", BODY)),
     Code("acme:Trainer.step", ("0123456789abcdef", BODY), "speed"),
     Code("acme:Trainer.step", BODY, promise="steps are exact"),
+    Code("acme:Moved.step", BODY, "speed", before=("acme:Moved.stride", "acme:Trainer.step")),
+    Code("acme:Trainer.step", BODY, "speed", before=("acme:Trainer.save",)),
 ]
 
 
@@ -111,6 +113,8 @@ def test_comments_docstrings_and_formatting_change_nothing(contract: Contract, t
         (GREEN[18], "self.run(batch)", "self.go(batch)", [("YELLOW", f"body changed: fingerprint was 0123456789abcdef or {BODY}, is")]),
         (GREEN[19], "self.run(batch)", "self.go(batch)", [("RED", f"patch speed: the patched code changed: fingerprint was 0123456789abcdef or {BODY}, is")]),
         (GREEN[20], "self.run(batch)", "self.go(batch)", [("RED", f"steps are exact: the code that keeps this promise changed: fingerprint was {BODY}, is")]),
+        (GREEN[21], "self.run(batch)", "self.go(batch)", [("RED", f"patch speed: the patched code changed: fingerprint was {BODY}, is")]),
+        (GREEN[21], "def step", "def steps", [("RED", "acme has no Moved")]),
         (GREEN[17], "plugin.load()", "plugin.start()", [("RED", "call plugin.load() is gone")]),
         (USES, "        return self.run", "        if self.mode == 'x': ...\n        return self.run", [("RED", "new comparison in acme:Trainer.step: self.mode == 'x'")]),
         (USES, "        return self.run", "        match self.mode:\n            case 'x': ...\n        return self.run", [("RED", "new comparison in acme:Trainer.step: match self.mode")]),

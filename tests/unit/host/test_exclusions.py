@@ -60,6 +60,8 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.elastic.cut_fraction", 0.9, {**ON, "fuse.elastic.release": True}, "fsdp2"),
     ("fuse.pipeline.enabled", True, {}, "megatron"),
     ("fuse.placement.critic", {"first": 0, "devices": 4}, CPU, "fsdp2"),
+    ("fuse.placement.critic", "auto", {"fuse.elastic.enabled": True, **CPU}, "fsdp2"),
+    ("fuse.placement.critic", "auto", {"fuse.elastic.enabled": True, **CPU, "trainer.device": "cuda"}, "fsdp2"),
     ("fuse.placement.defer", True, {"fuse.placement.critic": PLACED, **CPU}, "fsdp2"),
     ("fuse.placement.defer", True, {"fuse.placement.critic": PLACED, **PARKED}, "fsdp2"),
     ("fuse.realloc.weight_sync", "shards", {}, "fsdp2"),

@@ -43,8 +43,11 @@ def test_at_every_moment_it_is_what_counting_anew_finds(seed):
                 uid = f"u{rng.randrange(4)}_"
                 listed = {key: tag for key, tag in listed.items() if not key.startswith(uid)}
                 taken = {key for key in taken if not key.startswith(uid)}
+        before, seen = dict(finished.counts), len(finished.changed)
         finished.update(listed)
         assert kept(finished) == counted(listed, taken)
+        changed = {uid for uid, count in finished.counts.items() if count != before.get(uid, 0)}
+        assert changed <= set(finished.changed[seen:])
         for uid in ("u0", "u3"):
             found = {TrajectoryKey.parse(key).sample for key in finished.tags if key.startswith(f"{uid}_")}
             assert finished.counts[uid] == len(found)

@@ -48,3 +48,27 @@ def test_what_is_checked_is_a_copy_with_all_that_is_set(config, installed_plugin
     assert (found.engine.steps, found.engine.folder) == (3, "/runs/x")
     assert "steps" not in config.engine
     assert config.engine.folder is None
+
+
+SETS_A_BLOCK = """
+from verl_fuse.hookspecs import hookimpl
+
+class Chooses:
+    HOOK_API = 2
+
+    @hookimpl
+    def fuse_overrides(self, config, run_dir):
+        return {"fuse.placement.critic": {"first": 1, "devices": 1}, "fuse.elastic.max_replicas": 3}
+"""
+
+
+def test_a_block_in_which_a_key_is_set_is_read_again(config, installed_plugin):
+    OmegaConf.update(config, "fuse.elastic", {"enabled": False, "price": 2.0}, force_add=True)
+    installed_plugin("chooses", SETS_A_BLOCK, distribution="acme-chooses", value="acme_chooses_chooses:Chooses")
+    before = load_settings(config)
+    after = set_by_plugins(config, before)
+    assert config.fuse.placement.critic == {"first": 1, "devices": 1}
+    assert (before.blocks["elastic"].max_replicas, before.blocks["placement"].critic) == (None, None)
+    assert (after.blocks["elastic"].max_replicas, after.blocks["elastic"].price) == (3, 2.0)
+    assert (after.blocks["placement"].critic.first, after.blocks["placement"].defer) == (1, False)
+    assert after.blocks["interstage"] is before.blocks["interstage"]

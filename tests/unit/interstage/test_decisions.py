@@ -8,7 +8,7 @@ import pytest
 from rollouts import timeline
 
 from verl_fuse.simulate.threshold import Threshold
-from verl_fuse.spec.events import SetUp, Submitted
+from verl_fuse.spec.events import Generated, SetUp, StepEnded, Submitted
 from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
 from verl_fuse_interstage import auto
 from verl_fuse_interstage.migration import Trigger
@@ -21,9 +21,13 @@ class Counting:
 
     def __init__(self, *built, infers, streams):
         self.built, self.asked, self.decision_seconds = built, [], 0.5
+        self.learned_from = []
 
     def warm_up(self):
         pass
+
+    def learn(self, *step):
+        self.learned_from.append(step)
 
     def choose(self, samples, each):
         self.asked.append((samples, each))
@@ -61,3 +65,9 @@ def test_what_was_decided_is_told_of_its_step_alone(decided):
         "fuse/predicted_stock_seconds": 3.0,
         "fuse/threshold_decision_seconds": 0.5,
     }
+
+
+def test_a_step_is_learned_with_the_tokens_of_all_its_responses(decided):
+    decided.observe(Generated(1, 0.0, {"a": [3, 4]}, {"b": [5]}, {}))
+    decided.observe(StepEnded(1, 0.0, timeline(), 2, {"math": [(9, 3)]}, {}))
+    assert decided._auto.learned_from == [(timeline(), {"math": [(9, 3)]}, {}, 12)]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from verl_fuse.spec.step import Migration, ReplicaView, RolloutView
@@ -65,6 +67,12 @@ def test_the_busiest_replicas_survive_and_ties_go_to_the_lower_rank():
     assert survivors(replicas([1, 4, 4, 2]), unfinished=8) == (1,)
     assert survivors(replicas([1, 4, 4, 2]), unfinished=9) == (1, 2)
     assert survivors(replicas([1, 4, 4, 2]), unfinished=17) == (1, 2, 3)
+
+
+def test_samples_between_two_turns_count_as_work():
+    busy, waiting = replicas([3, 1])
+    assert survivors((busy, replace(waiting, assigned=16, unfinished=5)), unfinished=8) == (1,)
+    assert survivors((busy, replace(waiting, assigned=16, unfinished=2)), unfinished=8) == (0,)
 
 
 def test_the_survivors_have_room_for_every_unfinished_sample():

@@ -35,6 +35,16 @@ def test_the_first_step_teaches_lengths_and_no_cost():
     assert learned.decode.step == pytest.approx(0.1), "a step that measured nothing changes nothing"
 
 
+def test_answers_of_tools_are_prefilled_and_not_decoded():
+    learned = InterstageHistory()
+    # The step's engines generated 20 + 50 + 30 of 200 tokens of responses; a discarded sample had 100 of these.
+    learned.learn(step(0.1, 5.0), LENGTHS, replicas=1, capacity=Capacity(4), responses=200)
+    assert learned.lengths["math"][0].tolist() == [[19, 10], [34, 25]]
+    assert learned.lengths["code"][0].tolist() == [[20, 15]]
+    learned.learn(step(0.1, 5.0), LENGTHS, replicas=1, capacity=Capacity(4), responses=100)
+    assert learned.lengths["math"][0].tolist() == [[9, 20], [9, 50]]
+
+
 def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
     learned = InterstageHistory()
     for number in range(REMEMBERED_STEPS + 3):

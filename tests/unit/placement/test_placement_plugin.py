@@ -6,8 +6,10 @@ from omegaconf import OmegaConf
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import read_block, without_effect
+from verl_fuse.spec.composed import getter
 from verl_fuse_placement.config import DeviceRange, PlacementConfig
 from verl_fuse_placement.plugin import PlacementPlugin
+from verl_fuse_placement.refusals import candidates
 
 PLUGIN = PlacementPlugin()
 CRITIC, DEFER = "fuse.placement.critic", "fuse.placement.defer"
@@ -106,9 +108,60 @@ def test_on_an_accelerator_no_replica_generates_beside_a_deferred_update(changes
     assert refused(**(PARKED | changes | {DEFER: False})) == set()
 
 
+AUTO = {CRITIC: "auto", DEFER: False, "fuse.elastic.enabled": True}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_run_may_choose_the_devices(device):
+    assert refused(**AUTO, **{"trainer.device": device}) == set()
+    assert plugins.load().hook.fuse_devices(model="critic", config=composed(**AUTO)) is None
+    assert PLUGIN.fuse_contracts(config=composed(**AUTO)) != ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.v1.trainer_mode", "sync"),
+        ("algorithm.adv_estimator", "grpo"),
+        ("critic.strategy", "megatron"),
+        ("critic.ppo_mini_batch_size", 3),
+        ("critic.fsdp.ulysses_sequence_parallel_size", 8),
+        ("fuse.pipeline.enabled", True),
+        ("fuse.realloc.schedule", {3: {"actor": {"fsdp_size": 2}}}),
+        ("actor_rollout_ref.hybrid_engine", False),
+        ("global_profiler.steps", [1]),
+        ("fuse.elastic.enabled", None),
+        ("fuse.elastic.standalone", 1),
+        ("fuse.elastic.min_replicas", 4),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_run_that_could_choose_nothing_is_refused(key, value, device):
+    assert refused(**(AUTO | {"trainer.device": device, key: value})) == {key}
+
+
+def test_one_replica_leaves_nothing_to_choose():
+    (refusal,) = PLUGIN.fuse_validate(config=composed(**AUTO, **{"trainer.n_gpus_per_node": 1}))
+    assert (refusal.key, refusal.value) == (CRITIC, "auto")
+    assert "two rollout replicas or more on the training devices, not 1" in refusal.allowed
+
+
+def test_a_candidate_that_does_not_divide_is_left_out():
+    """Two, or four of the eight devices: a mini-batch of six has no equal parts on four."""
+    get = getter(composed(**AUTO, **{"critic.ppo_mini_batch_size": 6}))
+    assert {apart: [refusal.key for refusal in found] for apart, found in candidates(get).items()} == {
+        1: [],
+        2: ["critic.ppo_mini_batch_size"],
+    }
+    assert refused(**AUTO, **{"critic.ppo_mini_batch_size": 6}) == set()
+
+
 def test_the_block_is_read_with_its_range():
     block = read_block(PlacementConfig, {"critic": {"first": 6, "devices": 2}, "defer": True}, "fuse.placement")
     assert block == PlacementConfig(DeviceRange(6, 2), True)
+    assert read_block(PlacementConfig, {"critic": "auto"}, "fuse.placement") == PlacementConfig("auto")
+    with pytest.raises(FuseError, match=r"critic='best': needs a block with first, devices or one of 'auto' or null"):
+        read_block(PlacementConfig, {"critic": "best"}, "fuse.placement")
     with pytest.raises(FuseError, match=r"fuse.placement.critic.first=-1: needs >= 0"):
         read_block(PlacementConfig, {"critic": {"first": -1, "devices": 1}}, "fuse.placement")
     with pytest.raises(FuseError, match=r"fuse.placement.critic: missing devices"):

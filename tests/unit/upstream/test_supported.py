@@ -58,10 +58,10 @@ def test_a_report_of_ab_becomes_a_run(tmp_path: Path):
 
 def test_a_report_of_check_becomes_a_run_in_which_nothing_trained(tmp_path: Path):
     file = tmp_path / "upstream.json"
-    file.write_text(json.dumps({"verl": "0.9.0", "contracts": 276, "level": "red"}))
+    file.write_text(json.dumps({"verl": "0.9.0", "vllm": "0.31.0", "contracts": 276, "level": "red"}))
     run = from_report(file)
     assert (run.verl, run.what, run.result) == ("0.9.0", "`check`: 276 contracts against its source", "red")
-    assert (run.device, run.torch, run.vllm, run.megatron_core) == (None, None, None, None)
+    assert (run.device, run.torch, run.vllm, run.megatron_core) == (None, None, "0.31.0", None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"compared": []}', '{"contracts": 3}'])

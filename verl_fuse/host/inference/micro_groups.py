@@ -1,5 +1,6 @@
 """Puts samples together into micro-groups, and spreads micro-groups over lanes and ranks."""
 
+import heapq
 from collections.abc import Mapping, Sequence
 
 from verl_fuse.spec.step import Stage
@@ -12,14 +13,18 @@ def share(lengths: Mapping[str, int], multiples: Mapping[str, int], waiting: Map
     micro-group's size is a multiple. Keys that would make up less than one multiple are left out.
     """
     ranked = sorted(lengths, key=lambda key: (-lengths[key], key))
-    load = {lane: waiting.get(lane, 0) for lane in multiples}
+    # Tokens of each lane; of equal lanes the first comes first.
+    load = [(waiting.get(lane, 0), place, lane) for place, lane in enumerate(multiples)]
+    heapq.heapify(load)
     groups: dict[str, list[str]] = {}
-    while ranked:
-        lane = min(load, key=lambda name: load[name])
-        keys, ranked = ranked[: multiples[lane]], ranked[multiples[lane] :]
+    at = 0
+    while at < len(ranked):
+        tokens, place, lane = load[0]
+        keys = ranked[at : at + multiples[lane]]
         if len(keys) < multiples[lane]:
             break
-        load[lane] += sum(lengths[key] for key in keys)
+        at += len(keys)
+        heapq.heapreplace(load, (tokens + sum(lengths[key] for key in keys), place, lane))
         groups.setdefault(lane, []).extend(keys)
     return groups
 

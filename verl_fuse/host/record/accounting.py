@@ -53,7 +53,8 @@ def account(
     if len(set(keys)) != len(keys):
         twice = sorted({key for key in keys if list(keys).count(key) > 1})
         raise FuseError(f"step {step}: {len(twice)} samples appear twice in the batch, first {twice[0]}")
-    trained: list[TrajectoryKey] = []
+    groups: Counter[str] = Counter()
+    sessions: set[tuple[str, int]] = set()
     for key, tag in zip(keys, tags, strict=True):
         if tag.get("is_padding"):
             continue
@@ -63,14 +64,11 @@ def account(
                 f"step {step}: sample {key} was generated under weights versions {versions[0]}..{versions[1]}, but "
                 f"strictly on-policy training needs {version}"
             )
-        trained.append(TrajectoryKey.parse(key))
-    return StepAccount(
-        step,
-        samples=len(trained),
-        padding=len(keys) - len(trained),
-        missing=max(0, expected - len({key.sample for key in trained})),
-        groups=Counter(key.uid for key in trained),
-    )
+        uid, session, _ = TrajectoryKey.parse(key)
+        groups[uid] += 1
+        sessions.add((uid, session))
+    samples = groups.total()
+    return StepAccount(step, samples, len(keys) - samples, max(0, expected - len(sessions)), groups)
 
 
 def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> Path:

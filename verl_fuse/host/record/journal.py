@@ -79,7 +79,9 @@ class Journal:
     def _with_plan(self, spans: list[Span]) -> Iterator[Span]:
         """Yield the spans; the first span of each planned stage has the planned seconds. A stage that the driver
         hands over has a span on a lane alone."""
-        left = dict(self._planned)
+        if not (left := dict(self._planned)):
+            yield from spans
+            return
         for span in sorted(spans, key=lambda span: (span.track != STEP, span.start)):
             known = span.track == STEP or span.track.startswith(LANE)
             if known and span.name in left:
@@ -91,4 +93,7 @@ class Journal:
         if self._clocks is None:
             self._clocks = NodeClocks()
         ahead = self._clocks.offsets({node for _, node in spans})
-        return [replace(span, start=span.start - ahead[node], end=span.end - ahead[node]) for span, node in spans]
+        return [
+            replace(span, start=span.start - by, end=span.end - by) if (by := ahead[node]) else span
+            for span, node in spans
+        ]

@@ -22,11 +22,11 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_fuse.errors import FuseError
 from verl_fuse.host.record.spans import Stopwatch, collector
 from verl_fuse.host.rollout.prompts import PromptGroup, current_group
-from verl_fuse.host.rollout.resume import ABORTED, garbage, merge, obstacles, remaining_params, token_budget
+from verl_fuse.host.rollout.resume import garbage, merge, obstacles, remaining_params, token_budget
 from verl_fuse.host.rollout.transfer import Transfers, has_connector
 from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.upstream.vllm import is_death
-from verl_fuse.spec.timeline import REQUEST, WARM_REQUEST, Span
+from verl_fuse.spec.timeline import ABORTED, REQUEST, WARM_REQUEST, Span
 
 logger = logging.getLogger(__name__)
 
@@ -128,12 +128,14 @@ class FuseLLMServerClient(LLMServerClient):
         self, group: PromptGroup | None, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict
     ) -> None:
         """Return once the prefix of this prompt is in its replica's cache; the first of the
-        prompt's samples asks for it."""
-        if group is None or self._warm_prefix_tokens is None or len(prompt_ids) < self._warm_prefix_tokens:
+        prompt's samples asks for it. Prompts of later turns are those of one sample, and are not asked for."""
+        if group is None or self._warm_prefix_tokens is None:
             return
-        if group.warmed is None:
+        first, group.begun = not group.begun, True
+        if first and len(prompt_ids) >= self._warm_prefix_tokens:
             group.warmed = asyncio.create_task(self._prefill(group, prompt_ids, sampling_params, kwargs))
-        await asyncio.shield(group.warmed)
+        if group.warmed is not None:
+            await asyncio.shield(group.warmed)
 
     async def _prefill(
         self, group: PromptGroup, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict

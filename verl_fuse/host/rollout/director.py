@@ -68,6 +68,8 @@ class Director:
     def __init__(self, journal: Journal, policy: PolicyGuard, replicas: Replicas, inference: SampleInference):
         self._journal, self.policy, self._replicas, self._inference = journal, policy, replicas, inference
         self._glance = Glance()
+        # The record, and its number of forgotten trajectories, of which no sample in inference is gone.
+        self._whole: tuple[Any, int] = (None, 0)
         self.routing: Routing | StockRouting = StockRouting()
         self.training: Any = StockTraining()
 
@@ -123,7 +125,9 @@ class Director:
 
     def _require_rows(self, watch: RolloutWatch) -> None:
         """Raise a FuseError where a sample that a lane was given is gone: samples stay until their group is discarded
-        in the watch's sight."""
+        in the watch's sight. A record that has forgotten nothing since the last look needs no other look."""
+        if self._whole == (seen := (watch.finished, watch.finished.forgotten)):
+            return
         gone = self._inference.taken.difference(watch.finished.tags)
         lost = sorted(key for key in gone if TrajectoryKey.parse(key).uid not in watch.discarded)
         if lost:
@@ -132,6 +136,7 @@ class Director:
                 f"first {lost[0]}: a sampler of "
                 "your own drops groups through ReplayBuffer._clear_groups (trainer.v1.sampler.custom_sampler)"
             )
+        self._whole = seen
 
     def _expect(self, watch: RolloutWatch) -> None:
         """Set the expected lengths of the unfinished samples, which decide for how many of them a replica has room."""

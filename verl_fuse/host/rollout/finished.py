@@ -2,18 +2,20 @@
 trajectories.
 
 verl's replay buffer lists all trajectories anew at every look. The record of a step is updated with the list: beside
-comparing keys, all work is for trajectories that have appeared or disappeared since the last look.
+one look-up of each key, all work is for trajectories that have appeared or disappeared since the last look.
 
 Invariants (tests/unit/host/test_finished.py):
 - at every moment the record equals a new count of the buffer's list, in the order in which trajectories were first
 seen;
 - a key may be listed before its data: only keys with status `success` are finished;
 - trajectories of a discarded group, which are listed no more, are forgotten; a sample that a lane has taken is not
-ready, and stays finished.
+ready, and stays finished;
+- `changed` names every prompt whose number of samples has changed, in order.
 """
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from itertools import filterfalse
 from typing import Any
 
 from verl_fuse.host.rollout.lengths import LengthTotals
@@ -36,28 +38,38 @@ class Finished:
         # Samples that left a trajectory: by prompt uid, and all.
         self.counts: Counter[str] = Counter()
         self.samples = 0
+        # The prompts of all changes of `counts`, which a reader takes in from the place where it stopped.
+        self.changed: list[str] = []
+        # Trajectories that are listed no more.
+        self.forgotten = 0
+        self._ready_now: tuple[Sample, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.tags)
 
     def update(self, listed: Mapping[str, dict]) -> None:
         """Take in the current list of the buffer."""
-        new = [(key, tag) for key, tag in listed.items() if key not in self.tags and tag.get("status") == "success"]
-        if not self.tags.keys() <= listed.keys():
-            for key in self.tags.keys() - listed.keys():
-                self._forget(key)
-        for key, tag in new:
-            self._add(key, tag)
+        unknown = list(filterfalse(self.tags.__contains__, listed))
+        if len(listed) - len(unknown) < len(self.tags):
+            gone = [self._forget(key) for key in self.tags.keys() - listed.keys()]
+            if max(gone) == self._longest:
+                self._longest = max((int(tag["response_len"]) for tag in self.tags.values()), default=0)
+        for key in unknown:
+            if (tag := listed[key]).get("status") == "success":
+                self._add(key, tag)
 
     def take(self, keys: Collection[str]) -> None:
         """Mark these samples as taken by a lane."""
+        self._ready_now = None
         for key in keys:
             self._ready.pop(key, None)
 
     @property
     def ready(self) -> tuple[Sample, ...]:
         """Return the samples that no lane has taken, the oldest first."""
-        return tuple(self._ready.values())
+        if self._ready_now is None:
+            self._ready_now = tuple(self._ready.values())
+        return self._ready_now
 
     @property
     def lengths(self) -> LengthTotals:
@@ -71,19 +83,24 @@ class Finished:
         uid, session, _ = TrajectoryKey.parse(key)
         sample = Sample(key, uid, int(tag["prompt_len"]), int(tag["response_len"]))
         self.tags[key], self._ready[key] = tag, sample
+        self._ready_now = None
         self._groups.setdefault(uid, {})[key] = sample
         here = self._sessions.setdefault(uid, Counter())
         if session not in here:
             self.samples += 1
             self.counts[uid] += 1
+            self.changed.append(uid)
         here[session] += 1
         self._prompts += sample.prompt_len
         self._responses += sample.response_len
         self._longest = max(self._longest, sample.response_len)
 
-    def _forget(self, key: str) -> None:
+    def _forget(self, key: str) -> int:
+        """Forget a trajectory; return the tokens of its response."""
         tag = self.tags.pop(key)
         self._ready.pop(key, None)
+        self._ready_now = None
+        self.forgotten += 1
         uid, session, _ = TrajectoryKey.parse(key)
         self._groups[uid].pop(key)
         here = self._sessions[uid]
@@ -92,6 +109,7 @@ class Finished:
             del here[session]
             self.samples -= 1
             self.counts[uid] -= 1
+            self.changed.append(uid)
         self._prompts -= int(tag["prompt_len"])
         self._responses -= int(tag["response_len"])
-        self._longest = max((int(tag["response_len"]) for tag in self.tags.values()), default=0)
+        return int(tag["response_len"])

@@ -13,7 +13,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+
+import numpy as np
 
 # The lengths of this many recent steps count.
 RECENT = 4
@@ -46,15 +47,15 @@ class SequenceLengths:
 
     def __init__(self, limit: int):
         self._limit = limit
-        self._recent: deque[list[int]] = deque(maxlen=RECENT)
+        self._recent: deque[np.ndarray] = deque(maxlen=RECENT)
         # Tokens of the longest sequence of recent steps, of the two longest together, and so on.
-        self._longest: list[int] = []
+        self._longest = np.empty(0, np.int64)
 
     def learn(self, lengths: Lengths) -> None:
         """Take in the sequences of a finished step."""
         if lengths:
-            self._recent.append([prompt + response for prompt, response in lengths])
-            self._longest = list(accumulate(sorted(chain.from_iterable(self._recent), reverse=True)))
+            self._recent.append(np.asarray(lengths, np.int64).sum(axis=1))
+            self._longest = np.cumsum(np.sort(np.concatenate(self._recent))[::-1])
 
     def predict(self, unfinished: int, finished: LengthTotals = NONE_FINISHED, response: float | None = None) -> float:
         """Return the mean tokens that `unfinished` sequences of a step will have in the end, prompts included, beside
@@ -63,10 +64,10 @@ class SequenceLengths:
         `response`: mean tokens of their responses, where a predictor gives it.
         """
         known = []
-        if self._longest:
+        if len(self._longest):
             share = unfinished / max(1, unfinished + finished.count)
             count = max(1, math.ceil(share * len(self._longest)))
-            known.append(self._longest[count - 1] / count)
+            known.append(float(self._longest[count - 1]) / count)
         elif finished.count:
             known.append(_beyond(unfinished, finished))
         if response is not None and finished.count:

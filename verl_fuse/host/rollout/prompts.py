@@ -26,10 +26,12 @@ from verl_fuse.spec.prompts import Prompt
 @dataclass(slots=True)
 class PromptGroup:
     """The samples of one prompt in one agent-loop worker; `weights` names the weights that generate them
-    (verl_fuse.spec.step.RequestView), `warmed` is the request that prefills their prefix, once there is a request."""
+    (verl_fuse.spec.step.RequestView), `begun` says that a request was sent, and `warmed` is the request that prefills
+    their prefix, if there is one."""
 
     uid: str
     weights: str
+    begun: bool = False
     warmed: asyncio.Task | None = None
 
 

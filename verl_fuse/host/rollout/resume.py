@@ -20,6 +20,7 @@ import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.timeline import ABORTED
 
 # Parameters with the same meaning for a part and for the whole: each looks at one token, or at prompt and output alike
 # (repetition_penalty). The engine starts all others anew with a part: it looks for stop strings in the text of the
@@ -49,7 +50,6 @@ _RESUMABLE = frozenset(
 # Values that switch a parameter off; vLLM's seed 0 is a seed, and vLLM gives one answer anyway.
 _OFF: Mapping[str, tuple] = {"seed": (None, -1), "n": (None, 1)}
 _OFF_ELSE = (None, 0, 0.0, "", [], (), {})
-ABORTED = ("abort", "aborted")
 
 
 def obstacles(sampling_params: Mapping[str, Any]) -> dict[str, Any]:

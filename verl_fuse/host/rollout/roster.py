@@ -81,9 +81,13 @@ class Roster:
     def views(self) -> tuple[ReplicaView, ...]:
         """Return a view of every replica, with the load balancer's count of its requests. A replica that clients have
         found dead is lost."""
-        status, counted = self._manager.global_load_balancer.get_status.remote(), self._collector.unmovable.remote()
-        running = self._waiting.answer(status, "the load balancer")["servers"]
-        unmovable = self._waiting.answer(counted, "the collector of spans")
+        balancer = self._manager.global_load_balancer
+        asked = {
+            "the load balancer": balancer.get_status.remote(),
+            "the collector of spans": self._collector.unmovable.remote(),
+        }
+        status, unmovable = self._waiting.together(asked)
+        running = status["servers"]
         for replica in self._in(State.GENERATING):
             if replica.address not in running:
                 self._bury(replica)

@@ -10,8 +10,7 @@ Invariants (tests/integration/test_routing.py):
 - prompts added to a running step leave the number of replicas and all assignments as they are.
 """
 
-from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from tensordict import TensorDict
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from verl_fuse.host.rollout.finished import Finished
+from verl_fuse.host.rollout.left import SamplesLeft
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.rollout.prompts import prompts_of
 from verl_fuse.host.rollout.replicas import Replicas
@@ -80,6 +80,7 @@ class Routing:
         self._timeout = timeout
         self._homes: dict[str, int] = {}
         self._prompts: dict[str, Prompt] = {}
+        self._left = SamplesLeft(self._prompts, self._homes)
 
     def use_pool(self, pool: StandalonePool) -> None:
         """Let `pool` create missing replicas, and destroy unwanted ones."""
@@ -93,6 +94,7 @@ class Routing:
     def begin_step(self) -> None:
         """Begin a step without a plan."""
         self._homes, self._prompts = {}, {}
+        self._left = SamplesLeft(self._prompts, self._homes)
 
     def submit(self, batch: TensorDict, policy: PolicyGuard, watch: RolloutWatch) -> None:
         """Plan the step's first prompts before they are submitted; add later prompts to the plan."""
@@ -110,17 +112,17 @@ class Routing:
         self._assign(prompts, policy, self._scaled(prompts, self._routed(), policy), {}, self._router.assign)
 
     def add(
-        self, prompts: Sequence[Prompt], policy: PolicyGuard, finished: Finished, discarded: Container[str]
+        self, prompts: Sequence[Prompt], policy: PolicyGuard, finished: Finished, discarded: Collection[str]
     ) -> None:
         """Add prompts to a running step before they are submitted: predict their lengths, and assign them beside the
         unfinished prompts. Samples of the step's other prompts are `finished`; `discarded` groups are over."""
         prompts = _predicted(prompts, policy)
         routed = self._routed()
         running: dict[int, list[Prompt]] = {view.rank: [] for view in routed}
-        left = self._left(finished, discarded)
+        self._left.look(finished, discarded)
         for uid, rank in self._homes.items():
-            if rank in running and left.get(uid):
-                running[rank].append(replace(self._prompts[uid], samples=left[uid]))
+            if rank in running and (left := self._left.of(uid)):
+                running[rank].append(replace(self._prompts[uid], samples=left))
         self._assign(prompts, policy, routed, running, self._router.add)
 
     def _assign(
@@ -135,6 +137,7 @@ class Routing:
         homes = dict(policy.assign(prompts, routed, running) or {})
         self._homes |= homes
         self._prompts |= {prompt.uid: prompt for prompt in prompts}
+        self._left = SamplesLeft(self._prompts, self._homes)
         addresses = self._replicas.addresses
         ray.get(tell.remote({uid: addresses[rank] for uid, rank in homes.items()}), timeout=self._timeout)
 
@@ -156,37 +159,20 @@ class Routing:
             self._pool.want(max(0, count - needed))
         return routed[:count]
 
-    def upper_response(self, finished: Finished, discarded: Container[str]) -> float | None:
+    def upper_response(self, finished: Finished, discarded: Collection[str]) -> float | None:
         """Return the mean of the upper predictions of the samples that are not `finished`, without `discarded` groups;
         None where a prediction is missing."""
-        left = [(self._prompts[uid].prediction, count) for uid, count in self._left(finished, discarded).items()]
-        total = sum(count for _, count in left)
-        if not total or any(prediction is None for prediction, _ in left):
-            return None
-        return sum(prediction.upper * count for prediction, count in left if prediction is not None) / total
+        self._left.look(finished, discarded)
+        return self._left.upper
 
     def annotate(
-        self, views: Iterable[ReplicaView], finished: Finished, discarded: Container[str]
+        self, views: Iterable[ReplicaView], finished: Finished, discarded: Collection[str]
     ) -> tuple[ReplicaView, ...]:
         """Return `views` with the work assigned to each replica, without `discarded` groups, and the part of the work
         that the `finished` samples leave."""
-        left = self._left(finished, discarded)
-        assigned: Counter[int] = Counter()
-        unfinished: Counter[int] = Counter()
-        for uid, rank in self._homes.items():
-            if uid in left:
-                assigned[rank] += self._prompts[uid].samples
-                unfinished[rank] += left[uid]
-        return tuple(replace(v, assigned=assigned[v.rank], unfinished=unfinished[v.rank]) for v in views)
-
-    def _left(self, finished: Finished, discarded: Container[str]) -> dict[str, int]:
-        """Return by uid, for each prompt of the step that was not `discarded`, the number of samples that are not
-        `finished`."""
-        return {
-            uid: max(0, prompt.samples - finished.counts[uid])
-            for uid, prompt in self._prompts.items()
-            if uid not in discarded
-        }
+        left = self._left
+        left.look(finished, discarded)
+        return tuple(replace(v, assigned=left.assigned[v.rank], unfinished=left.unfinished[v.rank]) for v in views)
 
 
 def _predicted(prompts: Sequence[Prompt], policy: PolicyGuard) -> Sequence[Prompt]:

@@ -28,14 +28,27 @@ class Waiting:
         self._timeout, self._fail = timeout, fail
         self._late = f"in {timeout:g} s (fuse.replica_timeout)"
 
-    def answer(self, reference: Any, whom: str) -> Any:
-        """Return the answer of an actor that the run cannot do without."""
+    def answer(self, reference: Any, whom: str, seconds: float | None = None) -> Any:
+        """Return the answer of an actor that the run cannot do without; `seconds` are left of its time (None: all of
+        it)."""
         try:
-            return ray.get(reference, timeout=self._timeout)
+            return ray.get(reference, timeout=self._timeout if seconds is None else seconds)
         except GetTimeoutError:
             raise FuseError(f"{whom} did not answer {self._late}") from None
         except RayError as error:
             raise FuseError(f"{whom} failed: {first_line(error)}") from error
+
+    def together(self, asked: Mapping[str, Any]) -> list[Any]:
+        """Return the answers of several actors that the run cannot do without; `asked` maps a name to each reference.
+        One wait for all costs the driver less than one for each."""
+        try:
+            return ray.get(list(asked.values()), timeout=self._timeout)
+        except GetTimeoutError:
+            seconds = 0.0
+        except RayError:
+            seconds = self._timeout
+        # The error names the actor whose answer is missing.
+        return [self.answer(reference, whom, seconds) for whom, reference in asked.items()]
 
     def answers(self, question: Callable[[Any], Any], replicas: Iterable[Replica]) -> dict[Replica, Any]:
         """Return the answers to `question` from inside the servers that answer."""

@@ -18,6 +18,8 @@ from verl_fuse.spec.trajectory import TrajectoryKey
 
 # Seconds between two looks of verl's own replay buffer (replay_buffer.py).
 VERL_POLL_INTERVAL = 2.0
+# Looks at the rollout take at most this share of the driver's time.
+MOST_LOOKING = 0.03
 # Policies are asked again after this many seconds although no event has happened.
 STEADY = 0.5
 
@@ -113,10 +115,11 @@ class RolloutWatch:
         self._clear(partition_id, uids)
 
     def _pace(self) -> float:
-        """Return the seconds to the next look. A look costs CPU time in proportion to the batch and competes with the
-        lane's thread: at most a tenth of the time goes into looks, but the pace is never slower than verl's own."""
+        """Return the seconds to the next look. A look costs CPU time in proportion to the batch, because verl lists all
+        samples, and competes with the lane's thread: at most the share MOST_LOOKING of the time goes into looks, but
+        the pace is never slower than verl's own."""
         spent = time.thread_time() - self._looked
-        return max(self._poll_interval, min(9 * spent, VERL_POLL_INTERVAL))
+        return max(self._poll_interval, min((1 / MOST_LOOKING - 1) * spent, VERL_POLL_INTERVAL))
 
     def _check_progress(self, partition_id: str) -> None:
         b = self._buffer

@@ -21,6 +21,6 @@ def checked_settings(config: DictConfig) -> Settings:
     join_verl_log(settings.manager)
     for change in apply_plan(config, settings.overrides):
         logger.warning(change)
-    set_by_plugins(config, settings)
+    settings = set_by_plugins(config, settings)
     warn_of_changes(require_contracts(settings.manager, config))
     return settings

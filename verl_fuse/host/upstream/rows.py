@@ -33,7 +33,10 @@ def prompt_indices(batch: KVBatchMeta) -> list[int | str]:
     """Return the data set's index of each prompt group that has a sample in the batch."""
     tags = tags_of(batch)
     first_of_group = {TrajectoryKey.parse(key).uid: key for key in batch.keys if not tags[key].get("is_padding")}
-    indices = read(rows(list(first_of_group.values()), tags, None), ["index"])["index"]
+    found = tq.kv_batch_get(
+        keys=list(first_of_group.values()), partition_id=batch.partition_id or TRAIN, select_fields=["index"]
+    )
+    indices = found["index"]
     return [index if isinstance(index, str) else int(index) for index in indices]
 
 

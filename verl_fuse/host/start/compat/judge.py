@@ -205,8 +205,26 @@ def code(contract: Contract, tree: SourceTree) -> list[Definition]:
     """Return the definitions behind a contract about code; none for other contracts."""
     if not isinstance(contract, Function | Code):
         return []
-    module, _, names = contract.target.partition(":")
+    return _found(place(contract, tree), tree)
+
+
+def place(contract: Function | Code, tree: SourceTree) -> str:
+    """Return the target that is judged: the first that exists of the contract's own and of those `before` it; its own
+    where none exists."""
+    before = contract.before if isinstance(contract, Code) else ()
+    return next((target for target in (contract.target, *before) if _exists(target, tree)), contract.target)
+
+
+def _found(target: str, tree: SourceTree) -> list[Definition]:
+    module, _, names = target.partition(":")
     return [tree.find(f"{module}:{name}") for name in names.split(",")]
+
+
+def _exists(target: str, tree: SourceTree) -> bool:
+    try:
+        return bool(_found(target, tree))
+    except NotFound:
+        return False
 
 
 def _expression(text: str) -> ast.expr:

@@ -1,0 +1,71 @@
+"""A critic's checkpoint is loaded by another number of ranks than wrote it: everything is bitwise what was saved.
+
+Real TrainingWorkers on FSDP2, gloo processes. Shows the invariants of verl_fuse/host/weights/layouts/resized.py.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+from sharded_engines import same, went_on, write_models, wrote
+from small_engines import Ranks, cpu_server
+
+from verl_fuse.errors import FuseError
+
+pytest.importorskip("verl")
+pytestmark = pytest.mark.integration
+
+# Ranks that write, and the size of their shards.
+WRITERS = ((4, -1), (4, 2), (1, -1))
+READERS = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The models' folder; meanwhile ranks have the cpu platform."""
+    folder = tmp_path_factory.mktemp("models")
+    with cpu_server():
+        write_models(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path) -> dict[str, dict]:
+    """What the first rank held of each checkpoint."""
+    found = {}
+    for size in {size for size, _ in WRITERS}:
+        with Ranks(size, folder) as ranks:
+            for shards in [shards for ranks_of, shards in WRITERS if ranks_of == size]:
+                found[f"written by {size}x{shards}"] = ranks.call(wrote, folder, shards)[0]
+    return found
+
+
+def test_everything_is_what_was_saved(folder: Path, written: dict[str, dict]):
+    with Ranks(READERS, folder) as ranks:
+        found = {name: ranks.call(went_on, folder, name) for name in written}
+    for name, saved in written.items():
+        for rank in found[name]:
+            held = rank["held"]
+            assert held.pop("rate") == saved["rate"], name
+            assert same(held, {key: value for key, value in saved.items() if key != "rate"}), name
+            assert rank["untouched"], name
+    # And it learns the same from there on, as far as sums in another order are the same.
+    whole, copies = (found[f"written by 4x{shards}"][0]["learned"] for shards in (-1, 2))
+    for name in ("loss", "grad_norm"):
+        assert copies[name] == pytest.approx(whole[name], rel=1e-3, abs=1e-5)
+
+
+def test_the_ranks_that_wrote_a_checkpoint_are_counted(tmp_path: Path):
+    from verl_fuse.host.weights.layouts.resized import written_by
+
+    assert written_by(tmp_path, 2) is None, "nothing to load: verl says so"
+    for rank in range(4):
+        (tmp_path / f"model_world_size_4_rank_{rank}.pt").touch()
+    assert (written_by(tmp_path, 4), written_by(tmp_path, 2)) == (None, 4)
+    (tmp_path / "model_world_size_1_rank_0.pt").touch()
+    assert written_by(tmp_path, 1) is None
+    with pytest.raises(FuseError, match=r"a checkpoint of \[1, 4\] ranks; needs the files of one run"):
+        written_by(tmp_path, 2)
