@@ -102,8 +102,8 @@ def survivors(replicas: Sequence[ReplicaView], unfinished: int, least: int = 1) 
 
 
 def _work(replica: ReplicaView) -> int:
-    """Samples that are left, if `fuse_assign` gave any; requests, which are fewer between turns, and more where others
-    moved there."""
+    """Return the larger of two numbers: samples that are left, if `fuse_assign` gave any, and running requests, which
+    are fewer between turns, and more where other requests moved there."""
     return max(replica.running, replica.unfinished)
 
 

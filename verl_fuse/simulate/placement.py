@@ -28,7 +28,7 @@ GENERATE, VALUES_CALL, CRITIC_TRAIN = "actor_generate", "critic_infer", "critic_
 
 @lru_cache(maxsize=64)
 def placements(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions) -> tuple[Plan, ...]:
-    """The plans in which the critic is apart: on the devices of 1, 2, 4, ... replicas."""
+    """Return the plans in which the critic is apart: on the devices of 1, 2, 4, ... replicas."""
     if workload.critic is None:
         return ()
     generate = plan.call(GENERATE)
@@ -42,14 +42,14 @@ def placements(workload: Workload, plan: Plan, cost: CostModel, options: Simulat
 
 
 def is_apart(plan: Plan) -> bool:
-    """Whether the critic is trained where nothing generates."""
+    """Tell whether the critic is trained on devices where no replica generates."""
     calls = {call.call: call.mesh for call in plan.calls}
     return CRITIC_TRAIN in calls and not calls[CRITIC_TRAIN].overlaps(calls[GENERATE])
 
 
 def deferred(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks of a step whose critic is trained beside the generation of the next step. It goes last, behind the
-    weight sync, where both are ready at once."""
+    """Return the tasks of a step whose critic is trained beside the generation of the next step. The critic's task goes
+    last, behind the weight sync, where both are ready at once."""
     by_name = {task.name: task for task in tasks}
     sync, train = by_name[UPDATE_WEIGHTS], by_name.pop(CRITIC_TRAIN)
     values, generate = by_name[VALUES_CALL], by_name[GENERATE]
@@ -60,8 +60,8 @@ def deferred(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _placed(workload: Workload, plan: Plan, cost: CostModel, options: SimulationOptions, size: int) -> Plan | None:
-    """With the critic on the last `size` devices of those that generate; None where it does not fit there, or the
-    replicas left do not fit a layout."""
+    """Return the plan with the critic on the last `size` of the devices that generate; None where it does not fit
+    there, or the replicas left do not fit a layout."""
     generate = plan.call(GENERATE)
     left = Mesh(generate.mesh.first, generate.mesh.size - size)
     layout = replace(generate.layout, dp=generate.layout.dp * left.size // generate.mesh.size)

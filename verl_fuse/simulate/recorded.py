@@ -76,7 +76,7 @@ class ReplayedStep:
 
     @property
     def generation(self) -> float:
-        """From the first request's start to the last one's end."""
+        """Return the seconds from the first request's start to the last one's end."""
         return float(self.end.max())
 
     def total(self, stages: Sequence[str]) -> float:
@@ -84,7 +84,7 @@ class ReplayedStep:
 
 
 def read_recorded(timeline: Timeline) -> ReplayedStep:
-    """The requests and stages of a recorded step; a FuseError says what is missing."""
+    """Read the requests and stages of a recorded step; a FuseError names missing facts."""
     spans = [s for s in timeline.spans if s.category == "generate" and role(s.track) == REPLICA]
     if any("resumed_tokens" in span.args for span in spans):
         raise FuseError(
@@ -127,7 +127,7 @@ def read_recorded(timeline: Timeline) -> ReplayedStep:
 
 
 def _groups(names: Sequence[str]) -> Ints | None:
-    """A number for each name; None where there is a request without one."""
+    """Return a number for each name; None where there is a request without one."""
     return np.unique(names, return_inverse=True)[1] if all(names) else None
 
 
@@ -140,7 +140,8 @@ class DecodeFit:
     per_sequence: float
 
     def timing(self, recorded: ReplayedStep, acceptance: float | None = None) -> ReplicaTiming:
-        """The timing as tables, with drafts of that acceptance; the start-up is the prefill's, memory was no limit."""
+        """Return the timing as tables, with drafts of that acceptance; the start-up is the prefill's, memory was no
+        limit."""
 
         def decode(sequences: Floats, tokens: Floats) -> Floats:
             return floor + self.step + self.per_sequence * sequences
@@ -160,7 +161,7 @@ class DecodeFit:
 
 
 def fit_decode(recorded: ReplayedStep) -> DecodeFit:
-    """Least squares with no negative coefficient, over all requests of a step: a machine is not equally fast in all
+    """Fit least squares with no negative coefficient, over all requests of a step: a machine is not equally fast in all
     steps."""
     rows, seconds = [], []
     for replica in range(recorded.replicas):
@@ -209,8 +210,8 @@ class Replay:
 
 
 def replay(steps: Sequence[ReplayedStep], options: SimulationOptions, drafted: bool = False) -> Replay:
-    """The saving of every feature, for steps that had as many samples and replicas each (others are left out);
-    `drafted` says that fuse.speculation was on."""
+    """Return the saving of every feature, for steps that had as many samples and replicas each (others are left out);
+    `drafted` tells that fuse.speculation was on."""
     sizes = [(len(step.replica), step.replicas) for step in steps]
     usual = max(set(sizes), key=sizes.count)
     steps = [step for step, size in zip(steps, sizes, strict=True) if size == usual]
@@ -326,7 +327,8 @@ def _old_log_prob(steps: Sequence[ReplayedStep], stages: Mapping[str, float]) ->
 
 
 def _stream(steps: Sequence[ReplayedStep], through: Sequence[RolloutState], dedicated: bool) -> Saving:
-    """Replicas that are done are released; the update in copies takes as long as the recorded one."""
+    """Return the saving of a streamed update: replicas that are done are released, and the update in copies takes as
+    long as the recorded one."""
     if any(step.streamed for step in steps):
         return Saving("stream", 0.0, 0.0, "it was on: groups were trained on while others generated")
     if any(step.total([UPDATE_CRITIC]) for step in steps):
@@ -356,7 +358,7 @@ def _stream(steps: Sequence[ReplayedStep], through: Sequence[RolloutState], dedi
 def _elastic(
     steps: Sequence[ReplayedStep], timings: Sequence[ReplicaTiming], seconds: float, options: SimulationOptions
 ) -> Saving:
-    """With lengths known in advance: no prediction can do better."""
+    """Return the saving of elastic replicas with lengths known in advance: no prediction can do better."""
     if options.dedicated is False:
         return Saving("elastic", 0.0, 0.0, "devices are shared and saturated: a replica that stops leaves none free")
     faster, held = [], []

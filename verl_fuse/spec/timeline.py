@@ -71,7 +71,7 @@ class Span:
     args: Mapping[str, str | int | float] = field(default_factory=dict, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A step sends thousands of spans between processes; the copy that dataclasses make field by field is slow."""
+        """Copy in one call: a step sends thousands of spans between processes, and dataclasses copy field by field."""
         return Span, (self.name, self.track, self.category, self.start, self.end, self.args)
 
     def __post_init__(self) -> None:

@@ -65,8 +65,8 @@ class _Policy(ActorRolloutRefWorker):
 def build_models(
     stages: Sequence[Stage], block: DictConfig, critic: TrainingWorkerConfig | None, devices: int = 1
 ) -> dict[Stage, TrainingWorker]:
-    """The model of each of `stages`, by all `devices` ranks of a slice: `block` is verl's `actor_rollout_ref`, `critic`
-    what verl gives the critic's workers ("values")."""
+    """Build the model of each of `stages`, by all `devices` ranks of a slice: `block` is verl's `actor_rollout_ref`,
+    `critic` is verl's configuration for the critic's workers ("values")."""
     changes = _changes(block, critic, devices)
     of_policy: Stage = "old_log_prob" if block.model.lora_rank > 0 else "ref"
     wanted: list[Stage] = [stage for stage in _ORDER if stage in stages]
@@ -78,7 +78,8 @@ def build_models(
 
 
 def compute(stage: Stage, model: TrainingWorker, data: TensorDict, temperature: float) -> dict[str, Any] | None:
-    """The fields of `stage` for the rows of `data`, one value per response token; None on ranks that hold no output."""
+    """Return the fields of `stage` for the rows of `data`, one value per response token; None on ranks that hold no
+    output."""
     rows = data.clone(recurse=False)
     assign_non_tensor(rows, temperature=temperature, compute_loss=False, calculate_entropy=stage == "old_log_prob")
     if stage == "ref" and model.model_config.lora_rank > 0:
@@ -90,8 +91,8 @@ def compute(stage: Stage, model: TrainingWorker, data: TensorDict, temperature: 
 
 
 def _changes(block: DictConfig, critic: TrainingWorkerConfig | None, devices: int) -> Mapping[str, Any]:
-    """Settings in which the engines of Megatron copies differ from those of their models; nothing where they are
-    FSDP's."""
+    """Return the settings in which the engines of Megatron copies differ from their models' engines; nothing where the
+    copies are FSDP's."""
     if block.actor.strategy != "megatron":
         return {}
     trained: list[Any] = [block.actor.megatron, *([] if critic is None else [critic.engine_config])]
@@ -128,5 +129,5 @@ def _built(
 
 
 def _forward_only(engine: Any) -> dict[str, Any]:
-    """Settings in which an FSDP engine of a copy differs from that of its model."""
+    """Return the settings in which an FSDP engine of a copy differs from its model's engine."""
     return {"forward_only": True, "model_dtype": engine.model_dtype or _TRAINED_DTYPE}

@@ -80,8 +80,8 @@ class SliceWorker(Worker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name=MESH))
     def infer(self, data: TensorDict) -> TensorDict | None:
-        """Fields of the stages that `data` names, for its rows, one value per response token; None on ranks that hold
-        no output."""
+        """Return the fields of the stages that `data` names, for its rows, one value per response token; None on ranks
+        that hold no output."""
         temperature = get_value(data, "temperature")
         asked = set(get_value(data, "stages").split())
         given = data.select(*(key for key in data.keys() if key not in ("temperature", "stages")))  # noqa: SIM118

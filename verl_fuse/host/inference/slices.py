@@ -73,7 +73,7 @@ class Slices:
         )
 
     def lanes(self, extra_info: Mapping[str, Any]) -> tuple[SliceLane, ...]:
-        """The slices as lanes for inference."""
+        """Return the slices as lanes for inference."""
         sizes = [data_parallel_size(group, MESH) for group in self._groups]
         return tuple(
             SliceLane(lane, partial(self._infer, group, dict(extra_info)), dp_size, dp_size * self._setup.micro_batch)

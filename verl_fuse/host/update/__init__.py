@@ -1,1 +1,1 @@
-"""The update of actor and critic."""
+"""Updates actor and critic."""

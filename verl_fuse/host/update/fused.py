@@ -59,7 +59,7 @@ class FusedUpdates(SeparateUpdates, TrainerPart):
         return batch
 
     def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
-        """Nothing, where the actor was updated with the critic."""
+        """Do nothing where the actor was updated with the critic; else update the actor."""
         if not self._actor_updated:
             return super().actor(batch, metrics, actor)
         self._actor_updated = False

@@ -36,14 +36,14 @@ class JointCalls(Generic[Request, Result]):
         self._jobs: dict[str, greenlet] = {}
 
     def call(self, request: Request) -> Result:
-        """Within a job: wait until the calls are made, and return this job's result."""
+        """Wait, within a job, until the calls are made, and return this job's result."""
         job = getcurrent()
         if job not in self._jobs.values() or job.parent is None:
             raise FuseError("a joint call outside the jobs that make them")
         return job.parent.switch(request)
 
     def run(self, jobs: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-        """Run the jobs to their ends; returns what each of them returned."""
+        """Run the jobs to their ends; return the result of each job."""
         self._jobs = {name: greenlet(job) for name, job in jobs.items()}
         given: dict[str, Any] = {}
         returned: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A part of verl's resource pool as a pool of its own, so that one model's workers are on some of the devices."""
+"""Makes a part of verl's resource pool a pool of its own, so that one model's workers are on some of the devices."""
 
 from typing import Any
 
@@ -14,7 +14,8 @@ class PartedPools(ResourcePoolManager):
         super().__init__(pools.resource_pool_spec, pools.mapping | {role: self._part})
 
     def create_resource_pool(self) -> None:
-        """As verl does, which then knows one pool more; it has no devices that are not counted already."""
+        """Create the pools as verl does, which then knows one pool more; the pool has no devices that are not counted
+        already."""
         super().create_resource_pool()
         pool = self.resource_pool_dict[self._whole]
         # Asked for the first time verl returns them as they were made, and sorted by node from then on: a part

@@ -1,4 +1,4 @@
-"""What driver and ranks tell each other about an update of actor and critic."""
+"""Defines the messages of driver and ranks about an update of actor and critic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Counts = tuple[int, int]
 
 @dataclass(frozen=True)
 class UpdateOrder:
-    """How ranks run an update: without `together` one model after the other, each in Megatron's own order.
+    """The way in which ranks run an update: without `together` one model after the other, each in Megatron's own order.
 
     `schedules`: JSON forms by counts; calls with other counts run one after the other. `timeout`: seconds a rank may
     wait at most.
@@ -25,7 +25,7 @@ class UpdateOrder:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Median seconds of one micro-batch's forward and backward in a rank's stage of a model.
+    """The median seconds that one micro-batch's forward and backward take in a rank's stage of a model.
 
     `activation`: bytes that autograd holds for one micro-batch; None where it was not measured.
     """
@@ -37,7 +37,7 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class RankReport:
-    """Of one process, which plays `rank` of the problem.
+    """The report of one process, which plays `rank` of the problem.
 
     `placements`: ranks of the problem, in stage order, of every pipeline of each model. `counts`: of every pair of
     calls, in order; `fused`: how many of these ran as one program. `headroom`: bytes there are for activations, None if

@@ -1,4 +1,4 @@
-"""Which schedules the next update of actor and critic has, from what the updates before it measured.
+"""Chooses the schedules of the next update of actor and critic, from measurements of the updates before it.
 
 Problems are solved in a thread of their own while other stages run; until one is solved, its calls run one model after
 the other, which is also what measures them first.
@@ -46,13 +46,13 @@ class UpdateSchedules:
         self.solved = 0
 
     def ready(self) -> dict[Counts, Schedule]:
-        """Schedules by micro-batches of actor and critic; raises what a solver raised."""
+        """Return schedules by micro-batches of actor and critic; raise the error that a solver raised."""
         if self._failure is not None:
             raise FuseError(f"the schedule of the fused update could not be solved: {self._failure}") from self._failure
         return dict(self._schedules)
 
     def learn(self, reports: Sequence[RankReport]) -> None:
-        """Take in an update, one report per process; starts to solve what is new or has drifted."""
+        """Take in an update, one report per process; start to solve counts that are new or have drifted."""
         self._reports.append(reports)
         for report in reports:
             for model, cost in report.costs.items():
@@ -71,7 +71,7 @@ class UpdateSchedules:
             self._thread.start()
 
     def wait(self) -> None:
-        """Until what is being solved is."""
+        """Wait until the solving under way has ended."""
         if self._thread is not None:
             self._thread.join()
 
@@ -97,8 +97,8 @@ class UpdateSchedules:
 def problem(
     counts: Counts, updates: Iterable[Sequence[RankReport]], activations: Mapping[tuple[str, int], float]
 ) -> ScheduleProblem:
-    """The scheduling problem of one call of each model: seconds, and bytes of a micro-batch by model and rank where
-    every one is known."""
+    """Return the scheduling problem of one call of each model: seconds, and bytes of a micro-batch by model and rank
+    where every one is known."""
     reports = [report for update in updates for report in update]
     latest = reports[-1]
     costs = {
@@ -130,7 +130,7 @@ def problem(
 
 
 def drifted(new: ScheduleProblem, old: ScheduleProblem | None) -> bool:
-    """Whether some cost has moved by more than `DRIFT`, or the problem is another one."""
+    """Tell whether some cost has moved by more than `DRIFT`, or the problem is another one."""
     if old is None or [p.ranks for p in new.pipelines] != [p.ranks for p in old.pipelines]:
         return True
     return any(

@@ -1,4 +1,4 @@
-"""The update as verl runs it: the critic, then the actor, each alone on the training workers."""
+"""Runs the update as verl does: the critic, then the actor, each alone on the training workers."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -19,20 +19,20 @@ class SeparateUpdates:
         self._run = run
 
     def critic(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall, actor: UpdateCall) -> KVBatchMeta:
-        """verl's turn of the critic, in which both may be updated; `critic` and `actor` are verl's methods."""
+        """Take verl's turn of the critic, in which both may be updated; `critic` and `actor` are verl's methods."""
         return self._run(UPDATE_CRITIC, "train", partial(critic, batch, metrics))
 
     def old_log_prob(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
-        """verl's old log-probs, which the update of the actor compares with."""
+        """Run verl's old log-probs, with which the update of the actor compares."""
         return stock(batch, metrics)
 
     def advantage(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
-        """verl's advantages."""
+        """Run verl's advantages."""
         return stock(batch, metrics)
 
     def discard(self, keys: Collection[str]) -> None:
-        """Rows of these trajectories are about to be cleared, before the batch of the step is there."""
+        """Act before rows of these trajectories are cleared, before the batch of the step is there."""
 
     def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
-        """verl's turn of the actor."""
+        """Take verl's turn of the actor."""
         return self._run(UPDATE_ACTOR, "train", partial(actor, batch, metrics))

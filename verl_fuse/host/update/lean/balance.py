@@ -1,4 +1,4 @@
-"""Spreads what is computed over the data-parallel ranks, within each mini-batch.
+"""Spreads the computed rows over the data-parallel ranks, within each mini-batch.
 
 Invariants (tests/unit/host/test_lean_balance.py):
 - every mini-batch has the rows that verl gives it, and every rank as many of them as before;
@@ -12,8 +12,8 @@ from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 
 def balanced(work: Sequence[int], ranks: int, mini_batch: int) -> list[int]:
-    """The order of rows, whose `work` is 0 where nothing is computed: each rank gets an even share of the batch, and of
-    every mini-batch of `mini_batch` rows the next of its share."""
+    """Return the order of rows, whose `work` is 0 where nothing is computed: each rank gets an even share of the batch,
+    and of every mini-batch of `mini_batch` rows the next of its share."""
     share, part = len(work) // ranks, mini_batch // ranks
     order = [0] * len(work)
     for start in range(0, share, part):

@@ -1,4 +1,5 @@
-"""The driver's part of a lean update: which stages run, which rank computes what, and what was left out.
+"""Does the driver's part of a lean update: chooses the stages that run and the rows of each rank, and counts the work
+left out.
 
 Invariants (tests/integration/test_lean_run.py, tests/unit/host/test_lean_driver.py):
 - the old log-prob pass is left out only in steps that train the actor on one mini-batch, and is run and counted in all
@@ -39,14 +40,15 @@ FORWARD = 1 / 3
 
 
 def saved_seconds(seconds: float, skipped: float, own: bool, forwarded: float) -> float:
-    """Of an update that took `seconds`, what it saved: the share `skipped` of its tokens, of which metrics needed a
-    forward pass in the share `forwarded` of the mini-batches, and with `own` the pass for old log-probs."""
+    """Return the seconds saved by an update that took `seconds`: metrics needed a forward pass for the left-out share
+    `skipped` of its tokens in the share `forwarded` of the mini-batches, and with `own` the pass for old log-probs is
+    saved, too."""
     left = skipped * (1 - FORWARD * forwarded)
     return seconds * (left + FORWARD * own) / (1 - left) if left < 1 else 0.0
 
 
 class LeanUpdates(SeparateUpdates, TrainerPart):
-    """The updates of `trainer`, of which `options` say what is left out."""
+    """The updates of `trainer`; `options` tell the parts that are left out."""
 
     def __init__(self, trainer: Any, run: RunStage, options: LeanOptions) -> None:
         super().__init__(run)
@@ -58,7 +60,7 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         self.metrics: dict[str, float] = {}
 
     def old_log_prob(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
-        """verl's pass, or none where the update computes the same."""
+        """Run verl's pass, or no pass where the update computes the same."""
         reason = self._why_pass(batch) if self._options.skip_old_log_prob else ""
         self._own = reason is None
         if reason:
@@ -67,7 +69,7 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         return batch if self._own else stock(batch, metrics)
 
     def advantage(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
-        """verl's advantages, which old log-probs have no part in."""
+        """Run verl's advantages, in which old log-probs have no part."""
         with self._without_correction() if self._own else nullcontext():
             return stock(batch, metrics)
 
@@ -97,7 +99,7 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         return batch
 
     def train(self, batch: KVBatchMeta, kept: list[bool], metrics: dict, actor: UpdateCall) -> None:
-        """The update of the actor on its lane; `kept`: of each row, whether it is computed."""
+        """Update the actor on its lane; `kept` tells for each row whether it is computed."""
         ordered = self._ordered(batch, kept)
         lean = replace(self._options, skip_old_log_prob=self._own)
         ordered.extra_info = {**(ordered.extra_info or {}), LEAN: lean}
@@ -115,8 +117,8 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         return None
 
     def _forwarded(self, mini_batches: int) -> float:
-        """In what share of an epoch's `mini_batches`, all epochs together, samples that are left out go through a
-        forward pass."""
+        """Return the share of an epoch's `mini_batches`, all epochs together, in which samples that are left out go
+        through a forward pass."""
         actor, options = self._trainer.config.actor_rollout_ref.actor, self._options
         if options.metrics == "computed":
             return 0.0
@@ -141,7 +143,8 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
 
     @contextmanager
     def _without_correction(self) -> Iterator[None]:
-        """verl compares old log-probs with the rollout's beside advantages; there are none yet."""
+        """Switch verl's comparison of old log-probs with the rollout's off, beside advantages: there are no old
+        log-probs yet."""
         algorithm = self._trainer.config.algorithm
         correction = algorithm.get("rollout_correction", None)
         OmegaConf.update(algorithm, "rollout_correction", None, merge=False, force_add=True)
@@ -151,7 +154,7 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
             OmegaConf.update(algorithm, "rollout_correction", correction, merge=False, force_add=True)
 
     def _of_old_log_probs(self, batch: KVBatchMeta) -> dict[str, float]:
-        """verl's metrics of these rows that are made of old log-probs."""
+        """Return verl's metrics of these rows that are made of old log-probs."""
         config = self._trainer.config
         found = old_log_prob_metrics(config, batch)
         correction = config.algorithm.get("rollout_correction", None)

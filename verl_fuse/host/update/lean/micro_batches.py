@@ -1,4 +1,4 @@
-"""Splits the rows that are computed into micro-batches, as many on every data-parallel rank.
+"""Splits the computed rows into micro-batches, as many on every data-parallel rank.
 
 Invariants (tests/unit/host/test_lean_micro_batches.py, tests/integration/test_lean_engines.py):
 - every computed row is in exactly one micro-batch, and no other row is in any;
@@ -18,14 +18,16 @@ Largest = Callable[[int], int]
 
 
 def by_rows(count: int, most: int, largest: Largest, multiple: int = 1) -> list[list[int]]:
-    """Of `count` rows, at most `most` in each micro-batch; their number is a multiple of `multiple`."""
+    """Split `count` rows, at most `most` in each micro-batch; the number of micro-batches is a multiple of
+    `multiple`."""
     number = _rounded(largest(-(-count // most)), multiple)
     ends = [count * place // number for place in range(number + 1)]
     return [list(range(start, end)) for start, end in pairwise(ends)]
 
 
 def by_tokens(lengths: Sequence[int], most: int, largest: Largest, multiple: int = 1) -> list[list[int]]:
-    """Of rows of these lengths, at most `most` tokens in each micro-batch, of about the same work."""
+    """Split rows of these lengths, at most `most` tokens in each micro-batch, into micro-batches of about the same
+    work."""
     number = _rounded(largest(-(-sum(lengths) // most)), multiple)
     while True:
         parts = _balanced(lengths, number)

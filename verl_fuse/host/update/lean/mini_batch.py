@@ -1,5 +1,5 @@
-"""One mini-batch of a lean update on one rank: verl's engine computes fewer rows of it, and everything else is as if it
-had computed all.
+"""Computes one mini-batch of a lean update on one rank: verl's engine computes fewer rows of it, and everything else is
+as if it had computed all.
 
 The engine gets the whole mini-batch and takes from it what its losses are divided by; only what it splits into
 micro-batches is replaced.
@@ -36,8 +36,8 @@ Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
 
 class LeanMiniBatch:
-    """`loss` is verl's loss function; `fresh`: parameters are still those that the batch's old log-probs were computed
-    with."""
+    """A mini-batch with `loss`, verl's loss function; `fresh`: parameters are still the ones that the batch's old
+    log-probs were computed with."""
 
     def __init__(self, engine: Any, data: Any, options: LeanOptions, loss: Loss, fresh: bool) -> None:
         self._engine, self._data, self._options, self._loss = engine, data, options, loss
@@ -54,7 +54,7 @@ class LeanMiniBatch:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Meanwhile the engine computes the rows that have a gradient."""
+        """Let the engine compute only the rows that have a gradient, within the block."""
         with ExitStack() as stack:
             if self.own:
                 stack.enter_context(self._with_entropy())
@@ -64,7 +64,7 @@ class LeanMiniBatch:
             yield
 
     def loss(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:
-        """verl's loss of a micro-batch, whose log-probs are noted."""
+        """Return verl's loss of a micro-batch, and note its log-probs."""
         self._note(model_output, data)
         return self._loss(model_output=self._known(model_output, data), data=data, dp_group=dp_group)
 
@@ -78,7 +78,7 @@ class LeanMiniBatch:
         output["loss"], output["metrics"] = losses, metrics | kept
 
     def computed_tokens(self) -> list[int]:
-        """The length of each row that is computed, of all ranks."""
+        """Return the length of each computed row, of all ranks."""
         mine = lengths(self._data)
         found: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(found, [mine[row] for row in self._kept], group=self._group)
@@ -87,7 +87,7 @@ class LeanMiniBatch:
     # -- while the engine computes
 
     def _split(self, stock: Any, data: Any, **request: Any) -> tuple[list[Any], list[list[int]]]:
-        """In place of verl's `prepare_micro_batches`: those of the rows that have a gradient."""
+        """Return the micro-batches of the rows that have a gradient, in place of verl's `prepare_micro_batches`."""
         self._stock_split = partial(stock, data, **request)
         return self._micro_batches(self._kept, data, **request)
 
@@ -109,7 +109,8 @@ class LeanMiniBatch:
         return batches, [list(range(*pair)) for pair in pairwise(ends)]
 
     def _step(self, stock: Callable[[], Any]) -> Any:
-        """Before the optimizer steps: what metrics need of the rows left out, and a gradient for every parameter."""
+        """Compute, before the optimizer steps, the passes that metrics need of the rows left out, and give every
+        parameter a gradient."""
         if self._options.metrics == "stock" and (self.own or self._entropy or not self._fresh):
             self.forward_rest()
         sharded = isinstance(self._engine.module, FSDPModule)
@@ -137,8 +138,8 @@ class LeanMiniBatch:
 
     @contextmanager
     def _with_entropy(self) -> Iterator[None]:
-        """The pass that is left out would have told the entropy: nothing is trained on it, so that no gradient of it is
-        prepared."""
+        """Compute the entropy that the left-out pass would have reported: no update trains on it, so that no gradient
+        of it is prepared."""
         assign_non_tensor(self._data, calculate_entropy=True)
         with ExitStack() as stack:
             if not self._entropy and hasattr(self._engine, "compute_entropy_from_logits"):
@@ -152,7 +153,8 @@ class LeanMiniBatch:
                 self.outputs[row] = {key: rows[place] for key, rows in found.items()}
 
     def _known(self, model_output: dict[str, Any], data: Any) -> dict[str, Any]:
-        """The model's output as verl's update would have it, and the batch's old log-probs where they are its own."""
+        """Return the model's output as verl's update would have it, and set the batch's old log-probs where they are
+        the update's own."""
         if self.own:
             data["old_log_probs"] = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
         return {key: value for key, value in model_output.items() if key != "entropy" or self._entropy}
@@ -165,7 +167,7 @@ class LeanMiniBatch:
     # -- metrics
 
     def _of_all(self) -> tuple[list[float], dict[str, Any]]:
-        """As verl has them: a value for each of its own micro-batches."""
+        """Return losses and metrics as verl has them: a value for each of its own micro-batches."""
         batches, _ = self._stock_split()
         losses, metrics = [], {}
         for batch in batches:
@@ -175,7 +177,7 @@ class LeanMiniBatch:
         return losses, metrics
 
     def _of_computed(self) -> tuple[list[float], dict[str, Any]]:
-        """One value of this rank; means weigh as many tokens as they are of."""
+        """Return one value of this rank for losses and metrics; means weigh as many tokens as they are of."""
         batch = selected(self._data, self._kept) if self._kept else without_weight(selected(self._data, [0]))
         tokens = float(batch["response_mask"].values().sum())
         total = torch.tensor([tokens], dtype=torch.float64, device=get_device_name())
@@ -200,7 +202,7 @@ class LeanMiniBatch:
         return loss.item(), metrics
 
     def _as_before(self, batch: Any, place: int) -> dict[str, torch.Tensor]:
-        """What the model would say of a row that was not computed: under the same parameters, its old log-probs."""
+        """Return the model's output for a row that was not computed: under the same parameters, its old log-probs."""
         length, answer = lengths(batch)[place], len(batch["response_mask"].unbind()[place])
         log_probs = torch.zeros(length, device=get_device_name())
         if not self.own:
@@ -209,15 +211,15 @@ class LeanMiniBatch:
 
 
 def _module_of(engine: Any) -> Any:
-    """The module in which the engine's class looks for `prepare_micro_batches`."""
+    """Return the module in which the engine's class looks for `prepare_micro_batches`."""
     (owner, *_) = [kind for kind in type(engine).__mro__ if "forward_backward_batch" in vars(kind)]
     return sys.modules[owner.__module__]
 
 
 @contextmanager
 def _evaluating(engine: Any) -> Iterator[None]:
-    """Between the last backward pass and the optimizer: the model is not in training, and afterwards as that pass left
-    it.
+    """Put the model out of training between the last backward pass and the optimizer, and afterwards leave it as that
+    pass left it.
 
     Activations that are offloaded are counted in training only, and without a backward pass FSDP2 leaves parameters
     whole that are to be.
@@ -235,7 +237,7 @@ def _evaluating(engine: Any) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Meanwhile `owner.name` is `function`, which gets what it replaces first."""
+    """Replace `owner.name` by `function` within the block; `function` gets the replaced function first."""
     stock, own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, partial(function, stock))
     try:

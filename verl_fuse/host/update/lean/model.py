@@ -1,5 +1,5 @@
-"""What a model must not have for its updates to be lean: gradients that do not come from advantages, or randomness that
-passes differ by."""
+"""Refuses models whose updates cannot be lean: models with gradients that do not come from advantages, or with
+randomness by which passes differ."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What driver and workers of a lean update agree on."""
+"""Defines the options that driver and workers of a lean update share."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class LeanOptions:
-    """What is left out of an update. `metrics`: of all samples as in stock verl, or of those that were computed.
+    """The parts that an update leaves out. `metrics`: of all samples as in stock verl, or of the computed samples.
 
     `bypass`: old log-probs are those of the rollout, not of the trained model."""
 

@@ -1,4 +1,4 @@
-"""Rows of a batch as verl's workers get it: nested tensors, one row per sample."""
+"""Handles rows of a batch as verl's workers get it: nested tensors, one row per sample."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,22 +13,22 @@ MASKS = ("response_mask", "loss_mask")
 
 
 def lengths(data: Any) -> list[int]:
-    """Tokens of each row, prompt and response."""
+    """Return the tokens of each row, prompt and response."""
     return data["input_ids"].offsets().diff().tolist()
 
 
 def selected(data: Any, rows: Sequence[int]) -> Any:
-    """These rows, with what the batch carries besides."""
+    """Return these rows, with the batch's other data."""
     return index_select_tensor_dict(data, list(rows))
 
 
 def nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One tensor of rows of any lengths."""
+    """Return one tensor of rows of any lengths."""
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 
 
 def without_weight(data: Any) -> Any:
-    """The rows with other masks: no token of them counts, and they are none of the batch's."""
+    """Return the rows with other masks: no token of them counts, and they are none of the batch's."""
     for name in MASKS:
         if name in data:
             mask = data[name]

@@ -1,4 +1,4 @@
-"""verl's actor worker, which leaves out of an update what it does not need."""
+"""Extends verl's actor worker, which leaves out of an update the parts that it does not need."""
 
 import functools
 from collections.abc import Mapping
@@ -52,8 +52,8 @@ class LeanTrainingWorker(TrainingWorker):
         return super()._postprocess_output(output, global_token_num=global_token_num, forward_only=forward_only, **more)
 
     def log_probs_of_update(self, data: Any) -> TensorDict | None:
-        """Log-probs and entropy that the last update, of one mini-batch, computed for these rows; 0 where it computed
-        none."""
+        """Return log-probs and entropy that the last update, of one mini-batch, computed for these rows; 0 where it
+        computed none."""
         assert self._mini_batch is not None, "log-probs of an update before any"
         outputs, self._mini_batch = self._mini_batch.outputs, None
         if not self.engine.is_mp_src_rank_with_outputs():
@@ -62,8 +62,8 @@ class LeanTrainingWorker(TrainingWorker):
 
 
 def old_log_probs_of(outputs: Mapping[int, Mapping[str, torch.Tensor]], mask: torch.Tensor) -> TensorDict:
-    """Old log-probs and entropy of the rows of `mask`, one value per response token, from what the model said of each
-    by its place; 0 of a row it said nothing of."""
+    """Return old log-probs and entropy of the rows of `mask`, one value per response token, from the model's output for
+    each row by its place; 0 for a row without output."""
     # Log-probs of a response begin one token before it.
     nothing = [torch.zeros(1 + len(row)) for row in mask.unbind()]
     found = {}
@@ -74,11 +74,12 @@ def old_log_probs_of(outputs: Mapping[int, Mapping[str, torch.Tensor]], mask: to
 
 
 def lean_worker_class(base: type, options: LeanOptions) -> type:
-    """A subclass of verl's actor worker `base` whose updates leave out what their batch asks for, `options` at most."""
+    """Return a subclass of verl's actor worker `base` whose updates leave out the parts that their batch names,
+    `options` at most."""
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # pyright: ignore[reportAttributeAccessIssue]
     def log_probs_of_update(self: Any, data: Any) -> TensorDict | None:
-        """The old log-probs and the entropy of these rows, from their own update."""
+        """Return the old log-probs and the entropy of these rows, from their own update."""
         return self.actor.log_probs_of_update(data)
 
     build = base.init_model  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""What makes several Megatron engines of one process independent of each other."""
+"""Makes several Megatron engines of one process independent of each other."""

@@ -1,4 +1,4 @@
-"""Calls of `forward_backward_func`, captured where verl's engines make them."""
+"""Captures calls of `forward_backward_func` where verl's engines make them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from verl_fuse.runtime.stage import TensorSpec
 
 @contextmanager
 def capturing(calls: JointCalls) -> Iterator[None]:
-    """Megatron's schedule, as verl's engine sees it, is a joint call."""
+    """Make Megatron's schedule, as verl's engine sees it, a joint call within the block."""
     module: Any = transformer_impl
     original = module.get_forward_backward_func
     module.get_forward_backward_func = lambda *args, **kwargs: lambda **request: calls.call(request)

@@ -1,4 +1,4 @@
-"""verl's Megatron engines, each in the parallel-state view of its model.
+"""Puts each of verl's Megatron engines in the parallel-state view of its model.
 
 Colocated engines of one process share the layout of whichever initialises first. These classes give actor and reference
 Megatron's own layout of ranks and the critic mirrored pipelines, each with its own sizes: whatever is called on an
@@ -26,7 +26,7 @@ VENDOR = "verl_fuse"
 
 
 class ViewSizes(NamedTuple):
-    """What a view is made for."""
+    """The sizes that a view is made for."""
 
     mirrored: bool
     tensor: int
@@ -40,7 +40,8 @@ _views: dict[ViewSizes, View] = {}
 
 
 def view_of(model_type: str, engine_config: Any) -> View:
-    """The view for a model of this type with these sizes (verl's McoreEngineConfig); value models are mirrored."""
+    """Return the view for a model of this type with these sizes (verl's McoreEngineConfig); value models are
+    mirrored."""
     layout = ViewSizes(
         model_type == "value_model",
         engine_config.tensor_model_parallel_size,
@@ -55,7 +56,7 @@ def view_of(model_type: str, engine_config: Any) -> View:
 
 
 def viewed(engine_class: Any) -> type:
-    """A subclass of one of verl's engine classes whose instances live in their view."""
+    """Return a subclass of one of verl's engine classes whose instances live in their view."""
 
     def __init__(
         self: Any, model_config: Any, engine_config: Any, optimizer_config: Any, checkpoint_config: Any
@@ -93,7 +94,7 @@ def _iterated(view: View, found: Any) -> Any:
 
 
 def _stepped(view: View, found: Iterator[Any]) -> Iterator[Any]:
-    """The same items, each computed in the view; between two of them the view is not in force."""
+    """Yield the same items, each computed in the view; between two of them the view is not in force."""
     while True:
         with view.active():
             try:
@@ -105,7 +106,7 @@ def _stepped(view: View, found: Iterator[Any]) -> Iterator[Any]:
 
 @functools.cache
 def use_views() -> None:
-    """From now on this process's Megatron engines live in views."""
+    """Let this process's Megatron engines live in views from now on."""
     for model_type, engine_class in (
         ("language_model", MegatronEngineWithLMHead),
         ("value_model", MegatronEngineWithValueHead),

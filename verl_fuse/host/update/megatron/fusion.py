@@ -1,5 +1,5 @@
-"""The calls of `forward_backward_func` of actor and critic, captured in verl's own training loops and run as programs
-of this process's ranks.
+"""Captures the calls of `forward_backward_func` of actor and critic in verl's own training loops, and runs them as
+programs of this process's ranks.
 
 verl's loop, losses, micro-batches, optimizers, schedulers and metrics stay verl's: only the function that runs a
 mini-batch's pipeline is another one while `run` runs its jobs. Calls of both models are one program if there is a
@@ -62,7 +62,7 @@ class Fusion:
 
     @property
     def placements(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """Ranks of the problem, in stage order, of every pipeline of each model."""
+        """Return the ranks of the problem, in stage order, of every pipeline of each model."""
         return {
             model: tuple(
                 tuple(rank // self.width for rank in ranks) for ranks in pipelines if ranks[0] % self.width == 0
@@ -84,7 +84,7 @@ class Fusion:
         return results, update.report()
 
     def alone(self, model: str, microbatches: int) -> Schedule:
-        """Megatron's own order of one model's micro-batches."""
+        """Return Megatron's own order of one model's micro-batches."""
         if (model, microbatches) not in self._alone:
             pipelines = [Pipeline(model, ranks, microbatches, 1, 2, 1) for ranks in self.placements[model]]
             problem = ScheduleProblem(dist.get_world_size() // self.width, tuple(pipelines))
@@ -110,8 +110,8 @@ class Fusion:
         return CapturedCall(request, self._padding[model])
 
     def headroom(self) -> int | None:
-        """Bytes that activations may take on this rank, beside what stays allocated and what verl has offloaded, which
-        comes back for an update; None on a device that does not tell."""
+        """Return the bytes that activations may take on this rank, beside allocated bytes and bytes that verl has
+        offloaded, which come back for an update; None on a device that does not tell."""
         if self.device.type != "cuda":
             return None
         free, _ = torch.cuda.mem_get_info(self.device)
@@ -119,7 +119,7 @@ class Fusion:
         return free - sum(offloaded_bytes(engine) for engine in self._engines.values())
 
     def _open_links(self) -> dict[tuple[str, int], Link]:
-        """By model and copy; every rank of tensor and context parallelism has links of its own."""
+        """Open the links by model and copy; every rank of tensor and context parallelism has links of its own."""
         keys = [(model, copy) for model in MODELS for copy in range(len(self.placements[model]))]
         ranks = [[rank * self.width + t for rank in self.placements[m][c]] for m, c in keys for t in range(self.width)]
         return {keys[index // self.width]: link for index, link in open_links(ranks, self.device).items()}
@@ -190,7 +190,7 @@ class _Update:
 
 
 def predicted(schedule: Schedule, rank: int, width: int, begun: float) -> list[Span]:
-    """The schedule's ops of this rank as spans on a track of their own, as if it had begun then."""
+    """Return the schedule's ops of this rank as spans on a track of their own, as if it had begun then."""
     return [
         Span(
             f"{schedule.problem.pipelines[op.pipeline].model} {op.kind}{op.microbatch}",
@@ -205,7 +205,7 @@ def predicted(schedule: Schedule, rank: int, width: int, begun: float) -> list[S
 
 
 def _width(engines: Mapping[str, Any]) -> int:
-    """Ranks per stage, tensor times context parallelism, which must be the same for both."""
+    """Return the ranks per stage, tensor times context parallelism, which must be the same for both."""
     widths = {
         model: engine.engine_config.tensor_model_parallel_size * engine.engine_config.context_parallel_size
         for model, engine in engines.items()
@@ -216,7 +216,7 @@ def _width(engines: Mapping[str, Any]) -> int:
 
 
 def _pipelines(view: View) -> tuple[tuple[int, ...], ...]:
-    """Global ranks of every pipeline of a model; collective."""
+    """Return the global ranks of every pipeline of a model; collective."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, view.pipeline)
     return tuple(sorted(set(found), key=min))

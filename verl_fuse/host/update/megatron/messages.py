@@ -1,4 +1,4 @@
-"""Shapes of what passes between pipeline stages in verl's Megatron engine, computed from sequence lengths alone.
+"""Computes the shapes of messages between pipeline stages in verl's Megatron engine, from sequence lengths alone.
 
 Megatron would exchange shapes before every message, because verl lets them vary; every rank of a pipeline has the
 lengths, so it need not. The rules are those of verl.models.mcore.util.preprocess_thd_engine (packed) and
@@ -21,7 +21,7 @@ from verl_fuse.runtime.stage import TensorSpec
 
 @dataclass(frozen=True)
 class Padding:
-    """How an engine lays out micro-batches: `packed` sequences behind each other, or padded to one length.
+    """The layout of an engine's micro-batches: `packed` sequences behind each other, or padded to one length.
 
     With sequence parallelism a stage hands on `1 / tensor` of the positions. `bucket` rounds up the length of packed
     micro-batches.
@@ -37,8 +37,8 @@ class Padding:
 
     @classmethod
     def of(cls, engine_config: Any, model_config: Any) -> "Padding":
-        """From verl's McoreEngineConfig and Megatron's TransformerConfig; FuseError for what is padded by other
-        rules."""
+        """Read the padding from verl's McoreEngineConfig and Megatron's TransformerConfig; FuseError for engines that
+        pad by other rules."""
         if engine_config.dynamic_context_parallel:
             raise FuseError("dynamic_context_parallel=True: a fused pipeline does not know its shapes; set it to False")
         if model_config.fp8 is not None:
@@ -54,7 +54,8 @@ class Padding:
         )
 
     def message(self, lengths: Sequence[int], longest: int | None = None) -> TensorSpec:
-        """What one stage hands to the next for a micro-batch of sequences with these lengths (tokens).
+        """Return the tensors that one stage hands to the next for a micro-batch of sequences with these lengths
+        (tokens).
 
         `longest` is the length that unpacked sequences are padded to, that of the longest here if None (verl:
         `forced_max_seqlen`).

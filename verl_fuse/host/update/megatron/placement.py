@@ -1,4 +1,4 @@
-"""Where a pipeline's stages sit: Megatron's own layout of ranks, or pipelines side by side with their stages in reverse
+"""Places a pipeline's stages: Megatron's own layout of ranks, or pipelines side by side with their stages in reverse
 order.
 
 Invariants (tests/integration/test_megatron_views.py):
@@ -31,7 +31,7 @@ class MirroredRanks(parallel_state.RankGenerator):
         return [[self._place(rank) for rank in ranks] for ranks in super().get_ranks(token)]
 
     def _place(self, rank: int) -> int:
-        """The same place within the mirrored stage."""
+        """Return the same place within the mirrored stage."""
         width = self.tp * self.cp * self.ep
         copy, within = divmod(rank - self.rank_offset, width * self.pp)
         stage, place = divmod(within, width)
@@ -40,7 +40,7 @@ class MirroredRanks(parallel_state.RankGenerator):
 
 @contextmanager
 def mirrored_pipelines() -> Iterator[None]:
-    """Parallel states that Megatron initialises meanwhile have mirrored ranks."""
+    """Mirror the ranks of parallel states that Megatron initialises within the block."""
     create_group = parallel_state.create_group
 
     def create(*args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ def mirrored_pipelines() -> Iterator[None]:
 
 @contextmanager
 def unsorted_groups() -> Iterator[None]:
-    """`torch.distributed.new_group` keeps the order of the ranks it is given meanwhile."""
+    """Let `torch.distributed.new_group` keep the order of its ranks within the block."""
     new_group: Callable[..., Any] = dist.new_group
     if "sort_ranks" in inspect.signature(new_group).parameters:
         with _replaced(dist, "new_group", lambda *args, **kwargs: new_group(*args, **kwargs, sort_ranks=False)):
@@ -68,7 +68,8 @@ def unsorted_groups() -> Iterator[None]:
 
 @contextmanager
 def sorting_off() -> Iterator[None]:
-    """For torch 2.11, whose `new_group` has no choice: the `sorted` that its module sees keeps the order."""
+    """Replace the `sorted` that torch's module sees, so that it keeps the order; for torch 2.11, whose `new_group` has
+    no choice."""
     distributed_c10d.sorted = list  # type: ignore[attr-defined]
     try:
         yield

@@ -1,5 +1,5 @@
-"""A stage that runs one call of Megatron's `forward_backward_func` through the executor, step by step with Megatron's
-own steps.
+"""Runs one call of Megatron's `forward_backward_func` through the executor as a stage, step by step with Megatron's own
+steps.
 
 What Megatron's schedule does around its steps happens here at the same places: gradients are not synchronised before
 the last backward, a result is deallocated when it has been handed on, gradients are finalised at the end, every loss is
@@ -44,8 +44,8 @@ class ForwardBackwardCall:
 
 
 class MegatronStage:
-    """One stage; `specs` are the messages between stages by micro-batch. `results` is what `forward_backward_func`
-    would return."""
+    """One stage; `specs` are the messages between stages by micro-batch. `results` is the return value that
+    `forward_backward_func` would have."""
 
     def __init__(
         self, view: View, call: ForwardBackwardCall, specs: Sequence[TensorSpec], device: torch.device

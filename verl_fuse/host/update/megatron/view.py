@@ -1,4 +1,4 @@
-"""Several Megatron parallel states in one process, one per model, of which one is in force at a time.
+"""Keeps several Megatron parallel states in one process, one per model, of which one is in force at a time.
 
 Megatron keeps its process groups in the globals of one module, and verl's engines share them: the first to initialise
 decides for all (`MegatronEngine._init_device_mesh` returns early). Inside a view an engine finds its own state, or none
@@ -64,13 +64,13 @@ class View:
 
     @property
     def pipeline(self) -> tuple[int, ...]:
-        """Global ranks of this process's pipeline in stage order."""
+        """Return the global ranks of this process's pipeline in stage order."""
         with self.active():
             group: Any = parallel_state.get_pipeline_model_parallel_group()
             return tuple(dist.get_process_group_ranks(group))
 
     def self_test(self) -> None:
-        """Collective: FuseError unless this view's groups consist of the ranks that were meant, in that order, when
+        """Raise a FuseError, collectively, unless this view's groups consist of the intended ranks, in that order, when
         they communicate."""
         with self.active():
             if not parallel_state.is_initialized():
@@ -90,7 +90,7 @@ class View:
 
 @cache
 def state_names() -> tuple[str, ...]:
-    """Every global that some function of Megatron's module rebinds."""
+    """Return every global that some function of Megatron's module rebinds."""
     tree = ast.parse(inspect.getsource(parallel_state))
     return tuple(sorted({name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}))
 
@@ -105,8 +105,8 @@ def _write(state: dict[str, Any]) -> None:
 
 
 def _pristine() -> dict[str, Any]:
-    """The globals of a process that has never initialised anything: those of a second, fresh execution of the
-    module."""
+    """Return the globals of a process that has never initialised anything: the globals of a second, fresh execution of
+    the module."""
     spec = importlib.util.find_spec("megatron.core.parallel_state")
     assert spec is not None
     assert spec.loader is not None

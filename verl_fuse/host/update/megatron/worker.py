@@ -1,5 +1,5 @@
-"""Worker classes of a run that trains actor and critic together: verl's own, with Megatron engines in views and one
-call that updates both.
+"""Makes the worker classes of a run that trains actor and critic together: verl's own, with Megatron engines in views
+and one call that updates both.
 
 verl builds the workers of a process's roles side by side and gives none a reference to another, so they meet in this
 module.
@@ -18,8 +18,8 @@ _workers: dict[str, Any] = {}
 
 
 def pipeline_worker_class(model: str, base: type) -> type:
-    """A subclass of verl's worker class of a model ("actor" or "critic") whose engine lives in a view; the critic's has
-    `fused_update`."""
+    """Return a subclass of verl's worker class of a model ("actor" or "critic") whose engine lives in a view; the
+    critic's has `fused_update`."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         # By value in another process, this function must find that process's module.
@@ -31,8 +31,8 @@ def pipeline_worker_class(model: str, base: type) -> type:
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def fused_update(self: Any, critic_data: Any, actor_data: Any, order: UpdateOrder) -> tuple[Any, Any, RankReport]:
-        """Update both models on this rank's data: verl's outputs of `train_mini_batch` and `update_actor`, and what was
-        measured."""
+        """Update both models on this rank's data: return verl's outputs of `train_mini_batch` and `update_actor`, and
+        the measurements."""
         from verl_fuse.host.update.megatron import worker
 
         return worker.update(self, base, critic_data, actor_data, order)
@@ -46,7 +46,7 @@ def pipeline_worker_class(model: str, base: type) -> type:
 def update(
     critic: Any, base: type, critic_data: Any, actor_data: Any, order: UpdateOrder
 ) -> tuple[Any, Any, RankReport]:
-    """One update of this process's workers, through verl's own methods."""
+    """Make one update of this process's workers, through verl's own methods."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     actor = _workers["actor"]

@@ -19,13 +19,14 @@ SHARDS = "fsdp"
 
 
 def shard_group(engine: Any) -> Any:
-    """The process group of the ranks that hold one copy of the parameters."""
+    """Return the process group of the ranks that hold one copy of the parameters."""
     return engine.device_mesh[SHARDS].get_group()
 
 
 @contextmanager
 def alone(engine: Any, last: bool) -> Iterator[None]:
-    """Meanwhile verl's FSDP2 `engine` computes in its shard group; `last`: the last micro-batch reduces over all."""
+    """Let verl's FSDP2 `engine` compute in its shard group within the block; `last`: the last micro-batch reduces over
+    all."""
     group, module = shard_group(engine), engine.module
 
     @contextmanager
@@ -46,7 +47,7 @@ def alone(engine: Any, last: bool) -> Iterator[None]:
 
 
 def forget(engine: Any) -> None:
-    """Drop all gradients, those that were not reduced over the groups among them; also after a failed backward pass.
+    """Drop all gradients, including gradients that were not reduced over the groups; also after a failed backward pass.
     Every rank must do it."""
     # The second alone leaves sharded gradients, the first alone leaves partial sums.
     engine.optimizer_zero_grad()

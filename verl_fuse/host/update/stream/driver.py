@@ -1,5 +1,5 @@
-"""The driver's part of a streamed update: which groups are complete, what was streamed, and whether it still holds at
-the end.
+"""Does the driver's part of a streamed update: finds complete groups, accounts for streamed rows, and checks at the end
+whether they still hold.
 
 Advantages of a group are verl's, computed for the group alone. Once the batch is whole verl computes them again, and
 the guard compares.
@@ -47,8 +47,8 @@ UPDATE = "update"
 
 @dataclass
 class _Streamed:
-    """Of one step: `rows` whose gradients wait, `tokens` of them; groups `handed` to a lane, and when each was first
-    `seen` complete, by its tokens."""
+    """The state of one step: `rows` whose gradients wait, `tokens` of them; groups `handed` to a lane, and when each
+    was first `seen` complete, by its tokens."""
 
     handed: set[str] = field(default_factory=set)
     rows: dict[str, StreamedRow] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class StreamedUpdates(LeanUpdates):
     # -- while others generate
 
     def views(self, released: Collection[int]) -> tuple[LaneView, ...]:
-        """The shard groups on devices of released replicas, where this step trains the actor."""
+        """Return the shard groups on devices of released replicas, where this step trains the actor."""
         trainer = self._trainer
         if trainer.config.trainer.critic_warmup > trainer.global_steps:
             return ()
@@ -104,7 +104,8 @@ class StreamedUpdates(LeanUpdates):
         )
 
     def complete(self, watch: RolloutWatch) -> tuple[Sample, ...]:
-        """Samples of complete groups that no lane has, group after group, those that were complete first in front."""
+        """Return samples of complete groups that no lane has, group after group, the groups that were complete first in
+        front."""
         self._begin()
         step, stages, found = self._trainer.journal.step, self._trainer.inference, []
         for uid, samples in watch.complete(step.samples_each).items():
@@ -123,7 +124,7 @@ class StreamedUpdates(LeanUpdates):
         self.lanes.submit(number, partial(self._stream, now, number, mine), what)
 
     def discard(self, keys: Collection[str]) -> None:
-        """Rows of these are about to be cleared."""
+        """Act before rows of these trajectories are cleared."""
         groups = {TrajectoryKey.parse(key).uid for key in keys} & self._now.handed
         if groups:
             self.lanes.drain()
@@ -144,7 +145,7 @@ class StreamedUpdates(LeanUpdates):
             self._now = _Streamed(nominal=self._tokens)
 
     def _stream(self, now: _Streamed, number: int, tags: Mapping[str, dict]) -> None:
-        """On a lane: advantages of these groups, then their gradients on the ranks of the shard group."""
+        """Compute, on a lane, the advantages of these groups, then their gradients on the ranks of the shard group."""
         watch, keys = Stopwatch(), list(tags)
         with self._lock, self._without_correction():
             self._advantages(rows(keys, tags, {}), {})
@@ -183,7 +184,7 @@ class StreamedUpdates(LeanUpdates):
     # -- once the batch is whole
 
     def advantage(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:
-        """verl's advantages of the batch, with which those of streamed groups are compared."""
+        """Run verl's advantages of the batch, and compare the advantages of streamed groups with them."""
         self._begin()
         batch = super().advantage(batch, metrics, stock)
         found = streamed_rows(batch.keys, read(batch, ADVANTAGE_FIELDS))
@@ -204,14 +205,14 @@ class StreamedUpdates(LeanUpdates):
         return batch
 
     def actor(self, batch: KVBatchMeta, metrics: dict, actor: UpdateCall) -> KVBatchMeta:
-        """Update the actor with what was streamed and the rest."""
+        """Update the actor with the streamed gradients and the rest."""
         self.seconds_before = self._now.seconds if self._going else 0.0
         batch = super().actor(batch, metrics, actor)
         self.metrics |= self._said
         return batch
 
     def train(self, batch: KVBatchMeta, kept: list[bool], metrics: dict, actor: UpdateCall) -> None:
-        """The rest of the rows and the optimizer step, or all of them where nothing was streamed."""
+        """Train the rest of the rows and make the optimizer step, or train all rows where nothing was streamed."""
         if not self._going:
             super().train(batch, kept, metrics, actor)
             return
@@ -232,7 +233,7 @@ class StreamedUpdates(LeanUpdates):
         metrics.update(reduce_metrics(output))
 
     def _why_not(self, batch: KVBatchMeta, found: Mapping[str, StreamedRow]) -> str | None:
-        """Why gradients that wait are of no use, or None."""
+        """Return the reason why gradients that wait are of no use, or None."""
         if not self._now.handed:
             return None
         if reason := self.lanes.failure or self._now.evicted:
@@ -243,7 +244,8 @@ class StreamedUpdates(LeanUpdates):
         return difference(self._now.rows, {key: row for key, row in found.items() if not tags[key].get("is_padding")})
 
     def _account(self, batch: KVBatchMeta) -> dict[str, float]:
-        """What was streamed, of the batch and of the groups that were complete a call before generation ended."""
+        """Return the streamed shares of the batch, and of the groups that were complete a call before generation
+        ended."""
         now, step = self._now, self._trainer.journal.step
         ends = [span.end for span in step.spans if span.name == GENERATION]
         # Those that a call could have trained on before generation ended.

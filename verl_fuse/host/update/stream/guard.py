@@ -1,4 +1,4 @@
-"""Whether gradients of streamed groups are those of the batch that the step trains on.
+"""Tells whether gradients of streamed groups belong to the batch that the step trains on.
 
 Invariants (tests/integration/test_stream_driver.py):
 - a group that is not whole in the batch, or has other samples there, is named;
@@ -21,20 +21,21 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class StreamedRow:
-    """What the gradient of a row was computed with: `advantages` and `mask`, one value per response token."""
+    """The values with which the gradient of a row was computed: `advantages` and `mask`, one value per response
+    token."""
 
     advantages: torch.Tensor
     mask: torch.Tensor
 
 
 def streamed_rows(keys: Sequence[str], data: Any) -> dict[str, StreamedRow]:
-    """By key; `data` has ADVANTAGE_FIELDS of these rows, nested."""
+    """Return the rows by key; `data` has ADVANTAGE_FIELDS of these rows, nested."""
     columns = [data[name].unbind() for name in ADVANTAGE_FIELDS]
     return {key: StreamedRow(one.clone(), mask.clone()) for key, one, mask in zip(keys, *columns, strict=True)}
 
 
 def difference(streamed: Mapping[str, StreamedRow], batch: Mapping[str, StreamedRow]) -> str | None:
-    """The first difference in words, or None; both by key, `batch` without rows of padding."""
+    """Return the first difference in words, or None; both by key, `batch` without rows of padding."""
     groups = {TrajectoryKey.parse(key).uid for key in streamed}
     there = {key for key in batch if TrajectoryKey.parse(key).uid in groups}
     if gone := sorted(streamed.keys() - there):

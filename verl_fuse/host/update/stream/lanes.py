@@ -1,4 +1,4 @@
-"""The ranks that train on the devices of each replica, called while others generate.
+"""Calls the ranks that train on the devices of each replica, while others generate.
 
 A shard group of the actor's workers is on the devices of one replica. Calls of one shard group run one after the other,
 on a lane; where a slice computes inference on the same devices, on the lane of the slice.
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 
 def dealt(work: Mapping[str, int], parts: int) -> list[list[str]]:
-    """Keys of each part, of about the same work; `work` in tokens by key. A part is empty where there are fewer keys
-    than parts."""
+    """Return the keys of each part, of about the same work; `work` in tokens by key. A part is empty where there are
+    fewer keys than parts."""
     keys = list(work)
     if len(keys) < parts:
         return [[key] for key in keys] + [[] for _ in range(parts - len(keys))]
@@ -46,7 +46,7 @@ class StreamLanes:
         return iter(range(self._count))
 
     def queued(self, number: int) -> int:
-        """Calls of this shard group that have not ended."""
+        """Return the number of calls of this shard group that have not ended."""
         lane = self._lanes.get(number)
         return 0 if lane is None else lane.queued
 
@@ -75,7 +75,8 @@ class StreamLanes:
 
 
 def on_ranks(group: Any, calls: Sequence[tuple[int, str, tuple]]) -> list[Any]:
-    """References to what workers of verl's worker group `group` return: calls are (rank, method, arguments)."""
+    """Return references to the results of workers of verl's worker group `group`: calls are (rank, method,
+    arguments)."""
     return [_remote(group.workers[rank], method).remote(*args) for rank, method, args in calls]
 
 

@@ -1,4 +1,4 @@
-"""What driver and workers of a streamed update agree on."""
+"""Defines the options that driver and workers of a streamed update share."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ STREAM_FIELDS = ("advantages",)
 
 @dataclass(frozen=True)
 class StreamOrder:
-    """Of the update of one step: the loss is divided by `nominal` tokens until their number is known, where that is
-    `deferred`.
+    """The order for the update of one step: the loss is divided by `nominal` tokens until their number is known, where
+    that is `deferred`.
 
     `counts`: rows are of the batch; without it they only carry the collectives of a rank that has none. `last`: the
     call of all ranks that ends the gradient, after which the optimizer steps.

@@ -1,4 +1,4 @@
-"""Rows of one call of a streamed update on one rank.
+"""Computes the rows of one call of a streamed update on one rank.
 
 The engine goes through them as in a lean update (lean/mini_batch.py), whose split into micro-batches and own log-probs
 it takes over; old log-probs are the update's own, since parameters are those that generated the rows.
@@ -22,8 +22,8 @@ from verl_fuse.host.update.stream.totals import StreamTotals
 
 
 class StreamedRows(LeanMiniBatch):
-    """`data` of this rank, in the form of verl's mini-batches; `totals` take in what they add. Made and used within
-    `alone`."""
+    """The rows of one call: `data` of this rank, in the form of verl's mini-batches; `totals` take in their sums. Made
+    and used within `alone`."""
 
     def __init__(
         self, engine: Any, data: Any, options: LeanOptions, loss: Loss, order: StreamOrder, totals: StreamTotals
@@ -38,7 +38,7 @@ class StreamedRows(LeanMiniBatch):
             self._kept, self._rest = [], []
 
     def compute(self) -> None:
-        """Add the gradients of these rows to those there are."""
+        """Add the gradients of these rows to the existing gradients."""
         with self.computing():
             self._engine.forward_backward_batch(self._data, self.loss)
             if self._rests and self._options.metrics == "stock":
@@ -49,7 +49,7 @@ class StreamedRows(LeanMiniBatch):
             self._totals.lengths += [all_lengths[row] for row in self._kept]
 
     def loss(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:
-        """verl's loss of a micro-batch, divided by the nominal number of tokens; what it says is added up."""
+        """Return verl's loss of a micro-batch, divided by the nominal number of tokens; its metrics are added up."""
         if self._order.deferred:
             assign_non_tensor(data, batch_num_tokens=self._order.nominal)
         loss, metrics = super().loss(model_output, data, dp_group)

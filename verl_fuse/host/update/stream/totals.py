@@ -1,4 +1,4 @@
-"""What a rank's calls of one streamed update add up to: tokens, losses, metrics.
+"""Adds up a rank's calls of one streamed update: tokens, losses, metrics.
 
 Sums are of losses divided by the nominal number of tokens, so that `scaled` multiplies them; means weigh as many tokens
 as they are of.
@@ -12,8 +12,8 @@ from verl.utils.metric import AggregationType, Metric
 
 @dataclass
 class StreamTotals:
-    """Of step `step`: `tokens` that count, also of rows that were not computed; `seconds` in calls; `lengths` of
-    computed rows in tokens."""
+    """The totals of step `step`: `tokens` that count, also of rows that were not computed; `seconds` in calls;
+    `lengths` of computed rows in tokens."""
 
     step: int
     tokens: float = 0.0
@@ -26,7 +26,7 @@ class StreamTotals:
     _weight: float = 0.0
 
     def add(self, loss: float, metrics: dict[str, Any], tokens: float) -> None:
-        """A micro-batch of `tokens` that count; of one without any only the names are kept."""
+        """Add a micro-batch of `tokens` that count; of one without any only the names are kept."""
         # Its means divide by nothing.
         weighs = tokens > 0
         self.loss += loss if weighs else 0.0
@@ -45,12 +45,12 @@ class StreamTotals:
 
     @property
     def weight(self) -> float:
-        """Tokens that means are of."""
+        """Return the tokens that means are of."""
         return self._weight
 
     def scaled(self, scale: float, weight: float) -> dict[str, Any]:
-        """Metrics as verl's update has them, one value of this rank: verl takes the mean of all ranks. `weight`: the
-        mean of all ranks' weights."""
+        """Return metrics as verl's update has them, one value of this rank: verl takes the mean of all ranks. `weight`:
+        the mean of all ranks' weights."""
         sums = {key: Metric(AggregationType.SUM, one * scale) for key, one in self._sums.items()}
         means = {key: Metric(AggregationType.MEAN, one / max(weight, 1.0)) for key, one in self._means.items()}
         return sums | means | {key: [value] for key, value in self._same.items()}

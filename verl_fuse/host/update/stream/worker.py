@@ -1,4 +1,4 @@
-"""verl's actor worker, which can train a mini-batch in several calls."""
+"""Extends verl's actor worker, which can train a mini-batch in several calls."""
 
 from typing import Any
 
@@ -60,8 +60,8 @@ class StreamTrainingWorker(LeanTrainingWorker):
         return old_log_probs_of(rows.outputs, data["response_mask"])
 
     def stream_finish(self, order: StreamOrder) -> dict[str, Any]:
-        """After the last rows: the one optimizer step, a collective of all ranks. Returns verl's metrics of the update,
-        and `tokens` of the batch."""
+        """Make the one optimizer step after the last rows, a collective of all ranks. Return verl's metrics of the
+        update, and `tokens` of the batch."""
         totals = self._totals
         engine: Any = self.engine
         if totals is None or totals.step != order.step:
@@ -86,7 +86,7 @@ class StreamTrainingWorker(LeanTrainingWorker):
         self._totals = None
 
     def _complete(self, data: Any) -> None:
-        """What verl's `train_batch` adds to a batch."""
+        """Add to a batch the fields that verl's `train_batch` adds."""
         settings = {
             "use_remove_padding": self.model_config.get("use_remove_padding", False),
             "use_dynamic_bsz": self.engine_config.use_dynamic_bsz,
@@ -98,7 +98,7 @@ class StreamTrainingWorker(LeanTrainingWorker):
         assign_non_tensor(data, **missing)
 
     def _said(self, metrics: dict[str, Any], totals: StreamTotals, scale: float) -> dict[str, Any]:
-        """As verl's `train_mini_batch` puts it together."""
+        """Put the metrics together as verl's `train_mini_batch` does."""
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, (totals.lengths, totals.seconds))
         output = self._postprocess_output(
@@ -121,7 +121,7 @@ class StreamTrainingWorker(LeanTrainingWorker):
 
 
 def _scale(module: Any, scale: float) -> None:
-    """Divide gradients by what the loss is divided by; every parameter that is trained has one."""
+    """Divide gradients by the loss's denominator; every parameter that is trained has one."""
     with torch.no_grad():
         for parameter in module.parameters():
             if not parameter.requires_grad:
@@ -133,7 +133,8 @@ def _scale(module: Any, scale: float) -> None:
 
 
 def stream_worker_class(base: type, options: LeanOptions) -> type:
-    """A subclass of verl's actor worker `base` whose updates are lean, as `options` say, and may be streamed."""
+    """Return a subclass of verl's actor worker `base` whose updates are lean, as `options` tell, and may be
+    streamed."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def stream_rows(self: Any, data: Any) -> TensorDict:
@@ -142,7 +143,7 @@ def stream_worker_class(base: type, options: LeanOptions) -> type:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def stream_finish(self: Any, order: StreamOrder) -> dict[str, Any]:
-        """The optimizer step."""
+        """Make the optimizer step."""
         return self.actor.stream_finish(order)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
