@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from judging import faults, figures, needs_stock
-from report import BEGIN, END, markdown, rows
+from report import BEGIN, END, kept_rows, markdown, rows
 from rows import kept, name_of, stock_gap
 from support.fork_server import fork_server
 from table import described, stock_row
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def write(folder: Path) -> None:
-    """The table, with what results there are, into README.md."""
+    """The table, with what results there are in the folder or else in README.md, into README.md."""
     found = {}
     for row in rows():
         if (folder / f"{name_of(row)}.json").exists():
@@ -62,8 +62,8 @@ def write(folder: Path) -> None:
                 bound = stock_gap(kept(folder, folder / "home", stock_row(row), {}, stock=True))
             found[described(row)] = (figures(done), faults(done, bound), done["seconds"])
     before, _, rest = README.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    README.write_text(f"{before}{BEGIN}\n\n{markdown(found)}\n{END}{after}")
+    table, _, after = rest.partition(END)
+    README.write_text(f"{before}{BEGIN}\n\n{kept_rows(markdown(found), table)}\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 from covering import all_pairs, covering_rows
 from judging import Figures
-from table import ALWAYS, EXCLUDED, FACTORS, NAMES, REFUSED, described, refused_pairs
+from table import ALWAYS, EXCLUDED, FACTORS, LATER, NAMES, REFUSED, default_row, described, refused_pairs
 
 # What a row that did not run shows.
 NOT_RUN = "–"
@@ -16,8 +16,22 @@ BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
 
 def rows() -> list[dict[str, str]]:
-    """The rows of the table: those that `make test` runs, then those that cover most."""
-    return covering_rows(NAMES, refused_pairs(), ALWAYS)
+    """The rows of the table: those that `make test` runs, then those that cover most; then those of the factors that
+    joined later."""
+    plain, refused = default_row(), refused_pairs()
+    first = covering_rows({name: NAMES[name] for name in NAMES if name not in LATER}, refused, ALWAYS)
+    return covering_rows(NAMES, refused, [{**row, **{name: plain[name] for name in LATER}} for row in first])
+
+
+def kept_rows(new: str, old: str) -> str:
+    """The table `new`, in which a row that was not run has the result that it has in `old`."""
+    known = {line.split(" | ")[0]: line for line in old.splitlines() if line.startswith("| ")}
+
+    def line_of(line: str) -> str:
+        name, _, cells = line.partition(" | ")
+        return known.get(name, line) if set(cells) <= set(f"{NOT_RUN} |") and NOT_RUN in cells else line
+
+    return "".join(f"{line_of(line)}\n" for line in new.splitlines())
 
 
 def markdown(results: Mapping[str, tuple[Figures, Sequence[str], float]]) -> str:

@@ -59,6 +59,11 @@ class Finished:
         """Return the samples that no lane has taken, the oldest first."""
         return tuple(self._ready.values())
 
+    def besides(self, taken: Collection[str]) -> tuple[Sample, ...]:
+        """Return the samples that are not `taken` by a lane of other workers, the oldest first."""
+        groups = self._groups
+        return tuple(groups[TrajectoryKey.parse(key).uid][key] for key in self.tags if key not in taken)
+
     @property
     def lengths(self) -> LengthTotals:
         return LengthTotals(len(self.tags), self._prompts, self._responses, self._longest)
