@@ -88,8 +88,8 @@ class Trainer(Protocol):
         """Train each model with the `fsdp_size` that `wanted` returns for a step, changed between two steps."""
 
     def use_deferred_critic(self) -> None:
-        """Run the critic's update beside the stages that follow, until the values of the next step. Needs workers of
-        its own (`fuse_devices`)."""
+        """Run the critic's update beside the stages that follow, until the values of the next step, which
+        `fuse_infer_next` may stream once the update is done. Needs workers of its own (`fuse_devices`)."""
 
 
 @hookspec

@@ -11,6 +11,7 @@ import numpy as np
 
 from verl_fuse.spec.arrays import Floats
 from verl_fuse.spec.timeline import (
+    CRITIC_LANE,
     GENERATION,
     LANE,
     MIGRATE,
@@ -64,10 +65,10 @@ def drafted_decode(metrics: Mapping[str, float]) -> DraftedDecode | None:
 
 
 def inference_cost(timeline: Timeline, replicas: int, tokens: int) -> InferenceCost | None:
-    """Return the cost of inference from the lanes' spans: a slice's lane runs on the devices of one replica, any other
-    lane on all devices."""
+    """Return the cost of inference from the lanes' spans: a slice's lane runs on the devices of one replica, the
+    training workers' lane on all devices. No freed replica takes part in inference on a critic's own devices."""
     spans = {track: [s for s in timeline.on(track) if s.category == "inference"] for track in timeline.tracks}
-    lanes = {track: found for track, found in spans.items() if role(track) == LANE and found}
+    lanes = {t: found for t, found in spans.items() if role(t) == LANE and found and t != f"{LANE} {CRITIC_LANE}"}
     groups = [span.seconds for found in lanes.values() for span in found if "micro_group" in span.args]
     if not groups or tokens <= 0:
         return None

@@ -2,10 +2,11 @@
 devices, the last ones. Pure: knowledge in, seconds out.
 
 Invariants (tests/unit/placement/test_placement_auto.py):
-- the critic stays beside the actor where nothing was measured, and wherever less than LEAST_GAIN of a step is gained;
+- the critic stays beside the actor where nothing was measured, and wherever less than LEAST_STEP_GAIN of a step is
+  gained;
 - a placement in which the critic's state does not fit its devices is no candidate;
-- generation on fewer replicas takes its measured seconds times what simulation says; only generation hides the update,
-  because the actor's ranks compute on the critic's devices in all other stages.
+- generation on fewer replicas takes its measured seconds times what simulation says; only generation hides the update
+  and streamed values, because the actor's ranks compute on the critic's devices in all other stages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from verl_fuse.spec.arrays import Ints
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_placement.learned import CriticMemory, PlacementHistory, StepParts
 
-LEAST_GAIN = 0.03
+LEAST_STEP_GAIN = 0.03
 # Parameters, gradients and two moments of a trained parameter, in float32.
 STATE_BYTES = 16
 
@@ -64,7 +65,7 @@ def choose(predicted: Mapping[int, float]) -> int:
 
 def is_better(predicted: Mapping[int, float], one: int, other: int) -> bool:
     """Tell whether the placement `one` is predicted to be enough faster than `other`."""
-    return one != other and predicted[one] <= predicted[other] * (1 - LEAST_GAIN)
+    return one != other and predicted[one] <= predicted[other] * (1 - LEAST_STEP_GAIN)
 
 
 def _seconds(parts: StepParts, simulated: "_Generation", pool: Pool, apart: int) -> float:
@@ -74,7 +75,9 @@ def _seconds(parts: StepParts, simulated: "_Generation", pool: Pool, apart: int)
         devices = pool.replicas * pool.each
         return parts.rest + generation + (parts.late + parts.update) / devices
     devices = apart * pool.each
-    return parts.rest + max(generation, parts.update / devices) + parts.values / devices
+    # Values that were streamed before are streamed there, behind the update.
+    beside = (parts.update + parts.values - parts.late) / devices
+    return parts.rest + max(generation, beside) + parts.late / devices
 
 
 class _Generation:

@@ -11,18 +11,18 @@ from verl_fuse.spec.composed import Get
 from verl_fuse.spec.events import CheckpointSaved, Event, StepEnded
 from verl_fuse_placement.auto import Pool, choose, is_better, predict
 from verl_fuse_placement.learned import KEPT, CriticMemory, PlacementHistory
-from verl_fuse_placement.refusals import DEFER, MOST, PLACED, candidates, keys_of, replica_devices, replicas_of
+from verl_fuse_placement.refusals import DEFER, MOST_REPLICAS, PLACED, candidates, keys_of, replica_devices, replicas_of
 
 logger = logging.getLogger(__name__)
 
 
-class Chosen:
+class PlacementChoice:
     """The critic's devices for a run with the composed configuration that `get` reads, which goes on from the
     checkpoint in `folder`."""
 
     def __init__(self, get: Get, folder: Path | None) -> None:
         each, replicas = replica_devices(get), replicas_of(get)
-        self.pool = Pool(replicas, each, min(get(MOST) or replicas, replicas), _engine_share(get))
+        self.pool = Pool(replicas, each, min(get(MOST_REPLICAS) or replicas, replicas), _engine_share(get))
         self._candidates = [apart for apart, refused in candidates(get).items() if not refused]
         self.learned = KEPT.load(folder, each) or PlacementHistory(replicas)
         if self.learned.replicas != replicas:

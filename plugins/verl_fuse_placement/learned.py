@@ -38,7 +38,7 @@ from verl_fuse.timeline.decode import DecodeCost, decode_cost
 from verl_fuse.timeline.tracks import role, totals
 from verl_fuse.timeline.warm import WarmTracks
 
-REMEMBERED_STEPS = 12
+PLACEMENT_STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class CriticMemory:
 
 @dataclass
 class PlacementHistory:
-    """The knowledge from earlier steps of a run with `replicas`, the newest step first, REMEMBERED_STEPS at most:
+    """The knowledge from earlier steps of a run with `replicas`, the newest step first, PLACEMENT_STEPS at most:
     (prompt, response) tokens of each sample of a step, and the step's parts. The cost of decoding is None before it was
     measured."""
 
     replicas: int
-    steps: deque[tuple[Ints, StepParts]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
+    steps: deque[tuple[Ints, StepParts]] = field(default_factory=lambda: deque(maxlen=PLACEMENT_STEPS))
     decode: DecodeCost | None = None
     capacity: Capacity = field(default_factory=lambda: Capacity(1))
     memory: CriticMemory | None = None

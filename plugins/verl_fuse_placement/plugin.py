@@ -16,7 +16,7 @@ from verl_fuse_placement.contracts import CONTRACTS
 from verl_fuse_placement.refusals import AUTO, PLACED, devices_of, refusals
 
 if TYPE_CHECKING:
-    from verl_fuse_placement.chosen import Chosen
+    from verl_fuse_placement.chosen import PlacementChoice
 
 
 class PlacementPlugin:
@@ -25,7 +25,7 @@ class PlacementPlugin:
     HOOK_API = 2
 
     def __init__(self) -> None:
-        self._chosen: Chosen | None = None
+        self._chosen: PlacementChoice | None = None
 
     @hookimpl
     def fuse_config(self) -> type:
@@ -45,9 +45,9 @@ class PlacementPlugin:
         if get(PLACED) != AUTO:
             return {}
         # Numba takes a second to import, and only a choice needs Numba.
-        from verl_fuse_placement.chosen import Chosen
+        from verl_fuse_placement.chosen import PlacementChoice
 
-        self._chosen = Chosen(get, to_resume(config))
+        self._chosen = PlacementChoice(get, to_resume(config))
         return self._chosen.keys
 
     @hookimpl

@@ -13,7 +13,11 @@ _FIRST, _COUNT = f"{PLACED}.first", f"{PLACED}.devices"
 _NEEDS = f"{PLACED} needs"
 # In place of devices: the run chooses them.
 AUTO = "auto"
-ELASTIC, MOST, LEAST = "fuse.elastic.enabled", "fuse.elastic.max_replicas", "fuse.elastic.min_replicas"
+ELASTIC_ON, MOST_REPLICAS, LEAST_REPLICAS = (
+    "fuse.elastic.enabled",
+    "fuse.elastic.max_replicas",
+    "fuse.elastic.min_replicas",
+)
 _ENGINES = ("fsdp", "fsdp2")
 
 
@@ -55,8 +59,10 @@ def candidates(get: Get) -> dict[int, list[Refusal]]:
         devices = devices_of(placed)
         assert devices is not None, "keys_of says where"
         found[apart] = [*_model(placed, len(devices)), *_deferred(placed, devices)]
-        if (get(LEAST) or 1) > replicas - apart:
-            found[apart].append(Refusal(LEAST, get(LEAST), f"at most {replicas - apart}, the replicas that are left"))
+        if (get(LEAST_REPLICAS) or 1) > replicas - apart:
+            found[apart].append(
+                Refusal(LEAST_REPLICAS, get(LEAST_REPLICAS), f"at most {replicas - apart}, the replicas that are left")
+            )
         apart *= 2
     return found
 
@@ -65,7 +71,7 @@ def keys_of(get: Get, apart: int) -> dict[str, Any]:
     """The keys of a run whose critic has the devices of the last `apart` replicas, which do not generate."""
     each, left = replica_devices(get), replicas_of(get) - apart
     place = {"first": left * each, "devices": apart * each}
-    return {PLACED: place, DEFER: True, MOST: min(get(MOST) or left, left)}
+    return {PLACED: place, DEFER: True, MOST_REPLICAS: min(get(MOST_REPLICAS) or left, left)}
 
 
 def replica_devices(get: Get) -> int:
@@ -81,7 +87,7 @@ def replicas_of(get: Get) -> int:
 def _chosen(get: Get) -> Iterator[Refusal]:
     """Of a run that chooses the devices: replicas there must be kept from generating, and a choice be possible."""
     on = f"{PLACED}={AUTO} needs"
-    yield from required(get, {ELASTIC: (True, f"{on} true: it says which replicas generate")})
+    yield from required(get, {ELASTIC_ON: (True, f"{on} true: it says which replicas generate")})
     yield from required_if_set(get, {"fuse.elastic.standalone": (0, f"{on} 0: replicas are counted by their devices")})
     key = f"{CRITIC}.strategy"
     if get(key) == "fsdp":
@@ -91,7 +97,7 @@ def _chosen(get: Get) -> Iterator[Refusal]:
         allowed = f"needs two rollout replicas or more on the training devices, not {replicas_of(get)}"
         yield Refusal(PLACED, AUTO, allowed)
     elif all(found.values()):
-        own = {ELASTIC, "fuse.elastic.standalone"}
+        own = {ELASTIC_ON, "fuse.elastic.standalone"}
         yield from (refusal for refusal in found[1] if refusal.key not in own)
 
 
@@ -155,7 +161,7 @@ def _deferred(get: Get, devices: range) -> Iterator[Refusal]:
 
 def _parked(get: Get, devices: range) -> Iterator[Refusal]:
     """On an accelerator a replica that generates leaves a critic that is trained no memory."""
-    each, key = replica_devices(get), MOST
+    each, key = replica_devices(get), MOST_REPLICAS
     free = devices.start // each
     if devices.stop != _all(get) or not free:
         allowed = (
@@ -165,8 +171,8 @@ def _parked(get: Get, devices: range) -> Iterator[Refusal]:
         yield Refusal(_FIRST, devices.start, allowed)
         return
     on = f"{DEFER}=true on an accelerator needs"
-    if not get(ELASTIC):
-        yield Refusal(ELASTIC, False, f"{on} true: it says which replicas generate")
+    if not get(ELASTIC_ON):
+        yield Refusal(ELASTIC_ON, False, f"{on} true: it says which replicas generate")
         return
     most = get(key)
     if most is None or most > free:

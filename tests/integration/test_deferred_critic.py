@@ -103,13 +103,16 @@ def test_an_update_is_kept_back_until_it_may_begin_and_outlives_the_rows_of_its_
     wanted = {name: [row.tolist() for row in wanted[name].unbind()] for name in FIELDS}
     assert deferred.update(3, batch, critic) is batch
     assert not critic.begun.wait(0.2), "the actor goes first"
+    assert not deferred.is_done
     deferred.begin()
     assert critic.begun.wait(60)
+    assert not deferred.is_done
     tq.kv_clear(keys=batch.keys, partition_id="train")
     assert sorted(kept()) == sorted(batch.keys)
     assert (logged, deferred.metrics) == ([], {})
     critic.go.set()
     deferred.settle()
+    assert deferred.is_done
     ((read, seen),) = critic.seen
     assert seen == wanted, "what an update reads, and nothing else"
     assert (read.keys, read.tags, read.extra_info) == (batch.keys, batch.tags, {"temperature": 0.7})
@@ -131,6 +134,7 @@ def test_settling_runs_an_update_that_was_kept_back(deferred, critic, batch, log
 
 
 def test_what_the_critic_computes_next_comes_after_its_update(deferred, critic, batch):
+    assert deferred.is_done, "nothing is handed over"
     deferred.update(3, batch, critic)
     deferred.begin()
     values = deferred.lane.submit(lambda: len(critic.seen), "values")

@@ -1,6 +1,8 @@
 """Four steps of PPO on FSDP2 whose critic learns while the next step begins: bitwise those of the same placement in
 turn, also where the critic's worker is killed in a deferred update and the run goes on from its checkpoint.
 
+With streamed values a third run differs by what streaming may change, sums over other micro-batches.
+
 Two steps of it are in test_same_mathematics.py. Rollouts are those of the planned run (conftest.py), replayed by
 verl's own `skip.rollout_tq`.
 """
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from verl_runs import RECORDED, RECORDING, Finished, run
 
+from ci.upstream.ab.arms import STREAMING
 from ci.upstream.ab.compare import step_findings
 from ci.upstream.ab.record import Step, quantities
 from verl_fuse.cli.report import read_metrics
@@ -29,6 +32,7 @@ FIRST_METRICS = "first.jsonl"
 STEPS, SAVED, DIES = 4, 2, 3
 PLACED = "fuse.placement.critic={first:1,devices:1}"
 DEFERRED = (PLACED, "fuse.placement.defer=true")
+STREAMED = (*DEFERRED, "fuse.interstage.enabled=true", "fuse.interstage.micro_group=4")
 CHECKPOINTS = (f"trainer.save_freq={SAVED}", "trainer.resume_mode=auto")
 
 
@@ -77,6 +81,13 @@ def resumed(verl_home, killed, forks) -> Finished:
     return done
 
 
+@pytest.fixture(scope="module")
+def streamed(verl_home, planned, forks) -> Finished:
+    done = replay(verl_home, forks, "streamed", "streamed.numbers", *STREAMED)
+    assert done.code == 0, done.output[-4000:]
+    return done
+
+
 def step_of(folder: Path, metrics: Path, number: int) -> Step:
     return Step(True, None, RunMetrics.of("", read_metrics(metrics)).steps[number], quantities(folder, number))
 
@@ -95,6 +106,24 @@ def test_every_number_is_that_of_the_same_placement_in_turn(verl_home, in_turn, 
     ours = step_of(verl_home / ("mortal.numbers" if first else "resumed.numbers"), metrics, number)
     serial = step_of(verl_home / "in_turn.numbers", in_turn.folder / "metrics.jsonl", number)
     assert [finding for finding in step_findings(number, serial, ours, None) if not finding.passed] == []
+
+
+@pytest.mark.parametrize("number", range(1, STEPS + 1))
+def test_streamed_values_are_those_of_the_same_placement_in_turn(verl_home, in_turn, streamed, number):
+    ours = step_of(verl_home / "streamed.numbers", streamed.folder / "metrics.jsonl", number)
+    serial = step_of(verl_home / "in_turn.numbers", in_turn.folder / "metrics.jsonl", number)
+    assert [finding for finding in step_findings(number, serial, ours, STREAMING) if not finding.passed] == []
+
+
+def test_values_are_streamed_once_the_critic_has_the_last_step_s_weights(streamed):
+    """A replayed rollout is complete at the first look, at which later steps' updates still run."""
+    for number in range(1, STEPS + 1):
+        path = streamed.folder / f"timeline/step_{number:06d}.json"
+        on_lane = Timeline.from_json(path.read_text()).on("lane critic")
+        groups = [span for span in on_lane if span.name == "values" and "micro_group" in span.args]
+        assert groups or number > 1
+        updates = [span for span in on_lane if span.name == "update_critic" and span.args.get("of_step") == number - 1]
+        assert all(update.end <= group.start for update in updates for group in groups)
 
 
 def test_a_checkpoint_waited_for_the_critic_of_its_step(killed):

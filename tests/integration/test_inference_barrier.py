@@ -523,3 +523,43 @@ def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths
     assert told == [["u0_0_0", "u0_1_0", "u1_0_0", "u1_1_0"], [f"{surplus}_0_0", f"{surplus}_1_0"]]
     watch.begin_step()
     assert watch.discarded == {}
+
+
+def test_values_of_workers_apart_are_streamed_beside_other_stages(stages, batch):
+    """Values have a lane of their own, which is closed at first; all else goes through the lane of the others."""
+    from verl_fuse.host.inference.apart import InferenceApart
+    from verl_fuse.host.inference.lane import Lane
+    from verl_fuse.host.inference.samples import SampleInference
+    from verl_fuse.host.record.spans import Recorder
+
+    spans, is_open = [], False
+    recorder, multiples, info = Recorder(spans.append), {"ref": 2, "values": 2}, {"temperature": 1.0}
+    fields = {"ref": ("ref_log_prob",), "values": ("values",)}
+    with Lane("train", recorder, timeout=60.0) as train, Lane("critic", recorder, timeout=60.0) as critic:
+        main = SampleInference(train, {"ref": stages["ref"]}, 2, multiples, fields, info)
+        own = SampleInference(critic, {"values": stages["values"]}, 1, multiples, fields, info, beside=True)
+        apart = InferenceApart(own, lambda: is_open, {1, 2})
+        assert apart.views(()) == ()
+        is_open = True
+        (lane,) = apart.views(freed=(2,))
+        assert (lane.name, lane.stages, lane.multiple, lane.released) == ("critic", ("values",), 2, False)
+        assert [lane.released for lane in apart.views(freed=(0, 1, 2))] == [True]
+        main.submit(batch.keys[:4], tags_of(batch))
+        own.submit(batch.keys[2:6], tags_of(batch))
+        own.finish()
+        assert [sorted(rows) for rows in stages["values"].batches] == [batch.keys[2:6]]
+        # What else is on the lane is not waited for.
+        go_on = threading.Event()
+        later = critic.submit(lambda: go_on.wait(30), "update")
+        own.finish()
+        assert not later.done()
+        go_on.set()
+        main.drain()
+        for inference, stage in ((main, "ref"), (own, "values")):
+            inference.complete(stage, batch, {}, lambda rows: {})
+            assert set(stages[stage].computed) == set(batch.keys)
+            assert max(stages[stage].computed.values()) == 1
+            found, wanted = stored(batch, stages[stage].field)
+            assert found == wanted
+    groups = {span.args["micro_group"]: span.args["samples"] for span in spans if "micro_group" in span.args}
+    assert groups == {0: 4, "critic 0": 0}, "a sample counts once"

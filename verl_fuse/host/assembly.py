@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from verl_fuse.host.inference.apart import InferenceApart
 from verl_fuse.host.inference.lane import Lane
 from verl_fuse.host.inference.samples import SampleInference, StageCall
 from verl_fuse.host.inference.slices import READ_FIELDS, Slices, SliceSetup
@@ -29,6 +30,7 @@ from verl_fuse.host.upstream.dispatch import data_parallel_size
 from verl_fuse.host.weights.exports import Export, joined
 from verl_fuse.host.worker import recording_worker_class
 from verl_fuse.spec.step import Stage
+from verl_fuse.spec.timeline import CRITIC_LANE
 
 # The RPC mesh each stage's batch is dispatched over (verl/workers/engine_workers.py).
 _MESH: dict[Stage, str] = {"old_log_prob": "actor", "ref": "ref", "values": "train"}
@@ -67,8 +69,25 @@ def deferred_critic(trainer: Any) -> DeferredCritic:
     journal, fields = trainer.journal, [*READ_FIELDS, *LEARNED_FIELDS]
     if trainer.processor is not None:
         fields.append("multi_modal_inputs")
-    lane = Lane("critic", journal.recorder, trainer.settings.core.call_timeout)
+    lane = Lane(CRITIC_LANE, journal.recorder, trainer.settings.core.call_timeout)
     return DeferredCritic(lane, journal, fields, lambda metrics, step: trainer.logger.log(data=metrics, step=step))
+
+
+def values_apart(trainer: Any, deferred: DeferredCritic) -> InferenceApart:
+    """Return inference of values on the critic's own workers, open while they hold the weights of the last step."""
+    devices, each = critic_devices(trainer), trainer.replicas.devices_each
+    assert devices is not None, "a deferred critic has devices of its own"
+    size = _data_parallel_size(trainer, "values")
+    inference = SampleInference(
+        lane=deferred.lane,
+        calls={"values": partial(PPOTrainerSync._compute_values, trainer)},
+        dp_size=size,
+        multiples={"values": size * micro_batch(trainer.config, "values", trainer.ref_in_actor)},
+        fields=STAGE_FIELDS,
+        extra_info=extra_info(trainer),
+        beside=bool(stages_of(trainer)),
+    )
+    return InferenceApart(inference, lambda: deferred.is_done, {device // each for device in devices})
 
 
 def build_replicas(trainer: Any) -> Replicas:

@@ -122,9 +122,10 @@ class Features:
         self._trainer.parts.append(Layouts(assembly.training_groups(self._trainer), wanted))
 
     def use_deferred_critic(self) -> None:
-        """Run the critic's update beside the stages that follow, until the values of the next step. Needs workers of
-        its own (`fuse_devices`)."""
+        """Run the critic's update beside the stages that follow, until the values of the next step, which
+        `fuse_infer_next` may stream once the update is done. Needs workers of its own (`fuse_devices`)."""
         trainer = self._trainer
         trainer.deferred = deferred = assembly.deferred_critic(trainer)
         trainer.critic_lane = deferred.lane
+        trainer.director.apart = assembly.values_apart(trainer, deferred)
         trainer.parts.append(deferred)

@@ -88,7 +88,8 @@ class FuseTrainer(PPOTrainerSync):
         return buffer
 
     def _discard(self, keys: Collection[str]) -> None:
-        self.inference.discard(keys)
+        for inference in self.director.inferences:
+            inference.discard(keys)
         self.updates.discard(keys)
 
     def _look(self, watch: RolloutWatch) -> None:
@@ -184,6 +185,8 @@ class FuseTrainer(PPOTrainerSync):
         with self.journal.stage(names.DRAIN):
             self.inference.submit_rest(tags_of(batch))
             self.inference.drain()
+            if self.director.apart is not None:
+                self.director.apart.inference.finish()
             for part in self.parts:
                 part.after_inference(self.global_steps)
         with self.journal.stage(names.BALANCE):
@@ -208,11 +211,12 @@ class FuseTrainer(PPOTrainerSync):
 
     def _barrier(self, stage: Stage, batch: KVBatchMeta, metrics: dict, stock: Any) -> KVBatchMeta:
         with self.journal.stage(stage):
-            if stage not in self.inference.stages:
+            found = [inference for inference in self.director.inferences if stage in inference.stages]
+            if not found:
                 lane = self.critic_lane if stage == "values" else self.lane
                 return lane.call(stage, "inference", lambda: stock(batch, metrics))
             whole = partial(old_log_prob_metrics, self.config) if stage == "old_log_prob" else lambda batch: {}
-            return self.inference.complete(stage, batch, metrics, whole)
+            return found[0].complete(stage, batch, metrics, whole)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         with self.journal.stage(names.ADVANTAGE) as said:

@@ -26,6 +26,8 @@ Category = Literal["generate", "reward", "inference", "train", "sync", "stage", 
 CATEGORIES: tuple[str, ...] = get_args(Category)
 # Tracks: the driver's, and the first word of all others ("lane train", "replica 3").
 STEP, LANE, REPLICA, SLICE, RANK = "step", "lane", "replica", "slice", "rank"
+# The lane of a critic with workers of its own.
+CRITIC_LANE = "critic"
 # Stages on the driver's track, in the order of a step, by verl's names where verl times them.
 GENERATION, SLEEP, DRAIN, BALANCE = "gen", "sleep", "drain", "balance"
 REWARD, OLD_LOG_PROB, REF_LOG_PROB, VALUES, ADVANTAGE = "reward", "old_log_prob", "ref", "values", "adv"

@@ -138,8 +138,9 @@ def exact(row: Row) -> bool:
 
 def streams(row: Row) -> bool:
     """Whether there is anything to stream: without reference and critic, and with the rollout's log-probs
-    for old ones, there is not."""
-    inference = row["correction"] != "bypass" or row["algorithm"] in ("ppo", "ppo-kl", "grpo+kl")
+    for old ones, there is not; values on the critic's own devices are not streamed alone."""
+    beside = row["algorithm"] == "ppo-kl" and row["placement"] == "none"
+    inference = row["correction"] != "bypass" or row["algorithm"] in ("ppo", "grpo+kl") or beside
     return row["interstage"] != "off" and inference
 
 

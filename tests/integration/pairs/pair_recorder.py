@@ -115,7 +115,9 @@ def _compare_update(trainer: Any, method: str, model: str) -> None:
     fused, stock = getattr(trainer, method), getattr(PPOTrainer, method)
 
     def on_ranks(self: Any, work: Any) -> None:
-        ray.get([worker.__ray_call__.remote(work, model) for worker in self.actor_rollout_wg.workers])
+        # A critic may have workers of its own.
+        group = self.critic_wg if model == "critic" else self.actor_rollout_wg
+        ray.get([worker.__ray_call__.remote(work, model) for worker in group.workers])
 
     @functools.wraps(fused)
     def update(self: Any, batch: Any, metrics: dict) -> Any:
@@ -124,13 +126,36 @@ def _compare_update(trainer: Any, method: str, model: str) -> None:
         stock(self, _again(batch), alone)
         on_ranks(self, undo)
         batch = fused(self, batch, metrics)
-        names = [name for name in LEARNED if name.startswith(f"{model}/") and name in alone]
-        self._pair_record["learned"] |= {name: [float(alone[name]), float(metrics.get(name, "inf"))] for name in names}
+        if model == "critic" and self.deferred is not None:
+            _learn_later(self, alone)
+        else:
+            self._pair_record["learned"] |= _learned(model, alone, metrics)
         if model == "actor":
             _write(self._pair_record)
         return batch
 
     setattr(trainer, method, update)
+
+
+def _learned(model: str, alone: dict, metrics: dict) -> dict[str, list[float]]:
+    names = [name for name in LEARNED if name.startswith(f"{model}/") and name in alone]
+    return {name: [float(alone[name]), float(metrics.get(name, "inf"))] for name in names}
+
+
+def _learn_later(trainer: Any, alone: dict) -> None:
+    """A deferred update's metrics are logged when it is done, which may be in the step after: they are added to the
+    record of their step then, and are infinite before."""
+    record, log = trainer._pair_record, trainer.deferred._log
+    record["learned"] |= _learned("critic", alone, {})
+
+    def logged(metrics: dict, step: int) -> None:
+        trainer.deferred._log = log
+        log(metrics, step)
+        assert step == record["step"], f"metrics of step {step} for {record['step']}"
+        record["learned"] |= _learned("critic", alone, metrics)
+        _write(record)
+
+    trainer.deferred._log = logged
 
 
 def _write(record: dict) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from covering import all_pairs, covering_rows
 from judging import Figures
-from table import ALWAYS, EXCLUDED, FACTORS, NAMES, REFUSED, described, refused_pairs
+from table import ALWAYS, EXCLUDED, FACTORS, LATER, NAMES, REFUSED, default_row, described, refused_pairs
 
 # What a row that did not run shows.
 NOT_RUN = "–"
@@ -17,8 +17,11 @@ BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
 
 def rows() -> list[dict[str, str]]:
-    """The rows of the table: those that `make test` runs, then those that cover most."""
-    return covering_rows(NAMES, refused_pairs(), ALWAYS)
+    """The rows of the table: those that `make test` runs, then those that cover most; then those of the factors that
+    joined later."""
+    plain, refused = default_row(), refused_pairs()
+    first = covering_rows({name: NAMES[name] for name in NAMES if name not in LATER}, refused, ALWAYS)
+    return covering_rows(NAMES, refused, [{**row, **{name: plain[name] for name in LATER}} for row in first])
 
 
 def markdown(

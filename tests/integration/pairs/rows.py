@@ -13,7 +13,7 @@ from acceptance import RECIPE
 from pair_lengths import LONGEST
 from pair_recorder import GAP
 from safetensors.torch import load_file, save_file
-from table import LONG_LIMIT, Row, sampling_of, settings_of
+from table import LATER, LONG_LIMIT, Row, default_row, sampling_of, settings_of
 from verl_runs import SMALL, SMALL_CRITIC, Finished, make_task, run
 
 HERE = Path(__file__).parent
@@ -53,8 +53,10 @@ class Done:
 
 
 def name_of(row: Row) -> str:
-    """A short name that only these values have."""
-    return hashlib.sha256(json.dumps(dict(row), sort_keys=True).encode()).hexdigest()[:10]
+    """A short name that only these values have; a factor that joined later is named where it is not at its first."""
+    plain = default_row()
+    named = {name: value for name, value in row.items() if name not in LATER or value != plain[name]}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def hydra(row: Row) -> list[str]:

@@ -146,7 +146,14 @@ FACTORS: Factors = {
     "update": {"whole": Value(), "lean": Value({"fuse.update.skip_zero_gradient": True})},
     "samples": {"4": Value(), "2": Value({f"{ROLLOUT}.n": 2})},
     "recovery": {"none": Value(), "resumed": Value({"trainer.save_freq": 1, "trainer.resume_mode": "auto"})},
+    "placement": {
+        "none": Value(),
+        "deferred": Value({"fuse.placement.critic": {"first": 1, "devices": 1}, "fuse.placement.defer": True}),
+    },
 }
+# Factors that joined the table after rows had run: the rows of all other factors stay, with their results, and further
+# rows cover these.
+LATER = ("placement",)
 
 # Two factors' values that a run refuses together before it starts, and the key that its message names.
 REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
@@ -162,12 +169,15 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
     ("weight sync", ("shards",), "engine", ("lora",), f"{MODEL}.lora_rank"),
     ("layout", ("changed",), "engine", ("lora",), f"{MODEL}.lora_rank"),
     ("algorithm", ("grpo+kl",), "update", ("lean",), f"{ACTOR}.use_kl_loss"),
+    # A critic is placed, where there is one and it stays there.
+    ("algorithm", ("grpo", "grpo+kl", "dapo"), "placement", ("deferred",), "algorithm.adv_estimator"),
+    ("layout", ("changed",), "placement", ("deferred",), "fuse.realloc.schedule"),
 )
 
 NAMES = {name: list(values) for name, values in FACTORS.items()}
 
 # Factors that are features of verl-fuse, or of the test: stock verl runs at their first value.
-FEATURES = ("interstage", "elastic", "weight sync", "speculation", "layout", "update", "recovery")
+FEATURES = ("interstage", "elastic", "weight sync", "speculation", "layout", "update", "recovery", "placement")
 
 # What rows that `make test` runs have: pairs that went wrong once, each with what would hide it at its first value.
 ALWAYS: tuple[Row, ...] = (

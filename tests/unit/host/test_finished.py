@@ -61,6 +61,7 @@ def test_samples_are_ready_in_the_order_in_which_they_were_seen():
     assert [sample.key for sample in finished.ready] == ["b_0_0", "a_0_0", "c_0_0"]
     finished.take(["a_0_0"])
     assert [sample.key for sample in finished.ready] == ["b_0_0", "c_0_0"]
+    assert [sample.key for sample in finished.besides({"b_0_0"})] == ["a_0_0", "c_0_0"], "whatever other lanes took"
     assert len(finished) == 3
 
 

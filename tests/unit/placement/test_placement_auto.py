@@ -1,6 +1,7 @@
 """Shows the invariants of plugins/verl_fuse_placement/auto.py, and when a run warns of a better placement."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 from omegaconf import OmegaConf
@@ -10,8 +11,8 @@ from test_placement_learned import history
 from verl_fuse import plugins
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.events import CheckpointSaved, StepEnded
-from verl_fuse_placement.auto import LEAST_GAIN, Pool, choose, is_better, predict
-from verl_fuse_placement.chosen import Chosen
+from verl_fuse_placement.auto import LEAST_STEP_GAIN, Pool, choose, is_better, predict
+from verl_fuse_placement.chosen import PlacementChoice
 from verl_fuse_placement.learned import KEPT, CriticMemory, PlacementHistory
 
 POOL = Pool(replicas=4, each=1, most=4)
@@ -46,9 +47,9 @@ def test_knowledge_of_another_number_of_replicas_is_none():
     assert predict(history(placed_step(TAIL, update=16.0)), Pool(8, 1, 8), (1, 2)) == {}
 
 
-@pytest.mark.parametrize(("beside", "apart"), [(10.0, 10 * (1 - LEAST_GAIN) - 1e-9), (10.0, 9.9)])
+@pytest.mark.parametrize(("beside", "apart"), [(10.0, 10 * (1 - LEAST_STEP_GAIN) - 1e-9), (10.0, 9.9)])
 def test_less_than_the_least_gain_changes_nothing(beside, apart):
-    enough = apart < beside * (1 - LEAST_GAIN)
+    enough = apart < beside * (1 - LEAST_STEP_GAIN)
     assert choose({0: beside, 1: apart}) == int(enough)
     assert is_better({0: beside, 1: apart}, 1, 0) is enough
     assert not is_better({0: beside}, 0, 0)
@@ -63,6 +64,22 @@ def test_a_step_on_devices_of_its_own_foretells_both(critic):
     assert measured_apart == pytest.approx(measured_beside, rel=0.05)
     timeline, _ = placed_step(TAIL, update=16.0, critic=critic, replicas=4 - len(critic))
     assert measured_apart[len(critic)] == pytest.approx(timeline.end), "the step as it was"
+
+
+def test_values_that_are_streamed_are_hidden_behind_the_update():
+    known = history(placed_step(TAIL, update=10.0, values=4.0))
+    after = predict(known, POOL, (2,))
+    rows, parts = known.steps[0]
+    known.steps[0] = rows, replace(parts, late=1.0)
+    assert predict(known, POOL, (2,))[2] == pytest.approx(after[2] - 3.0 / 2)
+    # Behind an update that is longer than generation they are beside nothing.
+    late = rows, replace(parts, update=30.0)
+    streamed = rows, replace(parts, update=30.0, late=1.0)
+    seconds = []
+    for step in (late, streamed):
+        known.steps[0] = step
+        seconds.append(predict(known, POOL, (2,))[2])
+    assert seconds[1] == pytest.approx(seconds[0])
 
 
 def test_a_critic_that_does_not_fit_is_no_candidate():
@@ -147,7 +164,7 @@ def test_devices_that_are_set_are_left_as_they_are(tmp_path):
 
 
 def test_a_better_placement_is_told_once_and_taken_by_the_next_start(tmp_path, caplog):
-    run = Chosen(getter(composed(tmp_path)), None)
+    run = PlacementChoice(getter(composed(tmp_path)), None)
     run.learned.capacity = history().capacity
     assert (run.apart, run.metrics()) == (0, {"fuse/placement_devices": 0.0})
     with caplog.at_level(logging.WARNING):
@@ -159,7 +176,7 @@ def test_a_better_placement_is_told_once_and_taken_by_the_next_start(tmp_path, c
     assert "this run goes on with the critic beside the actor, a restart from a checkpoint would take it" in warning
     assert "on devices 2 to 3" in warning
     run.observe(CheckpointSaved(4, 0.0, tmp_path))
-    again = Chosen(getter(composed(tmp_path)), tmp_path)
+    again = PlacementChoice(getter(composed(tmp_path)), tmp_path)
     assert again.apart == 2
     assert again.metrics() == {"fuse/placement_devices": 2.0, "fuse/placement_predicted_seconds": again.predicted[2]}
     assert len(KEPT.load(tmp_path, devices=1).steps) == 3

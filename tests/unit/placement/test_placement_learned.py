@@ -10,7 +10,7 @@ from placed_steps import FLAT, SEQUENCE, STEP, TAIL, placed_step
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
-from verl_fuse_placement.learned import KEPT, REMEMBERED_STEPS, CriticMemory, PlacementHistory, step_parts
+from verl_fuse_placement.learned import KEPT, PLACEMENT_STEPS, CriticMemory, PlacementHistory, step_parts
 
 
 def history(*steps) -> PlacementHistory:
@@ -59,13 +59,13 @@ def test_values_on_slices_are_work_too():
 
 
 def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
-    known = history(*(placed_step(TAIL, update=float(n)) for n in range(1, REMEMBERED_STEPS + 3)))
+    known = history(*(placed_step(TAIL, update=float(n)) for n in range(1, PLACEMENT_STEPS + 3)))
     known.memory = CriticMemory(1000, 80 << 30)
     known.save(tmp_path, devices=2)
     found = KEPT.load(tmp_path, devices=2)
     assert (found.replicas, found.capacity, found.memory) == (4, known.capacity, known.memory)
     assert found.decode == known.decode
-    assert len(found.steps) == REMEMBERED_STEPS
+    assert len(found.steps) == PLACEMENT_STEPS
     for (rows, parts), (kept, same) in zip(found.steps, known.steps, strict=True):
         np.testing.assert_array_equal(rows, kept)
         assert parts == same

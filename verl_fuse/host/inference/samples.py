@@ -48,6 +48,7 @@ class SampleInference:
 
     `calls` are verl's stage methods; `dp_size` is the number of data-parallel ranks; `multiples` is, per stage, the
     number of which a batch's size must be a multiple; `fields` are the fields that each stage must leave behind.
+    `beside`: the samples also go through inference of another object, which counts them; its micro-groups have numbers.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class SampleInference:
         multiples: Mapping[Stage, int],
         fields: Mapping[Stage, Sequence[str]],
         extra_info: Mapping[str, Any],
+        beside: bool = False,
     ):
         self._lane = lane
+        self._beside = beside
         self._slices: dict[str, SliceLane] = {}
         self._calls = calls
         self._dp_size = dp_size
@@ -181,6 +184,13 @@ class SampleInference:
         for slice in self._slices.values():
             slice.lane.drain()
 
+    def finish(self) -> None:
+        """Wait for the micro-groups that were handed over, and for no other call on their lanes."""
+        flights, self._in_flight = self._in_flight, []
+        for _, on, what, future in flights:
+            on.wait(future, what)
+        self.check()
+
     def _run_on(
         self,
         slice: SliceLane,
@@ -200,11 +210,12 @@ class SampleInference:
 
     def _run(self, index: int, keys: list[str], tags: Mapping[str, dict]) -> None:
         info: Mapping[str, Any] | None = self._extra_info
+        # The number is one micro-group's of the step, and a sample counts once.
+        named = {"samples": 0, "micro_group": f"{self._lane.name} {index}"} if self._beside else {}
+        named = named or {"samples": len(keys), "micro_group": index}
         for stage, call in self._calls.items():
             batch = rows(keys, tags, info)
-            done = self._lane.recorded(
-                stage, "inference", partial(call, batch, {}), samples=len(keys), micro_group=index
-            )
+            done = self._lane.recorded(stage, "inference", partial(call, batch, {}), **named)
             # verl hands one batch from stage to stage, and the extra_info that a stage leaves reaches the next stage.
             info = done.extra_info
             self._done[stage].update(keys)

@@ -12,6 +12,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.inference.apart import InferenceApart
 from verl_fuse.host.inference.samples import SampleInference
 from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.rollout.finished import Finished
@@ -72,10 +73,13 @@ class Director:
         self._whole: tuple[Any, int] = (None, 0)
         self.routing: Routing | StockRouting = StockRouting()
         self.training: Any = StockTraining()
+        # Of a model with workers of its own.
+        self.apart: InferenceApart | None = None
 
     def begin_step(self) -> None:
         """Act on the start of a step in the journal."""
-        self._inference.begin_step()
+        for inference in self.inferences:
+            inference.begin_step()
         self.routing.begin_step()
         self.policy.begin_step(self._journal.step.number)
 
@@ -92,7 +96,8 @@ class Director:
         finished = watch.finished
         self._require_rows(watch)
         self._inference.check()
-        if not self._glance.due((len(finished), *watch.groups, self._lanes, self._training_lanes)):
+        seen = (len(finished), *watch.groups, self._lanes, self._lanes_apart, self._training_lanes)
+        if not self._glance.due(seen):
             return
         self._expect(watch)
         view = self._view(watch, self._replicas.watched())
@@ -105,7 +110,21 @@ class Director:
                 self._inference.submit(keys, finished.tags, view.lanes[number].name)
                 finished.take(keys)
                 view = replace(view, ready=finished.ready, lanes=self._lanes)
+        self._infer_apart(view, finished)
         self._train(view, watch)
+
+    @property
+    def inferences(self) -> tuple[SampleInference, ...]:
+        """Return all that finished samples go through."""
+        return (self._inference, *(() if self.apart is None else (self.apart.inference,)))
+
+    def _infer_apart(self, view: RolloutView, finished: Finished) -> None:
+        while self.apart is not None and (lanes := self._lanes_apart):
+            inference = self.apart.inference
+            view = replace(view, ready=finished.besides(inference.taken), lanes=lanes)
+            if not (keys := self.policy.infer_next(view, lanes[0])):
+                return
+            inference.submit(keys, finished.tags)
 
     def _train(self, view: RolloutView, watch: RolloutWatch) -> None:
         for number in range(len(self._training_lanes)):
@@ -128,7 +147,8 @@ class Director:
         in the watch's sight. A record that has forgotten nothing since the last look needs no other look."""
         if self._whole == (seen := (watch.finished, watch.finished.forgotten)):
             return
-        gone = self._inference.taken.difference(watch.finished.tags)
+        taken = frozenset().union(*(inference.taken for inference in self.inferences))
+        gone = taken.difference(watch.finished.tags)
         lost = sorted(key for key in gone if TrajectoryKey.parse(key).uid not in watch.discarded)
         if lost:
             raise FuseError(
@@ -153,6 +173,10 @@ class Director:
     @property
     def _lanes(self) -> tuple[LaneView, ...]:
         return self._inference.view(self._replicas.freed)
+
+    @property
+    def _lanes_apart(self) -> tuple[LaneView, ...]:
+        return () if self.apart is None else self.apart.views(self._replicas.freed)
 
     @property
     def _training_lanes(self) -> tuple[LaneView, ...]:

@@ -71,6 +71,11 @@ class Finished:
             self._ready_now = tuple(self._ready.values())
         return self._ready_now
 
+    def besides(self, taken: Collection[str]) -> tuple[Sample, ...]:
+        """Return the samples that are not `taken` by a lane of other workers, the oldest first."""
+        groups = self._groups
+        return tuple(groups[TrajectoryKey.parse(key).uid][key] for key in self.tags if key not in taken)
+
     @property
     def lengths(self) -> LengthTotals:
         return LengthTotals(len(self.tags), self._prompts, self._responses, self._longest)

@@ -12,7 +12,8 @@ Invariants (tests/integration/test_deferred_critic.py, test_deferred_run.py):
 - the rows of an update stay in a partition of their own until it is done: the step that handed it
   over may clear its batch;
 - `settle` returns when the update is done, and has logged its metrics under the number of the step that it is of;
-- a failed update is raised at the next look at the rollout, or by `settle`.
+- a failed update is raised at the next look at the rollout, or by `settle`;
+- values of finished samples are computed while others generate, and not before the update is done.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,6 +81,11 @@ class DeferredCritic(TrainerPart):
     def _hand_over(self, step: int, work: Callable[[], tuple[dict[str, Any], float]]) -> None:
         recorded = partial(self.lane.recorded, UPDATE_CRITIC, "train", work, of_step=step)
         self._handed = Handed(step, self.lane.submit(recorded, f"{UPDATE_CRITIC} of step {step}"))
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether the critic has the weights of the last step."""
+        return self._kept_back is None and (self._handed is None or self._handed.done.done())
 
     def check(self) -> None:
         self.lane.check()

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from verl_fuse.spec.composed import getter
 
 # verl writes the step of the newest checkpoint into this file (checkpoint_manager.py).
-NEWEST = "latest_checkpointed_iteration.txt"
+NEWEST_FILE = "latest_checkpointed_iteration.txt"
 
 
 def saved_at(config: DictConfig, step: int) -> Path:
@@ -34,7 +34,7 @@ def to_resume(config: Mapping[str, Any]) -> Path | None:
     folder, mode = get("trainer.default_local_dir"), get("trainer.resume_mode")
     if mode == "resume_path":
         return Path(get("trainer.resume_from_path")).absolute()
-    newest = Path(folder or "").absolute() / NEWEST
+    newest = Path(folder or "").absolute() / NEWEST_FILE
     if mode != "auto" or not newest.is_file():
         return None
     found = newest.parent / f"global_step_{int(newest.read_text())}"

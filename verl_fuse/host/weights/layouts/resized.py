@@ -22,7 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from verl_fuse.errors import FuseError
 
-MODEL, OPTIMIZER, EXTRA = KINDS = ("model", "optim", "extra_state")
+_MODEL, _OPTIMIZER, _EXTRA = ("model", "optim", "extra_state")
 
 
 def resized_worker_class(base: type) -> type:
@@ -44,7 +44,7 @@ def resized_worker_class(base: type) -> type:
 
 def written_by(folder: Path, ranks: int) -> int | None:
     """Return the number of ranks that wrote the checkpoint, None where it is `ranks`."""
-    found = {int(re.findall(r"\d+", file.name)[0]) for file in folder.glob(f"{MODEL}_world_size_*_rank_0.pt")}
+    found = {int(re.findall(r"\d+", file.name)[0]) for file in folder.glob(f"{_MODEL}_world_size_*_rank_0.pt")}
     if not found or ranks in found:
         return None
     if len(found) > 1:
@@ -63,14 +63,14 @@ def resize(source: Path, wrote: int, target: Path, engine: Any, rank: int, ranks
         torch.save(data, target / f"{kind}_world_size_{ranks}_rank_{rank}.pt")
 
     moulds = engine.module.state_dict()
-    if all((source / f"{MODEL}_world_size_{wrote}_rank_{number}.pt").exists() for number in range(wrote)):
-        parts = [read(MODEL, number) for number in range(wrote)]
-        write(MODEL, {name: _own([part[name] for part in parts], moulds[name], name) for name in parts[0]})
-    if (source / f"{OPTIMIZER}_world_size_{wrote}_rank_0.pt").exists():
-        write(OPTIMIZER, _optimizer([read(OPTIMIZER, number) for number in range(wrote)], engine.optimizer))
-    if (source / f"{EXTRA}_world_size_{wrote}_rank_0.pt").exists():
+    if all((source / f"{_MODEL}_world_size_{wrote}_rank_{number}.pt").exists() for number in range(wrote)):
+        parts = [read(_MODEL, number) for number in range(wrote)]
+        write(_MODEL, {name: _own([part[name] for part in parts], moulds[name], name) for name in parts[0]})
+    if (source / f"{_OPTIMIZER}_world_size_{wrote}_rank_0.pt").exists():
+        write(_OPTIMIZER, _optimizer([read(_OPTIMIZER, number) for number in range(wrote)], engine.optimizer))
+    if (source / f"{_EXTRA}_world_size_{wrote}_rank_0.pt").exists():
         # A rank that is new draws as one that was there.
-        write(EXTRA, read(EXTRA, rank % wrote))
+        write(_EXTRA, read(_EXTRA, rank % wrote))
 
 
 def _optimizer(parts: Sequence[Mapping[str, Any]], optimizer: Any) -> dict[str, Any]:
