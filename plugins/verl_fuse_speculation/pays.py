@@ -23,7 +23,7 @@ KEPT = 0.99
 # Costs are known after so many passes.
 NEEDED = 16
 # A pass counts as at most so many times as long as its tokens let expect: the rest waited for something else.
-LONGEST = 2.0
+MOST_DELAYED = 2.0
 # A draft less likely than this is not worth the host's time, whatever the device costs.
 NEVER = 0.05
 
@@ -44,7 +44,7 @@ class Pays:
         if self.costs is not None:
             # Else one pass that waited would move the costs for a hundred passes.
             fixed, each = self.costs
-            seconds = min(seconds, LONGEST * (fixed + each * tokens))
+            seconds = min(seconds, MOST_DELAYED * (fixed + each * tokens))
         self._sums *= KEPT
         self._sums += (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._speed = (rows + accepted) / seconds
