@@ -33,7 +33,6 @@ CONTRACTS: tuple[Contract, ...] = (
     # The checkpoint that a run goes on from, known before verl's workers are up (host/upstream/checkpoints.py).
     Function(f"{CHECKPOINTS}:find_latest_ckpt_path", "(path, directory_format='global_step_{}')", "9bd2cd8428dbc391"),
     Function(f"{CHECKPOINTS}:get_checkpoint_tracker_filename", "(root_path)", "109db4f41b668612"),
-    Function(f"{SYNC_TRAINER}._load_checkpoint", "(self)", "7924cd3bd8d6275b"),
     # Its files, which are written anew for another number of ranks (host/weights/layouts/resized.py).
     Function(
         "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.load_checkpoint",
@@ -45,9 +44,6 @@ CONTRACTS: tuple[Contract, ...] = (
         "(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None)",
         "32ad03c3c13201ae",
     ),
-    ConfigKey(PPO_YAML, "trainer.resume_mode", "auto"),
-    ConfigKey(PPO_YAML, "trainer.resume_from_path", object),
-    ConfigKey(PPO_YAML, "trainer.default_local_dir", str),
     # Configuration that is read, or refused (refusals.py).
     ConfigKey(PPO_YAML, "global_profiler.steps", None),
     ConfigKey(PPO_YAML, "actor_rollout_ref.hybrid_engine", bool),

@@ -21,7 +21,12 @@ def rows() -> list[dict[str, str]]:
     joined later."""
     plain, refused = default_row(), refused_pairs()
     first = covering_rows({name: NAMES[name] for name in NAMES if name not in LATER}, refused, ALWAYS)
-    return covering_rows(NAMES, refused, [{**row, **{name: plain[name] for name in LATER}} for row in first])
+    known = [{**row, **{name: plain[name] for name in LATER}} for row in first]
+    # Every other factor is at its first value: a row with all factors at others is too long to read.
+    others = [name for name in NAMES if name not in LATER]
+    halves = [{name: plain[name] for name in part} for part in (others[::2], others[1::2])]
+    begun = [{**half, name: value} for name in LATER for value in NAMES[name][1:] for half in halves]
+    return covering_rows(NAMES, refused, [*known, *begun])
 
 
 def markdown(
