@@ -55,9 +55,10 @@ PACKED = (
 )
 # Either switch of the update needs metrics of the computed samples alone.
 COMPUTED = "fuse.update.metrics=computed"
-# The task has more long traces, and fewer guesses, than the recipes' task. A rollout mostly decodes, as where responses
-# reason; with an exponent of 1.0, samples of 20 tokens, a third of a rollout is the way of its requests through Ray.
-TASK = Parameters(tail_exponent=0.5, warm_start=WarmStart(careless=0.25))
+# The task has long traces, and a model that has learned to write them: responses of some hundred tokens, so that a
+# rollout mostly decodes, as where responses reason. With an exponent of 1.0, samples of 20 tokens, a third of a rollout
+# is the way of its requests through Ray.
+TASK = Parameters(tail_exponent=0.5, warm_start=WarmStart(exponent=0.5, careless=0.05))
 LAYERS = 8
 PROMPTS = 16
 QUICK_ROUNDS = 2
