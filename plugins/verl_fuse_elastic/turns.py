@@ -45,7 +45,9 @@ class GeneratedShares:
 
     def of(self, source: str) -> float:
         """Return the share of a data set."""
-        return self.by_source.get(source, mean(self.by_source.values()) if self.by_source else 1.0)
+        if source in self.by_source:
+            return self.by_source[source]
+        return mean(self.by_source.values()) if self.by_source else 1.0
 
     def decoded(self, prompts: Iterable[Prompt]) -> list[Prompt]:
         """Return the prompts with predictions of generated tokens in place of response tokens."""

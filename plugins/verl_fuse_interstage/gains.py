@@ -24,7 +24,7 @@ def in_force(
     if not stages:
         said = (
             "fuse.interstage.enabled=true: nothing can be streamed, because verl computes no log-probs or values here "
-            "(no KL penalty, no critic, algorithm.rollout_correction.bypass_mode=true or "
+            "(no KL penalty, no critic or one of fuse.placement, algorithm.rollout_correction.bypass_mode=true or "
             "fuse.update.skip_old_log_prob=true); nothing migrates, no slices are built, steps run as in stock verl"
         )
         return replace(block, enabled=False), said

@@ -13,6 +13,7 @@ from typing import Any
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.timeline import (
+    ABORTED,
     GENERATION,
     LANE,
     PLANNED_SECONDS,
@@ -28,8 +29,6 @@ from verl_fuse.timeline.tracks import spans_of, totals
 
 # The long tail begins when this share of the step's requests has finished.
 TAIL_BEGINS = 0.8
-# Stop reasons of a request that another replica finishes; its last part is the request.
-MOVED = ("abort", "aborted")
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,8 @@ def summarize(timeline: Timeline) -> StepSummary:
     """Condense a timeline."""
     stages = totals((span.name, span.seconds) for span in sorted(timeline.on(STEP), key=lambda s: s.start))
     parts = [span for span in spans_of(timeline, REPLICA) if span.category == "generate"]
-    requests = [s for s in parts if s.args.get("stop_reason") not in MOVED]
+    # Of a request that another replica finishes, the last part counts.
+    requests = [s for s in parts if s.args.get("stop_reason") not in ABORTED]
     ends = sorted(span.end for span in requests)
     window = ends[-1] - min(span.start for span in parts) if requests else None
     tail = ends[-1] - ends[math.ceil(TAIL_BEGINS * len(ends)) - 1] if requests else 0.0

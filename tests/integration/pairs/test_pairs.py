@@ -14,13 +14,14 @@ from covering import all_pairs, pairs_of
 from judging import faults, figures, needs_stock
 from report import cells_by_row, markdown, rows
 from rows import Done, run_row, stock_gap
-from table import ALWAYS, EVERYTHING, NAMES, REFUSED, Row, default_row, described, refused_pairs, stock_row
+from table import EVERYTHING, NAMES, REFUSED, Row, default_row, described, refused_pairs, stock_row
 
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
 LONG = os.environ.get("VERL_FUSE_LONG") == "1"
-RUN = rows() if LONG else rows()[: len(ALWAYS)]
+# Of the rows that come first, those with most values: a row takes two minutes of two cores.
+RUN = rows() if LONG else rows()[1:4]
 
 
 @pytest.fixture(scope="module")

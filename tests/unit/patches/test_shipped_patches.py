@@ -7,6 +7,7 @@ import pytest
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.source import SourceTree
+from verl_fuse.host.start.contracts import READ_AT
 from verl_fuse_patches import registry
 from verl_fuse_patches.constants import with_constant
 
@@ -35,6 +36,14 @@ def test_a_patch_fits_the_installed_version(name):
         pytest.skip("its defect cannot occur here")
     registry.check_version(patch)
     registry.check_source(patch)
+
+
+@pytest.mark.parametrize("found", READ_AT["vllm"])
+# Of vllm_cpu_recovered only 0.24 lacks the argument.
+@pytest.mark.parametrize("name", ["vllm_cpu_expand", "vllm_cpu_rows", "vllm_cpu_weights", "vllm_distribution"])
+def test_a_patch_of_vllm_takes_every_version_that_was_read(name, found, monkeypatch):
+    monkeypatch.setattr(registry, "_version", lambda patch: found)
+    registry.check_version(registry.load(name))
 
 
 @pytest.mark.parametrize("name", registry.NAMES)

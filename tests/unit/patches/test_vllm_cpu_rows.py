@@ -35,3 +35,16 @@ def test_the_added_rows_are_dropped(shape):
     assert torch.allclose(found, x @ weight + bias, atol=1e-6)
     assert found.shape == (*shape[:-1], 5)
     assert multiplied == [rounded(x.numel() // 3)]
+
+
+def test_a_graph_that_is_compiled_is_of_any_number_of_rows():
+    weight = torch.randn(3, 5)
+    module = ModuleType("ops")
+    module.onednn_mm = lambda handler, x, bias: x @ weight  # type: ignore[attr-defined]
+    apply(module)
+    handler = SimpleNamespace(k=3, n=5)
+    compiled = torch.compile(lambda x: module.onednn_mm(handler, x, None), fullgraph=True, backend="eager")
+    for rows in (7, 9):
+        x = torch.randn(rows, 3)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert torch.equal(compiled(x), x @ weight)

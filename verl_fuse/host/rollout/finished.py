@@ -30,6 +30,7 @@ class Finished:
 
     def __init__(self) -> None:
         self.tags: dict[str, dict] = {}
+        self._samples: dict[str, Sample] = {}
         self._ready: dict[str, Sample] = {}
         # Trajectories of each session, by prompt uid.
         self._sessions: dict[str, Counter[int]] = {}
@@ -73,8 +74,7 @@ class Finished:
 
     def besides(self, taken: Collection[str]) -> tuple[Sample, ...]:
         """Return the samples that are not `taken` by a lane of other workers, the oldest first."""
-        groups = self._groups
-        return tuple(groups[TrajectoryKey.parse(key).uid][key] for key in self.tags if key not in taken)
+        return tuple(sample for key, sample in self._samples.items() if key not in taken)
 
     @property
     def lengths(self) -> LengthTotals:
@@ -87,7 +87,7 @@ class Finished:
     def _add(self, key: str, tag: dict) -> None:
         uid, session, _ = TrajectoryKey.parse(key)
         sample = Sample(key, uid, int(tag["prompt_len"]), int(tag["response_len"]))
-        self.tags[key], self._ready[key] = tag, sample
+        self.tags[key], self._samples[key], self._ready[key] = tag, sample, sample
         self._ready_now = None
         self._groups.setdefault(uid, {})[key] = sample
         here = self._sessions.setdefault(uid, Counter())
@@ -103,6 +103,7 @@ class Finished:
     def _forget(self, key: str) -> int:
         """Forget a trajectory; return the tokens of its response."""
         tag = self.tags.pop(key)
+        self._samples.pop(key)
         self._ready.pop(key, None)
         self._ready_now = None
         self.forgotten += 1

@@ -2,7 +2,8 @@
 
 verl names the files of a checkpoint by the number of ranks, and a rank loads its own file (fsdp_checkpoint_manager.py).
 Here each rank first writes its own files for the number of ranks that there are into a folder that it then deletes, and
-verl loads these files. All files of the checkpoint must be readable by every rank.
+verl loads these files. All files of the checkpoint must be readable by every rank, and the temporary folder (TMPDIR)
+must have room for a rank's share.
 
 Invariants (tests/integration/test_resized_checkpoint.py):
 - parameters, the optimizer's state and the learning rate's schedule are those that were saved;
@@ -45,11 +46,10 @@ def resized_worker_class(base: type) -> type:
 def written_by(folder: Path, ranks: int) -> int | None:
     """Return the number of ranks that wrote the checkpoint, None where it is `ranks`."""
     found = {int(re.findall(r"\d+", file.name)[0]) for file in folder.glob(f"{_MODEL}_world_size_*_rank_0.pt")}
-    if not found or ranks in found:
-        return None
     if len(found) > 1:
-        raise FuseError(f"{folder}: a checkpoint of {sorted(found)} ranks; needs the files of one run")
-    return found.pop()
+        # verl leaves the files of an earlier run there, and no name tells which files are newer.
+        raise FuseError(f"{folder}: a checkpoint of {sorted(found)} ranks; needs the files of one run alone")
+    return None if found <= {ranks} else found.pop()
 
 
 def resize(source: Path, wrote: int, target: Path, engine: Any, rank: int, ranks: int) -> None:
@@ -94,7 +94,7 @@ def _own(parts: Sequence[Any], mould: Any, name: str) -> Any:
         return first
     whole = _whole(parts, name)
     shape, offset = compute_local_shape_and_global_offset(mould.shape, mould.device_mesh, mould.placements)
-    local = whole[offset[0] : offset[0] + shape[0]] if mould.dim() else whole
+    local = whole[offset[0] : offset[0] + shape[0]]
     local = local.to(device=mould.to_local().device).clone()
     return DTensor.from_local(
         local, mould.device_mesh, mould.placements, run_check=False, shape=mould.shape, stride=mould.stride()
