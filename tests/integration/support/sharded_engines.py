@@ -148,7 +148,8 @@ def wholes(worker: Any) -> dict[str, Any]:
     found = {name: parameter.detach() for name, parameter in engine.module.named_parameters()}
     for parameter, state in engine.optimizer.state.items():
         found |= {f"{names[id(parameter)]} {key}": value for key, value in state.items()}
-    return {name: t.full_tensor() if isinstance(t, DTensor) else t.clone() for name, t in found.items()}
+    # With one rank a whole tensor is the parameter itself, which learns on.
+    return {name: (t.full_tensor() if isinstance(t, DTensor) else t).clone() for name, t in found.items()}
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
