@@ -17,9 +17,6 @@ critic behind its weight sync and generation.
     python -m ci.bench.placement [--rounds 2] [--steps 10] [--keep DIRECTORY]
 """
 
-import json
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ci.bench import interstage
-from ci.bench.support.runs import SEED, in_folder, launch, parser, ratio
+from ci.bench.support.runs import SEED, in_folder, parser, planned_steps, ratio, to_and_fro
 from verl_fuse.cli.run import BASELINE
 
 STOCK, SERIAL, DEFERRED = "stock", "serial", "deferred"
@@ -81,22 +78,10 @@ def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
 
 
 def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]:
-    """Return the measurements of every measured step of one run; a run that `folder` holds already is not repeated."""
+    """Return the measurements of every measured step of one run."""
     home, every = folder / f"{number}-{arm}", FIRST + steps + LAST
-    measurements = home / "steps.jsonl"
-    if not (home / "ended").exists():
-        shutil.rmtree(home, ignore_errors=True)
-        home.mkdir(parents=True)
-        (home / "plan.json").write_text(json.dumps(make_plan(every, number)))
-        launch(
-            home,
-            "placement_arms",
-            overrides(folder, arm, home, every),
-            home / "run.log",
-            STEP_BENCH=str(measurements),
-        )
-        (home / "ended").touch()
-    return [json.loads(line) for line in measurements.read_text().splitlines()][FIRST:][:steps]
+    settings = overrides(folder, arm, home, every)
+    return planned_steps(home, "placement_arms", make_plan(every, number), settings)[FIRST:][:steps]
 
 
 def predicted(steps: Sequence[dict[str, Any]]) -> list[float]:
@@ -153,13 +138,7 @@ def main() -> None:
     def work(folder: Path) -> dict[str, Any]:
         if not (folder / "model").exists():
             interstage.make_task(folder, HIDDEN, LAYERS, PROMPTS)
-        found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-        for number in range(given.rounds):
-            # Arms alternate to and fro, so that a drift does not always meet the same arm.
-            for arm in list(ARMS) if number % 2 == 0 else reversed(ARMS):
-                found[arm] += run(folder, arm, number, given.steps)
-                print(f"round {number}: {arm}", file=sys.stderr, flush=True)
-        return report(found)
+        return report(to_and_fro(ARMS, given.rounds, lambda arm, number: run(folder, arm, number, given.steps)))
 
     in_folder(given.keep, work, again=True)
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from ci.bench.support.runs import bootstrap, in_folder, interval, launch, parser, ratio
+from ci.bench.support.runs import bootstrap, in_folder, interval, launch, parser, ratio, to_and_fro
 from verl_fuse.cli.run import BASELINE
 from verl_fuse_cpu.task.make import make
 from verl_fuse_cpu.task.parameters import Parameters, WarmStart
@@ -184,13 +184,12 @@ def bench(folder: Path, name: str, wanted: Sequence[str], rounds: int, size: Siz
     case, task = CASES[name], folder / f"task-{size.layers}"
     make(task, replace(TASK, layers=size.layers), say=lambda line: print(line, file=sys.stderr))
     arms = [arm for arm in case.runs if arm in {case.same(one) for one in wanted if one in case.arms}]
-    found: dict[str, Steps] = {arm: [] for arm in arms}
-    for number in range(rounds):
-        for arm in arms if number % 2 == 0 else reversed(arms):
-            home = folder / f"{name}-{number}-{arm}"
-            found[arm] += run(home, case, overrides(case, arm, task, home, size, number))
-            print(f"{name}, round {number}: {arm}", file=sys.stderr, flush=True)
-    return found
+
+    def steps(arm: str, number: int) -> Steps:
+        home = folder / f"{name}-{number}-{arm}"
+        return run(home, case, overrides(case, arm, task, home, size, number))
+
+    return to_and_fro(arms, rounds, steps)
 
 
 def of(steps: Steps, what: str) -> list[float]:

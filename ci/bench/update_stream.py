@@ -19,16 +19,13 @@ it from more: the generation that grew, the update that was left, groups that we
     python -m ci.bench.update_stream [--rounds 2] [--steps 8] [--keep DIRECTORY]
 """
 
-import json
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ci.bench import interstage, update
-from ci.bench.support.runs import SEED, in_folder, launch, parser, ratio
+from ci.bench.support.runs import SEED, in_folder, parser, planned_steps, ratio, to_and_fro
 from verl_fuse.cli.run import BASELINE
 
 STOCK, COPIES, LEAN, STREAM = "stock", "copies", "lean", "stream"
@@ -109,17 +106,11 @@ def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
 
 
 def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]:
-    """Return the records of every measured step of one run; a run that `folder` holds already is not repeated."""
-    home, measurements = folder / f"{number}-{arm}", folder / f"{number}-{arm}" / "steps.jsonl"
-    if not (home / "ended").exists():
-        shutil.rmtree(home, ignore_errors=True)
-        home.mkdir(parents=True)
-        (home / "plan.json").write_text(json.dumps(make_plan(FIRST + steps, number)))
-        settings = overrides(folder, arm, home, FIRST + steps)
-        launch(home, "update_stream_arms", settings, home / "run.log", STEP_BENCH=str(measurements))
-        (home / "ended").touch()
-    steps_of = [json.loads(line) for line in measurements.read_text().splitlines()][FIRST:]
-    return [{**step, "correlation": correlation_of(number)} for step in steps_of]
+    """Return the records of every measured step of one run."""
+    home, every = folder / f"{number}-{arm}", FIRST + steps
+    settings = overrides(folder, arm, home, every)
+    found = planned_steps(home, "update_stream_arms", make_plan(every, number), settings)[FIRST:]
+    return [{**step, "correlation": correlation_of(number)} for step in found]
 
 
 def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -182,13 +173,7 @@ def main() -> None:
     def work(folder: Path) -> dict[str, Any]:
         if not (folder / "model").exists():
             interstage.make_task(folder, update.HIDDEN, update.LAYERS, PROMPTS)
-        found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-        for number in range(given.rounds):
-            # Arms alternate to and fro, so that a drift does not always meet the same arm.
-            for arm in list(ARMS) if number % 2 == 0 else reversed(ARMS):
-                found[arm] += run(folder, arm, number, given.steps)
-                print(f"round {number}: {arm}", file=sys.stderr, flush=True)
-        return report(found)
+        return report(to_and_fro(ARMS, given.rounds, lambda arm, number: run(folder, arm, number, given.steps)))
 
     in_folder(given.keep, work, again=True)
 

@@ -4,9 +4,10 @@ intervals."""
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,32 @@ def ratio_of_arms(records: Sequence[dict[str, Any]], over: str, under: str) -> t
     """Return the ratio of the seconds of two arms' steps; the steps of a group belong together."""
     first, second = ([record["seconds"] for record in records if record["arm"] == arm] for arm in (over, under))
     return ratio(first, second)
+
+
+def planned_steps(home: Path, module: str, plan: dict[str, Any], overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the records of every step of a run in `home` with a plan (arms/bench_plan.py); a run that has ended there
+    is not repeated."""
+    measurements = home / "steps.jsonl"
+    if not (home / "ended").exists():
+        # An earlier run broke off.
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        (home / "plan.json").write_text(json.dumps(plan))
+        launch(home, module, overrides, home / "run.log", STEP_BENCH=str(measurements))
+        (home / "ended").touch()
+    return [json.loads(line) for line in measurements.read_text().splitlines()]
+
+
+def to_and_fro(arms: Iterable[str], rounds: int, run: Callable[[str, int], list[Any]]) -> dict[str, list[Any]]:
+    """Return all that `run(arm, round)` returned, by arm. Every other round takes the arms in reverse, so that a drift
+    of the machine does not always meet the same arm."""
+    names = list(arms)
+    found: dict[str, list[Any]] = {arm: [] for arm in names}
+    for number in range(rounds):
+        for arm in names if number % 2 == 0 else reversed(names):
+            found[arm] += run(arm, number)
+            print(f"round {number}: {arm}", file=sys.stderr, flush=True)
+    return found
 
 
 def in_folder(keep: Path | None, work: Callable[[Path], Any], again: bool = False) -> Any:
