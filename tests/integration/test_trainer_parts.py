@@ -393,8 +393,10 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     assert kinds == ["SliceRefresh", "Layouts", "FusedUpdates"]
     assert trainer.updates is trainer.parts[-1]
     monkeypatch.setattr(features.assembly, "deferred_critic", lambda trainer: SimpleNamespace(lane="critic's lane"))
+    monkeypatch.setattr(features.assembly, "values_apart", lambda trainer, deferred: f"values on {deferred.lane}")
     run.use_deferred_critic()
     assert trainer.deferred is trainer.parts[-1]
+    assert trainer.director.apart == "values on critic's lane"
     assert (trainer.lane, trainer.critic_lane) == ("lane", "critic's lane")
     run.use_lean_update(True, False, "computed")
     assert type(trainer.parts[-1]).__name__ == "LeanUpdates"

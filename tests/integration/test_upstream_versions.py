@@ -85,7 +85,7 @@ def test_the_check_fetches_a_vllm_by_itself(repo: Path):
     assert done.returncode == 2, done.stderr
     assert done.stdout.startswith("# verl-fuse on verl 0.9.1 and vLLM 0.8.0: red\n")
     assert ", vllm 0.8.0, " in done.stdout
-    assert "vllm.v1.engine.core_client:MPClient has no resources" in done.stdout
+    assert "vllm.v1.engine.core_client:BackgroundResources has no engine_manager" in done.stdout
 
 
 def test_a_version_that_is_not_there_is_an_error_of_its_own(tmp_path: Path):

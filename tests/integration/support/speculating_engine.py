@@ -42,8 +42,8 @@ def kernel() -> dict[str, list[list[float]]]:
     def processed(top_k: Any) -> list[list[float]]:
         Metadata.top_k = top_k
         # As vLLM takes it from there: since 0.31 the platform, before it the model runner.
-        if hasattr(current_platform, "register_triton_kernel_overrides"):
-            current_platform.register_triton_kernel_overrides()
+        if register := getattr(current_platform, "register_triton_kernel_overrides", None):
+            register()
         else:
             sampler.expand_kernel = kernels.expand_kernel
         logits = torch.tensor([[1.0, 2.0, 3.0]] * 5)
