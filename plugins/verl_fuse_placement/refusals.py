@@ -1,4 +1,4 @@
-"""Placements that this run cannot carry out, refused before anything is started."""
+"""Refuse placements that a run cannot carry out, before anything is started."""
 
 import math
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _ENGINES = ("fsdp", "fsdp2")
 
 
 def devices_of(get: Get) -> range | None:
-    """The critic's devices; None where it is beside the actor, and before the run has chosen them."""
+    """Return the critic's devices; None where the critic is beside the actor, or the run has not chosen yet."""
     placed = get(PLACED)
     if not placed or placed == AUTO:
         return None
@@ -30,7 +30,7 @@ def devices_of(get: Get) -> range | None:
 
 
 def refusals(get: Get) -> Iterator[Refusal]:
-    """The reasons why this configuration cannot have its critic where the block says."""
+    """Return the reasons why this configuration cannot have its critic where the block says."""
     devices = devices_of(get)
     if devices is None and get(PLACED) != AUTO:
         return
@@ -50,7 +50,7 @@ def refusals(get: Get) -> Iterator[Refusal]:
 
 
 def candidates(get: Get) -> dict[int, list[Refusal]]:
-    """The numbers of replicas on whose devices the critic may be, the last ones, with the refusals of each."""
+    """Return the numbers of last replicas on whose devices the critic may be, with the refusals of each number."""
     found: dict[int, list[Refusal]] = {}
     apart, replicas = 1, replicas_of(get)
     while apart < replicas:
@@ -68,24 +68,25 @@ def candidates(get: Get) -> dict[int, list[Refusal]]:
 
 
 def keys_of(get: Get, apart: int) -> dict[str, Any]:
-    """The keys of a run whose critic has the devices of the last `apart` replicas, which do not generate."""
+    """Return the keys of a run whose critic has the devices of the last `apart` replicas, which do not generate."""
     each, left = replica_devices(get), replicas_of(get) - apart
     place = {"first": left * each, "devices": apart * each}
     return {PLACED: place, DEFER: True, MOST_REPLICAS: min(get(MOST_REPLICAS) or left, left)}
 
 
 def replica_devices(get: Get) -> int:
-    """The devices of one rollout replica."""
+    """Return the number of devices of one rollout replica."""
     return math.prod(get(f"{ROLLOUT}.{kind}_parallel_size") or 1 for kind in ("tensor_model", "data", "pipeline_model"))
 
 
 def replicas_of(get: Get) -> int:
-    """The rollout replicas on the training devices."""
+    """Return the number of rollout replicas on the training devices."""
     return _all(get) // replica_devices(get)
 
 
 def _chosen(get: Get) -> Iterator[Refusal]:
-    """Of a run that chooses the devices: replicas there must be kept from generating, and a choice be possible."""
+    """Refuse a run that chooses the devices, where nothing keeps replicas there from generating or no choice is
+    possible."""
     on = f"{PLACED}={AUTO} needs"
     yield from required(get, {ELASTIC_ON: (True, f"{on} true: it says which replicas generate")})
     yield from required_if_set(get, {"fuse.elastic.standalone": (0, f"{on} 0: replicas are counted by their devices")})
@@ -160,7 +161,7 @@ def _deferred(get: Get, devices: range) -> Iterator[Refusal]:
 
 
 def _parked(get: Get, devices: range) -> Iterator[Refusal]:
-    """On an accelerator a replica that generates leaves a critic that is trained no memory."""
+    """Refuse a replica that generates on the critic's accelerator: it leaves a critic that is trained no memory."""
     each, key = replica_devices(get), MOST_REPLICAS
     free = devices.start // each
     if devices.stop != _all(get) or not free:

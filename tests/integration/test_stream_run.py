@@ -118,7 +118,6 @@ def test_complete_groups_are_streamed_before_generation_ends(streamed: Finished,
     assert early[0].end < generation.end
 
 
-@TAIL
 def test_what_changes_after_it_was_streamed_is_dropped(streamed: Finished, records):
     fallbacks = {step: int(record["stream"]["fuse/stream_fallbacks"]) for step, record in records.items()}
     assert fallbacks == {step: sum(fault <= step for fault in FAULTS) for step in fallbacks}

@@ -3,6 +3,7 @@ refused and what is not tried."""
 
 import math
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +11,7 @@ from covering import all_pairs, covering_rows
 from judging import Figures
 from table import ALWAYS, EXCLUDED, FACTORS, LATER, NAMES, REFUSED, default_row, described, refused_pairs
 
+WIDTH = 120
 # What a row that did not run shows.
 NOT_RUN = "–"
 # Between these lines of README.md the table is.
@@ -36,10 +38,11 @@ def markdown(
     table = rows()
     refused = refused_pairs()
     lines = [
-        (
+        *wrap(
             f"{len(NAMES)} factors, {sum(map(len, NAMES.values()))} values, {len(all_pairs(NAMES))} pairs: "
             f"{len(refused)} are refused before start, the others are covered by {len(table)} rows. The first value of "
-            "a factor is that of rows that do not name it."
+            "a factor is that of rows that do not name it.",
+            WIDTH,
         ),
         "",
         "| factor | values |",

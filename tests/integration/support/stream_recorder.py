@@ -52,12 +52,33 @@ def _mend(actor: Any) -> None:
     actor.loss_fn = actor._stock_loss
 
 
+def _mark(module: Any) -> None:
+    """The agent waits for the end of the streamed call after which only its own group is left."""
+    stream = module.StreamedUpdates._stream
+
+    def marked(self: Any, now: Any, *args: Any) -> None:
+        try:
+            stream(self, now, *args)
+        finally:
+            if len(now.handed) == self._trainer.config.data.train_batch_size - 1:
+                (_folder() / "streamed").touch()
+
+    module.StreamedUpdates._stream = marked
+
+
+def _folder() -> Path:
+    folder = Path(os.environ["STEP_RECORD_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _compare(module: Any) -> None:
     trainer, stock = module.FuseTrainer, module.PPOTrainerSync
     begin, advantage, update = trainer.on_step_begin, trainer._compute_advantage, trainer._update_actor
 
     def on_step_begin(self: Any) -> None:
         begin(self)
+        (_folder() / "streamed").unlink(missing_ok=True)
         if self.global_steps == FAILING:
             on_workers(self, _fail)
 
@@ -85,9 +106,7 @@ def _compare(module: Any) -> None:
             "stock": {key: float(value) for key, value in found.items() if key.startswith("actor/")},
             "stream": {key: value for key, value in self.updates.metrics.items() if "stream" in key},
         }
-        folder = Path(os.environ["STEP_RECORD_DIR"])
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "stream.jsonl").open("a") as file:
+        with (_folder() / "stream.jsonl").open("a") as file:
             file.write(json.dumps(record) + "\n")
         return batch
 
@@ -97,3 +116,4 @@ def _compare(module: Any) -> None:
 
 on_import("verl.experimental.agent_loop", _register_agent)
 on_import("verl_fuse.host.trainer", _compare)
+on_import("verl_fuse.host.update.stream.driver", _mark)

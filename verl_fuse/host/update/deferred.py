@@ -1,5 +1,5 @@
-"""The critic's update handed to its own workers, where it runs beside the weight sync and the
-generation of the next step.
+"""Hand the critic's update to its own workers, where the update runs beside the weight sync and the generation of the
+next step.
 
 Nothing before the values of the next step reads the critic's weights, so that every number is that of the same
 placement one update after the other. The actor's update goes first: its ranks compute on the critic's devices too, and
@@ -42,7 +42,7 @@ LEARNED_FIELDS = ("values", "returns")
 
 @dataclass(frozen=True)
 class Handed:
-    """An update that is not settled: of this step, with its metrics and seconds to be."""
+    """An update of one step that is not settled, with the metrics and seconds that it will have."""
 
     step: int
     done: "Future[tuple[dict[str, Any], float]]"
@@ -111,7 +111,7 @@ class DeferredCritic(TrainerPart):
         self.lane.close()
 
     def _kept(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The rows of `batch` with the fields of an update, in the partition of their own."""
+        """Return the rows of `batch` with the fields of an update, in the partition of their own."""
         data = read(batch, self._fields)
         if missing := [name for name in self._fields if name not in data.keys()]:  # noqa: SIM118 - a TensorDict
             raise FuseError(
@@ -124,7 +124,7 @@ class DeferredCritic(TrainerPart):
 
 
 def _trained(kept: KVBatchMeta, stock: UpdateCall) -> tuple[dict[str, Any], float]:
-    """Metrics and seconds of an update, whose rows nobody needs any more."""
+    """Run the update of these rows, clear them, and return its metrics and seconds."""
     watch, metrics = Stopwatch(), {}
     stock(kept, metrics)
     seconds = watch.now - watch.start
