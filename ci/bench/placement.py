@@ -6,13 +6,16 @@ pinned to one core. Arms:
 
 - stock: verl's own trainer, at our pace of looking at the rollout; actor, critic and replicas on both devices;
 - serial (control): the critic on the second device, where nothing generates, one update after the other;
-- deferred: the same placement, `fuse.placement.defer=true`.
+- deferred: the same placement, `fuse.placement.defer=true`;
+- inference: deferred, with reference and old log-probs on a slice of the second device, and values on the critic's
+  lane, while the first device generates.
 
 Every arm is a run of its own; step n of each generates the same lengths, which are forced: many short responses and few
 long ones. The first step, which loads and compiles, and the last, which waits for its own critic, are left out. Ratios
 are of sums of seconds over the steps of all rounds (stock over the arm), their intervals bootstraps over steps of the
 same number in the same round (95 %). `predicted_ratio` takes the control's steps, and hides each one's update of the
-critic behind its weight sync and generation.
+critic behind its generation, as far as cores were idle meanwhile: driver, queue and devices share two cores here.
+`predicted_with_idle_cores` is the prediction for a machine with a core for each device and others for the host.
 
     python -m ci.bench.placement [--rounds 2] [--steps 10] [--keep DIRECTORY]
 """
@@ -27,7 +30,7 @@ from ci.bench import interstage
 from ci.bench.support.runs import SEED, in_folder, parser, planned_steps, ratio, to_and_fro
 from verl_fuse.cli.run import BASELINE
 
-STOCK, SERIAL, DEFERRED = "stock", "serial", "deferred"
+STOCK, SERIAL, DEFERRED, INFERENCE = "stock", "serial", "deferred", "inference"
 PLACED = (
     "fuse.placement.critic={first:1,devices:1}",
     # The replica on the critic's device does not generate.
@@ -41,6 +44,12 @@ ARMS: dict[str, tuple[str, ...]] = {
     STOCK: BASELINE,
     SERIAL: PLACED,
     DEFERRED: (*PLACED, "fuse.placement.defer=true"),
+    INFERENCE: (
+        *PLACED,
+        "fuse.placement.defer=true",
+        "fuse.interstage.enabled=true",
+        "fuse.interstage.layout=slices",
+    ),
 }
 PROMPTS, SAMPLES_PER_PROMPT = 4, interstage.SAMPLES_PER_PROMPT
 SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
@@ -49,8 +58,6 @@ LONG_SAMPLES, LONG, SHORT = 2, 400, 48
 HIDDEN, LAYERS = 384, 6
 # Steps at the ends of a run that are not measured.
 FIRST, LAST = 1, 1
-# These are verl's timers of the stages that a deferred update runs beside: until the next values.
-BESIDE = ("gen",)
 
 
 def make_plan(steps: int, seed: int) -> dict[str, Any]:
@@ -84,13 +91,15 @@ def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]
     return planned_steps(home, "placement_arms", make_plan(every, number), settings)[FIRST:][:steps]
 
 
-def predicted(steps: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the seconds of the control's steps if each update of the critic were hidden behind the stages that it may
-    run beside."""
-    return [
-        step["seconds"] - min(step["parts"]["update_critic"], sum(step["parts"][name] for name in BESIDE))
-        for step in steps
-    ]
+def predicted(steps: Sequence[dict[str, Any]], idle_cores: bool) -> list[float]:
+    """Return the seconds of the control's steps if each update of the critic were hidden behind generation: wholly
+    where there are idle cores, else behind the core seconds that nothing used."""
+
+    def hidden(step: dict[str, Any]) -> float:
+        generation = step["parts"]["gen"]
+        return min(step["parts"]["update_critic"], generation, *([] if idle_cores else [step["idle"]]))
+
+    return [step["seconds"] - hidden(step) for step in steps]
 
 
 def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -98,6 +107,9 @@ def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
     def seconds(arm: str) -> list[float]:
         return [step["seconds"] for step in found[arm]]
+
+    def foretold(idle_cores: bool) -> float:
+        return round(sum(seconds(STOCK)) / sum(predicted(found[SERIAL], idle_cores)), 3)
 
     (whole, interval), (control, control_interval) = (ratio(seconds(STOCK), seconds(arm)) for arm in (DEFERRED, SERIAL))
     every = [step for steps in found.values() for step in steps]
@@ -107,7 +119,9 @@ def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "interval": interval,
         "control_ratio": control,
         "control_interval": control_interval,
-        "predicted_ratio": round(sum(seconds(STOCK)) / sum(predicted(found[SERIAL])), 3),
+        "inference_ratio": ratio(seconds(STOCK), seconds(INFERENCE)),
+        "predicted_ratio": foretold(idle_cores=False),
+        "predicted_with_idle_cores": foretold(idle_cores=True),
         "over_control": ratio(seconds(SERIAL), seconds(DEFERRED)),
         "steps": len(found[STOCK]),
         "seconds": {arm: round(float(np.mean(seconds(arm))), 3) for arm in found},
@@ -120,8 +134,11 @@ def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
             for arm, steps in found.items()
         },
         "critic": {
-            name: round(float(np.mean([step["own"][f"fuse/placement_{name}_seconds"] for step in found[DEFERRED]])), 3)
-            for name in ("update", "wait", "hidden")
+            arm: {
+                name: round(float(np.mean([step["own"][f"fuse/placement_{name}_seconds"] for step in found[arm]])), 3)
+                for name in ("update", "wait", "hidden")
+            }
+            for arm in (DEFERRED, INFERENCE)
         },
         "samples": int(sum(step["samples"] for step in every)),
         "lost": int(sum(step["lost"] for step in every)),
