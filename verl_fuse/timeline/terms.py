@@ -17,7 +17,7 @@ TERMS = {
     "slice": "The devices of one finished replica, which compute inference with weights of their own.",
     "lane": "A queue of inference calls; calls of one lane run one after the other.",
     "rank": "One training process.",
-    "device": "The hardware that computes for one rank, and for a replica or a part of it.",
+    "device": "The hardware that runs one rank, and a replica or part of one.",
     "inference": "Log-probs and values of finished samples; nothing is generated and nothing is learned.",
     "idle": "Time in which a device computes neither for its replica, slice nor rank.",
     "long tail": "Generation after 80 % of the requests have finished, as a share of generation.",
