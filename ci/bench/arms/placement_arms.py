@@ -27,7 +27,7 @@ class _Idle:
 
     def between(self, begin: float, end: float) -> float:
         """Return the idle core seconds between two moments of the monotonic clock."""
-        times, idle = np.array(self._looks).T
+        times, idle = np.array(list(self._looks)).T
         first, last = np.interp([begin, end], times, idle)
         return float(last - first)
 
