@@ -50,6 +50,7 @@ NAMES = (
     "vllm_distribution",
     "weight_buffer_lock",
     "weight_sender_deadline",
+    "weight_socket_name",
 )
 
 PatchState = Literal["applied", "pending", "off", "not needed", "refused"]

@@ -66,6 +66,12 @@ def receive(handle: str, hang: bool, out: Connection) -> None:
     signal.pause()
 
 
+def in_cluster(raylet: str, target: Callable[..., None], *arguments: Any) -> None:
+    """In a process of the Ray cluster whose raylet has this number."""
+    os.environ["RAY_RAYLET_PID"] = raylet
+    target(*arguments)
+
+
 class Process:
     """A forked process that has verl imported already, and the messages it sends."""
 
@@ -126,6 +132,16 @@ def test_a_transfer_that_works_is_not_disturbed(start, handle):
     assert [receiver.next() for _ in range(5)] == [[0.0], [262144.0], [524288.0], [786432.0], "received"]
     assert sender.next() == "sent"
     assert not (SHARED_MEMORY / buffer).exists()
+
+
+def test_two_runs_on_one_host_do_not_get_each_others_weights(start, handle):
+    """verl gives the workers of both the same handle: the first job of every cluster has the same number."""
+    waiting = start(in_cluster, "1", receive, handle, False)
+    for raylet, receiver in (("2", start(in_cluster, "2", receive, handle, False)), ("1", waiting)):
+        sender = start(in_cluster, raylet, send, handle, 60.0)
+        sender.next()
+        assert [receiver.next(30) for _ in range(5)] == [[0.0], [262144.0], [524288.0], [786432.0], "received"]
+        assert sender.next() == "sent"
 
 
 def test_the_sender_names_a_receiver_that_is_killed(start, handle):

@@ -1,0 +1,52 @@
+"""Weights of a run go through sockets of its own, also where another run with a Ray cluster of its own is on the host.
+
+verl names the socket of a rollout worker by Ray's job, and every cluster's first job has the same number: of two runs
+on one host, one removes the other's socket, or a receiver takes the other run's weights. The patch adds the process
+number of the cluster's raylet to the name; sender and receiver of a socket are on one node, and below one raylet.
+"""
+
+import functools
+import os
+from types import ModuleType
+from typing import Any
+
+from verl_fuse_patches.registry import Patch
+
+# Ray gives it to every worker; the processes of an engine inherit it.
+RAYLET_VARIABLE = "RAY_RAYLET_PID"
+_SUFFIX = ".sock"
+
+
+def own_handle(handle: str) -> str:
+    """Return the handle with this process's raylet in its name; a process outside Ray keeps the handle."""
+    raylet = os.environ.get(RAYLET_VARIABLE)
+    return handle if raylet is None else f"{handle.removesuffix(_SUFFIX)}-raylet-{raylet}{_SUFFIX}"
+
+
+def _wrap(end: Any) -> None:
+    original = end.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, zmq_handle: str, *args: Any, **kwargs: Any) -> None:
+        original(self, own_handle(zmq_handle), *args, **kwargs)
+
+    end.__init__ = __init__
+
+
+def apply(module: ModuleType) -> None:
+    _wrap(module.BucketedWeightSender)
+    _wrap(module.BucketedWeightReceiver)
+
+
+_TARGET = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
+
+PATCH = Patch(
+    name="weight_socket_name",
+    reason="two runs on one host, each with a Ray cluster of its own, send weights through the same sockets",
+    upstream="https://github.com/verl-project/verl/blob/v0.9.1/verl/workers/rollout/vllm_rollout/vllm_rollout.py",
+    distributions=("verl",),
+    target=f"{_TARGET}:BucketedWeightSender.__init__,BucketedWeightReceiver.__init__",
+    fingerprints={">=0.9.1,<0.10": "aea81728499f69c3"},
+    remove_when="verl's name of the socket differs between clusters on one host",
+    apply=apply,
+)
