@@ -14,8 +14,8 @@ Every arm is a run of its own; step n of each generates the same lengths, which 
 long ones. The first step, which loads and compiles, and the last, which waits for its own critic, are left out. Ratios
 are of sums of seconds over the steps of all rounds (stock over the arm), their intervals bootstraps over steps of the
 same number in the same round (95 %). `predicted_ratio` takes the control's steps, and hides each one's update of the
-critic behind its generation, as far as cores were idle meanwhile: driver, queue and devices share two cores here.
-`predicted_with_idle_cores` is the prediction for a machine with a core for each device and others for the host.
+critic behind the next generation, as far as the second device's core was idle meanwhile: driver and queue share two
+cores with the devices here. `predicted_with_idle_core` is the prediction for a host with cores of its own.
 
     python -m ci.bench.placement [--rounds 2] [--steps 10] [--keep DIRECTORY]
 """
@@ -91,15 +91,16 @@ def run(folder: Path, arm: str, number: int, steps: int) -> list[dict[str, Any]]
     return planned_steps(home, "placement_arms", make_plan(every, number), settings)[FIRST:][:steps]
 
 
-def predicted(steps: Sequence[dict[str, Any]], idle_cores: bool) -> list[float]:
-    """Return the seconds of the control's steps if each update of the critic were hidden behind generation: wholly
-    where there are idle cores, else behind the core seconds that nothing used."""
+def predicted(steps: Sequence[dict[str, Any]], idle_core: bool) -> list[float]:
+    """Return the seconds of the control's steps if each update of the critic were hidden behind the next generation:
+    wholly where the critic's core has no other work, else as long as the core was idle. The first step of a run hides
+    an update like its own."""
 
-    def hidden(step: dict[str, Any]) -> float:
-        generation = step["parts"]["gen"]
-        return min(step["parts"]["update_critic"], generation, *([] if idle_cores else [step["idle"]]))
+    def hidden(before: dict[str, Any], step: dict[str, Any]) -> float:
+        update = (before if before["step"] == step["step"] - 1 else step)["parts"]["update_critic"]
+        return min(update, step["parts"]["gen"] if idle_core else step["idle"])
 
-    return [step["seconds"] - hidden(step) for step in steps]
+    return [step["seconds"] - hidden(before, step) for before, step in zip([steps[0], *steps], steps, strict=False)]
 
 
 def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -108,8 +109,8 @@ def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     def seconds(arm: str) -> list[float]:
         return [step["seconds"] for step in found[arm]]
 
-    def foretold(idle_cores: bool) -> float:
-        return round(sum(seconds(STOCK)) / sum(predicted(found[SERIAL], idle_cores)), 3)
+    def foretold(idle_core: bool) -> float:
+        return round(sum(seconds(STOCK)) / sum(predicted(found[SERIAL], idle_core)), 3)
 
     (whole, interval), (control, control_interval) = (ratio(seconds(STOCK), seconds(arm)) for arm in (DEFERRED, SERIAL))
     every = [step for steps in found.values() for step in steps]
@@ -120,8 +121,10 @@ def report(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "control_ratio": control,
         "control_interval": control_interval,
         "inference_ratio": ratio(seconds(STOCK), seconds(INFERENCE)),
-        "predicted_ratio": foretold(idle_cores=False),
-        "predicted_with_idle_cores": foretold(idle_cores=True),
+        "inference_over_deferred": ratio(seconds(DEFERRED), seconds(INFERENCE)),
+        "streamed_samples": float(np.mean([step["own"]["fuse/streamed_samples"] for step in found[INFERENCE]])),
+        "predicted_ratio": foretold(idle_core=False),
+        "predicted_with_idle_core": foretold(idle_core=True),
         "over_control": ratio(seconds(SERIAL), seconds(DEFERRED)),
         "steps": len(found[STOCK]),
         "seconds": {arm: round(float(np.mean(seconds(arm))), 3) for arm in found},

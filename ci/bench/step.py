@@ -55,9 +55,8 @@ PACKED = (
 )
 # Either switch of the update needs metrics of the computed samples alone.
 COMPUTED = "fuse.update.metrics=computed"
-# The task has long traces, and a model that has learned to write them: responses of some hundred tokens, so that a
-# rollout mostly decodes, as where responses reason. With an exponent of 1.0, samples of 20 tokens, a third of a rollout
-# is the way of its requests through Ray.
+# The task has long traces, and a model that has learned to write them: responses of 50 tokens on average and 240 at
+# most. With an exponent of 1.0 responses have 20 tokens, and a rollout is mostly the way of its requests through Ray.
 TASK = Parameters(tail_exponent=0.5, warm_start=WarmStart(exponent=0.5, careless=0.05))
 LAYERS = 8
 PROMPTS = 16

@@ -38,7 +38,7 @@ reference: config.json
 
 @pytest.fixture(scope="session")
 def verl_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where this session's recipe runs keep task, checkpoints and logs; the task is made once."""
+    """Where recipe runs of this process keep task, checkpoints and logs; the task is made once."""
     return tmp_path_factory.mktemp("verl_fuse_home")
 
 

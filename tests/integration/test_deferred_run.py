@@ -62,7 +62,7 @@ def in_turn(verl_home, planned, forks) -> Finished:
 
 @pytest.fixture(scope="module")
 def killed(verl_home, planned, forks) -> Finished:
-    done = replay(verl_home, forks, "mortal", "mortal.numbers", *DEFERRED, *CHECKPOINTS, dies=DIES)
+    done = replay(verl_home, forks, "deferred_mortal", "deferred_mortal.numbers", *DEFERRED, *CHECKPOINTS, dies=DIES)
     # The same command writes this file anew.
     (done.folder / "metrics.jsonl").rename(done.folder / FIRST_METRICS)
     return done
@@ -70,20 +70,20 @@ def killed(verl_home, planned, forks) -> Finished:
 
 @pytest.fixture(scope="module")
 def resumed(verl_home, killed, forks) -> Finished:
-    done = replay(verl_home, forks, "mortal", "resumed.numbers", *DEFERRED, *CHECKPOINTS)
+    done = replay(verl_home, forks, "deferred_mortal", "deferred_resumed.numbers", *DEFERRED, *CHECKPOINTS)
     assert done.code == 0, done.output[-4000:]
     # Workers count their updates from the start of their run.
-    for file in (verl_home / "resumed.numbers").glob("*_rank*.pt"):
+    for file in (verl_home / "deferred_resumed.numbers").glob("*_rank*.pt"):
         role, count, rank = file.stem.split("_")
         file.rename(file.with_name(f"{role}_{int(count) + SAVED}_{rank}.after"))
-    for file in (verl_home / "resumed.numbers").glob("*.after"):
+    for file in (verl_home / "deferred_resumed.numbers").glob("*.after"):
         file.rename(file.with_suffix(".pt"))
     return done
 
 
 @pytest.fixture(scope="module")
 def streamed(verl_home, planned, forks) -> Finished:
-    done = replay(verl_home, forks, "streamed", "streamed.numbers", *STREAMED)
+    done = replay(verl_home, forks, "deferred_streamed", "deferred_streamed.numbers", *STREAMED)
     assert done.code == 0, done.output[-4000:]
     return done
 
@@ -103,14 +103,14 @@ def test_a_critic_that_dies_in_a_deferred_update_ends_the_run_by_name(killed):
 def test_every_number_is_that_of_the_same_placement_in_turn(verl_home, in_turn, killed, resumed, number):
     first = number <= SAVED
     metrics = killed.folder / (FIRST_METRICS if first else "metrics.jsonl")
-    ours = step_of(verl_home / ("mortal.numbers" if first else "resumed.numbers"), metrics, number)
+    ours = step_of(verl_home / ("deferred_mortal.numbers" if first else "deferred_resumed.numbers"), metrics, number)
     serial = step_of(verl_home / "in_turn.numbers", in_turn.folder / "metrics.jsonl", number)
     assert [finding for finding in step_findings(number, serial, ours, None) if not finding.passed] == []
 
 
 @pytest.mark.parametrize("number", range(1, STEPS + 1))
 def test_streamed_values_are_those_of_the_same_placement_in_turn(verl_home, in_turn, streamed, number):
-    ours = step_of(verl_home / "streamed.numbers", streamed.folder / "metrics.jsonl", number)
+    ours = step_of(verl_home / "deferred_streamed.numbers", streamed.folder / "metrics.jsonl", number)
     serial = step_of(verl_home / "in_turn.numbers", in_turn.folder / "metrics.jsonl", number)
     assert [finding for finding in step_findings(number, serial, ours, STREAMING) if not finding.passed] == []
 

@@ -26,8 +26,7 @@ pytestmark = [
 
 LONG = bool(os.environ.get("VERL_FUSE_LONG"))
 STEPS = 8 if LONG else 5
-# How much is complete before generation ends depends on how fast the machine is.
-TAIL = pytest.mark.skipif(not LONG, reason="VERL_FUSE_LONG=1")
+ONLY_LONG = pytest.mark.skipif(not LONG, reason="VERL_FUSE_LONG=1")
 # As support/stream_recorder.py plants them.
 FAULTS = LATE, FAILING, EVICTED = 3, 4, 5
 COMMAND = (
@@ -101,15 +100,13 @@ def assert_verls(records: dict[int, dict[str, Any]]) -> None:
             assert record["ours"][key] == pytest.approx(record["stock"][key], rel=1e-4, abs=1e-6), (step, key)
 
 
-@TAIL
 def test_complete_groups_are_streamed_before_generation_ends(streamed: Finished, records):
     for step, record in records.items():
-        # The first call of a rank builds what FSDP2 needs, and may last as long as the tail.
-        if step > 1 and step not in FAULTS:
+        if step not in FAULTS:
             shares = {key.removeprefix("fuse/stream_"): share for key, share in record["stream"].items()}
-            print(step, shares)
-            assert shares["missed_tokens"] <= 0.3 * shares["complete_tokens"], (step, shares)
-            assert shares["tokens"] > 0.1, (step, shares)
+            # The long response is nearly half of the tokens.
+            assert shares["tokens"] > 0.3, (step, shares)
+            assert shares["missed_tokens"] == 0.0, (step, shares)
     timeline = Timeline.from_json((streamed.folder / "timeline/step_000002.json").read_text())
     (generation,) = [span for span in timeline.on(STEP) if span.name == "gen"]
     early = [span for span in timeline.spans if span.name == STREAM_UPDATE and span.start < generation.end]
@@ -139,7 +136,7 @@ def mortal(home: Path, forks: dict[str, str], record: str, dies: int) -> Finishe
         f"trainer.total_training_steps={ENDS}",
         "trainer.save_freq=1",
         "trainer.resume_mode=auto",
-        name="mortal",
+        name="stream_mortal",
         record=home / record,
         recorder="stream_recorder,stream_faults",
         variables={"STREAM_FAULTS": "0 0 0", "STREAM_DIES_AT": str(dies)},
@@ -148,7 +145,7 @@ def mortal(home: Path, forks: dict[str, str], record: str, dies: int) -> Finishe
     )
 
 
-@TAIL
+@ONLY_LONG
 def test_a_rank_that_is_killed_while_it_streams_ends_the_run_which_goes_on_from_its_checkpoint(verl_home: Path, forks):
     killed = mortal(verl_home, forks, "killed", DIES)
     assert killed.code != 0

@@ -44,11 +44,7 @@ def faults(source: str) -> Iterator[str]:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_docstrings_are_sentences(folder: str):
     files = [path for path in sorted((REPO / folder).rglob("*.py")) if "tests" not in path.parts]
-    found = {
-        f"{path.relative_to(REPO).as_posix()}: {words}"
-        for path in files
-        for words in faults(path.read_text())
-    }
+    found = {f"{path.relative_to(REPO).as_posix()}: {words}" for path in files for words in faults(path.read_text())}
     assert found == set()
 
 

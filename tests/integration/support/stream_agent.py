@@ -1,5 +1,5 @@
 """Agent `stream_tail`: one long response in twelve groups, and rewards of 0 and 1 in most groups, whatever the model
-says. The long response is not handed over before the other groups were streamed, on a machine of any speed."""
+says. The long response is handed over once the other groups were streamed, or MOST seconds have passed."""
 
 import asyncio
 import os
@@ -12,8 +12,7 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 LONG = 950
 # stream_recorder.py writes the file of this name in $STEP_RECORD_DIR once all other groups of the step were streamed.
 STREAMED = "streamed"
-# Seconds after which the long response is handed over in any case.
-MOST = 60.0
+MOST = 20.0
 
 
 async def _until_streamed() -> None:
