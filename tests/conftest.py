@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-RECORDED = "runs with recorded rollouts"
+RUNS = "runs of recipes"
 EXIT_STATUS = pytest.StashKey[int]()
 REPO = Path(__file__).resolve().parent.parent
 
@@ -35,21 +35,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest tests first: runs of recipes, first those with recorded rollouts, then every other test that
-    drives real parts."""
-    items.sort(
-        key=lambda item: (
-            _share(item.nodeid) != RECORDED,
-            not _runs_recipes(_module(item.nodeid)),
-            item.get_closest_marker("integration") is None,
-        )
-    )
+    """Put the longest tests first: runs of recipes, then every other test that drives real parts."""
+    items.sort(key=lambda item: (_share(item.nodeid) != RUNS, item.get_closest_marker("integration") is None))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share tests out over two processes: all runs with recorded rollouts in a row, which build on each other, and
-    every other module as a whole."""
+    """Share tests out over two processes: all runs of recipes in a row, which build on each other, and every
+    other module as a whole."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -60,21 +53,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _share(nodeid: str) -> str:
-    module = _module(nodeid)
-    return RECORDED if _runs_recipes(module) and re.search(r"\bplanned\b", _text(module)) else module
-
-
-def _module(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
-
-
-def _runs_recipes(module: str) -> bool:
-    return any(name in _text(module) for name in ("verl_home", "verl_runs"))
+    module = nodeid.partition("::")[0]
+    return RUNS if _runs_recipes(module) else module
 
 
 @functools.cache
-def _text(module: str) -> str:
-    return (REPO / module).read_text()
+def _runs_recipes(module: str) -> bool:
+    text = (REPO / module).read_text()
+    return any(name in text for name in ("verl_home", "verl_runs"))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -147,7 +147,8 @@ def test_the_freed_devices_run_inference_while_the_survivor_finishes_the_tail(mi
         slices = [spans.on(f"slice {each}") for each in (number, 1 - int(number))]
         computed = [{span.name for span in on if span.category == "inference"} for on in slices]
         assert {"old_log_prob", "ref", "values"} in computed
-        assert all(names in ({"old_log_prob", "ref", "values"}, set()) for names in computed), "one call computes all"
+        # A slice without work takes over stages of the other one once generation is over.
+        assert all(names <= {"old_log_prob", "ref", "values"} for names in computed)
         metrics = migrated.metrics[step]
         assert metrics["fuse/streamed_samples"] == SAMPLES, "padding is all that is left to the barriers"
         assert metrics["fuse/fallbacks"] == 0
