@@ -6,6 +6,7 @@ of verl_fuse/host/update/fused.py; and that replicas which get the stages' shard
 was trained, in every step.
 """
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,10 @@ def test_the_first_update_is_measured_and_later_ones_are_fused(verl_home: Path, 
     for rank in range(RANKS):
         ops = [span for span in timeline.on(f"rank {rank}") if "op" in span.args]
         plan = timeline.on(f"plan {rank}")
-        assert len(ops) == len(plan) == 2 * 4 * 2 * 2
-        assert sorted(span.name for span in ops) == sorted(span.name for span in plan)
+        assert len(ops) == 2 * 4 * 2 * 2
+        # The timeline leaves out ops that were predicted for a time after the step's end.
+        assert len(plan) > 0
+        assert Counter(span.name for span in plan) <= Counter(span.name for span in ops)
     assert [span.name for span in timeline.on("step")].count("fused_update") == 1
     for rank in range(RANKS):
         assert [span.category for span in timeline.on(f"rank {rank}") if span.name == "shards"] == ["sync"]

@@ -78,7 +78,7 @@ def test_assigned_prompts_are_prefilled_once_where_verl_prefills_them_on_every_r
     found = {step: prefills(done, counters, step) for step in range(1, STEPS + 1)}
     print(found)
     assert max(found[step] for step in ASSIGNED) <= 1.15
-    assert min(found[step] for step in STOCK) > 1.8
+    assert min(found[step] for step in STOCK) > 1.5
 
 
 def test_the_metric_is_what_the_engine_counts(finished):
@@ -97,8 +97,12 @@ def test_samples_of_an_assigned_prompt_share_a_replica(finished):
                 loads[span.track] += 1
         assert len(tracks) == PROMPTS
         assert sum(loads.values()) == PROMPTS * SAMPLES
-        shared = {len(found) for found in tracks.values()}
-        assert shared == ({1} if step in ASSIGNED else {2}), step
+        replicas = [len(found) for found in tracks.values()]
+        if step in ASSIGNED:
+            assert set(replicas) == {1}, step
+        else:
+            # verl asks for the replica with the fewest requests, which may be the same one for all of a prompt.
+            assert replicas.count(2) > PROMPTS / 2, step
         assert len(loads) == 2
 
 

@@ -66,13 +66,19 @@ def test_a_leg_ends_as_its_fault_wants(fault: str, after: int, code: int, output
 
 
 def test_a_process_that_outlives_a_leg_is_found(tmp_path: Path):
-    process = subprocess.Popen(["sleep", "60"], env={"VERL_FUSE_HOME": str(tmp_path)})
+    process = subprocess.Popen(
+        ["cat"], env={"VERL_FUSE_HOME": str(tmp_path)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
+        # Its environment can be read once it runs, a moment after Popen returns.
+        process.stdin.write(b"begun\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"begun\n"
         (found,) = [each for each in left(tmp_path, set(Path("/dev/shm").iterdir())) if each.startswith("process")]
         assert str(process.pid) in found
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def test_a_half_written_file_is_wrong(tmp_path: Path):
