@@ -4,6 +4,7 @@ tokens, or not at all, shows."""
 
 import contextlib
 import threading
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -342,8 +343,8 @@ def test_slices_compute_all_stages_of_a_sample_once(sliced, slices, stages, batc
         got, want = stored(batch, field)
         assert got == want
     assert slices[1].batches[0] == ["u1_0_0", "u0_0_0", "u0_1_0"], "longest first"
-    # Five samples are left, of 7, 6, 4, 3 and 1 response tokens; slice 1 has done with its three, or not.
-    assert [len(slices[0].batches), len(slices[1].batches[1:])] in ([1, 1], [1, 0])
+    # Five samples are left, of 7, 6, 4, 3 and 1 response tokens: two micro-groups of two stages.
+    assert len(slices[0].batches) + len(slices[1].batches[1:]) == 4
 
 
 def test_a_barrier_waits_for_every_slice(sliced, slices, stages, batch):
@@ -356,47 +357,35 @@ def test_a_barrier_waits_for_every_slice(sliced, slices, stages, batch):
     assert len(stages["ref"].batches) == 2, "nothing was left to the training workers"
 
 
-def test_the_rest_goes_where_least_is_waiting(sliced, slices, batch):
+def test_a_slice_that_is_busy_leaves_the_rest_to_the_others(sliced, slices, stages, batch):
     slices[0].free.clear()
-    sliced.submit(batch.keys[:6], tags_of(batch), "slice 0")
+    sliced.submit(batch.keys[:4], tags_of(batch), "slice 0")
     sliced.submit_rest(tags_of(batch))
-    threading.Timer(0.3, slices[0].free.set).start()
+    deadline = time.monotonic() + 30
+    while len(slices[1].batches) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    slices[0].free.set()
     sliced.drain()
-    assert [len(slices[0].batches), slices[1].batches] == [1, [batch.keys[6:]]]
-    sliced.begin_step()
-    sliced.submit_rest(tags_of(batch))
-    sliced.drain()
-    assert [len(slices[0].batches), len(slices[1].batches)] == [2, 2], "a new step starts with nothing waiting"
+    assert ([len(keys) for keys in slices[0].batches], len(slices[1].batches)) == ([4], 4)
+    assert all(stage.computed == Counter(batch.keys) for stage in stages.values())
 
 
-def test_slices_with_nothing_to_do_take_over_stages_of_the_last_samples(sliced, slices, stages, batch):
-    from verl_fuse.host.inference.samples import split_stages
-
-    sliced.submit(batch.keys[:7], tags_of(batch), "slice 0")
+def test_slices_share_the_stages_of_the_last_samples(sliced, slices, stages, batch):
+    slices[0].free.clear()
+    sliced.submit(batch.keys[:7], tags_of(batch), "slice 1")
     sliced.drain()
+    # One sample is one micro-group: each slice computes one of its two stages.
     sliced.submit_rest(tags_of(batch))
+    deadline = time.monotonic() + 30
+    while len(slices[1].batches) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    slices[0].free.set()
     for stage, field in (("ref", "ref_log_prob"), ("values", "values")):
         sliced.complete(stage, batch, {}, whole)
         assert stages[stage].computed == Counter(batch.keys)
         got, want = stored(batch, field)
         assert got == want
-    assert slices[0].batches[-1] == slices[1].batches[-1] == batch.keys[7:]
-
-    three, lanes = ("old_log_prob", "ref", "values"), ("a", "b", "c", "d", "e")
-    one = dict.fromkeys(lanes, 1)
-    assert split_stages({"a": ["k"]}, ["b"], three, one) == [
-        ("a", (["k"], ("old_log_prob", "values"))),
-        ("b", (["k"], ("ref",))),
-    ]
-    assert [(lane, dealt) for lane, (_, dealt) in split_stages({"a": ["k"], "b": ["l"]}, lanes[2:], three, one)] == [
-        ("a", ("old_log_prob",)),
-        ("c", ("ref",)),
-        ("e", ("values",)),
-        ("b", ("old_log_prob", "values")),
-        ("d", ("ref",)),
-    ]
-    assert split_stages({"a": ["k"]}, [], three, one) == [("a", (["k"], three))]
-    assert split_stages({"a": ["k"]}, ["b"], three, {**one, "b": 2}) == [("a", (["k"], three))], "too few for it"
+    assert slices[0].batches == slices[1].batches[1:] == [batch.keys[7:]]
 
 
 def test_only_slices_of_released_replicas_are_offered(sliced):
@@ -418,16 +407,10 @@ def test_the_rest_is_shared_by_tokens_longest_first():
     from verl_fuse.host.inference.samples import share
 
     lengths = {"a": 9, "b": 8, "c": 5, "d": 4, "e": 3, "f": 1}
-    assert share(lengths, {"slice 0": 1, "slice 1": 1}, {}) == {"slice 0": ["a", "d", "e"], "slice 1": ["b", "c", "f"]}
-    assert share(lengths, {"slice 0": 2, "slice 1": 2}, {}) == {"slice 0": ["a", "b"], "slice 1": ["c", "d", "e", "f"]}
-    assert share({"a": 9, "b": 8, "c": 5}, {"slice 0": 2}, {}) == {"slice 0": ["a", "b"]}
-    assert share({}, {"slice 0": 2}, {}) == {}
-    # What a lane has to do already counts.
-    waiting = {"slice 0": 15}
-    assert share({"a": 9, "b": 8, "c": 5}, {"slice 0": 1, "slice 1": 1}, waiting) == {
-        "slice 1": ["a", "b"],
-        "slice 0": ["c"],
-    }
+    assert share(lengths, {"slice 0": 1, "slice 1": 1}) == {"slice 0": ["a", "d", "e"], "slice 1": ["b", "c", "f"]}
+    assert share(lengths, {"slice 0": 2, "slice 1": 2}) == {"slice 0": ["a", "b"], "slice 1": ["c", "d", "e", "f"]}
+    assert share({"a": 9, "b": 8, "c": 5}, {"slice 0": 2}) == {"slice 0": ["a", "b"]}
+    assert share({}, {"slice 0": 2}) == {}
 
 
 @pytest.fixture
@@ -457,14 +440,27 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
     assert set(seen) == {(8, (1, 0, 0))}
 
 
-def test_the_first_look_is_not_paced_by_what_set_up_cost(buffer, batch):
-    from verl_fuse.host.rollout.watch import RolloutWatch
+def test_listing_alone_sets_the_pace_of_looks(buffer, batch, monkeypatch):
+    from verl_fuse.host.rollout import watch
 
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list)
-    watch._looked -= 100.0  # CPU seconds of set-up between construction and the first poll
-    assert watch._pace() == 2.0, "never slower than verl's own pace"
-    watch.begin_step()
-    assert watch._pace() < 0.5
+    cpu = [0.0]
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, thread_time=lambda: cpu[0]))
+    monkeypatch.setattr(buffer, "_wait_for_next_poll", lambda partition, last: paces.append(buffer.poll_interval))
+    paces: list[float] = []
+
+    def decide(watch):
+        cpu[0] += 5.0
+
+    def poll(listing):
+        cpu[0] += listing
+        buffer._wait_for_next_poll("train", 0.0)
+
+    looked = watch.RolloutWatch(buffer, 0.05, 60.0, decide, list, list)
+    for listing in (100.0, 0.001, 0.03, 3.0):
+        poll(listing)
+    looked.begin_step()
+    poll(100.0)
+    assert paces == [0.05, 0.05, pytest.approx(1.47), 2.0, 0.05], "set-up and submission come before a step's first"
 
 
 def test_policies_are_asked_when_something_happened_and_now_and_then(monkeypatch):

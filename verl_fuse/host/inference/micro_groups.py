@@ -3,19 +3,16 @@
 import heapq
 from collections.abc import Mapping, Sequence
 
-from verl_fuse.spec.step import Stage
 
-
-def share(lengths: Mapping[str, int], multiples: Mapping[str, int], waiting: Mapping[str, int]) -> dict[str, list[str]]:
+def share(lengths: Mapping[str, int], multiples: Mapping[str, int]) -> dict[str, list[str]]:
     """Return one micro-group per lane, such that every lane has a like number of tokens; longest samples go first.
 
-    `lengths` in tokens per key; `waiting` tokens are on a lane already; `multiples` is per lane the number of which a
-    micro-group's size is a multiple. Keys that would make up less than one multiple are left out.
+    `lengths` in tokens per key; `multiples` is per lane the number of which a micro-group's size is a multiple. Keys
+    that would make up less than one multiple are left out.
     """
     ranked = sorted(lengths, key=lambda key: (-lengths[key], key))
     # Tokens of each lane; of equal lanes the first comes first.
-    load = [(waiting.get(lane, 0), place, lane) for place, lane in enumerate(multiples)]
-    heapq.heapify(load)
+    load = [(0, place, lane) for place, lane in enumerate(multiples)]
     groups: dict[str, list[str]] = {}
     at = 0
     while at < len(ranked):
@@ -27,19 +24,6 @@ def share(lengths: Mapping[str, int], multiples: Mapping[str, int], waiting: Map
         heapq.heapreplace(load, (tokens + sum(lengths[key] for key in keys), place, lane))
         groups.setdefault(lane, []).extend(keys)
     return groups
-
-
-def split_stages(
-    groups: Mapping[str, list[str]], idle: Sequence[str], stages: Sequence[Stage], multiples: Mapping[str, int]
-) -> list[tuple[str, tuple[list[str], tuple[Stage, ...]]]]:
-    """Return (lane, (keys, stages)): every micro-group's stages dealt out to its lane and to its part of the `idle`
-    lanes."""
-    dealt = []
-    for number, (lane, keys) in enumerate(groups.items()):
-        helpers = [name for name in idle[number :: len(groups)] if not len(keys) % multiples[name]]
-        lanes = [lane, *helpers][: len(stages)]
-        dealt += [(name, (keys, tuple(stages[at :: len(lanes)]))) for at, name in enumerate(lanes)]
-    return dealt
 
 
 def spread(keys: Sequence[str], lengths: Mapping[str, int], parts: int) -> list[str]:

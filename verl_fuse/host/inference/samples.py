@@ -14,6 +14,7 @@ Invariants (tests/integration/test_inference_barrier.py):
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,12 +25,14 @@ from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.inference.completeness import require_complete
 from verl_fuse.host.inference.lane import Lane
-from verl_fuse.host.inference.micro_groups import share, split_stages, spread, top_up
+from verl_fuse.host.inference.micro_groups import share, spread, top_up
 from verl_fuse.host.upstream.rows import rows, tags_of
 from verl_fuse.spec.step import LaneView, Stage
 
 # A stock stage method of the trainer: computes the fields of its stage for a batch, adds metrics, returns the batch.
 StageCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
+# Numbered micro-groups, each with one of its stages, of which a free slice takes the first.
+Pieces = deque[tuple[int, Sequence[str], Stage]]
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,6 @@ class SampleInference:
         self.discarded = 0
         self._done: dict[Stage, set[str]] = {stage: set() for stage in self._calls}
         self._micro_groups = 0
-        # Tokens per slice; the driver's thread counts tokens handed over, the lane's thread counts tokens done.
-        self._handed = dict.fromkeys(self._slices, 0)
-        self._computed = dict.fromkeys(self._slices, 0)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -110,33 +110,16 @@ class SampleInference:
             if number in released
         )
 
-    def submit(
-        self,
-        keys: Sequence[str],
-        tags: Mapping[str, dict],
-        lane: str | None = None,
-        stages: Sequence[Stage] | None = None,
-    ) -> None:
+    def submit(self, keys: Sequence[str], tags: Mapping[str, dict], lane: str | None = None) -> None:
         """Hand one micro-group of ready samples to a lane (default: the training workers'); `tags` are the rollout's
-        tags by key. On a slice, `stages` may be some of the stages."""
-        self._taken.update(keys)
-        index = self._micro_groups
-        self._micro_groups += 1
-        slice = self._slices.get(lane or "")
-        lengths = {key: int(tags[key]["seq_len"]) for key in keys}
-        ordered = spread(keys, lengths, slice.dp_size if slice else self._dp_size)
+        tags by key."""
+        index, slice = self._number(), self._slices.get(lane or "")
         mine = {key: dict(tags[key]) for key in keys}
         what = f"micro-group {index} ({len(keys)} samples)"
         if slice is None:
-            on, future = self._lane, self._lane.submit(lambda: self._run(index, ordered, mine), what)
+            self._hand_over(self._lane, partial(self._run, index, keys, mine), keys, what)
         else:
-            tokens = sum(lengths.values())
-            self._handed[slice.lane.name] += tokens
-            wanted = tuple(stages or self.stages)
-            work = partial(self._run_on, slice, index, ordered, mine, wanted, tokens)
-            on, future = slice.lane, slice.lane.submit(work, what)
-        self._in_flight = [flight for flight in self._in_flight if not flight[-1].done()]
-        self._in_flight.append((frozenset(keys), on, what, future))
+            self._hand_over(slice.lane, partial(self._run_on, slice, index, keys, mine, self.stages), keys, what)
 
     def discard(self, keys: Collection[str]) -> None:
         """Wait for the micro-groups that read and write the rows of `keys`, which are about to be cleared."""
@@ -150,18 +133,18 @@ class SampleInference:
         self.discarded += len(self._taken.intersection(keys))
 
     def submit_rest(self, tags: Mapping[str, dict]) -> None:
-        """Spread all samples that no lane has taken over the slices, one micro-group each; generation is over, so no
-        sample will follow. Slices left without work take over stages of the other slices' micro-groups. The barriers
-        take the samples that fit no micro-group."""
+        """Leave all samples that no lane has taken to the slices; generation is over, so no sample will follow. The
+        samples are cut into one micro-group per slice, and a slice that is free takes the next stage of any of them.
+        The barriers take the samples that fit no micro-group."""
         if not self._slices:
             return
         lengths = {key: int(tag["seq_len"]) for key, tag in tags.items() if key not in self._taken}
-        multiples = {name: slice.multiple for name, slice in self._slices.items()}
-        waiting = {name: self._handed[name] - self._computed[name] for name in self._slices}
-        groups = share(lengths, multiples, waiting)
-        idle = [name for name in self._slices if name not in groups and not waiting[name]]
-        for lane, (keys, stages) in split_stages(groups, idle, self.stages, multiples):
-            self.submit(keys, tags, lane, stages)
+        groups = share(lengths, {name: slice.multiple for name, slice in self._slices.items()})
+        pieces: Pieces = deque((self._number(), keys, stage) for stage in self.stages for keys in groups.values())
+        mine = {key: dict(tags[key]) for members in groups.values() for key in members}
+        for slice in self._slices.values() if pieces else ():
+            work = partial(self._run_pieces, slice, pieces, mine)
+            self._hand_over(slice.lane, work, tuple(mine), f"the last {len(mine)} samples")
 
     def has_computed(self, keys: Collection[str]) -> bool:
         """Tell whether these samples have gone through all stages."""
@@ -191,24 +174,36 @@ class SampleInference:
             on.wait(future, what)
         self.check()
 
+    def _number(self) -> int:
+        self._micro_groups += 1
+        return self._micro_groups - 1
+
+    def _hand_over(self, lane: Lane, work: Callable[[], None], keys: Sequence[str], what: str) -> None:
+        self._taken.update(keys)
+        self._in_flight = [flight for flight in self._in_flight if not flight[-1].done()]
+        self._in_flight.append((frozenset(keys), lane, what, lane.submit(work, what)))
+
+    def _run_pieces(self, slice: SliceLane, pieces: Pieces, tags: Mapping[str, dict]) -> None:
+        while pieces:
+            try:
+                index, keys, stage = pieces.popleft()
+            except IndexError:
+                # Another slice took the last one.
+                return
+            self._run_on(slice, index, keys, tags, (stage,))
+
     def _run_on(
-        self,
-        slice: SliceLane,
-        index: int,
-        keys: list[str],
-        tags: Mapping[str, dict],
-        stages: Sequence[Stage],
-        tokens: int,
+        self, slice: SliceLane, index: int, keys: Sequence[str], tags: Mapping[str, dict], stages: Sequence[Stage]
     ) -> None:
-        work = partial(slice.infer, keys, tags, stages)
         # A sample counts where its first stage is computed.
         samples = len(keys) if self.stages[0] in stages else 0
+        work = partial(slice.infer, _spread(keys, tags, slice.dp_size), tags, stages)
         slice.lane.recorded("micro-group", "inference", work, samples=samples, micro_group=index)
         for stage in stages:
             self._done[stage].update(keys)
-        self._computed[slice.lane.name] += tokens
 
-    def _run(self, index: int, keys: list[str], tags: Mapping[str, dict]) -> None:
+    def _run(self, index: int, keys: Sequence[str], tags: Mapping[str, dict]) -> None:
+        keys = _spread(keys, tags, self._dp_size)
         info: Mapping[str, Any] | None = self._extra_info
         # The number is one micro-group's of the step, and a sample counts once.
         named = {"samples": 0, "micro_group": f"{self._lane.name} {index}"} if self._beside else {}
@@ -244,8 +239,9 @@ class SampleInference:
         return batch
 
     def _part(self, batch: KVBatchMeta, chosen: Sequence[int]) -> KVBatchMeta:
-        keys = [batch.keys[row] for row in chosen]
         tags = tags_of(batch)
-        return rows(
-            spread(keys, {key: int(tags[key]["seq_len"]) for key in keys}, self._dp_size), tags, batch.extra_info
-        )
+        return rows(_spread([batch.keys[row] for row in chosen], tags, self._dp_size), tags, batch.extra_info)
+
+
+def _spread(keys: Sequence[str], tags: Mapping[str, dict], parts: int) -> list[str]:
+    return spread(keys, {key: int(tags[key]["seq_len"]) for key in keys}, parts)

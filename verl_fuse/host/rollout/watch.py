@@ -18,8 +18,8 @@ from verl_fuse.spec.trajectory import TrajectoryKey
 
 # Seconds between two looks of verl's own replay buffer (replay_buffer.py).
 VERL_POLL_INTERVAL = 2.0
-# Looks at the rollout take at most this share of the driver's time.
-MOST_LOOKING = 0.03
+# Listing the samples takes at most this share of the driver's time.
+MOST_LISTING = 0.02
 # Policies are asked again after this many seconds although no event has happened.
 STEADY = 0.5
 
@@ -73,11 +73,11 @@ class RolloutWatch:
         self.discarded: dict[str, list[int]] = {}
         self.finished = Finished()
         self._progress = (0, time.monotonic())
-        self._looked = time.thread_time()
+        # CPU seconds of this thread when the last wait ended.
+        self._waited: float | None = None
 
     def look(self) -> None:
         """Look now, without waiting: replayed rollouts are complete at once."""
-        self._looked = time.thread_time()
         self._buffer._sync_metadata_from_transfer_queue()
         self._look()
 
@@ -98,12 +98,14 @@ class RolloutWatch:
         return len(b.pending_keys[TRAIN]) + len(b.running_keys[TRAIN]) + finished + failed, finished, failed
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        # Set-up and submission came before the first look of a step.
+        listing = 0.0 if self._waited is None else time.thread_time() - self._waited
+        self._buffer.poll_interval = self._pace(listing)
         if partition_id == TRAIN:
             self._look()
         self._check_progress(partition_id)
-        self._buffer.poll_interval = self._pace()
         last_debug_time = self._wait(partition_id, last_debug_time)
-        self._looked = time.thread_time()
+        self._waited = time.thread_time()
         return last_debug_time
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
@@ -114,12 +116,12 @@ class RolloutWatch:
             self._on_discard(tags)
         self._clear(partition_id, uids)
 
-    def _pace(self) -> float:
-        """Return the seconds to the next look. A look costs CPU time in proportion to the batch, because verl lists all
-        samples, and competes with the lane's thread: at most the share MOST_LOOKING of the time goes into looks, but
-        the pace is never slower than verl's own."""
-        spent = time.thread_time() - self._looked
-        return max(self._poll_interval, min((1 / MOST_LOOKING - 1) * spent, VERL_POLL_INTERVAL))
+    def _pace(self, listing: float) -> float:
+        """Return the seconds to the next look. verl lists all samples at each look, which costs CPU time (`listing`
+        seconds) in proportion to the batch and competes with the lane's thread: at most the share MOST_LISTING of the
+        time goes into listing, but the pace is never slower than verl's own. Decisions count for nothing here: they
+        cost time where something has changed."""
+        return max(self._poll_interval, min((1 / MOST_LISTING - 1) * listing, VERL_POLL_INTERVAL))
 
     def _check_progress(self, partition_id: str) -> None:
         b = self._buffer
