@@ -200,6 +200,10 @@ def compared(over: Steps, under: Steps) -> dict[str, Any]:
     return {"ratio": found, "interval": bounds}
 
 
+def seconds_per_token(steps: Steps) -> float:
+    return sum(of(steps, "seconds")) / sum(of(steps, "tokens"))
+
+
 def reward_difference(stock: Steps, ours: Steps, last: int) -> list[float]:
     """Return the 90 % interval of the mean of verl-fuse's reward less stock's in the last steps of each run."""
     runs = [step["step"] for step in stock]
@@ -225,6 +229,8 @@ def report(name: str, found: dict[str, Steps], last: int) -> dict[str, Any]:
     return {
         "case": name,
         **compared(stock, ours),
+        # Trained policies drift apart, and their lengths with them.
+        "ratio_per_token": round(seconds_per_token(stock) / seconds_per_token(ours), 3),
         "ladder": {arm: compared(stock, steps) for arm, steps in ladder.items()},
         "ablation": {
             feature: compared(found[arm], ours) for feature, arm in left_out.items() if arm in found and arm != ALL
