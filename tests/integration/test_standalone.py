@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -30,6 +31,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.client import FuseLLMServerClient
     from verl_fuse.host.rollout.replicas import Replicas
     from verl_fuse.host.rollout.standalone.pool import StandalonePool
+    from verl_fuse.host.rollout.standalone.weights import load
     from verl_fuse.host.weights.shard import Shard
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
@@ -225,6 +227,29 @@ def test_a_replica_that_cannot_load_is_lost_and_the_others_have_loaded(run, capl
     assert run.routed == [0, 2]
     assert "replica 1 did not load its weights: ValueError: unexpected parameter" in caplog.text
     wait_for(lambda: free_devices() == 1)
+
+
+def test_a_replica_loads_only_what_it_was_offered_before(manager, tmp_path):
+    """Calls of an asynchronous actor run in any order."""
+
+    @ray.remote(num_cpus=0)
+    def noted(what, seconds, fails):
+        time.sleep(seconds)
+        if fails:
+            raise ValueError("no room")
+        with (tmp_path / "calls").open("a") as file:
+            file.write(f"{what} ")
+
+    def replica(seconds, fails=False):
+        offer = SimpleNamespace(remote=lambda offered, buckets: noted.remote("offered", seconds, fails))
+        update = SimpleNamespace(remote=lambda global_steps: noted.remote("loaded", 0.0, False))
+        return SimpleNamespace(workers=[SimpleNamespace(__ray_call__=offer, update_weights=update)])
+
+    assert load({1: replica(1.0)}, [], 3, 60.0) == {}
+    assert (tmp_path / "calls").read_text().split() == ["offered", "loaded"]
+    assert load({1: replica(0.0, fails=True)}, [], 3, 60.0) == {1: "did not load its weights: ValueError: no room"}
+    assert load({1: replica(30.0)}, [], 3, 2.0) == {1: "did not load its weights in 2 s (fuse.weight_sync_timeout)"}
+    assert (tmp_path / "calls").read_text().split() == ["offered", "loaded"]
 
 
 @pytest.mark.parametrize("run", [{"faults": {1: "launch"}}], indirect=True)

@@ -12,6 +12,7 @@ under the same names;
 - a replica that fails, or takes too long, is named, and the others have loaded.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,25 +50,31 @@ def export_whole(engine: Any, rank: int, ranks: int) -> list[ray.ObjectRef]:
 def load(replicas: Mapping[int, Any], buckets: Sequence[ray.ObjectRef], version: int, timeout: float) -> dict[int, str]:
     """Let each replica (by rank) load the weights of step `version`, all at once, from `buckets` that `export_whole`
     left; return the reasons of replicas that did not within `timeout` seconds."""
-    loading = {
-        reference: rank
+    deadline = time.monotonic() + timeout
+    offered = {
+        worker.__ray_call__.remote(_offer, buckets): (rank, worker)
         for rank, replica in replicas.items()
         for worker in replica.workers
-        for reference in (
-            worker.__ray_call__.remote(_offer, buckets),
-            worker.update_weights.remote(global_steps=version),
-        )
     }
-    finished, late = ray.wait(list(loading), num_returns=len(loading), timeout=timeout) if loading else ([], [])
-    failed = {
-        loading[reference]: f"did not load its weights in {timeout:g} s (fuse.weight_sync_timeout)"
-        for reference in late
+    failed = _failed({call: rank for call, (rank, _) in offered.items()}, timeout, timeout)
+    # A worker runs two calls in any order: a load before the offer would find the weights of the step before, used up.
+    loading = {
+        worker.update_weights.remote(global_steps=version): rank
+        for rank, worker in offered.values()
+        if rank not in failed
     }
-    for reference in finished:
+    return failed | _failed(loading, max(0.0, deadline - time.monotonic()), timeout)
+
+
+def _failed(calls: Mapping[ray.ObjectRef, int], seconds: float, timeout: float) -> dict[int, str]:
+    """Wait `seconds` for the calls; return the reasons of the ranks of which a call failed or has not ended."""
+    finished, late = ray.wait(list(calls), num_returns=len(calls), timeout=seconds) if calls else ([], [])
+    failed = {calls[call]: f"did not load its weights in {timeout:g} s (fuse.weight_sync_timeout)" for call in late}
+    for call in finished:
         try:
-            ray.get(reference)
+            ray.get(call)
         except RayError as error:
-            failed[loading[reference]] = f"did not load its weights: {first_line(error)}"
+            failed[calls[call]] = f"did not load its weights: {first_line(error)}"
     return failed
 
 
