@@ -446,21 +446,20 @@ def test_listing_alone_sets_the_pace_of_looks(buffer, batch, monkeypatch):
     cpu = [0.0]
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, thread_time=lambda: cpu[0]))
     monkeypatch.setattr(buffer, "_wait_for_next_poll", lambda partition, last: paces.append(buffer.poll_interval))
+    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: spend(listing[-1]))
     paces: list[float] = []
+    listing: list[float] = []
 
-    def decide(watch):
-        cpu[0] += 5.0
+    def spend(seconds):
+        cpu[0] += seconds
 
-    def poll(listing):
-        cpu[0] += listing
+    watch.RolloutWatch(buffer, 0.05, 60.0, lambda watch: spend(5.0), list, list)
+    for submission, listed in ((100.0, 0.001), (0.0, 0.001), (0.0, 0.03), (0.0, 3.0), (100.0, 0.001)):
+        spend(submission)
+        listing.append(listed)
+        buffer._sync_metadata_from_transfer_queue()
         buffer._wait_for_next_poll("train", 0.0)
-
-    looked = watch.RolloutWatch(buffer, 0.05, 60.0, decide, list, list)
-    for listing in (100.0, 0.001, 0.03, 3.0):
-        poll(listing)
-    looked.begin_step()
-    poll(100.0)
-    assert paces == [0.05, 0.05, pytest.approx(1.47), 2.0, 0.05], "set-up and submission come before a step's first"
+    assert paces == [0.05, 0.05, pytest.approx(1.47), 2.0, 0.05], "neither submission, also of more, nor decisions"
 
 
 def test_policies_are_asked_when_something_happened_and_now_and_then(monkeypatch):

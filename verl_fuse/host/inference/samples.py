@@ -31,7 +31,7 @@ from verl_fuse.spec.step import LaneView, Stage
 
 # A stock stage method of the trainer: computes the fields of its stage for a batch, adds metrics, returns the batch.
 StageCall = Callable[[KVBatchMeta, dict], KVBatchMeta]
-# Numbered micro-groups, each with one of its stages, of which a free slice takes the first.
+# Numbered micro-groups, each with one of its stages. Slices are alike, so a free one takes the first.
 Pieces = deque[tuple[int, Sequence[str], Stage]]
 
 
@@ -184,11 +184,10 @@ class SampleInference:
         self._in_flight.append((frozenset(keys), lane, what, lane.submit(work, what)))
 
     def _run_pieces(self, slice: SliceLane, pieces: Pieces, tags: Mapping[str, dict]) -> None:
-        while pieces:
+        while True:
             try:
                 index, keys, stage = pieces.popleft()
             except IndexError:
-                # Another slice took the last one.
                 return
             self._run_on(slice, index, keys, tags, (stage,))
 

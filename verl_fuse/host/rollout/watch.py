@@ -2,7 +2,8 @@
 ends loudly, and prompt groups that are discarded without being trained on are remembered.
 
 Works on whatever replay buffer verl built, a user's custom sampler included: the instance's poll seam (replay_buffer.py
-`_wait_for_next_poll`) and its seam for discarding groups (`_clear_groups`) are wrapped, and nothing else.
+`_wait_for_next_poll`), its list of all samples (`_sync_metadata_from_transfer_queue`) and its seam for discarding
+groups (`_clear_groups`) are wrapped, and nothing else.
 """
 
 import time
@@ -64,6 +65,9 @@ class RolloutWatch:
         self._poll_interval = poll_interval
         self._wait, self._clear = buffer._wait_for_next_poll, buffer._clear_groups
         buffer._wait_for_next_poll, buffer._clear_groups = self._wait_for_next_poll, self._clear_groups
+        # CPU seconds that verl's last list of all samples took.
+        self._listing = 0.0
+        self._sync, buffer._sync_metadata_from_transfer_queue = buffer._sync_metadata_from_transfer_queue, self._list
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -73,8 +77,6 @@ class RolloutWatch:
         self.discarded: dict[str, list[int]] = {}
         self.finished = Finished()
         self._progress = (0, time.monotonic())
-        # CPU seconds of this thread when the last wait ended.
-        self._waited: float | None = None
 
     def look(self) -> None:
         """Look now, without waiting: replayed rollouts are complete at once."""
@@ -98,15 +100,16 @@ class RolloutWatch:
         return len(b.pending_keys[TRAIN]) + len(b.running_keys[TRAIN]) + finished + failed, finished, failed
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        # Set-up and submission came before the first look of a step.
-        listing = 0.0 if self._waited is None else time.thread_time() - self._waited
-        self._buffer.poll_interval = self._pace(listing)
         if partition_id == TRAIN:
             self._look()
         self._check_progress(partition_id)
-        last_debug_time = self._wait(partition_id, last_debug_time)
-        self._waited = time.thread_time()
-        return last_debug_time
+        self._buffer.poll_interval = self._pace()
+        return self._wait(partition_id, last_debug_time)
+
+    def _list(self) -> None:
+        begun = time.thread_time()
+        self._sync()
+        self._listing = time.thread_time() - begun
 
     def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
         if partition_id == TRAIN:
@@ -116,12 +119,12 @@ class RolloutWatch:
             self._on_discard(tags)
         self._clear(partition_id, uids)
 
-    def _pace(self, listing: float) -> float:
-        """Return the seconds to the next look. verl lists all samples at each look, which costs CPU time (`listing`
-        seconds) in proportion to the batch and competes with the lane's thread: at most the share MOST_LISTING of the
-        time goes into listing, but the pace is never slower than verl's own. Decisions count for nothing here: they
-        cost time where something has changed."""
-        return max(self._poll_interval, min((1 / MOST_LISTING - 1) * listing, VERL_POLL_INTERVAL))
+    def _pace(self) -> float:
+        """Return the seconds to the next look. verl lists all samples at each look, which costs CPU time in proportion
+        to the batch and competes with the lane's thread: at most the share MOST_LISTING of the time goes into listing,
+        but the pace is never slower than verl's own. Submission and decisions count for nothing here: they cost time
+        where something has changed."""
+        return max(self._poll_interval, min((1 / MOST_LISTING - 1) * self._listing, VERL_POLL_INTERVAL))
 
     def _check_progress(self, partition_id: str) -> None:
         b = self._buffer
