@@ -77,6 +77,10 @@ class Trainer(Protocol):
         itself. `metrics` are those of all samples ("stock") or of those that are computed. `fuse_worker_class` must
         have returned the workers of such an update."""
 
+    def use_own_values(self) -> None:
+        """Update the critic where verl computes values: the update's own forward pass computes them.
+        `fuse_worker_class` must have returned the workers of such an update."""
+
     def use_streamed_update(
         self, skip_zero_gradient: bool, metrics: Literal["stock", "computed"], deferred: bool
     ) -> None:

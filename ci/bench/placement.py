@@ -55,7 +55,7 @@ PROMPTS, SAMPLES_PER_PROMPT = 4, interstage.SAMPLES_PER_PROMPT
 SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
 # Response tokens: of a few samples, and of all others up to.
 LONG_SAMPLES, LONG, SHORT = 2, 400, 48
-HIDDEN, LAYERS = 384, 6
+HIDDEN, LAYERS = 512, 8
 # Steps at the ends of a run that are not measured.
 FIRST, LAST = 1, 1
 

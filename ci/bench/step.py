@@ -110,6 +110,7 @@ CASES = {
         "ppo-cpu",
         ("actor_rollout_ref.rollout.n=4",),
         {
+            "skip_values": ("fuse.update.skip_values=true",),
             "interstage": (
                 "fuse.interstage.enabled=true",
                 "fuse.interstage.layout=slices",

@@ -24,8 +24,9 @@ def in_force(
     if not stages:
         said = (
             "fuse.interstage.enabled=true: nothing can be streamed, because verl computes no log-probs or values here "
-            "(no KL penalty, no critic or one of fuse.placement, algorithm.rollout_correction.bypass_mode=true or "
-            "fuse.update.skip_old_log_prob=true); nothing migrates, no slices are built, steps run as in stock verl"
+            "(no KL penalty, no critic or one of fuse.placement or with fuse.update.skip_values=true, "
+            "algorithm.rollout_correction.bypass_mode=true or fuse.update.skip_old_log_prob=true); nothing migrates, "
+            "no slices are built, steps run as in stock verl"
         )
         return replace(block, enabled=False), said
     if block.layout != "slices" and block.migration_threshold:

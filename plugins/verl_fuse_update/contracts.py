@@ -7,11 +7,20 @@ megatron-core 0.16.1.
 
 from collections.abc import Sequence
 
-from verl_fuse.host.upstream.targets import ACTOR_YAML, FSDP_ENGINE, FSDP_YAML, MEGATRON_YAML, MODEL_YAML, PPO_YAML
+from verl_fuse.host.upstream.targets import (
+    ACTOR_YAML,
+    CRITIC_YAML,
+    FSDP_ENGINE,
+    FSDP_YAML,
+    MEGATRON_YAML,
+    MODEL_YAML,
+    PPO_YAML,
+    SYNC_TRAINER,
+)
 from verl_fuse.spec.composed import ACTOR, Get
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
 from verl_fuse_update.losses import ANY_LOSSES, CORE_ALGORITHMS
-from verl_fuse_update.refusals import STREAM, switched_on, torch_without_streams
+from verl_fuse_update.refusals import STREAM, VALUES, switched_on, torch_without_streams
 
 CORRECTION_YAML = "verl/trainer/config/algorithm/rollout_correction.yaml"
 
@@ -109,6 +118,55 @@ CONTRACTS: tuple[Contract, ...] = (
 )
 
 
+# A critic's update that computes its own values rests on these contracts: the work of verl between its pass for values
+# and the update, and how returns are made.
+VALUES_CONTRACTS: tuple[Contract, ...] = (
+    Attribute(f"{SYNC_TRAINER}.kl_ctrl_in_reward"),
+    Attribute(f"{CORE_ALGORITHMS}:FixedKLController.value"),
+    Attribute(f"{CORE_ALGORITHMS}:AdaptiveKLController.value"),
+    Function(
+        f"{CORE_ALGORITHMS}:compute_gae_advantage_return",
+        "(token_level_rewards, values, response_mask, gamma, lam)",
+        "72a389b888c21be0",
+        exact=True,
+    ),
+    Function(f"{CORE_ALGORITHMS}:kl_penalty", "(logprob, ref_logprob, kl_penalty)", "2890282c9d695a77"),
+    Function(
+        "verl.trainer.ppo.ray_trainer:apply_kl_penalty",
+        "(data, kl_ctrl, kl_penalty='kl')",
+        "88cec89ed6fdc3d8",
+        exact=True,
+    ),
+    Function(
+        "verl.trainer.ppo.ray_trainer:compute_advantage",
+        "(data, adv_estimator, gamma=1.0, lam=1.0, num_repeat=1, norm_adv_by_std_in_grpo=True, config=None)",
+        "3b9e7bed2c09ee36",
+        exact=True,
+    ),
+    Function(
+        "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories",
+        "(data, batch_keys, adv_estimator, gamma=1.0, lam=1.0, num_repeat=1, norm_adv_by_std_in_grpo=True, "
+        "config=None)",
+        "a3a21adce8e3d466",
+        exact=True,
+    ),
+    Function("verl.workers.utils.losses:value_loss", "(config, model_output, data, dp_group=None)", "424fe5b8b2b2879f"),
+    Function("verl.workers.utils.padding:response_to_nested", "(tensor, response_mask)", "a5ede432ce83f25d"),
+    Attribute("verl.workers.engine_workers:TrainingWorker.loss_fn"),
+    Function("verl.workers.engine.utils:postprocess_batch_func", "(output_lst, indices, data)", "e6effcf999af3b51"),
+    # These keys are required, or refused (refusals.py).
+    ConfigKey(PPO_YAML, "algorithm.gamma", float),
+    ConfigKey(PPO_YAML, "algorithm.lam", float),
+    ConfigKey(PPO_YAML, "algorithm.kl_penalty", str),
+    ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", bool),
+    ConfigKey(PPO_YAML, "algorithm.adv_estimator", str),
+    ConfigKey(PPO_YAML, "algorithm.use_pf_ppo", bool),
+    ConfigKey(CORRECTION_YAML, "rollout_rs", None),
+    ConfigKey(CRITIC_YAML, "strategy", object),
+    ConfigKey(CRITIC_YAML, "ppo_mini_batch_size", object),
+    ConfigKey(CRITIC_YAML, "ppo_epochs", object),
+    ConfigKey(CRITIC_YAML, "shuffle", object),
+)
 _FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
 # A streamed update rests on these contracts besides.
 STREAM_CONTRACTS: tuple[Contract, ...] = (
@@ -166,14 +224,16 @@ ESTIMATORS = {
 
 def contracts(get: Get | None) -> Sequence[Contract]:
     """Return the contracts of a run (None: of any run that this torch can do), with the loss that it trains by."""
+    values = VALUES_CONTRACTS if get is None or get(VALUES) else ()
     if get is not None and not switched_on(get):
-        return ()
+        return values
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()
     streamed: Sequence[Contract] = ()
     if (get is None and not torch_without_streams()) or (get is not None and get(STREAM)):
         wanted = [one for name, one in ESTIMATORS.items() if get is None or name == get("algorithm.adv_estimator")]
         streamed = (*STREAM_CONTRACTS, *wanted)
-    return (*CONTRACTS, *streamed, *(_loss(*ANY_LOSSES[name]) for name in sorted(names)))
+    more = (one for one in values if one not in CONTRACTS)
+    return (*CONTRACTS, *more, *streamed, *(_loss(*ANY_LOSSES[name]) for name in sorted(names)))
 
 
 def _loss(function: str, fingerprint: str) -> Contract:

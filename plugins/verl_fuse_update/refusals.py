@@ -5,11 +5,12 @@ from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any
 
-from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, required, required_if_set
+from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, Get, has_critic, required, required_if_set
 from verl_fuse.spec.step import Refusal
 from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
 
 SKIP, OWN, STREAM = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob", "fuse.update.stream"
+VALUES = "fuse.update.skip_values"
 CORRECTION = "algorithm.rollout_correction"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 HF = f"{MODEL}.override_config"
@@ -85,6 +86,46 @@ _OFF_IN_STREAMS: dict[str, tuple[Any, str]] = {
 }
 
 
+_CRITIC_TRANSFORMER = f"{CRITIC}.megatron.override_transformer_config"
+_CRITIC_HF = f"{CRITIC}.model.override_config"
+# These settings must be off where the critic's update computes its own values: each with its value then, and the
+# reason.
+_OFF_WITH_VALUES: dict[str, tuple[Any, str]] = {
+    "fuse.pipeline.enabled": (False, "false: a fused update computes no values"),
+    "fuse.placement.critic": (None, "null: a critic's own devices compute values, and its update is hidden there"),
+    "algorithm.use_pf_ppo": (False, "false: rows are drawn anew between values and update"),
+    f"{CORRECTION}.rollout_rs": (None, "null: samples are rejected between values and update"),
+    f"{CRITIC}.shuffle": (False, "false: values come in the order of the batch"),
+    **{
+        key: (value, f"{value}: the pass would compute something else, or was not run")
+        for key, value in {
+            f"{CRITIC}.model.lora.dropout": 0.0,
+            f"{CRITIC}.model.mtp.enable": False,
+            f"{_CRITIC_HF}.attention_dropout": 0.0,
+            f"{_CRITIC_HF}.hidden_dropout": 0.0,
+            f"{_CRITIC_HF}.resid_pdrop": 0.0,
+            f"{_CRITIC_HF}.embd_pdrop": 0.0,
+            f"{_CRITIC_HF}.attn_pdrop": 0.0,
+        }.items()
+    },
+}
+_OFF_WITH_VALUES_IN: dict[str, dict[str, Any]] = {
+    "fsdp2": {f"{CRITIC}.fsdp.qat.enable": False},
+    "megatron": {
+        f"{CRITIC}.megatron.qat.enable": False,
+        f"{CRITIC}.megatron.dynamic_context_parallel": False,
+        f"{CRITIC}.megatron.context_parallel_size": 1,
+        f"{CRITIC}.megatron.virtual_pipeline_model_parallel_size": 1,
+        f"{CRITIC}.megatron.use_megatron_fsdp": False,
+        f"{CRITIC}.megatron.router_replay.mode": "disabled",
+        f"{_CRITIC_TRANSFORMER}.attention_dropout": 0.0,
+        f"{_CRITIC_TRANSFORMER}.hidden_dropout": 0.0,
+        f"{_CRITIC_TRANSFORMER}.moe_input_jitter_eps": 0.0,
+        f"{_CRITIC_TRANSFORMER}.fp8": None,
+    },
+}
+
+
 # The first torch with FSDPModule.reset_iter_state, without which gradients that wait cannot be dropped.
 LEAST_TORCH = (2, 13)
 
@@ -126,6 +167,33 @@ def refusals(get: Get) -> Iterator[Refusal]:
         yield from _one_mini_batch(get)
     if get(STREAM):
         yield from _streamed(get)
+    if get(VALUES):
+        yield from _own_values(get)
+
+
+def _own_values(get: Get) -> Iterator[Refusal]:
+    on = f"{VALUES}=true"
+    estimator, engine = "algorithm.adv_estimator", get(f"{CRITIC}.strategy")
+    if get(estimator) != "gae" or not has_critic(get):
+        yield Refusal(estimator, get(estimator), f"{on} needs gae, and a critic: returns are made of its values")
+    if engine not in _OFF_WITH_VALUES_IN:
+        yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {' or '.join(_OFF_WITH_VALUES_IN)}")
+    prompts = get("data.train_batch_size")
+    yield from required(
+        get,
+        {
+            "trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse"),
+            f"{CRITIC}.ppo_mini_batch_size": (
+                prompts,
+                f"{on} needs one mini-batch a step: data.train_batch_size, {prompts}",
+            ),
+        },
+    )
+    if (epochs := get(f"{CRITIC}.ppo_epochs")) not in (1, None):
+        yield Refusal(f"{CRITIC}.ppo_epochs", epochs, f"{on} needs 1: later epochs compare with the first one's values")
+    off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}
+    of_engine = _OFF_WITH_VALUES_IN.get(engine, {})
+    yield from required_if_set(get, off | {key: (value, f"not with {on}: {value}") for key, value in of_engine.items()})
 
 
 def is_token_mean(get: Get) -> bool:

@@ -9,6 +9,7 @@ from verl_fuse.host import assembly
 from verl_fuse.host.inference.refresh import SliceRefresh
 from verl_fuse.host.rollout.routing import Routing
 from verl_fuse.host.rollout.standalone.sync import StandaloneSync
+from verl_fuse.host.update.critic.driver import CriticFirst
 from verl_fuse.host.update.lean.driver import LeanUpdates
 from verl_fuse.host.update.lean.options import LeanOptions
 from verl_fuse.host.update.schedules import Solve
@@ -105,6 +106,13 @@ class Features:
         trainer, options = self._trainer, LeanOptions(skip_zero_gradient, skip_old_log_prob, metrics, bypass)
         trainer.updates = lean = LeanUpdates(trainer, trainer.run_stage, options)
         trainer.parts.append(lean)
+
+    def use_own_values(self) -> None:
+        """Update the critic where verl computes values: the update's own forward pass computes them. The critic's
+        workers must be of the class that host/update/critic/worker.py makes."""
+        trainer = self._trainer
+        trainer.critic_first = first = CriticFirst(trainer, trainer.run_stage)
+        trainer.parts.append(first)
 
     def use_streamed_update(
         self, skip_zero_gradient: bool, metrics: Literal["stock", "computed"], deferred: bool

@@ -35,6 +35,7 @@ from verl_fuse.host.rollout.transfer import has_connector
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.host.start.begin import checked_settings
 from verl_fuse.host.start.heap import keep_heap
+from verl_fuse.host.update.critic.driver import CriticFirst
 from verl_fuse.host.update.deferred import DeferredCritic
 from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.host.upstream.advantages import with_gradient, without_gradient
@@ -108,6 +109,7 @@ class FuseTrainer(PPOTrainerSync):
         # Another lane while the critic is trained beside the stages that follow.
         self.critic_lane = self.lane
         self.deferred: DeferredCritic | None = None
+        self.critic_first: CriticFirst | None = None
         self.inference = assembly.sample_inference(self, super())
         self.replicas = assembly.build_replicas(self)
         policy = PolicyGuard(self.settings.manager.hook)
@@ -207,6 +209,8 @@ class FuseTrainer(PPOTrainerSync):
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         self._settle()
+        if self.critic_first is not None and self.critic_first.train(batch, metrics, super()._update_critic):
+            return batch
         return self._barrier("values", batch, metrics, super()._compute_values)
 
     def _barrier(self, stage: Stage, batch: KVBatchMeta, metrics: dict, stock: Any) -> KVBatchMeta:
@@ -229,6 +233,8 @@ class FuseTrainer(PPOTrainerSync):
         return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        if self.critic_first is not None and self.critic_first.trained:
+            return batch
         if self.deferred is not None:
             batch = self.deferred.update(self.global_steps, batch, super()._update_critic)
             if self.config.trainer.critic_warmup > self.global_steps:

@@ -29,6 +29,7 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "speculation": ("fuse.speculation.enabled=true",),
     "zero_gradient": ("fuse.update.skip_zero_gradient=true",),
     "old_log_prob": ("fuse.update.skip_old_log_prob=true",),
+    "values": ("fuse.update.skip_values=true",),
     "stream": (
         "fuse.update.stream=true",
         "fuse.update.skip_old_log_prob=true",
@@ -43,6 +44,7 @@ _EXCLUSIVE = (
     {"interstage", "elastic"},
     {"pipeline", "zero_gradient"},
     {"pipeline", "old_log_prob"},
+    {"pipeline", "values"},
     {"pipeline", "stream"},
     {"interstage", "stream"},
     {"streaming", "stream"},

@@ -19,6 +19,7 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "zero_gradient": frozenset({"zero_gradient"}),
     "old_log_prob": frozenset({"old_log_prob"}),
     "update": frozenset({"zero_gradient", "old_log_prob"}),
+    "values": frozenset({"values"}),
     "copies": frozenset({"old_log_prob", "copies"}),
     "stream": frozenset({"old_log_prob", "copies", "stream"}),
     "placement": frozenset({"placement"}),
@@ -26,11 +27,11 @@ SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
 }
 """Features of each strategy. `observe`: verl-fuse is on and only looks more often; `streaming`: finished samples are
 inferred on the training workers while others generate (`fuse.interstage` with `layout: shared`); `zero_gradient`,
-`old_log_prob`: the switches of `fuse.update`, with metrics of what is computed; `stream`: the update begins on released
-replicas (`fuse.update.stream`), each with a copy of the actor, and `copies` is it in that layout after generation;
-`placement`: the critic on devices of
-its own, trained while the next step generates (`fuse.placement`), where that is predicted to gain; `speculation` needs
-an acceptance, `tail` is it with `interstage`; `realloc`: the plan given replaces the stock placement."""
+`old_log_prob`, `values`: the switches of `fuse.update`, with metrics of what is computed; `stream`: the update begins
+on released replicas (`fuse.update.stream`), each with a copy of the actor, and `copies` is it in that layout after
+generation; `placement`: the critic on devices of its own, trained while the next step generates (`fuse.placement`),
+where that is predicted to gain; `speculation` needs an acceptance, `tail` is it with `interstage`; `realloc`: the plan
+given replaces the stock placement."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,10 @@ def features_of(strategy: str) -> frozenset[str]:
             f"strategy={strategy!r}; allowed: {', '.join(SIMULATED_STRATEGIES)}, or several with + between them"
         )
     features = frozenset().union(*(SIMULATED_STRATEGIES[name] for name in names))
-    if "pipeline" in features and features & {"zero_gradient", "old_log_prob"}:
+    if "pipeline" in features and features & {"zero_gradient", "old_log_prob", "values"}:
         raise FuseError(f"strategy={strategy!r}: the fused pipeline goes with no switch of fuse.update")
     if {"pipeline", "placement"} <= features:
         raise FuseError(f"strategy={strategy!r}: the fused pipeline trains both models on the same devices")
+    if {"values", "placement"} <= features:
+        raise FuseError(f"strategy={strategy!r}: a critic with devices of its own computes values there")
     return features

@@ -40,6 +40,7 @@ from verl_fuse.spec.timeline import (
     TRAIN_STAGES,
     UPDATE_ACTOR,
     UPDATE_CRITIC,
+    VALUES,
     ZERO_GRADIENT_TOKENS,
     Timeline,
 )
@@ -61,11 +62,12 @@ class ReplayedStep:
     response: Ints
     start: Floats
     end: Floats
-    # Share of its tokens that have no gradient, where the run says it; whether its update left them out, or the pass
-    # for old log-probs.
+    # Share of its tokens that have no gradient, where the run says it; whether its updates left them out, or the passes
+    # for old log-probs and values.
     zero_gradient: float | None = None
     skipped: bool = False
     own_log_probs: bool = False
+    own_values: bool = False
     # A number for each prompt; whether groups were trained on while others generated.
     group: Ints | None = None
     streamed: bool = False
@@ -114,6 +116,7 @@ def read_recorded(timeline: Timeline) -> ReplayedStep:
         zero_gradient=None if share is None else float(share),
         skipped=bool(update.get("skipped_tokens")),
         own_log_probs=bool(update.get("own_log_probs")),
+        own_values=bool(said.get(UPDATE_CRITIC, {}).get("own_values")),
         seconds=timeline.end - timeline.start,
         stages=totals((span.name, span.seconds) for span in timeline.on(STEP)),
         replica=column(lambda span: number(span.track)).astype(np.int64),
@@ -231,6 +234,7 @@ def replay(steps: Sequence[ReplayedStep], options: SimulationOptions, drafted: b
         _speculation(steps, through, options.acceptance, drafted),
         _zero_gradient(steps),
         _old_log_prob(steps, stages),
+        _values(steps, stages),
         _stream(steps, through, options.dedicated is not False),
         _elastic(steps, timings, seconds, options),
     )
@@ -324,6 +328,15 @@ def _old_log_prob(steps: Sequence[ReplayedStep], stages: Mapping[str, float]) ->
         return Saving("old_log_prob", 0.0, 0.0, "it was on: the update computed its own")
     note = "with one mini-batch a step the update computes the same"
     return Saving("old_log_prob", stages.get(OLD_LOG_PROB, 0.0), 0.0, note)
+
+
+def _values(steps: Sequence[ReplayedStep], stages: Mapping[str, float]) -> Saving:
+    if any(step.own_values for step in steps):
+        return Saving("values", 0.0, 0.0, "it was on: the critic's update computed its own")
+    if not stages.get(UPDATE_CRITIC):
+        return Saving("values", 0.0, 0.0, "no critic was trained")
+    note = "with one mini-batch a step the critic's update computes the same"
+    return Saving("values", stages.get(VALUES, 0.0), 0.0, note)
 
 
 def _stream(steps: Sequence[ReplayedStep], through: Sequence[RolloutState], dedicated: bool) -> Saving:

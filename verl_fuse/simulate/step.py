@@ -85,6 +85,8 @@ def simulate_step(
     features = features_of(strategy)
     if "old_log_prob" in features and workload.epochs == workload.minibatches == 1:
         workload = replace(workload, old_log_prob=False)
+    if "values" in features and workload.epochs == workload.minibatches == 1:
+        workload = replace(workload, values=False)
     if "zero_gradient" not in features:
         workload = replace(workload, zero_gradient=0.0)
     if "placement" in features:
@@ -194,6 +196,10 @@ def _left_out(features: frozenset[str], workload: Workload) -> Iterator[str]:
         yield f"{workload.zero_gradient:.0%} of the samples have no gradient"
     if "old_log_prob" in features and workload.old_log_prob:
         yield "several updates a step: old log-probs are needed"
+    if "values" in features and workload.critic is None:
+        yield "no critic is trained"
+    elif "values" in features and workload.values:
+        yield "several updates a step: values are needed"
 
 
 def step_tasks(

@@ -40,7 +40,8 @@ class Call(NamedTuple):
 class Workload:
     """`prompts` per step with `samples` responses each; training makes `epochs` passes in `minibatches` updates each.
 
-    `zero_gradient`: share of the samples all advantages of which are 0."""
+    `zero_gradient`: share of the samples all advantages of which are 0. Without `values` the critic's update computes
+    the values, before the actor's update."""
 
     algorithm: Literal["ppo", "grpo"]
     prompts: int
@@ -55,6 +56,7 @@ class Workload:
     minibatches: int = 1
     old_log_prob: bool = True
     zero_gradient: float = 0.0
+    values: bool = True
 
     def __post_init__(self) -> None:
         check_counts("workload", self, ("prompts", "samples", "epochs", "minibatches"))
@@ -103,13 +105,14 @@ class Workload:
         inferring: tuple[tuple[Role, object], ...] = (
             ("reward", self.reward),
             ("reference", self.reference),
-            ("critic", self.critic),
+            ("critic", self.critic is not None and self.values),
             ("actor", self.old_log_prob),
         )
         scores = [Call(f"{role}_infer", role, "infer", (generate.name,)) for role, used in inferring if used]
         ready = tuple(call.name for call in scores) or (generate.name,)
         train = [Call("critic_train", "critic", "train", ready)] if self.critic is not None else []
-        return (generate, *scores, *train, Call("actor_train", "actor", "train", ready))
+        of_values = () if self.values else tuple(call.name for call in train)
+        return (generate, *scores, *train, Call("actor_train", "actor", "train", (*ready, *of_values)))
 
     @classmethod
     def read(cls, path: Path) -> "Workload":

@@ -138,8 +138,9 @@ def exact(row: Row) -> bool:
 
 def streams(row: Row) -> bool:
     """Whether there is anything to stream: without reference and critic, and with the rollout's log-probs
-    for old ones, there is not; values on the critic's own devices are not streamed alone."""
-    beside = row["algorithm"] == "ppo-kl" and row["placement"] == "none"
+    for old ones, there is not; values on the critic's own devices are not streamed alone, and those of its own update
+    not at all."""
+    beside = row["algorithm"] == "ppo-kl" and row["placement"] == "none" and row["critic"] == "last"
     inference = row["correction"] != "bypass" or row["algorithm"] in ("ppo", "grpo+kl") or beside
     return row["interstage"] != "off" and inference
 

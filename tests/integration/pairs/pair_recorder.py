@@ -3,7 +3,8 @@ verl's, in the same run.
 
 Agents `pairs` (pair_agent.py) and `pair_tools` (pair_tools.py) force the lengths. Before each advantage, verl's own
 stage methods compute the batch once more, with the same weights; before each update, verl's own update trains the same
-batch, and what it changed in models and optimizers is undone. $STEP_RECORD_DIR/step_N.json holds what differs. In stock
+batch, and what it changed in models and optimizers is undone. Where the critic's update takes the place of values, all
+of verl's stages up to that update come before it. $STEP_RECORD_DIR/step_N.json holds what differs. In stock
 verl nothing is done but forcing lengths.
 """
 
@@ -34,6 +35,7 @@ def _register_agent(module: Any) -> None:
 def _compare_steps(module: Any) -> None:
     trainer = module.FuseTrainer
     _compare_inference(trainer)
+    _compare_critic_first(trainer)
     for method, models in (("_update_critic", "critic"), ("_update_actor", "actor")):
         _compare_update(trainer, method, models)
 
@@ -67,8 +69,10 @@ def _compare_inference(trainer: Any) -> None:
         PPOTrainer._compute_old_log_prob(self, copy, found)
         if self.use_reference_policy:
             PPOTrainer._compute_ref_log_prob(self, copy, found)
-        if self.use_critic:
+        if self.use_critic and not _is_critic_trained(self):
             PPOTrainer._compute_values(self, copy, found)
+        elif self.use_critic:
+            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=self._pair_values)
         PPOTrainer._compute_advantage(self, copy, found)
         stock = _rows(_stored(copy, COMPUTED))
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=given)
@@ -83,9 +87,40 @@ def _compare_inference(trainer: Any) -> None:
             "differences": {name: _difference(stock[name], ours.get(name), mask) for name in stock},
             "learned": {},
         }
+        if _is_critic_trained(self):
+            self._pair_record["learned"] |= _learned("critic", self._pair_alone, metrics)
         return batch
 
     trainer._compute_advantage = compute_advantage
+
+
+def _is_critic_trained(trainer: Any) -> bool:
+    return trainer.critic_first is not None and trainer.critic_first.trained
+
+
+def _compare_critic_first(trainer: Any) -> None:
+    """Keep the values and the metrics of verl's own stages up to the critic's update, whose work is undone."""
+    import transfer_queue as tq
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    fused = trainer._compute_values
+
+    @functools.wraps(fused)
+    def compute_values(self: Any, batch: Any, metrics: dict) -> Any:
+        if self.critic_first is not None:
+            given, copy, self._pair_alone = _stored(batch, CHANGED), _again(batch), {}
+            _on_ranks(self, "critic", keep)
+            PPOTrainer._compute_values(self, copy, {})
+            self._pair_values = _stored(copy, ("values",))
+            PPOTrainer._compute_advantage(self, copy, {})
+            PPOTrainer._update_critic(self, copy, self._pair_alone)
+            _on_ranks(self, "critic", undo)
+            # Values that the fused step does not write itself would show.
+            given["values"] = self._pair_values["values"] * float("nan")
+            tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=given)
+        return fused(self, batch, metrics)
+
+    trainer._compute_values = compute_values
 
 
 def _samples(batch: Any) -> dict[str, int]:
@@ -109,22 +144,18 @@ def _difference(stock: list[Any], ours: list[Any] | None, mask: list[Any]) -> fl
 
 
 def _compare_update(trainer: Any, method: str, model: str) -> None:
-    import ray
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     fused, stock = getattr(trainer, method), getattr(PPOTrainer, method)
 
-    def on_ranks(self: Any, work: Any) -> None:
-        # A critic may have workers of its own.
-        group = self.critic_wg if model == "critic" else self.actor_rollout_wg
-        ray.get([worker.__ray_call__.remote(work, model) for worker in group.workers])
-
     @functools.wraps(fused)
     def update(self: Any, batch: Any, metrics: dict) -> Any:
-        on_ranks(self, keep)
+        if model == "critic" and _is_critic_trained(self):
+            return fused(self, batch, metrics)
+        _on_ranks(self, model, keep)
         alone: dict[str, float] = {}
         stock(self, _again(batch), alone)
-        on_ranks(self, undo)
+        _on_ranks(self, model, undo)
         batch = fused(self, batch, metrics)
         if model == "critic" and self.deferred is not None:
             _learn_later(self, alone)
@@ -135,6 +166,14 @@ def _compare_update(trainer: Any, method: str, model: str) -> None:
         return batch
 
     setattr(trainer, method, update)
+
+
+def _on_ranks(trainer: Any, model: str, work: Any) -> None:
+    import ray
+
+    # A critic may have workers of its own.
+    group = trainer.critic_wg if model == "critic" else trainer.actor_rollout_wg
+    ray.get([worker.__ray_call__.remote(work, model) for worker in group.workers])
 
 
 def _learned(model: str, alone: dict, metrics: dict) -> dict[str, list[float]]:

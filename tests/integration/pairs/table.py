@@ -150,10 +150,21 @@ FACTORS: Factors = {
         "none": Value(),
         "deferred": Value({"fuse.placement.critic": {"first": 1, "devices": 1}, "fuse.placement.defer": True}),
     },
+    "critic": {
+        "last": Value(),
+        # One mini-batch, of which the actor has as many rows.
+        "first": Value(
+            {
+                "fuse.update.skip_values": True,
+                "critic.ppo_mini_batch_size": "${data.train_batch_size}",
+                f"{ACTOR}.ppo_mini_batch_size": "${data.train_batch_size}",
+            }
+        ),
+    },
 }
 # Factors that joined the table after rows had run: the rows of all other factors stay, with their results, and further
 # rows cover these.
-LATER = ("placement",)
+LATER = ("placement", "critic")
 
 # Two factors' values that a run refuses together before it starts, and the key that its message names.
 REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
@@ -172,12 +183,24 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
     # A critic is placed, where there is one and it stays there.
     ("algorithm", ("grpo", "grpo+kl", "dapo"), "placement", ("deferred",), "algorithm.adv_estimator"),
     ("layout", ("changed",), "placement", ("deferred",), "fuse.realloc.schedule"),
+    ("algorithm", ("grpo", "grpo+kl", "dapo"), "critic", ("first",), "algorithm.adv_estimator"),
+    ("placement", ("deferred",), "critic", ("first",), "fuse.placement.critic"),
 )
 
 NAMES = {name: list(values) for name, values in FACTORS.items()}
 
 # Factors that are features of verl-fuse, or of the test: stock verl runs at their first value.
-FEATURES = ("interstage", "elastic", "weight sync", "speculation", "layout", "update", "recovery", "placement")
+FEATURES = (
+    "interstage",
+    "elastic",
+    "weight sync",
+    "speculation",
+    "layout",
+    "update",
+    "recovery",
+    "placement",
+    "critic",
+)
 
 # What rows that `make test` runs have: pairs that went wrong once, each with what would hide it at its first value.
 ALWAYS: tuple[Row, ...] = (
@@ -219,6 +242,7 @@ EVERYTHING: Row = {
     "weight sync": "shards",
     "layout": "changed",
     "batches": "packed",
+    "critic": "first",
 }
 
 # Values that are in no row, and why: what stock verl 0.9.1 cannot run without an accelerator, and other engines.

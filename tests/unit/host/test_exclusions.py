@@ -33,6 +33,7 @@ PLACED = {"first": 2, "devices": 2}
 CPU = {"trainer.device": "cpu", "critic.ppo_mini_batch_size": 4}
 PARKED = {"fuse.elastic.enabled": True, "fuse.elastic.max_replicas": 2}
 ONE_MINI_BATCH = {"data.train_batch_size": 8, "actor_rollout_ref.actor.ppo_mini_batch_size": 8}
+ONE_CRITIC_BATCH = {"data.train_batch_size": 8, "critic.ppo_mini_batch_size": 8}
 STREAMED = {
     **ONE_MINI_BATCH,
     **ON,
@@ -72,6 +73,8 @@ CASES: tuple[tuple[str, Any, Mapping[str, Any], str], ...] = (
     ("fuse.update.skip_zero_gradient", True, {}, "megatron"),
     ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "fsdp2"),
     ("fuse.update.skip_old_log_prob", True, ONE_MINI_BATCH, "megatron"),
+    ("fuse.update.skip_values", True, ONE_CRITIC_BATCH, "fsdp2"),
+    ("fuse.update.skip_values", True, ONE_CRITIC_BATCH, "megatron"),
     ("fuse.update.stream", True, STREAMED, "fsdp2"),
 )
 VALUES = (
@@ -87,6 +90,7 @@ VALUES = (
     "seq-mean-token-sum-norm",
     "delta_sharded",
     {"kv_connector": "MooncakeStoreConnector"},
+    PLACED,
 )
 
 

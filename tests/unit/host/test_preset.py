@@ -38,7 +38,9 @@ def loaded(base, preset: str, **keys) -> tuple[Settings, dict]:
     settings = load_settings(config)
     blocks = settings.blocks
     on = {name for name in ("interstage", "elastic", "pipeline", "speculation") if blocks[name].enabled}
-    on |= {name for name in ("skip_zero_gradient", "skip_old_log_prob") if getattr(blocks["update"], name)}
+    on |= {
+        name for name in ("skip_zero_gradient", "skip_old_log_prob", "skip_values") if getattr(blocks["update"], name)
+    }
     # What plugins read in the configuration itself is the same.
     assert {
         name: config.fuse[name].get("enabled") for name in ("interstage", "elastic", "pipeline", "speculation")
@@ -66,8 +68,20 @@ def test_fast_without_a_critic_or_reference_has_nothing_to_stream(base):
     assert found == {"on": updates | {"elastic", "speculation"}, "metrics": "computed", "layout": "shared"}
     said = "\n".join(settings.chosen)
     assert f"{ON}update.skip_zero_gradient=true fuse.update.metrics=computed\n{ON}update.skip_old_log_prob=true" in said
-    assert "without interstage.enabled: there is neither an old log-prob pass, nor a reference, nor a critic" in said
+    assert (
+        "without interstage.enabled: there is neither an old log-prob pass, nor a reference, nor a pass for values"
+        in said
+    )
     assert "without pipeline.enabled: there is no critic" in said
+
+
+@pytest.mark.parametrize("preset", ["safe", "fast"])
+def test_a_critic_with_one_mini_batch_computes_values_in_its_update(base, preset):
+    _, found = loaded(base, preset, algorithm__adv_estimator="gae", critic__ppo_mini_batch_size=8)
+    assert "skip_values" in found["on"]
+    settings, found = loaded(base, preset, algorithm__adv_estimator="gae", critic__ppo_mini_batch_size=4)
+    assert "skip_values" not in found["on"]
+    assert "without update.skip_values: critic.ppo_mini_batch_size=4" in "\n".join(settings.chosen)
 
 
 def test_fast_streams_to_a_critic_and_says_what_refuses_the_rest(base):

@@ -130,8 +130,8 @@ def test_the_overrides_are_keys_that_exist_and_verl_fuse_refuses_together_what_i
         assert not any("unknown key" in problem for problem in problems)
         # verl's defaults make several mini-batches of a step.
         expected = {
-            "megatron": {"old_log_prob", "stream"},
-            "fsdp": {"pipeline", "old_log_prob", "stream"},
+            "megatron": {"old_log_prob", "values", "stream"},
+            "fsdp": {"pipeline", "old_log_prob", "values", "stream"},
         }[model_engine]
         assert bool(problems) is (feature in expected), problems
     together = refused(config, [*OVERRIDES["interstage"], *OVERRIDES["elastic"]])

@@ -53,6 +53,8 @@ def test_strategies_add_up():
         ("update+realloc", "strategy='realloc' needs --plan"),
         ("interstage+speculation", r"strategy='interstage\+speculation' needs --set acceptance"),
         ("pipeline+old_log_prob", "the fused pipeline goes with no switch of fuse.update"),
+        ("pipeline+values", "the fused pipeline goes with no switch of fuse.update"),
+        ("placement+values", "a critic with devices of its own computes values there"),
     ],
 )
 def test_what_does_not_add_up_is_refused(strategy: str, words: str):

@@ -56,7 +56,8 @@ def test_a_replay_takes_as_long_as_the_run():
 def test_what_every_feature_would_have_saved():
     savings = {saving.feature: saving for saving in ask(step(0), step(1)).savings}
     assert list(savings) == [
-        "observe", "interstage", "pipeline", "speculation", "zero_gradient", "old_log_prob", "stream", "elastic",
+        "observe", "interstage", "pipeline", "speculation", "zero_gradient", "old_log_prob", "values", "stream",
+        "elastic",
     ]  # fmt: skip
     assert savings["observe"].seconds == pytest.approx(0.7)
     assert 0.5 < savings["interstage"].seconds < 3.0
@@ -96,17 +97,28 @@ def test_what_an_update_could_have_left_out():
     assert all(saving.note.startswith("it was on") for saving in on)
 
 
+def test_values_that_the_critics_update_could_have_computed():
+    def found(step: ReplayedStep):
+        return next(saving for saving in ask(step).savings if saving.feature == "values")
+
+    plain = step(stages={"gen": 9.3, "values": 1.5, "update_critic": 5.0, "update_actor": 6.0})
+    assert found(plain).seconds == pytest.approx(1.5)
+    assert found(replace(plain, own_values=True)).note.startswith("it was on")
+    assert found(step(stages={"gen": 9.3, "update_actor": 6.0})).note == "no critic was trained"
+
+
 def test_a_step_says_what_has_no_gradient_and_what_its_update_left_out():
     request = Span("r", "replica 0", "generate", 0.0, 1.0, {"prompt_tokens": 1, "response_tokens": 1})
     stages = (
         Span("adv", "step", "stage", 1.0, 2.0, {"zero_gradient_tokens": 0.4}),
-        Span("update_actor", "step", "stage", 2.0, 3.0, {"skipped_tokens": 0.4, "own_log_probs": 1.0}),
+        Span("update_critic", "step", "stage", 2.0, 2.5, {"own_values": 1.0}),
+        Span("update_actor", "step", "stage", 2.5, 3.0, {"skipped_tokens": 0.4, "own_log_probs": 1.0}),
     )
     read = read_recorded(Timeline("run", 1, 0.0, 3.0, (request, *stages)))
-    assert (read.zero_gradient, read.skipped, read.own_log_probs) == (0.4, True, True)
+    assert (read.zero_gradient, read.skipped, read.own_log_probs, read.own_values) == (0.4, True, True, True)
     bare = [replace(span, args={}) for span in stages]
     read = read_recorded(Timeline("run", 1, 0.0, 3.0, (request, *bare)))
-    assert (read.zero_gradient, read.skipped, read.own_log_probs) == (None, False, False)
+    assert (read.zero_gradient, read.skipped, read.own_log_probs, read.own_values) == (None, False, False, False)
 
 
 def test_shared_devices_save_nothing_by_overlap_or_by_fewer_replicas():

@@ -63,6 +63,7 @@ def test_a_table_of_strategies(workload: str, capsys: pytest.CaptureFixture[str]
         "zero_gradient",
         "old_log_prob",
         "update",
+        "values",
         "copies",
         "stream",
         "placement",

@@ -88,6 +88,20 @@ def test_old_log_probs_are_left_out_of_steps_with_one_update():
     assert run(one, "update", options).seconds == ours.seconds
 
 
+def test_values_are_left_out_of_steps_with_one_update():
+    options = replace(NO_POLL, fuse_poll=0.0)
+    one = replace(ppo(), minibatches=1)
+    stock, ours = run(one, "stock"), run(one, "values", options)
+    assert "values" not in ours.stages
+    assert stock.seconds - ours.seconds == pytest.approx(stock.stages["values"], rel=0.01)
+    several = run(replace(ppo(), minibatches=2), "values", options)
+    assert several.seconds == run(replace(ppo(), minibatches=2), "stock").seconds
+    assert "several updates a step: values are needed" in several.notes
+    assert "no critic is trained" in run(ON_POLICY, "values", options).notes
+    (critic, actor) = (call for call in replace(one, values=False).calls if call.kind == "train")
+    assert critic.name in actor.after, "the actor's advantages are made of the values"
+
+
 ON_POLICY = grpo(reference=None, minibatches=1)
 
 
@@ -186,7 +200,7 @@ def test_an_unknown_strategy_is_refused():
     with pytest.raises(
         FuseError,
         match=r"strategy='fast'; allowed: stock, observe, streaming, interstage, pipeline, realloc, elastic, "
-        r"speculation, tail, zero_gradient, old_log_prob, update, copies, stream, placement, all",
+        r"speculation, tail, zero_gradient, old_log_prob, update, values, copies, stream, placement, all",
     ):
         run(ppo(), "fast")
 

@@ -25,15 +25,20 @@ STAGE_FIELDS: dict[Stage, tuple[str, ...]] = {
 
 
 def streamed_stages(config: DictConfig, use_reference_policy: bool, use_critic: bool) -> tuple[Stage, ...]:
-    """Return the stages that a finished sample can go through before the batch is complete. Three stages are left out:
-    a bypassed old log-prob costs nothing, so verl keeps the stage; the update itself may compute the old log-prob; a
-    critic with workers of its own computes its values there."""
+    """Return the stages that a finished sample can go through before the batch is complete. Stages are left out: a
+    bypassed old log-prob costs nothing, so verl keeps the stage; updates may compute old log-probs and values
+    themselves; a critic with workers of its own computes its values there."""
     correction = config.algorithm.get("rollout_correction", None)
     bypass = bool(correction and correction.get("bypass_mode", False))
     wanted: tuple[tuple[Stage, bool], ...] = (
         ("old_log_prob", not bypass and not OmegaConf.select(config, "fuse.update.skip_old_log_prob")),
         ("ref", use_reference_policy),
-        ("values", use_critic and not OmegaConf.select(config, "fuse.placement.critic")),
+        (
+            "values",
+            use_critic
+            and not OmegaConf.select(config, "fuse.placement.critic")
+            and not OmegaConf.select(config, "fuse.update.skip_values"),
+        ),
     )
     return tuple(stage for stage, used in wanted if used)
 

@@ -57,8 +57,9 @@ def _one_replica(get: Get) -> str | None:
 def _nothing_to_infer(get: Get) -> str | None:
     bypass = get("algorithm.rollout_correction.bypass_mode")
     old_log_probs = not bypass and not get("fuse.update.skip_old_log_prob")
-    if not (old_log_probs or has_reference(get) or has_critic(get)):
-        return "there is neither an old log-prob pass, nor a reference, nor a critic"
+    values = has_critic(get) and not get("fuse.update.skip_values")
+    if not (old_log_probs or has_reference(get) or values):
+        return "there is neither an old log-prob pass, nor a reference, nor a pass for values"
     return _one_replica(get)
 
 
@@ -72,16 +73,18 @@ def _always(_get: Get) -> str | None:
 
 ZERO_GRADIENT = Candidate({"update.skip_zero_gradient": True}, _with_a_critic)
 OWN_LOG_PROBS = Candidate({"update.skip_old_log_prob": True}, _always)
+OWN_VALUES = Candidate({"update.skip_values": True}, _without_a_critic)
 COMPUTED = {"update.metrics": "computed"}
 ROUTING = Candidate({"elastic.enabled": True}, _one_sample)
 # In this order: a later feature may have nothing to do beside an earlier one, or be refused beside it.
 PRESETS: Mapping[PresetName, Sequence[Candidate]] = {
     "observe": (),
-    "safe": (ZERO_GRADIENT, OWN_LOG_PROBS, ROUTING),
+    "safe": (ZERO_GRADIENT, OWN_LOG_PROBS, OWN_VALUES, ROUTING),
     "fast": (
         Candidate({"pipeline.enabled": True}, _without_a_critic),
         Candidate({**ZERO_GRADIENT.keys, **COMPUTED}, ZERO_GRADIENT.idle),
         Candidate({**OWN_LOG_PROBS.keys, **COMPUTED}, OWN_LOG_PROBS.idle),
+        OWN_VALUES,
         Candidate({"speculation.enabled": True}, _always),
         Candidate(
             {"interstage.enabled": True, "interstage.layout": "slices", "interstage.migration_threshold": "auto"},

@@ -13,6 +13,7 @@ CHECKPOINT_MANAGER = f"{CHECKPOINT_ENGINES}:CheckpointEngineManager"
 
 PPO_YAML = "verl/trainer/config/ppo_trainer.yaml"
 ACTOR_YAML = "verl/trainer/config/actor/actor.yaml"
+CRITIC_YAML = "verl/trainer/config/critic/critic.yaml"
 ROLLOUT_YAML = "verl/trainer/config/rollout/rollout.yaml"
 MODEL_YAML = "verl/trainer/config/model/hf_model.yaml"
 FSDP_YAML = "verl/trainer/config/engine/fsdp.yaml"

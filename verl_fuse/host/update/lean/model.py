@@ -1,7 +1,7 @@
 """Refuses models whose updates cannot be lean: models with gradients that do not come from advantages, or with
 randomness by which passes differ."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from torch.nn import Dropout
@@ -36,13 +36,28 @@ _TOWERS = ("vision_config", "audio_config", "thinker_config")
 
 def check_model(engine: Any, options: LeanOptions) -> None:
     """Refuse a model of which an update cannot leave out exactly what `options` say."""
-    for switch, names in (("skip_zero_gradient", (*_PASSES, *_ROWS)), ("skip_old_log_prob", _PASSES)):
-        found = {*_configured(engine, names), *_routers(engine), *_dropouts(engine)}
-        if switch == "skip_zero_gradient":
-            # verl leaves a tower that no sample reaches as it is; here all parameters have a gradient.
-            found |= {name for name in _TOWERS if hasattr(engine.model_config.hf_config, name)}
-        if getattr(options, switch) and found:
-            raise FuseError(f"fuse.update.{switch}=true: not with a model that has {', '.join(sorted(found))}")
+    if options.skip_old_log_prob:
+        check_passes(engine, "fuse.update.skip_old_log_prob")
+    if options.skip_zero_gradient:
+        # verl leaves a tower that no sample reaches as it is; here all parameters have a gradient.
+        towers = {name for name in _TOWERS if hasattr(engine.model_config.hf_config, name)}
+        _refuse("fuse.update.skip_zero_gradient", {*_of_passes(engine), *_configured(engine, _ROWS), *towers})
+
+
+def check_passes(engine: Any, switch: str) -> None:
+    """Refuse, by the key `switch`, a model that computes something else in training than in inference."""
+    _refuse(switch, set(_of_passes(engine)))
+
+
+def _refuse(switch: str, found: Collection[str]) -> None:
+    if found:
+        raise FuseError(f"{switch}=true: not with a model that has {', '.join(sorted(found))}")
+
+
+def _of_passes(engine: Any) -> Iterator[str]:
+    yield from _configured(engine, _PASSES)
+    yield from _routers(engine)
+    yield from _dropouts(engine)
 
 
 def _configured(engine: Any, names: Iterable[str]) -> Iterator[str]:

@@ -1,0 +1,192 @@
+"""A critic in verl's own TrainingWorker and in the one whose update computes its values, on FSDP2 or Megatron, gloo
+processes, fixed batches: several steps of each, side by side.
+
+Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
+"""
+
+import os
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lean_engines
+import pytest
+import sharded_engines
+import small_engines
+from ranks import World
+
+STEPS = 3
+PENALTY, COEFFICIENT = "low_var_kl", 0.3
+
+
+@dataclass(frozen=True)
+class Arm:
+    """How steps are trained: by verl's pass for values and its update, or by the update alone (`own`); `fault` is
+    planted."""
+
+    own: bool = False
+    micro_batch: int = 2
+    tokens: int | None = None
+    gamma: float = 0.97
+    lam: float = 0.9
+    with_kl: bool = True
+    fault: str = ""
+
+
+def batch(step: int) -> Any:
+    """All samples of a step, with what returns are made of; every third response has tokens of a tool, and in the last
+    but one no token counts."""
+    import torch
+
+    data = small_engines.batch(step, critic=True).exclude("values", "returns")
+    draw = torch.Generator().manual_seed(200 + step)
+    masks, whole = [], []
+    for row, (prompt, response) in enumerate(zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)):
+        mask = torch.ones(len(response))
+        if row % 3 == 0:
+            mask[1:2] = 0
+        if row == small_engines.SAMPLES - 2:
+            mask[:] = 0
+        masks.append(mask)
+        whole.append(torch.cat([torch.zeros(len(prompt)), mask]))
+
+    def nested(rows: Any) -> Any:
+        return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+    def noise(scale: float) -> Any:
+        return nested(scale * torch.randn(len(mask), generator=draw) for mask in masks)
+
+    data["response_mask"], data["loss_mask"] = nested(masks), nested(whole)
+    lengths = data["input_ids"].offsets().diff().tolist()
+    data["position_ids"] = nested(torch.arange(length) for length in lengths)
+    data["rm_scores"], data["old_log_probs"], data["ref_log_prob"] = noise(1.0), noise(0.3), noise(0.3)
+    return data
+
+
+def with_returns(worker: Any, data: Any, arm: Arm) -> None:
+    """Do what verl's driver does between its pass for values and the critic's update."""
+    import types
+
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.core_algos import FixedKLController, compute_gae_advantage_return
+    from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.padding import response_from_nested, response_to_nested
+
+    rows = data.clone(recurse=False)
+    tu.assign_non_tensor(rows, compute_loss=False)
+    output = worker.infer_batch(rows)
+    if output is None:
+        # Returns are read on the last stage alone.
+        data["values"] = data["returns"] = data["rm_scores"]
+        return
+    data["values"] = response_from_nested(output["values"], data["response_mask"])
+    fields = ("rm_scores", "response_mask", "old_log_probs", "ref_log_prob", "values")
+    padded = DataProto(batch=data.select(*fields).to_padded_tensor())
+    padded.batch["token_level_rewards"] = padded.batch["token_level_scores"] = padded.batch["rm_scores"]
+    if arm.with_kl:
+        padded, _ = apply_kl_penalty(padded, FixedKLController(COEFFICIENT), PENALTY)
+    found = types.SimpleNamespace(**padded.batch)
+    _, returns = compute_gae_advantage_return(
+        found.token_level_rewards, found.values, found.response_mask, arm.gamma, arm.lam
+    )
+    data["returns"] = response_to_nested(returns, data["response_mask"])
+
+
+class Bench:
+    """Both workers of an engine, kept for all arms."""
+
+    def __init__(self, world: World, folder: Path, engine: str) -> None:
+        from verl.workers.engine_workers import TrainingWorker
+
+        from verl_fuse.host.update.critic.worker import own_values_worker_class
+
+        with open(os.devnull, "w") as silence, redirect_stdout(silence):
+            if engine == "fsdp2":
+                build = partial(sharded_engines.worker, world, folder, "critic")
+            else:
+                sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp")))
+                case = small_engines.Case(actor=sizes, critic=sizes, distributed_optimizer=True)
+                build = partial(small_engines.worker, world, folder / "critic", case, "critic")
+            self.workers = {False: build(), True: build(kind=own_values_worker_class(TrainingWorker))}
+        self.engine = engine
+        self.first = {name: tensor.clone() for name, tensor in lean_engines._parameters(self.workers[False]).items()}
+
+    restore = lean_engines.Bench.restore
+
+
+def run(bench: Bench, arm: Arm) -> dict[str, Any]:
+    """Train all steps; of each step verl's metrics and the values, then what every rank holds."""
+    from verl.utils import tensordict_utils as tu
+
+    from verl_fuse.host.update.critic import returns
+    from verl_fuse.host.update.critic.worker import OWN_VALUES
+
+    worker = bench.workers[arm.own]
+    bench.restore(worker)
+    size, rank = worker.engine.get_data_parallel_size(), worker.engine.get_data_parallel_rank()
+    kl = {"penalty": PENALTY, "coefficient": COEFFICIENT} if arm.with_kl else {}
+    rewards = returns.Rewards(arm.gamma, arm.lam, **kl)
+    steps, values = [], []
+    for step in range(STEPS):
+        data = batch(step)
+        data = tu.chunk_tensordict(data, size)[rank] if size > 1 else data
+        tu.assign_non_tensor(
+            data,
+            **({OWN_VALUES: rewards} if arm.own else {}),
+            mini_batch_size=small_engines.SAMPLES,
+            global_batch_size=small_engines.SAMPLES,
+            epochs=1,
+            seed=1,
+            dataloader_kwargs={"shuffle": False},
+            use_dynamic_bsz=arm.tokens is not None,
+            max_token_len_per_gpu=arm.tokens,
+            micro_batch_size_per_gpu=arm.micro_batch,
+        )
+        if not arm.own:
+            with_returns(worker, data, arm)
+        with pytest.MonkeyPatch.context() as patch:
+            if arm.fault == "tools count":
+                patch.setattr(returns, "estimated", partial(_with_tools, returns.estimated))
+            output = worker.train_mini_batch(data)
+        metrics = dict(tu.get(output, "metrics")) if output is not None else {}
+        steps.append({key: value for key, value in metrics.items() if not key.startswith("perf/")})
+        found = worker.values_of_update(data) if arm.own else data
+        if found is not None and output is not None:
+            values.append(found["values"].values().clone())
+    held = dict(lean_engines._parameters(worker))
+    for place, state in enumerate(lean_engines._adam(worker).state.values()):
+        held |= {f"{place} {key}": getattr(value, "_local_tensor", value) for key, value in state.items()}
+    return {"steps": steps, "values": values, "held": {name: one.detach().clone() for name, one in held.items()}}
+
+
+def _with_tools(estimated: Any, rewards: Any, values: Any, mask: Any, *more: float) -> Any:
+    return estimated(rewards, values, mask * 0 + 1, *more)
+
+
+_benches: dict[tuple[int, str], Bench] = {}
+
+
+def compared(world: World, folder: Path, engine: str, stock: Arm, own: Arm, other: Arm) -> dict[str, dict[str, Any]]:
+    """How `own`, and another of verl's splits, `other`, differ from `stock`."""
+    import torch
+
+    if (world.size, engine) not in _benches:
+        _benches[world.size, engine] = Bench(world, folder, engine)
+    bench, ran = _benches[world.size, engine], {}
+    for name, arm in {"stock": stock, "own": replace(own, own=True), "split": other}.items():
+        torch.manual_seed(0)
+        ran[name] = run(bench, arm)
+    return {
+        name: lean_engines.difference(ran["stock"], ran[name])
+        | {
+            "first values": all(map(torch.equal, ran["stock"]["values"][:1], ran[name]["values"][:1])),
+            "values": max(
+                (float((a - b).abs().max()) for a, b in zip(ran["stock"]["values"], ran[name]["values"], strict=True)),
+                default=0.0,
+            ),
+        }
+        for name in ("own", "split")
+    }

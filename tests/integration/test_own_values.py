@@ -1,0 +1,74 @@
+"""A critic's update that computes its own values is verl's pass for values, its returns and its update: values, losses,
+gradient norms, parameters and Adam's moments of three steps, with real workers of two ranks.
+
+Shows the invariants in the docstrings of verl_fuse/host/update/critic.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+from lean_engines import write_model
+from own_values import Arm, compared
+from small_engines import Ranks, cpu_server
+
+pytest.importorskip("verl")
+pytestmark = pytest.mark.integration
+
+LONG = pytest.mark.skipif(not os.environ.get("VERL_FUSE_LONG"), reason="VERL_FUSE_LONG is not set")
+ENGINES = ("fsdp2", "megatron pp1", pytest.param("megatron pp2", marks=LONG))
+ARMS = {
+    "rows": Arm(),
+    "tokens": Arm(tokens=40),
+    "without KL": Arm(with_kl=False),
+    "undiscounted": Arm(gamma=1.0, lam=1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The model's folder; meanwhile ranks have the cpu platform."""
+    folder = tmp_path_factory.mktemp("models")
+    with cpu_server():
+        write_model(folder)
+        (folder / "critic").symlink_to(folder / "actor")
+        yield folder
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, engine: str) -> Iterator[Ranks]:
+    with Ranks(2, folder) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_values_and_update_are_verls(ranks: Ranks, folder: Path, engine: str, name: str):
+    stock = ARMS[name]
+    for found in ranks.call(compared, folder, engine, stock, stock, replace(stock, micro_batch=4, tokens=None)):
+        own, split = found["own"], found["split"]
+        print(engine, name, own, split, sep=" | ")
+        assert own["first values"], "the same micro-batches, and the same model"
+        for what in ("parameters", "exp_avg", "exp_avg_sq"):
+            assert own[what] <= 2 * split[what], (what, found)
+        # The largest of them: two splits may agree by chance.
+        assert own["values"] <= 4 * split["values"], found
+        # Metrics of verl's other splits are means over other micro-batches.
+        precise = split["parameters"] < 1e-5
+        assert own.get("metrics", 0.0) <= (1e-5 if precise else split["metrics"]), found
+
+
+def test_a_planted_fault_shows(ranks: Ranks, folder: Path, engine: str):
+    stock = Arm()
+    fault = replace(stock, fault="tools count")
+    for found in ranks.call(compared, folder, engine, stock, fault, replace(stock, micro_batch=4)):
+        assert found["own"]["parameters"] > 10 * found["split"]["parameters"], found

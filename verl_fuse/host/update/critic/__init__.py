@@ -1,0 +1,1 @@
+"""The critic's update with the values of its own forward pass."""

@@ -1,0 +1,72 @@
+"""Does the driver's part of a critic's update with values of its own: the update takes the place of verl's pass for
+values.
+
+Nothing between the two reads the critic's weights, so that samples, values, advantages and both updates are verl's.
+
+Invariant (tests/integration/test_own_values_run.py): a step that is not one mini-batch runs verl's pass and is counted.
+"""
+
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from transfer_queue import KVBatchMeta
+
+from verl_fuse.host.record.step import RunStage, TrainerPart
+from verl_fuse.host.update.critic.returns import Rewards
+from verl_fuse.host.update.critic.worker import OWN_VALUES
+from verl_fuse.host.update.separate import UpdateCall
+from verl_fuse.spec.timeline import UPDATE_CRITIC
+
+logger = logging.getLogger(__name__)
+
+
+class CriticFirst(TrainerPart):
+    """Updates the critic of `trainer` where verl computes values; `run` runs a stage on the training workers."""
+
+    def __init__(self, trainer: Any, run: RunStage) -> None:
+        super().__init__()
+        self._trainer, self._run = trainer, run
+        self._passes = 0
+        # Whether this step's critic is trained already.
+        self.trained = False
+        self.metrics: dict[str, float] = {}
+
+    def train(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall) -> bool:
+        """Update the critic with `critic`, verl's method, and store the values of `batch`; return whether that was
+        possible."""
+        step, size = self._trainer.global_steps, self._mini_batch
+        self.trained = len(batch) == size
+        if self.trained:
+            self._run(UPDATE_CRITIC, "train", partial(self._update, batch, metrics, critic), own_values=1.0)
+        else:
+            self._passes += 1
+            reason = f"{len(batch)} rows are not one mini-batch of {size}"
+            logger.info("verl-fuse: step %d computes values before the critic's update: %s", step, reason)
+        self.metrics = {
+            "fuse/update_own_values": float(self.trained),
+            "fuse/update_values_passes": float(self._passes),
+        }
+        return self.trained
+
+    def _update(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall) -> None:
+        critic(replace(batch, extra_info={**(batch.extra_info or {}), OWN_VALUES: self._rewards()}), metrics)
+        asked = replace(batch, fields=["response_mask"], extra_info={})
+        self._trainer.critic_wg.values_of_update(asked)
+
+    def _rewards(self) -> Rewards:
+        algorithm = self._trainer.config.algorithm
+        with_kl = bool(algorithm.use_kl_in_reward)
+        return Rewards(
+            gamma=float(algorithm.gamma),
+            lam=float(algorithm.lam),
+            penalty=algorithm.kl_penalty if with_kl else None,
+            # The controller changes after advantages: this is the value that they will have.
+            coefficient=float(self._trainer.kl_ctrl_in_reward.value) if with_kl else 0.0,
+        )
+
+    @property
+    def _mini_batch(self) -> int:
+        config = self._trainer.config
+        return config.critic.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
