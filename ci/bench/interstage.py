@@ -25,6 +25,8 @@ SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
 # Response tokens are the quantiles of a lognormal distribution, cut at both ends, in a random order for each group.
 MEDIAN, SIGMA, SHORTEST, LONGEST = 40, 1.3, 8, 500
 THRESHOLD = 0.25
+# No prompt of the task is longer.
+PROMPT = 16
 HIDDEN, LAYERS = 256, 6
 
 
@@ -85,7 +87,7 @@ def overrides(folder: Path, steps: int, prompts: int = PROMPTS) -> list[str]:
         "data.shuffle=false",
         f"data.max_response_length={LONGEST}",
         f"actor_rollout_ref.rollout.n={SAMPLES_PER_PROMPT}",
-        f"actor_rollout_ref.rollout.max_model_len={LONGEST + 16}",
+        f"actor_rollout_ref.rollout.max_model_len={LONGEST + PROMPT}",
         "actor_rollout_ref.rollout.agent.default_agent_loop=heavy_tail",
         # Stock verl is fastest without padding on such lengths.
         "actor_rollout_ref.model.use_remove_padding=true",
@@ -97,8 +99,8 @@ def overrides(folder: Path, steps: int, prompts: int = PROMPTS) -> list[str]:
         "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true",
         f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={tokens}",
         "critic.use_dynamic_bsz=true",
-        f"critic.ppo_max_token_len_per_gpu={tokens}",
-        f"critic.forward_max_token_len_per_gpu={tokens}",
+        # verl 0.9.1 reads this key alone for the critic.
+        f"++critic.ppo_infer_max_token_len_per_gpu={tokens}",
         "actor_rollout_ref.actor.optim.lr=1e-6",
         # The actor is never trained, to save time; its weights are still synced and refreshed.
         f"trainer.critic_warmup={steps + 1}",

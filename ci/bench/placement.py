@@ -10,8 +10,8 @@ pinned to one core. Arms:
 - inference: deferred, with reference and old log-probs on a slice of the second device, and values on the critic's
   lane, while the first device generates.
 
-Every arm is a run of its own; step n of each generates the same lengths, which are forced: many short responses and few
-long ones. The first step, which loads and compiles, and the last, which waits for its own critic, are left out. Ratios
+Every arm is a run of its own; step n of each generates the same lengths, which are forced: many short responses and one
+long one. The first step, which loads and compiles, and the last, which waits for its own critic, are left out. Ratios
 are of sums of seconds over the steps of all rounds (stock over the arm), their intervals bootstraps over steps of the
 same number in the same round (95 %). `predicted_ratio` takes the control's steps, and hides each one's update of the
 critic behind the next generation, as far as the second device's core was idle meanwhile: driver and queue share two
@@ -53,8 +53,8 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 PROMPTS, SAMPLES_PER_PROMPT = 4, interstage.SAMPLES_PER_PROMPT
 SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
-# Response tokens: of a few samples, and of all others up to.
-LONG_SAMPLES, LONG, SHORT = 2, 400, 48
+# Response tokens: of a few samples, and of all others up to. Generation is half of a step of stock verl then.
+LONG_SAMPLES, LONG, SHORT = 1, 900, 48
 HIDDEN, LAYERS = 512, 8
 # Steps at the ends of a run that are not measured.
 FIRST, LAST = 1, 1
@@ -74,10 +74,13 @@ def make_plan(steps: int, seed: int) -> dict[str, Any]:
 
 def overrides(folder: Path, arm: str, home: Path, steps: int) -> list[str]:
     """Return the settings of the bench `interstage`, with the actor trained and without its features."""
-    left_out = ("fuse.", "trainer.critic_warmup=", "trainer.default_local_dir=")
+    lengths = ("data.max_response_length=", "actor_rollout_ref.rollout.max_model_len=")
+    left_out = ("fuse.", "trainer.critic_warmup=", "trainer.default_local_dir=", *lengths)
     common = [entry for entry in interstage.overrides(folder, steps, PROMPTS) if not entry.startswith(left_out)]
     return [
         *common,
+        f"data.max_response_length={LONG}",
+        f"actor_rollout_ref.rollout.max_model_len={LONG + interstage.PROMPT}",
         f"critic.ppo_mini_batch_size={PROMPTS}",
         f"trainer.default_local_dir={home / 'run'}",
         *ARMS[arm],

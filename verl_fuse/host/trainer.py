@@ -27,6 +27,7 @@ from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.record.shared import warn_unshared
 from verl_fuse.host.record.spans import start_collector
 from verl_fuse.host.record.step import RunStage, TrainerPart
+from verl_fuse.host.rollout.agents import build_directly
 from verl_fuse.host.rollout.client import FuseLLMServerClient
 from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.rollout.policy import PolicyGuard
@@ -315,6 +316,7 @@ class FuseTrainer(PPOTrainerSync):
             closing.callback(self.lane.close)
             for part in self.parts:
                 closing.callback(part.close)
+            build_directly(agent_loop_manager, self.settings.core.replica_timeout)
             if self.director.routing.by_prompt or has_connector(self.config):
                 announce(agent_loop_manager, self.settings.core.replica_timeout)
             super().fit(agent_loop_manager)

@@ -158,6 +158,8 @@ def _work(done: Mapping[str, Any], row: Row) -> Iterator[str]:
         gains = row["interstage"].startswith("slices") and streams(row)
         if moved and not gains and row["elastic"] != "cut":
             yield f"step {step}: {moved:g} requests moved though nothing is gained"
+        if (row["critic"] == "first") != (metrics.get("fuse/update_own_values", 0) == 1):
+            yield f"step {step}: the critic's update did not compute the values, or was not asked to"
     # Few seats leave no room to move to, and some sampling parameters keep a request where it is. A replica may also be
     # freed with nothing left on it; on a busy machine a step may end before its tail is looked at.
     if (

@@ -100,8 +100,7 @@ FACTORS: Factors = {
                 f"{ACTOR}.ppo_max_token_len_per_gpu": PACKED_TOKENS,
                 f"{ROLLOUT}.log_prob_max_token_len_per_gpu": PACKED_TOKENS,
                 "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": PACKED_TOKENS,
-                "critic.ppo_max_token_len_per_gpu": PACKED_TOKENS,
-                "critic.forward_max_token_len_per_gpu": PACKED_TOKENS,
+                "critic.ppo_infer_max_token_len_per_gpu": PACKED_TOKENS,
             }
         ),
     },

@@ -121,6 +121,7 @@ def test_a_run_that_loses_a_sample_or_differs_does_not_hold():
         (judged(metrics={**metrics, "fuse/migrations": 0, "fuse/overlap_seconds": 0.0}), "no tail moved"),
         (judged(metrics={**metrics, "fuse/streamed_samples": 0}), "no sample was streamed"),
         (judged(metrics={**metrics, "fuse/fallbacks": 1}), "1 policies failed"),
+        (judged(metrics={**metrics, "fuse/update_own_values": 1.0}), "or was not asked to"),
         (judged(metrics={**metrics, "fuse/speculation_drafted_tokens": 5}), "5 tokens were drafted"),
     ):
         assert [words in each for each in fault].count(True) == 1, (words, fault)

@@ -23,6 +23,12 @@ CONTRACTS: tuple[Contract, ...] = (
         "async (self, prompt, sampling_params, trajectory, trace=False)",
         "1232746e27f5817e",
     ),
+    # Where an agent loop is built, through the module's name `hydra` (rollout/agents.py).
+    Function(
+        "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop",
+        "async (self, sampling_params, trajectory, *, agent_name, trace=True, **kwargs)",
+        "5cd5cee66a1c5bd0",
+    ),
     Function(
         f"{AGENT_LOOP}:AgentLoopWorkerTQ._agent_loop_postprocess",
         "async (self, output, validate, **kwargs)",
