@@ -174,8 +174,10 @@ def refusals(get: Get) -> Iterator[Refusal]:
 def _own_values(get: Get) -> Iterator[Refusal]:
     on = f"{VALUES}=true"
     estimator, engine = "algorithm.adv_estimator", get(f"{CRITIC}.strategy")
-    if get(estimator) != "gae" or not has_critic(get):
-        yield Refusal(estimator, get(estimator), f"{on} needs gae, and a critic: returns are made of its values")
+    if get(estimator) != "gae":
+        yield Refusal(estimator, get(estimator), f"{on} needs gae: returns are made of the critic's values")
+    elif not has_critic(get):
+        yield Refusal(f"{CRITIC}.enable", get(f"{CRITIC}.enable"), f"{on} needs true or null: there is no critic")
     if engine not in _OFF_WITH_VALUES_IN:
         yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {' or '.join(_OFF_WITH_VALUES_IN)}")
     prompts = get("data.train_batch_size")

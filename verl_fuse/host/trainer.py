@@ -1,7 +1,7 @@
 """Defines the trainer of mode `fuse`: verl's synchronous PPO trainer with hook call sites.
 
 The trainer decides when hooks are called, the lane of each collective call, and the records; policies live in plugins.
-With every feature off a step is verl's own, plus a timeline ("observe mode").
+With every feature off a step is verl's own, plus a timeline, and agent loops are built without Hydra ("observe mode").
 """
 
 from collections.abc import Callable, Collection

@@ -28,6 +28,7 @@ from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.arrays import Floats, Ints
 from verl_fuse.spec.timeline import (
     ADVANTAGE,
+    DEFER_CRITIC,
     FUSED_UPDATE,
     GENERATION,
     INFERENCE_STAGES,
@@ -333,6 +334,8 @@ def _old_log_prob(steps: Sequence[ReplayedStep], stages: Mapping[str, float]) ->
 def _values(steps: Sequence[ReplayedStep], stages: Mapping[str, float]) -> Saving:
     if any(step.own_values for step in steps):
         return Saving("values", 0.0, 0.0, "it was on: the critic's update computed its own")
+    if stages.get(FUSED_UPDATE) or stages.get(DEFER_CRITIC):
+        return Saving("values", 0.0, 0.0, "not beside a fused update, or a critic with devices of its own")
     if not stages.get(UPDATE_CRITIC):
         return Saving("values", 0.0, 0.0, "no critic was trained")
     note = "with one mini-batch a step the critic's update computes the same"

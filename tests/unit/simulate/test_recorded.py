@@ -105,6 +105,8 @@ def test_values_that_the_critics_update_could_have_computed():
     assert found(plain).seconds == pytest.approx(1.5)
     assert found(replace(plain, own_values=True)).note.startswith("it was on")
     assert found(step(stages={"gen": 9.3, "update_actor": 6.0})).note == "no critic was trained"
+    for stage in ("fused_update", "defer_critic"):
+        assert found(step(stages={"gen": 9.3, "values": 1.5, stage: 1.0})).seconds == 0
 
 
 def test_a_step_says_what_has_no_gradient_and_what_its_update_left_out():

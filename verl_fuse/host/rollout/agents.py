@@ -6,6 +6,7 @@ worker and takes their answers: a step's requests leave, and its samples arrive,
 Invariant (tests/unit/host/test_agents.py): an agent that asks for more than its class is built by Hydra.
 """
 
+import logging
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
@@ -14,18 +15,26 @@ from typing import Any
 
 import hydra
 import ray
+from ray.actor import ActorHandle
 
 # The module in which verl looks up agents and builds them.
 AGENT_LOOPS = "verl.experimental.agent_loop.agent_loop"
 _TARGET = "_target_"
-_class_of = lru_cache(maxsize=None)(hydra.utils.get_class)
+_found = lru_cache(maxsize=None)(hydra.utils.get_object)
+
+logger = logging.getLogger(__name__)
 
 
 def build_directly(agent_loop_manager: Any, timeout: float) -> None:
-    """Let all agent-loop workers of verl build their agents directly; `timeout` is seconds a worker may take to answer.
-    A manager without such workers is left as it is."""
+    """Let all agent-loop workers of verl build their agents directly; a worker that does not answer within `timeout`
+    seconds costs a warning. A manager without such workers is left as it is."""
     loops = getattr(agent_loop_manager, "agent_loop_workers", None) or ()
-    ray.get([loop.__ray_call__.remote(without_hydra) for loop in loops], timeout=timeout)
+    calls: list[Any] = [loop.__ray_call__.remote(without_hydra) for loop in loops if isinstance(loop, ActorHandle)]
+    if not calls:
+        return
+    _, late = ray.wait(calls, num_returns=len(calls), timeout=timeout)
+    if late:
+        logger.warning("verl-fuse: %d agent-loop workers did not answer within %g s", len(late), timeout)
 
 
 def without_hydra(_worker: Any) -> None:
@@ -38,5 +47,5 @@ def without_hydra(_worker: Any) -> None:
 def instantiate(config: Mapping[str, Any], **arguments: Any) -> Any:
     """Return the object that `config` names, as Hydra's `instantiate` does; a registered agent is a class alone."""
     if set(config) == {_TARGET}:
-        return _class_of(config[_TARGET])(**arguments)
+        return _found(config[_TARGET])(**arguments)
     return hydra.utils.instantiate(config=config, **arguments)

@@ -3,7 +3,9 @@ values.
 
 Nothing between the two reads the critic's weights, so that samples, values, advantages and both updates are verl's.
 
-Invariant (tests/integration/test_own_values_run.py): a step that is not one mini-batch runs verl's pass and is counted.
+Invariants (tests/integration/test_critic_first.py):
+- a step that is not one mini-batch runs verl's pass and verl's update, and is counted;
+- the update reads every column that the batch has by then.
 """
 
 import logging
@@ -29,7 +31,7 @@ class CriticFirst(TrainerPart):
         super().__init__()
         self._trainer, self._run = trainer, run
         self._passes = 0
-        # Whether this step's critic is trained already.
+        # It tells whether the critic of this step is trained already.
         self.trained = False
         self.metrics: dict[str, float] = {}
 
@@ -51,7 +53,9 @@ class CriticFirst(TrainerPart):
         return self.trained
 
     def _update(self, batch: KVBatchMeta, metrics: dict, critic: UpdateCall) -> None:
-        critic(replace(batch, extra_info={**(batch.extra_info or {}), OWN_VALUES: self._rewards()}), metrics)
+        # verl's batch may list the columns that were there before the reference's: the update reads all of them.
+        asked = replace(batch, fields=None, extra_info={**(batch.extra_info or {}), OWN_VALUES: self._rewards()})
+        critic(asked, metrics)
         asked = replace(batch, fields=["response_mask"], extra_info={})
         self._trainer.critic_wg.values_of_update(asked)
 

@@ -21,7 +21,7 @@ from verl_fuse.host.update.lean.model import check_passes
 from verl_fuse.host.update.lean.options import ROW_FIELD
 from verl_fuse.host.update.lean.rows import nested
 
-# In a batch's extra_info: the rewards (Rewards) of an update with values of its own.
+# A batch's extra_info has the rewards (Rewards) of an update with values of its own under this key.
 OWN_VALUES = "verl_fuse_own_values"
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
@@ -32,7 +32,7 @@ class OwnValues:
 
     def __init__(self, loss: Loss, rewards: Rewards) -> None:
         self._loss, self._rewards = loss, rewards
-        # By a row's place in the batch of its rank.
+        # The key is a row's place in the batch of its rank.
         self.values: dict[int, torch.Tensor] = {}
 
     def loss(self, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> Any:

@@ -18,6 +18,8 @@ _PASSES = (
     "fp8",
     "fp4",
 )
+# Routers of transformers' models move their input at random by these, in training alone.
+_JITTER = ("jitter_noise", "input_jitter_noise", "router_jitter_noise")
 # How a router spreads tokens in training by all of a micro-batch, otherwise token by token.
 _SINKHORN = "sinkhorn"
 # What adds to the gradients of every row, counts rows, divides by those that are computed, or lets rows of a
@@ -79,7 +81,7 @@ def _dropouts(engine: Any) -> Iterator[str]:
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     for part in (part for whole in modules for part in whole.modules()):
         # What a dropout layer, and attention of transformers, drops is a number of the module.
-        for name in ("p", "dropout", "attention_dropout"):
+        for name in ("p", "dropout", "attention_dropout", *_JITTER):
             value = getattr(part, name, None)
             if isinstance(value, float) and value > 0 and (name != "p" or isinstance(part, Dropout)):
                 yield f"{type(part).__name__}.{name}={value}"
