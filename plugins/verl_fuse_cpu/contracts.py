@@ -1,12 +1,11 @@
 """Declares contracts: the code of verl and vLLM that the cpu platform rests on, beside its runtime patches."""
 
-from verl_fuse.host.upstream.targets import ACTOR_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
+from verl_fuse.host.upstream.targets import ACTOR_YAML, CRITIC_YAML, MODEL_YAML, PPO_YAML, ROLLOUT_YAML
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function
 
 PLATFORM = "verl.plugin.platform.platform_base:PlatformBase"
 FSDP_IMPLEMENTATION = "verl.workers.engine.fsdp.transformer_impl"
 DP_ACTOR_YAML = "verl/trainer/config/actor/dp_actor.yaml"
-CRITIC_YAML = "verl/trainer/config/critic/critic.yaml"
 
 CONTRACTS: tuple[Contract, ...] = (
     # VERL_PLATFORM chooses the platform, which implements all abstract methods (platform.py, environment.py).

@@ -20,7 +20,7 @@ from verl_fuse.host.upstream.targets import (
 from verl_fuse.spec.composed import ACTOR, Get
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Function
 from verl_fuse_update.losses import ANY_LOSSES, CORE_ALGORITHMS
-from verl_fuse_update.refusals import STREAM, VALUES, switched_on, torch_without_streams
+from verl_fuse_update.refusals import CRITIC_VALUES, STREAM, switched_on, torch_without_streams
 
 CORRECTION_YAML = "verl/trainer/config/algorithm/rollout_correction.yaml"
 
@@ -224,7 +224,7 @@ ESTIMATORS = {
 
 def contracts(get: Get | None) -> Sequence[Contract]:
     """Return the contracts of a run (None: of any run that this torch can do), with the loss that it trains by."""
-    values = VALUES_CONTRACTS if get is None or get(VALUES) else ()
+    values = VALUES_CONTRACTS if get is None or get(CRITIC_VALUES) else ()
     if get is not None and not switched_on(get):
         return values
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()

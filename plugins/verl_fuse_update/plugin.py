@@ -12,7 +12,7 @@ from verl_fuse.spec.step import LaneView, Refusal, RolloutView
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.contracts import contracts
 from verl_fuse_update.memory import does_not_fit, stream_cost
-from verl_fuse_update.refusals import OWN, SKIP, STREAM, VALUES, is_token_mean, refusals, switched_on
+from verl_fuse_update.refusals import CRITIC_VALUES, OWN, SKIP, STREAM, is_token_mean, refusals, switched_on
 from verl_fuse_update.streaming import CallSize, call_size, next_groups
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class UpdatePlugin:
         # plugin's concern.
         found = yield
         get = getter(config)
-        if model == "critic" and get(VALUES):
+        if model == "critic" and get(CRITIC_VALUES):
             from verl_fuse.host.update.critic.worker import own_values_worker_class
 
             return own_values_worker_class(found or base)

@@ -10,7 +10,7 @@ from verl_fuse.spec.step import Refusal
 from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
 
 SKIP, OWN, STREAM = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob", "fuse.update.stream"
-VALUES = "fuse.update.skip_values"
+CRITIC_VALUES = "fuse.update.skip_values"
 CORRECTION = "algorithm.rollout_correction"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 HF = f"{MODEL}.override_config"
@@ -167,12 +167,12 @@ def refusals(get: Get) -> Iterator[Refusal]:
         yield from _one_mini_batch(get)
     if get(STREAM):
         yield from _streamed(get)
-    if get(VALUES):
+    if get(CRITIC_VALUES):
         yield from _own_values(get)
 
 
 def _own_values(get: Get) -> Iterator[Refusal]:
-    on = f"{VALUES}=true"
+    on = f"{CRITIC_VALUES}=true"
     estimator, engine = "algorithm.adv_estimator", get(f"{CRITIC}.strategy")
     if get(estimator) != "gae":
         yield Refusal(estimator, get(estimator), f"{on} needs gae: returns are made of the critic's values")

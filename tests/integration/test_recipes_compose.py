@@ -98,7 +98,7 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
         "grpo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", updates[0]],
         "grpo-gsm8k-8gpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled"],
         "grpo-tools-cpu": ["speculation.enabled", updates[0]],
-        "ppo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled"],
+        "ppo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", "update.skip_values"],
         "ppo-gsm8k-8gpu": ["interstage.enabled", "speculation.enabled"],
         "ppo-megatron-8gpu": ["interstage.enabled", "speculation.enabled"],
         "ppo-megatron-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled"],

@@ -322,7 +322,7 @@ def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():
 
 def test_plugins_get_what_the_contract_says_with_its_arguments():
     members = {name: member for name, member in vars(Trainer).items() if not name.startswith("_")}
-    assert len(members) == 14
+    assert len(members) == 15
     for name, member in members.items():
         ours = vars(features.Features)[name]
         assert isinstance(ours, property) == isinstance(member, property), name
@@ -398,6 +398,9 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     assert trainer.deferred is trainer.parts[-1]
     assert trainer.director.apart == "values on critic's lane"
     assert (trainer.lane, trainer.critic_lane) == ("lane", "critic's lane")
+    run.use_own_values()
+    assert type(trainer.critic_first).__name__ == "CriticFirst"
+    assert trainer.critic_first is trainer.parts[-1]
     run.use_lean_update(True, False, "computed")
     assert type(trainer.parts[-1]).__name__ == "LeanUpdates"
     assert trainer.updates is trainer.parts[-1]

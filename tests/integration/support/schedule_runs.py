@@ -95,6 +95,7 @@ class ScheduleTrainer(UntrainedTrainer):
         hook = self.settings.manager.hook
         self.director = Director(self.journal, PolicyGuard(hook), self.replicas, self.inference)
         self.parts = []
+        self.critic_first = None
         hook.fuse_setup(trainer=UntrainedFeatures(self))
 
     def _inference(self, runs: "ScheduleRuns") -> SampleInference:

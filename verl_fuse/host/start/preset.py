@@ -73,18 +73,18 @@ def _always(_get: Get) -> str | None:
 
 ZERO_GRADIENT = Candidate({"update.skip_zero_gradient": True}, _with_a_critic)
 OWN_LOG_PROBS = Candidate({"update.skip_old_log_prob": True}, _always)
-OWN_VALUES = Candidate({"update.skip_values": True}, _without_a_critic)
+CRITIC_FIRST = Candidate({"update.skip_values": True}, _without_a_critic)
 COMPUTED = {"update.metrics": "computed"}
 ROUTING = Candidate({"elastic.enabled": True}, _one_sample)
 # In this order: a later feature may have nothing to do beside an earlier one, or be refused beside it.
 PRESETS: Mapping[PresetName, Sequence[Candidate]] = {
     "observe": (),
-    "safe": (ZERO_GRADIENT, OWN_LOG_PROBS, OWN_VALUES, ROUTING),
+    "safe": (ZERO_GRADIENT, OWN_LOG_PROBS, CRITIC_FIRST, ROUTING),
     "fast": (
         Candidate({"pipeline.enabled": True}, _without_a_critic),
         Candidate({**ZERO_GRADIENT.keys, **COMPUTED}, ZERO_GRADIENT.idle),
         Candidate({**OWN_LOG_PROBS.keys, **COMPUTED}, OWN_LOG_PROBS.idle),
-        OWN_VALUES,
+        CRITIC_FIRST,
         Candidate({"speculation.enabled": True}, _always),
         Candidate(
             {"interstage.enabled": True, "interstage.layout": "slices", "interstage.migration_threshold": "auto"},

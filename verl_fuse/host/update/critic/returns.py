@@ -16,8 +16,8 @@ from verl.trainer.ppo.core_algos import kl_penalty
 
 @dataclass(frozen=True)
 class Rewards:
-    """How a step makes returns of scores: discount `gamma`, `lam` of the estimate; `penalty` names the estimate of KL
-    in the reward, with the step's `coefficient` (None: no KL in the reward)."""
+    """The numbers by which a step makes returns of scores: the discount `gamma`, and `lam` of the estimate. `penalty`
+    names the estimate of KL in the reward (None: there is no KL in the reward), `coefficient` weighs it."""
 
     gamma: float
     lam: float

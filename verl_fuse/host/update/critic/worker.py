@@ -7,7 +7,6 @@ Invariants (tests/integration/test_own_values.py):
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,14 +16,13 @@ from verl.utils.tensordict_utils import get_non_tensor_data
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_fuse.host.update.critic.returns import Rewards, returns_of
+from verl_fuse.host.update.lean.mini_batch import Loss
 from verl_fuse.host.update.lean.model import check_passes
 from verl_fuse.host.update.lean.options import ROW_FIELD
 from verl_fuse.host.update.lean.rows import nested
 
 # A batch's extra_info has the rewards (Rewards) of an update with values of its own under this key.
 OWN_VALUES = "verl_fuse_own_values"
-
-Loss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
 
 class OwnValues:
