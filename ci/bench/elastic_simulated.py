@@ -46,6 +46,7 @@ from verl_fuse.spec.timeline import GENERATION, OLD_LOG_PROB, REF_LOG_PROB
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
+from verl_fuse_elastic.outcomes import Outcomes
 from verl_fuse_elastic.prediction import LengthPredictor
 from verl_fuse_elastic.scaling import Terms, choose, forecasts
 from verl_fuse_elastic.unforetold import Unforetold
@@ -197,7 +198,8 @@ class Elastic:
     def __init__(self, setup: Setup, arm: Arm):
         self._setup, self._arm, self._predictor = setup, arm, LengthPredictor()
         self._terms = Terms(arm.weight, 1, setup.replicas, 0.0, 0.05)
-        self._running, self._decode, self._unforetold = setup.replicas, TOKENS_ALONE, Unforetold()
+        self._running, self._decode = setup.replicas, TOKENS_ALONE
+        self._unforetold, self._outcomes = Unforetold(), Outcomes()
         self.decisions: list[float] = []
         self.counts: list[int] = []
         self.generated: list[Taken] = []
@@ -207,14 +209,16 @@ class Elastic:
         prompts = [Prompt(str(i), str(number), "gsm8k", n) for i, number in enumerate(chosen.tolist())]
         begun = time.process_time()
         predictions = self._predictor.predict(prompts)
-        count, foretold = self._arm.count or setup.replicas, None
+        count, foretold = self._arm.count or setup.replicas, {}
         if predictions is not None:
             prompts = [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
         if predictions is not None and self._arm.count is None:
-            each = self._unforetold.each or 0.0
-            line = Line(prompts, setup.timing.max_batch, self._decode, setup.workload.response.maximum, each)
-            foretold = choose(forecasts(line, self._terms, self._running, released=True), self._terms, self._running)
-            count = foretold.count
+            line = partial(Line, prompts, setup.timing.max_batch, self._decode, setup.workload.response.maximum)
+            both = (line(each=beside) for beside in (0.0, self._unforetold.each or 0.0))
+            found = zip(*(forecasts(one, self._terms, self._running, released=True) for one in both), strict=True)
+            foretold = {one[0].count: one for one in found}
+            hoped = [self._outcomes.hoped(*one) for one in foretold.values()]
+            count = choose(hoped, self._terms, self._running).count
         homes = assign(prompts, range(count), setup.timing.max_batch, self._decode, setup.workload.response.maximum)
         self.decisions.append(time.process_time() - begun)
         self.counts.append(count)
@@ -226,8 +230,11 @@ class Elastic:
         self._predictor.observe(zip(prompts, responses, strict=True))
         self._decode = _decode_cost(setup.timing, lengths, count)
         taken = Taken(run.seconds, float(run.ends.sum()))
-        if foretold is not None:
-            self._unforetold.learn(foretold.replica_seconds, taken.held, len(lengths.group))
+        if foretold:
+            decoding, model = foretold[count]
+            said = self._outcomes.expected(decoding, model).seconds
+            self._unforetold.learn(model.replica_seconds, taken.held, len(lengths.group))
+            self._outcomes.learn(decoding, taken.seconds, taken.held, said)
         self.generated.append(taken)
         if self._arm.inference:
             return setup.meanwhile_inferred(run)

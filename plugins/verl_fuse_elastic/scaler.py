@@ -5,12 +5,15 @@ Invariants (tests/unit/elastic/test_scaler.py):
   block's limits;
 - a step that asks for more prompts is foretold as if all had been there at its begin;
 - a step for which nothing was foretold has no metrics;
-- the replica-seconds that a step took beyond its forecast are added, per sample, to the forecast of the next step.
+- the replica-seconds that a step took beyond its forecast are added, per sample, to the forecast of a number of
+  replicas that never ran;
+- other numbers are foretold by their outcomes.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from verl_fuse.spec.prompts import Prompt
@@ -19,10 +22,22 @@ from verl_fuse_elastic.assignment import Line, fewest_slots
 from verl_fuse_elastic.config import ElasticConfig
 from verl_fuse_elastic.learned import ElasticHistory
 from verl_fuse_elastic.ledger import Ledger
+from verl_fuse_elastic.outcomes import Outcomes
 from verl_fuse_elastic.scaling import Forecast, Terms, choose, forecast, forecasts
 from verl_fuse_elastic.unforetold import Unforetold
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Foretold:
+    """The forecasts of one step: of decoding alone, by the model with the seconds beside decoding, and the expected
+    one."""
+
+    decoding: Forecast
+    model: Forecast
+    expected: Forecast
+    samples: int
 
 
 class Scaler:
@@ -31,17 +46,20 @@ class Scaler:
 
     def __init__(self, block: ElasticConfig, replicas: int, limit: float) -> None:
         self._block, self._running, self._limit = block, replicas, limit
-        self._foretell: Callable[[Sequence[Prompt]], Forecast] | None = None
-        self._forecast, self._seconds = None, 0.0
-        self._unforetold, self._held, self._samples = Unforetold(), 0.0, 0
+        self._foretell: Callable[[Sequence[Prompt]], _Foretold] | None = None
+        self._foretold: _Foretold | None = None
+        self._spent: Ledger | None = None
+        self._seconds = 0.0
+        self._unforetold, self._outcomes = Unforetold(), Outcomes()
 
     def begin_step(self) -> None:
         """Forget the forecast of the last step, and learn from its outcome."""
-        if self._forecast is not None and self._held:
-            foretold = self._forecast.replica_seconds - self._forecast.starting
-            self._unforetold.learn(foretold, self._held, self._samples)
-        self._held = 0.0
-        self._foretell = self._forecast = None
+        if self._foretold is not None and self._spent is not None:
+            model, held = self._foretold.model, self._spent.held
+            self._unforetold.learn(model.replica_seconds - model.starting, held, self._foretold.samples)
+            said = self._foretold.expected.seconds
+            self._outcomes.learn(self._foretold.decoding, self._spent.seconds, held, said)
+        self._foretell = self._foretold = self._spent = None
 
     def decide(
         self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int, learned: ElasticHistory
@@ -63,14 +81,23 @@ class Scaler:
         count = max(least, min(len(replicas), most))
         decode, running, release = learned.decode, self._running, block.release
         if decode is not None and prompts and all(prompt.prediction is not None for prompt in prompts):
+            line = partial(Line, slots=fewest_slots(replicas), cost=decode, limit=self._limit)
             each = self._unforetold.each or 0.0
-            line = partial(Line, slots=fewest_slots(replicas), cost=decode, limit=self._limit, each=each)
-            count = choose(forecasts(line(prompts), terms, running, released=release), terms, running).count
+            both = (line(prompts, each=beside) for beside in (0.0, each))
+            found = zip(*(forecasts(one, terms, running, released=release) for one in both), strict=True)
+            count = choose([self._outcomes.hoped(*one) for one in found], terms, running).count
             # Missing replicas are created while this step runs on the existing ones.
             there = min(count, len(replicas))
-            self._foretell = lambda prompts: forecast(line(prompts), there, terms, running, released=release)
-            self._forecast = self._foretell(prompts)
-            self._samples = sum(prompt.samples for prompt in prompts)
+
+            def foretell(prompts: Sequence[Prompt]) -> _Foretold:
+                decoding, model = (
+                    forecast(line(prompts, each=beside), there, terms, running, released=release)
+                    for beside in (0.0, each)
+                )
+                samples = sum(prompt.samples for prompt in prompts)
+                return _Foretold(decoding, model, self._outcomes.expected(decoding, model), samples)
+
+            self._foretell, self._foretold = foretell, foretell(prompts)
         self._running = count
         self._seconds = time.perf_counter() - begun
         return count
@@ -78,24 +105,22 @@ class Scaler:
     def extend(self, prompts: Iterable[Prompt]) -> None:
         """Foretell the step anew when the step has asked for more prompts: `prompts` are all of its prompts."""
         if self._foretell is not None:
-            known = [prompt for prompt in prompts if prompt.prediction is not None]
-            self._forecast, self._samples = self._foretell(known), sum(prompt.samples for prompt in known)
+            self._foretold = self._foretell([prompt for prompt in prompts if prompt.prediction is not None])
 
     def metrics(self, step: int, spent: Ledger, replicas: int, devices: int) -> dict[str, float]:
         """Return the forecast of a step and its outcome, on some of `replicas` with `devices` each."""
-        if self._forecast is None:
+        if self._foretold is None:
             return {}
-        self._held = spent.held
+        self._spent, foretold = spent, self._foretold.expected
         logger.info(
             "step %d: %d of %d replicas; generation %.2f s predicted, %.2f s measured; "
             "replica-seconds held %.2f predicted, %.2f measured",
-            step, self._forecast.count, replicas, self._forecast.seconds, spent.seconds,
-            self._forecast.replica_seconds, spent.held,
+            step, foretold.count, replicas, foretold.seconds, spent.seconds, foretold.replica_seconds, spent.held,
         )  # fmt: skip
         return {
-            "fuse/elastic_predicted_seconds": self._forecast.seconds,
+            "fuse/elastic_predicted_seconds": foretold.seconds,
             "fuse/elastic_seconds": spent.seconds,
-            "fuse/elastic_predicted_device_seconds": devices * self._forecast.replica_seconds,
+            "fuse/elastic_predicted_device_seconds": devices * foretold.replica_seconds,
             "fuse/elastic_device_seconds": devices * spent.held,
             "fuse/elastic_decision_seconds": self._seconds,
         }

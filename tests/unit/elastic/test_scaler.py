@@ -49,7 +49,24 @@ def test_replica_seconds_beyond_those_foretold_are_those_of_samples_in_the_next_
     assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
     first = one.metrics(1, SPENT, 3, 2)["fuse/elastic_predicted_seconds"]
     # One replica of those that generated before: it holds its devices for as long as it generates.
-    one.metrics(1, replace(SPENT, busy=first + 4.0, idle=0.0), 3, 2)
+    one.metrics(1, replace(SPENT, seconds=first + 4.0, busy=first + 4.0, idle=0.0), 3, 2)
     one.begin_step()
     assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
     assert one.metrics(2, SPENT, 3, 2)["fuse/elastic_predicted_seconds"] == pytest.approx(first + 4.0)
+
+
+def test_a_number_of_replicas_that_is_slower_than_foretold_is_left():
+    """Replicas that share a host: two of them are no faster than one, whatever each one's decoding costs."""
+
+    def taken(count: int) -> Ledger:
+        return Ledger(14.0, count, 14.0 * count, 0.0, 0.0)
+
+    one = scaler(max_replicas=2, cost_weight=0.3)
+    counts = []
+    for step in range(12):
+        one.begin_step()
+        counts.append(one.decide(PROMPTS, REPLICAS, 3, KNOWN))
+        foretold = one.metrics(step, taken(counts[-1]), 3, 1)["fuse/elastic_predicted_seconds"]
+    assert counts[0] == 2
+    assert counts[-1] == 1
+    assert foretold == pytest.approx(14.0, rel=0.05)
