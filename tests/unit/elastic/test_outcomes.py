@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl_fuse_elastic.outcomes import HOPE, FORGOTTEN_AFTER, Outcomes
+from verl_fuse_elastic.outcomes import FORGOTTEN_AFTER, HOPE, Outcomes
 from verl_fuse_elastic.scaling import Forecast
 
 DECODING = Forecast(2, 10.0, 26.0, starting=6.0)
