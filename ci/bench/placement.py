@@ -53,7 +53,7 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 PROMPTS, SAMPLES_PER_PROMPT = 4, interstage.SAMPLES_PER_PROMPT
 SAMPLES = PROMPTS * SAMPLES_PER_PROMPT
-# Response tokens: of a few samples, and of all others up to. Generation is half of a step of stock verl then.
+# Response tokens: of a few samples, and of all others up to. Generation is 40 % of a step of stock verl then.
 LONG_SAMPLES, LONG, SHORT = 1, 900, 48
 HIDDEN, LAYERS = 512, 8
 # Steps at the ends of a run that are not measured.

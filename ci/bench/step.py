@@ -51,7 +51,7 @@ PACKED = (
     f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={TOKENS}",
     "critic.use_dynamic_bsz=true",
     # verl 0.9.1 reads this key alone for the critic, and packs 32,768 tokens without it: a mask over all of them, which
-    # attention on a CPU needs, then makes the critic's update twice as long as the actor's.
+    # attention on a CPU needs, then makes the critic's update up to twice as long as the actor's.
     f"++critic.ppo_infer_max_token_len_per_gpu={TOKENS}",
 )
 # Either switch of the update needs metrics of the computed samples alone.

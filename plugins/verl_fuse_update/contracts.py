@@ -24,6 +24,19 @@ from verl_fuse_update.refusals import CRITIC_VALUES, STREAM, switched_on, torch_
 
 CORRECTION_YAML = "verl/trainer/config/algorithm/rollout_correction.yaml"
 
+# Every update of this plugin rests on these contracts.
+_SHARED: tuple[Contract, ...] = (
+    Attribute("verl.workers.engine_workers:TrainingWorker.loss_fn"),
+    Function(
+        "verl.utils.tensordict_utils:make_iterator",
+        "(tensordict, mini_batch_size, epochs, seed=None, dataloader_kwargs=None)",
+        "66fce2b30614f39c",
+    ),
+    # These keys are required, or refused (refusals.py).
+    ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", bool),
+    ConfigKey(PPO_YAML, "algorithm.adv_estimator", str),
+    ConfigKey(CORRECTION_YAML, "rollout_rs", None),
+)
 CONTRACTS: tuple[Contract, ...] = (
     Function(
         "verl.workers.engine_workers:TrainingWorker._postprocess_output",
@@ -58,11 +71,6 @@ CONTRACTS: tuple[Contract, ...] = (
     Function("verl.workers.utils.losses:ppo_loss", "(config, model_output, data, dp_group=None)", "660afc801005638d"),
     Function("verl.workers.utils.padding:no_padding_2_padding", "(tensor, data)", "cdacadb3ad5acda6"),
     Function("verl.utils.tensordict_utils:index_select_tensor_dict", "(batch, indices)", "eb6e05d4bf275a38"),
-    Function(
-        "verl.utils.tensordict_utils:make_iterator",
-        "(tensordict, mini_batch_size, epochs, seed=None, dataloader_kwargs=None)",
-        "66fce2b30614f39c",
-    ),
     Function("verl.utils.tensordict_utils:assign_non_tensor", "(tensor_dict, **kwargs)", "55bc5e28e0751e16"),
     Function(
         "verl.utils.seqlen_balancing:get_seqlen_balanced_partitions",
@@ -85,17 +93,13 @@ CONTRACTS: tuple[Contract, ...] = (
         "(batch, rollout_corr_config)",
         "12d1ba1183d209cc",
     ),
-    Attribute("verl.workers.engine_workers:TrainingWorker.loss_fn"),
     Class("verl.utils.metric.utils:AggregationType"),
     Class("verl.utils.metric.utils:Metric"),
     Attribute("verl.utils.metric.utils:AggregationType.MEAN"),
     # These keys are required, or refused (refusals.py).
-    ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", bool),
-    ConfigKey(PPO_YAML, "algorithm.adv_estimator", str),
     ConfigGroup(PPO_YAML, "distillation@distillation: distillation"),
     ConfigKey("verl/trainer/config/distillation/distillation.yaml", "enabled", False),
     ConfigKey(CORRECTION_YAML, "rollout_is", None),
-    ConfigKey(CORRECTION_YAML, "rollout_rs", None),
     ConfigKey(CORRECTION_YAML, "rollout_is_batch_normalize", False),
     ConfigKey(ACTOR_YAML, "use_kl_loss", False),
     ConfigKey(ACTOR_YAML, "entropy_coeff", object),
@@ -152,16 +156,11 @@ VALUES_CONTRACTS: tuple[Contract, ...] = (
     ),
     Function("verl.workers.utils.losses:value_loss", "(config, model_output, data, dp_group=None)", "424fe5b8b2b2879f"),
     Function("verl.workers.utils.padding:response_to_nested", "(tensor, response_mask)", "a5ede432ce83f25d"),
-    Attribute("verl.workers.engine_workers:TrainingWorker.loss_fn"),
-    Function("verl.workers.engine.utils:postprocess_batch_func", "(output_lst, indices, data)", "e6effcf999af3b51"),
     # These keys are required, or refused (refusals.py).
     ConfigKey(PPO_YAML, "algorithm.gamma", float),
     ConfigKey(PPO_YAML, "algorithm.lam", float),
     ConfigKey(PPO_YAML, "algorithm.kl_penalty", str),
-    ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", bool),
-    ConfigKey(PPO_YAML, "algorithm.adv_estimator", str),
     ConfigKey(PPO_YAML, "algorithm.use_pf_ppo", bool),
-    ConfigKey(CORRECTION_YAML, "rollout_rs", None),
     ConfigKey(CRITIC_YAML, "strategy", object),
     ConfigKey(CRITIC_YAML, "ppo_mini_batch_size", object),
     ConfigKey(CRITIC_YAML, "ppo_epochs", object),
@@ -226,14 +225,13 @@ def contracts(get: Get | None) -> Sequence[Contract]:
     """Return the contracts of a run (None: of any run that this torch can do), with the loss that it trains by."""
     values = VALUES_CONTRACTS if get is None or get(CRITIC_VALUES) else ()
     if get is not None and not switched_on(get):
-        return values
+        return (*_SHARED, *values) if values else ()
     names = ANY_LOSSES if get is None else {get(f"{ACTOR}.policy_loss.loss_mode") or "vanilla"} & ANY_LOSSES.keys()
     streamed: Sequence[Contract] = ()
     if (get is None and not torch_without_streams()) or (get is not None and get(STREAM)):
         wanted = [one for name, one in ESTIMATORS.items() if get is None or name == get("algorithm.adv_estimator")]
         streamed = (*STREAM_CONTRACTS, *wanted)
-    more = (one for one in values if one not in CONTRACTS)
-    return (*CONTRACTS, *more, *streamed, *(_loss(*ANY_LOSSES[name]) for name in sorted(names)))
+    return (*_SHARED, *CONTRACTS, *values, *streamed, *(_loss(*ANY_LOSSES[name]) for name in sorted(names)))
 
 
 def _loss(function: str, fingerprint: str) -> Contract:

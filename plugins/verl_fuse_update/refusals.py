@@ -12,37 +12,48 @@ from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
 SKIP, OWN, STREAM = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob", "fuse.update.stream"
 CRITIC_VALUES = "fuse.update.skip_values"
 CORRECTION = "algorithm.rollout_correction"
-TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
-HF = f"{MODEL}.override_config"
 _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
-# These settings must be off: each with its value then. For either switch they are settings by which passes over the
-# same samples differ, or settings that were never run.
+
+
+def _off_in_model(model: str) -> dict[str, Any]:
+    """Return the settings of a model by which passes over the same samples differ, or that were never run, each with
+    its value then."""
+    dropouts = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+    return {
+        f"{model}.mtp.enable": False,
+        f"{model}.lora.dropout": 0.0,
+        **{f"{model}.override_config.{name}": 0.0 for name in dropouts},
+    }
+
+
+def _off_in_engines(block: str, fsdp: str) -> dict[str, dict[str, Any]]:
+    """Return the same settings of the engines that train the model of `block`, by engine; `fsdp` is its block of
+    FSDP."""
+    transformer = f"{block}.megatron.override_transformer_config"
+    return {
+        "fsdp2": {f"{fsdp}.qat.enable": False},
+        "megatron": {
+            f"{block}.megatron.qat.enable": False,
+            f"{block}.megatron.dynamic_context_parallel": False,
+            f"{block}.megatron.virtual_pipeline_model_parallel_size": 1,
+            f"{block}.megatron.use_megatron_fsdp": False,
+            f"{block}.megatron.router_replay.mode": "disabled",
+            f"{transformer}.attention_dropout": 0.0,
+            f"{transformer}.hidden_dropout": 0.0,
+            f"{transformer}.moe_input_jitter_eps": 0.0,
+            f"{transformer}.fp8": None,
+        },
+    }
+
+
+# These settings must be off for either switch of the actor's update.
 _OFF: dict[str, Any] = {
     "fuse.pipeline.enabled": False,
     "distillation.enabled": False,
     f"{CORRECTION}.rollout_is_batch_normalize": False,
-    f"{MODEL}.mtp.enable": False,
-    f"{MODEL}.lora.dropout": 0.0,
-    f"{HF}.attention_dropout": 0.0,
-    f"{HF}.hidden_dropout": 0.0,
-    f"{HF}.resid_pdrop": 0.0,
-    f"{HF}.embd_pdrop": 0.0,
-    f"{HF}.attn_pdrop": 0.0,
+    **_off_in_model(MODEL),
 }
-_OFF_IN: dict[str, dict[str, Any]] = {
-    "fsdp2": {f"{ACTOR}.fsdp_config.qat.enable": False},
-    "megatron": {
-        f"{ACTOR}.megatron.qat.enable": False,
-        f"{ACTOR}.megatron.dynamic_context_parallel": False,
-        f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size": 1,
-        f"{ACTOR}.megatron.use_megatron_fsdp": False,
-        f"{ACTOR}.megatron.router_replay.mode": "disabled",
-        f"{TRANSFORMER}.attention_dropout": 0.0,
-        f"{TRANSFORMER}.hidden_dropout": 0.0,
-        f"{TRANSFORMER}.moe_input_jitter_eps": 0.0,
-        f"{TRANSFORMER}.fp8": None,
-    },
-}
+_OFF_IN = _off_in_engines(ACTOR, f"{ACTOR}.fsdp_config")
 # For one switch they are settings that add a gradient to every sample, or divide by the number of computed samples.
 _OFF_FOR: dict[str, dict[str, Any]] = {
     SKIP: {
@@ -60,10 +71,10 @@ _OFF_FOR_IN: dict[str, dict[str, dict[str, Any]]] = {
     "megatron": {
         SKIP: {
             f"{ACTOR}.megatron.context_parallel_size": 1,
-            f"{TRANSFORMER}.moe_aux_loss_coeff": 0.0,
-            f"{TRANSFORMER}.moe_z_loss_coeff": 0.0,
-            f"{TRANSFORMER}.moe_router_enable_expert_bias": False,
-            f"{TRANSFORMER}.moe_router_bias_update_rate": 0.0,
+            f"{ACTOR}.megatron.override_transformer_config.moe_aux_loss_coeff": 0.0,
+            f"{ACTOR}.megatron.override_transformer_config.moe_z_loss_coeff": 0.0,
+            f"{ACTOR}.megatron.override_transformer_config.moe_router_enable_expert_bias": False,
+            f"{ACTOR}.megatron.override_transformer_config.moe_router_bias_update_rate": 0.0,
         }
     }
 }
@@ -86,8 +97,6 @@ _OFF_IN_STREAMS: dict[str, tuple[Any, str]] = {
 }
 
 
-_CRITIC_TRANSFORMER = f"{CRITIC}.megatron.override_transformer_config"
-_CRITIC_HF = f"{CRITIC}.model.override_config"
 # These settings must be off where the critic's update computes its own values: each with its value then, and the
 # reason.
 _OFF_WITH_VALUES: dict[str, tuple[Any, str]] = {
@@ -96,34 +105,9 @@ _OFF_WITH_VALUES: dict[str, tuple[Any, str]] = {
     "algorithm.use_pf_ppo": (False, "false: rows are drawn anew between values and update"),
     f"{CORRECTION}.rollout_rs": (None, "null: samples are rejected between values and update"),
     f"{CRITIC}.shuffle": (False, "false: values come in the order of the batch"),
-    **{
-        key: (value, f"{value}: the pass would compute something else, or was not run")
-        for key, value in {
-            f"{CRITIC}.model.lora.dropout": 0.0,
-            f"{CRITIC}.model.mtp.enable": False,
-            f"{_CRITIC_HF}.attention_dropout": 0.0,
-            f"{_CRITIC_HF}.hidden_dropout": 0.0,
-            f"{_CRITIC_HF}.resid_pdrop": 0.0,
-            f"{_CRITIC_HF}.embd_pdrop": 0.0,
-            f"{_CRITIC_HF}.attn_pdrop": 0.0,
-        }.items()
-    },
+    f"{CRITIC}.megatron.context_parallel_size": (1, "1: sequences cut over ranks were not run"),
 }
-_OFF_WITH_VALUES_IN: dict[str, dict[str, Any]] = {
-    "fsdp2": {f"{CRITIC}.fsdp.qat.enable": False},
-    "megatron": {
-        f"{CRITIC}.megatron.qat.enable": False,
-        f"{CRITIC}.megatron.dynamic_context_parallel": False,
-        f"{CRITIC}.megatron.context_parallel_size": 1,
-        f"{CRITIC}.megatron.virtual_pipeline_model_parallel_size": 1,
-        f"{CRITIC}.megatron.use_megatron_fsdp": False,
-        f"{CRITIC}.megatron.router_replay.mode": "disabled",
-        f"{_CRITIC_TRANSFORMER}.attention_dropout": 0.0,
-        f"{_CRITIC_TRANSFORMER}.hidden_dropout": 0.0,
-        f"{_CRITIC_TRANSFORMER}.moe_input_jitter_eps": 0.0,
-        f"{_CRITIC_TRANSFORMER}.fp8": None,
-    },
-}
+_OFF_WITH_VALUES_IN = _off_in_engines(CRITIC, f"{CRITIC}.fsdp")
 
 
 # The first torch with FSDPModule.reset_iter_state, without which gradients that wait cannot be dropped.
@@ -193,9 +177,10 @@ def _own_values(get: Get) -> Iterator[Refusal]:
     )
     if (epochs := get(f"{CRITIC}.ppo_epochs")) not in (1, None):
         yield Refusal(f"{CRITIC}.ppo_epochs", epochs, f"{on} needs 1: later epochs compare with the first one's values")
-    off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}
-    of_engine = _OFF_WITH_VALUES_IN.get(engine, {})
-    yield from required_if_set(get, off | {key: (value, f"not with {on}: {value}") for key, value in of_engine.items()})
+    passes = _off_in_model(f"{CRITIC}.model") | _OFF_WITH_VALUES_IN.get(engine, {})
+    off = {key: (value, f"not with {on}: {value}") for key, value in passes.items()}
+    off |= {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}
+    yield from required_if_set(get, off)
 
 
 def is_token_mean(get: Get) -> bool:

@@ -31,6 +31,15 @@ def test_an_agent_gets_the_same_from_both():
     assert ours.given == theirs.given == given
 
 
+def made(**given):
+    return Agent(**given)
+
+
+def test_an_agent_may_be_made_by_a_function():
+    built = agents.instantiate({"_target_": f"{__name__}.made"}, server_manager=1)
+    assert built.given == {"server_manager": 1}
+
+
 def test_an_agent_that_asks_for_more_is_built_by_hydra():
     built = agents.instantiate({**ALONE, "limit": 3, "inner": ALONE | {"server_manager": 1}}, server_manager=object())
     assert built.given["limit"] == 3

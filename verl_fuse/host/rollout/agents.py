@@ -32,7 +32,8 @@ def build_directly(agent_loop_manager: Any, timeout: float) -> None:
     calls: list[Any] = [loop.__ray_call__.remote(without_hydra) for loop in loops if isinstance(loop, ActorHandle)]
     if not calls:
         return
-    _, late = ray.wait(calls, num_returns=len(calls), timeout=timeout)
+    answered, late = ray.wait(calls, num_returns=len(calls), timeout=timeout)
+    ray.get(answered)
     if late:
         logger.warning("verl-fuse: %d agent-loop workers did not answer within %g s", len(late), timeout)
 
