@@ -48,7 +48,7 @@ from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
 from verl_fuse_elastic.outcomes import Outcomes
 from verl_fuse_elastic.prediction import LengthPredictor
-from verl_fuse_elastic.scaling import Terms, choose, forecasts
+from verl_fuse_elastic.scaling import Terms, choose, forecast, forecasts
 from verl_fuse_elastic.unforetold import Unforetold
 
 GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json").read_text())["rlhfless"]
@@ -209,15 +209,14 @@ class Elastic:
         prompts = [Prompt(str(i), str(number), "gsm8k", n) for i, number in enumerate(chosen.tolist())]
         begun = time.process_time()
         predictions = self._predictor.predict(prompts)
-        count, foretold = self._arm.count or setup.replicas, {}
+        count, line, foretold, before = self._arm.count or setup.replicas, None, {}, self._running
         if predictions is not None:
             prompts = [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
         if predictions is not None and self._arm.count is None:
             line = partial(Line, prompts, setup.timing.max_batch, self._decode, setup.workload.response.maximum)
-            both = (line(each=beside) for beside in (0.0, self._unforetold.each or 0.0))
-            found = zip(*(forecasts(one, self._terms, self._running, released=True) for one in both), strict=True)
-            foretold = {one[0].count: one for one in found}
-            hoped = [self._outcomes.hoped(*one) for one in foretold.values()]
+            found = forecasts(line(each=self._unforetold.seconds), self._terms, self._running, released=True)
+            foretold = {one.count: one for one in found}
+            hoped = [self._outcomes.hoped(one) for one in found]
             count = choose(hoped, self._terms, self._running).count
         homes = assign(prompts, range(count), setup.timing.max_batch, self._decode, setup.workload.response.maximum)
         self.decisions.append(time.process_time() - begun)
@@ -230,11 +229,13 @@ class Elastic:
         self._predictor.observe(zip(prompts, responses, strict=True))
         self._decode = _decode_cost(setup.timing, lengths, count)
         taken = Taken(run.seconds, float(run.ends.sum()))
-        if foretold:
-            decoding, model = foretold[count]
-            said = self._outcomes.expected(decoding, model).seconds
-            self._unforetold.learn(model.replica_seconds, taken.held, len(lengths.group))
-            self._outcomes.learn(decoding, taken.seconds, taken.held, said)
+        if line is not None:
+            even = self._outcomes.without_slope(count, taken.held)
+            self._unforetold.learn(foretold[count].replica_seconds, even, len(lengths.group))
+            revised = line(each=self._unforetold.seconds)
+            self._outcomes.learn(
+                forecast(revised, count, self._terms, before, released=True), taken.seconds, taken.held
+            )
         self.generated.append(taken)
         if self._arm.inference:
             return setup.meanwhile_inferred(run)

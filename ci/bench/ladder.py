@@ -15,10 +15,11 @@ verl_fuse/simulate/README.md has the error of such a prediction on a CPU ladder 
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ci.bench.support.picture import draw
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.simulate.compare import StrategyResult, compare
 from verl_fuse.simulate.options import SimulationOptions
@@ -59,9 +60,9 @@ LADDERS: Mapping[str, Mapping[str, str]] = {
     },
     "ppo": {
         "observe": "observe",
-        "interstage": "interstage",
-        "speculation": "tail",
-        "pipeline": "tail+pipeline",
+        "skip_values": "values",
+        "interstage": "values+interstage",
+        "speculation": "values+tail",
     },
 }
 
@@ -94,30 +95,6 @@ def case(algorithm: str, name: str, seeds: int, acceptance: float, zero_gradient
 def ratio(row: StrategyResult) -> dict[str, Any]:
     gain = row.speedup
     return {"ratio": round(gain.mean, 3), "interval": [round(gain.low, 3), round(gain.high, 3)]}
-
-
-def draw(cases: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Draw bars of every rung, a panel for each case, as SVG."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    height = max(len(found["ladder"]) for found in cases)
-    figure, panels = pyplot.subplots(1, len(cases), figsize=(2.6 * len(cases), 0.45 * height + 1), squeeze=False)
-    for panel, found in zip(panels[0], cases, strict=True):
-        rungs = list(found["ladder"])
-        values = [found["ladder"][rung]["ratio"] for rung in rungs]
-        bars = panel.barh(rungs, values, color="#4c72b0")
-        panel.bar_label(bars, [f"{value:.2f}" for value in values], padding=2)
-        panel.axvline(1.0, color="grey", linewidth=0.8)
-        panel.set(title=found["case"], xlim=(0, 1.25 * max(values)), xlabel="stock / ours")
-        panel.invert_yaxis()
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    part = file.with_name(f"{file.name}.part")
-    figure.savefig(part, format="svg", metadata={"Date": None})
-    part.rename(file)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ over with all). Intervals are bootstraps over steps, steps of the same number in
 reward's difference in the last `--last` steps 90 %.
 
     python -m ci.bench.step [--case grpo] [--arms stock all] [--rounds 1] [--steps 11] [--epoch 3] [--layers 8]
-        [--quick] [--keep DIRECTORY]
+        [--quick] [--keep DIRECTORY] [--picture FILE.svg]
 
 `--quick` is two rounds of stock and all, of one case. With `--keep`, runs that are there already are not repeated.
 """
@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from ci.bench.support.picture import draw
 from ci.bench.support.runs import bootstrap, in_folder, interval, launch, parser, ratio, to_and_fro
 from verl_fuse.cli.run import BASELINE
 from verl_fuse_cpu.task.make import make
@@ -270,6 +271,7 @@ def main() -> None:
     arguments.add_argument("--layers", type=int, default=LAYERS, help="of the model")
     arguments.add_argument("--last", type=int, default=20, help="steps whose rewards are compared")
     arguments.add_argument("--quick", action="store_true", help="two rounds of stock and all, of one case")
+    arguments.add_argument("--picture", type=Path, help="an SVG file of the ladder")
     given = arguments.parse_args()
     names = given.case or (["grpo"] if given.quick else list(CASES))
     rounds = QUICK_ROUNDS if given.quick else given.rounds
@@ -280,6 +282,8 @@ def main() -> None:
         for name in names:
             wanted = [STOCK, ALL, *(given.arms or ([] if given.quick else CASES[name].runs))]
             cases.append(report(name, bench(folder, name, wanted, rounds, size), given.last))
+        if given.picture:
+            draw(cases, given.picture)
         return {"bench": "step", "rounds": rounds, "epoch_steps": given.epoch, "layers": given.layers, "cases": cases}
 
     in_folder(given.keep, work, again=True)

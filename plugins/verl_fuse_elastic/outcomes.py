@@ -1,75 +1,86 @@
-"""Learn from the outcomes of steps what each number of replicas takes, where forecasts of decoding miss it. Pure.
+"""Learn from the outcomes of steps how forecasts of each number of replicas miss. Pure.
 
 Replicas share more than the cost of one replica's decoding tells: cores and memory of a host, and the processes that
-send requests and take samples. More replicas may be slower for that, or less fast.
+send requests and take samples. More replicas may be slower for that, or less fast. The miss of a forecast, as a
+logarithm, has two parts: a level, common to all numbers and moving with the lengths of responses, and a slope over the
+logarithm of the number. Only the slope changes which number is best, and only steps of different numbers tell the
+slope. A Kalman filter of both keeps one badly predicted length from being taken for the fault of a number.
 
 Invariants (tests/unit/elastic/test_outcomes.py):
-- a number of replicas whose forecasts miss by a constant factor is foretold right from its second step on;
-- a number that never ran is foretold by the model, and for a choice it has the benefit of the doubt: it is as much
-  better as the last forecasts missed by;
-- one strange step changes a known factor by less than half of its error;
-- a number that has not run for long is forgotten, so that it may be tried again.
+- forecasts that miss by a constant factor are right after a few steps, for any number of replicas;
+- steps of one number tell the level and leave the slope alone;
+- a slope counts by as much as it is above half of its standard deviation, for seconds and for replica-seconds;
+- for a choice, a number up to twice or half the last one is as much better as the slope is unknown;
+- a slope that is known leaves nothing to hope for.
 """
 
 from dataclasses import dataclass, field, replace
+from math import exp, log
+
+import numpy as np
 
 from verl_fuse_elastic.scaling import Forecast
 
-# The share of the newest step's error that is taken in, where that number of replicas ran before.
-NEWEST_OUTCOME = 0.4
-# A number that never ran is hoped to be better by this share at most.
-HOPE = 0.3
-# A number is forgotten after so many steps of other numbers.
-FORGOTTEN_AFTER = 50
-
-
-@dataclass(frozen=True, slots=True)
-class _Factors:
-    """Measured over foretold seconds, the same of replica-seconds, and the step in which they were last measured."""
-
-    seconds: float
-    held: float
-    step: int
+# Standard deviations of logarithms: of one step's miss around level and slope, of the level before the first step and
+# from step to step, and of the slope likewise. The README says what they were chosen by.
+STEP = 0.15
+LEVEL, LEVEL_MOVES = 0.5, 0.05
+SLOPE, SLOPE_MOVES = 0.7, 0.01
+# So many standard deviations of a slope do not count; a slope with a smaller one than KNOWN is known.
+DOUBTED, KNOWN = 0.5, 0.1
 
 
 @dataclass
 class Outcomes:
-    """The factors of each number of replicas, over forecasts of decoding alone. `doubt`: the share of the seconds by
-    which the last forecasts missed."""
+    """Level and slope of the misses, of seconds and of replica-seconds. The level is that of `_first` replicas, the
+    number in the first step; `_last` replicas ran in the last one."""
 
-    doubt: float = 0.0
-    _factors: dict[int, _Factors] = field(default_factory=dict)
-    _steps: int = 0
+    _first: int = 0
+    _last: int = 0
+    _means: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
+    _covariance: np.ndarray = field(default_factory=lambda: np.diag([LEVEL**2, SLOPE**2]))
 
-    def learn(self, decoding: Forecast, seconds: float, held: float, said: float) -> None:
-        """Take in a step that took `seconds` and `held` replica-seconds, where `decoding` is the forecast of its
-        decoding alone, and `said` are the seconds that were foretold."""
-        working = decoding.replica_seconds - decoding.starting
-        if min(decoding.seconds, working, seconds, held, said) <= 0:
+    def learn(self, model: Forecast, seconds: float, held: float) -> None:
+        """Take in a step that took `seconds` and `held` replica-seconds, where `model` is its forecast."""
+        working = model.replica_seconds - model.starting
+        if min(model.seconds, working, seconds, held) <= 0:
             return
-        weight = NEWEST_OUTCOME if self._steps else 1.0
-        self.doubt += weight * (min(HOPE, abs(seconds / said - 1)) - self.doubt)
-        self._steps += 1
-        known = self._factors.get(decoding.count)
-        old, weight = (known, NEWEST_OUTCOME) if known is not None else (_Factors(0.0, 0.0, 0), 1.0)
-        self._factors[decoding.count] = _Factors(
-            old.seconds + weight * (seconds / decoding.seconds - old.seconds),
-            old.held + weight * (held / working - old.held),
-            self._steps,
-        )
-        last = self._steps - FORGOTTEN_AFTER
-        self._factors = {count: one for count, one in self._factors.items() if one.step > last}
+        self._first, self._last = self._first or model.count, model.count
+        at = self._at(self._last)
+        covariance = self._covariance + np.diag([LEVEL_MOVES**2, SLOPE_MOVES**2])
+        gain = covariance @ at / (at @ covariance @ at + STEP**2)
+        missed = np.array([log(seconds / model.seconds), log(held / working)])
+        self._means = self._means + np.outer(gain, missed - at @ self._means)
+        self._covariance = covariance - np.outer(gain, at @ covariance)
 
-    def expected(self, decoding: Forecast, model: Forecast) -> Forecast:
-        """Return what a number of replicas will take: its forecast of decoding, corrected, or that of the `model` where
-        the number never ran."""
-        known = self._factors.get(decoding.count)
-        return model if known is None else _scaled(decoding, known.seconds, known.held)
+    @property
+    def uncertainty(self) -> float:
+        """The standard deviation of the slope."""
+        return float(self._covariance[1, 1]) ** 0.5
 
-    def hoped(self, decoding: Forecast, model: Forecast) -> Forecast:
+    def without_slope(self, count: int, held: float) -> float:
+        """Return the replica-seconds that `count` replicas would have held if the slope were 0."""
+        return held * exp(-float(self._means[1, 1]) * log(count / (self._first or count)))
+
+    def expected(self, model: Forecast) -> Forecast:
+        """Return what a number of replicas will take, from its forecast by the `model`."""
+        if not self._last:
+            return model
+        slope = self._means[1]
+        certain = np.sign(slope) * np.maximum(0.0, np.abs(slope) - DOUBTED * self.uncertainty)
+        missed = self._at(self._last) @ self._means + log(model.count / self._last) * certain
+        return _scaled(model, *np.exp(missed).tolist())
+
+    def hoped(self, model: Forecast) -> Forecast:
         """Return what a number of replicas is chosen by."""
-        expected = self.expected(decoding, model)
-        return expected if decoding.count in self._factors else _scaled(expected, 1 - self.doubt, 1 - self.doubt)
+        expected, (less, more) = self.expected(model), sorted((model.count, self._last))
+        if not 0 < more <= 2 * less:
+            return expected
+        better = exp(-max(0.0, self.uncertainty - KNOWN) * log(more / less))
+        return _scaled(expected, better, better)
+
+    def _at(self, count: int) -> np.ndarray:
+        return np.array([1.0, log(count / self._first)])
 
 
 def _scaled(forecast: Forecast, of_seconds: float, of_held: float) -> Forecast:

@@ -5,9 +5,8 @@ Invariants (tests/unit/elastic/test_scaler.py):
   block's limits;
 - a step that asks for more prompts is foretold as if all had been there at its begin;
 - a step for which nothing was foretold has no metrics;
-- the replica-seconds that a step took beyond its forecast are added, per sample, to the forecast of a number of
-  replicas that never ran;
-- other numbers are foretold by their outcomes.
+- the replica-seconds that a step took beyond its forecast are added, per sample, to the next ones;
+- a number of replicas whose steps take longer than foretold, over another number's, is left.
 """
 
 import logging
@@ -31,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Foretold:
-    """The forecasts of one step: of decoding alone, by the model with the seconds beside decoding, and the expected
-    one."""
+    """The forecasts of one step: by the model, and corrected by outcomes; `revised` is the model's forecast with other
+    seconds for each sample."""
 
-    decoding: Forecast
     model: Forecast
     expected: Forecast
     samples: int
+    revised: Callable[[float], Forecast]
 
 
 class Scaler:
@@ -56,9 +55,10 @@ class Scaler:
         """Forget the forecast of the last step, and learn from its outcome."""
         if self._foretold is not None and self._spent is not None:
             model, held = self._foretold.model, self._spent.held
-            self._unforetold.learn(model.replica_seconds - model.starting, held, self._foretold.samples)
-            said = self._foretold.expected.seconds
-            self._outcomes.learn(self._foretold.decoding, self._spent.seconds, held, said)
+            # Each learns the rest of what the other has learned: both would correct the same seconds otherwise.
+            even = self._outcomes.without_slope(model.count, held)
+            self._unforetold.learn(model.replica_seconds - model.starting, even, self._foretold.samples)
+            self._outcomes.learn(self._foretold.revised(self._unforetold.seconds), self._spent.seconds, held)
         self._foretell = self._foretold = self._spent = None
 
     def decide(
@@ -81,21 +81,19 @@ class Scaler:
         count = max(least, min(len(replicas), most))
         decode, running, release = learned.decode, self._running, block.release
         if decode is not None and prompts and all(prompt.prediction is not None for prompt in prompts):
+            each = self._unforetold.seconds
             line = partial(Line, slots=fewest_slots(replicas), cost=decode, limit=self._limit)
-            each = self._unforetold.each or 0.0
-            both = (line(prompts, each=beside) for beside in (0.0, each))
-            found = zip(*(forecasts(one, terms, running, released=release) for one in both), strict=True)
-            count = choose([self._outcomes.hoped(*one) for one in found], terms, running).count
+            found = forecasts(line(prompts, each=each), terms, running, released=release)
+            count = choose([self._outcomes.hoped(one) for one in found], terms, running).count
             # Missing replicas are created while this step runs on the existing ones.
             there = min(count, len(replicas))
 
             def foretell(prompts: Sequence[Prompt]) -> _Foretold:
-                decoding, model = (
-                    forecast(line(prompts, each=beside), there, terms, running, released=release)
-                    for beside in (0.0, each)
-                )
-                samples = sum(prompt.samples for prompt in prompts)
-                return _Foretold(decoding, model, self._outcomes.expected(decoding, model), samples)
+                def revised(each: float) -> Forecast:
+                    return forecast(line(prompts, each=each), there, terms, running, released=release)
+
+                model, samples = revised(each), sum(prompt.samples for prompt in prompts)
+                return _Foretold(model, self._outcomes.expected(model), samples, revised)
 
             self._foretell, self._foretold = foretell, foretell(prompts)
         self._running = count

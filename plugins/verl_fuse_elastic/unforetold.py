@@ -19,12 +19,13 @@ NEWEST_REST = 0.4
 
 @dataclass
 class Unforetold:
-    """The seconds of a replica for each of its samples, beside decoding; None before a step was foretold."""
+    """`seconds` of a replica for each of its samples, beside decoding; `known` once a step was foretold."""
 
-    each: float | None = None
+    seconds: float = 0.0
+    known: bool = False
 
     def learn(self, foretold: float, held: float, samples: int) -> None:
         """Take in a step of `samples` samples that took `held` replica-seconds, where its forecast was `foretold`."""
-        known = self.each or 0.0
-        weight = 1.0 if self.each is None else NEWEST_REST
-        self.each = max(0.0, known + weight * (held - foretold) / samples)
+        weight = NEWEST_REST if self.known else 1.0
+        self.seconds = max(0.0, self.seconds + weight * (held - foretold) / samples)
+        self.known = True

@@ -1,6 +1,7 @@
 import pytest
 
 from ci.bench.step import ALL, CASES, STOCK, Size, overrides, report, reward_difference
+from ci.bench.support.picture import draw
 
 
 def step(number: int, seconds: float, score: float = 0.5, lost: int = 0, duplicated: int = 0) -> dict:
@@ -99,3 +100,12 @@ def test_the_rewards_difference_is_of_the_last_steps():
 def test_the_last_feature_left_out_is_the_last_rung_but_one():
     found = report("ppo", of_arms({"stock": 4.0, "interstage": 3.0, "all": 2.0}), last=1)
     assert found["ablation"]["speculation"]["ratio"] == 1.5
+
+
+def test_the_ladder_is_drawn_with_the_name_and_ratio_of_each_rung(tmp_path):
+    found = report("grpo", of_arms({"stock": 6.0, "trainer": 6.0, "skip_zero_gradient": 5.0, "all": 3.0}), last=2)
+    draw([found], tmp_path / "ladder.svg")
+    picture = (tmp_path / "ladder.svg").read_text()
+    for text in ("grpo", "trainer", "skip_zero_gradient", "all", "1.00", "1.20", "2.00"):
+        assert f"<!-- {text} -->" in picture, text
+    assert [file.name for file in tmp_path.iterdir()] == ["ladder.svg"]
