@@ -41,7 +41,7 @@ from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost, least_survivors, migrated, trigger_time
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.cluster import cluster_named
-from verl_fuse.spec.prompts import Prompt
+from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.timeline import GENERATION, OLD_LOG_PROB, REF_LOG_PROB
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.decode import DecodeCost
@@ -209,13 +209,12 @@ class Elastic:
         prompts = [Prompt(str(i), str(number), "gsm8k", n) for i, number in enumerate(chosen.tolist())]
         begun = time.process_time()
         predictions = self._predictor.predict(prompts)
-        count, line, foretold, before = self._arm.count or setup.replicas, None, {}, self._running
+        count, line, before = self._arm.count or setup.replicas, None, self._running
         if predictions is not None:
             prompts = [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
         if predictions is not None and self._arm.count is None:
             line = partial(Line, prompts, setup.timing.max_batch, self._decode, setup.workload.response.maximum)
             found = forecasts(line(each=self._unforetold.seconds), self._terms, self._running, released=True)
-            foretold = {one.count: one for one in found}
             hoped = [self._outcomes.hoped(one) for one in found]
             count = choose(hoped, self._terms, self._running).count
         homes = assign(prompts, range(count), setup.timing.max_batch, self._decode, setup.workload.response.maximum)
@@ -230,12 +229,12 @@ class Elastic:
         self._decode = _decode_cost(setup.timing, lengths, count)
         taken = Taken(run.seconds, float(run.ends.sum()))
         if line is not None:
+            made = {str(i): Prediction(sum(found) / n, max(found)) for i, found in enumerate(responses)}
+            known = partial(forecast, count=count, terms=self._terms, running=before, released=True, generated=made)
             even = self._outcomes.without_slope(count, taken.held)
-            self._unforetold.learn(foretold[count].replica_seconds, even, len(lengths.group))
-            revised = line(each=self._unforetold.seconds)
-            self._outcomes.learn(
-                forecast(revised, count, self._terms, before, released=True), taken.seconds, taken.held
-            )
+            model = known(line(each=self._unforetold.seconds))
+            self._unforetold.learn(model.replica_seconds, even, len(lengths.group))
+            self._outcomes.learn(known(line(each=self._unforetold.seconds)), taken.seconds, taken.held)
         self.generated.append(taken)
         if self._arm.inference:
             return setup.meanwhile_inferred(run)

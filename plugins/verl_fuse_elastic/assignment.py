@@ -85,6 +85,16 @@ class Line:
         samples = self._samples[end] - self._samples[start]
         beyond = self._farthest[samples]
         longest = min(self._limit, self._tokens[start] * self._spread[start] ** beyond)
+        return self._lasts(longest, tokens, samples)
+
+    def afterwards(self, start: int, end: int, generated: Mapping[str, Prediction]) -> float:
+        """Return the seconds of the run from `start` to `end` by the lengths that were generated: `generated` has the
+        mean and the longest response of each prompt, by uid. Prompts that are not there count for nothing."""
+        run = [(generated[p.uid], p.samples) for p in self.prompts[start:end] if p.uid in generated]
+        longest = max((length.upper for length, _ in run), default=0.0)
+        return self._lasts(longest, sum(length.tokens * n for length, n in run), sum(n for _, n in run))
+
+    def _lasts(self, longest: float, tokens: float, samples: int) -> float:
         decoding = self._cost.step * max(longest, tokens / self._slots) + self._cost.sequence * tokens
         return decoding + self._each * samples
 

@@ -18,6 +18,7 @@ from verl_fuse_elastic.config import ElasticConfig
 from verl_fuse_elastic.contracts import CONTRACTS
 from verl_fuse_elastic.learned import KEPT, ElasticHistory
 from verl_fuse_elastic.ledger import cost_metrics, ledger
+from verl_fuse_elastic.prediction import afterwards
 from verl_fuse_elastic.prefixes import prefill_metrics
 from verl_fuse_elastic.refusals import refusals
 from verl_fuse_elastic.release import Release
@@ -129,6 +130,7 @@ class _Run:
                 self._tokens = sum(map(sum, responses.values()))
                 if discarded:
                     self.scaler.extend(self.learned.shares.decoded(prompts.values()))
+                self.scaler.generated(self.learned.shares.decoded(afterwards(prompts, self._lengths)))
             case CheckpointSaved(folder=folder):
                 self.learned.save(folder, self._devices)
             case StepEnded(timeline=timeline):

@@ -11,6 +11,7 @@ Invariants (tests/unit/elastic/test_prediction.py):
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -86,6 +87,16 @@ class LengthPredictor:
             self._recent[str(source)] = deque(map(int, lengths), maxlen=WINDOW)
         self._errors = deque(map(float, data["errors"]), maxlen=WINDOW)
         return self
+
+
+def afterwards(prompts: Mapping[str, Prompt], lengths: Mapping[str, Sequence[int]]) -> list[Prompt]:
+    """Return the prompts that have response `lengths`, both by uid, with the mean and the longest of these in place of
+    the prediction."""
+    return [
+        replace(prompts[uid], prediction=Prediction(sum(found) / len(found), max(found)))
+        for uid, found in lengths.items()
+        if found and uid in prompts
+    ]
 
 
 def calibration(visits: Sequence[tuple[Prediction, Sequence[int]]]) -> dict[str, float]:

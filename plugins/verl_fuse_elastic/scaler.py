@@ -6,16 +6,17 @@ Invariants (tests/unit/elastic/test_scaler.py):
 - a step that asks for more prompts is foretold as if all had been there at its begin;
 - a step for which nothing was foretold has no metrics;
 - the replica-seconds that a step took beyond its forecast are added, per sample, to the next ones;
-- a number of replicas whose steps take longer than foretold, over another number's, is left.
+- a number of replicas whose steps take longer than foretold, over another number's, is left;
+- a forecast that misses because of wrong lengths teaches nothing but lengths.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from verl_fuse.spec.prompts import Prompt
+from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import ReplicaView
 from verl_fuse_elastic.assignment import Line, fewest_slots
 from verl_fuse_elastic.config import ElasticConfig
@@ -30,13 +31,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Foretold:
-    """The forecasts of one step: by the model, and corrected by outcomes; `revised` is the model's forecast with other
-    seconds for each sample."""
+    """The forecasts of one step: by the model, and corrected by outcomes. `afterwards` is the model's forecast by the
+    lengths that were generated, and by other seconds for each sample."""
 
-    model: Forecast
     expected: Forecast
     samples: int
-    revised: Callable[[float], Forecast]
+    afterwards: Callable[[Mapping[str, Prediction], float], Forecast]
 
 
 class Scaler:
@@ -49,17 +49,20 @@ class Scaler:
         self._foretold: _Foretold | None = None
         self._spent: Ledger | None = None
         self._seconds = 0.0
+        self._generated: Mapping[str, Prediction] = {}
         self._unforetold, self._outcomes = Unforetold(), Outcomes()
 
     def begin_step(self) -> None:
         """Forget the forecast of the last step, and learn from its outcome."""
-        if self._foretold is not None and self._spent is not None:
-            model, held = self._foretold.model, self._spent.held
+        if self._foretold is not None and self._spent is not None and self._generated:
+            afterwards = partial(self._foretold.afterwards, self._generated)
+            model, held = afterwards(self._unforetold.seconds), self._spent.held
             # Each learns the rest of what the other has learned: both would correct the same seconds otherwise.
             even = self._outcomes.without_slope(model.count, held)
             self._unforetold.learn(model.replica_seconds - model.starting, even, self._foretold.samples)
-            self._outcomes.learn(self._foretold.revised(self._unforetold.seconds), self._spent.seconds, held)
+            self._outcomes.learn(afterwards(self._unforetold.seconds), self._spent.seconds, held)
         self._foretell = self._foretold = self._spent = None
+        self._generated = {}
 
     def decide(
         self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int, learned: ElasticHistory
@@ -89,11 +92,13 @@ class Scaler:
             there = min(count, len(replicas))
 
             def foretell(prompts: Sequence[Prompt]) -> _Foretold:
-                def revised(each: float) -> Forecast:
-                    return forecast(line(prompts, each=each), there, terms, running, released=release)
+                one = partial(forecast, count=there, terms=terms, running=running, released=release)
 
-                model, samples = revised(each), sum(prompt.samples for prompt in prompts)
-                return _Foretold(model, self._outcomes.expected(model), samples, revised)
+                def afterwards(generated: Mapping[str, Prediction], each: float) -> Forecast:
+                    return one(line(prompts, each=each), generated=generated)
+
+                samples = sum(prompt.samples for prompt in prompts)
+                return _Foretold(self._outcomes.expected(one(line(prompts, each=each))), samples, afterwards)
 
             self._foretell, self._foretold = foretell, foretell(prompts)
         self._running = count
@@ -104,6 +109,11 @@ class Scaler:
         """Foretell the step anew when the step has asked for more prompts: `prompts` are all of its prompts."""
         if self._foretell is not None:
             self._foretold = self._foretell([prompt for prompt in prompts if prompt.prediction is not None])
+
+    def generated(self, prompts: Iterable[Prompt]) -> None:
+        """Take in the lengths of the step: the prediction of each of `prompts` is the mean and the longest of its
+        responses now."""
+        self._generated = {prompt.uid: prompt.prediction for prompt in prompts if prompt.prediction is not None}
 
     def metrics(self, step: int, spent: Ledger, replicas: int, devices: int) -> dict[str, float]:
         """Return the forecast of a step and its outcome, on some of `replicas` with `devices` each."""

@@ -10,10 +10,11 @@ Invariants (tests/unit/elastic/test_scaling.py):
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from verl_fuse.spec.prompts import Prediction
 from verl_fuse_elastic.assignment import Line
 
 CANDIDATES = 8
@@ -51,9 +52,19 @@ def forecasts(line: Line, terms: Terms, running: int, *, released: bool) -> list
     return [forecast(line, count, terms, running, released=released) for count in _counts(terms, running)]
 
 
-def forecast(line: Line, count: int, terms: Terms, running: int, *, released: bool) -> Forecast:
-    """Return the forecast of one count."""
-    times = [line.seconds(*run) for run in pairwise(line.cut(count))]
+def forecast(
+    line: Line,
+    count: int,
+    terms: Terms,
+    running: int,
+    *,
+    released: bool,
+    generated: Mapping[str, Prediction] | None = None,
+) -> Forecast:
+    """Return the forecast of one count. With the mean and the longest response that were `generated` for each prompt,
+    by uid, it is the forecast that had no error of lengths, of the same runs."""
+    runs = pairwise(line.cut(count))
+    times = [line.seconds(*run) if generated is None else line.afterwards(*run, generated) for run in runs]
     seconds = max(times, default=0.0)
     held = sum(times) if released else count * seconds
     started = max(0, count - running)

@@ -250,6 +250,18 @@ def foretold(run) -> float:
     return found["fuse/elastic_predicted_seconds"]
 
 
+def test_a_step_that_took_longer_than_its_lengths_say_makes_the_next_forecast_longer():
+    policy, run, told, _ = learned(scale=True, cost_weight=1.0, hysteresis=0.0)
+    lengths = {p.uid: [50, 100] for p in told}
+    seconds = []
+    for _ in range(2):
+        tell(run.hook, StepBegun)
+        policy.scale(told, REPLICAS, 3)
+        tell(run.hook, Generated, prompts={p.uid: p for p in told}, responses=lengths, discarded={})
+        seconds.append(foretold(run))
+    assert seconds[1] > 1.1 * seconds[0], "a step of 16 s, by its lengths, took longer"
+
+
 def test_what_the_first_step_of_an_engine_took_is_no_cost(tmp_path: Path):
     terms = {"scale": True, "cost_weight": 0.0, "hysteresis": 0.0}
     policy, run, told, _ = learned(**terms)

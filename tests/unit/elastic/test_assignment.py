@@ -78,6 +78,16 @@ def test_a_run_lasts_as_long_as_its_longest_response_or_its_slots_allow():
     assert run_seconds([], 16, MEASURED) == 0.0
 
 
+def test_afterwards_a_run_lasts_as_long_as_the_responses_that_were_generated():
+    line = Line(prompts(100, 100, 100, samples=4), 8, DecodeCost(1.0, 0.5), each=2.0)
+    a, b, _ = (prompt.uid for prompt in line.prompts)
+    generated = {a: Prediction(10.0, 30.0), b: Prediction(20.0, 25.0)}
+    assert line.afterwards(0, 2, generated) == 30.0 + 0.5 * (40.0 + 80.0) + 2.0 * 8
+    assert line.afterwards(1, 3, generated) == 25.0 + 0.5 * 80.0 + 2.0 * 4, "the third prompt has no responses"
+    assert Line(line.prompts, 2, DecodeCost(1.0, 0.0)).afterwards(0, 2, generated) == 120.0 / 2
+    assert line.afterwards(2, 3, generated) == 0.0
+
+
 @st.composite
 def workloads(draw):
     tokens = draw(st.lists(st.floats(1, 2000), min_size=1, max_size=9))

@@ -1,11 +1,12 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from verl_fuse.spec.prompts import Prediction, Prompt
-from verl_fuse_elastic.prediction import LengthPredictor, calibration, rank_correlation
+from verl_fuse_elastic.prediction import LengthPredictor, afterwards, calibration, rank_correlation
 
 
 def prompt(key, source="math", samples=4):
@@ -81,6 +82,13 @@ def test_calibration_of_nothing_is_nothing():
     assert calibration([]) == {}
     assert calibration([(Prediction(3.0, 4.0), [])]) == {}
     assert calibration([(Prediction(3.0, 4.0), [4, 5])]) == {"fuse/elastic_upper_coverage": 0.5}
+
+
+def test_afterwards_a_prompt_has_the_mean_and_the_longest_of_its_responses():
+    known = prompt("k")
+    found = afterwards({known.uid: known}, {known.uid: [2, 6, 4], "of another step": [9]})
+    assert found == [replace(known, prediction=Prediction(4.0, 6))]
+    assert afterwards({known.uid: known}, {known.uid: []}) == []
 
 
 def test_the_state_survives_a_checkpoint():

@@ -14,7 +14,7 @@ from verl_fuse_elastic.scaler import Scaler
 
 REPLICAS = tuple(ReplicaView(rank, 0, 64, routed=True, capacity=Capacity(64)) for rank in range(3))
 KNOWN = ElasticHistory(decode=DecodeCost(0.1, 0.01))
-PROMPTS = [Prompt(f"u{n}", f"k{n}", "math", 2, Prediction(50.0, 100.0)) for n in range(4)]
+PROMPTS = [Prompt(f"u{n}", f"k{n}", "math", 2, Prediction(50.0, 50.0)) for n in range(4)]
 SPENT = Ledger(9.0, 3, 20.0, 7.0, 0.0)
 
 
@@ -50,9 +50,23 @@ def test_replica_seconds_beyond_those_foretold_are_those_of_samples_in_the_next_
     first = one.metrics(1, SPENT, 3, 2)["fuse/elastic_predicted_seconds"]
     # One replica of those that generated before: it holds its devices for as long as it generates.
     one.metrics(1, replace(SPENT, seconds=first + 4.0, busy=first + 4.0, idle=0.0), 3, 2)
+    one.generated(PROMPTS)
     one.begin_step()
     assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
     assert one.metrics(2, SPENT, 3, 2)["fuse/elastic_predicted_seconds"] == pytest.approx(first + 4.0)
+
+
+def test_a_wrong_length_is_no_fault_of_the_number_of_replicas():
+    """Responses twice as long as predicted take the time that such responses take."""
+    one = scaler(cost_weight=1.0)
+    longer = [replace(prompt, prediction=Prediction(100.0, 100.0)) for prompt in PROMPTS]
+    assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
+    first = one.metrics(1, SPENT, 3, 2)["fuse/elastic_predicted_seconds"]
+    one.metrics(1, replace(SPENT, seconds=2 * first, busy=2 * first, idle=0.0), 3, 2)
+    one.generated(longer)
+    one.begin_step()
+    assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
+    assert one.metrics(2, SPENT, 3, 2)["fuse/elastic_predicted_seconds"] == pytest.approx(first)
 
 
 def test_a_number_of_replicas_that_is_slower_than_foretold_is_left():
@@ -67,6 +81,7 @@ def test_a_number_of_replicas_that_is_slower_than_foretold_is_left():
         one.begin_step()
         counts.append(one.decide(PROMPTS, REPLICAS, 3, KNOWN))
         foretold = one.metrics(step, taken(counts[-1]), 3, 1)["fuse/elastic_predicted_seconds"]
+        one.generated(PROMPTS)
     assert counts[0] == 2
     assert counts[-1] == 1
     assert foretold == pytest.approx(14.0, rel=0.05)

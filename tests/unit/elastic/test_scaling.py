@@ -6,6 +6,7 @@ from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import Line
 from verl_fuse_elastic.scaling import CANDIDATES, Forecast, Terms, choose, forecasts
+from verl_fuse_elastic.scaling import forecast as one_forecast
 
 DECODE = DecodeCost(0.02, 0.001)
 
@@ -34,6 +35,20 @@ def test_released_replicas_cost_only_their_own_time():
     given_back = forecast(uneven, Terms(0.5, 2, 2), released=True)[0]
     assert held.replica_seconds == 2 * held.seconds
     assert given_back.replica_seconds == pytest.approx(held.seconds * 1.01)
+
+
+def test_a_forecast_afterwards_has_the_same_runs_and_the_lengths_that_were_generated():
+    wanted = prompts(1000, 10, samples=1)
+    found = one_forecast(
+        Line(wanted, 64, DECODE),
+        2,
+        Terms(0.5, 2, 2),
+        2,
+        released=True,
+        generated={"u0": Prediction(10.0, 10.0), "u1": Prediction(500.0, 500.0)},
+    )
+    assert found.seconds == pytest.approx(0.021 * 500)
+    assert found.replica_seconds == pytest.approx(0.021 * 510)
 
 
 def test_a_replica_that_starts_holds_its_devices_before_it_generates():
