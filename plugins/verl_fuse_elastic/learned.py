@@ -18,6 +18,7 @@ from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost, decode_cost
 from verl_fuse.timeline.generated import generated_tokens
 from verl_fuse.timeline.warm import WarmTracks
+from verl_fuse_elastic.corrections import Corrections
 from verl_fuse_elastic.ledger import starting
 from verl_fuse_elastic.prediction import LengthPredictor, calibration
 from verl_fuse_elastic.turns import GeneratedShares
@@ -32,6 +33,7 @@ class ElasticHistory:
     shares: GeneratedShares = field(default_factory=GeneratedShares)
     decode: DecodeCost | None = None
     launch_seconds: float = 0.0
+    corrections: Corrections = field(default_factory=Corrections)
     warm: WarmTracks = field(default_factory=WarmTracks)
 
     def learn_lengths(self, prompts: Mapping[str, Prompt], lengths: Mapping[str, Sequence[int]]) -> dict[str, float]:
@@ -54,7 +56,11 @@ class ElasticHistory:
 
     def save(self, folder: Path, devices: int) -> None:
         """Write the knowledge into a checkpoint's folder; a replica has `devices` devices."""
-        costs = {"decode": self.decode and asdict(self.decode), "launch_seconds": self.launch_seconds}
+        costs = {
+            "decode": self.decode and asdict(self.decode),
+            "launch_seconds": self.launch_seconds,
+            "corrections": self.corrections.to_dict(),
+        }
         lengths = {**self.predictor.to_dict(), "generated": self.shares.by_source}
         KEPT.save(folder, lengths, costs, devices)
 
@@ -66,6 +72,9 @@ def _parsed(lengths: Any, costs: Mapping[str, Any] | None) -> ElasticHistory:
     if costs is not None:
         found.decode = measured(DecodeCost, costs["decode"])
         found.launch_seconds = seconds(costs["launch_seconds"])
+        # A checkpoint of an earlier release has no corrections.
+        if "corrections" in costs:
+            found.corrections = Corrections.from_dict(costs["corrections"])
     return found
 
 

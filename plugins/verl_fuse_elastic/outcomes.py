@@ -8,14 +8,16 @@ slope. A Kalman filter of both keeps one badly predicted length from being taken
 
 Invariants (tests/unit/elastic/test_outcomes.py):
 - forecasts that miss by a constant factor are right after a few steps, for any number of replicas;
-- steps of one number tell the level and leave the slope alone;
+- steps of the first number tell the level and leave the slope alone;
 - a slope counts by as much as it is above half of its standard deviation, for seconds and for replica-seconds;
 - for a choice, a number up to twice or half the last one is as much better as the slope is unknown;
 - a slope that is known leaves nothing to hope for.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, log
+from typing import Any
 
 import numpy as np
 
@@ -52,6 +54,22 @@ class Outcomes:
         missed = np.array([log(seconds / model.seconds), log(held / working)])
         self._means = self._means + np.outer(gain, missed - at @ self._means)
         self._covariance = covariance - np.outer(gain, at @ covariance)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as JSON data."""
+        arrays = {"means": self._means.tolist(), "covariance": self._covariance.tolist()}
+        return {"first": self._first, "last": self._last, **arrays}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Outcomes":
+        """Return the outcomes that `data` was written from. Raises the errors that `Kept.parse` may raise on anything
+        else."""
+        first, last = int(data["first"]), int(data["last"])
+        means, covariance = (np.array(data[name], dtype=float) for name in ("means", "covariance"))
+        good = means.shape == covariance.shape == (2, 2) and np.isfinite(means).all() and np.isfinite(covariance).all()
+        if not good or np.linalg.eigvalsh(covariance)[0] <= 0 or min(first, last) < 0 or bool(first) != bool(last):
+            raise ValueError(f"{data!r} where outcomes of steps are expected")
+        return cls(first, last, means, covariance)
 
     @property
     def uncertainty(self) -> float:

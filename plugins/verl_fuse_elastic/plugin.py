@@ -134,6 +134,7 @@ class _Run:
             case CheckpointSaved(folder=folder):
                 self.learned.save(folder, self._devices)
             case StepEnded(timeline=timeline):
+                self.scaler.end_step(self.learned.corrections)
                 self.learned.learn_costs(timeline, self._capacity)
                 self.learned.learn_turns(timeline, self._prompts, self._lengths)
 

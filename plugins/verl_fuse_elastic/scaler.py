@@ -20,11 +20,10 @@ from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import ReplicaView
 from verl_fuse_elastic.assignment import Line, fewest_slots
 from verl_fuse_elastic.config import ElasticConfig
+from verl_fuse_elastic.corrections import Corrections
 from verl_fuse_elastic.learned import ElasticHistory
 from verl_fuse_elastic.ledger import Ledger
-from verl_fuse_elastic.outcomes import Outcomes
 from verl_fuse_elastic.scaling import Forecast, Terms, choose, forecast, forecasts
-from verl_fuse_elastic.unforetold import Unforetold
 
 logger = logging.getLogger(__name__)
 
@@ -50,19 +49,17 @@ class Scaler:
         self._spent: Ledger | None = None
         self._seconds = 0.0
         self._generated: Mapping[str, Prediction] = {}
-        self._unforetold, self._outcomes = Unforetold(), Outcomes()
 
     def begin_step(self) -> None:
-        """Forget the forecast of the last step, and learn from its outcome."""
-        if self._foretold is not None and self._spent is not None and self._generated:
-            afterwards = partial(self._foretold.afterwards, self._generated)
-            model, held = afterwards(self._unforetold.seconds), self._spent.held
-            # Each learns the rest of what the other has learned: both would correct the same seconds otherwise.
-            even = self._outcomes.without_slope(model.count, held)
-            self._unforetold.learn(model.replica_seconds - model.starting, even, self._foretold.samples)
-            self._outcomes.learn(afterwards(self._unforetold.seconds), self._spent.seconds, held)
+        """Forget the last step's forecast and outcome."""
         self._foretell = self._foretold = self._spent = None
         self._generated = {}
+
+    def end_step(self, corrections: Corrections) -> None:
+        """Learn from the outcome of the step, once its metrics are made."""
+        if self._foretold is not None and self._spent is not None and self._generated:
+            afterwards = partial(self._foretold.afterwards, self._generated)
+            corrections.learn(afterwards, self._foretold.samples, self._spent.seconds, self._spent.held)
 
     def decide(
         self, prompts: Sequence[Prompt], replicas: Sequence[ReplicaView], most: int, learned: ElasticHistory
@@ -84,10 +81,10 @@ class Scaler:
         count = max(least, min(len(replicas), most))
         decode, running, release = learned.decode, self._running, block.release
         if decode is not None and prompts and all(prompt.prediction is not None for prompt in prompts):
-            each = self._unforetold.seconds
+            each, outcomes = learned.corrections.unforetold.seconds, learned.corrections.outcomes
             line = partial(Line, slots=fewest_slots(replicas), cost=decode, limit=self._limit)
             found = forecasts(line(prompts, each=each), terms, running, released=release)
-            count = choose([self._outcomes.hoped(one) for one in found], terms, running).count
+            count = choose([outcomes.hoped(one) for one in found], terms, running).count
             # Missing replicas are created while this step runs on the existing ones.
             there = min(count, len(replicas))
 
@@ -98,7 +95,7 @@ class Scaler:
                     return one(line(prompts, each=each), generated=generated)
 
                 samples = sum(prompt.samples for prompt in prompts)
-                return _Foretold(self._outcomes.expected(one(line(prompts, each=each))), samples, afterwards)
+                return _Foretold(outcomes.expected(one(line(prompts, each=each))), samples, afterwards)
 
             self._foretell, self._foretold = foretell, foretell(prompts)
         self._running = count

@@ -1,7 +1,7 @@
 """Declares contracts: the code of verl's worker and engines that a lean update rests on, verl's losses, and the
 configuration refused.
 
-Asked for by runs with such an update; every fingerprint was taken, and the code behind it read, at verl 0.9.1 and
+Runs with such an update ask for these contracts. Every fingerprint was taken, and its code read, at verl 0.9.1 and
 megatron-core 0.16.1.
 """
 

@@ -16,8 +16,8 @@ _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
 
 
 def _off_in_model(model: str) -> dict[str, Any]:
-    """Return the settings of a model by which passes over the same samples differ, or that were never run, each with
-    its value then."""
+    """Return the settings by which two passes over the same samples differ, and settings that were never run, each with
+    the value that switches it off."""
     dropouts = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
     return {
         f"{model}.mtp.enable": False,
@@ -54,7 +54,8 @@ _OFF: dict[str, Any] = {
     **_off_in_model(MODEL),
 }
 _OFF_IN = _off_in_engines(ACTOR, f"{ACTOR}.fsdp_config")
-# For one switch they are settings that add a gradient to every sample, or divide by the number of computed samples.
+# These settings must be off for one switch: they add a gradient to every sample, divide by the number of computed
+# samples, or change old log-probs.
 _OFF_FOR: dict[str, dict[str, Any]] = {
     SKIP: {
         f"{ACTOR}.use_kl_loss": False,
@@ -78,11 +79,11 @@ _OFF_FOR_IN: dict[str, dict[str, dict[str, Any]]] = {
         }
     }
 }
-# Advantages of these are made of old log-probs.
+# These estimators make advantages of old log-probs.
 _OF_LOG_PROBS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 
 
-# Advantages of these need the samples of their own group alone.
+# These estimators make a sample's advantages of its own group alone.
 OF_GROUPS = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized")
 _FSDP = f"{ACTOR}.fsdp_config"
 # These settings must be off while updates are streamed: each with its value then, and the reason.

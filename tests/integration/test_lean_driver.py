@@ -191,7 +191,7 @@ def test_only_advantages_that_are_zero_where_they_count():
     [
         ({"moe_aux_loss_coeff": 0.01}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
         ({"calculate_per_token_loss": True}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
-        ({"moe_expert_capacity_factor": 1.0}, torch.nn.Linear(1, 1), ["skip_zero_gradient"]),
+        ({"moe_expert_capacity_factor": 1.0}, torch.nn.Linear(1, 1), ["skip_zero_gradient", "skip_old_log_prob"]),
         (
             {"moe_router_load_balancing_type": "sinkhorn"},
             torch.nn.Linear(1, 1),

@@ -9,7 +9,10 @@ from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse.timeline.decode import DecodeCost
+from verl_fuse_elastic.corrections import Corrections
 from verl_fuse_elastic.learned import KEPT, ElasticHistory
+from verl_fuse_elastic.scaling import Forecast
+from verl_fuse_elastic.unforetold import Unforetold
 
 MATH = Prompt("1", "a", "math", 2)
 
@@ -54,6 +57,48 @@ def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
     other = KEPT.load(tmp_path, devices=1)
     assert (other.decode, other.launch_seconds) == (None, 0.0)
     assert other.predictor.predict([MATH]) == learned.predictor.predict([MATH])
+
+
+def test_corrections_survive_a_checkpoint_with_replicas_of_as_many_devices(tmp_path: Path):
+    learned = ElasticHistory()
+    for count, taken in ((2, 10.0), (1, 15.0), (2, 11.0)):
+        model = Forecast(count, 12.0 / count, 12.0)
+        learned.corrections.learn(lambda each, model=model: model, 4, taken, count * taken)
+    learned.save(tmp_path, devices=2)
+    found = KEPT.load(tmp_path, devices=2).corrections
+    assert found.unforetold == learned.corrections.unforetold != Unforetold()
+    model = Forecast(4, 3.0, 12.0)
+    assert found.outcomes.expected(model) == learned.corrections.outcomes.expected(model) != model
+    assert found.outcomes.hoped(model) == learned.corrections.outcomes.hoped(model)
+    assert KEPT.load(tmp_path, devices=1).corrections.to_dict() == Corrections().to_dict()
+    data = json.loads(KEPT.file(tmp_path).read_text())
+    del data["costs"]["corrections"]
+    KEPT.file(tmp_path).write_text(json.dumps(data))
+    assert KEPT.load(tmp_path, devices=2).corrections.to_dict() == Corrections().to_dict(), (
+        "an earlier release wrote none"
+    )
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        {"first": 0},
+        {"first": 1, "last": 0},
+        {"means": [[0.0, 0.0]]},
+        {"means": [[0.0, float("nan")], [0.0, 0.0]]},
+        {"covariance": [[1.0, 2.0], [2.0, 1.0]]},
+        {"covariance": None},
+    ],
+)
+def test_corrections_that_are_none_are_refused(tmp_path: Path, outcomes: dict):
+    learned = ElasticHistory()
+    learned.corrections.learn(lambda each: Forecast(2, 6.0, 12.0), 4, 10.0, 20.0)
+    learned.save(tmp_path, devices=1)
+    data = json.loads(KEPT.file(tmp_path).read_text())
+    data["costs"]["corrections"]["outcomes"] |= outcomes
+    KEPT.file(tmp_path).write_text(json.dumps(data))
+    with pytest.raises(FuseError, match=r"fuse_elastic\.json: not what fuse\.elastic writes"):
+        KEPT.load(tmp_path, devices=1)
 
 
 def test_shares_of_generated_tokens_survive_a_checkpoint_and_an_older_one_has_none(tmp_path: Path):

@@ -8,6 +8,7 @@ from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import Capacity, ReplicaView
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.config import ElasticConfig
+from verl_fuse_elastic.corrections import Corrections
 from verl_fuse_elastic.learned import ElasticHistory
 from verl_fuse_elastic.ledger import Ledger
 from verl_fuse_elastic.scaler import Scaler
@@ -51,8 +52,10 @@ def test_replica_seconds_beyond_those_foretold_are_those_of_samples_in_the_next_
     # One replica of those that generated before: it holds its devices for as long as it generates.
     one.metrics(1, replace(SPENT, seconds=first + 4.0, busy=first + 4.0, idle=0.0), 3, 2)
     one.generated(PROMPTS)
+    learned = replace(KNOWN, corrections=Corrections())
+    one.end_step(learned.corrections)
     one.begin_step()
-    assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
+    assert one.decide(PROMPTS, REPLICAS, 3, learned) == 1
     assert one.metrics(2, SPENT, 3, 2)["fuse/elastic_predicted_seconds"] == pytest.approx(first + 4.0)
 
 
@@ -64,8 +67,10 @@ def test_a_wrong_length_is_no_fault_of_the_number_of_replicas():
     first = one.metrics(1, SPENT, 3, 2)["fuse/elastic_predicted_seconds"]
     one.metrics(1, replace(SPENT, seconds=2 * first, busy=2 * first, idle=0.0), 3, 2)
     one.generated(longer)
+    learned = replace(KNOWN, corrections=Corrections())
+    one.end_step(learned.corrections)
     one.begin_step()
-    assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1
+    assert one.decide(PROMPTS, REPLICAS, 3, learned) == 1
     assert one.metrics(2, SPENT, 3, 2)["fuse/elastic_predicted_seconds"] == pytest.approx(first)
 
 
@@ -76,12 +81,13 @@ def test_a_number_of_replicas_that_is_slower_than_foretold_is_left():
         return Ledger(14.0, count, 14.0 * count, 0.0, 0.0)
 
     one = scaler(max_replicas=2, cost_weight=0.3)
-    counts = []
+    counts, learned = [], replace(KNOWN, corrections=Corrections())
     for step in range(12):
         one.begin_step()
-        counts.append(one.decide(PROMPTS, REPLICAS, 3, KNOWN))
+        counts.append(one.decide(PROMPTS, REPLICAS, 3, learned))
         foretold = one.metrics(step, taken(counts[-1]), 3, 1)["fuse/elastic_predicted_seconds"]
         one.generated(PROMPTS)
+        one.end_step(learned.corrections)
     assert counts[0] == 2
     assert counts[-1] == 1
     assert foretold == pytest.approx(14.0, rel=0.05)

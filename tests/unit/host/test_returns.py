@@ -29,6 +29,18 @@ def test_returns_are_those_of_verl(tokens: int, gamma: float, lam: float):
     assert not (ours * (1 - mask)).any()
 
 
+@pytest.mark.parametrize("gamma", [0.99, 0.999])
+def test_values_of_low_precision_are_discounted_as_verl_does(gamma: float):
+    rewards, values, mask = drawn(5, 300)
+    rewards, values = 0.01 * rewards, (0.5 + 0.1 * values).bfloat16()
+    _, theirs = core_algos.compute_gae_advantage_return(rewards, values, mask, gamma, 1.0)
+    ours = estimated(rewards, values, mask, gamma, 1.0)
+    assert ours.dtype == theirs.dtype
+    torch.testing.assert_close(ours * mask, theirs * mask, rtol=1e-4, atol=1e-4)
+    exact = estimated(rewards, values.float(), mask, gamma, 1.0)
+    assert (exact - ours).abs().max() > 0.01, "a rounding of each discount adds up"
+
+
 def test_tokens_that_do_not_count_change_nothing():
     rewards, values, mask = drawn(4, 20)
     noise = 100 * (1 - mask)

@@ -47,6 +47,6 @@ def without_hydra(_worker: Any) -> None:
 
 def instantiate(config: Mapping[str, Any], **arguments: Any) -> Any:
     """Return the object that `config` names, as Hydra's `instantiate` does; a registered agent is a class alone."""
-    if set(config) == {_TARGET}:
+    if set(config) == {_TARGET} and isinstance(config[_TARGET], str):
         return _found(config[_TARGET])(**arguments)
     return hydra.utils.instantiate(config=config, **arguments)

@@ -34,9 +34,9 @@ from verl_fuse.host.update.separate import UpdateCall
 from verl_fuse.host.upstream.rows import read
 from verl_fuse.spec.timeline import DEFER_CRITIC, UPDATE_CRITIC, WAIT_FOR_CRITIC
 
-# Of TransferQueue: what an update reads, until it is done.
+# The partition of TransferQueue with the rows of an update, until the update is done.
 PARTITION = "verl_fuse_critic"
-# What verl's loss of the critic reads beside what a forward pass does.
+# verl's loss of the critic reads these fields beside the fields of a forward pass.
 LEARNED_FIELDS = ("values", "returns")
 
 

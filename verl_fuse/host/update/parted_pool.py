@@ -18,8 +18,8 @@ class PartedPools(ResourcePoolManager):
         already."""
         super().create_resource_pool()
         pool = self.resource_pool_dict[self._whole]
-        # Asked for the first time verl returns them as they were made, and sorted by node from then on: a part
-        # must be of the sorted ones.
+        # verl returns placement groups unsorted once, and sorted by node from then on: a part must be cut from the
+        # sorted groups.
         pool.get_placement_groups(device_name=get_device_name())
         before, after = self._devices.start, pool.world_size - self._devices.stop
         parts = split_resource_pool(pool, [before, len(self._devices), after])

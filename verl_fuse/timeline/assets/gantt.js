@@ -63,7 +63,10 @@ let first = 0, last = seconds;
 for (const track of tracks) for (const span of track.spans) { first = Math.min(first, span[START]); last = Math.max(last, span[END]); }
 if (last === first) last = first + 1;
 const whole = [first, last], migrations = [];
-for (const track of tracks) for (const span of track.spans) if (span[NAME] === "migrate" || span[COLOUR] === "moved") migrations.push(span[START]);
+const spans = tracks.flatMap((track) => track.spans), moved = spans.filter((span) => span[COLOUR] === "moved");
+for (const span of spans) if (span[NAME] === "migrate") migrations.push(span[START]);
+// A record without the driver's call still has the requests that moved.
+if (!migrations.length && moved.length) migrations.push(moved.reduce((earliest, span) => Math.min(earliest, span[START]), Infinity));
 let view = whole, width = 0, height = 0, drag = null, hover = null;
 
 const x = (time) => LABELS + ((time - view[0]) / (view[1] - view[0])) * (width - LABELS - RIGHT);
@@ -178,7 +181,7 @@ function draw() {
   for (const track of visible) drawTrack(track, offset, ink, soft);
   context.strokeStyle = soft;
   for (const edge of [0, seconds]) if (edge >= view[0] && edge <= view[1]) upright(x(edge));
-  if (migrations.length) drawMigration(Math.min(...migrations));
+  for (const moment of new Set(migrations)) drawMigration(moment);
   context.fillStyle = css("--card");
   context.fillRect(0, 0, width, AXIS - 4);
   context.fillStyle = soft;

@@ -46,13 +46,16 @@ def estimated(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> torch.Tensor:
     """Return values plus generalized advantages, 0 for tokens that do not count; all are (rows, tokens), and `mask` is
-    1 for tokens that count. Sums are of float64."""
+    1 for tokens that count. Sums are of float64, discounts of values have the precision of the values."""
     counts = mask.bool()
     # Tokens that do not count, such as a tool's, are skipped: those that count are moved to the front, in their order.
     order = torch.argsort((~counts).to(torch.int8), dim=1, stable=True)
     counted = counts.gather(1, order)
-    value, reward = (tensor.double().gather(1, order) * counted for tensor in (values, rewards))
-    errors = reward + gamma * pad(value[:, 1:], (0, 1)) - value
+    own = values.gather(1, order) * counted
+    # verl discounts in the precision of the values: in bfloat16 that moves returns by far more than a rounding of sums.
+    following = (gamma * pad(own[:, 1:], (0, 1))).double()
+    value, reward = own.double(), rewards.double().gather(1, order) * counted
+    errors = reward + following - value
     found = (_discounted(errors * counted, gamma * lam) + value) * counted
     return torch.zeros_like(found).scatter(1, order, found).to(rewards.dtype)
 

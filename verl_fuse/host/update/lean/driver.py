@@ -35,7 +35,7 @@ from verl_fuse.spec.timeline import UPDATE_ACTOR, ZERO_GRADIENT_SAMPLES, ZERO_GR
 
 logger = logging.getLogger(__name__)
 
-# Of the time that a token takes in an update, what its forward pass takes.
+# The forward pass takes this share of the time that a token takes in an update.
 FORWARD = 1 / 3
 
 
@@ -55,7 +55,7 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         self._trainer, self._options = trainer, options
         self._own = False
         self._passes = 0
-        # Of the update, what was trained before its stage.
+        # Seconds in which the update trained before its stage began.
         self.seconds_before = 0.0
         self.metrics: dict[str, float] = {}
 

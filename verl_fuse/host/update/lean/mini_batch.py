@@ -1,7 +1,7 @@
 """Computes one mini-batch of a lean update on one rank: verl's engine computes fewer rows of it, and everything else is
 as if it had computed all.
 
-The engine gets the whole mini-batch and takes from it what its losses are divided by; only what it splits into
+The engine gets the whole mini-batch and reads from it the numbers that divide its losses. Only the split into
 micro-batches is replaced.
 
 Invariants (tests/integration/test_lean_engines.py):
@@ -49,7 +49,7 @@ class LeanMiniBatch:
         self._kept = [row for row, kept in enumerate(keep) if kept]
         self._rest = [row for row, kept in enumerate(keep) if not kept]
         self._skips = bool(self._largest(len(self._rest)))
-        # What the model said of each row.
+        # The model's output for each computed row, by the row's place.
         self.outputs: dict[int, dict[str, torch.Tensor]] = {}
 
     @contextmanager

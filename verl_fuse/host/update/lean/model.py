@@ -9,7 +9,8 @@ from torch.nn import Dropout
 from verl_fuse.errors import FuseError
 from verl_fuse.host.update.lean.options import LeanOptions
 
-# Of Megatron's configuration of a model: randomness, and statistics that every forward pass changes.
+# Keys of Megatron's configuration of a model: randomness, statistics that every forward pass changes, and capacity for
+# which rows of a micro-batch displace each other.
 _PASSES = (
     "hidden_dropout",
     "attention_dropout",
@@ -17,15 +18,14 @@ _PASSES = (
     "moe_router_force_load_balancing",
     "fp8",
     "fp4",
+    "moe_expert_capacity_factor",
 )
 # Routers of transformers' models move their input at random by these, in training alone.
 _JITTER = ("jitter_noise", "input_jitter_noise", "router_jitter_noise")
-# How a router spreads tokens in training by all of a micro-batch, otherwise token by token.
+# A router of this kind spreads the tokens of a whole micro-batch in training, and else token by token.
 _SINKHORN = "sinkhorn"
-# What adds to the gradients of every row, counts rows, divides by those that are computed, or lets rows of a
-# micro-batch displace each other.
+# These keys add to the gradients of every row, count rows, or divide by the rows that are computed.
 _ROWS = (
-    "moe_expert_capacity_factor",
     "moe_aux_loss_coeff",
     "moe_z_loss_coeff",
     "moe_router_enable_expert_bias",
@@ -41,7 +41,7 @@ def check_model(engine: Any, options: LeanOptions) -> None:
     if options.skip_old_log_prob:
         check_passes(engine, "fuse.update.skip_old_log_prob")
     if options.skip_zero_gradient:
-        # verl leaves a tower that no sample reaches as it is; here all parameters have a gradient.
+        # verl leaves parameters of a tower that no sample reaches without a gradient; here all parameters have one.
         towers = {name for name in _TOWERS if hasattr(engine.model_config.hf_config, name)}
         _refuse("fuse.update.skip_zero_gradient", {*_of_passes(engine), *_configured(engine, _ROWS), *towers})
 
@@ -80,7 +80,7 @@ def _routers(engine: Any) -> Iterator[str]:
 def _dropouts(engine: Any) -> Iterator[str]:
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     for part in (part for whole in modules for part in whole.modules()):
-        # What a dropout layer, and attention of transformers, drops is a number of the module.
+        # A dropout layer, and attention of transformers, keep the dropped share as a number of the module.
         for name in ("p", "dropout", "attention_dropout", *_JITTER):
             value = getattr(part, name, None)
             if isinstance(value, float) and value > 0 and (name != "p" or isinstance(part, Dropout)):

@@ -16,10 +16,10 @@ class LeanOptions:
     bypass: bool = False
 
 
-# In a batch's extra_info: what its update leaves out, with `skip_old_log_prob` where its old log-probs are its own.
-# Without it an update is verl's.
+# The key under which a batch's extra_info has the LeanOptions of its update; without the key the update is verl's.
+# `skip_old_log_prob` is set there where the update computes its own old log-probs.
 LEAN = "verl_fuse_lean"
-# A row's place in the batch of its rank.
+# The field with a row's place in the batch of its rank.
 ROW_FIELD = "verl_fuse_row"
-# That of a row which only carries collectives.
+# The place of a row that only carries collectives.
 NO_ROW = -1

@@ -49,8 +49,8 @@ def alone(engine: Any, last: bool) -> Iterator[None]:
 def forget(engine: Any) -> None:
     """Drop all gradients, including gradients that were not reduced over the groups; also after a failed backward pass.
     Every rank must do it."""
-    # The second alone leaves sharded gradients, the first alone leaves partial sums.
+    # Without `reset_iter_state` partial sums would stay, without `zero_grad` sharded gradients would stay.
     engine.optimizer_zero_grad()
-    # None until the first forward pass, which builds what is reset.
+    # `_is_root` is None until the first forward pass, which builds the state that is reset.
     if engine.module._get_fsdp_state()._is_root is not None:
         engine.module.reset_iter_state()

@@ -78,7 +78,7 @@ class StreamedUpdates(LeanUpdates):
         super().__init__(trainer, run, options)
         self.lanes, self._size, self._advantages, self._deferred = lanes, devices_each, advantages, deferred
         rollout, data = trainer.config.actor_rollout_ref.rollout, trainer.config.data
-        # Until a step has said how many tokens there are.
+        # This upper bound holds until a step has counted its tokens.
         self._tokens = float(data.train_batch_size * rollout.n * rollout.response_length)
         self._now, self._step, self._going = _Streamed(), -1, False
         self._said: dict[str, float] = {}
@@ -188,7 +188,7 @@ class StreamedUpdates(LeanUpdates):
         self._begin()
         batch = super().advantage(batch, metrics, stock)
         found = streamed_rows(batch.keys, read(batch, ADVANTAGE_FIELDS))
-        # The next step's nominal number.
+        # The next step divides by this number of tokens until it has counted its own.
         self._tokens = float(sum(row.mask.sum() for row in found.values()))
         reason = self._why_not(batch, found)
         self._going = bool(self._now.rows) and reason is None
@@ -248,7 +248,7 @@ class StreamedUpdates(LeanUpdates):
         ended."""
         now, step = self._now, self._trainer.journal.step
         ends = [span.end for span in step.spans if span.name == GENERATION]
-        # Those that a call could have trained on before generation ended.
+        # A call could have trained on these groups before generation ended.
         due = {uid: tokens for uid, (seen, tokens) in now.seen.items() if ends and seen <= ends[-1] - now.longest}
         streamed = {TrajectoryKey.parse(key).uid for key in now.rows}
         whole = sum(int(tag["seq_len"]) for tag in batch.tags)

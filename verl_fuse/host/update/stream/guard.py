@@ -2,7 +2,7 @@
 
 Invariants (tests/integration/test_stream_driver.py):
 - a group that is not whole in the batch, or has other samples there, is named;
-- so is a sample whose advantages, or tokens that count, are not those its gradient was computed with.
+- a sample is named if its advantages or its mask differ from the values that its gradient was computed with.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ import torch
 from verl_fuse.host.upstream.advantages import ADVANTAGE_FIELDS
 from verl_fuse.spec.trajectory import TrajectoryKey
 
-# Of the largest advantage of a row: verl adds up rewards of a group in the order of the batch, which changes, so that a
-# mean may differ in its last bits.
+# The tolerance is a share of a row's largest advantage: verl adds up a group's rewards in the order of the batch, which
+# changes, so that a mean may differ in its last bits.
 ROUNDING = 1e-5
 
 

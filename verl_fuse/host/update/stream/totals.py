@@ -1,7 +1,7 @@
 """Adds up a rank's calls of one streamed update: tokens, losses, metrics.
 
-Sums are of losses divided by the nominal number of tokens, so that `scaled` multiplies them; means weigh as many tokens
-as they are of.
+Losses are divided by the nominal number of tokens before they are summed; `scaled` corrects the sums. A mean is
+weighted by the number of its tokens.
 """
 
 from dataclasses import dataclass, field
