@@ -1,10 +1,9 @@
-"""Learn from the outcomes of steps how forecasts of each number of replicas miss. Pure.
+"""Learn from finished steps by how much the forecast of each number of replicas misses. Pure.
 
-Replicas share more than the cost of one replica's decoding tells: cores and memory of a host, and the processes that
-send requests and take samples. More replicas may be slower for that, or less fast. The miss of a forecast, as a
-logarithm, has two parts: a level, common to all numbers and moving with the lengths of responses, and a slope over the
-logarithm of the number. Only the slope changes which number is best, and only steps of different numbers tell the
-slope. A Kalman filter of both keeps one badly predicted length from being taken for the fault of a number.
+The cost of one replica's decoding does not show that replicas share cores, memory and the processes that send requests
+and take samples. More replicas may therefore gain less than forecast, or be slower. The miss of a forecast, as a
+logarithm, has two parts: a level, common to all numbers, and a slope over the logarithm of the number. Only the slope
+changes the best number, and only steps of different numbers tell the slope. A Kalman filter estimates both.
 
 Invariants (tests/unit/elastic/test_outcomes.py):
 - forecasts that miss by a constant factor are right after a few steps, for any number of replicas;
@@ -23,12 +22,12 @@ import numpy as np
 
 from verl_fuse_elastic.scaling import Forecast
 
-# Standard deviations of logarithms: of one step's miss around level and slope, of the level before the first step and
-# from step to step, and of the slope likewise. The README says what they were chosen by.
-STEP = 0.15
-LEVEL, LEVEL_MOVES = 0.5, 0.05
+# Standard deviations of logarithms: STEP of one step's miss around level and slope; LEVEL and SLOPE before the first
+# step; LEVEL_MOVES and SLOPE_MOVES of their changes from step to step.
+STEP = 0.1
+LEVEL, LEVEL_MOVES = 0.5, 0.02
 SLOPE, SLOPE_MOVES = 0.7, 0.01
-# So many standard deviations of a slope do not count; a slope with a smaller one than KNOWN is known.
+# A slope counts by its part above DOUBTED standard deviations. A slope whose deviation is below KNOWN is known.
 DOUBTED, KNOWN = 0.5, 0.1
 
 

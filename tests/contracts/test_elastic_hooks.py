@@ -260,7 +260,7 @@ def test_a_step_that_took_longer_than_its_lengths_say_makes_the_next_forecast_lo
         tell(run.hook, Generated, prompts={p.uid: p for p in told}, responses=lengths, discarded={})
         seconds.append(foretold(run))
         end(run.hook, 2, measured_step())
-    assert seconds[1] > 1.1 * seconds[0], "a step of 16 s, by its lengths, took longer"
+    assert seconds[1] > 1.05 * seconds[0], "a step of 16 s, by its lengths, took longer"
 
 
 def test_what_the_first_step_of_an_engine_took_is_no_cost(tmp_path: Path):

@@ -49,7 +49,8 @@ def _record(batch: Any, metrics: dict, trainer: Any, seconds: float) -> dict[str
         "tokens": sum(int(tag["response_len"]) for _, tag in rows),
         "longest": max(int(tag["response_len"]) for _, tag in rows),
         "score": metrics["critic/score/mean"],
-        "entropy": metrics["actor/entropy"],
+        # A step without a sample to compute has no entropy of its own.
+        "entropy": metrics.get("actor/entropy"),
         "own": {name: value for name, value in metrics.items() if name.startswith("fuse/")},
     }
 
