@@ -21,7 +21,7 @@ pytest.importorskip("verl")
 pytestmark = pytest.mark.integration
 
 LONG = pytest.mark.skipif(not os.environ.get("VERL_FUSE_LONG"), reason="VERL_FUSE_LONG is not set")
-ENGINES = ("fsdp2", "megatron pp1", pytest.param("megatron pp2", marks=LONG))
+ENGINES = ("fsdp2", "fsdp2 bf16", "megatron pp1", pytest.param("megatron pp2", marks=LONG))
 ARMS = {
     "rows": Arm(),
     "tokens": Arm(tokens=40),
@@ -60,6 +60,9 @@ def test_values_and_update_are_verls(ranks: Ranks, folder: Path, engine: str, na
         assert own["first values"], "the same micro-batches, and the same model"
         for what in ("parameters", "exp_avg", "exp_avg_sq"):
             assert own[what] <= 2 * split[what], (what, found)
+        if "bf16" in engine:
+            # A discount in another precision than verl's differs as much as another split.
+            assert own["parameters"] <= 0.1 * split["parameters"], found
         # The largest of them: two splits may agree by chance.
         assert own["values"] <= 4 * split["values"], found
         # Metrics of verl's other splits are means over other micro-batches.
@@ -71,4 +74,4 @@ def test_a_planted_fault_shows(ranks: Ranks, folder: Path, engine: str):
     stock = Arm()
     fault = replace(stock, fault="tools count")
     for found in ranks.call(compared, folder, engine, stock, fault, replace(stock, micro_batch=4)):
-        assert found["own"]["parameters"] > 10 * found["split"]["parameters"], found
+        assert found["own"]["parameters"] > 5 * found["split"]["parameters"], found

@@ -44,7 +44,8 @@ def batch(step: int) -> Any:
     draw = torch.Generator().manual_seed(200 + step)
     masks, whole = [], []
     for row, (prompt, response) in enumerate(zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)):
-        mask = torch.ones(len(response))
+        # As in verl: values of bfloat16 times such a mask are of bfloat16.
+        mask = torch.ones(len(response), dtype=torch.int64)
         if row % 3 == 0:
             mask[1:2] = 0
         if row == small_engines.SAMPLES - 2:
@@ -104,8 +105,9 @@ class Bench:
         from verl_fuse.host.update.critic.worker import own_values_worker_class
 
         with open(os.devnull, "w") as silence, redirect_stdout(silence):
-            if engine == "fsdp2":
-                build = partial(sharded_engines.worker, world, folder, "critic")
+            if engine.startswith("fsdp2"):
+                precision = engine.removeprefix("fsdp2").strip() or "fp32"
+                build = partial(sharded_engines.worker, world, folder, "critic", param_dtype=precision)
             else:
                 sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp")))
                 case = small_engines.Case(actor=sizes, critic=sizes, distributed_optimizer=True)

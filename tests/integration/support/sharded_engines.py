@@ -49,6 +49,7 @@ def worker(
     reshard_after_forward: bool = True,
     activation_offload: bool = False,
     lora_rank: int = 0,
+    param_dtype: str = "fp32",
 ) -> Any:
     """verl's TrainingWorker of one model, or a subclass of it, initialised."""
     import types
@@ -80,7 +81,7 @@ def worker(
         override_config={"attn_implementation": "eager"},
     )
     model_config.tokenizer = types.SimpleNamespace(pad_token_id=0, save_pretrained=lambda folder: None)
-    precision = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+    precision = {"param_dtype": param_dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     engine_config = FSDPEngineConfig(
         strategy="fsdp2",
         fsdp_size=fsdp_size,

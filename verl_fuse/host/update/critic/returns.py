@@ -46,13 +46,13 @@ def estimated(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> torch.Tensor:
     """Return values plus generalized advantages, 0 for tokens that do not count; all are (rows, tokens), and `mask` is
-    1 for tokens that count. Sums are of float64, discounts of values have the precision of the values."""
+    1 for tokens that count. Sums are of float64, discounts of values have the precision of verl's."""
     counts = mask.bool()
     # Tokens that do not count, such as a tool's, are skipped: those that count are moved to the front, in their order.
     order = torch.argsort((~counts).to(torch.int8), dim=1, stable=True)
     counted = counts.gather(1, order)
-    own = values.gather(1, order) * counted
-    # verl discounts in the precision of the values: in bfloat16 that moves returns by far more than a rounding of sums.
+    # verl discounts in the precision of values and mask: in bfloat16 that moves returns by more than a rounding of sums.
+    own = values.gather(1, order) * mask.gather(1, order)
     following = (gamma * pad(own[:, 1:], (0, 1))).double()
     value, reward = own.double(), rewards.double().gather(1, order) * counted
     errors = reward + following - value
