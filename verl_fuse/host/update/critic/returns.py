@@ -51,7 +51,7 @@ def estimated(
     # Tokens that do not count, such as a tool's, are skipped: those that count are moved to the front, in their order.
     order = torch.argsort((~counts).to(torch.int8), dim=1, stable=True)
     counted = counts.gather(1, order)
-    # verl discounts in the precision of values and mask: in bfloat16 that moves returns by more than a rounding of sums.
+    # verl discounts in the precision of values and mask. In bfloat16 that moves returns by more than a sum's rounding.
     own = values.gather(1, order) * mask.gather(1, order)
     following = (gamma * pad(own[:, 1:], (0, 1))).double()
     value, reward = own.double(), rewards.double().gather(1, order) * counted
