@@ -19,7 +19,7 @@ from verl_fuse_elastic.unforetold import Unforetold
 
 @dataclass
 class Corrections:
-    """What steps took beside their forecasts."""
+    """The corrections of all forecasts of a run."""
 
     unforetold: Unforetold = field(default_factory=Unforetold)
     outcomes: Outcomes = field(default_factory=Outcomes)

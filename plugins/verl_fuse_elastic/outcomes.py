@@ -72,7 +72,7 @@ class Outcomes:
 
     @property
     def uncertainty(self) -> float:
-        """The standard deviation of the slope."""
+        """Return the standard deviation of the slope."""
         return float(self._covariance[1, 1]) ** 0.5
 
     def without_slope(self, count: int, held: float) -> float:
