@@ -1,7 +1,7 @@
 """Correct forecasts by outcomes of earlier steps: by seconds of each sample beside decoding (`unforetold.py`), and by a
 miss that depends on the number of replicas (`outcomes.py`). Pure.
 
-Invariants (tests/unit/elastic/test_corrections.py):
+Invariants (tests/unit/elastic/test_corrections.py, test_learned.py):
 - each of the two learns from the part that the other leaves unexplained: together they foretell a step right that both
   could explain;
 - the data written with a checkpoint makes the corrections in memory.

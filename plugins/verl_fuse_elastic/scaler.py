@@ -6,7 +6,7 @@ Invariants (tests/unit/elastic/test_scaler.py):
 - a step that asks for more prompts is foretold as if all had been there at its begin;
 - a step for which nothing was foretold has no metrics;
 - the replica-seconds that a step took beyond its forecast are added, per sample, to the next ones;
-- a number of replicas whose steps take longer than foretold, over another number's, is left;
+- a number of replicas is left if its steps exceed their forecasts by more than another number's steps do;
 - a forecast that misses because of wrong lengths teaches nothing but lengths.
 """
 
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Foretold:
-    """The forecasts of one step: by the model, and corrected by outcomes. `afterwards` is the model's forecast by the
-    lengths that were generated, and by other seconds for each sample."""
+    """The corrected forecast of one step, and its number of samples. `afterwards` makes the model's forecast by the
+    lengths that were generated, and by seconds for each sample."""
 
     expected: Forecast
     samples: int
