@@ -60,9 +60,9 @@ LADDERS: Mapping[str, Mapping[str, str]] = {
     },
     "ppo": {
         "observe": "observe",
-        "skip_values": "values",
-        "interstage": "values+interstage",
-        "speculation": "values+tail",
+        "interstage": "interstage",
+        "speculation": "tail",
+        "pipeline": "tail+pipeline",
     },
 }
 
