@@ -22,11 +22,11 @@ import numpy as np
 
 from verl_fuse_elastic.scaling import Forecast
 
-# Standard deviations of logarithms: STEP of one step's miss around level and slope; LEVEL and SLOPE before the first
-# step; LEVEL_MOVES and SLOPE_MOVES of their changes from step to step.
-STEP = 0.1
-LEVEL, LEVEL_MOVES = 0.5, 0.02
-SLOPE, SLOPE_MOVES = 0.7, 0.01
+# Standard deviations of logarithms: STEP_MISS of one step's miss around level and slope; FIRST_LEVEL and FIRST_SLOPE
+# before the first step; LEVEL_MOVES and SLOPE_MOVES of their changes from step to step.
+STEP_MISS = 0.1
+FIRST_LEVEL, LEVEL_MOVES = 0.5, 0.02
+FIRST_SLOPE, SLOPE_MOVES = 0.7, 0.01
 # A slope counts by its part above DOUBTED standard deviations. A slope whose deviation is below KNOWN is known.
 DOUBTED, KNOWN = 0.5, 0.1
 
@@ -39,7 +39,7 @@ class Outcomes:
     _first: int = 0
     _last: int = 0
     _means: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
-    _covariance: np.ndarray = field(default_factory=lambda: np.diag([LEVEL**2, SLOPE**2]))
+    _covariance: np.ndarray = field(default_factory=lambda: np.diag([FIRST_LEVEL**2, FIRST_SLOPE**2]))
 
     def learn(self, model: Forecast, seconds: float, held: float) -> None:
         """Take in a step that took `seconds` and `held` replica-seconds, where `model` is its forecast."""
@@ -49,7 +49,7 @@ class Outcomes:
         self._first, self._last = self._first or model.count, model.count
         at = self._at(self._last)
         covariance = self._covariance + np.diag([LEVEL_MOVES**2, SLOPE_MOVES**2])
-        gain = covariance @ at / (at @ covariance @ at + STEP**2)
+        gain = covariance @ at / (at @ covariance @ at + STEP_MISS**2)
         missed = np.array([log(seconds / model.seconds), log(held / working)])
         self._means = self._means + np.outer(gain, missed - at @ self._means)
         self._covariance = covariance - np.outer(gain, at @ covariance)

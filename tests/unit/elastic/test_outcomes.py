@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from verl_fuse_elastic.outcomes import KNOWN, SLOPE, Outcomes
+from verl_fuse_elastic.outcomes import FIRST_SLOPE, KNOWN, Outcomes
 from verl_fuse_elastic.scaling import Forecast
 
 ONE, TWO, FOUR, EIGHT = (Forecast(count, 10.0 / count, 10.0) for count in (1, 2, 4, 8))
@@ -22,7 +22,7 @@ def test_a_constant_factor_is_known_for_any_number_and_the_slope_stays():
     for number in (ONE, TWO, FOUR):
         assert outcomes.expected(number).seconds == pytest.approx(3 * number.seconds, rel=0.03)
         assert outcomes.expected(number).replica_seconds == pytest.approx(2 * number.replica_seconds, rel=0.03)
-    assert outcomes.uncertainty >= SLOPE
+    assert outcomes.uncertainty >= FIRST_SLOPE
 
 
 def test_replicas_that_slow_each_other_are_foretold_once_two_numbers_have_run():
@@ -34,7 +34,7 @@ def test_replicas_that_slow_each_other_are_foretold_once_two_numbers_have_run():
     assert FOUR.seconds < foretold.seconds < 10.0
     assert foretold.seconds == pytest.approx(10.0, rel=0.25), "a slope is counted without its standard deviation"
     assert foretold.replica_seconds == pytest.approx(40.0, rel=0.25)
-    assert outcomes.uncertainty < SLOPE / 2
+    assert outcomes.uncertainty < FIRST_SLOPE / 2
 
 
 def test_a_slope_within_its_standard_deviation_does_not_count():
@@ -89,4 +89,4 @@ def test_a_step_without_work_tells_nothing(taken: tuple[float, float]):
     outcomes.learn(TWO, *taken)
     outcomes.learn(Forecast(2, 0.0, 0.0), 1.0, 1.0)
     assert outcomes.expected(ONE) == ONE
-    assert outcomes.uncertainty == SLOPE
+    assert outcomes.uncertainty == FIRST_SLOPE
