@@ -41,13 +41,13 @@ from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.simulate.tail import InferenceWork, MigrationCost, least_survivors, migrated, trigger_time
 from verl_fuse.simulate.timing import ReplicaTiming
 from verl_fuse.spec.cluster import cluster_named
-from verl_fuse.spec.prompts import Prediction, Prompt
+from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.timeline import GENERATION, OLD_LOG_PROB, REF_LOG_PROB
 from verl_fuse.spec.workload import Workload
 from verl_fuse.timeline.decode import DecodeCost
 from verl_fuse_elastic.assignment import TOKENS_ALONE, Line, assign
 from verl_fuse_elastic.corrections import Corrections
-from verl_fuse_elastic.prediction import LengthPredictor
+from verl_fuse_elastic.prediction import LengthPredictor, afterwards
 from verl_fuse_elastic.scaling import Terms, choose, forecast, forecasts
 
 GAINS = json.loads((Path(__file__).parents[2] / "tests/golden/fusion_gains.json").read_text())["rlhfless"]
@@ -230,7 +230,8 @@ class Elastic:
         self._decode = _decode_cost(setup.timing, lengths, count)
         taken = Taken(run.seconds, float(run.ends.sum()))
         if line is not None:
-            made = {str(i): Prediction(sum(found) / n, max(found)) for i, found in enumerate(responses)}
+            uids = {prompt.uid: prompt for prompt in prompts}
+            made = {p.uid: p.prediction for p in afterwards(uids, dict(zip(uids, responses, strict=True)))}
             known = partial(forecast, count=count, terms=self._terms, running=before, released=True, generated=made)
             self._corrections.learn(lambda each: known(line(each=each)), len(home), taken.seconds, taken.held)
         self.generated.append(taken)

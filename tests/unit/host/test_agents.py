@@ -40,6 +40,12 @@ def test_an_agent_may_be_made_by_a_function():
     assert built.given == {"server_manager": 1}
 
 
+def test_an_agent_that_is_registered_as_a_class_is_built_by_hydra():
+    built = agents.instantiate({"_target_": Agent}, server_manager=1)
+    assert type(built) is Agent
+    assert built.given == {"server_manager": 1}
+
+
 def test_an_agent_that_asks_for_more_is_built_by_hydra():
     built = agents.instantiate({**ALONE, "limit": 3, "inner": ALONE | {"server_manager": 1}}, server_manager=object())
     assert built.given["limit"] == 3
