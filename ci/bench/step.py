@@ -10,6 +10,9 @@ ranks, two vLLM replicas.
   loads and compiles, is left out.
 - The work of verl and Ray for each sample shares the cores with the model here, unlike on devices: with a small model
   that work is much of a step, whatever is switched on. `--layers` makes the model larger.
+- `colocate_async`, an arm for `--arms` alone, is verl's asynchronous trainer on the same devices: a step takes the
+  prompts that have finished, requests go on over updates, and samples are of older policies. Its steps are not the same
+  mathematics, so that seconds until a reward are compared: nine tenths of the way from stock's first steps to its last.
 - Prompts come back every `--epoch` steps, like in training on verifiable rewards: drafts from history depend on that.
 
 Ratios are of sums of seconds over the steps of all rounds (stock over verl-fuse; in the ablation: without the feature
@@ -34,11 +37,13 @@ import numpy as np
 
 from ci.bench.support.picture import draw
 from ci.bench.support.runs import bootstrap, in_folder, interval, launch, parser, ratio, to_and_fro
-from verl_fuse.cli.run import BASELINE
 from verl_fuse_cpu.task.make import make
 from verl_fuse_cpu.task.parameters import Parameters, WarmStart
 
 STOCK, TRAINER, ALL, WITHOUT = "stock", "trainer", "all", "no-"
+# verl's trainers, by the arms that are not of verl-fuse's.
+ASYNCHRONOUS = "colocate_async"
+TRAINERS = {STOCK: "sync", ASYNCHRONOUS: "colocate_async"}
 # Stock verl is fastest on such lengths without padding, and with micro-batches of so many tokens.
 TOKENS = 1024
 PACKED = (
@@ -63,6 +68,8 @@ TASK = Parameters(tail_exponent=0.5, warm_start=WarmStart(exponent=0.5, careless
 LAYERS = 8
 PROMPTS = 16
 QUICK_ROUNDS = 2
+# A reward is reached where its mean over so many steps is; the part of stock's way that counts as reached.
+WINDOW, WAY = 5, 0.9
 
 
 @dataclass(frozen=True)
@@ -75,14 +82,14 @@ class Case:
     features: Mapping[str, tuple[str, ...]]
 
     @property
-    def arms(self) -> dict[str, frozenset[str] | None]:
-        """Return the features of each arm by name; None is stock verl. A rung of the ladder has the name of the feature
-        that it adds, the last rung is `all`."""
+    def arms(self) -> dict[str, frozenset[str] | str]:
+        """Return the features of each arm by name, or the mode of verl's own trainer. A rung of the ladder has the name
+        of the feature that it adds, the last rung is `all`."""
         names = list(self.features)
         rungs = {name: frozenset(names[: place + 1]) for place, name in enumerate(names[:-1])}
         whole = frozenset(names)
         left_out = {f"{WITHOUT}{name}": whole - {name} for name in names}
-        return {STOCK: None, TRAINER: frozenset(), **rungs, ALL: whole, **left_out}
+        return {**TRAINERS, TRAINER: frozenset(), **rungs, ALL: whole, **left_out}
 
     @property
     def ladder(self) -> list[str]:
@@ -156,8 +163,8 @@ def overrides(case: Case, arm: str, task: Path, folder: Path, size: Size, seed: 
         "trainer.resume_mode=disable",
         f"trainer.default_local_dir={folder / 'run'}",
     ]
-    if features is None:
-        return [*common, *BASELINE]
+    if isinstance(features, str):
+        return [*common, f"trainer.v1.trainer_mode={features}", "~fuse"]
     ours = ["fuse.observe.progress=false", "fuse.observe.perfetto=false", "fuse.observe.html=false"]
     switched = [key for name, keys in case.features.items() if name in features for key in keys]
     return [*common, *ours, *dict.fromkeys(switched)]
@@ -216,6 +223,35 @@ def reward_difference(stock: Steps, ours: Steps, last: int) -> list[float]:
     return interval(bootstrap(differences)[:, 0] / len(differences), 0.9)
 
 
+def time_to_reward(found: Mapping[str, Steps], last: int) -> dict[str, Any]:
+    """Return, by arm, the steps and their seconds until the mean reward of `WINDOW` steps reaches nine tenths of stock's
+    way, None where a run ends before; the reward in the `last` steps; and the mean number of updates by which the oldest
+    weights that a sample comes from are older than the policy which trains on it. Rewards and seconds are means over
+    rounds."""
+
+    def mean(steps: Steps, what: str) -> np.ndarray:
+        numbers = sorted(set(of(steps, "step")))
+        return np.array([np.mean([step[what] for step in steps if step["step"] == number]) for number in numbers])
+
+    stock = mean(found[STOCK], "score")
+    first, final = stock[:WINDOW].mean(), stock[-last:].mean()
+    level = first + WAY * (final - first)
+
+    def reached(steps: Steps) -> dict[str, Any]:
+        score, seconds = mean(steps, "score"), mean(steps, "seconds").cumsum()
+        means = np.convolve(score, np.full(WINDOW, 1 / WINDOW), mode="valid")
+        there = [WINDOW + place for place, value in enumerate(means) if value >= level]
+        return {
+            "steps": there[0] if there else None,
+            "seconds": round(float(seconds[there[0] - 1]), 1) if there else None,
+            "last_reward": round(float(score[-last:].mean()), 3),
+            "staleness": round(float(mean(steps, "staleness").mean()), 3),
+        }
+
+    arms = (STOCK, ALL, ASYNCHRONOUS)
+    return {"reward": round(float(level), 3), "arms": {arm: reached(found[arm]) for arm in arms}}
+
+
 def shares(steps: Steps) -> dict[str, float]:
     """Return the share of each part in all seconds, by verl's timers."""
     whole = sum(of(steps, "seconds"))
@@ -243,6 +279,7 @@ def report(name: str, found: dict[str, Steps], last: int) -> dict[str, Any]:
         "lost": int(sum(of(every, "lost"))),
         "duplicated": int(sum(of(every, "duplicated"))),
         "reward_difference_interval": reward_difference(stock, ours, last),
+        **({"time_to_reward": time_to_reward(found, last)} if ASYNCHRONOUS in found else {}),
         "reward": {arm: round(float(np.mean(of(steps, "score"))), 3) for arm, steps in found.items()},
         "seconds": {arm: round(float(np.mean(of(steps, "seconds"))), 3) for arm, steps in found.items()},
         # Other work of the machine beside a step shows in the mean alone.
@@ -273,6 +310,8 @@ def main() -> None:
     arguments.add_argument("--quick", action="store_true", help="two rounds of stock and all, of one case")
     arguments.add_argument("--picture", type=Path, help="an SVG file of the ladder")
     given = arguments.parse_args()
+    if ASYNCHRONOUS in (given.arms or ()) and given.steps < WINDOW:
+        arguments.error(f"--steps {given.steps}: the arm {ASYNCHRONOUS} needs {WINDOW} steps, whose mean reward counts")
     names = given.case or (["grpo"] if given.quick else list(CASES))
     rounds = QUICK_ROUNDS if given.quick else given.rounds
     size = Size(given.steps, given.epoch, given.layers)
@@ -280,7 +319,8 @@ def main() -> None:
     def work(folder: Path) -> dict[str, Any]:
         cases = []
         for name in names:
-            wanted = [STOCK, ALL, *(given.arms or ([] if given.quick else CASES[name].runs))]
+            every_arm = [arm for arm in CASES[name].runs if arm != ASYNCHRONOUS]
+            wanted = [STOCK, ALL, *(given.arms or ([] if given.quick else every_arm))]
             cases.append(report(name, bench(folder, name, wanted, rounds, size), given.last))
         if given.picture:
             draw(cases, given.picture)

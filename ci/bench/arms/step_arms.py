@@ -1,8 +1,8 @@
 """This external module of the bench `step` (VERL_USE_EXTERNAL_MODULES), the same in every run, measures whole steps of
-verl's own trainer or of verl-fuse's.
+verl's own trainers or of verl-fuse's.
 
 - Seconds of a step are from its begin until its metrics are there: weight sync, accounts and timelines included.
-- verl's own trainer looks at the rollout at verl-fuse's pace (host/rollout/watch.py), and is otherwise unchanged.
+- verl's own trainers look at the rollout at verl-fuse's pace (host/rollout/watch.py), and are otherwise unchanged.
 - Replica, rank and slice of the same number are pinned to one core, and so is a critic with devices of its own.
 """
 
@@ -17,7 +17,7 @@ from pinning import pin_ranks, pin_replicas
 
 from verl_fuse.host.upstream.on_import import on_import
 
-STOCK_MODE = "sync"
+VERLS_MODES = ("sync", "colocate_async")
 
 
 def _pin_devices(trainer: Any) -> None:
@@ -51,6 +51,7 @@ def _record(batch: Any, metrics: dict, trainer: Any, seconds: float) -> dict[str
         "score": metrics["critic/score/mean"],
         # A step without a sample to compute has no entropy of its own.
         "entropy": metrics.get("actor/entropy"),
+        "staleness": float(metrics["training/off_policy/trajectory_staleness_worst/mean"]),
         "own": {name: value for name, value in metrics.items() if name.startswith("fuse/")},
     }
 
@@ -86,7 +87,7 @@ def _measured(module: Any) -> None:
     @functools.wraps(build)
     def _build_replay_buffer(self: Any) -> Any:
         buffer = build(self)
-        if self.config.trainer.v1.trainer_mode == STOCK_MODE:
+        if self.config.trainer.v1.trainer_mode in VERLS_MODES:
             from verl_fuse.host.rollout.watch import RolloutWatch
             from verl_fuse.host.start.settings import CoreBlock
 

@@ -1,6 +1,16 @@
 import pytest
 
-from ci.bench.step import ALL, CASES, STOCK, Size, overrides, report, reward_difference
+from ci.bench.step import (
+    ALL,
+    ASYNCHRONOUS,
+    CASES,
+    STOCK,
+    Size,
+    overrides,
+    report,
+    reward_difference,
+    time_to_reward,
+)
 from ci.bench.support.picture import draw
 
 
@@ -17,6 +27,7 @@ def step(number: int, seconds: float, score: float = 0.5, lost: int = 0, duplica
         "longest": 100 + number,
         "score": score,
         "entropy": 0.2,
+        "staleness": 0.5,
     }
 
 
@@ -27,7 +38,7 @@ def of_arms(seconds: dict[str, float], **more) -> dict[str, list[dict]]:
 def test_a_rung_adds_one_feature_and_an_ablation_leaves_one_out():
     arms = CASES["grpo"].arms
     first, second, third = CASES["grpo"].features
-    assert arms[STOCK] is None
+    assert arms[STOCK] == "sync"
     assert [arms[name] for name in CASES["grpo"].ladder] == [
         frozenset(),
         {first},
@@ -52,6 +63,9 @@ def test_stock_is_verls_trainer_and_other_arms_differ_in_their_features_only(nam
         return set(overrides(case, arm, tmp_path, tmp_path, Size(3, 1), 0))
 
     assert "trainer.v1.trainer_mode=sync" in settings(STOCK)
+    assert settings(ASYNCHRONOUS) ^ settings(STOCK) == {
+        f"trainer.v1.trainer_mode={mode}" for mode in ("sync", "colocate_async")
+    }
     assert not any(key.startswith("fuse.") for key in settings(STOCK))
     switched = {key for keys in case.features.values() for key in keys}
     assert settings(ALL) - settings("trainer") == switched
@@ -109,3 +123,28 @@ def test_the_ladder_is_drawn_with_the_name_and_ratio_of_each_rung(tmp_path):
     for text in ("grpo", "trainer", "skip_zero_gradient", "all", "1.00", "1.20", "2.00"):
         assert f"<!-- {text} -->" in picture, text
     assert [file.name for file in tmp_path.iterdir()] == ["ladder.svg"]
+
+
+def rising(seconds: float, to: float, rounds: int = 1) -> list[dict]:
+    """A reward that rises from 0 to `to` in 100 steps, in rounds that are half a point above and below the mean."""
+    return [
+        step(number, seconds, score=to * (number - 2) / 99 + 0.5 * (2 * round_ - rounds + 1) / rounds)
+        for round_ in range(rounds)
+        for number in range(2, 102)
+    ]
+
+
+def test_the_time_to_a_reward_is_the_time_of_all_steps_until_the_mean_of_five_is_there():
+    found = {STOCK: rising(4.0, 0.99, rounds=2), ALL: rising(2.0, 0.99), ASYNCHRONOUS: rising(1.0, 0.5)}
+    told = time_to_reward(found, last=5)
+    # Stock's first five steps have 0.02 on average, its last five 0.97.
+    assert told["reward"] == 0.875
+    # The mean over five steps is first above this level in step 91, whose mean is that of steps 87 to 91.
+    assert told["arms"][STOCK] == {"steps": 91, "seconds": 364.0, "last_reward": 0.97, "staleness": 0.5}
+    assert told["arms"][ALL]["seconds"] == 182.0
+    assert (told["arms"][ASYNCHRONOUS]["steps"], told["arms"][ASYNCHRONOUS]["seconds"]) == (None, None)
+
+
+def test_a_report_has_the_time_to_a_reward_with_an_asynchronous_arm_only():
+    assert "time_to_reward" not in report("grpo", of_arms({"stock": 6.0, "all": 3.0}), last=2)
+    assert "time_to_reward" in report("grpo", of_arms({"stock": 6.0, "all": 3.0, "colocate_async": 2.0}), last=2)

@@ -1,12 +1,14 @@
 "use strict";
-// One canvas as large as the visible part of the chart, redrawn on scroll, so that hundreds of tracks cost no more than the visible ones.
+// One canvas as large as the visible part of the chart, redrawn on scroll, so that hundreds of tracks cost no more than
+// the visible ones.
 const { seconds, colours, tracks, devices } = JSON.parse(document.getElementById("data").textContent);
 const [chart, space, canvas, tip] = ["chart", "space", "canvas", "tip"].map((id) => document.getElementById(id));
 const context = canvas.getContext("2d");
 const LABELS = 112, AXIS = 26, GAP = 6, RIGHT = 14, FONT = "12px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
 const NAME = 0, CATEGORY = 1, COLOUR = 2, START = 3, END = 4, ROW = 5, ARGUMENTS = 6;
 
-// How many requests run at each moment, over all replicas: [[time, count], ...]. It shows the long tail of any number of replicas at once.
+// Return how many requests run at each moment, over all replicas, as [[time, count], ...]: the long tail of any number
+// of replicas at once.
 function runningRequests() {
   const changes = [];
   for (const track of tracks) if (track.role === "replica") for (const span of track.spans) {
@@ -24,7 +26,7 @@ function runningRequests() {
 }
 
 const curve = runningRequests(), peak = Math.max(1, ...curve.map((point) => point[1]));
-// More tracks of one role than this start as one row; a click on its name shows them all.
+// More tracks of one role than this start as one row; a click on its name, or the key f, shows them all.
 const FOLDED_FROM = 16;
 const groups = [];
 for (const track of tracks) {
@@ -32,17 +34,28 @@ for (const track of tracks) {
   if (group) group.tracks.push(track); else groups.push({ role: track.role, tracks: [track], open: false });
 }
 const deviceTracks = devices.map((row) => ({ name: row.name, role: "device", rows: 1, spans: row.stretches }));
-if (devices.length) groups.splice(groups.findIndex((group) => group.role !== "step") >>> 0, 0, { role: "device", tracks: deviceTracks, open: true });
-if (curve.length) groups.splice(groups.findIndex((group) => group.role === "replica"), 0, { role: "curve", tracks: [{ name: "requests", role: "curve", rows: 1, spans: [] }], open: true });
+if (devices.length) {
+  const after = groups.findIndex((group) => group.role !== "step") >>> 0;
+  groups.splice(after, 0, { role: "device", tracks: deviceTracks, open: true });
+}
+if (curve.length) {
+  const requests = { name: "requests", role: "curve", rows: 1, spans: [] };
+  const before = groups.findIndex((group) => group.role === "replica");
+  groups.splice(before, 0, { role: "curve", tracks: [requests], open: true });
+}
+const folds = (group) => group.tracks.length > FOLDED_FROM && group.role !== "device";
 let shown = [], bottom = 0;
 
 function layout() {
   shown = [];
   bottom = AXIS + GAP;
   for (const group of groups) {
-    const many = group.tracks.length, folds = many > FOLDED_FROM && group.role !== "device";
-    if (folds) place({ name: `${group.open ? "▾" : "▸"} ${many} ${group.role}s`, role: "fold", group, rows: 1, spans: [] }, 18, GAP);
-    if (folds && !group.open) continue;
+    const many = group.tracks.length;
+    if (folds(group)) {
+      const name = `${group.open ? "▾" : "▸"} ${many} ${group.role}s`;
+      place({ name, role: "fold", group, rows: 1, spans: [] }, 18, GAP);
+      if (!group.open) continue;
+    }
     const most = many <= 4 ? 132 : many <= 16 ? 64 : many <= 64 ? 30 : 16;
     const single = { step: 24, curve: 46 }[group.role] || (many <= 32 ? 18 : Math.max(2, Math.floor(540 / many)));
     for (const track of group.tracks) {
@@ -60,17 +73,25 @@ function place(track, size, gap) {
 }
 
 let first = 0, last = seconds;
-for (const track of tracks) for (const span of track.spans) { first = Math.min(first, span[START]); last = Math.max(last, span[END]); }
+for (const track of tracks) for (const span of track.spans) {
+  first = Math.min(first, span[START]);
+  last = Math.max(last, span[END]);
+}
 if (last === first) last = first + 1;
 const whole = [first, last], migrations = [];
 const spans = tracks.flatMap((track) => track.spans), moved = spans.filter((span) => span[COLOUR] === "moved");
 for (const span of spans) if (span[NAME] === "migrate") migrations.push(span[START]);
 // A record without the driver's call still has the requests that moved.
-if (!migrations.length && moved.length) migrations.push(moved.reduce((earliest, span) => Math.min(earliest, span[START]), Infinity));
+if (!migrations.length && moved.length) {
+  migrations.push(moved.reduce((earliest, span) => Math.min(earliest, span[START]), Infinity));
+}
 let view = whole, width = 0, height = 0, drag = null, hover = null;
 
 const x = (time) => LABELS + ((time - view[0]) / (view[1] - view[0])) * (width - LABELS - RIGHT);
-const timeAt = (pixel) => view[0] + ((Math.min(Math.max(pixel, LABELS), width - RIGHT) - LABELS) / (width - LABELS - RIGHT)) * (view[1] - view[0]);
+const timeAt = (pixel) => {
+  const inside = Math.min(Math.max(pixel, LABELS), width - RIGHT);
+  return view[0] + ((inside - LABELS) / (width - LABELS - RIGHT)) * (view[1] - view[0]);
+};
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function ticks() {
@@ -79,7 +100,9 @@ function ticks() {
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= about);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const found = [];
-  for (let index = Math.ceil(view[0] / step - 1e-9); index * step <= view[1] + 1e-9; index++) found.push([index * step, (index * step).toFixed(digits) + " s"]);
+  for (let index = Math.ceil(view[0] / step - 1e-9); index * step <= view[1] + 1e-9; index++) {
+    found.push([index * step, (index * step).toFixed(digits) + " s"]);
+  }
   return found;
 }
 
@@ -91,7 +114,8 @@ function clipped(text, room) {
 }
 
 function drawCurve(top, size, soft) {
-  const level = (count) => top + size - (count / peak) * size, clamp = (time) => x(Math.min(Math.max(time, view[0]), view[1]));
+  const level = (count) => top + size - (count / peak) * size;
+  const clamp = (time) => x(Math.min(Math.max(time, view[0]), view[1]));
   context.beginPath();
   context.moveTo(clamp(curve[0][0]), level(0));
   let before = 0;
@@ -112,9 +136,12 @@ function drawCurve(top, size, soft) {
 function drawTrack(track, offset, ink, soft) {
   const top = track.top - offset, rowHeight = track.height / track.rows, gap = rowHeight >= 4 ? 1 : 0;
   context.fillStyle = ink;
-  if (track.height >= 8 || (track.top - AXIS) % 24 < track.height) context.fillText(clipped(track.name, LABELS - 12), 2, top + Math.min(Math.max(track.height / 2, 6), 16));
+  if (track.height >= 8 || (track.top - AXIS) % 24 < track.height) {
+    context.fillText(clipped(track.name, LABELS - 12), 2, top + Math.min(Math.max(track.height / 2, 6), 16));
+  }
   if (track.role === "curve") drawCurve(top, track.height, soft);
-  const spans = track.role === "fold" && !track.group.open ? track.group.tracks.flatMap((each) => each.spans) : track.spans;
+  const closed = track.role === "fold" && !track.group.open;
+  const spans = closed ? track.group.tracks.flatMap((each) => each.spans) : track.spans;
   if (track.role === "fold") context.globalAlpha = Math.max(0.05, 1 / Math.sqrt(track.group.tracks.length));
   for (const span of spans) {
     if (span[END] < view[0] || span[START] > view[1]) continue;
@@ -166,12 +193,14 @@ function drawMigration(time) {
 }
 
 function draw() {
-  const ratio = window.devicePixelRatio || 1, offset = chart.scrollTop, ink = css("--ink"), soft = css("--soft"), line = css("--line");
+  const ratio = window.devicePixelRatio || 1, offset = chart.scrollTop;
+  const ink = css("--ink"), soft = css("--soft"), line = css("--line");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
   context.font = FONT;
   context.textBaseline = "middle";
-  const marks = ticks(), visible = shown.filter((track) => track.top + track.height >= offset && track.top <= offset + height);
+  const marks = ticks();
+  const visible = shown.filter((track) => track.top + track.height >= offset && track.top <= offset + height);
   for (const track of visible) {
     context.fillStyle = css(shown.indexOf(track) % 2 ? "--window" : "--stripe");
     context.fillRect(LABELS, track.top - offset - 1, width - LABELS - RIGHT, track.height + 2);
@@ -213,11 +242,13 @@ function resize() {
 
 function spanAt(px, py) {
   if (py < AXIS || px < LABELS) return null;
-  const y = py + chart.scrollTop, track = shown.find((candidate) => y >= candidate.top - 2 && y <= candidate.top + candidate.height + 2);
+  const y = py + chart.scrollTop;
+  const track = shown.find((candidate) => y >= candidate.top - 2 && y <= candidate.top + candidate.height + 2);
   if (!track) return null;
   if (track.role === "fold") return null;
   if (track.role === "curve") return { track, time: timeAt(px) };
-  const rowHeight = track.height / track.rows, row = (y - track.top) / rowHeight - 0.5, slack = ((view[1] - view[0]) / width) * 2, time = timeAt(px);
+  const rowHeight = track.height / track.rows, row = (y - track.top) / rowHeight - 0.5;
+  const slack = ((view[1] - view[0]) / width) * 2, time = timeAt(px);
   let best = null, distance = Math.max(0.75, 3 / rowHeight);
   for (const span of track.spans) {
     if (time < span[START] - slack || time > span[END] + slack) continue;
@@ -234,7 +265,9 @@ function showTip(event, found) {
     title.textContent = span[NAME];
     lines.push(`\n${found.track.name} · ${span[CATEGORY]}`);
     lines.push(`${span[START].toFixed(3)} s – ${span[END].toFixed(3)} s (${(span[END] - span[START]).toFixed(3)} s)`);
-    for (const [key, value] of Object.entries(span[ARGUMENTS] || {})) lines.push(`${key.replaceAll("_", " ")}: ${value}`);
+    for (const [key, value] of Object.entries(span[ARGUMENTS] || {})) {
+      lines.push(`${key.replaceAll("_", " ")}: ${value}`);
+    }
   } else {
     const running = curve.findLast((point) => point[0] <= found.time);
     title.textContent = `${running ? running[1] : 0} requests running`;
@@ -256,9 +289,24 @@ function look(from, to) {
 const pan = (share) => { const by = (view[1] - view[0]) * share; look(view[0] + by, view[1] + by); };
 const zoom = (factor, at = (view[0] + view[1]) / 2) => look(at - (at - view[0]) * factor, at + (view[1] - at) * factor);
 
+function unfold(foldable, open) {
+  for (const group of foldable) group.open = open;
+  resize();
+}
+function unfoldAll() {
+  const foldable = groups.filter(folds);
+  unfold(foldable, foldable.some((group) => !group.open));
+}
+
 const KEYS = {
-  ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7),
-  0: () => look(...whole), Home: () => look(...whole),
+  ArrowLeft: () => pan(-0.2),
+  ArrowRight: () => pan(0.2),
+  "+": () => zoom(0.7),
+  "=": () => zoom(0.7),
+  "-": () => zoom(1 / 0.7),
+  0: () => look(...whole),
+  Home: () => look(...whole),
+  f: unfoldAll,
 };
 canvas.addEventListener("keydown", (event) => {
   if (!KEYS[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -267,8 +315,9 @@ canvas.addEventListener("keydown", (event) => {
 });
 canvas.addEventListener("wheel", (event) => {
   if (event.ctrlKey || event.metaKey) zoom(event.deltaY > 0 ? 1.2 : 1 / 1.2, timeAt(event.offsetX));
-  else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan((event.deltaX || event.deltaY) / width);
-  else return;
+  else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+    pan((event.deltaX || event.deltaY) / width);
+  } else return;
   event.preventDefault();
 }, { passive: false });
 
@@ -276,9 +325,12 @@ canvas.addEventListener("wheel", (event) => {
 const fingers = new Map();
 function positions() { return [...fingers.values()].sort((left, right) => left - right); }
 canvas.addEventListener("pointerdown", (event) => {
-  const fold = event.offsetX < LABELS && shown.find((track) => track.role === "fold" && Math.abs(event.offsetY + chart.scrollTop - track.top - track.height / 2) <= track.height / 2);
-  if (fold) { fold.group.open = !fold.group.open; resize(); return; }
-  if (event.offsetX < LABELS) return;
+  if (event.offsetX < LABELS) {
+    const y = event.offsetY + chart.scrollTop;
+    const fold = shown.find((track) => track.role === "fold" && y >= track.top && y <= track.top + track.height);
+    if (fold) unfold([fold.group], !fold.group.open);
+    return;
+  }
   if (event.pointerType === "mouse") drag = { from: event.offsetX, to: event.offsetX };
   else { fingers.set(event.pointerId, event.offsetX); showTip(event, spanAt(event.offsetX, event.offsetY)); }
 });
@@ -297,10 +349,16 @@ canvas.addEventListener("pointermove", (event) => {
   showTip(event, drag ? null : spanAt(event.offsetX, event.offsetY));
   requestAnimationFrame(draw);
 });
-canvas.addEventListener("pointerleave", (event) => { hover = null; showTip(event, null); requestAnimationFrame(draw); });
+canvas.addEventListener("pointerleave", (event) => {
+  hover = null;
+  showTip(event, null);
+  requestAnimationFrame(draw);
+});
 for (const name of ["pointerup", "pointercancel"]) window.addEventListener(name, (event) => {
   fingers.delete(event.pointerId);
-  if (drag && Math.abs(drag.to - drag.from) > 4) look(timeAt(Math.min(drag.from, drag.to)), timeAt(Math.max(drag.from, drag.to)));
+  if (drag && Math.abs(drag.to - drag.from) > 4) {
+    look(timeAt(Math.min(drag.from, drag.to)), timeAt(Math.max(drag.from, drag.to)));
+  }
   drag = null;
   requestAnimationFrame(draw);
 });
