@@ -43,6 +43,17 @@ def test_page_is_self_contained_and_draws_every_op(schedule, tmp_path):
     assert not re.search(r"https?://|<script|<link|@import", page)
 
 
+@pytest.mark.parametrize(("limit", "high", "drawn"), [(None, 2, False), (2.25, 2.25, True), (3.0, 2, False)])
+def test_all_rows_of_memory_have_one_scale_which_a_near_limit_raises(tmp_path, limit, high, drawn):
+    found = solve(two_ranks(2, memory_limit=limit), "back-to-back", Budget(1))
+    assert found.peak_memory == 2
+    write_picture(found, tmp_path / "s.html")
+    _, memory = (tmp_path / "s.html").read_text().split("<h2>Activation memory by rank")
+    assert f"each row is {high:g} units of memory high</h2>" in memory
+    assert ('class="bound"' in memory) is drawn
+    assert (", limit" in memory) is (limit is not None)
+
+
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
 def test_plots(schedule, tmp_path, suffix, magic):
     pytest.importorskip("matplotlib")

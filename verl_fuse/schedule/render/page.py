@@ -52,13 +52,14 @@ def html_page(schedule: Schedule) -> str:
     )
     problem = schedule.problem
     limit = f", limit {in_memory(problem.memory_limit, problem.memory_unit)}" if problem.memory_limit else ""
+    high = in_memory(_height(schedule), problem.memory_unit)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><title>Pipeline schedule</title>'
         f"<style>{STYLE}</style></head><body><p>{escape(summary(schedule))}</p>"
         f'<p>{legend}<span class="bubble">idle (bubble)</span></p>'
         f"<h2>Ops by rank; a number is a micro-batch, time in {escape(problem.time_unit or 'units')}</h2>"
-        f"{_gantt(schedule)}<h2>Activation memory by rank{limit}</h2>"
+        f"{_gantt(schedule)}<h2>Activation memory by rank{limit}; each row is {high} high</h2>"
         f"{_memory(schedule)}</body></html>\n"
     )
 
@@ -122,18 +123,26 @@ def _apart(schedule: Schedule) -> list[tuple[str, float]]:
     return [("bound", schedule.lower_bound), ("end", schedule.makespan)]
 
 
-def _memory(schedule: Schedule) -> str:
-    """Return the memory curves, scaled to the highest peak; a limit far above the peak is named in the heading and not
-    drawn."""
-    top = schedule.peak_memory or 1.0
+def _drawn_limit(schedule: Schedule) -> float | None:
+    """Return the limit, or None where it is far above the peak: the heading alone names it then."""
     limit = schedule.problem.memory_limit
-    drawn = limit if limit is not None and limit <= 1.25 * top else None
-    top = max(top, drawn or 0.0)
+    return limit if limit is not None and limit <= 1.25 * (schedule.peak_memory or 1.0) else None
+
+
+def _height(schedule: Schedule) -> float:
+    """Return the memory, in the problem's unit, that the height of a row stands for."""
+    return max(schedule.peak_memory or 1.0, _drawn_limit(schedule) or 0.0)
+
+
+def _memory(schedule: Schedule) -> str:
+    """Return the memory curves, all on one scale."""
+    top, drawn = _height(schedule), _drawn_limit(schedule)
     bottom = 4 + schedule.problem.ranks * (MEMORY + GAP)
     parts = [f'<svg height="{bottom + FOOT}" role="img">', _axis(schedule, 4, bottom)]
     for rank, row in enumerate(schedule.rows):
         y = 4 + rank * (MEMORY + GAP)
         steps = memory_curve(schedule, row)
+        parts.append(f'<line class="grid" x1="0" y1="{y}" x2="100%" y2="{y}"/>')
         path = [f"M0 {MEMORY}"]
         for moment, held in steps:
             path.append(f"H{1000 * moment / schedule.makespan:.2f}V{MEMORY - held / top * MEMORY:.2f}")
