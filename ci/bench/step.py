@@ -13,6 +13,8 @@ ranks, two vLLM replicas.
 - `colocate_async`, an arm for `--arms` alone, is verl's asynchronous trainer on the same devices: a step takes the
   prompts that have finished, requests go on over updates, and samples are of older policies. Its steps are not the same
   mathematics, so that seconds until a reward are compared: nine tenths of the way from stock's first steps to its last.
+  The reward is that of the samples which a step trains, so that this arm's curve is as late as its samples are old; its
+  first measured step finds a batch that is generated already.
 - Prompts come back every `--epoch` steps, like in training on verifiable rewards: drafts from history depend on that.
 
 Ratios are of sums of seconds over the steps of all rounds (stock over verl-fuse; in the ablation: without the feature
@@ -179,6 +181,8 @@ def run(folder: Path, case: Case, settings: list[str]) -> list[dict[str, Any]]:
         folder.mkdir(parents=True)
         asked.write_text(json.dumps(settings))
         launch(folder, "step_arms", settings, folder / "run.log", recipe=case.recipe, STEP_BENCH=str(measurements))
+        if not measurements.exists():
+            sys.exit(f"the run measured no step: {folder / 'run.log'}")
         (folder / "ended").touch()
     elif json.loads(asked.read_text()) != settings:
         sys.exit(f"{folder} is of a run with other settings; name another --keep")
@@ -224,9 +228,10 @@ def reward_difference(stock: Steps, ours: Steps, last: int) -> list[float]:
 
 
 def time_to_reward(found: Mapping[str, Steps], last: int) -> dict[str, Any]:
-    """Return, by arm, the steps and their seconds until the mean reward of `WINDOW` steps reaches nine tenths of stock's
-    way, None where a run ends before; the reward in the `last` steps; and the mean number of updates by which the oldest
-    weights that a sample comes from are older than the policy which trains on it. Rewards and seconds are means over
+    """Return the reward at nine tenths of stock's way, None where stock's reward does not rise, and by arm: the steps
+    and seconds until the mean reward of `WINDOW` steps is there, None where a run ends before; the reward in the first
+    `WINDOW` and the `last` steps; the mean number of updates by which the oldest weights that a sample comes from are
+    older than the policy which trains on it; and the samples that verl discarded. Rewards and seconds are means over
     rounds."""
 
     def mean(steps: Steps, what: str) -> np.ndarray:
@@ -235,21 +240,24 @@ def time_to_reward(found: Mapping[str, Steps], last: int) -> dict[str, Any]:
 
     stock = mean(found[STOCK], "score")
     first, final = stock[:WINDOW].mean(), stock[-last:].mean()
-    level = first + WAY * (final - first)
+    level = float(first + WAY * (final - first)) if final > first else None
 
     def reached(steps: Steps) -> dict[str, Any]:
-        score, seconds = mean(steps, "score"), mean(steps, "seconds").cumsum()
+        score, at = mean(steps, "score"), mean(steps, "at")
+        begun = at[0] - mean(steps, "seconds")[0]
         means = np.convolve(score, np.full(WINDOW, 1 / WINDOW), mode="valid")
-        there = [WINDOW + place for place, value in enumerate(means) if value >= level]
+        there = [WINDOW + place for place, value in enumerate(means) if level is not None and value >= level]
         return {
             "steps": there[0] if there else None,
-            "seconds": round(float(seconds[there[0] - 1]), 1) if there else None,
+            "seconds": round(float(at[there[0] - 1] - begun), 1) if there else None,
+            "first_reward": round(float(score[:WINDOW].mean()), 3),
             "last_reward": round(float(score[-last:].mean()), 3),
             "staleness": round(float(mean(steps, "staleness").mean()), 3),
+            "evicted": int(sum(of(steps, "evicted"))),
         }
 
-    arms = (STOCK, ALL, ASYNCHRONOUS)
-    return {"reward": round(float(level), 3), "arms": {arm: reached(found[arm]) for arm in arms}}
+    arms = {arm: reached(found[arm]) for arm in (STOCK, ALL, ASYNCHRONOUS)}
+    return {"reward": None if level is None else round(level, 3), "arms": arms}
 
 
 def shares(steps: Steps) -> dict[str, float]:
@@ -310,8 +318,9 @@ def main() -> None:
     arguments.add_argument("--quick", action="store_true", help="two rounds of stock and all, of one case")
     arguments.add_argument("--picture", type=Path, help="an SVG file of the ladder")
     given = arguments.parse_args()
-    if ASYNCHRONOUS in (given.arms or ()) and given.steps < WINDOW:
-        arguments.error(f"--steps {given.steps}: the arm {ASYNCHRONOUS} needs {WINDOW} steps, whose mean reward counts")
+    if ASYNCHRONOUS in (given.arms or ()) and given.steps < WINDOW + given.last:
+        least = f"{WINDOW + given.last} steps: the first {WINDOW}, and the --last {given.last}"
+        arguments.error(f"--steps {given.steps}: the arm {ASYNCHRONOUS} needs at least {least}")
     names = given.case or (["grpo"] if given.quick else list(CASES))
     rounds = QUICK_ROUNDS if given.quick else given.rounds
     size = Size(given.steps, given.epoch, given.layers)

@@ -33,6 +33,10 @@ def _pin_devices(trainer: Any) -> None:
         pin_ranks([group], cores[number:])
 
 
+# Groups that verl's asynchronous trainer discards before a step: too old, or failed.
+EVICTED = ("training/off_policy/evicted_samples", "training/rollout_failure/evicted_samples")
+
+
 def _record(batch: Any, metrics: dict, trainer: Any, seconds: float) -> dict[str, Any]:
     from verl_fuse.spec.trajectory import TrajectoryKey
 
@@ -42,6 +46,7 @@ def _record(batch: Any, metrics: dict, trainer: Any, seconds: float) -> dict[str
     return {
         "step": trainer.global_steps,
         "seconds": seconds,
+        "at": time.monotonic(),
         "parts": {name: spent for name, spent in trainer.timing_raw.items() if "/" not in name and name != "step"},
         "samples": len(sessions),
         "lost": config.data.train_batch_size * config.actor_rollout_ref.rollout.n - len(sessions),
@@ -52,6 +57,7 @@ def _record(batch: Any, metrics: dict, trainer: Any, seconds: float) -> dict[str
         # A step without a sample to compute has no entropy of its own.
         "entropy": metrics.get("actor/entropy"),
         "staleness": float(metrics["training/off_policy/trajectory_staleness_worst/mean"]),
+        "evicted": config.actor_rollout_ref.rollout.n * sum(int(metrics.get(name, 0)) for name in EVICTED),
         "own": {name: value for name, value in metrics.items() if name.startswith("fuse/")},
     }
 
@@ -77,16 +83,18 @@ def _measure_steps(trainer: Any) -> None:
 
 def _measured(module: Any) -> None:
     trainer = module.PPOTrainer
-    train, build = trainer.on_train_begin, trainer._build_replay_buffer
-
-    @functools.wraps(train)
-    def on_train_begin(self: Any) -> None:
-        train(self)
-        _measure_steps(self)
+    build = trainer._build_replay_buffer
 
     @functools.wraps(build)
     def _build_replay_buffer(self: Any) -> Any:
-        buffer = build(self)
+        buffer, train = build(self), self.on_train_begin
+
+        # The instance's: verl's asynchronous trainer has a method of its own, which does not call its parent's.
+        def on_train_begin() -> None:
+            train()
+            _measure_steps(self)
+
+        self.on_train_begin = on_train_begin
         if self.config.trainer.v1.trainer_mode in VERLS_MODES:
             from verl_fuse.host.rollout.watch import RolloutWatch
             from verl_fuse.host.start.settings import CoreBlock
@@ -95,7 +103,7 @@ def _measured(module: Any) -> None:
             RolloutWatch(buffer, pace, stall, lambda watch: None, lambda keys: None, lambda: [])
         return buffer
 
-    trainer.on_train_begin, trainer._build_replay_buffer = on_train_begin, _build_replay_buffer
+    trainer._build_replay_buffer = _build_replay_buffer
 
 
 on_import("verl.trainer.ppo.v1.trainer_base", _measured)

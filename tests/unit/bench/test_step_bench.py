@@ -19,6 +19,7 @@ def step(number: int, seconds: float, score: float = 0.5, lost: int = 0, duplica
     return {
         "step": number,
         "seconds": seconds,
+        "at": number * (seconds + 0.5),
         "parts": parts,
         "samples": 128 - lost,
         "lost": lost,
@@ -28,6 +29,7 @@ def step(number: int, seconds: float, score: float = 0.5, lost: int = 0, duplica
         "score": score,
         "entropy": 0.2,
         "staleness": 0.5,
+        "evicted": 8,
     }
 
 
@@ -140,11 +142,28 @@ def test_the_time_to_a_reward_is_the_time_of_all_steps_until_the_mean_of_five_is
     # Stock's first five steps have 0.02 on average, its last five 0.97.
     assert told["reward"] == 0.875
     # The mean over five steps is first above this level in step 91, whose mean is that of steps 87 to 91.
-    assert told["arms"][STOCK] == {"steps": 91, "seconds": 364.0, "last_reward": 0.97, "staleness": 0.5}
-    assert told["arms"][ALL]["seconds"] == 182.0
+    # 90 times half a second lie between these steps.
+    assert told["arms"][STOCK] == {
+        "steps": 91,
+        "seconds": 409.0,
+        "first_reward": 0.02,
+        "last_reward": 0.97,
+        "staleness": 0.5,
+        "evicted": 2 * 100 * 8,
+    }
+    assert told["arms"][ALL]["seconds"] == 227.0
     assert (told["arms"][ASYNCHRONOUS]["steps"], told["arms"][ASYNCHRONOUS]["seconds"]) == (None, None)
 
 
+def test_a_reward_that_does_not_rise_is_reached_by_no_arm():
+    flat = {arm: rising(1.0, 0.0) for arm in (STOCK, ALL, ASYNCHRONOUS)}
+    told = time_to_reward(flat, last=20)
+    assert told["reward"] is None
+    assert {arm["steps"] for arm in told["arms"].values()} == {None}
+
+
 def test_a_report_has_the_time_to_a_reward_with_an_asynchronous_arm_only():
-    assert "time_to_reward" not in report("grpo", of_arms({"stock": 6.0, "all": 3.0}), last=2)
-    assert "time_to_reward" in report("grpo", of_arms({"stock": 6.0, "all": 3.0, "colocate_async": 2.0}), last=2)
+    found = {arm: rising(2.0, 0.9) for arm in (STOCK, ALL)}
+    assert "time_to_reward" not in report("grpo", found, last=20)
+    found[ASYNCHRONOUS] = rising(1.0, 0.9)
+    assert report("grpo", found, last=20)["time_to_reward"] == time_to_reward(found, last=20)

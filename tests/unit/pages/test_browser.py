@@ -128,8 +128,21 @@ def test_many_devices_fit_on_one_screen_and_their_ranks_unfold(browser, pages):
         "return [rows[0].top, rows[rows.length - 1].top + rows[rows.length - 1].height]"
     )
     assert last - first < 720
-    browser.execute_script("groups.find((group) => group.role === 'rank').open = true; resize()")
-    assert browser.execute_script(rows, "rank") == 256
+    canvas = browser.find_element("id", "canvas")
+    for ranks in (256, 0):
+        canvas.send_keys("f")
+        assert browser.execute_script(rows, "rank") == ranks
+    # A click on the row's name unfolds that row only.
+    name = "shown.find((track) => track.role === 'fold' && track.group.role === 'rank')"
+    browser.execute_script(
+        f"const row = {name}, box = canvas.getBoundingClientRect();"
+        "chart.scrollTop = row.top - 60;"
+        "canvas.dispatchEvent(new PointerEvent('pointerdown', {pointerType: 'mouse', clientX: box.left + 20,"
+        "clientY: box.top + row.top - chart.scrollTop + row.height / 2, bubbles: true}));"
+    )
+    assert browser.execute_script("return groups.filter((group) => folds(group) && group.open).map((g) => g.role)") == [
+        "rank"
+    ]
 
 
 def test_every_step_is_reached_from_its_neighbour(browser, pages):
