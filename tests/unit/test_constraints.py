@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 # torch, vLLM and transformers of each stack.
-STACKS = {"verl": ("2.11.0", "0.24.0", "5.9.0"), "newest": ("2.13.0", "0.31.0", "5.10.4")}
+STACKS = {"verl": ("2.11.0", "0.24.0", "5.9.0"), "newest": ("2.13.0", "0.28.0", "5.10.4")}
 
 
 @pytest.fixture(params=STACKS)
