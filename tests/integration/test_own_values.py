@@ -30,6 +30,14 @@ ARMS = {
 }
 
 
+# Two splits of float32 may agree better by chance than rounding lets others: 9e-8 and 3e-7 were seen together.
+ROUNDING = 1e-6
+
+
+def allowed(engine: str, split: dict[str, float], what: str) -> float:
+    return max(2 * split[what], 0.0 if "bf16" in engine else ROUNDING)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The model's folder; meanwhile ranks have the cpu platform."""
@@ -59,7 +67,7 @@ def test_values_and_update_are_verls(ranks: Ranks, folder: Path, engine: str, na
         print(engine, name, own, split, sep=" | ")
         assert own["first values"], "the same micro-batches, and the same model"
         for what in ("parameters", "exp_avg", "exp_avg_sq"):
-            assert own[what] <= 2 * split[what], (what, found)
+            assert own[what] <= allowed(engine, split, what), (what, found)
         if "bf16" in engine:
             # A discount in another precision than verl's differs as much as another split.
             assert own["parameters"] <= 0.1 * split["parameters"], found
@@ -74,4 +82,4 @@ def test_a_planted_fault_shows(ranks: Ranks, folder: Path, engine: str):
     stock = Arm()
     fault = replace(stock, fault="tools count")
     for found in ranks.call(compared, folder, engine, stock, fault, replace(stock, micro_batch=4)):
-        assert found["own"]["parameters"] > 5 * found["split"]["parameters"], found
+        assert found["own"]["parameters"] > 2.5 * allowed(engine, found["split"], "parameters"), found
