@@ -39,13 +39,14 @@ import numpy as np
 
 from ci.bench.support.picture import draw
 from ci.bench.support.runs import bootstrap, in_folder, interval, launch, parser, ratio, to_and_fro
+from verl_fuse.cli.run import BASELINE
 from verl_fuse_cpu.task.make import make
 from verl_fuse_cpu.task.parameters import Parameters, WarmStart
 
 STOCK, TRAINER, ALL, WITHOUT = "stock", "trainer", "all", "no-"
-# verl's trainers, by the arms that are not of verl-fuse's.
 ASYNCHRONOUS = "colocate_async"
-TRAINERS = {STOCK: "sync", ASYNCHRONOUS: "colocate_async"}
+# The overrides of the arms that are verl's own trainers.
+TRAINERS = {STOCK: BASELINE, ASYNCHRONOUS: ("trainer.v1.trainer_mode=colocate_async", "~fuse")}
 # Stock verl is fastest on such lengths without padding, and with micro-batches of so many tokens.
 TOKENS = 1024
 PACKED = (
@@ -84,9 +85,9 @@ class Case:
     features: Mapping[str, tuple[str, ...]]
 
     @property
-    def arms(self) -> dict[str, frozenset[str] | str]:
-        """Return the features of each arm by name, or the mode of verl's own trainer. A rung of the ladder has the name
-        of the feature that it adds, the last rung is `all`."""
+    def arms(self) -> dict[str, frozenset[str] | tuple[str, ...]]:
+        """Return the features of each arm by name, or the overrides of verl's own trainer. A rung of the ladder has the
+        name of the feature that it adds, the last rung is `all`."""
         names = list(self.features)
         rungs = {name: frozenset(names[: place + 1]) for place, name in enumerate(names[:-1])}
         whole = frozenset(names)
@@ -165,8 +166,8 @@ def overrides(case: Case, arm: str, task: Path, folder: Path, size: Size, seed: 
         "trainer.resume_mode=disable",
         f"trainer.default_local_dir={folder / 'run'}",
     ]
-    if isinstance(features, str):
-        return [*common, f"trainer.v1.trainer_mode={features}", "~fuse"]
+    if isinstance(features, tuple):
+        return [*common, *features]
     ours = ["fuse.observe.progress=false", "fuse.observe.perfetto=false", "fuse.observe.html=false"]
     switched = [key for name, keys in case.features.items() if name in features for key in keys]
     return [*common, *ours, *dict.fromkeys(switched)]

@@ -17,7 +17,8 @@ from pinning import pin_ranks, pin_replicas
 
 from verl_fuse.host.upstream.on_import import on_import
 
-VERLS_MODES = ("sync", "colocate_async")
+# Groups that verl's asynchronous trainer discards before a step: too old, or failed.
+EVICTED = ("training/off_policy/evicted_samples", "training/rollout_failure/evicted_samples")
 
 
 def _pin_devices(trainer: Any) -> None:
@@ -31,10 +32,6 @@ def _pin_devices(trainer: Any) -> None:
         pin_ranks([trainer.critic_wg], cores[first:])
     for number, group in enumerate(group for part in slices for group in part._groups):
         pin_ranks([group], cores[number:])
-
-
-# Groups that verl's asynchronous trainer discards before a step: too old, or failed.
-EVICTED = ("training/off_policy/evicted_samples", "training/rollout_failure/evicted_samples")
 
 
 def _record(batch: Any, metrics: dict, trainer: Any, seconds: float) -> dict[str, Any]:
@@ -95,7 +92,7 @@ def _measured(module: Any) -> None:
             _measure_steps(self)
 
         self.on_train_begin = on_train_begin
-        if self.config.trainer.v1.trainer_mode in VERLS_MODES:
+        if self.config.trainer.v1.trainer_mode != "fuse":
             from verl_fuse.host.rollout.watch import RolloutWatch
             from verl_fuse.host.start.settings import CoreBlock
 

@@ -12,6 +12,7 @@ from ci.bench.step import (
     time_to_reward,
 )
 from ci.bench.support.picture import draw
+from verl_fuse.cli.run import BASELINE
 
 
 def step(number: int, seconds: float, score: float = 0.5, lost: int = 0, duplicated: int = 0) -> dict:
@@ -40,7 +41,7 @@ def of_arms(seconds: dict[str, float], **more) -> dict[str, list[dict]]:
 def test_a_rung_adds_one_feature_and_an_ablation_leaves_one_out():
     arms = CASES["grpo"].arms
     first, second, third = CASES["grpo"].features
-    assert arms[STOCK] == "sync"
+    assert arms[STOCK] == BASELINE
     assert [arms[name] for name in CASES["grpo"].ladder] == [
         frozenset(),
         {first},
