@@ -3,7 +3,7 @@
 torch's own store listens on all interfaces of a machine, whatever host it is given, and every process that reaches its
 port may write the values that a run reads there.
 
-Invariant (tests/unit/runtime/test_listening.py): other addresses of the machine refuse connections.
+Invariant (tests/unit/runtime/test_listening.py): the process listens at no other address.
 """
 
 import socket

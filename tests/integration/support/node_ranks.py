@@ -1,12 +1,12 @@
 """Processes on the nodes of a cluster (two_nodes.py): training ranks of a small FSDP2 model, each a slice as well."""
 
 import os
-import socket
 import time
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import ray
 import torch
 import torch.distributed as dist
@@ -29,17 +29,19 @@ class NodeRank:
         node = ray.get_runtime_context().get_node_id()
         return {"node": node, "address": ray.util.get_node_ip_address(), "time": time.time(), "folder": os.getcwd()}
 
-    def listen(self, others: list[str]) -> dict[str, bool]:
-        """Whether the stores of both checkpoint engines are reached, by engine and address: at `others`, and where they
-        say they listen."""
+    def listen(self) -> dict[str, list[str]]:
+        """Addresses at which this process listens on the port of its store, by checkpoint engine, after the address
+        that the engine names.
+
+        A connection would not tell: another process may listen on the same port of another address.
+        """
         from verl_fuse.host.weights.sync.checkpoint_engine import FuseCheckpointEngine
         from verl_fuse_cpu.checkpoint_engine import GlooCheckpointEngine
 
         found = {}
         for engine in (FuseCheckpointEngine(1 << 20, is_master=True), GlooCheckpointEngine(1 << 20, is_master=True)):
             said = engine.prepare()
-            for address in {said["host"], *others}:
-                found[f"{type(engine).__name__} {address}"] = _reached(address, said["port"])
+            found[type(engine).__name__] = [said["host"], *_listened(said["port"])]
             engine.finalize()
         return found
 
@@ -110,9 +112,7 @@ def _engine(seed: int, mesh: Any) -> Any:
     )
 
 
-def _reached(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=5).close()
-    except ConnectionRefusedError:
-        return False
-    return True
+def _listened(port: int) -> list[str]:
+    """Addresses at which this process listens on this port."""
+    sockets = psutil.Process().net_connections("tcp")
+    return [own.laddr.ip for own in sockets if own.status == psutil.CONN_LISTEN and own.laddr.port == port]
