@@ -10,9 +10,13 @@ from collections.abc import Iterator
 
 from verl_fuse.compare.comparison import REWARD_CURVE, Comparison
 from verl_fuse.compare.intervals import Interval
+from verl_fuse.spec.step import VERL_POLL_INTERVAL
 
 # A wider interval (half its width, as a share of the step) gets a note with the number of steps that would narrow it.
 WIDE_INTERVAL = 0.05
+# A stock step waits on average for half of verl's poll interval; a smaller share of the step gets no note.
+WAITED = VERL_POLL_INTERVAL / 2
+LITTLE_WAITED = 0.02
 
 
 def verdict(found: Comparison) -> str:
@@ -50,6 +54,12 @@ def notes(found: Comparison) -> Iterator[str]:
         yield f"{fused.name} logged no metric of verl-fuse: it is a run of stock verl."
     if not base.stock:
         yield f"{base.name} is a run with verl-fuse itself."
+    elif not fused.stock and LITTLE_WAITED <= (waited := WAITED / base.seconds.value) <= WAITED / VERL_POLL_INTERVAL:
+        yield (
+            f"verl looks at its rollout every {VERL_POLL_INTERVAL:g} s, verl-fuse more often: a stock step ends about "
+            f"{WAITED:g} s late, {waited:.0%} of these steps and less of longer ones. Compare with a run in observe "
+            "mode to leave this out."
+        )
     if len({base.steps, fused.steps, len(found.steps) + found.warm_up}) > 1:
         yield (
             f"{base.name} has {base.steps} timed steps and {fused.name} {fused.steps}: times of the {len(found.steps)} "

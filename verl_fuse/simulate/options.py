@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import bounded
+from verl_fuse.spec.step import VERL_POLL_INTERVAL
 
 SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
     "stock": frozenset(),
@@ -44,7 +45,7 @@ class SimulationOptions:
     # Share of device memory for rollout weights and KV cache (gpu_memory_utilization).
     rollout_memory: float = field(default=0.5, metadata=bounded(0.01, 1.0))
     # Seconds between two looks at a running rollout: verl's, and verl-fuse's.
-    stock_poll: float = field(default=2.0, metadata=bounded(0.0))
+    stock_poll: float = field(default=VERL_POLL_INTERVAL, metadata=bounded(0.0))
     fuse_poll: float = field(default=0.05, metadata=bounded(0.0))
     # Every micro-batch is as long as its longest sequence (use_remove_padding=false).
     padded: bool = False

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 Stage = Literal["old_log_prob", "ref", "values"]
 
+# Seconds between two looks of verl's own trainer at a running rollout (verl/trainer/ppo/v1/replay_buffer.py).
+VERL_POLL_INTERVAL = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -14,11 +14,9 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.finished import Finished
 from verl_fuse.host.upstream.rows import TRAIN, response_tokens
 from verl_fuse.host.upstream.watchdog import diagnosis
-from verl_fuse.spec.step import Sample
+from verl_fuse.spec.step import VERL_POLL_INTERVAL, Sample
 from verl_fuse.spec.trajectory import TrajectoryKey
 
-# Seconds between two looks of verl's own replay buffer (replay_buffer.py).
-VERL_POLL_INTERVAL = 2.0
 # Listing the samples takes at most this share of the driver's time.
 MOST_LISTING = 0.02
 # Policies are asked again after this many seconds although no event has happened.
