@@ -158,7 +158,6 @@ def _work(done: Mapping[str, Any], row: Row) -> Iterator[str]:
             yield f"step {step}: {moved:g} requests moved though nothing is gained"
         if (row["critic"] == "first") != (metrics.get("fuse/update_own_values", 0) == 1):
             yield f"step {step}: the critic's update did not compute the values, or was not asked to"
-    # A fast machine may end a step between two looks at its rollout.
     if streams(row) and not any(metrics.get("fuse/streamed_samples", 0) for metrics in done["metrics"].values()):
         yield "no sample was streamed in any step"
     # Few seats leave no room to move to, and some sampling parameters keep a request where it is. A replica may also be

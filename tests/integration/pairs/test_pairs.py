@@ -96,7 +96,7 @@ def test_a_run_that_loses_a_sample_or_differs_does_not_hold():
     }
     metrics = {"fuse/streamed_samples": 24, "fuse/migrations": 3, "fuse/overlap_seconds": 0.5}
 
-    def judged(metrics=metrics, missing=0, **changed):
+    def judged(metrics=metrics, missing=0, first=None, **changed):
         account = {"missing": missing}
         steps = ("1", "2")
         done = Done(
@@ -104,12 +104,13 @@ def test_a_run_that_loses_a_sample_or_differs_does_not_hold():
             0,
             1.0,
             {step: {**record, **changed} for step in steps},
-            dict.fromkeys(steps, metrics),
+            {"1": metrics if first is None else first, "2": metrics},
             dict.fromkeys(steps, account),
         )
         return [fault for fault in faults(vars(done), 1e-5) if not fault.startswith("step 1")]
 
-    assert judged() == []
+    nothing = {**metrics, "fuse/streamed_samples": 0}
+    assert judged() == judged(first=nothing) == []
     for fault, words in (
         (judged(samples=23, missing=1), "23 of 24 samples, 1 missing"),
         (judged(duplicated=1), "1 twice"),
@@ -120,7 +121,7 @@ def test_a_run_that_loses_a_sample_or_differs_does_not_hold():
         (judged(gap={"fused": 3e-5, "stock": 3e-5}), "twice a stock run's"),
         (judged(gap={"fused": None, "stock": 1e-5}), "gap to the rollout None"),
         (judged(metrics={**metrics, "fuse/migrations": 0, "fuse/overlap_seconds": 0.0}), "no tail moved"),
-        (judged(metrics={**metrics, "fuse/streamed_samples": 0}), "no sample was streamed"),
+        (judged(metrics=nothing), "no sample was streamed"),
         (judged(metrics={**metrics, "fuse/fallbacks": 1}), "1 policies failed"),
         (judged(metrics={**metrics, "fuse/update_own_values": 1.0}), "or was not asked to"),
         (judged(metrics={**metrics, "fuse/speculation_drafted_tokens": 5}), "5 tokens were drafted"),

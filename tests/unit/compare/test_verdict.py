@@ -35,7 +35,7 @@ def runs(base: list[float], fused: list[float], rewards: list[float] | None = No
 
 
 FAST, SLOW, SAME = [3.7, 3.8, 3.6, 3.7], [5.5, 5.6, 5.4, 5.6], [5.01, 4.99, 5.0, 5.02]
-STOCK, LONG = [5.0, 5.1, 4.9, 5.0], [60.0, 60.1, 59.9, 60.0]
+STOCK = [5.0, 5.1, 4.9, 5.0]
 LIKE, HIGHER = [0.5, 0.51, 0.49, 0.52, 0.48], [0.7, 0.71, 0.69, 0.7, 0.72]
 
 
@@ -85,32 +85,40 @@ def test_the_lower_end_of_the_interval_decides():
 
 
 def test_what_to_know_is_noted():
-    assert list(notes(runs(LONG, LONG, LIKE))) == []
-    troubled = list(notes(runs(LONG, LONG, LIKE, fallbacks=2.0, samples_missing=1.0)))
+    assert list(notes(runs(STOCK, FAST, LIKE))) == []
+    troubled = list(notes(runs(STOCK, FAST, LIKE, fallbacks=2.0, samples_missing=1.0)))
     assert troubled == [
         "verl-fuse fell back to stock behaviour 2 times: see the run's log.",
         "5 samples were asked for and not trained on in fused.",
     ]
-    (longer,) = notes(runs([*LONG, 50.0], LONG, None))
+    (longer,) = notes(runs([*STOCK, 5.0], FAST, None))
     assert longer == "stock has 6 timed steps and fused 5: times of the 4 that both have are compared."
     swapped = list(notes(compare(made(1, "one", fused=True), made(1, "two"))))
     assert swapped[0] == "two logged no metric of verl-fuse: it is a run of stock verl."
     assert swapped[1] == "one is a run with verl-fuse itself."
 
 
-def test_the_wait_of_short_stock_steps_is_noted():
-    """Replayed steps, shorter than verl's poll interval, wait for nothing; verl-fuse's own steps do not either."""
-    (note,) = notes(runs(STOCK, FAST, LIKE))
-    assert note.startswith(
-        "verl looks at its rollout every 2 s, verl-fuse more often: a stock step ends about 1 s late, 20%"
-    )
-    assert list(notes(runs([1.9, 1.8, 1.9, 1.9], [1.5, 1.4, 1.5, 1.5], LIKE))) == []
-    own = list(notes(compare(made(1, "one", fused=True), made(1, "two", fused=True))))
-    assert own == ["one is a run with verl-fuse itself."]
+@pytest.mark.parametrize(
+    ("seconds", "generation", "noted"),
+    [(5.0, 2.1, "40%"), (5.0, 1.9, None), (99.0, 50.0, "2%"), (101.0, 50.0, None)],
+)
+def test_the_wait_of_short_stock_steps_is_noted(seconds: float, generation: float, noted: str | None):
+    """A rollout that is complete at verl's first look waits for nothing."""
+
+    def of(name: str, metrics: dict[str, float]) -> RunMetrics:
+        step = {"timing_s/step": seconds, "timing_s/gen": generation, **metrics}
+        return RunMetrics.of(name, [(number, step) for number in range(1, 6)])
+
+    stock, ours = of("stock", {}), of("ours", {"fuse/fallbacks": 0.0})
+    found = list(notes(compare(stock, ours)))
+    assert len(found) == (noted is not None)
+    assert all("every 2 s" in note and f"up to 2 s late, at most {noted} of these steps" in note for note in found)
+    assert list(notes(compare(ours, ours))) == ["ours is a run with verl-fuse itself."]
+    assert not any("every 2 s" in note for note in notes(compare(stock, stock)))
 
 
 def test_what_an_interval_is_too_wide_to_show_is_noted():
-    _, note = notes(runs([5.0, 6.0, 4.0, 5.5], [5.5, 4.5, 5.2, 5.0], LIKE))
+    (note,) = notes(runs([5.0, 6.0, 4.0, 5.5], [5.5, 4.5, 5.2, 5.0], LIKE))
     assert note.startswith("A difference below ")
     assert "steps would show one of 5%." in note
 

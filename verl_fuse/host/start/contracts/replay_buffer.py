@@ -6,7 +6,7 @@ from verl_fuse.spec.contract import Attribute, ConfigKey, Contract, Function
 REPLAY_BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
 
 CONTRACTS: tuple[Contract, ...] = (
-    # Its poll interval of 2 s is the slowest pace we take.
+    # Its poll interval of 2 s (spec/step.py) is the slowest pace we take.
     Function(
         f"{REPLAY_BUFFER}.__init__",
         "(self, trainer_mode, trainer_config, max_off_policy_threshold, max_off_policy_strategy, sampler_kwargs, "
