@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from verl_fuse.compare.comparison import REWARD_CURVE, Comparison
 from verl_fuse.compare.intervals import Interval
 from verl_fuse.spec.step import VERL_POLL_INTERVAL
+from verl_fuse.spec.timeline import GENERATION
 
 # A wider interval (half its width, as a share of the step) gets a note with the number of steps that would narrow it.
 WIDE_INTERVAL = 0.05
 # Stock verl notices the end of a rollout so late at most; where this is a smaller share of the step there is no note.
 LITTLE_LATE = 0.02
-GENERATION = "gen"
 
 
 def verdict(found: Comparison) -> str:
