@@ -56,7 +56,7 @@ def notes(found: Comparison) -> Iterator[str]:
         yield f"{base.name} is a run with verl-fuse itself."
     elif not fused.stock and _generation(found) >= VERL_POLL_INTERVAL >= LITTLE_LATE * base.seconds.value:
         yield (
-            f"verl looks at its rollout every {VERL_POLL_INTERVAL:g} s, verl-fuse by default every 0.05 s: a stock "
+            f"verl looks at its rollout every {VERL_POLL_INTERVAL:g} s, verl-fuse by default more often: a stock "
             f"step may end up to {VERL_POLL_INTERVAL:g} s late, at most {VERL_POLL_INTERVAL / base.seconds.value:.0%} "
             "of these steps. A baseline in observe mode leaves this out."
         )
