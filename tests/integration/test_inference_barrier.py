@@ -428,7 +428,13 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
     )
     seen = []
     RolloutWatch(
-        buffer, 0.01, 1.0, lambda watch: seen.append((len(watch.finished), watch.groups)), list, lambda: ["replica 1"]
+        buffer,
+        0.01,
+        1.0,
+        lambda watch: seen.append((len(watch.finished), watch.groups)),
+        list,
+        lambda: ["replica 1"],
+        int,
     )
     with pytest.raises(
         FuseError,
@@ -453,7 +459,7 @@ def test_listing_alone_sets_the_pace_of_looks(buffer, batch, monkeypatch):
     def spend(seconds):
         cpu[0] += seconds
 
-    watch.RolloutWatch(buffer, 0.05, 60.0, lambda watch: spend(5.0), list, list)
+    watch.RolloutWatch(buffer, 0.05, 60.0, lambda watch: spend(5.0), list, list, int)
     for submission, listed in ((100.0, 0.001), (0.0, 0.001), (0.0, 0.03), (0.0, 3.0), (100.0, 0.001)):
         spend(submission)
         listing.append(listed)
@@ -478,9 +484,26 @@ def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
     from verl_fuse.host.rollout.watch import RolloutWatch
 
     tq.kv_batch_put(keys=["u9_0_0"], partition_id="train", tags=[{"status": "writing"}])
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list)
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list, int)
     watch.look()
     assert sorted(watch.finished.tags) == sorted(batch.keys)
+
+
+def test_a_group_is_complete_with_the_samples_that_its_prompt_asked_for(buffer, batch):
+    from verl_fuse.host.rollout.watch import RolloutWatch
+
+    prompt = {"is_prompt": True, "global_steps": 1}
+    tags = [{**prompt, "status": status} for status in ("finished", "finished", "finished", "running")]
+    tq.kv_batch_put(keys=["u0", "u1", "u2", "u3"], partition_id="train", tags=tags)
+    waits = []
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list, lambda: waits.append(watch.unfinished))
+    watch.look()
+    complete = watch.complete({"u0": 2, "u1": 3, "u2": 1, "u3": 2}.__getitem__)
+    assert {uid: [sample.key for sample in found] for uid, found in complete.items()} == {"u0": ["u0_0_0", "u0_1_0"]}
+    tq.kv_batch_put(keys=["v"], partition_id="val", tags=[{**prompt, "status": "pending"}])
+    buffer._sync_metadata_from_transfer_queue()
+    buffer._wait_for_next_poll("val", 0.0)
+    assert waits == [{"u3", "v"}]
 
 
 def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths(queue, batch):
@@ -506,7 +529,7 @@ def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths
         "sync", empty, None, "drop", empty, gen_batch_size=1, sync_refill_failed_groups=True, **filtering
     )
     told = []
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, lambda keys: told.append(sorted(keys)), list)
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, lambda keys: told.append(sorted(keys)), list, int)
     trained, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=1)
     (taken,) = {TrajectoryKey.parse(key).uid for key in trained.keys}
     lengths = {"u0": [5, 2], "u1": [9, 3], "u2": [7, 4], "u3": [6, 1], "u4": []}

@@ -4,6 +4,7 @@ over an engine that counts."""
 import asyncio
 import re
 import sys
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -517,6 +518,78 @@ def test_a_replica_with_more_requests_than_it_can_be_asked_beside_is_left_alone(
     outputs = asyncio.run(run())
     assert [output.token_ids for output in outputs] == [unbroken(n, 20) for n in range(12)]
     assert all(view.routed for view in replicas.views())
+
+
+async def leak(manager, rank, count):
+    """Let the load balancer count requests that nobody sends, as it does where a process dies with them."""
+    balancer, address = manager.global_load_balancer, manager.get_addresses()[rank]
+    acquired = [await balancer.acquire_server.remote(f"lost-{n}") for n in range(3 * count)]
+    for server, _ in acquired:
+        if server != address:
+            await balancer.release_server.remote(server)
+
+
+def test_a_count_of_requests_that_nobody_has_ends_no_replica_and_gives_way_to_the_server_s_word(manager):
+    replicas = replicas_of(manager, timeout=1.5)
+    counts = []
+
+    async def run():
+        await leak(manager, 0, 2)
+        # The others generate meanwhile; of its count of three, replica 1 has one.
+        await leak(manager, 1, 2)
+        await manager.get_replicas()[1].server_handle.slow_down.remote(60.0)
+        running = asyncio.create_task(generate(client_of(manager), 4, tokens=10))
+        await watching(replicas, lambda: counts.append([v.running for v in replicas.views()]) or running.done(), 20.0)
+        return await running
+
+    assert [output.token_ids for output in asyncio.run(run())] == [unbroken(n, 10) for n in range(4)]
+    assert counts[0][0] == 2, "the load balancer's word, until the server has been asked"
+    assert counts[-1][0] == 0
+    assert all(view.routed for view in replicas.views())
+    suspects = [name for name in replicas.suspects() if name.startswith("replica 0")]
+    assert suspects == []
+
+
+def test_a_server_that_does_not_answer_is_ended_whatever_is_counted(fresh, caplog, monkeypatch):
+    monkeypatch.setattr("verl_fuse.host.upstream.vllm.ENDING", 1.0)
+    replicas = replicas_of(fresh, timeout=1.5)
+
+    async def run():
+        running = asyncio.create_task(generate(client_of(fresh), 4, tokens=200))
+        await asyncio.sleep(0.3)
+        fresh.get_replicas()[1].server_handle.block.remote(30.0)
+        await watching(replicas, running.done, 20.0)
+        return await running
+
+    assert [output.token_ids for output in asyncio.run(run())] == [unbroken(n, 200) for n in range(4)]
+    assert "replica 1 has 2 requests, but has generated nothing for 1.5 s" in caplog.text
+
+
+@pytest.mark.parametrize("stuck", [{}, STUCK])
+def test_a_request_given_up_before_it_has_a_server_is_not_counted_for_ever(manager, stuck):
+    replicas, client = replicas_of(manager), client_of(manager)
+    balancer = manager.global_load_balancer
+
+    async def run():
+        await generate(client, 1, tokens=1)
+        occupied = balancer.__ray_call__.remote(hold_up)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(generate(client, 5, tokens=5, **stuck), 0.1)
+        given_up = asyncio.create_task(generate(client, 1, tokens=5, **stuck))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        await occupied
+        await views_of(replicas, 0, 0)
+        # Those that are not given up are as always.
+        return await generate(client, 3, tokens=5, **stuck)
+
+    assert [output.token_ids for output in asyncio.run(run())] == [unbroken(n, 5) for n in range(3)]
+
+
+def hold_up(_balancer):
+    """Runs in the load balancer: requests for a server wait meanwhile."""
+    time.sleep(1.0)
 
 
 def test_time_in_which_nobody_looked_is_not_time_without_a_token(manager):

@@ -31,7 +31,15 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.client import FuseLLMServerClient
     from verl_fuse.host.rollout.finished import Finished
     from verl_fuse.host.rollout.policy import PolicyGuard
-    from verl_fuse.host.rollout.prompts import announce, announce_prompts, current_group, prompts_of
+    from verl_fuse.host.rollout.prompts import (
+        announce,
+        announce_prompts,
+        current_group,
+        labels_of,
+        prompts_of,
+        samples_of,
+        sources_of,
+    )
     from verl_fuse.host.rollout.replicas import Replicas
     from verl_fuse.host.rollout.routing import Routing
     from verl_fuse.host.upstream.rows import response_tokens
@@ -349,3 +357,28 @@ def test_prompts_are_read_off_a_batch_with_a_key_that_lasts():
     assert [prompt.key for prompt in first] == [prompt.key for prompt in second]
     assert first[0].key != first[1].key
     assert {(prompt.source, prompt.samples) for prompt in first} == {("math", 4)}
+
+
+def columns(**values):
+    """A batch as verl makes it of rows with these columns."""
+    return tu.get_tensordict({name: np.array([*column, None], object)[:-1] for name, column in values.items()})
+
+
+def test_a_prompt_may_ask_for_samples_of_its_own():
+    batch = columns(uid=["a", "b", "c", "d"], __rollout_n__=[1, np.int64(6), None, float("nan")])
+    assert samples_of(batch, 4) == {"a": 1, "b": 6, "c": 4, "d": 4}
+    assert [prompt.samples for prompt in prompts_of(batch, 4)] == [1, 6, 4, 4]
+
+
+def test_a_value_that_is_not_of_rows_is_that_of_every_prompt():
+    batch = columns(uid=["a", "b"])
+    tu.assign_non_tensor_data(batch, "__rollout_n__", 3)
+    tu.assign_non_tensor_data(batch, "data_source", "math")
+    assert samples_of(batch, 4) == {"a": 3, "b": 3}
+    assert sources_of(batch) == {"a": "math", "b": "math"}
+
+
+def test_a_prompt_is_named_by_its_index_whatever_the_data_has_there():
+    batch = columns(uid=["a", "b", "c", "d", "e"], index=[7, "q-3", None, float("nan"), [1, 2]])
+    assert labels_of(batch) == {"a": "index 7", "b": "index q-3", "c": "c", "d": "index nan", "e": "index [1, 2]"}
+    assert labels_of(columns(uid=["a"])) == {"a": "a"}

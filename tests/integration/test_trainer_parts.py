@@ -150,16 +150,45 @@ def test_an_account_is_checked_kept_and_written(journal, tmp_path, monkeypatch):
     monkeypatch.setattr(journals, "prompt_indices", lambda batch: [7])
     tags = [tag(2) | {"min_global_steps": 2, "max_global_steps": 2} for _ in range(2)]
     (tmp_path / "accounts").mkdir()
-    metrics = journal.account(tmp_path, KVBatchMeta(keys=["a_0_0", "a_1_0"], tags=tags, partition_id="train"), False)
+    batch = KVBatchMeta(keys=["a_0_0", "a_1_0"], tags=tags, partition_id="train")
+    metrics = journal.account(tmp_path, batch, False, {})
     assert metrics["fuse/samples_trained"] == 2
     assert metrics["fuse/samples_missing"] == 2
     assert json.loads((tmp_path / "accounts/step_000003.json").read_text())["prompts"] == [7]
     assert journal.step.account.samples == 2
     (tmp_path / "accounts").rename(tmp_path / "gone")
     (tmp_path / "accounts").write_text("")
-    journal.account(tmp_path, KVBatchMeta(keys=["a_0_0"], tags=tags[:1], partition_id="train"), True)
+    journal.account(tmp_path, KVBatchMeta(keys=["a_0_0"], tags=tags[:1], partition_id="train"), True, {})
     journal.step.end = journal.step.clock.now
     assert journal.metrics(SimpleNamespace(on=lambda track: ()))["fuse/account_write_failures"] == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "discarded", "missing"),
+    [
+        # As asked: one sample of a, three of b.
+        (["a_0_0", "b_0_0", "b_1_0", "b_2_0"], {}, 0),
+        # More than `samples_each` were asked of b: that one is missing is no matter of the mean.
+        (["a_0_0", "b_0_0", "b_2_0"], {}, 1),
+        # All of b, none of a, and the other way round.
+        (["b_0_0", "b_1_0", "b_2_0"], {}, 1),
+        (["a_0_0"], {}, 3),
+        # c was asked for in the place of a, which dynamic sampling discarded.
+        (["b_0_0", "b_1_0", "b_2_0", "c_0_0"], {"a": [3]}, 3),
+        # A group replayed from disk was not asked for.
+        (["z_0_0", "b_0_0", "b_1_0", "b_2_0"], {"a": [3]}, 1),
+    ],
+)
+def test_what_is_missing_is_counted_by_what_each_prompt_asked_for(
+    journal, tmp_path, monkeypatch, keys, discarded, missing
+):
+    monkeypatch.setattr(journals, "prompt_indices", lambda batch: [])
+    (tmp_path / "accounts").mkdir()
+    journal.step.ask({"a": 1, "b": 3})
+    journal.step.ask({"c": 4})
+    tags = [tag(2) | {"min_global_steps": 2, "max_global_steps": 2} for _ in keys]
+    metrics = journal.account(tmp_path, KVBatchMeta(keys=keys, tags=tags, partition_id="train"), False, discarded)
+    assert (metrics["fuse/samples_trained"], metrics["fuse/samples_missing"]) == (len(keys), missing)
 
 
 # ---------------------------------------------------------------- director
@@ -200,6 +229,14 @@ def watch(*keys):
     return SimpleNamespace(finished=finished, groups=(2, 0, 0), discarded={})
 
 
+def prompts(**samples):
+    """A batch of one prompt for each of `samples`, with the number of samples that it asks for (None: it does not)."""
+    columns = {"uid": list(samples), "__rollout_n__": list(samples.values())}
+    if None in samples.values():
+        del columns["__rollout_n__"]
+    return tu.get_tensordict({name: np.array(column, dtype=object) for name, column in columns.items()})
+
+
 def test_policies_see_the_rollout_and_their_decisions_are_carried_out(director, hook, replicas, inference):
     hook.decision, hook.keys = Migration((1,), cause="a test"), [["a_0_0"]]
     director.look(watch("a_0_0", "b_0_0"))
@@ -213,14 +250,31 @@ def test_policies_see_the_rollout_and_their_decisions_are_carried_out(director, 
     assert ("expect", 2, LengthTotals(2, 10, 6, 3), None) in replicas.seen
 
 
-def test_groups_asked_for_beside_the_step_s_own_are_expected_and_discarded_ones_until_they_are_replaced(director, hook):
-    more = watch("a_0_0", "b_0_0")
-    more.groups = (3, 1, 0)
-    director.look(more)
-    fewer = watch("b_0_0")
-    fewer.groups, fewer.discarded = (1, 0, 0), {"a": [3]}
-    director.look(fewer)
-    assert [(event.view.expected, event.view.unfinished) for event in hook.events] == [(6, 4), (4, 3)]
+@pytest.mark.parametrize(
+    ("first", "more", "expected"),
+    [
+        ({"a": None, "b": None}, {"c": None}, [4, 6, 4, 4]),
+        # Each prompt asks for samples of its own: fewer and more than the run's two.
+        ({"a": 1, "b": 1}, {"c": 3}, [2, 5, 4, 2]),
+        ({"a": 4, "b": 5}, {"c": 1}, [9, 10, 9, 9]),
+    ],
+)
+def test_samples_asked_for_beside_the_step_s_own_are_expected_and_discarded_ones_until_they_are_replaced(
+    director, hook, replicas, first, more, expected
+):
+    seen = watch()
+    director.submit(prompts(**first), seen)
+    assert ("expect", expected[0]) in replicas.seen
+    director.look(seen)
+    director.submit(prompts(**more), seen)
+    director.look(watch("a_0_0"))
+    for discarded in ({"a": [3]}, {"a": [3], "c": [4]}):
+        seen = watch("b_0_0")
+        seen.discarded, seen.groups = discarded, (len(discarded), 0, 0)
+        director.look(seen)
+    views = [event.view for event in hook.events if event.__class__.__name__ == "Polled"]
+    assert [view.expected for view in views] == expected
+    assert [view.unfinished for view in views] == [expected[0], *(each - 1 for each in expected[1:])]
 
 
 def test_samples_that_vanish_while_they_are_in_inference_end_the_run(director, inference):

@@ -31,6 +31,7 @@ from verl_fuse.host.rollout.agents import build_directly
 from verl_fuse.host.rollout.client import FuseLLMServerClient
 from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.rollout.policy import PolicyGuard
+from verl_fuse.host.rollout.processes import SampleProcesses
 from verl_fuse.host.rollout.prompts import announce
 from verl_fuse.host.rollout.transfer import has_connector
 from verl_fuse.host.rollout.watch import RolloutWatch
@@ -85,7 +86,8 @@ class FuseTrainer(PPOTrainerSync):
             core.stall_timeout,
             self._look,
             self._discard,
-            lambda: self.replicas.suspects(),
+            self._suspects,
+            self._require_processes,
         )
         return buffer
 
@@ -93,6 +95,12 @@ class FuseTrainer(PPOTrainerSync):
         for inference in self.director.inferences:
             inference.discard(keys)
         self.updates.discard(keys)
+
+    def _suspects(self) -> list[str]:
+        return [*self.replicas.suspects(), *self.processes.suspects(self.watch.unfinished)]
+
+    def _require_processes(self) -> None:
+        self.processes.check(lambda: self.watch.unfinished)
 
     def _look(self, watch: RolloutWatch) -> None:
         for part in self.parts:
@@ -134,7 +142,7 @@ class FuseTrainer(PPOTrainerSync):
             run_dir=self.settings.run_dir,
             resumed_from=resumed_from(self.config, self.global_steps),
             total_steps=self.total_training_steps,
-            expected=self.journal.step.expected,
+            expected=self.journal.step.expected(),
             groups=self.config.data.train_batch_size,
         )
         self._sync_weights(self.lane.call, super().on_init_end)
@@ -148,6 +156,7 @@ class FuseTrainer(PPOTrainerSync):
         super().on_step_begin()
         self._begin_step()
         self.watch.begin_step()
+        self.processes.begin_step()
         self.director.begin_step()
         self.journal.emit(StepBegun)
 
@@ -183,6 +192,7 @@ class FuseTrainer(PPOTrainerSync):
         super().on_validate_begin()
         self._settle()
         self.watch.begin_step()
+        self.processes.begin_step()
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
         with self.journal.stage(names.DRAIN):
@@ -196,7 +206,7 @@ class FuseTrainer(PPOTrainerSync):
             batch = super()._balance_batch(batch, metrics, *args, **kwargs)
             replay = self.config.skip.rollout_tq
             replayed = bool(replay.enable and self.global_steps in replay.steps)
-            metrics.update(self.journal.account(self.settings.run_dir, batch, replayed))
+            metrics.update(self.journal.account(self.settings.run_dir, batch, replayed, self.watch.discarded))
             responses, prompts = response_tokens(tags_of(batch)), self.director.routing.prompts
             self.journal.emit(Generated, responses=responses, discarded=self.watch.discarded, prompts=prompts)
         return batch
@@ -316,9 +326,11 @@ class FuseTrainer(PPOTrainerSync):
             closing.callback(self.lane.close)
             for part in self.parts:
                 closing.callback(part.close)
-            build_directly(agent_loop_manager, self.settings.core.replica_timeout)
+            timeout = self.settings.core.replica_timeout
+            self.processes = SampleProcesses(agent_loop_manager, self.get_reward_handles(), timeout)
+            build_directly(agent_loop_manager, timeout)
             if self.director.routing.by_prompt or has_connector(self.config):
-                announce(agent_loop_manager, self.settings.core.replica_timeout)
+                announce(agent_loop_manager, timeout)
             super().fit(agent_loop_manager)
             # Needed too where the prompts were used up before the last step.
             self._settle()

@@ -55,7 +55,8 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One rollout replica: `running` requests in flight there, `routed` while it takes requests.
+    """One rollout replica: `running` requests in flight there, by the load balancer's count, or by the server's own
+    number where that has been less for a while; `routed` while it takes requests.
 
     `slots`: the number of unfinished sequences that have room there, by their predicted lengths and `capacity`.
     `unmovable` of the running requests cannot go on elsewhere: a replica that is freed while it has such requests loses

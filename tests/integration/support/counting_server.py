@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -144,6 +145,10 @@ class CountingServer:
     async def stand_still(self) -> None:
         """From now on, generate nothing, but answer every question."""
         self._still = True
+
+    async def block(self, seconds: float) -> None:
+        """Answer nothing for so long."""
+        time.sleep(seconds)
 
     async def slow_down(self, factor: float) -> None:
         """From now on, take `factor` times as long for a token."""

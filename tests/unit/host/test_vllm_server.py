@@ -1,12 +1,18 @@
 """What a rollout server says of its engine (verl_fuse/host/upstream/vllm.py), which may be another one than vLLM's."""
 
+import ast
+import asyncio
+import importlib.util
+import logging
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Optional
 
 import pytest
 
 pytest.importorskip("ray")
 
-from verl_fuse.host.upstream.vllm import engine_processes, fault, generated, kill_engine, kv_cache_tokens
+from verl_fuse.host.upstream.vllm import engine_processes, fault, held, kill_engine, kv_cache_tokens
 
 OTHERS = [SimpleNamespace(), SimpleNamespace(engine=SimpleNamespace(engine_core=None))]
 
@@ -19,7 +25,7 @@ def test_processes_of_an_engine_that_has_none_are_none(server):
 
 @pytest.mark.parametrize("server", OTHERS)
 def test_what_an_engine_does_not_say_is_none(server):
-    assert (kv_cache_tokens(server), generated(server), fault(server)) == (None, None, None)
+    assert (kv_cache_tokens(server), held(server), fault(server)) == (None, None, None)
 
 
 def test_an_engine_says_what_its_cache_holds_what_it_has_generated_and_that_it_is_dead():
@@ -35,10 +41,50 @@ def test_an_engine_says_what_its_cache_holds_what_it_has_generated_and_that_it_i
         )
     )
     assert kv_cache_tokens(server) == 80
-    before = generated(server)
-    assert generated(server) == before
+    before = held(server)
+    assert held(server) == before
     tokens.append(7)
-    assert generated(server) != before
+    assert held(server) != before
     assert fault(server) is None
     server.engine.errored = True
     assert fault(server) == "its engine process is dead"
+
+
+@pytest.fixture(scope="module")
+def park():
+    """The gate of verl's server (`_park_until_admitted`), without the server's module, which imports vLLM."""
+    found = importlib.util.find_spec("verl")
+    if found is None:
+        pytest.skip("no verl")
+    (verl,) = found.submodule_search_locations
+    module = ast.parse((Path(verl) / "workers/rollout/vllm_rollout/vllm_async_server.py").read_text())
+    (gate,) = (node for node in ast.walk(module) if getattr(node, "name", "") == "_park_until_admitted")
+    names = {"Optional": Optional, "TokenOutput": object, "logger": logging.getLogger()}
+    exec(compile(ast.Module([gate], []), "gate", "exec"), names)
+    return names["_park_until_admitted"]
+
+
+def test_a_request_counts_in_the_engine_at_verl_s_gate_and_between_the_two(park):
+    async def numbers():
+        states = {"a": SimpleNamespace(detokenizer=None)}
+        engine = SimpleNamespace(output_processor=SimpleNamespace(request_states=states))
+        gate = {"_submission_paused": True, "_rejecting": False, "_admitting": 0, "_resume_event": asyncio.Event()}
+        server = SimpleNamespace(engine=engine, **gate)
+        yield held(server)
+        arriving = [asyncio.create_task(park(server, name)) for name in ("b", "c")]
+        await asyncio.sleep(0)
+        yield held(server)
+        server._submission_paused = False
+        server._resume_event.set()
+        await asyncio.gather(*arriving)
+        yield held(server)
+        states |= {"b": states["a"], "c": states["a"]}
+        yield held(server)
+        # A prefill server's requests are with the servers that decode.
+        server._pd_decode_peers = [object()]
+        yield held(server)
+
+    async def collected():
+        return [None if found is None else found[0] async for found in numbers()]
+
+    assert asyncio.run(collected()) == [1, 3, 2, 3, None]

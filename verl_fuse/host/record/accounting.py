@@ -47,7 +47,7 @@ def account(
 ) -> StepAccount:
     """Check and count the rows of the batch that `step` trains on.
 
-    `expected` is the number of sessions (prompts x n) asked for; `version` is the weights version that the samples must
+    `expected` is the number of sessions (samples) asked for; `version` is the weights version that the samples must
     come from (None: replayed from disk).
     """
     if len(set(keys)) != len(keys):
@@ -71,7 +71,7 @@ def account(
     return StepAccount(step, samples, len(keys) - samples, max(0, expected - len(sessions)), groups)
 
 
-def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> Path:
+def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | str | None]) -> Path:
     """Write `accounts/step_N.json`: the samples that step N trained on; `prompts` are the data set indices of its
     groups. A repeated step replaces its file."""
     target = run_dir / ACCOUNTS_FOLDER / f"step_{account.step:06d}.json"
@@ -87,7 +87,7 @@ def write_account(run_dir: Path, account: StepAccount, prompts: Sequence[int | s
     return target
 
 
-def recorded(run_dir: Path, account: StepAccount, prompts: Sequence[int | str]) -> bool:
+def recorded(run_dir: Path, account: StepAccount, prompts: Sequence[int | str | None]) -> bool:
     """Call `write_account`; return False where the disk refuses."""
     try:
         write_account(run_dir, account, prompts)

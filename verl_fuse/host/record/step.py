@@ -1,7 +1,8 @@
 """A training step, and the parts of a trainer that a feature adds to it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
 from typing import Any, Protocol
 
 from verl_fuse.host.record.accounting import StepAccount
@@ -11,8 +12,8 @@ from verl_fuse.spec.timeline import Category, Span
 
 @dataclass
 class Step:
-    """The facts of one step: it trains on `samples_each` samples of so many `prompts`; `sources` maps a prompt uid to
-    its data set; times in Unix seconds."""
+    """The facts of one step: it trains on so many `prompts`, with `samples_each` samples of a prompt that does not ask
+    for another number; `sources` maps a prompt uid to its data set; times in Unix seconds."""
 
     number: int
     prompts: int
@@ -20,16 +21,36 @@ class Step:
     clock: Stopwatch = field(default_factory=Stopwatch)
     spans: list[Span] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
+    # Samples asked for, by prompt uid, in the order of submission.
+    asked: dict[str, int] = field(default_factory=dict)
+    first_asked: int = 0
     generation_start: float = 0.0
     end: float = 0.0
     account: StepAccount = field(init=False)
     # Tells of each row of the batch whether its advantages give the row a gradient.
     with_gradient: list[bool] = field(init=False)
 
-    @property
-    def expected(self) -> int:
-        """Return the number of samples that the step trains on."""
-        return self.prompts * self.samples_each
+    def ask(self, samples: Mapping[str, int]) -> None:
+        """Ask for samples, by prompt uid: of the step's first prompts, or of more of them."""
+        self.first_asked = self.first_asked or sum(samples.values())
+        self.asked |= samples
+
+    def samples_of(self, uid: str) -> int:
+        """Return the number of samples asked for of a prompt."""
+        return self.asked.get(uid, self.samples_each)
+
+    def expected(self, discarded: Collection[str] = ()) -> int:
+        """Return the number of samples that the rollout is to give. A `discarded` group (uid) counts until another is
+        asked for in its place."""
+        left = sum(self.asked.values()) - sum(self.asked.get(uid, 0) for uid in discarded)
+        return max(self.first_asked, left) if self.asked else self.prompts * self.samples_each
+
+    def expected_of(self, groups: Collection[str], discarded: Collection[str]) -> int:
+        """Return the number of samples that a batch of the step is to have, of which `groups` (uids) have any: their
+        own, and those of groups that left none."""
+        others = (count for uid, count in self.asked.items() if uid not in groups and uid not in discarded)
+        absent = max(0, self.prompts - len(groups))
+        return sum(map(self.samples_of, groups)) + sum(islice(chain(others, repeat(self.samples_each)), absent))
 
 
 class RunStage(Protocol):

@@ -10,7 +10,7 @@ alone, but a request may arrive while its replica is being freed.
 import asyncio
 import logging
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import ray
@@ -72,12 +72,23 @@ class FuseLLMServerClient(LLMServerClient):
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         group = current_group()
         known = {} if group is None else {"prompt_uid": group.uid}
-        server_id, handle = await super()._acquire_server(request_id, **known, **extra)
-        _server.set(server_id)
-        if _stuck.get():
-            # The driver knows of the request before the server has it.
-            await self._run.hold.remote(server_id)
+        acquiring = asyncio.ensure_future(super()._acquire_server(request_id, **known, **extra))
+        try:
+            server_id, handle = await asyncio.shield(acquiring)
+            _server.set(server_id)
+            if _stuck.get():
+                # The driver knows of the request before the server has it.
+                await self._run.hold.remote(server_id)
+        except BaseException:
+            # verl gives back a server that it has been given. An agent may give the request up before, and the load
+            # balancer would count it for ever.
+            acquiring.add_done_callback(partial(self._give_back, request_id))
+            raise
         return server_id, handle
+
+    def _give_back(self, request_id: str, acquired: asyncio.Future) -> None:
+        if not acquired.cancelled() and acquired.exception() is None:
+            self._release_server(acquired.result()[0], request_id=request_id)
 
     async def generate(
         self, request_id: Any, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any

@@ -17,7 +17,7 @@ from verl_fuse.host.inference.samples import SampleInference
 from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.rollout.finished import Finished
 from verl_fuse.host.rollout.policy import PolicyGuard
-from verl_fuse.host.rollout.prompts import sources_of
+from verl_fuse.host.rollout.prompts import samples_of, sources_of
 from verl_fuse.host.rollout.replicas import Replicas
 from verl_fuse.host.rollout.routing import Routing
 from verl_fuse.host.rollout.watch import Glance, RolloutWatch
@@ -87,8 +87,9 @@ class Director:
         """Act before prompts of the step are submitted: its first prompts, or more of them."""
         step = self._journal.step
         step.sources |= sources_of(batch)
+        step.ask(samples_of(batch, step.samples_each))
         self._journal.emit(Submitted, prompts=Counter(step.sources.values()))
-        self._replicas.expect(step.expected)
+        self._replicas.expect(self._expected(watch))
         self.routing.submit(batch, self.policy, watch)
 
     def look(self, watch: RolloutWatch) -> None:
@@ -165,10 +166,7 @@ class Director:
         self._replicas.expect(max(0, self._expected(watch) - finished.samples), finished.lengths, upper)
 
     def _expected(self, watch: RolloutWatch) -> int:
-        """Return the number of samples of the step; discarded groups count until other groups are asked for in their
-        place."""
-        step = self._journal.step
-        return max(step.expected, watch.groups[0] * step.samples_each)
+        return self._journal.step.expected(watch.discarded)
 
     @property
     def _lanes(self) -> tuple[LaneView, ...]:

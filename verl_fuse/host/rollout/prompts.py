@@ -17,9 +17,10 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 from verl_fuse.errors import FuseError
+from verl_fuse.host.upstream.rows import as_index
 from verl_fuse.spec.prompts import Prompt
 
 
@@ -80,20 +81,33 @@ async def _announced(
 def prompts_of(batch: TensorDict, samples: int) -> list[Prompt]:
     """Return the prompts of a batch that is about to be submitted; each prompt is generated `samples` times unless the
     batch gives another number."""
-    count = len(batch)
-    sources = _column(batch, "data_source", count, "")
-    counts = _column(batch, "__rollout_n__", count, samples)
-    contents = _column(batch, "raw_prompt", count, None)
+    contents = _column(batch, "raw_prompt", len(batch), None)
+    counts = samples_of(batch, samples)
     return [
-        Prompt(str(uid), prompt_key(source, content), str(source), int(number))
-        for uid, source, content, number in zip(batch["uid"], sources, contents, counts, strict=True)
+        Prompt(uid, prompt_key(source, content), source, counts[uid])
+        for (uid, source), content in zip(sources_of(batch).items(), contents, strict=True)
     ]
+
+
+def samples_of(batch: TensorDict, samples: int) -> dict[str, int]:
+    """Return prompt uid -> its number of samples: `samples`, or the number that the prompt asks for itself. verl fails
+    a prompt that asks for no number."""
+    uids = [str(uid) for uid in batch["uid"]]
+    counts = (as_index(count) for count in _column(batch, "__rollout_n__", len(uids), samples))
+    return {uid: count if isinstance(count, int) else samples for uid, count in zip(uids, counts, strict=True)}
 
 
 def sources_of(batch: TensorDict) -> dict[str, str]:
     """Return prompt uid -> name of its data set, "" where the data has none."""
     uids = [str(uid) for uid in batch["uid"]]
     return dict(zip(uids, map(str, _column(batch, "data_source", len(uids), "")), strict=True))
+
+
+def labels_of(batch: TensorDict) -> dict[str, str]:
+    """Return prompt uid -> the text by which a user finds the prompt: its index in the data set, or else the uid."""
+    uids = [str(uid) for uid in batch["uid"]]
+    indices = map(as_index, _column(batch, "index", len(uids), None))
+    return {uid: uid if index is None else f"index {index}" for uid, index in zip(uids, indices, strict=True)}
 
 
 def prompt_key(source: Any, content: Any) -> str:
@@ -104,4 +118,6 @@ def prompt_key(source: Any, content: Any) -> str:
 
 
 def _column(batch: TensorDict, name: str, count: int, default: Any) -> list[Any]:
-    return list(batch[name]) if name in batch.keys() else [default] * count  # noqa: SIM118
+    if isinstance(found := batch.get(name, None), NonTensorData):
+        return [found.data] * count
+    return [default] * count if found is None else list(batch[name])

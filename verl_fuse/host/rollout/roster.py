@@ -48,6 +48,8 @@ class Roster:
         self._tracks: dict[str, str] = {}
         self._measure(self._replicas.values())
         self._hangs = HangWatch(self._replicas, timeout)
+        # The load balancer's last count of requests, by rank.
+        self._counts: dict[int, int] = {}
 
     @property
     def devices_each(self) -> int:
@@ -79,8 +81,7 @@ class Roster:
         self._lengths.learn(lengths)
 
     def views(self) -> tuple[ReplicaView, ...]:
-        """Return a view of every replica, with the load balancer's count of its requests. A replica that clients have
-        found dead is lost."""
+        """Return a view of every replica. A replica that clients have found dead is lost."""
         balancer = self._manager.global_load_balancer
         asked = {
             "the load balancer": balancer.get_status.remote(),
@@ -91,10 +92,11 @@ class Roster:
         for replica in self._in(State.GENERATING):
             if replica.address not in running:
                 self._bury(replica)
+        self._counts = {rank: running.get(replica.address, 0) for rank, replica in self._replicas.items()}
         return tuple(
             ReplicaView(
                 rank,
-                running.get(replica.address, 0),
+                self._hangs.requests(rank, self._counts[rank]),
                 replica.capacity.room(self._sequence_tokens),
                 replica.address in running,
                 standalone=replica.standalone,
@@ -105,15 +107,15 @@ class Roster:
         )
 
     def watched(self) -> tuple[ReplicaView, ...]:
-        """Return the result of `views`, after ending replicas that have requests but have generated nothing for
-        `timeout` seconds."""
+        """Return the result of `views`, after ending replicas that hold requests but have generated nothing, or have
+        not answered, for `timeout` seconds."""
         views, lost = self.views(), self._in(State.LOST)
-        requests = {view.rank: view.running for view in views if view.running and self._replicas[view.rank] not in lost}
-        hung = [self._replicas[rank] for rank in self._hangs.hung(requests)]
+        counts = {rank: count for rank, count in self._counts.items() if count and self._replicas[rank] not in lost}
+        hung = [self._replicas[rank] for rank in self._hangs.hung(counts)]
         for replica in hung:
             logger.error(
                 "%s has %d requests, but has generated nothing for %g s (fuse.replica_timeout); it is ended",
-                replica, requests[replica.rank], self._timeout,
+                replica, self._hangs.requests(replica.rank, counts[replica.rank]), self._timeout,
             )  # fmt: skip
             self._unroute([replica])
             replica.end()

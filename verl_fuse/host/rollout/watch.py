@@ -43,9 +43,9 @@ class Glance:
 
 
 class RolloutWatch:
-    """A watch that calls `on_poll(watch)` at every look at the training partition, and `on_discard(keys)` before
-    finished trajectories are cleared; `stall_timeout` is seconds without a new sample, after which `suspects()` are
-    named."""
+    """A watch that calls `on_poll(watch)` at every look at the training partition, `on_wait()` before each wait for any
+    partition, and `on_discard(keys)` before finished trajectories are cleared; `stall_timeout` is seconds without a new
+    sample, after which `suspects()` are named."""
 
     def __init__(
         self,
@@ -55,8 +55,9 @@ class RolloutWatch:
         on_poll: Callable[["RolloutWatch"], None],
         on_discard: Callable[[Collection[str]], None],
         suspects: Callable[[], list[str]],
+        on_wait: Callable[[], None],
     ):
-        self._suspects, self._on_discard = suspects, on_discard
+        self._suspects, self._on_discard, self._on_wait = suspects, on_discard, on_wait
         self._buffer = buffer
         self._stall_timeout = stall_timeout
         self._on_poll = on_poll
@@ -85,10 +86,15 @@ class RolloutWatch:
         self.finished.update(self._buffer.partitions[TRAIN])
         self._on_poll(self)
 
-    def complete(self, samples_each: int) -> dict[str, list[Sample]]:
-        """Return the trajectories of the groups whose rollout has ended with `samples_each` samples, by prompt uid."""
+    def complete(self, samples_of: Callable[[str], int]) -> dict[str, list[Sample]]:
+        """Return the trajectories of the groups whose rollout has ended with all their samples, by prompt uid."""
         ended = self._buffer.finished_keys[TRAIN]
-        return {uid: self.finished.group(uid) for uid in ended if self.finished.counts[uid] == samples_each}
+        return {uid: self.finished.group(uid) for uid in ended if self.finished.counts[uid] == samples_of(uid)}
+
+    @property
+    def unfinished(self) -> set[str]:
+        """Return the uids of the prompt groups, of training and validation, whose rollout has not ended."""
+        return set().union(*self._buffer.pending_keys.values(), *self._buffer.running_keys.values())
 
     @property
     def groups(self) -> tuple[int, int, int]:
@@ -100,6 +106,7 @@ class RolloutWatch:
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         if partition_id == TRAIN:
             self._look()
+        self._on_wait()
         self._check_progress(partition_id)
         self._buffer.poll_interval = self._pace()
         return self._wait(partition_id, last_debug_time)

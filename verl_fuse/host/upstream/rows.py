@@ -29,15 +29,26 @@ def tags_of(batch: KVBatchMeta) -> dict[str, dict]:
     return dict(zip(batch.keys, batch.tags, strict=True))
 
 
-def prompt_indices(batch: KVBatchMeta) -> list[int | str]:
-    """Return the data set's index of each prompt group that has a sample in the batch."""
+def as_index(value: Any) -> int | str | None:
+    """Return what the data set gives as a row's `index` as a number, or else as text; verl reads none of it, and data
+    has nulls, NaN and lists there."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return str(value)
+
+
+def prompt_indices(batch: KVBatchMeta) -> list[int | str | None]:
+    """Return the data set's index of each prompt group that has a sample in the batch; none where the rows have no
+    such field."""
     tags = tags_of(batch)
     first_of_group = {TrajectoryKey.parse(key).uid: key for key in batch.keys if not tags[key].get("is_padding")}
     found = tq.kv_batch_get(
         keys=list(first_of_group.values()), partition_id=batch.partition_id or TRAIN, select_fields=["index"]
     )
-    indices = found["index"]
-    return [index if isinstance(index, str) else int(index) for index in indices]
+    return [as_index(index) for index in found["index"]] if "index" in found.keys() else []  # noqa: SIM118
 
 
 def lengths_by_source(batch: KVBatchMeta, sources: Mapping[str, str]) -> dict[str, list[tuple[int, int]]]:

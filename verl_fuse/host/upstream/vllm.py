@@ -75,10 +75,14 @@ def kv_cache_tokens(server: Any) -> int | None:
     return blocks * cache.block_size if cache is not None and blocks else None
 
 
-def generated(server: Any) -> tuple[int, int] | None:
-    """Return a fingerprint of the server's requests and of their tokens."""
+def held(server: Any) -> tuple[int, int] | None:
+    """Return the number of requests that the server holds, in its engine or parked at verl's gate, and a fingerprint of
+    their tokens; None where that is not known, as of a prefill server, whose requests are with others."""
     states = getattr(getattr(getattr(server, "engine", None), "output_processor", None), "request_states", None)
-    if states is None:
+    if states is None or getattr(server, "_pd_decode_peers", None):
         return None
+    parked = getattr(getattr(server, "_resume_event", None), "_waiters", ())
     tokens = {name: state.detokenizer.num_output_tokens() for name, state in states.items() if state.detokenizer}
-    return len(states), hash(frozenset(tokens.items()))
+    # An admitted request may wait for the engine to take it.
+    engine = max(len(states), getattr(server, "_admitting", 0))
+    return engine + len(parked), hash(frozenset(tokens.items()))

@@ -23,11 +23,14 @@ CONTRACTS: tuple[Contract, ...] = (
         "769ba287ef0753e1",
     ),
     Attribute(f"{VLLM_SERVER}.global_steps"),
+    Attribute(f"{VLLM_SERVER}._admitting"),
+    Attribute(f"{VLLM_SERVER}._resume_event"),
+    Attribute(f"{VLLM_SERVER}._pd_decode_peers"),
     Function(f"{VLLM_SERVER}.set_global_steps", "async (self, global_steps)", "82dd3e47744f2907"),
     Attribute("vllm.v1.engine.async_llm:AsyncLLM.vllm_config"),
     Attribute("vllm.config.cache:CacheConfig.num_gpu_blocks"),
     Attribute("vllm.config.cache:CacheConfig.block_size"),
-    # Tells whether a replica still generates, and ends a replica that does not (upstream/vllm.py).
+    # Tells what a replica holds and whether it still generates, and ends a replica that does not (upstream/vllm.py).
     Attribute("vllm.v1.engine.async_llm:AsyncLLM.output_processor"),
     Attribute("vllm.v1.engine.output_processor:OutputProcessor.request_states"),
     Attribute("vllm.v1.engine.output_processor:RequestState.detokenizer"),

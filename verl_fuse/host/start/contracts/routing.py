@@ -1,5 +1,5 @@
 """Declares contracts on the code that routing rests on: the load balancer we subclass, its callers, and the place where
-a prompt's samples begin (routing.py, prompts.py)."""
+a prompt's samples begin (routing.py, prompts.py, processes.py)."""
 
 from verl_fuse.host.upstream.targets import LOAD_BALANCER, PPO_YAML, SYNC_TRAINER
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Function
@@ -28,6 +28,11 @@ CONTRACTS: tuple[Contract, ...] = (
         "261c13297b79e35e",
     ),
     Attribute("verl.experimental.agent_loop:AgentLoopManager.agent_loop_workers"),
+    # Deals prompts out to the workers (processes.py); where their samples are scored.
+    Function(
+        "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.generate_sequences", "(self, prompts)", "4695680745c0b34a"
+    ),
+    Function(f"{SYNC_TRAINER}.get_reward_handles", "(self)", "b391a8d92834a57c"),
     # The place of a checkpoint, for files kept beside it.
     Function(f"{SYNC_TRAINER}._load_checkpoint", "(self)", "7924cd3bd8d6275b"),
     ConfigKey(PPO_YAML, "trainer.resume_mode", "auto"),

@@ -108,7 +108,7 @@ class StreamedUpdates(LeanUpdates):
         front."""
         self._begin()
         step, stages, found = self._trainer.journal.step, self._trainer.inference, []
-        for uid, samples in watch.complete(step.samples_each).items():
+        for uid, samples in watch.complete(step.samples_of).items():
             if uid not in self._now.handed and stages.has_computed([sample.key for sample in samples]):
                 self._now.seen.setdefault(uid, (step.clock.now, sum(sample.seq_len for sample in samples)))
                 found += samples

@@ -1,0 +1,99 @@
+"""Watches the processes that hold samples beside the replicas: verl's agent-loop workers and reward workers.
+
+verl waits without end for the prompts of an agent-loop worker that has died, and every sample that it sends to a dead
+reward worker fails. The processes are asked at intervals, and no caller waits for an answer: a process that is busy, or
+cannot be reached for a while, answers later; only Ray's word that an actor has died ends the run.
+
+Invariants (tests/integration/test_sample_processes.py):
+- a dead agent-loop worker with unfinished prompts ends the run, with an error that names the worker and the prompts,
+within `timeout` seconds; one whose prompts are finished does not;
+- a dead reward worker ends the run likewise;
+- a process that lives but does not answer ends nothing; it is among the suspects of a rollout that stands still.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError, RayError
+
+from verl_fuse.errors import FuseError
+from verl_fuse.host.rollout.hangs import INTERVAL
+from verl_fuse.host.rollout.prompts import labels_of
+from verl_fuse.host.upstream.death import first_line
+from verl_fuse.host.upstream.watchdog import silent_actors
+
+# So many prompts of a dead worker are named.
+SHOWN = 5
+
+
+class SampleProcesses:
+    """The processes of verl's `agent_loop_manager`, as far as it has workers as verl's own, and the workers `rewards`;
+    `timeout` is seconds until a death is known."""
+
+    def __init__(self, agent_loop_manager: Any, rewards: Collection[Any] | None, timeout: float):
+        loops = getattr(agent_loop_manager, "agent_loop_workers", None) or ()
+        self._loops = {f"agent-loop worker {n}": loop for n, loop in enumerate(loops) if isinstance(loop, ActorHandle)}
+        self._rewards = {f"reward worker {n}": worker for n, worker in enumerate(rewards or ())}
+        self._interval, self._next = min(INTERVAL, timeout / 5), 0.0
+        self._asked: dict[ray.ObjectRef, str] = {}
+        # Prompt uid -> its agent-loop worker, and its label for users.
+        self._homes: dict[str, str] = {}
+        self._labels: dict[str, str] = {}
+        if self._loops:
+            agent_loop_manager.generate_sequences = partial(self._submit, agent_loop_manager.generate_sequences)
+
+    def begin_step(self) -> None:
+        """Forget all prompts from before this step or validation."""
+        self._homes, self._labels = {}, {}
+
+    def check(self, unfinished: Callable[[], Collection[str]]) -> None:
+        """Raise a FuseError if a process has died that the `unfinished` prompts (uids) need."""
+        answered = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0] if self._asked else []
+        for reference in answered:
+            name = self._asked.pop(reference)
+            try:
+                ray.get(reference)
+            except ActorDiedError as error:
+                self._died(name, first_line(error), unfinished())
+            except RayError:
+                continue  # It cannot be reached now, and is asked again.
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + self._interval
+            asked = set(self._asked.values())
+            actors = {**self._loops, **self._rewards}
+            self._asked |= {actors[name].__ray_call__.remote(_lives): name for name in actors.keys() - asked}
+
+    def suspects(self, unfinished: Collection[str]) -> list[str]:
+        """Return the agent-loop workers with `unfinished` prompts, and processes that are dead or do not answer."""
+        left = Counter(self._homes[uid] for uid in unfinished if uid in self._homes)
+        busy = [f"{name} ({count} prompt groups)" for name, count in sorted(left.items())]
+        return [*busy, *silent_actors({**self._loops, **self._rewards}, 5.0)]
+
+    def _submit(self, generate: Callable[[Any], Any], prompts: Any) -> Any:
+        """Note whose prompts these are, as verl deals them out (agent_loop_tq.py `generate_sequences`)."""
+        parts = prompts.chunk(len(self._loops))
+        for name, part in zip(self._loops, parts, strict=False):
+            self._homes |= dict.fromkeys(map(str, part["uid"]), name)
+        self._labels |= labels_of(prompts)
+        return generate(prompts)
+
+    def _died(self, name: str, why: str, unfinished: Collection[str]) -> None:
+        again = "start the run again, it goes on from the last checkpoint"
+        if name in self._rewards:
+            raise FuseError(f"{name} is dead ({why}): every sample that it is to score fails; {again}")
+        lost = sorted(self._labels[uid] for uid in unfinished if self._homes.get(uid) == name)
+        if lost:
+            shown = ", ".join(lost[:SHOWN]) + (", …" if len(lost) > SHOWN else "")
+            raise FuseError(
+                f"{name} is dead ({why}): it held {len(lost)} unfinished prompt groups ({shown}), for which the "
+                f"rollout would wait without end; {again}"
+            )
+
+
+def _lives(_process: Any) -> None:
+    """Answer. Runs inside the process."""
