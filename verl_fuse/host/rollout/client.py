@@ -225,7 +225,8 @@ class FuseLLMServerClient(LLMServerClient):
             self._record(REQUEST, watch, args)
 
     def _record(self, name: str, watch: Stopwatch, args: dict[str, str | int | float]) -> None:
-        server = _server.get()
+        if (server := _server.get()) == UNKNOWN:
+            return  # No replica had the request.
         track = f"replica {self._replicas.get(server, server)}"
         span = Span(name, track, "generate", watch.start, watch.now, args)
         self._run.add.remote(span, ray.get_runtime_context().get_node_id())

@@ -1,0 +1,13 @@
+"""verl's data set, with columns that stock verl trains on: an index that is no number, and samples by prompt."""
+
+from typing import Any
+
+from awkward import INDICES, SAMPLES
+from verl.utils.dataset.rl_dataset import RLHFDataset
+
+
+class AwkwardDataset(RLHFDataset):
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        row = super().__getitem__(item)
+        place = int(row["index"]) % len(INDICES)
+        return {**row, "index": INDICES[place], "__rollout_n__": SAMPLES[place], "place": place}
