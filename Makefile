@@ -24,10 +24,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench upstream docs clean
+.PHONY: help setup demo test test-long lint bench upstream docs clean
 
 help:  ## Show the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /make \1	/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /make \1	/' | expand -t 16
 
 setup: $(STAMP)  ## Create a virtual environment with everything pinned (about 3 minutes)
 
@@ -51,6 +51,9 @@ demo: setup  ## Train GRPO on stock verl, then with what pays on, on a CPU, and 
 
 test: setup  ## Run every test: unit, contracts, golden, integration (two at a time)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations 20
+
+test-long: setup  ## List the parts of the tests that take long, or run one: PART=number
+	@$(BIN)/python -m ci.long "$(PART)"
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .

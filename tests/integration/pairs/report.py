@@ -2,39 +2,44 @@
 refused and what is not tried."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from textwrap import wrap
 from types import MappingProxyType
 from typing import Any
 
-from covering import all_pairs, covering_rows
-from judging import Figures
-from table import ALWAYS, EXCLUDED, FACTORS, LATER, NAMES, REFUSED, default_row, described, refused_pairs
+from covering import all_pairs
+from table import EXCLUDED, FACTORS, NAMES, REFUSED, described, refused_pairs, rows
 
+README = Path(__file__).with_name("README.md")
 WIDTH = 120
+# Columns of a row beside its description.
+COLUMNS = ("samples", "missing, twice", "gap, stock's", "computed", "learned", "moved", "streamed", "s", "verdict",
+           "last passed")  # fmt: skip
 # What a row that did not run shows.
 NOT_RUN = "–"
 # Between these lines of README.md the table is.
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 
 
-def rows() -> list[dict[str, str]]:
-    """The rows of the table: those that `make test` runs, then those that cover most; then those of the factors that
-    joined later."""
-    plain, refused = default_row(), refused_pairs()
-    first = covering_rows({name: NAMES[name] for name in NAMES if name not in LATER}, refused, ALWAYS)
-    known = [{**row, **{name: plain[name] for name in LATER}} for row in first]
-    # Every other factor is at its first value: a row with all factors at others is too long to read.
-    others = [name for name in NAMES if name not in LATER]
-    halves = [{name: plain[name] for name in part} for part in (others[::2], others[1::2])]
-    begun = [{**half, name: value} for name in LATER for value in NAMES[name][1:] for half in halves]
-    return covering_rows(NAMES, refused, [*known, *begun])
+# What `test_a_row_holds` says of its run, with the day: the row's description, its figures (judging.py), its faults,
+# and seconds.
+Result = Mapping[str, Any]
 
 
-def markdown(
-    results: Mapping[str, tuple[Figures, Sequence[str], float]], before: Mapping[str, str] = MappingProxyType({})
-) -> str:
-    """`results`: figures, faults and seconds by a row's description; a row without shows the cells of `before`."""
+def write(results: Iterable[Result]) -> None:
+    """Write the table into README.md; a row without a result keeps what the table says of it."""
+    head, _, rest = README.read_text().partition(BEGIN)
+    table, _, foot = rest.partition(END)
+    README.write_text(f"{head}{BEGIN}\n\n{markdown(results, cells_by_row(table))}\n{END}{foot}")
+
+
+def markdown(results: Iterable[Result], before: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the table with `results`; a row without one shows the cells of `before`, and a row that does not hold the
+    day of these on which it last passed."""
+    cells = dict(before)
+    for one in results:
+        cells[one["row"]] = " | ".join(_cells(one, cells.get(one["row"], NOT_RUN)))
     table = rows()
     refused = refused_pairs()
     lines = [
@@ -60,35 +65,33 @@ def markdown(
         "|---|---|",
         *(f"| `{what}` | {why} |" for what, why in EXCLUDED.items()),
         "",
-        "| row | samples | missing, twice | gap, stock's | computed | learned | moved | streamed | s | verdict |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-        *(f"| {name} | {_figures(results.get(name), before.get(name))} |" for name in map(described, table)),
+        f"| row | {' | '.join(COLUMNS)} |",
+        "|---" * (1 + len(COLUMNS)) + "|",
+        *(f"| {name} | {cells.get(name, ' | '.join([NOT_RUN] * len(COLUMNS)))} |" for name in map(described, table)),
     ]
     return "\n".join(lines) + "\n"
 
 
 def cells_by_row(text: str) -> dict[str, str]:
     """Return the cells of a table that `markdown` made, by a row's description."""
-    found = (line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.count(" | ") == 9)
+    found = (line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.count(" | ") == len(COLUMNS))
     return {name: cells for name, cells in found}
 
 
-def _figures(result: tuple[Figures, Sequence[str], float] | None, before: str | None) -> str:
-    if result is None:
-        return before or " | ".join([NOT_RUN] * 9)
-    found, faults, seconds = result
-    cells = (
-        f"{found.samples}/{found.expected}",
-        f"{found.missing}, {found.duplicated}",
-        f"{_number(found.gap)}, {_number(found.stock_gap)}",
-        _number(found.computed),
-        _number(found.learned),
-        str(found.migrations),
-        str(found.streamed),
-        f"{seconds:.0f}",
-        "; ".join(faults).replace("|", "/") or "holds",
+def _cells(result: Result, before: str) -> tuple[str, ...]:
+    found = result["figures"]
+    return (
+        f"{found['samples']}/{found['expected']}",
+        f"{found['missing']}, {found['duplicated']}",
+        f"{_number(found['gap'])}, {_number(found['stock_gap'])}",
+        _number(found["computed"]),
+        _number(found["learned"]),
+        str(found["migrations"]),
+        str(found["streamed"]),
+        f"{result['seconds']:.0f}",
+        "; ".join(result["faults"]).replace("|", "/") or "holds",
+        before.split(" | ")[-1] if result["faults"] else result["day"],
     )
-    return " | ".join(cells)
 
 
 def _number(value: Any) -> str:

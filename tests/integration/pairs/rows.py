@@ -4,8 +4,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ class Done:
     metrics: dict[str, dict[str, float]]
     accounts: dict[str, dict[str, Any]]
     log: str = ""
-    said: Sequence[str] = field(default_factory=list)
 
 
 def name_of(row: Row) -> str:
@@ -102,20 +101,13 @@ def run_row(home: Path, row: Row, forks: Mapping[str, str], *, stock: bool = Fal
     shutil.rmtree(home / name / f"global_step_{STEPS}", ignore_errors=True)
     return Done(row, done.code, round(time.monotonic() - begun, 1), records(home / f"{name}.numbers"), metrics,
                 {str(step): account for step, account in done.accounts().items()},
-                _end(done) if done.code else "", said(done))  # fmt: skip
+                _end(done) if done.code else "")  # fmt: skip
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
     """What pair_recorder.py wrote, by step."""
     found = [json.loads(file.read_text()) for file in sorted(folder.glob("step_*.json"))]
     return {str(record["step"]): record for record in found}
-
-
-def said(done: Finished) -> list[str]:
-    """What verl-fuse said in the log."""
-    return sorted(
-        {line.strip()[-300:] for line in done.output.splitlines() if "verl-fuse: " in line or "verl_fuse" in line}
-    )[:40]
 
 
 def _end(done: Finished) -> str:
@@ -139,16 +131,6 @@ def long_task(home: Path, *, tied: bool, tools: bool) -> Path:
     return made
 
 
-def stock_gap(done: Done | Mapping[str, Any]) -> float:
+def stock_gap(done: Done) -> float:
     """Largest difference of a token's probability between rollout and trainer, of a run of stock verl."""
-    metrics = done["metrics"] if isinstance(done, Mapping) else done.metrics
-    return max(step[GAP] for step in metrics.values())
-
-
-def kept(folder: Path, home: Path, row: Row, variables: Mapping[str, str], *, stock: bool = False) -> dict[str, Any]:
-    """The result of a row, from `folder` if it ran before."""
-    file = folder / f"{'stock-' if stock else ''}{name_of(row)}.json"
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(run_row(home, row, variables, stock=stock)), indent=1))
-    return json.loads(file.read_text())
+    return max(step[GAP] for step in done.metrics.values())

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from covering import covering_rows
+
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 LONG_LIMIT = 16384
 PACKED_TOKENS = 1024
@@ -263,6 +265,19 @@ EXCLUDED = {
 
 def default_row(factors: Factors = FACTORS) -> dict[str, str]:
     return {name: next(iter(values)) for name, values in factors.items()}
+
+
+def rows() -> list[dict[str, str]]:
+    """The rows of the table: those that `make test` runs, then those that cover most; then those of the factors that
+    joined later."""
+    plain, refused = default_row(), refused_pairs()
+    first = covering_rows({name: NAMES[name] for name in NAMES if name not in LATER}, refused, ALWAYS)
+    known = [{**row, **{name: plain[name] for name in LATER}} for row in first]
+    # Every other factor is at its first value: a row with all factors at others is too long to read.
+    others = [name for name in NAMES if name not in LATER]
+    halves = [{name: plain[name] for name in part} for part in (others[::2], others[1::2])]
+    begun = [{**half, name: value} for name in LATER for value in NAMES[name][1:] for half in halves]
+    return covering_rows(NAMES, refused, [*known, *begun])
 
 
 def stock_row(row: Row) -> dict[str, str]:

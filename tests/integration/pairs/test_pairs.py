@@ -1,20 +1,24 @@
 """Every pair of the table (table.py): refused before start with a message that names a key, or in a row of two steps
 on real verl that holds.
 
-Six rows always run; all of them with VERL_FUSE_LONG=1, and with stock verl beside those whose bound comes from it.
+The rows of RUN always run; all of the table's with VERL_FUSE_LONG=1, and with stock verl beside those whose bound comes
+from it.
 """
 
+import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from acceptance import checking, refusal
 from covering import all_pairs, pairs_of
-from judging import faults, figures, needs_stock
-from report import cells_by_row, markdown, rows
+from judging import Figures, faults, figures, needs_stock
+from report import COLUMNS, README, cells_by_row, markdown
 from rows import Done, run_row, stock_gap
-from table import EVERYTHING, NAMES, REFUSED, Row, default_row, described, refused_pairs, stock_row
+from table import EVERYTHING, NAMES, REFUSED, Row, default_row, described, refused_pairs, rows, stock_row
 
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
@@ -47,28 +51,48 @@ def test_all_other_pairs_are_in_rows_that_are_accepted(configuration):
 
 def test_the_readme_holds_the_table():
     """Figures apart, which are of runs."""
-    found = (Path(__file__).parent / "README.md").read_text()
-    for line in markdown({}).splitlines():
+    found = README.read_text()
+    for line in markdown([]).splitlines():
         assert line.split(" | – ")[0] in found, line
+    assert cells_by_row(found).keys() == {"row", *map(described, rows())}
 
 
 def test_a_row_that_was_not_run_again_keeps_its_result():
-    name, cells = described(rows()[1]), " | ".join("123456789")
-    table = markdown({}, {name: cells})
+    name, cells = described(rows()[1]), " | ".join(map(str, range(len(COLUMNS))))
+    table = markdown([], {name: cells})
     assert f"| {name} | {cells} |" in table.splitlines()
     assert cells_by_row(table)[name] == cells
 
 
+def result(day: str, *faults: str, gap: float | None = 2e-5) -> dict[str, Any]:
+    """What a run of the second row says of itself."""
+    found = Figures(48, 48, 0, 1, gap, 1e-5, math.nan, 0.0, 2, 32)
+    return {"row": described(rows()[1]), "figures": asdict(found), "faults": faults, "seconds": 86.6, "day": day}
+
+
+def test_a_row_that_holds_passed_on_that_day_and_one_that_does_not_keeps_the_day_before():
+    name = described(rows()[1])
+    passed = cells_by_row(markdown([result("2026-11-20")]))
+    assert passed[name] == "48/48 | 0, 1 | 2.0e-05, 1.0e-05 | – | 0 | 2 | 32 | 87 | holds | 2026-11-20"
+    failed = cells_by_row(markdown([result("2026-11-27", "1 twice", "a|b", gap=None)], passed))
+    assert failed[name] == "48/48 | 0, 1 | –, 1.0e-05 | – | 0 | 2 | 32 | 87 | 1 twice; a/b | 2026-11-20"
+    never = cells_by_row(markdown([result("2026-11-27", "1 twice")]))
+    assert never[name].split(" | ")[-2:] == ["1 twice", "–"]
+    again = cells_by_row(markdown([result("2026-11-27", "1 twice"), result("2026-11-28")], passed))
+    assert again[name].split(" | ")[-2:] == ["holds", "2026-11-28"]
+
+
 @pytest.mark.parametrize("row", RUN, ids=described)
-def test_a_row_holds(row: Row, verl_home: Path, forks):
+def test_a_row_holds(row: Row, verl_home: Path, forks, record_property):
     done = run_row(verl_home, row, forks)
-    assert done.code == 0, done.log
     bound = None
-    if LONG and needs_stock(row):
+    if LONG and done.code == 0 and needs_stock(row):
         stock = run_row(verl_home, stock_row(row), forks, stock=True)
         assert stock.code == 0, stock.log
         bound = stock_gap(stock)
-    assert faults(vars(done), bound) == []
+    found = {"figures": asdict(figures(vars(done))), "faults": faults(vars(done), bound), "seconds": done.seconds}
+    record_property("row", json.dumps({"row": described(row), **found}))
+    assert found["faults"] == [], done.log
 
 
 def test_everything_at_once_holds(verl_home: Path, forks, record_property):
