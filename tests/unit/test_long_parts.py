@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ci.long import __main__ as long
+from ci.long import __main__ as module
 from ci.long.__main__ import PARTS, ROWS, USAGE, Part, belongs, main, measured, of_pairs, read, selected
 from verl_fuse.errors import FuseError
 
@@ -47,10 +47,6 @@ def collected(folder: Path, files: Collection[str], *, long: bool) -> set[str]:
     return set(re.findall(r"^RUNS (.+)$", found.stdout, re.MULTILINE))
 
 
-def behind(folder: Path, files: Collection[str]) -> set[str]:
-    return collected(folder, files, long=True) - collected(folder, files, long=False)
-
-
 def not_once(tests: Collection[str], items: Sequence[str]) -> dict[str, list[str]]:
     """By test, the items that it is in, unless that is one."""
     homes = {test: [item for item in items if belongs(test, item)] for test in tests}
@@ -69,14 +65,12 @@ def readers() -> set[str]:
     return {str(path.relative_to(REPO)) for path in found}
 
 
-@pytest.fixture(scope="module")
-def long_tests(readers: set[str]) -> set[str]:
-    return behind(REPO, readers)
-
-
-def test_every_test_behind_the_variable_is_in_one_part(long_tests: set[str], items: list[str]):
-    assert len(long_tests) > 42, "rows of pairs alone"
-    assert not_once(long_tests, items) == {}
+def test_every_test_behind_the_variable_is_in_one_part(readers: set[str], items: list[str]):
+    tests = collected(REPO, readers, long=True)
+    behind = tests - collected(REPO, readers, long=False)
+    assert len(behind) > 42, "rows of pairs alone"
+    assert not_once(behind, items) == {}
+    assert {row for item in items if ROWS in item for row in selected(item)} <= tests
 
 
 def test_a_file_of_which_the_variable_changes_a_test_is_in_one_part_as_a_whole(readers: set[str], items: list[str]):
@@ -89,14 +83,6 @@ def test_every_row_of_the_pairs_is_in_one_part(items: list[str]):
     rows = [test for item in items if ROWS in item for test in selected(item)]
     table = of_pairs("table")
     assert rows == [f"{PAIRS}::test_a_row_holds[{table.described(row)}]" for row in table.rows()]
-
-
-def test_what_selects_an_item_is_collected(readers: set[str], items: list[str]):
-    tests = collected(REPO, readers, long=True)
-    chosen = {test for item in items for test in selected(item)}
-    assert {
-        one for one in chosen if one not in tests and not any(test.startswith(f"{one}::") for test in tests)
-    } == set()
 
 
 LONG_TESTS = """
@@ -115,7 +101,7 @@ def test_more_values(loss): pass
 
 def test_a_new_long_test_that_is_in_no_part_is_found(tmp_path: Path, items: list[str]):
     (tmp_path / "test_new.py").write_text(LONG_TESTS)
-    new = behind(tmp_path, ["test_new.py"])
+    new = collected(tmp_path, ["test_new.py"], long=True) - collected(tmp_path, ["test_new.py"], long=False)
     assert new == {"test_new.py::test_whole", "test_new.py::test_one_value[4]", "test_new.py::test_more_values[b]"}
     assert not_once(new, items) == {test: [] for test in new}
     assert not_once(new, [*items, "test_new.py"]) == {}
@@ -134,7 +120,7 @@ def test_the_workflow_runs_every_part_each_within_an_hour():
     assert job["strategy"] == {"fail-fast": False, "matrix": {"part": list(range(1, len(parts()) + 1))}}
     assert job["timeout-minutes"] * 60 <= HOUR
     (upload,) = [step["with"] for step in job["steps"] if step.get("uses", "").startswith("actions/upload-artifact")]
-    assert REPO / upload["path"] == long.REPORTS
+    assert REPO / upload["path"] == module.REPORTS
 
 
 A, B, C = "tests/test_a.py", "tests/test_b.py", "tests/test_c.py"
@@ -152,7 +138,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of parts that are A and B, and C."""
     file = tmp_path / "parts.json"
     file.write_text(json.dumps(TWO))
-    monkeypatch.setattr(long, "PARTS", file)
+    monkeypatch.setattr(module, "PARTS", file)
     return file
 
 
@@ -232,3 +218,61 @@ def test_a_file_that_is_no_report_is_named(text: str, tmp_path: Path, capsys: py
     path.write_text(text)
     assert main(["--add", str(path)]) == USAGE
     assert f"{path} is no report of `python -m ci.long PART`" in capsys.readouterr().err
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[int]]:
+    """Return what makes a repository with one part of one file of tests, runs the part and adds its report: the exit
+    codes."""
+    monkeypatch.setattr(module, "REPO", tmp_path)
+    monkeypatch.setattr(module, "REPORTS", tmp_path / "runs/long")
+    monkeypatch.setattr(module, "PARTS", tmp_path / "parts.json")
+    (tmp_path / "README.md").write_text((REPO / "tests/integration/pairs/README.md").read_text())
+    monkeypatch.setattr(of_pairs("report"), "README", tmp_path / "README.md")
+    (tmp_path / "parts.json").write_text('[{"test_tiny.py": null}]')
+
+    def make(test: str) -> list[int]:
+        (tmp_path / "test_tiny.py").write_text(
+            f"import json, os, pytest\ndef test_tiny(record_property):\n    {test}\n"
+        )
+        return [main(["1"]), main(["--add", str(tmp_path / "runs/long/part-1.xml")])]
+
+    return make
+
+
+ROW = {
+    "row": "critic=first",
+    "figures": {
+        **{"samples": 48, "expected": 48, "missing": 0, "duplicated": 0, "gap": 1e-5, "stock_gap": 1e-5},
+        **{"computed": float("nan"), "learned": 2e-7, "migrations": 0, "streamed": 0},
+    },
+    "faults": [],
+    "seconds": 39.2,
+}
+
+
+def test_a_part_that_passed_is_recorded_with_its_rows(tiny: Callable[[str], list[int]], tmp_path: Path):
+    assert tiny(f"assert os.environ['{VARIABLE}'] == '1'; record_property('row', {json.dumps(ROW)!r})") == [0, 0]
+    ((item, one),) = json.loads((tmp_path / "parts.json").read_text())[0].items()
+    assert (item, one) == ("test_tiny.py", {"seconds": 0, "day": one["day"]})
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", one["day"])
+    cells = of_pairs("report").cells_by_row((tmp_path / "README.md").read_text())
+    assert cells["critic=first"] == f"48/48 | 0, 0 | 1.0e-05, 1.0e-05 | – | 2.0e-07 | 0 | 0 | 39 | holds | {one['day']}"
+
+
+@pytest.mark.parametrize(
+    ("test", "codes"),
+    [
+        ("pytest.skip('no vLLM')", [1, 1]),
+        ("raise AssertionError", [1, 1]),
+        # No report tells of the tests that did not run any more.
+        ("raise KeyboardInterrupt", [2, USAGE]),
+    ],
+)
+def test_a_part_of_which_a_test_did_not_pass_is_not_recorded(
+    tiny: Callable[[str], list[int]], tmp_path: Path, test: str, codes: list[int]
+):
+    (tmp_path / "runs/long").mkdir(parents=True)
+    (tmp_path / "runs/long/part-1.xml").write_text("an older report")
+    assert tiny(test) == codes
+    assert json.loads((tmp_path / "parts.json").read_text()) == [{"test_tiny.py": None}]

@@ -1,14 +1,17 @@
 """Everything that the workflows run exists: make targets, modules, files, and the arguments they are given."""
 
 import importlib.util
+import json
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ci.long.__main__ import PARTS
 from ci.upstream.__main__ import COMMANDS
 from ci.upstream.ab.command import parse
 
@@ -25,10 +28,15 @@ def load(path: Path) -> dict:
 
 
 def commands(path: Path) -> Iterator[str]:
-    """Every line that a workflow runs, continued lines joined."""
+    """Every line that a workflow runs, continued lines joined, with the values of each job of a matrix."""
     for job in load(path)["jobs"].values():
-        for step in job["steps"]:
-            yield from step.get("run", "").replace("\\\n", " ").splitlines()
+        matrix = job.get("strategy", {}).get("matrix", {})
+        for values in product(*matrix.values()):
+            for step in job["steps"]:
+                text = step.get("run", "").replace("\\\n", " ")
+                for name, value in zip(matrix, values, strict=True):
+                    text = text.replace(f"${{{{ matrix.{name} }}}}", str(value))
+                yield from text.splitlines()
 
 
 def problem(command: str, repo: Path) -> str | None:
@@ -58,6 +66,8 @@ def make_problem(words: list[str], makefile: str) -> str | None:
             return f"no target uses {variable}"
         if variable == "STACK" and not (REPO / "ci/stacks" / value).is_dir():
             return f"no stack {value}"
+        if variable == "PART" and value not in map(str, range(1, len(json.loads(PARTS.read_text())) + 1)):
+            return f"no part {value}"
         if variable == "UPSTREAM":
             name, *arguments = value.split()
             if name not in COMMANDS:
@@ -78,6 +88,8 @@ def test_everything_a_workflow_runs_exists(path: Path, repo: Path):
         "make nosuch",
         "make test NOSUCH=1",
         "make test STACK=nosuch",
+        "make test-long PART=0",
+        "make test-long PART=${{ matrix.nosuch }}",
         "make upstream UPSTREAM=nosuch",
         ".venv/bin/python -m nosuch",
         ".venv/bin/python -m pytest tests/nosuch.py",
@@ -94,6 +106,7 @@ def test_each_workflow_starts_when_it_should():
     assert starts == {
         "ci": {"push": {"branches": ["main"]}, "pull_request": None},
         "nightly": {"schedule": [{"cron": "17 2 * * *"}], "workflow_dispatch": None},
+        "long": {"schedule": [{"cron": "29 4 * * 6"}], "workflow_dispatch": None},
         "canary": {"schedule": [{"cron": "43 3 * * 1"}], "workflow_dispatch": None},
         "release": {"push": {"tags": ["v*"]}},
     }
