@@ -143,7 +143,7 @@ def add(parts: Sequence[Part], reports: Sequence[Path]) -> int:
     write_atomically(PARTS, json.dumps(parts, indent=1) + "\n")
     print(listed(parts))
     if left:
-        print("Not recorded, because not every test passed:", *left, sep="\n  ", file=sys.stderr)
+        print("Not recorded, because not all of its tests passed in this run:", *left, sep="\n  ", file=sys.stderr)
     return int(bool(left))
 
 
