@@ -50,8 +50,8 @@ def alive(actor):
 class Run:
     """A manager of the first three of `actors`; the others are reward workers."""
 
-    def __init__(self, actors):
-        self.manager = AgentLoopManagerTQ.__new__(AgentLoopManagerTQ)
+    def __init__(self, actors, kind=AgentLoopManagerTQ):
+        self.manager = kind.__new__(kind)
         self.manager.agent_loop_workers, self.rewards = actors[:3], actors[3:]
         self.processes = SampleProcesses(self.manager, self.rewards, TIMEOUT)
         self.unfinished = set()
@@ -139,7 +139,21 @@ def test_a_process_that_does_not_answer_ends_nothing_and_is_a_suspect(run):
     ]
 
 
-def test_a_manager_of_another_kind_is_left_as_it_is():
+def test_a_dead_worker_of_a_manager_that_deals_prompts_out_itself_is_left_to_it(actors):
+    class Own(AgentLoopManagerTQ):
+        def generate_sequences(self, prompts):
+            return prompts
+
+    actors[:] = map(alive, actors)
+    run = Run(actors, Own)
+    assert run.manager.generate_sequences([1]) == [1]
+    end(actors[0])
+    run.unfinished = {"a"}
+    run.look(2 * TIMEOUT)
+    assert next(iter(run.processes.suspects({"a"}))).startswith("agent-loop worker 0 (dead: ")
+
+
+def test_a_manager_without_workers_is_left_as_it_is():
     class Own:
         def generate_sequences(self, prompts):
             return prompts

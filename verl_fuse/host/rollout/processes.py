@@ -8,6 +8,7 @@ Invariants (tests/integration/test_sample_processes.py):
 - a dead agent-loop worker with unfinished prompts ends the run, with an error that names the worker and the prompts,
 within `timeout` seconds; one whose prompts are finished does not;
 - a dead reward worker ends the run likewise;
+- a manager that deals prompts out in a way of its own is left alone;
 - a process that lives but does not answer ends nothing; it is among the suspects of a rollout that stands still.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.hangs import INTERVAL
@@ -32,7 +34,7 @@ SHOWN = 5
 
 
 class SampleProcesses:
-    """The processes of verl's `agent_loop_manager`, as far as it has workers as verl's own, and the workers `rewards`;
+    """The agent-loop workers of verl's `agent_loop_manager`, where it has any, and the reward workers `rewards`;
     `timeout` is seconds until a death is known."""
 
     def __init__(self, agent_loop_manager: Any, rewards: Collection[Any] | None, timeout: float):
@@ -44,7 +46,8 @@ class SampleProcesses:
         # Prompt uid -> its agent-loop worker, and its label for users.
         self._homes: dict[str, str] = {}
         self._labels: dict[str, str] = {}
-        if self._loops:
+        # A manager that deals prompts out itself may also know what to do when a worker dies.
+        if self._loops and type(agent_loop_manager).generate_sequences is AgentLoopManagerTQ.generate_sequences:
             agent_loop_manager.generate_sequences = partial(self._submit, agent_loop_manager.generate_sequences)
 
     def begin_step(self) -> None:
