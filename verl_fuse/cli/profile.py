@@ -111,7 +111,7 @@ def _measuring(threads: int) -> Any:
     try:
         measuring = importlib.import_module("verl_fuse.runtime.profile")
     except ImportError as error:
-        raise FuseError(f"verl-fuse profile needs torch ({error}): {install('verl')}, or torch itself") from error
+        raise FuseError(f"profile needs torch ({error}): {install('verl')}, or torch itself") from error
     measuring.set_threads(threads)
     return measuring
 

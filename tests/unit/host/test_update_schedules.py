@@ -88,7 +88,7 @@ def test_where_nothing_is_faster_there_is_no_schedule_and_that_is_said_once(capl
     assert schedules.ready() == {}
     assert [record.message for record in caplog.records] == [
         (
-            "verl-fuse: 4 actor and 4 critic micro-batches run one model after the other: no fused schedule is "
+            "4 actor and 4 critic micro-batches run one model after the other: no fused schedule is "
             "predicted to be faster"
         )
     ]

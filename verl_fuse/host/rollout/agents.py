@@ -35,7 +35,7 @@ def build_directly(agent_loop_manager: Any, timeout: float) -> None:
     answered, late = ray.wait(calls, num_returns=len(calls), timeout=timeout)
     ray.get(answered)
     if late:
-        logger.warning("verl-fuse: %d agent-loop workers did not answer within %g s", len(late), timeout)
+        logger.warning("%d agent-loop workers did not answer within %g s", len(late), timeout)
 
 
 def without_hydra(_worker: Any) -> None:

@@ -84,7 +84,7 @@ class UpdateSchedules:
                 if schedule is None:
                     self._schedules.pop(counts, None)
                     logger.warning(
-                        "verl-fuse: %d actor and %d critic micro-batches run one model after the other: no fused "
+                        "%d actor and %d critic micro-batches run one model after the other: no fused "
                         "schedule is predicted to be faster",
                         *counts,
                     )

@@ -45,7 +45,7 @@ class CriticFirst(TrainerPart):
         else:
             self._passes += 1
             reason = f"{len(batch)} rows are not one mini-batch of {size}"
-            logger.info("verl-fuse: step %d computes values before the critic's update: %s", step, reason)
+            logger.info("step %d computes values before the critic's update: %s", step, reason)
         self.metrics = {
             "fuse/update_own_values": float(self.trained),
             "fuse/update_values_passes": float(self._passes),

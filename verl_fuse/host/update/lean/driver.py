@@ -65,7 +65,7 @@ class LeanUpdates(SeparateUpdates, TrainerPart):
         self._own = reason is None
         if reason:
             self._passes += 1
-            logger.info("verl-fuse: step %d computes old log-probs: %s", self._trainer.global_steps, reason)
+            logger.info("step %d computes old log-probs: %s", self._trainer.global_steps, reason)
         return batch if self._own else stock(batch, metrics)
 
     def advantage(self, batch: KVBatchMeta, metrics: dict, stock: UpdateCall) -> KVBatchMeta:

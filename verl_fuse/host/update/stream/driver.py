@@ -194,7 +194,7 @@ class StreamedUpdates(LeanUpdates):
         self._going = bool(self._now.rows) and reason is None
         if reason is not None:
             self._fallbacks += 1
-            logger.warning("verl-fuse: step %d drops what it streamed: %s", self._trainer.global_steps, reason)
+            logger.warning("step %d drops what it streamed: %s", self._trainer.global_steps, reason)
             group = self._trainer.actor_rollout_wg
             self._trainer.lane.call(
                 "stream_drop",
