@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from verl_fuse.spec.composed import MODEL, ROLLOUT, Get, required, required_if_set
+from verl_fuse.spec.composed import MODEL, ROLLOUT, Get, on_accelerators, required, required_if_set
 from verl_fuse.spec.step import Refusal
 
 _BLOCK, _NEEDS, _STANDALONE = "fuse.elastic", "fuse.elastic.enabled=true needs", "fuse.elastic.standalone needs"
@@ -36,7 +36,7 @@ def _scaling(get: Get) -> Iterator[Refusal]:
         allowed = f"needs {_BLOCK}.release=true: a replica that is not released keeps its requests"
         yield Refusal(f"{_BLOCK}.cut_fraction", cut, allowed)
     key = f"{ROLLOUT}.free_cache_engine"
-    if get(f"{_BLOCK}.release") and get(key) is False and get("trainer.device") != "cpu":
+    if get(f"{_BLOCK}.release") and get(key) is False and on_accelerators(get):
         allowed = f"{_BLOCK}.release=true needs true: a replica that keeps its memory gives no device back"
         yield Refusal(key, False, allowed)
     threshold = get("fuse.interstage.enabled") and get("fuse.interstage.migration_threshold")

@@ -15,6 +15,7 @@ from verl_fuse.spec.composed import (
     has_adapters,
     has_critic,
     has_reference,
+    on_accelerators,
     required,
     required_if_set,
 )
@@ -122,7 +123,7 @@ def _slices(get: Get) -> Iterator[Refusal]:
     copies = tuple(_copies(get))
     yield from _strategies(get, copies)
     key = f"{ROLLOUT}.free_cache_engine"
-    if get(key) is False and get("trainer.device") != "cpu":
+    if get(key) is False and on_accelerators(get):
         allowed = f"{_SLICES} needs true: a replica that keeps its memory leaves none for the slice on its devices"
         yield Refusal(key, False, allowed)
     if get(f"{ACTOR}.strategy") == "megatron":

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from verl_fuse.spec.composed import ACTOR, CRITIC, Get, has_critic, required, required_if_set
+from verl_fuse.spec.composed import ACTOR, CRITIC, Get, has_critic, off_beside, required, required_if_set
 from verl_fuse.spec.step import Refusal
 
 _NEEDS = "fuse.pipeline.enabled=true"
@@ -27,17 +27,16 @@ def refusals(get: Get) -> Iterator[Refusal]:
     """Yield the reasons why this configuration cannot train both models in one pipeline."""
     if enabled(get):
         yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{_NEEDS} needs trainer.v1.trainer_mode=fuse")})
-        yield from (_models(get) if has_critic(get) else _critic(get))
+        if not has_critic(get):
+            key = "algorithm.adv_estimator"
+            allowed = f"{_NEEDS} trains an actor and a critic together: gae, or set it to false"
+            yield Refusal(key, get(key), allowed)
+        yield from _models(get)
 
 
 def enabled(get: Get) -> bool:
     """Tell whether both models are trained in one pipeline."""
     return bool(get("fuse.pipeline.enabled"))
-
-
-def _critic(get: Get) -> Iterator[Refusal]:
-    key = "algorithm.adv_estimator"
-    yield Refusal(key, get(key), f"{_NEEDS} trains an actor and a critic together: gae, or set it to false")
 
 
 def _models(get: Get) -> Iterator[Refusal]:
@@ -56,14 +55,14 @@ def _models(get: Get) -> Iterator[Refusal]:
 
 def _engines(get: Get) -> Iterator[Refusal]:
     for role in (ACTOR, CRITIC):
-        off = {f"{role}.megatron.{key}": (value, f"not with {_NEEDS}: {said}") for key, (value, said) in _OFF.items()}
+        off = {f"{role}.megatron.{key}": (value, f"{_NEEDS} needs {said}") for key, (value, said) in _OFF.items()}
         yield from required_if_set(get, off)
         key = f"{role}.megatron.pipeline_model_parallel_size"
         if (get(key) or 1) < 2:
             yield Refusal(key, get(key), f"{_NEEDS} needs a pipeline of at least 2 stages")
     for model in ("actor_rollout_ref.model", "critic.model"):
         off = {f"{model}.lora_rank": 0, f"{model}.lora.rank": 0, f"{model}.mtp.enable": False}
-        yield from required_if_set(get, {key: (value, f"not with {_NEEDS}: {value}") for key, value in off.items()})
+        yield from off_beside(get, _NEEDS, off)
     widths = {role: _product(get, role, "tensor", "context") for role in (ACTOR, CRITIC)}
     if widths[ACTOR] != widths[CRITIC]:
         key = f"{CRITIC}.megatron.tensor_model_parallel_size"
@@ -72,7 +71,7 @@ def _engines(get: Get) -> Iterator[Refusal]:
             f"not {widths[CRITIC]}"
         )
         yield Refusal(key, get(key), allowed)
-    yield from required(get, {"global_profiler.steps": (None, f"not with {_NEEDS}: null")})
+    yield from required(get, {"global_profiler.steps": (None, f"{_NEEDS} needs null")})
 
 
 def _environment(get: Get) -> Iterator[Refusal]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from verl_fuse.spec.composed import CRITIC, ROLLOUT, Get, has_critic, required, required_if_set
+from verl_fuse.spec.composed import CRITIC, ROLLOUT, Get, has_critic, on_accelerators, required, required_if_set
 from verl_fuse.spec.step import Refusal
 
 _BLOCK = "fuse.placement"
@@ -38,7 +38,6 @@ def refusals(get: Get) -> Iterator[Refusal]:
     if not has_critic(get):
         key = "algorithm.adv_estimator"
         yield Refusal(key, get(key), f"{_NEEDS} a critic: gae, or set it to null")
-        return
     yield from _pool(get)
     if devices is None:
         yield from _chosen(get)
@@ -116,11 +115,11 @@ def _pool(get: Get) -> Iterator[Refusal]:
     off = {
         "fuse.pipeline.enabled": (
             False,
-            f"not with {PLACED}: false, a fused update trains both models in the same processes",
+            f"{_NEEDS} false: a fused update trains both models in the same processes",
         ),
         "fuse.realloc.schedule": (
             None,
-            f"not with {PLACED}: null, layouts change where both models are on all devices",
+            f"{_NEEDS} null: layouts change where both models are on all devices",
         ),
     }
     yield from required_if_set(get, off)
@@ -136,16 +135,16 @@ def _model(get: Get, devices: int) -> Iterator[Refusal]:
     key = f"{CRITIC}.strategy"
     if get(key) not in _ENGINES:
         yield Refusal(key, get(key), f"{_NEEDS} {' or '.join(_ENGINES)}: with Megatron it has not been run")
-        return
-    key = f"{CRITIC}.fsdp.ulysses_sequence_parallel_size"
-    width = get(key) or 1
-    if devices % width:
-        yield Refusal(key, width, f"a divisor of {_COUNT}, which is {devices}")
-        return
     key = f"{CRITIC}.fsdp.fsdp_size"
     shards = get(key) or -1
     if 0 < shards < devices and devices % shards:
         yield Refusal(key, shards, f"-1, or a divisor of {_COUNT}, which is {devices}")
+    key = f"{CRITIC}.fsdp.ulysses_sequence_parallel_size"
+    width = get(key) or 1
+    if devices % width:
+        yield Refusal(key, width, f"a divisor of {_COUNT}, which is {devices}")
+        # The number of ranks that share out a mini-batch is not known then.
+        return
     key, ranks = f"{CRITIC}.ppo_mini_batch_size", devices // width
     samples = (get(key) or 0) * (get(f"{ROLLOUT}.n") or 1)
     if samples % ranks:
@@ -154,9 +153,9 @@ def _model(get: Get, devices: int) -> Iterator[Refusal]:
 
 
 def _deferred(get: Get, devices: range) -> Iterator[Refusal]:
-    steps = {"global_profiler.steps": (None, f"not with {DEFER}=true: null, a profile is of one step")}
+    steps = {"global_profiler.steps": (None, f"{DEFER}=true needs null: a profile is of one step")}
     yield from required_if_set(get, steps)
-    if get("trainer.device") != "cpu":
+    if on_accelerators(get):
         yield from _parked(get, devices)
 
 
@@ -164,19 +163,18 @@ def _parked(get: Get, devices: range) -> Iterator[Refusal]:
     """Refuse a replica that generates on the critic's accelerator: it leaves a critic that is trained no memory."""
     each, key = replica_devices(get), MOST_REPLICAS
     free = devices.start // each
-    if devices.stop != _all(get) or not free:
+    there = devices.stop == _all(get) and free > 0
+    if not there:
         allowed = (
             f"{DEFER}=true on an accelerator needs the last devices, behind at least one replica of {each}: other "
             "replicas do not generate there"
         )
         yield Refusal(_FIRST, devices.start, allowed)
-        return
     on = f"{DEFER}=true on an accelerator needs"
     if not get(ELASTIC_ON):
         yield Refusal(ELASTIC_ON, False, f"{on} true: it says which replicas generate")
-        return
     most = get(key)
-    if most is None or most > free:
+    if there and (most is None or most > free):
         yield Refusal(key, most, f"{on} at most {free}: the replicas before device {devices.start}")
     yield from required_if_set(get, {"fuse.elastic.standalone": (0, f"{on} 0: replicas are counted by their devices")})
 

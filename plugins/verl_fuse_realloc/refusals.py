@@ -8,7 +8,7 @@ from typing import Any
 
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.parameters import require_known
-from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, has_critic, required, required_if_set
+from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, has_critic, off_beside, required, required_if_set
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.step import Refusal
 from verl_fuse_realloc.schedule import FSDP_SIZE, KEY, overrides_of, scheduled, sizes_of
@@ -92,12 +92,12 @@ def _shards(get: Get) -> Iterator[Refusal]:
         allowed = f"{_NEEDS} needs {' or '.join(_OFF_IN)}: the shards of other engines are not known here"
         yield Refusal(f"{ACTOR}.strategy", engine, allowed)
     off = _OFF | _OFF_IN.get(engine, {})
-    yield from required_if_set(get, {key: (value, f"not with {_NEEDS}: {value}") for key, value in off.items()})
-    adapters = (0, f"not with {_NEEDS}: {_ADAPTERS}")
+    yield from off_beside(get, _NEEDS, off)
+    adapters = (0, f"{_NEEDS} needs {_ADAPTERS}")
     yield from required_if_set(get, {f"{MODEL}.lora_rank": adapters, f"{MODEL}.lora.rank": adapters})
     key, tensor = f"{MEGATRON}.expert_tensor_parallel_size", get(f"{MEGATRON}.tensor_model_parallel_size") or 1
     if engine == "megatron" and get(key) not in (None, tensor):
-        yield Refusal(key, get(key), f"not with {_NEEDS}: null, or {tensor}, as other parameters are cut")
+        yield Refusal(key, get(key), f"{_NEEDS} needs null, or {tensor}, as other parameters are cut")
     key = f"{ROLLOUT}.dtype"
     if get(key) not in DTYPES:
         yield Refusal(key, get(key), f"{_NEEDS} needs {', '.join(DTYPES)}")
@@ -136,7 +136,7 @@ def _layouts(get: Get) -> Iterator[Refusal]:
     for model in sorted(named):
         yield from _family(get, _PATH[model], KEY, Model.from_hf)
     off = {key: value for model in sorted(named) for key, value in _OFF_OF[model].items()}
-    yield from required_if_set(get, {key: (value, f"not with {KEY}: {value}") for key, value in off.items()})
+    yield from off_beside(get, KEY, off)
 
 
 def _family(get: Get, key: str, feature: str, known: Callable[[Mapping[str, Any], str], object]) -> Iterator[Refusal]:

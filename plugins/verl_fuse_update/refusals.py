@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any
 
-from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, Get, has_critic, required, required_if_set
+from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, Get, off_beside, required, required_if_set
 from verl_fuse.spec.step import Refusal
 from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
 
@@ -138,9 +138,7 @@ def refusals(get: Get) -> Iterator[Refusal]:
         if engine not in _OFF_IN:
             yield Refusal(f"{ACTOR}.strategy", engine, f"{switch}=true needs {' or '.join(_OFF_IN)}")
         off = _OFF | _OFF_IN.get(engine, {}) | _OFF_FOR[switch] | _OFF_FOR_IN.get(engine, {}).get(switch, {})
-        yield from required_if_set(
-            get, {key: (value, f"not with {switch}=true: {value}") for key, value in off.items()}
-        )
+        yield from off_beside(get, f"{switch}=true", off)
         loss = f"{ACTOR}.policy_loss.loss_mode"
         if (get(loss) or "vanilla") not in _LOSSES[switch]:
             yield Refusal(
@@ -161,8 +159,8 @@ def _own_values(get: Get) -> Iterator[Refusal]:
     estimator, engine = "algorithm.adv_estimator", get(f"{CRITIC}.strategy")
     if get(estimator) != "gae":
         yield Refusal(estimator, get(estimator), f"{on} needs gae: returns are made of the critic's values")
-    elif not has_critic(get):
-        yield Refusal(f"{CRITIC}.enable", get(f"{CRITIC}.enable"), f"{on} needs true or null: there is no critic")
+    if get(f"{CRITIC}.enable") is False:
+        yield Refusal(f"{CRITIC}.enable", False, f"{on} needs true or null: there is no critic")
     if engine not in _OFF_WITH_VALUES_IN:
         yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {' or '.join(_OFF_WITH_VALUES_IN)}")
     prompts = get("data.train_batch_size")
@@ -179,8 +177,8 @@ def _own_values(get: Get) -> Iterator[Refusal]:
     if (epochs := get(f"{CRITIC}.ppo_epochs")) not in (1, None):
         yield Refusal(f"{CRITIC}.ppo_epochs", epochs, f"{on} needs 1: later epochs compare with the first one's values")
     passes = _off_in_model(f"{CRITIC}.model") | _OFF_WITH_VALUES_IN.get(engine, {})
-    off = {key: (value, f"not with {on}: {value}") for key, value in passes.items()}
-    off |= {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}
+    yield from off_beside(get, on, passes)
+    off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}
     yield from required_if_set(get, off)
 
 

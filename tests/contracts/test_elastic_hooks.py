@@ -416,7 +416,7 @@ def test_a_stranger_s_mistake_leaves_the_step_to_verl(installed_plugin, caplog, 
     ("change", "message"),
     [
         ({"rollout": {"name": "sglang"}}, "actor_rollout_ref.rollout.name='sglang': fuse.elastic.enabled=true needs vllm"),
-        ({"rollout": {"full_determinism": True}}, "actor_rollout_ref.rollout.full_determinism=True: "),
+        ({"rollout": {"full_determinism": True}}, "actor_rollout_ref.rollout.full_determinism=true: "),
         ({"rollout": {"router_config_path": "mine.yaml"}}, "actor_rollout_ref.rollout.router_config_path='mine.yaml': "),
         ({"mode": "sync"}, "trainer.v1.trainer_mode='sync': fuse.elastic.enabled=true needs trainer.v1.trainer_mode=fuse"),
         ({"block": {"warm_prefix_tokens": 0}}, "fuse.elastic.warm_prefix_tokens=0: needs >= 1"),

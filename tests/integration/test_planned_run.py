@@ -18,7 +18,7 @@ def test_a_run_carries_out_what_the_plan_says(planned, plan_file):
     overrides = Plan.read(plan_file).overrides
     tokens = overrides["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"]
     assert f"fuse.plan sets actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens} (was 16384)" in planned.output
-    assert "fuse.plan sets actor_rollout_ref.actor.use_dynamic_bsz=True (was False)" in planned.output
+    assert "fuse.plan sets actor_rollout_ref.actor.use_dynamic_bsz=true (was false)" in planned.output
     assert [(account["samples"], account["missing"]) for account in planned.accounts().values()] == [(24, 0)] * 4
     assert list(planned.metrics) == [1, 2, 3, 4]
 

@@ -53,7 +53,7 @@ def test_a_bad_configuration_is_refused_before_ray_starts(overrides, message, tm
 
 def test_what_is_set_for_nothing_is_pointed_out(capsys):
     Preflight().on_job_start(OmegaConf.create({"fuse": {"elastic": {"scale": True}}}))
-    expected = "verl-fuse: warning: fuse.elastic.scale=True: no effect while fuse.elastic.enabled=false\n"
+    expected = "verl-fuse: warning: fuse.elastic.scale=true: no effect while fuse.elastic.enabled=false\n"
     assert capsys.readouterr().err == expected
 
 

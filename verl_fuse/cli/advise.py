@@ -18,6 +18,7 @@ from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import refused
 from verl_fuse.cli.simulate import features_table, read_options, replayed, show_advice
 from verl_fuse.cli.tables import print_table
+from verl_fuse.errors import listed
 from verl_fuse.simulate.advice import OVERRIDES, Advice, Gain, advise, gains_of_replay, observed
 from verl_fuse.simulate.recorded import SCORE_STAGES, Replay
 from verl_fuse.spec.run_config import FILE, find_config
@@ -73,10 +74,11 @@ def command(
     title = f"{escape(run)}: {result.steps} steps, {result.seconds:.2f} s each"
     print_table(_table(gains, not_predicted(result), title, state))
     for name, note in {**{gain.feature: gain.note for gain in gains}, **not_predicted(result)}.items():
-        for line in [f"refused: {line}" for line in refusals[name]] or [note]:
-            say(f"{name}: {line}")
-    for line in notes:
-        say(f"Note: {line}")
+        for line in f"{name}: {f'refused: {listed(refusals[name])}' if refusals[name] else note}".splitlines():
+            say(line)
+    for note in notes:
+        for line in f"Note: {note}".splitlines():
+            say(line)
     show_advice(advice)
 
 
@@ -128,10 +130,8 @@ def notes_of(result: Replay, config: DictConfig | None, dedicated: bool | None, 
     if config is None:
         found.append(f"the run's configuration was not kept ({FILE}): what refuses a feature is not checked")
     else:
-        found.extend(
-            f"with all of the advice, this is refused: {line}"
-            for line in refused_beside(config, advice.overrides, refused(config, ()))
-        )
+        if beside := refused_beside(config, advice.overrides, refused(config, ())):
+            found.append(f"all of the advice together is refused: {listed(beside)}")
     if dedicated is None:
         found.append(
             "replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set "

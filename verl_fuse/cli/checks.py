@@ -12,6 +12,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.set_by_plugins import as_started
 from verl_fuse.host.start.settings import load_settings
+from verl_fuse.spec.block import quoted
 
 PARQUET_MAGIC = b"PAR1"
 
@@ -50,7 +51,7 @@ def data_files(config: DictConfig) -> Iterator[str]:
         value = select(config, key)
         files = [] if value is None else [value] if isinstance(value, str) else value
         if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
-            raise FuseError(f"{key}={value!r}: needs a path, a list of paths, or null")
+            raise FuseError(f"{key}={quoted(value)}: needs a path, a list of paths, or null")
         yield from (file for file in files if "://" not in file)
 
 

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.cli.recipes import CONFIG, Recipe
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.block import nearest
+from verl_fuse.spec.block import nearest, quoted
 
 PACKAGE = "pkg://"
 # Hydra's message about a key that an override changes and that does not exist begins so
@@ -123,7 +123,7 @@ def select_path(config: DictConfig, key: str) -> str:
     """Return the resolved value of a key that holds a path; a FuseError for anything but text."""
     value = select(config, key)
     if not isinstance(value, str) or not value:
-        raise FuseError(f"{key}={value!r}: needs a path")
+        raise FuseError(f"{key}={quoted(value)}: needs a path")
     return value
 
 

@@ -6,12 +6,14 @@ Invariants (tests/unit/spec/test_block.py):
 - a key without a default that is not there is named;
 - a bound or choice given in the field's metadata is enforced; the message names key, value and the allowed values;
 - all problems of a block are found at once;
+- truths and null stand in messages as YAML writes them, and text in quotes where it is a faulty value;
 - a key set in a block that is not `enabled`, or beside another key that makes it idle, is found, but not refused: the
 switch alone turns a feature off and on.
 """
 
 import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
@@ -51,12 +53,22 @@ def undecided(block: type) -> dict[str, Any]:
     return {field.name: field.metadata["otherwise"] for field in fields if "otherwise" in field.metadata}
 
 
+def written(value: Any) -> str:
+    """Return a value as a user writes it in YAML: true, false, null, text without quotes."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def quoted(value: Any) -> str:
+    """Return a faulty value for a message: as `written`, text in quotes."""
+    return repr(value) if isinstance(value, str) else written(value)
+
+
 def check_counts(where: str, block: object, names: Iterable[str]) -> None:
     """Refuse a block in which one of these fields is no whole number >= 1."""
     for name in names:
         value = getattr(block, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise FuseError(f"{where}: {name}={value!r}; needs a whole number >= 1")
+            raise FuseError(f"{where}: {name}={quoted(value)}; needs a whole number >= 1")
 
 
 def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
@@ -65,7 +77,7 @@ def read_block(block: type[T], data: Mapping[str, Any] | None, where: str) -> T:
     if data is None:
         data = {}
     if not isinstance(data, Mapping):
-        raise FuseError(f"{where}={data!r}: needs a block with keys {_names(block)}")
+        raise FuseError(f"{where}={quoted(data)}: needs a block with keys {_names(block)}")
     hints = typing.get_type_hints(block)
     fields = {field.name: field for field in dataclasses.fields(block)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
@@ -118,7 +130,7 @@ def _checked(value: Any, hint: Any, metadata: Mapping[str, Any], where: str) -> 
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not _fits(value, hint):
-        raise FuseError(f"{where}={value!r}: needs {_describe(hint)}")
+        raise FuseError(f"{where}={quoted(value)}: needs {_describe(hint)}")
     if isinstance(value, list):
         value = tuple(value)
     _check_bounds(value, metadata.get("minimum"), metadata.get("maximum"), where)
@@ -141,7 +153,9 @@ def _check_bounds(value: Any, minimum: float | None, maximum: float | None, wher
     finite = isinstance(value, int) or math.isfinite(value)
     if low or high or not finite:
         limits = [f">= {minimum}"] * (minimum is not None) + [f"<= {maximum}"] * (maximum is not None)
-        raise FuseError(f"{where}={value!r}: needs {' and '.join([*limits, *['a finite number'] * (not finite)])}")
+        raise FuseError(
+            f"{where}={quoted(value)}: needs {' and '.join([*limits, *['a finite number'] * (not finite)])}"
+        )
 
 
 def _fits(value: Any, hint: Any) -> bool:

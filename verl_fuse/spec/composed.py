@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_fuse.spec.block import written
 from verl_fuse.spec.step import Refusal
 
 # The blocks of a run's models and of its rollout.
@@ -39,6 +40,17 @@ def required(get: Get, needs: Needs) -> Iterator[Refusal]:
 def required_if_set(get: Get, needs: Needs) -> Iterator[Refusal]:
     """Refuse keys that have another value than they need; unset, false, 0 and empty are no values."""
     return required(lambda key: get(key) or needs[key][0], needs)
+
+
+def off_beside(get: Get, feature: str, off: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Refuse keys, beside `feature` (KEY=VALUE), that have another value than the one in `off`; unset, false, 0 and
+    empty are no values."""
+    return required_if_set(get, {key: (value, f"{feature} needs {written(value)}") for key, value in off.items()})
+
+
+def on_accelerators(get: Get) -> bool:
+    """Tell whether the devices that verl uses are accelerators, and not the host (`trainer.device=cpu`)."""
+    return get("trainer.device") != "cpu"
 
 
 def has_critic(get: Get) -> bool:

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from verl_fuse.spec.block import quoted
+
 Stage = Literal["old_log_prob", "ref", "values"]
 
 # Seconds between two looks of verl's own trainer at a running rollout (verl/trainer/ppo/v1/replay_buffer.py).
@@ -138,4 +140,4 @@ class Refusal:
     allowed: str
 
     def __str__(self) -> str:
-        return f"{self.key}={self.value!r}: {self.allowed}"
+        return f"{self.key}={quoted(self.value)}: {self.allowed}"

@@ -85,7 +85,7 @@ def test_other_devices_are_not_judged(config, monkeypatch):
             "critic.model.override_config.attn_implementation",
             None,
             (
-                "critic.model.override_config.attn_implementation=None: flash attention needs a GPU (it is verl's "
+                "critic.model.override_config.attn_implementation=null: flash attention needs a GPU (it is verl's "
                 "default); sdpa or eager"
             ),
         ),
@@ -111,18 +111,18 @@ def test_other_devices_are_not_judged(config, monkeypatch):
         (
             "actor_rollout_ref.rollout.free_cache_engine",
             True,
-            "actor_rollout_ref.rollout.free_cache_engine=True: vLLM cannot sleep or free its cache on a CPU: false",
+            "actor_rollout_ref.rollout.free_cache_engine=true: vLLM cannot sleep or free its cache on a CPU: false",
         ),
         (
             "actor_rollout_ref.rollout.enable_sleep_mode",
             None,
-            "actor_rollout_ref.rollout.enable_sleep_mode=None: vLLM cannot sleep or free its cache on a CPU: false",
+            "actor_rollout_ref.rollout.enable_sleep_mode=null: vLLM cannot sleep or free its cache on a CPU: false",
         ),
         (
             "ray_kwargs.ray_init.num_gpus",
             None,
             (
-                "ray_kwargs.ray_init.num_gpus=None: Ray must be told of at least 2 virtual devices: "
+                "ray_kwargs.ray_init.num_gpus=null: Ray must be told of at least 2 virtual devices: "
                 "+ray_kwargs.ray_init.num_gpus=2"
             ),
         ),
@@ -177,7 +177,7 @@ def test_a_reference_that_does_not_run_is_not_judged(config):
 
 def test_the_platform_must_be_chosen_in_the_environment(config, monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM")
-    assert problems(config) == ["VERL_PLATFORM=None: trainer.device=cpu needs VERL_PLATFORM=cpu in the environment"]
+    assert problems(config) == ["VERL_PLATFORM=null: trainer.device=cpu needs VERL_PLATFORM=cpu in the environment"]
 
 
 def test_a_platform_that_failed_to_register_is_named(config, monkeypatch):

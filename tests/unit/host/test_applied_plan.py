@@ -180,7 +180,7 @@ def test_a_plan_places_the_critic_and_parks_replicas(with_critic, tmp_path):
     settings = load_settings(config)
     assert settings.blocks["placement"] == PlacementConfig(DeviceRange(6, 2), defer=True)
     assert settings.blocks["elastic"].max_replicas == 3
-    assert "fuse.plan sets fuse.elastic.max_replicas=3 (was None)" in apply_plan(config, settings.overrides)
+    assert "fuse.plan sets fuse.elastic.max_replicas=3 (was null)" in apply_plan(config, settings.overrides)
     assert {key: OmegaConf.select(config, f"fuse.{key}") for key in PLACED} == PLACED
     assert settings.planned_seconds == {
         "gen": 5.0, "update_weights": 0.5, "update_critic": 2.0, "update_actor": 3.0, "step": 9.0,

@@ -62,6 +62,17 @@ def test_what_cannot_run_fused_is_refused_by_name(key, value):
     assert refused(**{key.replace(".", "__"): value}) == [(key, value)]
 
 
+def test_a_run_without_a_critic_is_told_of_its_engines_too():
+    found = refused(
+        algorithm__adv_estimator="grpo", critic__strategy="fsdp2", actor_rollout_ref__actor__strategy="fsdp"
+    )
+    assert found == [
+        ("algorithm.adv_estimator", "grpo"),
+        ("actor_rollout_ref.actor.strategy", "fsdp"),
+        ("critic.strategy", "fsdp2"),
+    ]
+
+
 def test_stages_of_different_widths_and_sizes_that_do_not_divide_the_ranks_are_refused():
     key = "critic.megatron.tensor_model_parallel_size"
     found = PLUGIN.fuse_validate(

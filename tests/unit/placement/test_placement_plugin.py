@@ -76,6 +76,22 @@ def test_what_does_not_fit_is_refused_by_its_key(key, value):
     assert refused(**{key: value}) == {key}
 
 
+def test_all_that_does_not_fit_is_refused_at_once():
+    several = {
+        "algorithm.adv_estimator": "grpo",
+        "critic.strategy": "megatron",
+        "critic.fsdp.fsdp_size": 3,
+        "critic.fsdp.ulysses_sequence_parallel_size": 5,
+        "fuse.pipeline.enabled": True,
+        CRITIC: {"first": 4, "devices": 4},
+    }
+    assert refused(**several) == several.keys() - {CRITIC}
+    off = {"fuse.elastic.enabled": False, "fuse.elastic.max_replicas": 4}
+    assert refused(**(PARKED | off)) == off.keys()
+    elsewhere = {CRITIC: {"first": 0, "devices": 2}, "fuse.elastic.enabled": False, "fuse.elastic.standalone": 1}
+    assert refused(**(PARKED | elsewhere)) == elsewhere.keys() - {CRITIC} | {f"{CRITIC}.first"}
+
+
 def test_devices_that_are_not_there_are_counted():
     (refusal,) = PLUGIN.fuse_validate(config=composed(**{CRITIC: {"first": 7, "devices": 2}}))
     assert (refusal.key, refusal.value) == (f"{CRITIC}.devices", 2)

@@ -83,7 +83,7 @@ def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_pla
         ("fuse.interstage.micro_group=-1", r"^fuse\.interstage\.micro_group=-1: needs >= 1$"),
         (
             "critic.ppo_micro_batch_size_per_gpu=null",
-            r"^critic\.ppo_micro_batch_size_per_gpu=None: needs a whole number",
+            r"^critic\.ppo_micro_batch_size_per_gpu=null: needs a whole number",
         ),
         (
             "recipe.prepare=nope",
@@ -95,16 +95,16 @@ def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_pla
         ("fuse=1", r"with \['fuse=1'\]: .* Got int; a group"),
         ("data=null", r"with \['data=null'\]: .*; a group"),
         ("platform=[1,2]", r"with \['platform=\[1,2\]'\]: .*; a group"),
-        ("trainer.default_local_dir=null", r"^trainer\.default_local_dir=None: needs a path$"),
+        ("trainer.default_local_dir=null", r"^trainer\.default_local_dir=null: needs a path$"),
         ("trainer.default_local_dir=5", r"^trainer\.default_local_dir=5: needs a path$"),
         ("trainer.default_local_dir=", r"^trainer\.default_local_dir='': needs a path$"),
-        ("trainer=null", r"^trainer\.default_local_dir=None: needs a path$"),
+        ("trainer=null", r"^trainer\.default_local_dir=null: needs a path$"),
         ("data.train_files=5", r"^data\.train_files=5: needs a path, a list of paths, or null$"),
         ("data.train_files=[1,2]", r"^data\.train_files=\[1, 2\]: needs a path"),
         ("data.val_files=[null]", r"^data\.val_files=\[None\]: needs a path"),
         ("data.val_files={a:1}", r"^data\.val_files={'a': 1}: needs a path"),
         ("recipe.prepare=[1]", r"recipe\.prepare=\[1\]: allowed: euclid"),
-        ("task_dir=null", r"^task_dir=None: needs a path$"),
+        ("task_dir=null", r"^task_dir=null: needs a path$"),
     ],
 )
 def test_a_bad_override_is_refused_before_anything_starts(tmp_path, override, message):
@@ -136,7 +136,7 @@ def test_a_dry_run_is_checked_as_a_run_is(tmp_path, capsys):
         run.run("ppo-cpu", ["fuse.interstage.micro_group=-1"], dry_run=True)
     run.run("ppo-cpu", ["fuse.elastic.scale=true"], dry_run=True)
     said = capsys.readouterr()
-    assert said.err == "verl-fuse: warning: fuse.elastic.scale=True: no effect while fuse.elastic.enabled=false\n"
+    assert said.err == "verl-fuse: warning: fuse.elastic.scale=true: no effect while fuse.elastic.enabled=false\n"
     assert "verl.trainer.main_ppo" in said.out
 
 

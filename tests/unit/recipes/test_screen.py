@@ -22,11 +22,11 @@ def test_own_lines_are_shown_without_their_source_and_one_a_step():
         f"{SOURCE}verl-fuse: step 3/25 at 10 s, generating: 2/16 groups generated",
         f"{SOURCE}verl-fuse: step 3/25 done in 5.2 s: 16/16 groups trained, ETA 1 min 50 s",
         f"{SOURCE}step:3 - critic/score/mean:0.2 - timing_s/step:5.2 - perf/x:1",
-        "verl-fuse: warning: fuse.elastic.scale=True: no effect",
+        "verl-fuse: warning: fuse.elastic.scale=true: no effect",
         f"{SOURCE}verl-fuse: timeline of every step: /runs/timeline.html",
     ) == [
         "verl-fuse: step 3/25 done in 5.2 s: 16/16 groups trained, ETA 1 min 50 s",
-        "verl-fuse: warning: fuse.elastic.scale=True: no effect",
+        "verl-fuse: warning: fuse.elastic.scale=true: no effect",
     ]
 
 

@@ -72,7 +72,7 @@ def test_optional_blocks_numbers_pairs_and_mappings():
         ({"fraction": "half"}, "fuse.x.fraction='half': needs a number"),
         ({"count": 0}, "fuse.x.count=0: needs >= 1"),
         ({"count": 2.5}, "fuse.x.count=2.5: needs a whole number"),
-        ({"count": True}, "fuse.x.count=True: needs a whole number"),
+        ({"count": True}, "fuse.x.count=true: needs a whole number"),
         ({"names": "a"}, "fuse.x.names='a': needs a list of str"),
         ({"names": [1]}, "fuse.x.names=[1]: needs a list of str"),
         ({"folder": 3}, "fuse.x.folder=3: needs a string or null"),

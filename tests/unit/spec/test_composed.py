@@ -3,7 +3,15 @@
 import pytest
 from omegaconf import OmegaConf
 
-from verl_fuse.spec.composed import getter, has_critic, has_reference, required, required_if_set
+from verl_fuse.spec.composed import (
+    getter,
+    has_critic,
+    has_reference,
+    off_beside,
+    on_accelerators,
+    required,
+    required_if_set,
+)
 from verl_fuse.spec.step import Refusal
 
 NEEDS = {"mode": ("fuse", "fuse"), "part.size": (1, "one")}
@@ -30,6 +38,21 @@ def test_what_is_required_must_be_there():
 def test_what_is_unset_may_stay_so(unset: dict):
     assert list(required_if_set(unset.get, NEEDS)) == []
     assert list(required_if_set((unset | {"part.size": 3}).get, NEEDS)) == [Refusal("part.size", 3, "one")]
+
+
+def test_what_must_be_off_beside_a_feature_is_said_as_yaml_writes_it():
+    off = {"a": False, "b": None, "c": "disabled", "d": 1}
+    assert list(off_beside({"a": 0, "b": "", "d": 1}.get, "x=true", off)) == []
+    assert list(map(str, off_beside({"a": True, "b": "t", "c": "R2", "d": 2}.get, "x=true", off))) == [
+        "a=true: x=true needs false",
+        "b='t': x=true needs null",
+        "c='R2': x=true needs disabled",
+        "d=2: x=true needs 1",
+    ]
+
+
+def test_devices_are_accelerators_unless_they_are_the_host():
+    assert [on_accelerators({"trainer.device": name}.get) for name in ("cuda", "npu", "cpu")] == [True, True, False]
 
 
 @pytest.mark.parametrize(

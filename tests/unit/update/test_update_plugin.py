@@ -106,6 +106,24 @@ def test_what_megatron_adds_is_refused(key, value):
     assert refused(OWN, **changes) == ({key} if key in MEGATRON else set())
 
 
+def test_a_refusal_says_what_the_key_must_be_as_yaml_writes_it():
+    found = PLUGIN.fuse_validate(config=composed(SKIP, **{"fuse.pipeline.enabled": True}))
+    assert list(map(str, found)) == ["fuse.pipeline.enabled=true: fuse.update.skip_zero_gradient=true needs false"]
+    found = PLUGIN.fuse_validate(config=composed(OWN, **{"algorithm.rollout_correction.rollout_is": "token"}))
+    assert list(map(str, found)) == [
+        "algorithm.rollout_correction.rollout_is='token': fuse.update.skip_old_log_prob=true needs null"
+    ]
+
+
+def test_values_without_a_critic_are_refused_for_each_key_that_leaves_it_out():
+    critic = {"critic.strategy": "fsdp2", "critic.ppo_mini_batch_size": 8}
+    values = "fuse.update.skip_values"
+    assert refused(values, **critic, **{"algorithm.adv_estimator": "gae"}) == set()
+    assert refused(values, **critic, **{"algorithm.adv_estimator": "gae", "critic.enable": False}) == {"critic.enable"}
+    assert refused(values, **critic, **{"critic.enable": False}) == {"algorithm.adv_estimator", "critic.enable"}
+    assert refused(values, **critic, **{"critic.enable": True}) == {"algorithm.adv_estimator"}
+
+
 def test_a_sum_over_the_longest_response_needs_a_scale():
     mode = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}
     assert refused(SKIP, **mode) == {f"{ACTOR}.loss_scale_factor"}

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.block import written
 from verl_fuse.spec.plan import Plan
 
 # These keys decide where devices are; a run is started on the devices before the plan is read.
@@ -65,7 +66,7 @@ def apply_plan(config: DictConfig, overrides: Mapping[str, Any]) -> list[str]:
         before = OmegaConf.select(config, key)
         if before != value:
             OmegaConf.update(config, key, value, force_add=name != key)
-            changed.append(f"fuse.plan sets {key}={value} (was {before})")
+            changed.append(f"fuse.plan sets {key}={written(value)} (was {written(before)})")
     return changed
 
 
