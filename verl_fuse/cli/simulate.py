@@ -31,6 +31,7 @@ from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
 from verl_fuse.simulate.recorded import Replay, read_recorded, replay
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
+from verl_fuse.spec.composed import getter, on_accelerators
 from verl_fuse.spec.files import check_folder, reason, write_atomically
 from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.run_config import find_config
@@ -305,14 +306,16 @@ def replayed(run_dir: Path, options: SimulationOptions) -> tuple[str, Replay, Si
     the first step, which warms up, is left out where there are other steps."""
     numbers = recorded_steps(run_dir)
     config = find_config(run_dir)
-    if options.dedicated is None and config is not None and select(config, "trainer.device") == "cpu":
+    accelerator = options.dedicated is not False if config is None else on_accelerators(getter(config))
+    if options.dedicated is None and not accelerator:
         # All processes share the cores.
         options = dataclasses.replace(options, dedicated=False)
     with ProgressNotes(f"reading {len(numbers)} recorded steps") as report:
         timelines = list(readable_steps(run_dir, numbers[1:] or numbers))
         report(f"replaying {len(timelines)} recorded steps")
         drafted = config is not None and bool(select(config, "fuse.speculation.enabled"))
-        return timelines[-1].run, replay([read_recorded(timeline) for timeline in timelines], options, drafted), options
+        steps = [read_recorded(timeline) for timeline in timelines]
+        return timelines[-1].run, replay(steps, options, drafted, accelerator), options
 
 
 def show_advice(advice: Advice) -> None:

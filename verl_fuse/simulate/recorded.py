@@ -15,6 +15,7 @@ from itertools import combinations
 
 import numpy as np
 
+from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.drafts import with_drafts
 from verl_fuse.simulate.draw import DrawnLengths
@@ -143,9 +144,11 @@ class DecodeFit:
     step: float
     per_sequence: float
 
-    def timing(self, recorded: ReplayedStep, acceptance: float | None = None) -> ReplicaTiming:
-        """Return the timing as tables, with drafts of that acceptance; the start-up is the prefill's, memory was no
-        limit."""
+    def timing(
+        self, recorded: ReplayedStep, acceptance: float | None = None, accelerator: bool = False
+    ) -> ReplicaTiming:
+        """Return the timing as tables, with drafts of that acceptance, on an accelerator or not; the start-up is the
+        prefill's, memory was no limit."""
 
         def decode(sequences: Floats, tokens: Floats) -> Floats:
             return floor + self.step + self.per_sequence * sequences
@@ -154,7 +157,7 @@ class DecodeFit:
         longest = int((recorded.prompt + recorded.response).max())
         floor = 1e-9
         return ReplicaTiming.build(
-            decode if acceptance is None else with_drafts(decode, acceptance),
+            decode if acceptance is None else with_drafts(decode, acceptance, accelerator),
             # The prefill gives the first token.
             lambda sequences, tokens: floor + self.startup + self.step,
             max_batch=most,
@@ -213,9 +216,11 @@ class Replay:
     savings: tuple[Saving, ...]
 
 
-def replay(steps: Sequence[ReplayedStep], options: SimulationOptions, drafted: bool = False) -> Replay:
+def replay(
+    steps: Sequence[ReplayedStep], options: SimulationOptions, drafted: bool = False, accelerator: bool = False
+) -> Replay:
     """Return the saving of every feature, for steps that had as many samples and replicas each (others are left out);
-    `drafted` tells that fuse.speculation was on."""
+    `drafted` tells that fuse.speculation was on, `accelerator` that the devices were no CPUs."""
     sizes = [(len(step.replica), step.replicas) for step in steps]
     usual = max(set(sizes), key=sizes.count)
     steps = [step for step, size in zip(steps, sizes, strict=True) if size == usual]
@@ -232,7 +237,7 @@ def replay(steps: Sequence[ReplayedStep], options: SimulationOptions, drafted: b
         _observe(steps, options.stock_poll),
         _interstage(begun, through, inference, moving, threshold),
         _pipeline(stages),
-        _speculation(steps, through, options.acceptance, drafted),
+        _speculation(steps, through, options.acceptance, drafted, accelerator),
         _zero_gradient(steps),
         _old_log_prob(steps, stages),
         _values(steps, stages),
@@ -302,15 +307,19 @@ def _speculation(
     through: Sequence[RolloutState],
     acceptance: float | None,
     drafted: bool,
+    accelerator: bool,
 ) -> Saving:
+    measured = f"; {FIGURES}" if accelerator else ""
     if drafted:
-        return Saving("speculation", 0.0, 0.0, "it was on: the replay decodes as fast as the run did with drafts")
+        note = "it was on: the replay decodes as fast as the run did with drafts"
+        return Saving("speculation", 0.0, 0.0, note + measured)
     if acceptance is None:
-        return Saving("speculation", 0.0, 0.0, "no acceptance is known: --set acceptance=SHARE assumes one")
-    faster = [_begin(step, fit_decode(step).timing(step, acceptance)).advance() for step in steps]
+        note = "no acceptance is known: --set acceptance=SHARE assumes one"
+        return Saving("speculation", 0.0, 0.0, note + measured)
+    faster = [_begin(step, fit_decode(step).timing(step, acceptance, accelerator)).advance() for step in steps]
     saved = [before.seconds - after.seconds for before, after in zip(through, faster, strict=True)]
     note = f"if {acceptance:.0%} of the drafted tokens are accepted once those before them were"
-    return Saving("speculation", max(0.0, float(np.mean(saved))), 0.0, note)
+    return Saving("speculation", max(0.0, float(np.mean(saved))), 0.0, note + measured)
 
 
 def _zero_gradient(steps: Sequence[ReplayedStep]) -> Saving:

@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.drafts import with_drafts
 from verl_fuse.simulate.options import SimulationOptions
-from verl_fuse.simulate.timing import ReplicaTiming
-from verl_fuse.spec.arrays import Floats
+from verl_fuse.simulate.timing import DecodeSeconds, ReplicaTiming
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.plan import CallPlan
 from verl_fuse.spec.workload import Workload
@@ -43,11 +42,11 @@ def replica_timing(workload: Workload, call: CallPlan, cost: CostModel, options:
             "rollout_memory would do"
         )
 
-    def decode(sequences: Floats, tokens: Floats) -> Floats:
-        return cost.decode(model, layout, sequences / layout.dp, tokens / layout.dp)
-
+    engine: DecodeSeconds = partial(cost.decode, model, layout)
+    if options.acceptance is not None:
+        engine = with_drafts(engine, options.acceptance, accelerator=not device.is_cpu)
     return ReplicaTiming.build(
-        decode if options.acceptance is None else with_drafts(decode, options.acceptance),
+        lambda sequences, tokens: engine(sequences / layout.dp, tokens / layout.dp),
         lambda sequences, tokens: cost.prefill(model, layout, Batch.equal(sequences / layout.dp, tokens)),
         max_batch=min(options.max_num_seqs, workload.sequences),
         kv_capacity=capacity,

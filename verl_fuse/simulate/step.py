@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.simulate.calls import call_batch, infer_seconds, is_dedicated, streaming_factor, train_seconds
 from verl_fuse.simulate.copies import notes_of, update_of
@@ -148,6 +149,7 @@ def _simulated(
         lengths=lengths,
         notes=(
             *_notes(features, generation, fused, lengths),
+            *([FIGURES] if "speculation" in features and not cost.cluster.device.is_cpu else []),
             *_left_out(features, workload),
             *notes_of(workload, plan, cost, features, options, generation.streamed),
             *_placing(features, plan),

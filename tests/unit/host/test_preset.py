@@ -3,6 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
+from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.settings import Settings, load_settings
 
@@ -11,11 +12,17 @@ ON = "fuse.preset=fast: fuse."
 
 @pytest.fixture
 def base(repo):
-    """A GRPO run on two replicas that no feature refuses."""
+    """A GRPO run on two replicas of accelerators that no feature refuses."""
     shipped = OmegaConf.load(repo / "verl_fuse/host/config/fuse/default.yaml")
     model = {"strategy": "fsdp2", "fsdp_config": {}}
     run = {
-        "trainer": {"v1": {"trainer_mode": "fuse"}, "default_local_dir": "run", "nnodes": 1, "n_gpus_per_node": 2},
+        "trainer": {
+            "v1": {"trainer_mode": "fuse"},
+            "device": "cuda",
+            "default_local_dir": "run",
+            "nnodes": 1,
+            "n_gpus_per_node": 2,
+        },
         "algorithm": {"adv_estimator": "grpo", "filter_groups": {"enable": False}},
         "reward": {"reward_model": {"enable": False, "enable_resource_pool": False}},
         "data": {"train_batch_size": 8},
@@ -28,6 +35,21 @@ def base(repo):
         },
     }
     return OmegaConf.create({**run, "fuse": shipped.fuse})
+
+
+@pytest.fixture
+def host(base, monkeypatch):
+    """The same run on the host."""
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    rollout = {"enable_sleep_mode": False, "free_cache_engine": False}
+    attention = {"override_config": {"attn_implementation": "sdpa"}}
+    changes = {
+        "trainer": {"device": "cpu"},
+        "ray_kwargs": {"ray_init": {"num_gpus": 2}},
+        "actor_rollout_ref": {"rollout": rollout, "model": attention},
+        "critic": {"model": attention},
+    }
+    return OmegaConf.merge(base, changes)
 
 
 def loaded(base, preset: str, **keys) -> tuple[Settings, dict]:
@@ -62,8 +84,8 @@ def test_safe_changes_nothing_in_the_engines(base):
     assert settings.idle == ()
 
 
-def test_fast_without_a_critic_or_reference_has_nothing_to_stream(base):
-    settings, found = loaded(base, "fast")
+def test_fast_without_a_critic_or_reference_has_nothing_to_stream(host):
+    settings, found = loaded(host, "fast")
     updates = {"skip_zero_gradient", "skip_old_log_prob"}
     assert found == {"on": updates | {"elastic", "speculation"}, "metrics": "computed", "layout": "shared"}
     said = "\n".join(settings.chosen)
@@ -84,15 +106,67 @@ def test_a_critic_with_one_mini_batch_computes_values_in_its_update(base, preset
     assert "without update.skip_values: critic.ppo_mini_batch_size=4" in "\n".join(settings.chosen)
 
 
-def test_fast_streams_to_a_critic_and_says_what_refuses_the_rest(base):
-    settings, found = loaded(base, "fast", algorithm__adv_estimator="gae", algorithm__use_kl_in_reward=True)
+def test_fast_streams_to_a_critic_and_says_what_refuses_the_rest(host):
+    settings, found = loaded(host, "fast", algorithm__adv_estimator="gae", algorithm__use_kl_in_reward=True)
     assert found["on"] == {"interstage", "elastic", "speculation"}
     assert found["layout"] == "slices"
     assert settings.blocks["interstage"].migration_threshold == "auto"
     said = "\n".join(settings.chosen)
     assert "without update.skip_zero_gradient: a critic's advantages are hardly ever 0" in said
-    assert "without update.skip_old_log_prob: algorithm.use_kl_in_reward=True" in said
-    assert "without pipeline.enabled: actor_rollout_ref.actor.strategy='fsdp2'" in said
+    assert "without update.skip_old_log_prob: algorithm.use_kl_in_reward=true" in said
+
+
+def test_every_refusal_of_a_feature_is_told_in_one_line_of_the_preset(base):
+    settings, _ = loaded(
+        base, "fast", algorithm__adv_estimator="gae", actor_rollout_ref__actor__fsdp_config__qat__enable=True
+    )
+    (said,) = [line for line in settings.chosen if "without pipeline.enabled" in line]
+    first, *reasons = said.split("\n  - ")
+    assert first == "fuse.preset=fast: without pipeline.enabled: 4 problems:"
+    assert [reason.partition(":")[0] for reason in reasons] == [
+        "actor_rollout_ref.actor.strategy='fsdp2'",
+        "critic.strategy='fsdp2'",
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=null",
+        "critic.megatron.pipeline_model_parallel_size=null",
+    ]
+    (said,) = [line for line in settings.chosen if "without update.skip_old_log_prob" in line]
+    assert said == (
+        "fuse.preset=fast: without update.skip_old_log_prob: actor_rollout_ref.actor.fsdp_config.qat.enable=true: "
+        "fuse.update.skip_old_log_prob=true needs false"
+    )
+
+
+@pytest.mark.parametrize("device", ["cuda", "npu"])
+def test_on_accelerators_fast_leaves_out_speculation_and_says_what_was_measured(base, device):
+    settings, found = loaded(base, "fast", trainer__device=device)
+    assert found["on"] == {"skip_zero_gradient", "skip_old_log_prob", "elastic"}
+    assert (
+        f"fuse.preset=fast: without speculation.enabled: {FIGURES}; fuse.speculation.enabled=true switches it on "
+        in ("\n".join(settings.chosen))
+    )
+    assert settings.slower == ()
+
+
+@pytest.mark.parametrize("preset", ["observe", "safe", "fast"])
+def test_speculation_that_is_asked_for_on_accelerators_runs_and_warns_with_the_figures(base, preset):
+    settings, found = loaded(base, preset, fuse__speculation__enabled=True)
+    assert "speculation" in found["on"]
+    assert settings.notes[-1] == f"warning: fuse.speculation.enabled=true: {FIGURES}"
+
+
+@pytest.mark.parametrize("preset", ["observe", "safe", "fast"])
+def test_on_the_host_speculation_has_no_warning(host, preset):
+    settings, found = loaded(host, preset, fuse__speculation__enabled=True)
+    assert "speculation" in found["on"]
+    assert settings.slower == ()
+
+
+def test_a_refusal_of_what_is_slower_is_told_in_place_of_how_to_switch_it_on(base):
+    settings, found = loaded(base, "fast", actor_rollout_ref__rollout__name="sglang")
+    assert "speculation" not in found["on"]
+    (said,) = [line for line in settings.chosen if "without speculation.enabled" in line]
+    assert said.startswith("fuse.preset=fast: without speculation.enabled: actor_rollout_ref.rollout.name='sglang': ")
+    assert "switches it on" not in said
 
 
 def test_single_keys_win(base):

@@ -61,7 +61,7 @@ def test_keys_of_a_feature_that_is_off_are_named_but_not_refused():
     off = {"interstage": {"layout": "slices", "kv_transfer_params": {}}, "elastic": {"scale": True, "standalone": 2}}
     on = {"elastic": {"enabled": True, "scale": True}}
     assert sorted(load_settings(config(off)).idle) == [
-        "fuse.elastic.scale=True, fuse.elastic.standalone=2: no effect while fuse.elastic.enabled=false",
+        "fuse.elastic.scale=true, fuse.elastic.standalone=2: no effect while fuse.elastic.enabled=false",
         "fuse.interstage.layout='slices': no effect while fuse.interstage.enabled=false",
     ]
     assert load_settings(config(on)).idle == ()
@@ -81,7 +81,7 @@ def test_keys_that_another_key_makes_idle_are_named():
         "fuse.elastic.hysteresis=0.2: no effect while fuse.elastic.scale=false",
         "fuse.elastic.standalone_timeout=60.0: no effect while fuse.elastic.standalone=0",
         "fuse.observe.progress_interval=5.0: no effect while fuse.observe.progress=false",
-        "fuse.realloc.checksums=True: no effect while fuse.realloc.weight_sync=stock and fuse.realloc.schedule=null",
+        "fuse.realloc.checksums=true: no effect while fuse.realloc.weight_sync=stock and fuse.realloc.schedule=null",
     ]
 
 
@@ -155,7 +155,7 @@ STREAMING = {"interstage": {"enabled": True}}
             {"critic": {"megatron": {"virtual_pipeline_model_parallel_size": 2}}},
             "critic.megatron.virtual_pipeline_model_parallel_size=2: not yet with",
         ),
-        ({"reward": {"reward_model": {"enable": True}}}, "reward.reward_model.enable_resource_pool=False"),
+        ({"reward": {"reward_model": {"enable": True}}}, "reward.reward_model.enable_resource_pool=false"),
     ],
 )
 def test_impossible_combinations_are_refused(extra, message):
@@ -169,8 +169,8 @@ MOVING = {"interstage": {"enabled": True, "migration_threshold": 0.2}}
     ("rollout", "message"),
     [
         ({"name": "sglang"}, "actor_rollout_ref.rollout.name='sglang': migration needs vllm"),
-        ({"full_determinism": True}, "actor_rollout_ref.rollout.full_determinism=True: migration needs false"),
-        ({"disaggregation": {"enabled": True}}, "rollout.disaggregation.enabled=True: migration needs false"),
+        ({"full_determinism": True}, "actor_rollout_ref.rollout.full_determinism=true: migration needs false"),
+        ({"disaggregation": {"enabled": True}}, "rollout.disaggregation.enabled=true: migration needs false"),
     ],
 )
 def test_what_cannot_migrate_is_refused_only_with_migration(rollout, message):
@@ -200,7 +200,7 @@ def test_an_automatic_threshold_without_slices_is_refused():
         ),
         (
             {"actor_rollout_ref": {"rollout": {"free_cache_engine": False}}},
-            "actor_rollout_ref.rollout.free_cache_engine=False: fuse.interstage.layout=slices needs true",
+            "actor_rollout_ref.rollout.free_cache_engine=false: fuse.interstage.layout=slices needs true",
         ),
         (
             {"actor_rollout_ref": {"model": {"lora_rank": 8}, "actor": {"strategy": "fsdp"}}},
@@ -218,7 +218,7 @@ def test_models_that_slices_cannot_copy_are_refused(extra, message):
 def test_replicas_that_keep_their_memory_cannot_be_released():
     rollout = {"rollout": {"free_cache_engine": False}}
     block = {"enabled": True, "release": True}
-    said = "actor_rollout_ref.rollout.free_cache_engine=False: fuse.elastic.release=true needs true"
+    said = "actor_rollout_ref.rollout.free_cache_engine=false: fuse.elastic.release=true needs true"
     assert said in refusal({"elastic": block}, actor_rollout_ref=rollout)
     # vLLM cannot sleep on a CPU, so nothing is given back there.
     assert said not in refusal({"elastic": block}, actor_rollout_ref=rollout, trainer={"device": "cpu"})
@@ -227,7 +227,7 @@ def test_replicas_that_keep_their_memory_cannot_be_released():
 def test_all_problems_are_listed_at_once():
     text = refusal(STREAMING, trainer={"v1": {"trainer_mode": "sync"}}, reward={"reward_model": {"enable": True}})
     assert "trainer_mode='sync'" in text
-    assert "enable_resource_pool=False" in text
+    assert "enable_resource_pool=false" in text
 
 
 def test_two_bad_values_are_both_reported_with_what_the_run_lacks_besides():

@@ -10,6 +10,7 @@ from synthetic_run import write_run
 from verl_fuse.cli.composition import compose
 from verl_fuse.cli.main import main
 from verl_fuse.cli.recipes import find_recipe
+from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.spec.run_config import save_config
 
 pytest.importorskip("hydra")
@@ -48,7 +49,13 @@ def test_the_gain_of_each_feature_and_the_lines_to_paste(run_dir: Path, capsys: 
         "  fuse.interstage.layout=slices \\",
         "  fuse.interstage.migration_threshold=auto",
     ]
-    assert "pipeline: refused: actor_rollout_ref.actor.strategy='fsdp2'" in shown
+    lines = shown.splitlines()
+    said = lines[lines.index("pipeline: refused: 4 problems:") :][1:]
+    strategies = [line for line in said if line.startswith("  - ") and ".strategy='fsdp2'" in line]
+    assert [line.partition("=")[0] for line in strategies] == [
+        "  - actor_rollout_ref.actor.strategy",
+        "  - critic.strategy",
+    ]
     assert max(map(len, shown.splitlines())) <= 100
 
 
@@ -68,6 +75,21 @@ def test_where_the_devices_are_shared_no_gain_is_predicted(
     assert found["refused"]["pipeline"] != []
     assert found["refused"]["streaming"] == []
     assert not any("devices of their own" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(("recipe", "told"), [("ppo-gsm8k-8gpu", True), ("ppo-cpu", False)])
+def test_the_measured_cost_of_drafts_is_told_of_runs_on_accelerators(
+    run_dir: Path, recipe: str, told: bool, capsys: pytest.CaptureFixture[str]
+):
+    keep(run_dir, recipe)
+    found = json.loads(ask(capsys, run_dir, "--set", "acceptance=0.9", "--json"))
+    (speculation,) = [gain for gain in found["gains"] if gain["feature"] == "speculation"]
+    assert (FIGURES in speculation["note"]) is told
+    keep(run_dir, recipe, "fuse.speculation.enabled=true")
+    found = json.loads(ask(capsys, run_dir, "--json"))
+    (speculation,) = [gain for gain in found["gains"] if gain["feature"] == "speculation"]
+    assert speculation["note"].startswith("it was on")
+    assert (FIGURES in speculation["note"]) is told
 
 
 def test_a_feature_that_is_on_is_not_advised(run_dir: Path, capsys: pytest.CaptureFixture[str]):

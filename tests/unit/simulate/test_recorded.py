@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from setups import NO_POLL, h100, ppo
 
+from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.recorded import DecodeFit, ReplayedStep, fit_decode, read_recorded, replay
@@ -67,8 +68,9 @@ def test_what_every_feature_would_have_saved():
 
 
 def test_what_drafts_would_have_saved():
-    def saving(options: SimulationOptions, drafted: bool = False):
-        found = replay([step(0), step(1)], options, drafted).savings
+    def saving(options: SimulationOptions, drafted: bool = False, accelerator: bool = False, each: float = 1e-4):
+        steps = [step(seed, DecodeFit(0.1, 2e-3, each)) for seed in (0, 1)]
+        found = replay(steps, options, drafted, accelerator).savings
         return next(saving for saving in found if saving.feature == "speculation")
 
     unknown, some, more = (saving(SimulationOptions(acceptance=share)) for share in (None, 0.5, 0.9))
@@ -78,6 +80,15 @@ def test_what_drafts_would_have_saved():
     assert 0.5 < some.seconds < more.seconds < 9
     on = saving(SimulationOptions(acceptance=0.9), drafted=True)
     assert (on.seconds, on.note[:9]) == (0, "it was on")
+    assert not any(FIGURES in one.note for one in (unknown, some, more, on))
+    costly = [saving(SimulationOptions(acceptance=share), accelerator=True) for share in (None, 0.0, 0.5, 0.9)]
+    assert all(one.note.endswith(f"; {FIGURES}") for one in costly)
+    assert [one.seconds for one in costly] == [0, 0, 0, 0]
+    # Where further tokens of a pass are all but free, drafts pay for the drafter.
+    cheap = [saving(SimulationOptions(acceptance=0.9), accelerator=on, each=1e-6).seconds for on in (True, False)]
+    assert 0 < cheap[0] < cheap[1]
+    on = saving(SimulationOptions(acceptance=0.9), drafted=True, accelerator=True)
+    assert on.note == f"it was on: the replay decodes as fast as the run did with drafts; {FIGURES}"
 
 
 def test_what_an_update_could_have_left_out():

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from setups import NO_POLL, grpo, h100, ppo
 
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
 from verl_fuse.simulate.placement import is_apart
@@ -18,8 +20,14 @@ from verl_fuse.spec.plan import CallPlan, Plan
 WORKLOADS = {"ppo": ppo(), "grpo": grpo(), "no old log-prob": ppo(old_log_prob=False, epochs=2)}
 
 
-def run(workload, strategy: str, options: SimulationOptions = NO_POLL, plan: Plan | None = None, seed: int = 0):
-    cost = h100()
+def run(
+    workload,
+    strategy: str,
+    options: SimulationOptions = NO_POLL,
+    plan: Plan | None = None,
+    seed: int = 0,
+    cost: AnalyticCost = h100(),  # noqa: B008 - frozen
+):
     return simulate_step(
         workload, plan or stock_plan(workload, cost, options), cost, strategy, np.random.default_rng(seed), options
     )
@@ -54,7 +62,7 @@ def test_realloc_alone_is_the_plan_it_is_given():
 
 
 def test_drafts_shorten_generation_and_only_that():
-    options = replace(NO_POLL, acceptance=0.7)
+    options = replace(NO_POLL, acceptance=0.9)
     workload = grpo()
     stock, ours = run(workload, "stock"), run(workload, "speculation", options)
     assert run(workload, "stock", options).seconds == stock.seconds, "stock verl has no drafts"
@@ -63,7 +71,17 @@ def test_drafts_shorten_generation_and_only_that():
     )
     assert ours.stages["gen"] < 0.8 * stock.stages["gen"]
     assert ours.stages["update_actor"] == stock.stages["update_actor"]
-    assert run(workload, "speculation", replace(NO_POLL, acceptance=0.0)).seconds == stock.seconds
+    assert (stock.notes, ours.notes) == ((), (FIGURES,))
+
+
+def test_a_drafter_that_finds_nothing_costs_its_passes_on_accelerators_alone():
+    vain, workload = replace(NO_POLL, acceptance=0.0), grpo()
+    stock, ours = run(workload, "stock"), run(workload, "speculation", vain)
+    assert 1.6 < ours.stages["gen"] / stock.stages["gen"] < 2.1
+    host = AnalyticCost(replace(h100().cluster, device=replace(h100().cluster.device, name="CPU")))
+    stock, ours = run(workload, "stock", cost=host), run(workload, "speculation", vain, cost=host)
+    assert ours.seconds == stock.seconds
+    assert ours.notes == ()
 
 
 def test_samples_without_a_gradient_are_not_trained_on():

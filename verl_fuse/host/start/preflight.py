@@ -19,7 +19,8 @@ from verl_fuse.host.start.settings import load_settings
 
 class Preflight(Callback):
     """A callback that refuses an unsupported verl, a broken contract or a bad `fuse` block with one message and exit
-    code 2; it prints the choices of `fuse.preset` and the keys that have no effect."""
+    code 2; it prints the choices of `fuse.preset`, the keys that have no effect, and features that were measured to be
+    slower."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:

@@ -1,21 +1,25 @@
-"""Chooses the features that `fuse.preset` switches on: the features that pay for this algorithm and engine. Imports
-neither verl nor ray.
+"""Chooses the features that `fuse.preset` switches on: the features that pay for this algorithm, engine and device.
+Imports neither verl nor ray.
 
 Invariants (tests/unit/host/test_preset.py):
 - only keys that are null are chosen: a key that the user sets keeps its value;
-- a feature with any refusal stays off, with the first reason; a configuration refused without the preset is refused
-with it;
-- a feature that has nothing to do in this run stays off.
+- a feature with any refusal stays off, with every refusal; a configuration refused without the preset is refused with
+it;
+- a feature that has nothing to do in this run, or was measured to be slower on its devices, stays off; switched on by
+its own key it runs, and the measurement is told.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.spec.composed import ROLLOUT, Get, getter, has_critic, has_reference
+from verl_fuse.cost.drafter import FIGURES
+from verl_fuse.errors import listed
+from verl_fuse.spec.block import written
+from verl_fuse.spec.composed import ROLLOUT, Get, getter, has_critic, has_reference, on_accelerators
 
 PresetName = Literal["observe", "safe", "fast"]
 Problems = Callable[[DictConfig], Sequence[str]]
@@ -24,10 +28,11 @@ Problems = Callable[[DictConfig], Sequence[str]]
 @dataclass(frozen=True)
 class Candidate:
     """A feature: the keys of `fuse` that switch it on, of which the first is its switch; `idle` returns the reason why
-    the feature has nothing to do in a run, or None."""
+    the feature has nothing to do in a run, and `slower` the measurement by which it makes a run slower, or None."""
 
     keys: Mapping[str, Any]
     idle: Callable[[Get], str | None]
+    slower: Callable[[Get], str | None] = lambda _get: None
 
     @property
     def switch(self) -> str:
@@ -71,6 +76,10 @@ def _always(_get: Get) -> str | None:
     return None
 
 
+def _slower_with_drafts(get: Get) -> str | None:
+    return FIGURES if on_accelerators(get) else None
+
+
 ZERO_GRADIENT = Candidate({"update.skip_zero_gradient": True}, _with_a_critic)
 OWN_LOG_PROBS = Candidate({"update.skip_old_log_prob": True}, _always)
 CRITIC_FIRST = Candidate({"update.skip_values": True}, _without_a_critic)
@@ -85,7 +94,7 @@ PRESETS: Mapping[PresetName, Sequence[Candidate]] = {
         Candidate({**ZERO_GRADIENT.keys, **COMPUTED}, ZERO_GRADIENT.idle),
         Candidate({**OWN_LOG_PROBS.keys, **COMPUTED}, OWN_LOG_PROBS.idle),
         CRITIC_FIRST,
-        Candidate({"speculation.enabled": True}, _always),
+        Candidate({"speculation.enabled": True}, _always, _slower_with_drafts),
         Candidate(
             {"interstage.enabled": True, "interstage.layout": "slices", "interstage.migration_threshold": "auto"},
             _nothing_to_infer,
@@ -109,13 +118,21 @@ def choose(config: DictConfig, name: PresetName, problems: Problems) -> tuple[di
         why = candidate.idle(get)
         tried = with_keys(config, wanted)
         if why is None:
-            why = next((problem for problem in problems(tried) if problem not in refused), None)
-        if why is None:
+            why = listed([problem for problem in problems(tried) if problem not in refused])
+        if not why and (slower := candidate.slower(get)):
+            why = f"{slower}; {_written(wanted)} switches it on all the same"
+        if not why:
             chosen, config = chosen | wanted, tried
-        lines.append(
-            f"fuse.preset={name}: " + (_written(wanted) if why is None else f"without {candidate.switch}: {why}")
-        )
+        lines.append(f"fuse.preset={name}: " + (f"without {candidate.switch}: {why}" if why else _written(wanted)))
     return chosen, tuple(lines)
+
+
+def slower_features(config: DictConfig) -> Iterator[str]:
+    """Yield the measurement of each feature that is on though a preset leaves it out as slower on these devices."""
+    get = getter(config)
+    for candidate in PRESETS["fast"]:
+        if get(f"fuse.{candidate.switch}") and (slower := candidate.slower(get)):
+            yield f"fuse.{candidate.switch}=true: {slower}"
 
 
 def with_keys(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
@@ -127,6 +144,4 @@ def with_keys(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
 
 
 def _written(values: Mapping[str, Any]) -> str:
-    return " ".join(
-        f"fuse.{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in values.items()
-    )
+    return " ".join(f"fuse.{key}={written(value)}" for key, value in values.items())

@@ -3,7 +3,6 @@
 Imports neither verl nor ray, so that the driver can refuse a bad configuration before Ray is up.
 """
 
-import json
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -21,8 +20,8 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.start.adapters import adapter_refusals
 from verl_fuse.host.start.applied_plan import ADDED, apply_plan, checked_plan, overrides_of
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
-from verl_fuse.host.start.preset import PresetName, choose, with_keys
-from verl_fuse.spec.block import bounded, nearest, read_block, undecided, waiting, without_effect
+from verl_fuse.host.start.preset import PresetName, choose, slower_features, with_keys
+from verl_fuse.spec.block import bounded, nearest, quoted, read_block, undecided, waiting, without_effect, written
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.plan import Plan
 
@@ -47,8 +46,9 @@ class CoreBlock:
 @dataclass(frozen=True)
 class Settings:
     """The core block, one block per plugin, the plugins themselves, the keys that a plan sets in the configuration, and
-    the plan's seconds of each stage of a step; `idle` lists the keys that are set for features that are off, `chosen`
-    the features that `fuse.preset` switches on and the others, with the reason."""
+    the plan's seconds of each stage of a step; `idle` lists the keys that are set for features that are off, `slower`
+    the features that are on and were measured to be slower on these devices, `chosen` the features that `fuse.preset`
+    switches on and the others, with the reason."""
 
     core: CoreBlock
     blocks: Mapping[str, Any]
@@ -57,12 +57,13 @@ class Settings:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     planned_seconds: Mapping[str, float] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
+    slower: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the lines for the user at the start."""
-        return (*self.chosen, *(f"warning: {line}" for line in self.idle))
+        return (*self.chosen, *(f"warning: {line}" for line in (*self.idle, *self.slower)))
 
 
 def load_settings(config: DictConfig) -> Settings:
@@ -97,7 +98,8 @@ def load_settings(config: DictConfig) -> Settings:
     idle = tuple(line for name, block in blocks.items() for line in _idle(f"fuse.{name}", block))
     run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir", default="fuse_run")
     foreseen = plan.planned_seconds if plan else {}
-    return Settings(core, blocks, manager, Path(run_dir).absolute(), overrides, foreseen, idle, chosen)
+    slower = tuple(slower_features(decided))
+    return Settings(core, blocks, manager, Path(run_dir).absolute(), overrides, foreseen, idle, slower, chosen)
 
 
 def _decided(
@@ -152,13 +154,8 @@ def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[str]:
 
 def _idle(where: str, block: Any) -> Iterator[str]:
     for why, found in without_effect(block).items():
-        keys = ", ".join(f"{where}.{key}={value!r}" for key, value in found.items())
-        yield f"{keys}: no effect while {' and '.join(f'{where}.{key}={_written(value)}' for key, value in why)}"
-
-
-def _written(value: Any) -> str:
-    """Return the value as YAML writes it."""
-    return value if isinstance(value, str) else json.dumps(value)
+        keys = ", ".join(f"{where}.{key}={quoted(value)}" for key, value in found.items())
+        yield f"{keys}: no effect while {' and '.join(f'{where}.{key}={written(value)}' for key, value in why)}"
 
 
 def _without(config: DictConfig, refused: Sequence[str]) -> DictConfig:
@@ -203,5 +200,5 @@ def _fuse_node(config: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise FuseError(f"fuse: cannot be resolved: {error}") from error
     if not isinstance(data, dict):
-        raise FuseError(f"fuse={data!r}: needs a block; compose it with +fuse=default")
+        raise FuseError(f"fuse={quoted(data)}: needs a block; compose it with +fuse=default")
     return {str(key): value for key, value in data.items()}
