@@ -92,7 +92,6 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(PPO_YAML, "algorithm.use_kl_in_reward", False),
     ConfigKey(CRITIC_YAML, "enable", None),
     ConfigKey("verl/trainer/config/ref/ref.yaml", "strategy", "${actor_rollout_ref.actor.strategy}"),
-    ConfigKey(PPO_YAML, "trainer.device", str),
     ConfigKey(PPO_YAML, "trainer.nnodes", int),
     ConfigKey(PPO_YAML, "trainer.n_gpus_per_node", int),
     ConfigKey(PPO_YAML, "actor_rollout_ref.hybrid_engine", True),

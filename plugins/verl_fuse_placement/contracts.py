@@ -47,7 +47,6 @@ CONTRACTS: tuple[Contract, ...] = (
     # Configuration that is read, or refused (refusals.py).
     ConfigKey(PPO_YAML, "global_profiler.steps", None),
     ConfigKey(PPO_YAML, "actor_rollout_ref.hybrid_engine", bool),
-    ConfigKey(PPO_YAML, "trainer.device", str),
     ConfigKey(FSDP_YAML, "fsdp_size", -1),
     ConfigKey(FSDP_YAML, "ulysses_sequence_parallel_size", 1),
 )

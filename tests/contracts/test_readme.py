@@ -116,8 +116,7 @@ def test_the_features_the_guide_recommends_are_accepted(guide: str):
         blocks = settings.blocks
         assert blocks["interstage"].enabled == (block is interstage)
         assert blocks["update"].skip_zero_gradient == blocks["update"].skip_old_log_prob == (block is update)
-        assert blocks["speculation"].enabled is (block is update)
-        assert settings.idle == ()
+        assert settings.idle == settings.slower == ()
 
 
 def test_every_command_exists_and_every_command_is_named(readme: str, guide: str):

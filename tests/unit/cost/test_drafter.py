@@ -1,9 +1,12 @@
 """The measured cost of a drafter on an accelerator."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from verl_fuse.cost.drafter import FIGURES, pass_factor
+from verl_fuse.cost.drafter import ACCEPTED, FIGURES, PASSES, pass_factor
 
 
 def test_the_factors_are_the_measured_ones():
@@ -24,3 +27,12 @@ def test_the_figures_in_words():
         "256 requests; one H100, vLLM 0.24, 1.5 billion parameters); tokens whose drafts were all accepted came 3.4 "
         "times as fast with 8 requests and 0.9 times as fast with 64 requests"
     )
+
+
+def test_the_plugin_s_readme_has_the_same_figures(repo: Path):
+    text = (repo / "plugins/verl_fuse_speculation/README.md").read_text()
+    table = text[text.index("## On accelerators") :].split("\n\n")[2]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert {int(row[0]): (float(row[1]), float(row[3])) for row in rows} == PASSES
+    accepted = {int(row[0]): (float(row[6]), float(row[7])) for row in rows if re.fullmatch(r"[0-9.]+", row[6])}
+    assert accepted == ACCEPTED

@@ -37,6 +37,8 @@ def test_an_acceptance_is_needed_for_drafts():
     assert not {"speculation", "tail"} & set(names)
     with pytest.raises(FuseError, match="strategy='speculation' needs --set acceptance=SHARE"):
         compare(ppo(), h100(), ["speculation"])
+    with pytest.raises(FuseError, match="strategy='speculation', 'tail' needs --set acceptance=SHARE"):
+        compare(ppo(), h100(), ["tail", "streaming", "speculation"])
 
 
 def test_strategies_add_up():

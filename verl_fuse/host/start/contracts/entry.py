@@ -44,5 +44,7 @@ CONTRACTS: tuple[Contract, ...] = (
         ),
     ),
     ConfigKey(PPO_YAML, "trainer.v1.trainer_mode", "sync"),
+    # Presets leave out what was measured to be slower on accelerators.
+    ConfigKey(PPO_YAML, "trainer.device", str),
     ConfigKey(PPO_YAML, "trainer.default_local_dir", str),
 )
