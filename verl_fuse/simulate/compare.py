@@ -86,8 +86,8 @@ def simulate_each(
     drafting = {name for name in known if "speculation" in features_of(name)}
     if options.acceptance is None and (asked := drafting.intersection(strategies or ())):
         raise FuseError(
-            f"strategy={', '.join(map(repr, sorted(asked)))} needs --set acceptance=SHARE, or --acceptance-of a run with "
-            "fuse.speculation.enabled=true"
+            f"strategy={', '.join(map(repr, sorted(asked)))} needs --set acceptance=SHARE, or --acceptance-of a run "
+            "with fuse.speculation.enabled=true"
         )
     left_out = (drafting if options.acceptance is None else set()) | ({"realloc"} if plan is None else set())
     possible = [name for name in SIMULATED_STRATEGIES if name not in left_out]
