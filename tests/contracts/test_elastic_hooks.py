@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.policy import PolicyGuard
 from verl_fuse.host.start.settings import load_settings
-from verl_fuse.spec.events import CheckpointSaved, Event, Generated, SetUp, StepBegun, StepEnded
+from verl_fuse.spec.events import CheckpointSaved, Event, Generated, Polled, SetUp, StepBegun, StepEnded
 from verl_fuse.spec.prompts import Prediction, Prompt
 from verl_fuse.spec.step import Capacity, Migration, ReplicaView, RolloutView
 from verl_fuse.spec.timeline import Span, Timeline
@@ -49,7 +49,7 @@ def prompts(*keys: str, source: str = "math") -> list[Prompt]:
     return [Prompt(f"uid-{key}", key, source, 2) for key in keys]
 
 
-def enabled(**block) -> tuple[PolicyGuard, SimpleNamespace]:
+def enabled(views=REPLICAS, **block) -> tuple[PolicyGuard, SimpleNamespace]:
     config = OmegaConf.create(
         {
             "trainer": {"v1": {"trainer_mode": "fuse"}},
@@ -62,7 +62,7 @@ def enabled(**block) -> tuple[PolicyGuard, SimpleNamespace]:
     trainer = SimpleNamespace(
         block=settings.blocks.get,
         config=config,
-        replica_views=lambda: REPLICAS,
+        replica_views=lambda: views,
         devices_each=2,
         use_routing=asked.append,
         use_standalone=lambda most, timeout: asked.append((most, timeout)),
@@ -183,6 +183,62 @@ def test_tokens_of_tools_take_no_replica_s_time():
     assert seconds[1] > 2.5 * seconds[0]
 
 
+def test_a_forecast_that_was_right_stays_where_tools_wrote_half_of_the_tokens():
+    policy, run, told, _ = learned(scale=True, cost_weight=1.0, hysteresis=0.0)
+    known = {p.uid: replace(p, prediction=Prediction(100.0, 100.0)) for p in told}
+    *requests, generation = measured_step().spans
+    with_prompts = [replace(span, args={**span.args, "prompt": uid}) for span, uid in zip(requests, known, strict=True)]
+    tell(run.hook, Generated, prompts=known, responses={uid: [125, 125] for uid in known}, discarded={})
+    end(run.hook, 1, replace(measured_step(), spans=(generation, *with_prompts)))
+    seconds = 0.1 * 50 + 0.01 * 50 * 8
+    alone = (Span("gen", "step", "stage", 0.0, seconds), Span("request", "replica 0", "generate", 0.0, seconds, {}))
+    for number in (2, 3):
+        tell(run.hook, StepBegun)
+        assert policy.scale(list(known.values()), REPLICAS, 3) == 1
+        assert foretold(run) == pytest.approx(seconds, rel=0.05)
+        tell(run.hook, Polled, view=RolloutView(number, 1.0, 8, 5, 2, 0, (), (), REPLICAS[:1]))
+        tell(run.hook, Generated, prompts=known, responses={uid: [100, 100] for uid in known}, discarded={})
+        took = Timeline("run", number, 0.0, 30.0, alone)
+        seen(run.hook, took)
+        end(run.hook, number, took)
+
+
+def test_tokens_of_tools_that_running_prompts_wait_for_do_not_keep_others_away():
+    policy, run = enabled()
+    begin(run.hook)
+    search, math = prompts("search", source="search")[0], prompts("math")[0]
+    by_uid = {p.uid: p for p in (search, math)}
+    tell(run.hook, Generated, prompts=by_uid, responses={uid: [400, 400] for uid in by_uid}, discarded={})
+    made = {search.uid: 200, math.uid: 800}
+    spans = [
+        Span("request", "replica 0", "generate", 0.0, 9.0, {"prompt_tokens": 9, "response_tokens": n, "prompt": uid})
+        for uid, n in made.items()
+    ]
+    end(run.hook, 1, Timeline("run", 1, 0.0, 30.0, (Span("gen", "step", "stage", 0.0, 26.0), *spans)))
+    running = {
+        0: [replace(search, prediction=Prediction(400, 400))],
+        1: [replace(math, prediction=Prediction(200, 200))],
+    }
+    assert policy.assign(prompts("new"), REPLICAS[:2], running) == {"uid-new": 0}, "100 tokens are left there"
+
+
+def test_the_cost_of_decoding_is_read_for_the_engine_that_holds_least():
+    """Where the KV cache holds one request, the two of a replica ran one after the other: 40 s for 500 tokens."""
+    views = (REPLICAS[0], replace(REPLICAS[1], capacity=Capacity(64, 15.0)), REPLICAS[2])
+    policy, run, told, _ = learned(views, scale=True, cost_weight=1.0, hysteresis=0.0)
+    assert policy.scale(told, REPLICAS, 3) == 1
+    assert foretold(run) == pytest.approx(0.08 * 75, rel=0.05)
+
+
+def test_a_run_is_charged_for_the_replicas_that_the_last_look_saw():
+    policy, run, _, _ = learned(price=0.5)
+    assert seen(run.hook, measured_step())["fuse/device_seconds_parked"] == 0
+    tell(run.hook, Polled, view=RolloutView(2, 1.0, 8, 5, 2, 0, (), (), REPLICAS[:2]))
+    found = seen(run.hook, measured_step())
+    assert found["fuse/device_seconds_busy"] + found["fuse/device_seconds_idle"] == pytest.approx(2 * 2 * 26.0)
+    assert found["fuse/cost_per_million_tokens"] == pytest.approx(1e6 * 0.5 * 2 * 2 * 30.0 / 600)
+
+
 def seen(hook, timeline: Timeline) -> dict[str, float]:
     return {name: value for found in hook.fuse_metrics(timeline=timeline) for name, value in (found or {}).items()}
 
@@ -222,11 +278,13 @@ def test_more_replicas_than_there_are_cannot_be_asked_for():
         FuseError, match=r"max_replicas=6: this run has 3 rollout replicas, and fuse\.elastic\.standalone=2"
     ):
         enabled(max_replicas=6, standalone=2)
+    enabled(min_replicas=3)
+    enabled(max_replicas=5, standalone=2)
 
 
-def learned(**block):
+def learned(views=REPLICAS, **block):
     """Return a policy that knows the lengths of four prompts and the cost of decoding, and these prompts."""
-    policy, run = enabled(**block)
+    policy, run = enabled(views, **block)
     begin(run.hook)
     wanted = prompts("a", "b", "c", "d")
     first = policy.scale(wanted, REPLICAS, 5)
@@ -318,8 +376,9 @@ def test_prompts_that_a_running_step_asks_for_join_its_plan():
 
 
 def test_standalone_replicas_are_asked_for_where_time_pays_and_only_once_something_is_known():
-    policy, run, told, first = learned(scale=True, cost_weight=0.0, hysteresis=0.0, standalone=2)
-    assert run.asked == [None, (2, 600.0)]
+    terms = {"cost_weight": 0.0, "hysteresis": 0.0, "standalone": 2, "standalone_timeout": 90.0}
+    policy, run, told, first = learned(scale=True, **terms)
+    assert run.asked == [None, (2, 90.0)]
     assert first == 3, "nothing is known: those there are"
     assert policy.scale(told, REPLICAS, 5) == 4, "one for each prompt"
     policy, _, told, first = learned(scale=False, standalone=2)

@@ -29,6 +29,20 @@ def test_a_replica_that_never_ran_is_parked_from_when_it_stopped():
     assert found.idle == pytest.approx(40 - 29.5)
 
 
+def test_a_replica_that_stopped_once_all_was_generated_was_not_parked():
+    found = ledger(step(request(0, 2.0, 12.0), request(1, 3.0, 7.0), stop(1, 11.5, 13.0)), 2)
+    assert (found.busy, found.idle, found.parked) == (14.0, 6.0, 0.0)
+
+
+def test_what_a_replica_gave_back_is_not_paid_for_and_what_its_creation_took_is():
+    timeline = step(request(0, 2.0, 12.0), request(1, 3.0, 7.0), stop(1, 7.5, 8.0))
+    start = Span("start", "replica 1", "other", 0.0, 1.5, {})
+    for found, paid in ((timeline, 2 * 20 - 4), (step(*timeline.spans, start), 2 * 20 - 4 + 1.5)):
+        spent = ledger(found, 2)
+        assert spent.parked == 4.0
+        assert cost_metrics(found, spent, 2, 3, 1.0, 100)["fuse/cost_per_million_tokens"] == 1e4 * 3 * paid
+
+
 def test_validation_after_generation_is_not_counted():
     assert ledger(step(request(0, 4.0, 12.0), request(0, 13.0, 19.0), request(1, 14.0, 15.0)), 2).busy == 8.0
 

@@ -52,6 +52,11 @@ def test_the_upper_length_of_a_visited_prompt_follows_earlier_errors():
     assert found.upper / found.tokens == pytest.approx(np.quantile([0.5, 0.8, 1.0, 1.2, 2.0], 0.9))
 
 
+def test_responses_that_only_became_shorter_leave_the_upper_length_at_the_mean():
+    (found,) = learned((prompt("a"), [100]), (prompt("a"), [50])).predict([prompt("a")])
+    assert found == Prediction(75.0, 75.0)
+
+
 def test_nine_in_ten_samples_stay_below_upper_once_a_distribution_is_known():
     rng = np.random.default_rng(0)
     usual = {str(n): rng.lognormal(5, 0.8) for n in range(200)}

@@ -56,6 +56,14 @@ def test_where_the_others_have_no_room_it_keeps_them():
     assert released(view((8, 7, 7, True), (8, 2, 2, True), (8, 7, 7, True)), 0.75) == Migration((0, 2))
 
 
+def test_a_replica_with_more_samples_than_it_has_room_for_takes_no_room_from_others():
+    crowded = view((10, 5, 5, True), (8, 8, 8, True), (8, 5, 5, True))
+    first, second, third = crowded.replicas
+    three = (first, replace(second, slots=2), replace(third, slots=10))
+    assert released(replace(crowded, replicas=three), 0.5) == Migration((1, 2))
+    assert released(replace(crowded, replicas=(first, second, replace(third, slots=9))), 0.5) is None
+
+
 def test_samples_between_two_turns_need_room_too():
     # Two of the first replica's seven samples are in a tool, and so are both of the second one's.
     assert released(view((8, 7, 5, True), (8, 2, 0, True)), 0.75) is None

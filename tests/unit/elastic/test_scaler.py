@@ -32,6 +32,26 @@ def test_before_decoding_was_measured_and_without_predictions_all_there_are_gene
         assert scaler(max_replicas=2).decide(prompts, REPLICAS, 3, learned) == 2
 
 
+def test_the_least_replicas_wanted_are_no_more_than_there_are():
+    for learned in (ElasticHistory(), KNOWN):
+        assert scaler(min_replicas=3).decide(PROMPTS, REPLICAS[:2], 2, learned) == 2
+
+
+def test_a_replica_that_is_released_is_paid_for_its_own_prompts_alone():
+    """One long prompt beside three short ones: the replica of the short ones costs little if it is given back."""
+    uneven = [replace(p, prediction=Prediction(n, n)) for p, n in zip(PROMPTS, (200.0, 10.0, 10.0, 10.0), strict=True)]
+    assert scaler(cost_weight=0.3).decide(uneven, REPLICAS, 3, KNOWN) == 1
+    assert scaler(cost_weight=0.3, release=True).decide(uneven, REPLICAS, 3, KNOWN) == 2
+
+
+def test_replicas_that_were_created_do_not_come_for_nothing_once_they_are_gone():
+    """A standalone replica that is there does not make one more resident: without it, it has to be created again."""
+    there = (*REPLICAS[:1], replace(REPLICAS[1], standalone=True))
+    learned = replace(KNOWN, launch_seconds=1e6)
+    one = Scaler(ElasticConfig(scale=True, cost_weight=0.5, hysteresis=0.0, standalone=1), 1, 200.0)
+    assert one.decide(PROMPTS, there, 2, learned) == 1
+
+
 def test_a_step_that_asks_for_more_is_foretold_anew_and_the_next_one_is_not():
     one = scaler(cost_weight=1.0)
     assert one.decide(PROMPTS, REPLICAS, 3, KNOWN) == 1

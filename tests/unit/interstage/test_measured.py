@@ -52,6 +52,14 @@ def test_waiting_for_room_in_the_kv_cache_is_not_decoding():
     assert starts.tolist() == pytest.approx([0.0, 0.0, 0.2, 0.2], abs=1e-5)
 
 
+def test_a_cache_that_a_prompt_would_fill_to_the_last_token_has_no_room_for_it():
+    both = [request(0.0, 1.0, 10), request(0.0, 2.0, 10)]
+    assert admitted(both, Capacity(8, 400))[0].tolist() == [0.0, 1.0]
+    assert admitted(both, Capacity(8, 401))[0].tolist() == [0.0, 0.0]
+    shared = [Span(s.name, s.track, s.category, s.start, s.end, {**s.args, "cached_tokens": 1}) for s in both]
+    assert admitted(shared, Capacity(8, 400))[0].tolist() == [0.0, 0.0], "a cached prefix takes no room of its own"
+
+
 def test_thousands_of_requests_of_a_step_are_sorted_out_in_seconds():
     """A trainer does this between two steps."""
     lengths = [100 + 37 * n % 3900 for n in range(4096)]

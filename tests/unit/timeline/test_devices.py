@@ -41,6 +41,13 @@ def test_many_devices_that_do_the_same_are_one_row():
     assert sum(len(row.names) for row in rows) == 12
 
 
+def test_a_few_devices_that_do_the_same_have_a_row_each():
+    spans = [Span("update_actor", f"rank {rank}", "train", 0.0, 4.0) for rank in range(8)]
+    spans.append(Span("request", "replica 0", "generate", 5.0, 9.0))
+    rows = device_rows(Timeline("run", 1, 0.0, 10.0, tuple(spans)))
+    assert [row.label for row in rows] == [f"device {rank}" for rank in range(8)]
+
+
 def test_a_step_that_does_not_say_its_devices_shows_replicas_and_ranks():
     spans = (Span("request", "replica 3", "generate", 0.0, 1.0), Span("ref", "rank 0", "inference", 1.0, 2.0))
     assert [row.label for row in device_rows(Timeline("run", 1, 0.0, 2.0, spans))] == ["replica 3", "rank 0"]

@@ -52,6 +52,12 @@ def test_old_steps_lose_their_files_and_keep_their_place_in_the_index(tmp_path: 
     assert "step_000001.html" not in index
 
 
+def test_a_step_that_is_recorded_again_leaves_no_page_of_the_earlier_attempt(tmp_path: Path):
+    record(tmp_path, 1, 2)
+    record(tmp_path, 2, html=False, perfetto=False)
+    assert [name for name in names(tmp_path) if "step_000002" in name] == ["timeline/step_000002.json"]
+
+
 def test_a_resumed_run_replaces_what_the_earlier_attempt_did_after_its_checkpoint(tmp_path: Path):
     record(tmp_path, 1, 2, 3, 4)
     record(tmp_path, 2)

@@ -47,6 +47,17 @@ def test_a_replica_of_two_ranks_keeps_both_devices_busy():
     assert [row.busy for row in table.devices] == [7.0, 7.0, 3.0, 3.0]
 
 
+def test_replicas_that_name_their_devices_are_believed():
+    spans = [
+        Span("request", "replica 0", "generate", 0.0, 6.0, {"first_device": 2, "devices": 2}),
+        Span("request", "replica 1", "generate", 0.0, 2.0, {"first_device": 0, "devices": 2}),
+        *(Span("update_actor", f"rank {rank}", "train", 8.0, 9.0) for rank in range(4)),
+        Span("old_log_prob", "slice 1", "inference", 3.0, 4.0),
+    ]
+    table = idle_table(Timeline("run", 1, 0.0, 10.0, tuple(spans)))
+    assert [row.busy for row in table.devices] == [4.0, 4.0, 7.0, 7.0]
+
+
 @pytest.mark.parametrize(
     "tracks",
     [
@@ -76,10 +87,12 @@ def test_categories_sum_device_seconds_and_leave_the_driver_out():
             ("rank 0", "train", 0, 2),
             ("rank 1", "train", 1, 4),
             ("replica 0", "generate", 0, 3),
+            ("slice 0", "inference", 3, 4),
+            ("slice 0", "wait", 4, 9),
             ("step", "stage", 0, 9),
         )
     )
-    assert table.categories == (("generate", 3.0), ("train", 5.0))
+    assert table.categories == (("generate", 3.0), ("inference", 1.0), ("train", 5.0), ("wait", 5.0))
 
 
 def test_a_step_of_no_length_divides_by_nothing():

@@ -76,6 +76,26 @@ def test_every_span_is_in_the_page_once():
     assert {span[2] for track in data["tracks"] for span in track["spans"]} <= set(COLOURS)
 
 
+def test_the_rest_of_a_moved_request_has_a_colour_of_its_own():
+    args = {"prompt_tokens": 9, "response_tokens": 30}
+    parts = (
+        Span("request", "replica 0", "generate", 0.0, 1.0, args),
+        Span("request", "replica 1", "generate", 1.0, 2.0, {**args, "resumed_tokens": 4}),
+    )
+    data = json.loads(Page(step_of(Timeline("run", 1, 0.0, 2.0, parts))).scripts[0])
+    assert [span[2] for track in data["tracks"] for span in track["spans"]] == ["generate", "moved"]
+
+
+def test_a_stage_that_was_planned_to_take_no_time_has_no_ratio():
+    stages = (
+        Span("gen", "step", "stage", 0.0, 4.0, {"planned_seconds": 2.0}),
+        Span("values", "step", "stage", 4.0, 5.0, {"planned_seconds": 0.0}),
+    )
+    shown = step_of(Timeline("run", 1, 0.0, 5.0, stages)).partition("Planned and measured")[2].partition("</table>")[0]
+    assert "<th>gen</th><td>2.0 s</td><td>4.0 s</td><td>2.00</td>" in shown
+    assert "values" not in shown
+
+
 @pytest.mark.parametrize("page", [step_of(synthetic_timeline()), index_of(synthetic_timeline())], ids=["step", "index"])
 def test_a_page_needs_nothing_but_itself(page: str):
     parsed = Page(page)

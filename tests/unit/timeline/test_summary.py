@@ -24,7 +24,8 @@ def test_a_request_that_moved_counts_once():
         ("replica 1", 4.0, 9.0, "completed"),
         ("replica 1", 1.0, 5.0, "completed"),
     ]
-    spans = tuple(Span("r", track, "generate", start, end, {"stop_reason": why}) for track, start, end, why in parts)
+    requests = [Span("r", track, "generate", start, end, {"stop_reason": why}) for track, start, end, why in parts]
+    spans = (*requests, Span("migrate", "replica 0", "other", 4.0, 9.5))
     summary = summarize(Timeline("run", 1, 0.0, 10.0, spans))
     assert (summary.requests, summary.generation_seconds, summary.long_tail_fraction) == (2, 9.0, 0.0)
 
