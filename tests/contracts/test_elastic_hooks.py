@@ -231,7 +231,7 @@ def test_the_cost_of_decoding_is_read_for_the_engine_that_holds_least():
 
 
 def test_a_run_is_charged_for_the_replicas_that_the_last_look_saw():
-    policy, run, _, _ = learned(price=0.5)
+    _, run, _, _ = learned(price=0.5)
     assert seen(run.hook, measured_step())["fuse/device_seconds_parked"] == 0
     tell(run.hook, Polled, view=RolloutView(2, 1.0, 8, 5, 2, 0, (), (), REPLICAS[:2]))
     found = seen(run.hook, measured_step())

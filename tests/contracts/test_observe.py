@@ -120,6 +120,14 @@ def test_a_step_leaves_its_files_and_the_end_names_the_page(
     assert f"verl-fuse: timeline of every step: {tmp_path}/timeline.html" in capsys.readouterr().out
 
 
+def test_a_run_without_pages_names_none(start: Callable[..., Emit], capsys: pytest.CaptureFixture[str]):
+    emit = start(html=False)
+    emit(StepBegun, 1)
+    emit(StepEnded, 1, 14.0, timeline=timeline(), samples=32, lengths={}, metrics={})
+    emit(TrainingEnded, 1, 14.0)
+    assert "timeline.html" not in capsys.readouterr().out
+
+
 def test_progress_reads_like_the_readme(start: Callable[..., Emit], capsys: pytest.CaptureFixture[str]):
     emit = start()
     for step in (1, 2):

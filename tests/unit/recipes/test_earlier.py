@@ -46,7 +46,7 @@ def test_a_file_moves_back_only_if_the_run_wrote_none(metrics):
 
 def test_parts_are_joined_up_to_the_steps_each_went_on_after(metrics):
     """Three parts, of which the second was killed before it was joined to the first."""
-    write(metrics.with_suffix(".1.jsonl"), 0, 1, 2, 3, part="a")
+    write(metrics.with_suffix(".1.jsonl"), 0, 1, 2, 3, 4, part="a")
     write(metrics.with_suffix(".2.jsonl"), 3, 4, 5, 6, part="b")
     write(metrics, 6, 7, part="c")
     join(metrics, 5)
