@@ -149,9 +149,12 @@ def test_slices_without_memory_for_their_copies_are_refused_before_they_are_buil
     with pytest.raises(FuseError, match=r"copies of 2 models for 1 devices of node node 0 keep 16\.0 GiB of host"):
         settings.manager.hook.fuse_setup(trainer=trainer(settings, **asked))
     assert built == []
-    # For layout `shared` Megatron's ranks are not asked.
-    settings.blocks["interstage"] = replace(settings.blocks["interstage"], layout="shared")
+    # For layout `shared` Megatron's ranks are not asked, and ranks of an engine that is not known never are.
     del asked["training_memory"]
+    settings.blocks["interstage"] = replace(settings.blocks["interstage"], layout="shared")
+    settings.manager.hook.fuse_setup(trainer=trainer(settings, training_memory=None, **asked))
+    settings.blocks["interstage"] = replace(settings.blocks["interstage"], layout="slices")
+    config.critic, config.algorithm = {"strategy": "veomni"}, {"adv_estimator": "gae"}
     settings.manager.hook.fuse_setup(trainer=trainer(settings, training_memory=None, **asked))
 
 
@@ -189,6 +192,7 @@ def test_requests_that_moved_that_could_not_and_that_started_again_are_counted()
         {**whole, "stop_reason": "aborted"},
         {**whole, "prompt_tokens": 39, "cached_tokens": 16, "resumed_tokens": 30},
         {**whole, "unmovable": "seed", "stop_reason": "aborted"},
+        {**whole, "unmovable": "seed", "stop_reason": "aborted", "response_tokens": 0},
         {**whole, "unmovable": "seed"},
         {**whole, "unmovable": "stop"},
     ]

@@ -5,13 +5,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 from rollouts import timeline
 
 from verl_fuse.simulate.threshold import Threshold
 from verl_fuse.spec.events import Generated, SetUp, StepEnded, Submitted
+from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import Capacity, ReplicaView, RolloutView
 from verl_fuse_interstage import auto
+from verl_fuse_interstage.config import InterstageConfig
 from verl_fuse_interstage.migration import Trigger
+from verl_fuse_interstage.plugin import InterstagePlugin
 
 VIEWS = (ReplicaView(0, 0, 8, True, capacity=Capacity(8)), ReplicaView(1, 0, 4, True, capacity=Capacity(4, 90)))
 
@@ -20,11 +24,11 @@ class Counting:
     """In place of the automatic threshold: R_t is how often it was asked."""
 
     def __init__(self, *built, infers, streams):
-        self.built, self.asked, self.decision_seconds = built, [], 0.5
-        self.learned_from = []
+        self.built, self.told, self.asked, self.decision_seconds = built, (infers, streams), [], 0.5
+        self.learned_from, self.warm = [], False
 
     def warm_up(self):
-        pass
+        self.warm = True
 
     def learn(self, *step):
         self.learned_from.append(step)
@@ -48,6 +52,31 @@ def view(step: int) -> RolloutView:
 
 def test_it_is_built_for_the_engine_that_holds_least(decided):
     assert decided._auto.built == (2, Capacity(4, 90), 32)
+
+
+def test_its_first_choice_does_not_wait_for_compilation(decided):
+    assert decided._auto.warm
+
+
+@pytest.mark.parametrize(("stages", "stream"), [((), True), (("ref",), True), (("ref",), False)])
+def test_it_is_told_what_freed_devices_do(monkeypatch, stages, stream):
+    monkeypatch.setattr(auto, "AutoThreshold", Counting)
+    block = InterstageConfig(enabled=True, layout="slices", migration_threshold="auto")
+    rollout = {"prompt_length": 8, "response_length": 24}
+    config = {"actor_rollout_ref": {"rollout": rollout}, "fuse": {"update": {"stream": stream}}}
+    plugin = InterstagePlugin()
+    trainer = SimpleNamespace(
+        block=lambda name: block,
+        config=OmegaConf.create(config),
+        streamed_stages=stages,
+        replica_views=lambda: VIEWS,
+        devices_each=2,
+        use_slices=lambda: None,
+        training_memory=lambda: {"actor": [RankMemory("node", 1, None, (), 1, 0, 0, 0)]},
+    )
+    plugin.fuse_setup(trainer=trainer)
+    assert plugin._decisions is not None
+    assert plugin._decisions._auto.told == (bool(stages), stream)
 
 
 def test_a_step_is_decided_once_on_as_many_samples_as_it_has(decided):

@@ -1,6 +1,7 @@
 """Memory that inference needs, computed from parameters, dtypes and devices; see the docstring of
 verl_fuse_interstage/memory.py."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +108,21 @@ def test_weights_that_the_object_store_does_not_hold_are_a_warning_for_each_node
 def test_each_node_needs_its_own_only():
     actor = ranks(count=16, host_free=8 * (2 + 4) * GIB)
     assert found({"actor": actor}, stages=("old_log_prob",)).refused == []
+
+
+def test_the_rank_of_a_node_that_has_least_decides_and_moments_of_other_nodes_do_not():
+    """Two nodes of two ranks: each needs 2 x (2 + 4) GiB, or with moments 2 x (2 + 5) and 2 in the object store."""
+    actor = ranks(count=4, each=2, host_free=14 * GIB)
+    scarce = [*actor[:3], replace(actor[3], host_free=12 * GIB - 1)]
+    assert [
+        line.partition(" keep ")[0][-2:] for line in found({"actor": scarce}, stages=("old_log_prob",)).refused
+    ] == ["n1"]
+    awaiting = [*actor[:2], *(replace(rank, awaited=4 * GIB) for rank in actor[2:])]
+    assert found({"actor": awaiting}, stages=("old_log_prob",)).refused == []
+    awaiting[1] = replace(actor[1], awaited=8 * GIB + 1)
+    awaiting[2] = replace(actor[2], awaited=8 * GIB)
+    said = found({"actor": [*awaiting[:3], actor[3]]}, stages=("old_log_prob",)).refused
+    assert [line.partition(" keep ")[0][-2:] for line in said] == ["n0"]
 
 
 def test_what_torch_pins_is_a_power_of_two():

@@ -7,7 +7,13 @@ from rollouts import PROMPT, generated, timeline
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Span
 from verl_fuse.timeline.decode import admitted, decode_cost
-from verl_fuse_interstage.measured import InferenceCost, inference_cost, migration_seconds, stage_seconds
+from verl_fuse_interstage.measured import (
+    InferenceCost,
+    inference_cost,
+    migration_seconds,
+    stage_seconds,
+    streaming_metrics,
+)
 
 LENGTHS = [10, 200, 40, 80, 15, 120, 30, 60, 25, 90, 12, 300]
 
@@ -92,6 +98,8 @@ def test_a_slice_costs_the_devices_of_one_replica_and_the_training_workers_all()
         lane("lane slice 1", 2.0, 3.0, micro_group=1, samples=4),
         lane("lane train", 3.0, 3.5),
         Span("update_actor", "lane train", "train", 4.0, 9.0),
+        # No freed replica takes part in it.
+        lane("lane critic", 0.0, 9.0, micro_group="critic 0", samples=0),
     ]
     assert inference_cost(timeline(*spans), replicas=2, tokens=500) == InferenceCost(per_token=0.01, group=2.0)
 
@@ -104,6 +112,21 @@ def test_the_slowest_replica_counts_for_a_migration():
     stops = [Span("migrate", f"replica {r}", "other", 1.0, end) for r, end in ((0, 1.2), (1, 1.5))]
     assert migration_seconds(timeline(*stops)) == pytest.approx(0.5)
     assert migration_seconds(timeline()) is None
+
+
+def test_inference_beside_generation_is_hidden_and_a_sample_counts_once():
+    spans = [
+        lane("lane slice 0", 1.0, 3.0, micro_group=0, samples=4),
+        lane("lane slice 0", 4.0, 6.0, micro_group=1, samples=0),
+        lane("lane train", 4.5, 5.5, micro_group=2, samples=3),
+        lane("lane train", 5.5, 6.0, micro_group=2, samples=3),
+        Span("request", "replica 0", "generate", 0.0, 5.0, {"response_tokens": 9}),
+    ]
+    assert streaming_metrics(timeline(*spans)) == {
+        "fuse/overlap_seconds": 3.0,
+        "fuse/overlap_fraction": 0.75,
+        "fuse/streamed_samples": 7.0,
+    }
 
 
 def test_the_stage_ends_with_the_last_inference():

@@ -55,6 +55,11 @@ def ulysses(actor: int, ref: int, critic: int) -> dict[str, Any]:
         {f"{MODEL}.lora_rank": 8} | BYPASS | ulysses(2, 3, 2),
         # verl's critic reads the size of its engine alone.
         {f"{CRITIC}.ulysses_sequence_parallel_size": 3},
+        # The host of a CPU has no device's memory to give back.
+        {f"{ROLLOUT}.free_cache_engine": False, "trainer.device": "cpu"},
+        {"reward.reward_model.enable": True, "reward.reward_model.enable_resource_pool": True},
+        {f"{engine}.megatron.virtual_pipeline_model_parallel_size": 1 for engine in (ACTOR, REF, CRITIC)},
+        {"fuse.interstage.migration_threshold": 1.0},
     ],
 )
 def test_what_every_copy_can_have_is_accepted(changes):
@@ -82,6 +87,25 @@ def test_what_every_copy_can_have_is_accepted(changes):
 def test_what_a_copy_cannot_have_is_refused_by_key_value_and_what_is_allowed(changes, key, said):
     assert said in refused(PPO | changes)[key]
     assert refused(PPO | changes | {"fuse.interstage.layout": "shared"}) == {}, "the training workers have it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({f"{ROLLOUT}.free_cache_engine": False, "trainer.device": "cuda"}, f"{ROLLOUT}.free_cache_engine"),
+        ({"fuse.interstage.migration_threshold": 1.01}, "fuse.interstage.migration_threshold"),
+        ({"reward.reward_model.enable": True}, "reward.reward_model.enable_resource_pool"),
+        *(({key: 2}, key) for key in (f"{e}.megatron.virtual_pipeline_model_parallel_size" for e in (ACTOR, REF))),
+    ],
+)
+def test_what_streaming_and_migration_cannot_have_is_refused_by_key(changes, key):
+    assert refused(PPO | changes).keys() == {key}
+
+
+def test_a_connector_is_told_its_weights_in_trainer_mode_fuse_alone():
+    connector = {f"{ROLLOUT}.engine_kwargs.vllm.kv_transfer_config": {"kv_role": "kv_both"}}
+    assert refused({"trainer.v1.trainer_mode": "sync"} | connector) == {}
+    assert refused({"trainer.v1.trainer_mode": "fuse"} | connector).keys() == connector.keys()
 
 
 def test_keys_of_a_model_that_has_no_copy_are_not_read():

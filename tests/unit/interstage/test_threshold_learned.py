@@ -49,11 +49,11 @@ def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
     learned = InterstageHistory()
     for number in range(REMEMBERED_STEPS + 3):
         learned.learn(step(0.1, 5.0, 0.5), {"math": [(9, number)], **LENGTHS}, replicas=1, capacity=Capacity(4))
-    learned.drafted = DraftedDecode(0.1, 0.01, 2.5, 4.0)
+    learned.drafted, learned.update = DraftedDecode(0.1, 0.01, 2.5, 4.0), 0.25
     learned.save(tmp_path, devices=1)
     found = KEPT.load(tmp_path, devices=1)
     assert (found.decode, found.inference, found.migration) == (learned.decode, learned.inference, 0.5)
-    assert found.drafted == learned.drafted
+    assert (found.drafted, found.update) == (learned.drafted, 0.25)
     assert found.lengths.keys() == learned.lengths.keys()
     for source, steps in learned.lengths.items():
         assert len(steps) == REMEMBERED_STEPS
@@ -62,7 +62,7 @@ def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):
     found.learn(step(0.1, 5.0), LENGTHS, replicas=1, capacity=Capacity(4))
     assert len(found.lengths["math"]) == REMEMBERED_STEPS
     other = KEPT.load(tmp_path, devices=8)
-    assert (other.decode, other.inference, other.migration) == (None, None, 0.0)
+    assert (other.decode, other.inference, other.update, other.migration) == (None, None, None, 0.0)
     assert other.lengths.keys() == learned.lengths.keys()
 
 
