@@ -1,6 +1,7 @@
 """Each configuration that cannot run on the cpu platform is refused by key, value and the allowed values."""
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -159,6 +160,29 @@ def test_megatron_needs_its_own_layers_and_one_precision(config):
         changed = config.copy()
         OmegaConf.update(changed, key, value, force_add=True)
         assert [problem.partition("=")[0] for problem in problems(changed)] == [key]
+    # A reference is not saved, and a run without checkpoints saves no optimizer.
+    config.actor_rollout_ref.ref.megatron.use_distributed_optimizer = False
+    assert problems(config) == []
+    config.critic.megatron.use_distributed_optimizer, config.trainer.save_freq = False, -1
+    assert problems(config) == []
+
+
+def test_buffers_of_dead_runs_are_removed_on_this_platform_alone(monkeypatch, tmp_path, caplog):
+    removed = []
+    monkeypatch.setattr(
+        "verl_fuse_cpu.plugin.remove_leftovers", lambda: removed.append(1) or [tmp_path / "verl_weights_1"]
+    )
+    for platform, times in (("nvidia", 0), ("cpu", 1)):
+        monkeypatch.setenv("VERL_PLATFORM", platform)
+        CpuPlugin().fuse_setup(trainer=None)
+        assert (len(removed), caplog.text.count("verl_weights_1, left by a dead run")) == (times, times)
+
+
+def test_its_contracts_are_asked_for_on_this_platform_and_by_whoever_asks_for_all(config, monkeypatch):
+    found = CpuPlugin().fuse_contracts(config=config)
+    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
+    assert CpuPlugin().fuse_contracts(config=config) == ()
+    assert list(CpuPlugin().fuse_contracts(config=None)) == list(found) != []
 
 
 def test_a_critic_that_does_not_run_is_not_judged(config):
@@ -201,15 +225,35 @@ def test_weight_buffers_must_fit_shared_memory(config, monkeypatch, tmp_path):
     ]
 
 
-def test_tensor_parallel_workers_in_one_process_are_refused(config):
+def test_weight_buffers_are_those_of_the_rollout_s_devices_beside_what_dead_runs_left(config, monkeypatch, tmp_path):
+    monkeypatch.setattr(refusals.shutil, "disk_usage", lambda path: SimpleNamespace(free=100 << 20))
+    rollout = config.actor_rollout_ref.rollout
+    config.actor_rollout_ref.hybrid_engine, rollout.nnodes, rollout.n_gpus_per_node = False, 1, 4
+    config.ray_kwargs.ray_init.num_gpus = 6
+    rollout.checkpoint_engine.update_weights_bucket_megabytes = 26
+    (problem,) = problems(config)
+    assert problem.endswith(f"4 ranks take a buffer each from {tmp_path}, which has 100 MiB free: at most 25")
+    with (tmp_path / "verl_weights_0123").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 4 << 20)
+    assert problems(config) == []
+
+
+def test_a_cluster_that_is_there_knows_its_devices_itself(config):
+    config.ray_kwargs.ray_init = {"address": "auto"}
+    assert problems(config) == []
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline"])
+def test_parallel_workers_in_one_process_are_refused(config, kind):
     rollout = config.actor_rollout_ref.rollout
     rollout.engine_kwargs.vllm.distributed_executor_backend = "uni"
     assert problems(config) == []
-    rollout.tensor_model_parallel_size = 2
+    rollout[f"{kind}_model_parallel_size"] = 2
     assert problems(config) == [
         (
             "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend='uni': "
-            "actor_rollout_ref.rollout.tensor_model_parallel_size=2 needs mp: one process waits for the others for ever"
+            f"actor_rollout_ref.rollout.{kind}_model_parallel_size=2 needs mp: one process waits for the others for "
+            "ever"
         )
     ]
     rollout.engine_kwargs.vllm.distributed_executor_backend = "mp"
@@ -239,6 +283,15 @@ def test_a_vocabulary_that_does_not_match_is_refused(config, tmp_path):
             "or log-probs of rollout and trainer differ by a constant"
         )
     ]
+
+
+def test_the_critic_s_vocabulary_is_read_too(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 128}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
+    config.critic.model.path = str(tmp_path)
+    assert [problem.partition("=")[0] for problem in problems(config)] == ["critic.model.path"]
+    config.algorithm.adv_estimator = "grpo"
+    assert problems(config) == []
 
 
 def test_an_empty_configuration_is_refused_without_stumbling():

@@ -1,9 +1,12 @@
 """Refusals of the plugin `pipeline`, and its choice of a schedule."""
 
+from types import SimpleNamespace
+
 import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
+from verl_fuse_pipeline.config import PipelineConfig
 from verl_fuse_pipeline.plugin import PipelinePlugin
 from verl_fuse_pipeline.policy import fused_schedule, serial_seconds
 
@@ -54,6 +57,7 @@ def test_what_fits_is_not_refused_and_off_asks_nothing():
         ("critic.megatron.pipeline_model_parallel_size", 1),
         ("actor_rollout_ref.model.lora_rank", 8),
         ("actor_rollout_ref.model.mtp.enable", True),
+        ("critic.model.lora.rank", 8),
         ("global_profiler.steps", [1]),
         ("actor_rollout_ref.hybrid_engine", False),
     ],
@@ -95,6 +99,34 @@ def test_serial_training_in_layouts_of_their_own_may_have_any_sizes():
         )
         == []
     )
+
+
+def test_ranks_of_all_nodes_count():
+    nodes = {"trainer__nnodes": 2, "trainer__n_gpus_per_node": 2}
+    assert refused(**nodes) == []
+    assert refused(**nodes, critic__megatron__pipeline_model_parallel_size=8) == [
+        ("critic.megatron.pipeline_model_parallel_size", 8)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "asked"),
+    [
+        (PipelineConfig(), []),
+        (PipelineConfig(enabled=True, schedule="serial"), []),
+        (PipelineConfig(enabled=True, schedule="fused", solve_seconds=3.0, timeout=70.0), [("fused", 3.0, 70.0)]),
+    ],
+)
+def test_a_fused_update_is_set_up_with_its_limits_of_time(block, asked):
+    told = []
+    trainer = SimpleNamespace(
+        block=lambda plugin: block,
+        use_fused_update=lambda solve, timeout: told.append(
+            (solve.keywords["wanted"], solve.keywords["seconds"], timeout)
+        ),
+    )
+    PLUGIN.fuse_setup(trainer=trainer)
+    assert told == asked
 
 
 def two_models(critic: float) -> ScheduleProblem:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -11,6 +12,8 @@ from test_placement_learned import history
 from verl_fuse import plugins
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.events import CheckpointSaved, StepEnded
+from verl_fuse.spec.memory import RankMemory
+from verl_fuse.spec.step import Capacity, ReplicaView
 from verl_fuse_placement.auto import LEAST_STEP_GAIN, Pool, choose, is_better, predict
 from verl_fuse_placement.chosen import PlacementChoice
 from verl_fuse_placement.learned import KEPT, CriticMemory, PlacementHistory
@@ -88,6 +91,8 @@ def test_a_critic_that_does_not_fit_is_no_candidate():
     # 16 GB of state: on one device they fit beside an engine that takes half of it, not beside one that takes 0.7.
     assert predict(known, Pool(4, 1, 4, engine=0.5), (1, 2)).keys() == {0, 1, 2}
     assert predict(known, Pool(4, 1, 4, engine=0.7), (1, 2)).keys() == {0, 2}
+    known.memory = CriticMemory(parameters=10**9, device=32 * 10**9)
+    assert predict(known, Pool(4, 1, 4, engine=0.5), (1, 2)).keys() == {0, 1, 2}, "to the last byte"
     known.memory = CriticMemory(parameters=10**12, device=None)
     assert predict(known, Pool(4, 1, 4, engine=0.7), (1, 2)).keys() == {0, 1, 2}
 
@@ -156,6 +161,31 @@ def test_what_the_run_cannot_have_is_no_candidate(tmp_path):
     one = overrides(composed(tmp_path, **{"critic.ppo_mini_batch_size": 3}), tmp_path)
     assert one == {CRITIC: {"first": 3, "devices": 1}, DEFER: True, MOST: 3}
     assert overrides(composed(tmp_path, **{"fuse.elastic.min_replicas": 3}), tmp_path) == one
+
+
+def test_the_pool_generates_on_as_many_replicas_as_the_run_may(tmp_path):
+    most = {2: 2, 9: 4, None: 4}
+    found = {asked: PlacementChoice(getter(composed(tmp_path, **{MOST: asked})), None).pool.most for asked in most}
+    assert found == most
+
+
+def test_a_run_of_other_replicas_learns_of_its_own(tmp_path):
+    folder = saved(tmp_path, history(placed_step(TAIL, update=16.0)))
+    run = PlacementChoice(getter(composed(tmp_path, **{"trainer.n_gpus_per_node": 8})), folder)
+    assert (run.learned.replicas, list(run.learned.steps), run.learned.decode) == (8, [], None)
+
+
+def test_a_run_measures_the_engine_that_holds_least_and_the_critic_of_its_first_rank(tmp_path, caplog):
+    capacities = Capacity(64, 4096.0), Capacity(32, 1024.0), Capacity(64)
+    trainer = SimpleNamespace(
+        replica_views=lambda: tuple(ReplicaView(n, 0, 8, True, capacity=one) for n, one in enumerate(capacities)),
+        training_memory=lambda: {"critic": [RankMemory("node", 1, 80, (3, 4), 1, 0, 0, 0)]},
+    )
+    run = PlacementChoice(getter(composed(tmp_path)), None)
+    with caplog.at_level(logging.INFO):
+        run.set_up(trainer)
+    assert (run.learned.capacity, run.learned.memory) == (Capacity(32, 1024.0), CriticMemory(7, 80))
+    assert "critic=auto: the critic is beside the actor; no step of this run has been measured yet" in caplog.text
 
 
 def test_devices_that_are_set_are_left_as_they_are(tmp_path):

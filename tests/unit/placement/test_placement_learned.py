@@ -1,6 +1,6 @@
 """Shows the invariants of plugins/verl_fuse_placement/learned.py."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,13 @@ def test_values_on_slices_are_work_too():
     on_slices = type(stage)("values", "slice 1", "inference", 0.0, 3.0)
     parts = step_parts(Timeline("run", 2, timeline.start, timeline.end, (*timeline.spans, on_slices)))
     assert (parts.values, parts.late) == (pytest.approx(4.0), pytest.approx(1.0))
+
+
+def test_a_stage_of_values_that_waited_has_no_more_values_than_were_computed():
+    timeline, _ = placed_step(TAIL, update=8.0)
+    spans = [replace(s, start=s.start - 5.0) if (s.track, s.name) == ("step", "values") else s for s in timeline.spans]
+    parts = step_parts(replace(timeline, spans=tuple(spans)))
+    assert (parts.values, parts.late) == (pytest.approx(1.0), pytest.approx(1.0))
 
 
 def test_what_was_learned_survives_a_checkpoint(tmp_path: Path):

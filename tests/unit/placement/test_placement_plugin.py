@@ -51,7 +51,15 @@ def test_the_devices_are_the_critic_s_alone():
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, PARKED, {CRITIC: {"first": 0, "devices": 8}}, {"critic.strategy": "fsdp"}, {"critic.fsdp.fsdp_size": -1}],
+    [
+        {},
+        PARKED,
+        {CRITIC: {"first": 0, "devices": 8}},
+        {"critic.strategy": "fsdp"},
+        {"critic.fsdp.fsdp_size": -1},
+        # Six samples for two ranks.
+        {"critic.ppo_mini_batch_size": 3, "actor_rollout_ref.rollout.n": 2},
+    ],
     ids=str,
 )
 def test_what_fits_is_not_refused(changes):

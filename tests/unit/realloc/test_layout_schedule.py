@@ -72,6 +72,11 @@ def test_a_step_keeps_what_an_earlier_entry_said_and_begins_with_the_configurati
     assert alone.wanted(1) == {"actor": -1}, "a model that no entry names is left alone"
 
 
+@pytest.mark.parametrize("size", [-1, 1, 8])
+def test_shards_may_be_of_all_ranks_of_all_nodes(size):
+    assert refused({2: {"actor": {"fsdp_size": size}}}) == []
+
+
 def test_without_a_schedule_the_plugin_takes_no_part():
     config = composed(None)
     assert PLUGIN.fuse_validate(config=config) == []

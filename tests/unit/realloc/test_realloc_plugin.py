@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from verl_fuse import plugins
 from verl_fuse.hookspecs import hookimpl
+from verl_fuse.runtime.reshard.options import TransferOptions
 from verl_fuse_realloc.plugin import ReallocPlugin
 
 PLUGIN = ReallocPlugin()
@@ -87,6 +88,21 @@ def test_the_sync_goes_on_top_of_another_plugins_workers():
     assert found.update_weights is not Worker.update_weights
 
 
+# Ray warns when verl is imported.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("timeout", "checksums"), [(30.0, True), (None, None)])
+def test_workers_wait_and_sum_as_the_block_says(monkeypatch, timeout, checksums):
+    pytest.importorskip("verl")
+    asked = {}
+    for module, name in (("sync.hybrid", "shard_sync_worker_class"), ("layouts.worker", "layout_worker_class")):
+        target = f"verl_fuse.host.weights.{module}.{name}"
+        monkeypatch.setattr(target, lambda *args, name=name: asked.setdefault(name, args[-1]) and object)
+    block = {"weight_sync": "shards", "timeout": timeout, "checksums": checksums, "schedule": {3: {"actor": {}}}}
+    plugins.load().hook.fuse_worker_class(model="actor", base=object, config=composed(fuse__realloc=block))
+    options = TransferOptions(30.0, True) if timeout else TransferOptions(300.0, False)
+    assert asked == {"shard_sync_worker_class": options, "layout_worker_class": options}
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -158,6 +174,7 @@ def test_a_family_whose_parameters_are_not_known_is_refused_by_name(tmp_path: Pa
 def test_megatron_engines_fit_but_for_what_cuts_their_shards_otherwise(key: str, value: object, allowed: str):
     engine = {"actor_rollout_ref__actor__strategy": "megatron", "actor_rollout_ref__actor__megatron": MEGATRON}
     assert refused(**engine) == []
+    assert refused(**engine, actor_rollout_ref__actor__megatron__expert_tensor_parallel_size=2) == []
     key = f"actor_rollout_ref.actor.megatron.{key}"
     config = composed(**engine)
     OmegaConf.update(config, key, value, force_add=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from verl_fuse.errors import FuseError
 from verl_fuse.spec.contract import label
 from verl_fuse.spec.memory import RankMemory
 from verl_fuse.spec.step import LaneView, RolloutView, Sample
@@ -61,6 +62,8 @@ def test_whole_groups_go_first_come_first_served_up_to_the_size_of_a_call():
     seen = view(("a", 10), ("b", 10), ("c", 10))
     assert groups(next_groups(seen, lane(), CallSize(4, None))) == ["a", "b"]
     assert groups(next_groups(seen, lane(), CallSize(None, 45))) == ["a", "b"]
+    assert groups(next_groups(seen, lane(), CallSize(None, 40))) == ["a", "b"]
+    assert groups(next_groups(seen, lane(), CallSize(None, 39))) == ["a"]
     assert len(next_groups(seen, lane(), CallSize(4, None)) or ()) == 4
 
 
@@ -100,6 +103,11 @@ def test_what_fits_is_not_refused():
     slices = {"fuse.interstage.enabled": True, "fuse.interstage.layout": "slices", f"{ACTOR}.use_kl_loss": True}
     assert refused(**slices) == set()
     assert refused(**slices, **{"fuse.interstage.migration_threshold": 4, "fuse.elastic.release": False}) == set()
+    assert (
+        refused(**{f"{ACTOR}.policy_loss.loss_mode": "sapo", f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}) == set()
+    )
+    pool = {"reward.reward_model.enable": True, "reward.reward_model.enable_resource_pool": True}
+    assert refused(**pool) == set()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +120,10 @@ def test_what_fits_is_not_refused():
         (f"{ACTOR}.policy_loss.loss_mode", "geo_mean"),
         (f"{ACTOR}.fsdp_config.fsdp_size", 1),
         (f"{ACTOR}.fsdp_config.dtype", "float16"),
+        (f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", "fp16"),
+        (f"{ACTOR}.ulysses_sequence_parallel_size", 2),
+        (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 2),
+        (f"{ACTOR}.fsdp_config.offload_policy", True),
         (f"{ACTOR}.use_kl_loss", True),
         (f"{ACTOR}.ppo_mini_batch_size", 4),
         ("fuse.elastic.release", False),
@@ -120,6 +132,12 @@ def test_what_fits_is_not_refused():
 )
 def test_what_cannot_be_streamed_is_refused_by_name(key: str, value: object):
     assert key in refused(**{key: value})
+
+
+def test_what_keeps_a_group_from_being_complete_beside_generation_is_refused():
+    assert refused(**{"reward.reward_model.enable": True}) == {"reward.reward_model.enable_resource_pool"}
+    shared = {"fuse.interstage.enabled": True, "fuse.interstage.layout": "shared"}
+    assert refused(**shared) == {"fuse.interstage.layout"}
 
 
 def test_a_torch_that_cannot_drop_gradients_is_refused_by_its_version_and_breaks_no_other_run(torch_version):
@@ -156,6 +174,7 @@ def test_a_device_holds_twenty_bytes_per_parameter_and_what_does_not_fit_is_refu
     assert said.startswith("fuse.update.stream=true: 130.4 GiB")
     assert "device of rank 1, which has 80.0 GiB" in said
     assert does_not_fit([replace(RANK, shard=7_000_000_000, device=80 * 2**30)], 4) is None
+    assert does_not_fit([replace(RANK, device=20 * 7_000_000_000)], 1) is None
 
 
 def test_the_plugin_answers_where_it_was_switched_on():
@@ -163,7 +182,8 @@ def test_the_plugin_answers_where_it_was_switched_on():
         devices_each = 2
         asked = None
 
-        def __init__(self, stream: bool) -> None:
+        def __init__(self, stream: bool, rank: RankMemory = RANK) -> None:
+            self._rank = rank
             self.config, self._block = OmegaConf.create(), UpdateConfig(stream=stream, skip_old_log_prob=True)
             for key, value in FITS.items():
                 OmegaConf.update(self.config, key, value, force_add=True)
@@ -172,7 +192,7 @@ def test_the_plugin_answers_where_it_was_switched_on():
             return self._block
 
         def training_memory(self) -> dict:
-            return {"actor": [RANK]}
+            return {"actor": [self._rank]}
 
         def use_streamed_update(self, *asked) -> None:
             self.asked = asked
@@ -185,3 +205,9 @@ def test_the_plugin_answers_where_it_was_switched_on():
         plugin.fuse_setup(trainer=trainer)
         assert trainer.asked == ((False, "stock", True) if stream else (False, True, "stock"))
         assert groups(plugin.fuse_train_next(view=view(("a", 10)), lane=lane())) == (["a"] if stream else [])
+    full = Trainer(True, replace(RANK, device=80 * 2**30))
+    with pytest.raises(FuseError, match="do not fit on the device of rank 0"):
+        UpdatePlugin().fuse_setup(trainer=full)
+    assert full.asked is None
+    # An update that is not streamed keeps nothing between its calls.
+    UpdatePlugin().fuse_setup(trainer=Trainer(False, replace(RANK, device=1)))

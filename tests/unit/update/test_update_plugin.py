@@ -3,6 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
+from verl_fuse import plugins
+from verl_fuse.hookspecs import hookimpl
 from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
 from verl_fuse_update.plugin import UpdatePlugin
 
@@ -122,6 +124,87 @@ def test_values_without_a_critic_are_refused_for_each_key_that_leaves_it_out():
     assert refused(values, **critic, **{"algorithm.adv_estimator": "gae", "critic.enable": False}) == {"critic.enable"}
     assert refused(values, **critic, **{"critic.enable": False}) == {"algorithm.adv_estimator", "critic.enable"}
     assert refused(values, **critic, **{"critic.enable": True}) == {"algorithm.adv_estimator"}
+
+
+STREAM, VALUES = "fuse.update.stream", "fuse.update.skip_values"
+
+
+# Ray warns when verl is imported.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model", "switches", "changed"),
+    [("actor", (SKIP,), "init_model"), ("actor", (OWN, STREAM), "stream_rows"), ("critic", (VALUES,), "train_batch")],
+)
+def test_updates_go_on_top_of_another_plugins_workers(model, switches, changed):
+    pytest.importorskip("verl")
+
+    class Worker:
+        def init_model(self): ...
+
+        def reset(self): ...
+
+    class Other(Worker): ...
+
+    class Stranger:
+        @hookimpl
+        def fuse_worker_class(self, model, base):
+            return Other if base is Worker else None
+
+    manager = plugins.load()
+    manager.register(Stranger())
+    found = manager.hook.fuse_worker_class(model=model, base=Worker, config=composed(*switches))
+    assert found.__mro__[-3:-1] == (Other, Worker)
+    assert getattr(found, changed) is not getattr(Worker, changed, None)
+    other = "actor" if model == "critic" else "critic"
+    assert manager.hook.fuse_worker_class(model=other, base=Worker, config=composed(*switches)) is Other
+
+
+# Ray warns when verl is imported.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("switches", [(SKIP,), (OWN,), (SKIP, OWN)])
+def test_workers_leave_out_what_is_switched_on(monkeypatch, switches):
+    pytest.importorskip("verl")
+    asked = []
+    for module, name in (("lean", "lean_worker_class"), ("stream", "stream_worker_class")):
+        target = f"verl_fuse.host.update.{module}.worker.{name}"
+        monkeypatch.setattr(target, lambda base, options: asked.append(options) or base)
+    hook = plugins.load().hook
+    hook.fuse_worker_class(model="actor", base=object, config=composed(*switches))
+    hook.fuse_worker_class(model="actor", base=object, config=composed(*switches, STREAM))
+    assert [(one.skip_zero_gradient, one.skip_old_log_prob) for one in asked] == [
+        (SKIP in switches, OWN in switches)
+    ] * 2
+
+
+# A critic that is updated with values of its own.
+CRITIC = {"algorithm.adv_estimator": "gae", "critic.strategy": "fsdp2", "critic.ppo_mini_batch_size": 8}
+
+
+def test_own_values_fit_one_mini_batch_of_either_engine():
+    for strategy in ("fsdp2", "megatron"):
+        assert refused(VALUES, **CRITIC | {"critic.strategy": strategy, "critic.ppo_epochs": 1}) == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.v1.trainer_mode", "sync"),
+        ("algorithm.adv_estimator", "grpo"),
+        ("algorithm.use_pf_ppo", True),
+        ("algorithm.rollout_correction.rollout_rs", "token_k1"),
+        ("critic.enable", False),
+        ("critic.strategy", "fsdp"),
+        ("critic.ppo_mini_batch_size", 4),
+        ("critic.ppo_epochs", 2),
+        ("critic.shuffle", True),
+        ("critic.fsdp.qat.enable", True),
+        ("critic.model.override_config.attention_dropout", 0.1),
+        ("fuse.pipeline.enabled", True),
+        ("fuse.placement.critic", {"first": 0, "devices": 1}),
+    ],
+)
+def test_what_own_values_do_not_go_with_is_refused(key, value):
+    assert refused(VALUES, **CRITIC | {key: value}) == {key}
 
 
 def test_a_sum_over_the_longest_response_needs_a_scale():
