@@ -50,6 +50,17 @@ def test_a_bad_override_is_refused_before_either_run(tmp_path, monkeypatch, caps
     assert "total_steps" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "said"), [(["--at-least", "inf"], "--at-least inf: needs a finite"), (["--html", "."], "it is a folder")]
+)
+def test_an_option_that_cannot_be_served_is_refused_before_either_run(monkeypatch, capsys, option, said):
+    monkeypatch.setattr(ab, "execute", lambda launch: pytest.fail(f"{launch} was started"))
+    with pytest.raises(SystemExit) as stop:
+        main(["ab", "ppo-cpu", *option])
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_what_is_wrong_with_both_runs_is_said_once_and_with_what_is_wrong_with_one(tmp_path):
     with pytest.raises(FuseError) as refused:
         planned(tmp_path, "trainer.total_steps=4", "fuse.interstage.enabld=true")

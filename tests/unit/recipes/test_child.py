@@ -87,6 +87,33 @@ time.sleep(60)
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_signal_that_came_before_the_child_reaches_it(monkeypatch):
+    popen = child.subprocess.Popen
+
+    def interrupted(*args, **kwargs):
+        signal.raise_signal(signal.SIGTERM)
+        return popen(*args, **kwargs)
+
+    monkeypatch.setattr(child.subprocess, "Popen", interrupted)
+    assert start("import time; time.sleep(60)") == child.Ending(128 + signal.SIGTERM, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("signals", [0, 1, 2])
+def test_processes_are_waited_for_until_a_second_signal(monkeypatch, signals):
+    patience = []
+    monkeypatch.setattr(child, "end_processes", lambda run_id, *, patient: patience.append(patient))
+    popen = child.subprocess.Popen
+
+    def interrupted(*args, **kwargs):
+        for _ in range(signals):
+            signal.raise_signal(signal.SIGTERM)
+        return popen(*args, **kwargs)
+
+    monkeypatch.setattr(child.subprocess, "Popen", interrupted)
+    start("")
+    assert patience == [signals < 2]
+
+
 def test_a_second_signal_ends_a_child_that_does_not_stop(tmp_path, capsys):
     ready = tmp_path / "ready"
     code = f"""

@@ -97,6 +97,12 @@ def test_a_feature_that_is_on_is_not_advised(run_dir: Path, capsys: pytest.Captu
     found = json.loads(ask(capsys, run_dir, "--json"))
     assert found["on"] == ["elastic"]
     assert "elastic" not in found["features"]
+    on = ("enabled=true", "layout=slices", "migration_threshold=auto")
+    keep(run_dir, "ppo-gsm8k-8gpu", *(f"fuse.interstage.{override}" for override in on))
+    found = json.loads(ask(capsys, run_dir, "--set", "dedicated=true", "--json"))
+    (interstage,) = [gain for gain in found["gains"] if gain["feature"] == "interstage"]
+    assert interstage["seconds"] > 0
+    assert ("interstage" in found["on"], "interstage" in found["features"]) == (True, False)
 
 
 def test_without_a_configuration_what_was_not_checked_is_said(run_dir: Path, capsys: pytest.CaptureFixture[str]):

@@ -42,6 +42,8 @@ def test_another_step_and_the_mean_of_all(run_dir: Path, capsys: pytest.CaptureF
     shown = trace(capsys, run_dir, "--all")
     assert "mean of 2 steps (1 to 2)" in shown
     assert f"Page: {run_dir}/timeline.html" in shown
+    (replica,) = [line for line in shown.splitlines() if line.startswith("│ replica 0")]
+    assert replica.split("│")[4].strip() == "32", "requests of a step, of the 64"
 
 
 def test_a_page_that_was_not_written_is_not_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -122,4 +124,5 @@ def test_json_holds_the_numbers_of_the_tables(
     assert data["page"] == f"{run_dir}/timeline/step_000002.html"
     both = json.loads(trace(capsys, run_dir, "--json", "--all"))
     assert both["steps"] == [1, 2]
+    assert {track["track"]: track["spans"] for track in both["tracks"]}["replica 1"] == 32
     assert sum(both["work_seconds"].values()) < 2 * sum(data["work_seconds"].values())
