@@ -75,6 +75,7 @@ def test_the_pass_is_left_out_of_steps_with_one_mini_batch_that_train_the_actor(
     assert not passes(updates, batch(8))
     assert passes(updates, batch(16)), "several mini-batches"
     assert passes(lean(BOTH, step=1), batch(8)), "the actor is not trained yet"
+    assert not passes(lean(BOTH, step=2), batch(8)), "it is from this step on"
     assert passes(lean(LeanOptions(skip_zero_gradient=True)), batch(8))
 
 
@@ -169,6 +170,15 @@ def test_seconds_of_the_pass_for_metrics_are_not_saved(told, monkeypatch, option
     updates = lean(LeanOptions(skip_zero_gradient=True, **options), **actor)
     updates.actor(batch(16), {}, lambda asked, metrics: asked)
     assert seen == [share]
+
+
+def test_seconds_before_the_stage_are_seconds_of_the_update(told, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "saved_seconds", lambda seconds, *rest: seen.append(seconds) or 0.0)
+    updates = lean(BOTH)
+    updates.seconds_before = 1000.0
+    updates.actor(batch(8), {}, lambda asked, metrics: asked)
+    assert seen[0] >= 1000.0
 
 
 def test_only_advantages_that_are_zero_where_they_count():

@@ -15,9 +15,11 @@ with warnings.catch_warnings():
     import torch
 
     from verl_fuse.host.inference.lane import Lane
+    from verl_fuse.host.update.stream import driver
     from verl_fuse.host.update.stream.driver import StreamedUpdates
     from verl_fuse.host.update.stream.guard import StreamedRow, difference
     from verl_fuse.host.update.stream.lanes import StreamLanes, dealt
+    from verl_fuse.host.update.stream.options import ORDER
 
 from omegaconf import OmegaConf
 
@@ -84,7 +86,7 @@ def test_a_call_that_fails_is_told_and_ends_nothing(lanes: StreamLanes):
     assert lanes.failure == "call 0 failed: MemoryError: no room"
 
 
-def updates(lanes: StreamLanes, calls: list, warmup: int = 0) -> Any:
+def updates(lanes: StreamLanes, calls: list, warmup: int = 0, actor: dict | None = None) -> Any:
     """With workers that note what they are asked for."""
     config = {
         "trainer": {"critic_warmup": warmup},
@@ -96,6 +98,7 @@ def updates(lanes: StreamLanes, calls: list, warmup: int = 0) -> Any:
                 "use_kl_loss": False,
                 "calculate_entropy": False,
                 "entropy_coeff": 0.0,
+                **(actor or {}),
             },
             "rollout": {"n": 2, "response_length": 8, "temperature": 1.0},
         },
@@ -136,6 +139,53 @@ def test_a_group_is_streamed_once_and_after_the_stages_it_goes_through(lanes: St
 
 def test_steps_that_do_not_train_the_actor_have_no_lane(lanes: StreamLanes):
     assert updates(lanes, [], warmup=4).views({0, 1}) == ()
+    assert len(updates(lanes, [], warmup=3).views({0, 1})) == 2
+
+
+def test_a_failure_is_that_of_its_step(lanes: StreamLanes):
+    made = updates(lanes, [])
+    made.check()
+    lanes.failure = "call 0 failed"
+    made.check()
+    assert lanes.failure
+    made._trainer.global_steps = 4
+    made.check()
+    assert lanes.failure == ""
+
+
+@pytest.mark.parametrize(
+    ("actor", "entropy", "more"),
+    [
+        ({}, False, []),
+        ({"entropy_coeff": 0.1}, True, []),
+        ({"calculate_entropy": True}, True, []),
+        ({"use_kl_loss": True}, False, ["ref_log_prob"]),
+    ],
+)
+def test_each_rank_gets_rows_of_its_own_and_one_without_any_gets_one_that_does_not_count(
+    lanes: StreamLanes, monkeypatch, actor, entropy, more
+):
+    asked = []
+    monkeypatch.setattr(driver, "on_ranks", lambda group, calls: asked.extend(calls))
+    made = updates(lanes, [], actor=actor)
+    tags = {"first_0_0": {"seq_len": 9}, "first_1_0": {"seq_len": 5}}
+    made._call(range(2, 5), tags, {key: 1 for key in tags}, last=True)
+    assert [(rank, method) for rank, method, _ in asked] == [(rank, "stream_rows") for rank in (2, 3, 4)]
+    given = [batch for _, _, (batch,) in asked]
+    assert [batch.keys for batch in given] == [["first_0_0"], ["first_1_0"], ["first_1_0"]]
+    assert [batch.extra_info[ORDER].counts for batch in given] == [True, True, False]
+    assert all(batch.extra_info[ORDER].last for batch in given)
+    assert {batch.extra_info["calculate_entropy"] for batch in given} == {entropy}
+    assert all(batch.fields[-1 - len(more) :] == ["advantages", *more] for batch in given)
+
+
+def test_rows_of_padding_are_no_samples_of_a_streamed_group(lanes: StreamLanes):
+    made = updates(lanes, [])
+    made._own, made._now.handed, made._now.rows = True, {"a"}, dict(STREAMED)
+    padded = BATCH | {"a_2_0": row(0.0)}
+    for padding, said in ((True, None), (False, "1 samples of streamed groups were added, first a_2_0")):
+        tags = [{"is_padding": padding and key == "a_2_0"} for key in padded]
+        assert made._why_not(SimpleNamespace(keys=list(padded), tags=tags), padded) == said
 
 
 def test_a_group_that_is_evicted_after_it_was_streamed_is_named(lanes: StreamLanes):

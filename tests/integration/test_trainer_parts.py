@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.policy import PolicyGuard
     from verl_fuse.host.rollout.standalone.sync import StandaloneSync
     from verl_fuse.host.update.fused import FusedUpdates
+    from verl_fuse.host.update.lean.options import LeanOptions
     from verl_fuse.host.update.separate import SeparateUpdates
     from verl_fuse.host.weights.layouts.driver import Layouts
 
@@ -158,9 +159,12 @@ def test_an_account_is_checked_kept_and_written(journal, tmp_path, monkeypatch):
     assert journal.step.account.samples == 2
     (tmp_path / "accounts").rename(tmp_path / "gone")
     (tmp_path / "accounts").write_text("")
-    journal.account(tmp_path, KVBatchMeta(keys=["a_0_0"], tags=tags[:1], partition_id="train"), True, {})
+    replayed = [tag(2) | {"min_global_steps": 7, "max_global_steps": 7}]
+    journal.account(tmp_path, KVBatchMeta(keys=["a_0_0"], tags=replayed, partition_id="train"), True, {})
     journal.step.end = journal.step.clock.now
     assert journal.metrics(SimpleNamespace(on=lambda track: ()))["fuse/account_write_failures"] == 1
+    with pytest.raises(FuseError, match=r"was generated under weights versions 7\.\.7"):
+        journal.account(tmp_path, KVBatchMeta(keys=["a_0_0"], tags=replayed, partition_id="train"), False, {})
 
 
 @pytest.mark.parametrize(
@@ -458,6 +462,34 @@ def test_a_feature_that_is_switched_on_is_a_part(trainer, monkeypatch):
     run.use_lean_update(True, False, "computed")
     assert type(trainer.parts[-1]).__name__ == "LeanUpdates"
     assert trainer.updates is trainer.parts[-1]
+
+
+def test_slices_get_weights_before_the_replicas_wake_where_an_export_needs_a_device(trainer, monkeypatch):
+    for on_devices in (True, False):
+        monkeypatch.setattr(features.assembly, "exports_on_devices", lambda config, found=on_devices: found)
+        features.Features(trainer).use_slices()
+        assert trainer.parts[-1]._on_devices is on_devices
+
+
+def test_a_fused_update_waits_as_long_as_it_is_told(trainer):
+    features.Features(trainer).use_fused_update(lambda problem: None, 5.0)
+    assert trainer.updates._timeout == 5.0
+
+
+@pytest.mark.parametrize("bypass", [True, False, None])
+def test_a_lean_update_knows_whose_old_log_probs_it_has(trainer, bypass):
+    if bypass is not None:
+        trainer.config.algorithm.rollout_correction = {"bypass_mode": bypass}
+    features.Features(trainer).use_lean_update(True, False, "computed")
+    assert trainer.updates._options == LeanOptions(True, False, "computed", bool(bypass))
+
+
+def test_a_streamed_update_is_a_part_that_the_director_asks(trainer, monkeypatch):
+    asked = []
+    monkeypatch.setattr(features.assembly, "streamed_updates", lambda *args: asked.append(args) or "streamed")
+    features.Features(trainer).use_streamed_update(True, "computed", False)
+    assert asked == [(trainer, run_stage, trainer.inference, LeanOptions(True, True, "computed"), False)]
+    assert trainer.updates == trainer.director.training == trainer.parts[-1] == "streamed"
 
 
 def test_standalone_replicas_need_routing_and_are_taken_from_its_pool(trainer):

@@ -1,5 +1,6 @@
 """How commands end: exit codes and what is said."""
 
+import errno
 import signal
 import warnings
 
@@ -35,7 +36,16 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], command, code: int, said
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize("error", [ValueError("a mistake of ours"), FileNotFoundError(2, "gone", "x"), TimeoutError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("a mistake of ours"),
+        FileNotFoundError(2, "gone", "x"),
+        # The disk of a file that a command writes, and not that of stdout.
+        OSError(errno.ENOSPC, "no space left", "x"),
+        TimeoutError(),
+    ],
+)
 def test_what_nobody_foresaw_keeps_its_traceback(error: Exception):
     with pytest.raises(type(error)):
         ending.run(raising(error))

@@ -53,6 +53,11 @@ def test_what_is_not_read_may_be_null(changes, fine):
     assert set(refused(**changes)) == {ACTOR, ROLLOUT, REFERENCE, CRITIC} - fine
 
 
+def test_verls_trainer_before_v1_reads_other_keys():
+    assert refused(trainer__use_v1=False) == {}
+    assert set(refused(trainer__use_v1=True)) == {ACTOR, ROLLOUT, REFERENCE, CRITIC}
+
+
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "4"])
 def test_only_a_number_of_samples_will_do(value):
     assert refused(actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=value)[ACTOR] == value

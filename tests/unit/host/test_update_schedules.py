@@ -1,6 +1,7 @@
 """Schedules from measured updates; shows the invariants in the docstring of verl_fuse/host/update/schedules.py."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,37 @@ def test_a_schedule_stays_until_costs_have_drifted(seconds, solved):
         schedules.wait()
         assert set(schedules.ready()) == {(4, 4)}
     assert schedules.solved == solved
+
+
+def test_a_backward_that_has_drifted_is_solved_anew():
+    schedules = UpdateSchedules(greedy)
+    for backward in (2.0, 3.0, 3.0):
+        reports = [replace(r, costs={m: replace(c, backward=backward) for m, c in r.costs.items()}) for r in update()]
+        schedules.learn(reports)
+        schedules.wait()
+    assert schedules.solved > 1
+
+
+def test_a_schedule_that_no_longer_pays_is_left():
+    pays = True
+    schedules = UpdateSchedules(lambda problem: greedy(problem) if pays else None)
+    schedules.learn(update(1.0))
+    schedules.wait()
+    assert set(schedules.ready()) == {(4, 4)}
+    pays = False
+    schedules.learn(update(9.0))
+    schedules.wait()
+    assert schedules.ready() == {}
+
+
+def test_the_largest_activation_that_was_measured_counts():
+    asked = []
+    schedules = UpdateSchedules(lambda problem: asked.append(problem) or greedy(problem))
+    for forward, activation in ((1.0, 70.0), (9.0, 20.0), (9.0, 20.0)):
+        schedules.learn(update(forward, headroom=1000, activation=activation))
+        schedules.wait()
+    assert len(asked) > 1
+    assert {found.pipelines[0].activation for found in asked} == {(70.0, 70.0)}
 
 
 def test_where_nothing_is_faster_there_is_no_schedule_and_that_is_said_once(caplog):
