@@ -48,7 +48,7 @@ def test_replicas_that_were_created_do_not_come_for_nothing_once_they_are_gone()
     """A standalone replica that is there does not make one more resident: without it, it has to be created again."""
     there = (*REPLICAS[:1], replace(REPLICAS[1], standalone=True))
     learned = replace(KNOWN, launch_seconds=1e6)
-    one = Scaler(ElasticConfig(scale=True, cost_weight=0.5, hysteresis=0.0, standalone=1), 1, 200.0)
+    one = Scaler(ElasticConfig(scale=True, cost_weight=0.3, hysteresis=0.0, standalone=1), 1, 200.0)
     assert one.decide(PROMPTS, there, 2, learned) == 1
 
 
