@@ -148,6 +148,28 @@ def test_prompts_of_old_steps_are_forgotten(tmp_path):
     assert Engine(drafter, [([1, 2, 3], response)]).run() == 31
 
 
+def test_samples_of_steps_to_come_do_not_hide_those_of_this_step(tmp_path):
+    """A run that goes on from a checkpoint finds what the run before left after it."""
+    say_step(tmp_path, 9)
+    one = proposer(tmp_path, epochs=0)
+    Engine(one, [([1, 2, 3], [60, END])]).run()
+    one._passed -= 2 * module.IDLE_SECONDS
+    one.write()
+    say_step(tmp_path, 5)
+    drafter, asked = proposer(tmp_path, epochs=0), [([1, 2, 3], [*range(10, 40), END])]
+    Engine(drafter, asked).run()
+    assert Engine(drafter, asked).run() <= 31 / 4
+
+
+def test_where_no_sample_goes_on_the_step_is_asked_for_at_once(tmp_path):
+    drafter = proposer(tmp_path)
+    Engine(drafter, [([1, 2, 3], [10, END])]).run()
+    say_step(tmp_path, 2)
+    drafter._looked = float("inf")
+    Engine(drafter, [([4, 5, 6], [10, END])]).step()
+    assert drafter._step == 2
+
+
 def test_nothing_is_drafted_after_the_end(tmp_path):
     drafter = proposer(tmp_path, tokens=8)
     # vLLM's sampler goes on after an end that was accepted; the scheduler drops what it finds.
@@ -188,6 +210,21 @@ def test_a_sample_that_is_left_out_of_passes_goes_on_as_the_same(tmp_path):
     engine.run()
     found = [sample for sample in left(drafter) if 30 <= sample[0] < 40]
     assert found == [[30], [*range(31, 39), END]]
+
+
+def test_a_sample_that_is_left_out_of_passes_keeps_its_group_and_no_drafts(tmp_path):
+    drafter = proposer(tmp_path)
+    engine = Engine(drafter, [([1, 2, number], [*range(10 * number, 10 * number + 9), END]) for number in (3, 4)])
+    engine.step()
+    first = drafter._rows[0]
+    first.tried, first.expected, first.group.newest = 3, 2.0, module.NOWHERE
+    engine.leave_out(0)
+    engine.step()
+    assert list(drafter._away.values()) == [first]
+    assert (first.tried, first.expected) == (0, 0.0)
+    drafter._few = 0
+    drafter._forget()
+    assert drafter._groups[first.group.number] is first.group
 
 
 def test_a_sample_is_known_again_after_passes_in_which_nobody_was_asked_for_drafts(tmp_path):
