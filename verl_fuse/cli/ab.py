@@ -11,16 +11,21 @@ from typing import Annotated
 import typer
 
 from verl_fuse.cli.compare import AtLeast, Html, WarmUp, check_options, judge
+from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples
 from verl_fuse.cli.recipes import Recipe, find_recipe
+from verl_fuse.cli.report import METRICS_FILE
 from verl_fuse.cli.run import PlannedRun, execute, home_from, plan, say
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
+from verl_fuse.spec.step import Refusal
 
 app = typer.Typer(add_completion=False)
 
 # Overrides that stock verl has no key for, or that switch verl-fuse on.
 _FUSED_ONLY = re.compile(r"[+~]*(fuse\b|trainer\.v1\.trainer_mode\b)")
+# verl's name of the logger that writes the metrics.
+_COMPARED = "file"
 
 
 @app.command(
@@ -46,10 +51,9 @@ def ab(
     require_version()
     launches = plan_both(recipe, overrides or [], home_from(os.environ))
     check_options(html, wanted)
-    if launches[0].steps is not None and warm_up >= launches[0].steps:
-        raise FuseError(
-            f"--warm-up {warm_up}: leaves no step of the {launches[0].steps} of trainer.total_training_steps"
-        )
+    steps = select(launches[0].config, "trainer.total_training_steps")
+    if steps is not None and warm_up >= steps:
+        raise FuseError(f"--warm-up {warm_up}: leaves no step of the {steps} of trainer.total_training_steps")
     for number, launch in enumerate(launches, start=1):
         say(f"run {number} of 2: {launch.run_dir.name}")
         with stdout_to_stderr() if as_json else nullcontext():
@@ -83,7 +87,12 @@ def plan_both(recipe: Recipe, overrides: Sequence[str], home: Path) -> tuple[Pla
 
     stock = planned([*named("stock"), *both], baseline=True)
     fused = planned([*named("fused"), *overrides], baseline=False)
-    if stock is None or fused is None:
+    for launch in (stock, fused):
+        loggers = select(launch.config, "trainer.logger") if launch else _COMPARED
+        if _COMPARED not in ([loggers] if isinstance(loggers, str) else loggers or ()):
+            needs = f"needs {_COMPARED} among them: `ab` compares the runs' {METRICS_FILE}"
+            problems.append(str(Refusal("trainer.logger", loggers, needs)))
+    if stock is None or fused is None or problems:
         raise FuseError(*dict.fromkeys(problems))
     if stock.run_dir == fused.run_dir:
         raise FuseError(

@@ -26,7 +26,7 @@ def problems_of(config: DictConfig, environment: Mapping[str, str]) -> tuple[lis
         return [without], ()
     with _variables(environment):
         try:
-            settings = load_settings(config)
+            settings = load_settings(config, on_disk=True)
             as_started(config, settings)
             return [], settings.notes
         except FuseError as error:

@@ -14,11 +14,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_fuse.cli.composition import select
 from verl_fuse.cli.report import read_records
-
-# verl/utils/checkpoint/checkpoint_manager.py, find_latest_ckpt_path
-CHECKPOINT_TRACKER, CHECKPOINT_PREFIX = "latest_checkpointed_iteration.txt", "global_step_"
+from verl_fuse.host.upstream.checkpoints import step_of, to_resume
 
 
 def move_away(file: Path) -> Path | None:
@@ -40,26 +37,11 @@ def put_back(kept: Path | None, file: Path) -> bool:
     return True
 
 
-def latest_checkpoint(run_dir: Path) -> int | None:
-    """Return the step of the checkpoint that verl's resume_mode=auto goes on from; None if there is none."""
-    try:
-        step = int((run_dir / CHECKPOINT_TRACKER).read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-    return step if (run_dir / f"{CHECKPOINT_PREFIX}{step}").is_dir() else None
-
-
 def resumed_step(config: DictConfig, run_dir: Path) -> int | None:
     """Return the step of `run_dir` that a run with this configuration goes on after; None for a run that starts anew,
     or from elsewhere."""
-    mode = select(config, "trainer.resume_mode")
-    if mode == "auto":
-        return latest_checkpoint(run_dir)
-    if mode != "resume_path":
-        return None
-    folder = Path(str(select(config, "trainer.resume_from_path"))).absolute()
-    step = folder.name.removeprefix(CHECKPOINT_PREFIX)
-    return int(step) if folder.parent == run_dir and step.isdigit() else None
+    folder = to_resume(config)
+    return step_of(str(folder)) if folder and folder.parent == run_dir else None
 
 
 def join(metrics: Path, resumed: int) -> None:

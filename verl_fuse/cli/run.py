@@ -6,11 +6,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated
 
 import typer
+from omegaconf import DictConfig
 from rich.console import Console
 
 from verl_fuse.cli import child, earlier
@@ -23,6 +24,9 @@ from verl_fuse.cli.report import METRICS_FILE, print_summary, read_metrics
 from verl_fuse.cli.screen import Tail, last_lines
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.compat.start import require_version
+from verl_fuse.host.start.data_rows import row_refusals
+from verl_fuse.host.start.resumption import nothing_left
+from verl_fuse.host.upstream.checkpoints import newest_in, step_of
 from verl_fuse.timeline.files import INDEX_PAGE
 
 app = typer.Typer(add_completion=False)
@@ -49,8 +53,8 @@ class PlannedRun:
     get in addition.
 
     `resumed` is the step of `run_dir` that the run goes on after (None: from the start), `going_on` names the command
-    that goes on where this run stops, `notes` are the lines that the run prints first, and `steps` is the number of
-    steps of the run (None: as many as the data give).
+    that goes on where this run stops, `notes` are the lines that the run prints first, `config` is the composed
+    configuration, and `done` the sentence on a run that has nothing left to do (None: it has).
     """
 
     prepare: tuple[str, ...] | None
@@ -61,7 +65,8 @@ class PlannedRun:
     resumed: int | None = None
     going_on: str = "the same command"
     notes: tuple[str, ...] = ()
-    steps: int | None = None
+    config: DictConfig = field(default_factory=lambda: DictConfig({}))
+    done: str | None = None
 
     @property
     def metrics(self) -> Path:
@@ -90,6 +95,9 @@ def run(
     recipe = find_recipe(name)
     require_version()
     launch = plan(recipe, overrides or [], baseline=baseline, home=home_from(os.environ))
+    if launch.done:
+        say(launch.done)
+        return
     if dry_run:
         for line in launch.notes:
             say(line)
@@ -155,7 +163,8 @@ def plan(recipe: Recipe, overrides: list[str], *, baseline: bool, home: Path) ->
         resumed,
         going_on,
         notes,
-        select(config, "trainer.total_training_steps"),
+        config,
+        nothing_left(config),
     )
 
 
@@ -179,6 +188,9 @@ def execute(launch: PlannedRun, *, verbose: bool = False) -> int:
                 return made.code
         for file in launch.data_files:
             check_data_file(file)
+        # The task may have been made just now.
+        if problems := list(row_refusals(launch.config)):
+            raise FuseError(*problems)
         page = launch.run_dir / INDEX_PAGE
         before = _written(page)
         kept = earlier.move_away(launch.metrics)
@@ -237,12 +249,13 @@ def stopped(launch: PlannedRun, by: signal.Signals, metrics: Path | None) -> str
     """Return a sentence on the run that was told to stop, and on how to go on."""
     steps = [step for step, values in (read_metrics(metrics) if metrics else ()) if "timing_s/step" in values]
     done = f"after step {steps[-1]}" if steps else "before its first step was done"
-    checkpoint = earlier.latest_checkpoint(launch.run_dir)
+    checkpoint = newest_in(launch.run_dir)
     if checkpoint is None:
         return (
             f"stopped by {by.name} {done}; no checkpoint was saved (trainer.save_freq), so the same command starts anew"
         )
-    return f"stopped by {by.name} {done}; {launch.going_on} goes on from the checkpoint of step {checkpoint}"
+    step = step_of(str(checkpoint))
+    return f"stopped by {by.name} {done}; {launch.going_on} goes on from the checkpoint of step {step}"
 
 
 def _why(launch: PlannedRun, *, verbose: bool) -> str:

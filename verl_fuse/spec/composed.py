@@ -53,6 +53,17 @@ def on_accelerators(get: Get) -> bool:
     return get("trainer.device") != "cpu"
 
 
+def is_legacy(config: Mapping[str, Any]) -> bool:
+    """Tell whether verl's trainer before V1 runs, by verl's rule (verl.trainer.main_ppo); it reads other keys."""
+    trainer = getter(config)("trainer")
+    return isinstance(trainer, Mapping) and "use_v1" in trainer and not trainer["use_v1"]
+
+
+def is_validation_only(get: Get) -> bool:
+    """Tell whether the run ends before its first step (`PPOTrainer.fit`)."""
+    return bool(get("trainer.val_only")) and get("trainer.val_before_train") is not False
+
+
 def has_critic(get: Get) -> bool:
     """Tell whether the run has a critic, by verl's rule (verl.trainer.ppo.utils.need_critic)."""
     enabled = get("critic.enable")

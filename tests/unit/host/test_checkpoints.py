@@ -1,8 +1,9 @@
 from pathlib import Path
 
+import pytest
 from omegaconf import OmegaConf
 
-from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at, to_resume
+from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at, step_of, to_resume
 
 
 def config(**trainer):
@@ -34,5 +35,22 @@ def test_a_run_that_is_about_to_start_goes_on_from_the_newest_checkpoint(tmp_pat
     (tmp_path / "global_step_12").mkdir()
     (tmp_path / "global_step_20").mkdir()
     assert found("auto") == tmp_path / "global_step_12"
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12 of")
+    assert found("auto") is None, "a damaged file names none"
     assert found("disable") is None
     assert found("resume_path", resume_from_path="/old/global_step_7") == Path("/old/global_step_7")
+
+
+@pytest.mark.parametrize(
+    ("folder", "step"),
+    [
+        ("/runs/global_step_12", 12),
+        ("/global_step_3/global_step_12", 12),
+        ("/runs/global_step_12/", None),
+        ("/runs/global_step_12/actor", None),
+        ("/runs/global_step_", None),
+        ("/runs/12", None),
+    ],
+)
+def test_the_step_of_a_checkpoint_is_the_end_of_its_path(folder, step):
+    assert step_of(folder) == step

@@ -5,7 +5,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from verl_fuse.cli.earlier import join, latest_checkpoint, move_away, put_back, resumed_step
+from verl_fuse.cli.earlier import join, move_away, put_back, resumed_step
 from verl_fuse.errors import FuseError
 
 
@@ -82,11 +82,9 @@ def test_which_step_a_run_goes_on_after(tmp_path, mode, path, step):
     run_dir = tmp_path / "run"
     (run_dir / "global_step_4").mkdir(parents=True)
     (run_dir / "latest_checkpointed_iteration.txt").write_text("4")
-    trainer = {"resume_mode": mode, "resume_from_path": path and str(tmp_path / path)}
+    trainer = {
+        "default_local_dir": str(run_dir),
+        "resume_mode": mode,
+        "resume_from_path": path and str(tmp_path / path),
+    }
     assert resumed_step(OmegaConf.create({"trainer": trainer}), run_dir) == step
-
-
-def test_a_checkpoint_that_is_gone_is_none(tmp_path):
-    assert latest_checkpoint(tmp_path) is None
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
-    assert latest_checkpoint(tmp_path) is None

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from verl_fuse.spec.composed import Get, getter, has_adapters, has_critic, has_reference
+from verl_fuse.spec.composed import Get, getter, has_adapters, has_critic, has_reference, is_legacy
 from verl_fuse.spec.step import Refusal
 
 _ACTOR, _ROLLOUT, _REFERENCE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -20,8 +20,7 @@ def micro_batch_refusals(config: DictConfig) -> Iterator[Refusal]:
     """Refuse keys that must be a number of samples and are not, for the models of this run whose micro-batches are not
     cut by tokens."""
     get = getter(config)
-    if get("trainer.use_v1") is False:
-        # verl's trainer before V1 reads other keys as well.
+    if is_legacy(config):
         return
     for dynamic, size in _needed(get):
         parent, _, name = size.rpartition(".")

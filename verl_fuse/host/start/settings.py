@@ -4,7 +4,7 @@ Imports neither verl nor ray, so that the driver can refuse a bad configuration 
 """
 
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -19,13 +19,23 @@ from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.host.start.adapters import adapter_refusals
 from verl_fuse.host.start.applied_plan import ADDED, apply_plan, checked_plan, overrides_of
+from verl_fuse.host.start.data_rows import row_refusals
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
+from verl_fuse.host.start.mini_batches import mini_batch_refusals
+from verl_fuse.host.start.out_of_reach import out_of_reach
 from verl_fuse.host.start.preset import PresetName, choose, slower_features, with_keys
+from verl_fuse.host.start.resumption import resume_refusals
+from verl_fuse.host.start.value_types import type_refusals
 from verl_fuse.spec.block import bounded, nearest, quoted, read_block, undecided, waiting, without_effect, written
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.plan import Plan
 
 T = TypeVar("T")
+Check = Callable[[DictConfig], Iterable[object]]
+
+_CHECKS: tuple[Check, ...] = (out_of_reach, micro_batch_refusals, mini_batch_refusals, adapter_refusals)
+# They look at files, which a recorded run need not have any more.
+_CHECKS_ON_DISK: tuple[Check, ...] = (row_refusals, resume_refusals)
 
 
 @dataclass(frozen=True)
@@ -66,9 +76,9 @@ class Settings:
         return (*self.chosen, *(f"warning: {line}" for line in (*self.idle, *self.slower)))
 
 
-def load_settings(config: DictConfig) -> Settings:
-    """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting. Otherwise the
-    keys left to `fuse.preset` are set in `config`."""
+def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
+    """Read and validate `config.fuse`; a FuseError lists everything that keeps the run from starting, with `on_disk`
+    its data and its checkpoint too. Otherwise the keys left to `fuse.preset` are set in `config`."""
     node = _fuse_node(config)
     problems: list[str] = []
     core_names = {f.name for f in fields(CoreBlock)}
@@ -76,7 +86,10 @@ def load_settings(config: DictConfig) -> Settings:
     core = _read(problems, read_block, CoreBlock, own, "fuse") or CoreBlock()
     manager = plugins.load(core.disabled_plugins)
     schema = plugins.config_blocks(manager)
-    left, chosen = _read(problems, _decided, config, core, manager, schema) or ({}, ())
+    # Other checks compute with these values.
+    mistyped = _found(config, type_refusals)
+    problems += mistyped
+    left, chosen = ({}, ()) if mistyped else _read(problems, _decided, config, core, manager, schema) or ({}, ())
     decided = with_keys(config, left)
     node = _fuse_node(decided)
     plan = _read(problems, _plan, core, config, node)
@@ -89,7 +102,9 @@ def load_settings(config: DictConfig) -> Settings:
     read = {name: _read(problems, read_block, block, node.get(name), f"fuse.{name}") for name, block in schema.items()}
     problems += _unknown(node, core, core_names | set(schema))
     checked = _without(_as_planned(decided, overrides), [name for name, block in read.items() if block is None])
-    problems += _read(problems, _problems, manager, checked) or ()
+    if not mistyped:
+        problems += _read(problems, _problems, manager, checked) or ()
+        problems += _read(problems, _found, checked, *(_CHECKS_ON_DISK if on_disk else ())) or ()
     if problems:
         raise FuseError(*problems)
     for key, value in left.items():
@@ -140,9 +155,15 @@ def _unknown(node: Mapping[str, Any], core: CoreBlock, known: Collection[str]) -
 
 
 def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[str]:
+    def of_plugins(config: DictConfig) -> list[object]:
+        return [problem for found in manager.hook.fuse_validate(config=config) for problem in found or ()]
+
+    return _found(config, of_plugins, *_CHECKS)
+
+
+def _found(config: DictConfig, *checks: Check) -> list[str]:
     try:
-        found = [problem for found in manager.hook.fuse_validate(config=config) for problem in found or ()]
-        return list(map(str, [*found, *micro_batch_refusals(config), *adapter_refusals(config)]))
+        return [str(problem) for check in checks for problem in check(config)]
     except (ArithmeticError, LookupError, TypeError, ValueError, OmegaConfBaseException) as error:
         # A value has an unexpected type; the line that met it names the key.
         frame = traceback.extract_tb(error.__traceback__)[-1]

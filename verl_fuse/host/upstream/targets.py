@@ -12,6 +12,7 @@ CHECKPOINT_ENGINES = "verl.checkpoint_engine.base"
 CHECKPOINT_MANAGER = f"{CHECKPOINT_ENGINES}:CheckpointEngineManager"
 
 PPO_YAML = "verl/trainer/config/ppo_trainer.yaml"
+DATA_YAML = "verl/trainer/config/data/legacy_data.yaml"
 ACTOR_YAML = "verl/trainer/config/actor/actor.yaml"
 CRITIC_YAML = "verl/trainer/config/critic/critic.yaml"
 ROLLOUT_YAML = "verl/trainer/config/rollout/rollout.yaml"

@@ -1,7 +1,7 @@
 """Declares contracts on the synchronous trainer we subclass: every method we override, the flow that calls them, and
 every attribute we read (trainer.py)."""
 
-from verl_fuse.host.upstream.targets import PPO_YAML, ROLLOUT_YAML, SYNC_TRAINER, V1_PACKAGE
+from verl_fuse.host.upstream.targets import DATA_YAML, PPO_YAML, ROLLOUT_YAML, SYNC_TRAINER, V1_PACKAGE
 from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Contract, Decorator, Function
 
 # Most members are its base's; they are named through the class we subclass, so that an override put in between is
@@ -103,7 +103,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(ROLLOUT_YAML, "response_length", object),
     ConfigKey(ROLLOUT_YAML, "max_num_seqs", int),
     ConfigGroup(PPO_YAML, "data@data: legacy_data"),
-    ConfigKey("verl/trainer/config/data/legacy_data.yaml", "train_batch_size", int),
+    ConfigKey(DATA_YAML, "train_batch_size", int),
     ConfigKey(PPO_YAML, "skip.rollout_tq.enable", False),
     ConfigKey(PPO_YAML, "skip.rollout_tq.steps", list),
     ConfigKey(PPO_YAML, "trainer.save_freq", -1),
