@@ -69,6 +69,19 @@ def test_what_is_wrong_with_both_runs_is_said_once_and_with_what_is_wrong_with_o
     assert "did you mean 'enabled'?" in second
 
 
+@pytest.mark.parametrize("loggers", ["[console]", "console", "[]", "null"])
+def test_runs_that_log_to_no_file_cannot_be_compared(tmp_path, loggers):
+    with pytest.raises(
+        FuseError, match=r"^trainer\.logger=.*: needs file among them: `ab` compares the runs' metrics\.jsonl$"
+    ):
+        planned(tmp_path, f"trainer.logger={loggers}")
+
+
+@pytest.mark.parametrize("loggers", ["[console,file]", "file"])
+def test_runs_that_log_to_a_file_can(tmp_path, loggers):
+    planned(tmp_path, f"trainer.logger={loggers}")
+
+
 def test_a_first_run_that_fails_ends_it_with_its_exit_code(monkeypatch):
     started: list[PlannedRun] = []
     monkeypatch.setattr(ab, "execute", lambda launch: started.append(launch) or 7)

@@ -8,9 +8,11 @@ import threading
 import time
 
 import pytest
+from omegaconf import OmegaConf
 
 from verl_fuse.cli import run
 from verl_fuse.cli.run import METRICS_PATH_VARIABLE, PlannedRun, execute
+from verl_fuse.errors import FuseError
 from verl_fuse.timeline.files import INDEX_PAGE
 
 SOURCE = "\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m "
@@ -63,6 +65,20 @@ def test_a_task_that_cannot_be_made_shows_why_and_nothing_is_trained(launched, t
     assert "verl-fuse: making the task ended with exit code 1: RuntimeError: no disk\n" in said.err
     assert "trained" not in (tmp_path / "run.log").read_text()
     assert (tmp_path / "metrics.jsonl").read_text() == "earlier"
+
+
+def test_a_task_that_is_smaller_than_a_batch_is_refused_once_it_is_made(launched, tmp_path):
+    data = tmp_path / "train.parquet"
+    made = f"import pyarrow as a, pyarrow.parquet as p; p.write_table(a.table({{'prompt': [1, 2, 3]}}), {str(data)!r})"
+    pytest.importorskip("pyarrow")
+
+    def trained(batch: int) -> int:
+        config = OmegaConf.create({"data": {"train_files": str(data), "train_batch_size": batch}})
+        return launched("print('trained')", prepare=(sys.executable, "-c", made), config=config)
+
+    assert trained(3) == 0
+    with pytest.raises(FuseError, match=r"^data\.train_batch_size=4: data\.train_files has 3 prompts"):
+        trained(4)
 
 
 def test_verbose_shows_everything(launched, tmp_path, capfd):

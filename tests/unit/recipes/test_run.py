@@ -105,11 +105,56 @@ def test_a_gpu_recipe_prepares_nothing_and_touches_no_environment_of_the_cpu_pla
         ("data.val_files={a:1}", r"^data\.val_files={'a': 1}: needs a path"),
         ("recipe.prepare=[1]", r"recipe\.prepare=\[1\]: allowed: euclid"),
         ("task_dir=null", r"^task_dir=null: needs a path$"),
+        ("trainer.total_training_steps=abc", r"^trainer\.total_training_steps='abc': needs a number$"),
+        ("actor_rollout_ref.actor.optim.lr=fast", r"^actor_rollout_ref\.actor\.optim\.lr='fast': needs a number$"),
+        ("actor_rollout_ref.rollout.n=3", r"^2 problems:\n  - .*ppo_mini_batch_size=15: times .*\n  - critic\."),
+        ("trainer.use_v1=false", r"^trainer\.use_v1=false: verl-fuse needs verl's V1 trainer: true"),
+        ("trainer.device=npu", r"trainer\.device='npu': trainer\.v1\.trainer_mode=fuse needs cuda or cpu"),
+        ("trainer.resume_mode=resume_path", r"^trainer\.resume_from_path=null: trainer\.resume_mode=resume_path needs"),
+        ("data.train_max_samples=15", r"^data\.train_max_samples=15: a batch has data\.train_batch_size=16 prompts"),
     ],
 )
 def test_a_bad_override_is_refused_before_anything_starts(tmp_path, override, message):
+    # 15 prompts are a mini-batch of two ranks with 4 samples each.
+    more = ["actor_rollout_ref.actor.ppo_mini_batch_size=15"] if "rollout.n" in override else []
     with pytest.raises(FuseError, match=message):
-        planned(tmp_path, override)
+        planned(tmp_path, override, *more)
+
+
+def test_what_stock_verl_trains_is_not_refused(tmp_path):
+    stock = ("trainer.use_v1=false", "trainer.total_training_steps=null", "algorithm.kl_ctrl.horizon=1e4")
+    assert planned(tmp_path, *stock, baseline=True).command[-3:] == stock
+    assert planned(tmp_path, "data.train_max_samples=16", "trainer.val_before_train=yes").done is None
+    assert planned(tmp_path, "trainer.device=npu", baseline=True).resumed is None
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """The folder of a run of ppo-cpu with the checkpoint of its third step."""
+    (tmp_path / "ppo-cpu" / "global_step_3").mkdir(parents=True)
+    (tmp_path / "ppo-cpu" / "latest_checkpointed_iteration.txt").write_text("3")
+    return tmp_path / "ppo-cpu"
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_finished_run_says_so_and_starts_nothing(finished, monkeypatch, capsys, dry_run):
+    monkeypatch.setattr(run, "execute", lambda launch, verbose: pytest.fail(f"{launch} was started"))
+    run.run("ppo-cpu", ["trainer.total_training_steps=3"], dry_run=dry_run)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        f"verl-fuse: nothing is left to do: {finished}/global_step_3 is the checkpoint of step 3, and the run ends "
+        "with trainer.total_training_steps=3. Larger values go on from there, trainer.resume_mode=disable starts anew, "
+        "and trainer.val_only=true validates\n"
+    )
+
+
+@pytest.mark.parametrize("more", ["trainer.total_training_steps=4", "trainer.resume_mode=disable"])
+def test_a_run_that_has_steps_left_starts(finished, monkeypatch, more):
+    monkeypatch.setattr(run, "execute", lambda launch, verbose: 7)
+    with pytest.raises(run.typer.Exit) as ended:
+        run.run("ppo-cpu", ["trainer.total_training_steps=3", more])
+    assert ended.value.exit_code == 7
 
 
 def test_everything_that_is_wrong_is_said_at_once(tmp_path):

@@ -33,7 +33,7 @@ from verl_fuse.spec.plan import Plan
 T = TypeVar("T")
 Check = Callable[[DictConfig], Iterable[object]]
 
-_CHECKS: tuple[Check, ...] = (out_of_reach, micro_batch_refusals, mini_batch_refusals, adapter_refusals)
+_CHECKS: tuple[Check, ...] = (micro_batch_refusals, mini_batch_refusals, adapter_refusals)
 # They look at files, which a recorded run need not have any more.
 _CHECKS_ON_DISK: tuple[Check, ...] = (row_refusals, resume_refusals)
 
@@ -86,8 +86,10 @@ def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
     core = _read(problems, read_block, CoreBlock, own, "fuse") or CoreBlock()
     manager = plugins.load(core.disabled_plugins)
     schema = plugins.config_blocks(manager)
+    # Below, a run without a block `fuse` gets one.
+    problems += _read(problems, _found, config, out_of_reach) or ()
     # Other checks compute with these values.
-    mistyped = _found(config, type_refusals)
+    mistyped = _read(problems, _found, config, type_refusals) or []
     problems += mistyped
     left, chosen = ({}, ()) if mistyped else _read(problems, _decided, config, core, manager, schema) or ({}, ())
     decided = with_keys(config, left)

@@ -131,7 +131,10 @@ def _of_yaml(path: str) -> Mapping[str, Kind]:
     if path not in ("trainer.", "data.") or "verl" not in _verl().roots:
         return {}
     defaults = _verl().yaml(PPO_YAML)["trainer"] if path == "trainer." else _verl().yaml(DATA_YAML)
-    kinds = {name: kind for name, value in defaults.items() if (kind := _KINDS.get(type(value).__name__))}
+    kinds: dict[str, Kind] = {}
+    for name, value in defaults.items():
+        if kind := _KINDS.get(type(value).__name__):
+            kinds[name] = kind
     return {**kinds, **_NULL_BY_DEFAULT[path.removesuffix(".")]}
 
 
