@@ -8,8 +8,6 @@ and TransferQueue 0.1.11.
 from verl_fuse.host.upstream.targets import FSDP_YAML, PPO_YAML, RAY_WORKER_GROUPS, SYNC_TRAINER
 from verl_fuse.spec.contract import Attribute, Class, ConfigKey, Contract, Function
 
-CHECKPOINTS = "verl.utils.checkpoint.checkpoint_manager"
-
 CONTRACTS: tuple[Contract, ...] = (
     # A part of a pool (host/update/parted_pool.py).
     Class(f"{RAY_WORKER_GROUPS}:ResourcePoolManager", required=("resource_pool_spec", "mapping")),
@@ -30,10 +28,8 @@ CONTRACTS: tuple[Contract, ...] = (
     Function("transfer_queue:kv_clear", "(keys, partition_id)", "74d489042464d128"),
     Attribute(f"{SYNC_TRAINER}.logger"),
     Function("verl.utils.tracking:Tracking.log", "(self, data, step, backend=None)", "a5042da80e6afa1e"),
-    # The checkpoint that a run goes on from, known before verl's workers are up (host/upstream/checkpoints.py).
-    Function(f"{CHECKPOINTS}:find_latest_ckpt_path", "(path, directory_format='global_step_{}')", "9bd2cd8428dbc391"),
-    Function(f"{CHECKPOINTS}:get_checkpoint_tracker_filename", "(root_path)", "109db4f41b668612"),
-    # Its files, which are written anew for another number of ranks (host/weights/layouts/resized.py).
+    # The files of the checkpoint that a run goes on from, which are written anew for another number of ranks
+    # (host/weights/layouts/resized.py).
     Function(
         "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.load_checkpoint",
         "(self, local_path, hdfs_path=None, del_local_after_load=False)",

@@ -41,6 +41,17 @@ def run(*overrides: str) -> subprocess.CompletedProcess:
             ["fuse.interstage.enabled=true"],
             "trainer.v1.trainer_mode='sync': fuse.interstage.enabled=true needs trainer.v1.trainer_mode=fuse",
         ),
+        (
+            [
+                "trainer.v1.trainer_mode=fuse",
+                "trainer.total_training_steps=abc",
+                "actor_rollout_ref.actor.optim.lr=fast",
+            ],
+            (
+                "verl-fuse: 2 problems:\n  - trainer.total_training_steps='abc': needs a number\n"
+                "  - actor_rollout_ref.actor.optim.lr='fast': needs a number\n"
+            ),
+        ),
     ],
 )
 def test_a_bad_configuration_is_refused_before_ray_starts(overrides, message, tmp_path):
@@ -49,6 +60,48 @@ def test_a_bad_configuration_is_refused_before_ray_starts(overrides, message, tm
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "ray init" not in done.stdout
+
+
+def test_a_finished_run_ends_before_ray_starts(tmp_path):
+    (tmp_path / "global_step_5").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("5")
+    finished = [
+        "trainer.v1.trainer_mode=fuse",
+        f"trainer.default_local_dir={tmp_path}",
+        "trainer.total_training_steps=5",
+        "critic.enable=false",
+    ]
+    done = run(*finished, f"hydra.run.dir={tmp_path}")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert f"verl-fuse: nothing is left to do: {tmp_path}/global_step_5 is the checkpoint of step 5" in done.stderr
+    assert "ray init" not in done.stdout
+
+
+@pytest.mark.parametrize(("steps", "code"), [(5, 0), (6, None)])
+def test_a_run_is_finished_at_its_last_step_and_not_before(tmp_path, capsys, steps, code):
+    (tmp_path / "global_step_5").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("5")
+    trainer = {"default_local_dir": str(tmp_path), "resume_mode": "auto", "total_training_steps": steps}
+    config = OmegaConf.create({"trainer": trainer, "fuse": {}})
+    if code is None:
+        Preflight().on_job_start(config)
+        assert capsys.readouterr().err == ""
+        return
+    with pytest.raises(SystemExit) as ended:
+        Preflight().on_job_start(config)
+    assert ended.value.code == code
+    assert "nothing is left to do" in capsys.readouterr().err
+
+
+def test_data_and_checkpoint_are_looked_at_in_the_driver(tmp_path, capsys):
+    trainer = {"resume_mode": "resume_path", "resume_from_path": f"{tmp_path}/global_step_4"}
+    data = {"train_files": "far/away.parquet", "train_batch_size": 4, "train_max_samples": 3}
+    with pytest.raises(SystemExit) as ended:
+        Preflight().on_job_start(OmegaConf.create({"trainer": trainer, "data": data, "fuse": {}}))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("verl-fuse: 2 problems:\n  - data.train_max_samples=3: ")
+    assert f"\n  - trainer.resume_from_path='{tmp_path}/global_step_4': there is no such folder" in said
 
 
 def test_what_is_set_for_nothing_is_pointed_out(capsys):
@@ -80,7 +133,7 @@ class Sets:
 def test_a_check_that_fails_keeps_the_run_from_starting(monkeypatch, capsys):
     """Hydra makes a warning of a callback's exception."""
 
-    def fails(config):
+    def fails(config, **options):
         raise RuntimeError("disk on fire")
 
     monkeypatch.setattr(preflight, "load_settings", fails)

@@ -31,11 +31,11 @@ from verl_fuse.spec.composed import getter
 from verl_fuse.spec.plan import Plan
 
 T = TypeVar("T")
-Check = Callable[[DictConfig], Iterable[object]]
+Refuses = Callable[[DictConfig], Iterable[object]]
 
-_CHECKS: tuple[Check, ...] = (micro_batch_refusals, mini_batch_refusals, adapter_refusals)
+_CHECKS: tuple[Refuses, ...] = (micro_batch_refusals, mini_batch_refusals, adapter_refusals)
 # They look at files, which a recorded run need not have any more.
-_CHECKS_ON_DISK: tuple[Check, ...] = (row_refusals, resume_refusals)
+_CHECKS_ON_DISK: tuple[Refuses, ...] = (row_refusals, resume_refusals)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _problems(manager: pluggy.PluginManager, config: DictConfig) -> list[str]:
     return _found(config, of_plugins, *_CHECKS)
 
 
-def _found(config: DictConfig, *checks: Check) -> list[str]:
+def _found(config: DictConfig, *checks: Refuses) -> list[str]:
     try:
         return [str(problem) for check in checks for problem in check(config)]
     except (ArithmeticError, LookupError, TypeError, ValueError, OmegaConfBaseException) as error:
