@@ -48,8 +48,8 @@ def run(*overrides: str) -> subprocess.CompletedProcess:
                 "actor_rollout_ref.actor.optim.lr=fast",
             ],
             (
-                "verl-fuse: 2 problems:\n  - trainer.total_training_steps='abc': needs a number\n"
-                "  - actor_rollout_ref.actor.optim.lr='fast': needs a number\n"
+                "verl-fuse: 2 problems:\n  - actor_rollout_ref.actor.optim.lr='fast': needs a number\n"
+                "  - trainer.total_training_steps='abc': needs a number\n"
             ),
         ),
     ],
