@@ -8,7 +8,7 @@ Invariants (tests/contracts/test_observe.py):
 from functools import partial
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.events import Event, Polled, SetUp, StageBegun, StepBegun, StepEnded, TrainingEnded
+from verl_fuse.spec.events import Event, Generated, Polled, SetUp, StageBegun, StepBegun, StepEnded, TrainingEnded
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.files import INDEX_PAGE, prepare, record_step
 from verl_fuse.timeline.summary import StepSummary, summarize
@@ -41,6 +41,8 @@ class Observer:
                 self._progress.step_begin(time)
             case Polled(step=step, time=time, view=view):
                 self._say(self._progress.poll(step, time, view))
+            case Generated(responses=responses, missing=missing):
+                self._progress.generated(responses, missing)
             case StageBegun(step=step, time=time, name=name):
                 self._say(self._progress.stage(step, time, name))
             case StepEnded(step=step, time=time, timeline=timeline):

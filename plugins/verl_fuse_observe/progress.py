@@ -7,6 +7,7 @@ Invariants (tests/contracts/test_observe.py):
 
 import statistics
 from collections import deque
+from collections.abc import Mapping, Sequence
 
 from verl_fuse.spec.step import RolloutView
 from verl_fuse.spec.timeline import ADVANTAGE, GENERATION
@@ -30,10 +31,17 @@ class StepProgress:
         self._last_line = 0.0
         # Inference has been given so many samples in this step.
         self._scored = 0
+        # (groups with a sample, samples, samples that failed) of this step's batch, once all samples are generated.
+        self._batch = (groups, expected, 0)
 
     def step_begin(self, time: float) -> None:
         self._step_start = self._last_line = time
         self._scored = 0
+        self._batch = (self._groups, self._expected, 0)
+
+    def generated(self, responses: Mapping[str, Sequence[int]], missing: int) -> None:
+        """Take in the samples that the step trains on, by prompt, and how many of those asked for it lacks."""
+        self._batch = (len(responses), sum(map(len, responses.values())), missing)
 
     def poll(self, step: int, time: float, view: RolloutView) -> str | None:
         """Return a line about a rollout that is under way."""
@@ -45,18 +53,20 @@ class StepProgress:
         """Return a line about a stage that begins after the rollout."""
         if name == GENERATION:
             return None
-        scored = self._expected if name.startswith((ADVANTAGE, "update", "defer", "save", "test")) else self._scored
-        return self._running(step, time, self._groups, self._groups, scored, self._expected, name)
+        groups, samples, _ = self._batch
+        scored = samples if name.startswith((ADVANTAGE, "update", "defer", "save", "test")) else self._scored
+        return self._running(step, time, groups, self._groups, scored, self._expected, name)
 
     def step_end(self, step: int, time: float, seconds: float, idle: float | None) -> str:
         """Return the line that closes a step."""
         self._durations.append(time - (self._last_end if self._last_end is not None else self._step_start))
         self._last_end = time
         devices = "" if idle is None else f", devices idle {idle:.0%}"
-        trained = f"{self._groups}/{self._groups} groups trained"
+        groups, samples, missing = self._batch
+        lost = f", {missing} missing" if missing else ""
         return (
-            f"step {step}/{self._total_steps} done in {_clock(seconds)}: {trained}{devices}, "
-            f"{self._eta(step, time, step)}"
+            f"step {step}/{self._total_steps} done in {_clock(seconds)}: {groups}/{self._groups} groups trained "
+            f"({samples} samples{lost}){devices}, {self._eta(step, time, step)}"
         )
 
     def _running(

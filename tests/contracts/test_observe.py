@@ -12,7 +12,7 @@ import pytest
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import read_block
-from verl_fuse.spec.events import Event, Polled, SetUp, StageBegun, StepBegun, StepEnded, TrainingEnded
+from verl_fuse.spec.events import Event, Generated, Polled, SetUp, StageBegun, StepBegun, StepEnded, TrainingEnded
 from verl_fuse.spec.step import RolloutView, Sample
 from verl_fuse.spec.timeline import Span, Timeline
 from verl_fuse_observe import plugin
@@ -130,8 +130,13 @@ def test_a_run_without_pages_names_none(start: Callable[..., Emit], capsys: pyte
 
 def test_progress_reads_like_the_readme(start: Callable[..., Emit], capsys: pytest.CaptureFixture[str]):
     emit = start()
+    # Four groups lost some of their samples, and one all.
+    left = {f"g{group}": [20] * samples for group, samples in enumerate((4, 4, 4, 1, 1, 2, 2))}
     for step in (1, 2):
         emit(StepBegun, step, 14.0 * (step - 1))
+        if step == 2:
+            emit(Generated, 2, 20.0, responses=left, discarded={}, prompts={}, missing=14)
+            emit(StageBegun, 2, 26.0, name="update_actor")
         emit(
             StepEnded,
             step,
@@ -145,10 +150,17 @@ def test_progress_reads_like_the_readme(start: Callable[..., Emit], capsys: pyte
     emit(Polled, 3, 40.0, view=view(groups_finished=5, finished=22, ready=4))
     emit(StageBegun, 3, 51.0, name="update_critic")
     printed = capsys.readouterr().out
-    assert "\n".join(printed.splitlines()[1:3]) in README.read_text()
+    assert "\n".join(printed.splitlines()[2:4]) in README.read_text()
     assert printed.splitlines() == [
-        "verl-fuse: step 1/40 done in 14 s: 8/8 groups trained, devices idle 43%, ETA 9 min 06 s",
-        "verl-fuse: step 2/40 done in 14 s: 8/8 groups trained, devices idle 43%, ETA 8 min 52 s",
+        "verl-fuse: step 1/40 done in 14 s: 8/8 groups trained (32 samples), devices idle 43%, ETA 9 min 06 s",
+        (
+            "verl-fuse: step 2/40 at 12 s, update_actor: 7/8 groups generated, 18/32 samples scored, 0/8 groups "
+            "trained, ETA 8 min 54 s"
+        ),
+        (
+            "verl-fuse: step 2/40 done in 14 s: 7/8 groups trained (18 samples, 14 missing), devices idle 43%, "
+            "ETA 8 min 52 s"
+        ),
         (
             "verl-fuse: step 3/40 at 12 s, generating: 5/8 groups generated, 18/32 samples scored, 0/8 groups trained, "
             "ETA 8 min 40 s"

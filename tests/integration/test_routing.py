@@ -2,6 +2,7 @@
 (support/counting_engine.py)."""
 
 import asyncio
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -28,6 +29,9 @@ with warnings.catch_warnings():
 
     from verl_fuse.errors import FuseError
     from verl_fuse.host.record.spans import Recorder, start_collector
+    from verl_fuse.host.rollout import agent_errors
+    from verl_fuse.host.rollout.agent_errors import AgentErrors
+    from verl_fuse.host.rollout.agents import AGENT_LOOP_WORKERS
     from verl_fuse.host.rollout.client import FuseLLMServerClient
     from verl_fuse.host.rollout.finished import Finished
     from verl_fuse.host.rollout.policy import PolicyGuard
@@ -382,3 +386,24 @@ def test_a_prompt_is_named_by_its_index_whatever_the_data_has_there():
     batch = columns(uid=["a", "b", "c", "d", "e"], index=[7, "q-3", None, float("nan"), [1, 2]])
     assert labels_of(batch) == {"a": "index 7", "b": "index q-3", "c": "c", "d": "index nan", "e": "index [1, 2]"}
     assert labels_of(columns(uid=["a"])) == {"a": "a"}
+
+
+def test_a_dead_agent_loop_worker_is_named_and_costs_the_step_nothing(collector, caplog):
+    class Loop:
+        def fail(self, text):
+            logging.getLogger(AGENT_LOOP_WORKERS).error(text)
+
+    loops = [ray.remote(num_cpus=0)(Loop).remote() for _ in range(2)]
+    errors = AgentErrors(SimpleNamespace(agent_loop_workers=[*loops, "of another kind"]), TIMEOUT)
+    errors.warn("step 1")
+    ray.get(loops[0].fail.remote("no tool of this name"))
+    ray.kill(loops[1])
+    errors.warn("step 2", 3)
+    (said,) = [record.getMessage() for record in caplog.records if record.name == agent_errors.__name__]
+    assert said == (
+        "step 2: 3 samples are missing and are not trained on; agent loops failed: no tool of this name (and 1 more)"
+    )
+    errors.warn("step 3")
+    said = caplog.records[-1].getMessage()
+    assert said.startswith("step 3: agent loops failed: an agent-loop worker is lost: ")
+    ray.kill(loops[0])

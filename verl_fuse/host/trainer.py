@@ -27,6 +27,7 @@ from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.record.shared import warn_unshared
 from verl_fuse.host.record.spans import start_collector
 from verl_fuse.host.record.step import RunStage, TrainerPart
+from verl_fuse.host.rollout.agent_errors import AgentErrors
 from verl_fuse.host.rollout.agents import build_directly
 from verl_fuse.host.rollout.client import FuseLLMServerClient
 from verl_fuse.host.rollout.director import Director
@@ -194,6 +195,10 @@ class FuseTrainer(PPOTrainerSync):
         self.watch.begin_step()
         self.processes.begin_step()
 
+    def on_validate_end(self) -> None:
+        super().on_validate_end()
+        self.agent_errors.warn(f"validation after step {self.global_steps}")
+
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
         with self.journal.stage(names.DRAIN):
             self.inference.submit_rest(tags_of(batch))
@@ -208,7 +213,11 @@ class FuseTrainer(PPOTrainerSync):
             replayed = bool(replay.enable and self.global_steps in replay.steps)
             metrics.update(self.journal.account(self.settings.run_dir, batch, replayed, self.watch.discarded))
             responses, prompts = response_tokens(tags_of(batch)), self.director.routing.prompts
-            self.journal.emit(Generated, responses=responses, discarded=self.watch.discarded, prompts=prompts)
+            missing = self.journal.step.account.missing
+            self.journal.emit(
+                Generated, responses=responses, discarded=self.watch.discarded, prompts=prompts, missing=missing
+            )
+            self.agent_errors.warn(f"step {self.global_steps}", missing)
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -329,9 +338,15 @@ class FuseTrainer(PPOTrainerSync):
             timeout = self.settings.core.replica_timeout
             self.processes = SampleProcesses(agent_loop_manager, self.get_reward_handles(), timeout)
             build_directly(agent_loop_manager, timeout)
+            self.agent_errors = AgentErrors(agent_loop_manager, timeout)
             if self.director.routing.by_prompt or has_connector(self.config):
                 announce(agent_loop_manager, timeout)
-            super().fit(agent_loop_manager)
+            try:
+                super().fit(agent_loop_manager)
+            except Exception:
+                # A rollout of which nothing is left ends the run, for example.
+                self.agent_errors.warn("the last rollout")
+                raise
             # Needed too where the prompts were used up before the last step.
             self._settle()
             self.journal.emit(TrainingEnded)

@@ -67,7 +67,7 @@ class Migrated(Event):
 @dataclass(frozen=True, slots=True)
 class Generated(Event):
     """All samples are generated: `responses` are the response tokens of each by prompt `uid`, `discarded` the response
-    tokens of groups that are not trained on.
+    tokens of groups that are not trained on; `missing` samples were asked for and failed.
 
     `prompts` are the prompts planned through `fuse_predict`, `fuse_scale` and `fuse_assign`, by `uid`.
     """
@@ -75,6 +75,7 @@ class Generated(Event):
     responses: Mapping[str, Sequence[int]]
     discarded: Mapping[str, Sequence[int]]
     prompts: Mapping[str, Prompt]
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)

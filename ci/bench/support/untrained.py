@@ -14,6 +14,7 @@ from verl.checkpoint_engine.base import CheckpointEngineManager
 
 from verl_fuse.host.features import Features
 from verl_fuse.host.record.journal import Journal
+from verl_fuse.host.rollout.agent_errors import AgentErrors
 from verl_fuse.host.start.settings import load_settings
 from verl_fuse.host.trainer import FuseTrainer
 from verl_fuse.host.update.separate import SeparateUpdates
@@ -79,3 +80,4 @@ class UntrainedTrainer(FuseTrainer):
         backend = SimpleNamespace(backend="naive", custom_backend_module=None)
         self.checkpoint_manager = VersionCheckpoints(backend, actor_wg=None, replicas=list(replicas))
         self.updates = SeparateUpdates(self.run_stage)
+        self.agent_errors = AgentErrors(None, 0.0)

@@ -6,6 +6,7 @@ tokens, so every number in the batch that is trained on can be checked. The trai
 groups; its steps are its own.
 """
 
+import logging
 import threading
 import time
 import uuid
@@ -44,6 +45,7 @@ from verl_fuse.host.inference.samples import SampleInference, SliceLane
 from verl_fuse.host.inference.stages import STAGE_FIELDS
 from verl_fuse.host.record.accounting import prepare_accounts
 from verl_fuse.host.record.spans import Recorder, start_collector
+from verl_fuse.host.rollout import agent_errors
 from verl_fuse.host.rollout.client import FuseLLMServerClient
 from verl_fuse.host.rollout.director import Director
 from verl_fuse.host.rollout.policy import PolicyGuard
@@ -66,6 +68,19 @@ class Outcome:
     failed: int = 0
     moved: int = 0
     faults: list[str] = field(default_factory=list)
+    # What was said of failed rollouts.
+    said: list[str] = field(default_factory=list)
+
+
+class Said(logging.Handler):
+    """A handler that puts messages into `lines`."""
+
+    def __init__(self, lines: list[str]):
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
 
 
 def compute(stage: str, batch: KVBatchMeta) -> None:
@@ -96,6 +111,7 @@ class ScheduleTrainer(UntrainedTrainer):
         self.director = Director(self.journal, PolicyGuard(hook), self.replicas, self.inference)
         self.parts = []
         self.critic_first = None
+        self.agent_errors = runs.agent_errors
         hook.fuse_setup(trainer=UntrainedFeatures(self))
 
     def _inference(self, runs: "ScheduleRuns") -> SampleInference:
@@ -194,6 +210,7 @@ class ScheduleRuns:
         addresses = {address: rank for rank, address in enumerate(self.manager.get_addresses())}
         client = FuseLLMServerClient(self._config, self.manager.global_load_balancer, replicas=addresses)
         self.agents = AgentLoopManagerTQ.create(self._config, client)
+        self.agent_errors = agent_errors.AgentErrors(self.agents, HANGS_AFTER)
         self._step = 1
         self.lane, self.slice_lanes = None, []
         self._begin_anew()
@@ -222,6 +239,8 @@ class ScheduleRuns:
         over = threading.Event()
         breaking = threading.Thread(target=self._break, args=(schedule, begun, over), daemon=True)
         breaking.start()
+        listening = Said(outcome.said)
+        agent_errors.logger.addHandler(listening)
         try:
             batch = with_deadline("the step", HANGS_AFTER, trainer.run, lambda: ["see above"])
             self._check(outcome, trainer, batch)
@@ -230,6 +249,8 @@ class ScheduleRuns:
             trainer.on_step_end()
         except (FuseError, RuntimeError) as error:
             outcome.error = f"{type(error).__name__}: {error}"
+            trainer.agent_errors.warn("the last rollout")
+        agent_errors.logger.removeHandler(listening)
         over.set()
         breaking.join()
         outcome.seconds = time.monotonic() - begun
@@ -305,6 +326,12 @@ class ScheduleRuns:
             expected = not error
         if not expected:
             outcome.faults.append(f"ended with {outcome.error}")
+        if schedule.kind == "empty batch":
+            failed = PROMPTS * SAMPLES_PER_PROMPT - len(schedule.asked)
+            lost = f"step {self._step}: {failed} samples are missing and are not trained on"
+            why = f"agent loops failed: RuntimeError: this rollout was to fail (and {failed - 1} more)"
+            if outcome.said != [f"{lost}; {why}" if schedule.asked else f"the last rollout: {why}"]:
+                outcome.faults.append(f"of {failed} failed rollouts was said: {outcome.said}")
 
     def _gone(self, rank: int) -> bool:
         """Whether a replica's engine is dead."""

@@ -8,7 +8,7 @@ Invariant (tests/unit/host/test_agents.py): an agent that asks for more than its
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,8 @@ from ray.actor import ActorHandle
 
 # The module in which verl looks up agents and builds them.
 AGENT_LOOPS = "verl.experimental.agent_loop.agent_loop"
+# The module whose workers run the agents of prompts, and log their errors under its name.
+AGENT_LOOP_WORKERS = "verl.trainer.ppo.v1.agent_loop_tq"
 _TARGET = "_target_"
 _found = lru_cache(maxsize=None)(hydra.utils.get_object)
 
@@ -28,14 +30,20 @@ logger = logging.getLogger(__name__)
 def build_directly(agent_loop_manager: Any, timeout: float) -> None:
     """Let all agent-loop workers of verl build their agents directly; a worker that does not answer within `timeout`
     seconds costs a warning. A manager without such workers is left as it is."""
+    ray.get(asked(agent_loop_manager, without_hydra, timeout))
+
+
+def asked(agent_loop_manager: Any, question: Callable[[Any], Any], timeout: float) -> list[Any]:
+    """Return the answers (object references) of all agent-loop workers of verl to `question(worker)`; a worker that
+    does not answer within `timeout` seconds costs a warning. A manager without such workers gives none."""
     loops = getattr(agent_loop_manager, "agent_loop_workers", None) or ()
-    calls: list[Any] = [loop.__ray_call__.remote(without_hydra) for loop in loops if isinstance(loop, ActorHandle)]
+    calls: list[Any] = [loop.__ray_call__.remote(question) for loop in loops if isinstance(loop, ActorHandle)]
     if not calls:
-        return
+        return []
     answered, late = ray.wait(calls, num_returns=len(calls), timeout=timeout)
-    ray.get(answered)
     if late:
         logger.warning("%d agent-loop workers did not answer within %g s", len(late), timeout)
+    return answered
 
 
 def without_hydra(_worker: Any) -> None:

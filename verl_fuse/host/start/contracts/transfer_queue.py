@@ -23,6 +23,8 @@ CONTRACTS: tuple[Contract, ...] = (
         "async (self, prompt, sampling_params, trajectory, trace=False)",
         "1232746e27f5817e",
     ),
+    # The log of errors of agent loops (rollout/agent_errors.py).
+    Attribute(f"{AGENT_LOOP}:logger", "logging.getLogger(__name__)"),
     # Where an agent loop is built, through the module's name `hydra` (rollout/agents.py).
     Function(
         "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop",
