@@ -37,3 +37,9 @@ def test_mini_batches_keep_their_rows_and_work_is_even(seed):
         assert sorted(chain(*one)) == sorted(chain(*other))
         loads = [sum(work[row] for row in rank) for rank in other]
         assert max(loads) - min(loads) <= 100, "by no more than a row"
+
+
+@pytest.mark.parametrize(("ranks", "mini_batch", "rows"), [(4, 10, 20), (4, 2, 4), (4, 6, 12), (3, 4, 12)])
+def test_a_mini_batch_that_ranks_do_not_divide_is_left_to_verl_s_assertion(ranks, mini_batch, rows):
+    """`rows` is what verl fills the batch up to: the least common multiple."""
+    assert balanced(list(range(1, rows + 1)), ranks, mini_batch) == list(range(rows))

@@ -2,7 +2,8 @@
 
 Invariants (tests/unit/host/test_lean_balance.py):
 - every mini-batch has the rows that verl gives it, and every rank as many of them as before;
-- work of rows that are computed is spread as evenly as verl spreads that of all.
+- work of rows that are computed is spread as evenly as verl spreads that of all;
+- a mini-batch that the ranks do not divide is left as it is: verl refuses it.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,11 @@ from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 def balanced(work: Sequence[int], ranks: int, mini_batch: int) -> list[int]:
     """Return the order of rows, whose `work` is 0 where nothing is computed: each rank gets an even share of the batch,
     and of every mini-batch of `mini_batch` rows the next of its share."""
+    order = list(range(len(work)))
+    if mini_batch % ranks:
+        # The assertion in verl's `train_mini_batch` names both numbers.
+        return order
     share, part = len(work) // ranks, mini_batch // ranks
-    order = [0] * len(work)
     for start in range(0, share, part):
         places = [rank * share + start + row for rank in range(ranks) for row in range(part)]
         shares: Any = get_seqlen_balanced_partitions([work[place] for place in places], ranks, equal_size=True)
