@@ -57,6 +57,7 @@ META = "transfer_queue:KVBatchMeta"
 MEGATRON = "verl.workers.engine.megatron.transformer_impl:MegatronEngine"
 # What the names of a module hold where an annotation does not say so: upstream's class.
 HOLDS = {
+    "rollout/discards.py": {"self._buffer": BUFFER, "b": BUFFER},
     "rollout/watch.py": {"buffer": BUFFER, "self._buffer": BUFFER, "b": BUFFER},
     "upstream/watchdog.py": {
         "manager": MANAGER,

@@ -421,13 +421,18 @@ def buffer(queue):
 
 
 def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buffer, batch):
+    from verl.utils.tensordict_utils import get_tensordict
+
     from verl_fuse.host.rollout.watch import RolloutWatch
 
     tq.kv_batch_put(
         keys=["u9"], partition_id="train", tags=[{"is_prompt": True, "status": "running", "global_steps": 1}]
     )
+    # Groups that have ended are no samples.
+    ended = {"is_prompt": True, "status": "finished", "global_steps": 1}
+    tq.kv_batch_put(keys=["u0", "u1", "u2"], partition_id="train", tags=[dict(ended) for _ in range(3)])
     seen = []
-    RolloutWatch(
+    watch = RolloutWatch(
         buffer,
         0.01,
         1.0,
@@ -436,14 +441,15 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
         lambda: ["replica 1"],
         int,
     )
+    watch.submitted(get_tensordict({"uid": ["u9"], "data_source": ["gsm8k"], "extra_info": [{"index": 12}]}))
     with pytest.raises(
         FuseError,
-        match=r"made no progress for 1 s: 8 samples finished, still waiting for 1 prompt groups \(u9\); on replica 1 "
-        r"\(fuse",
+        match=r"made no progress for 1 s: 8 samples finished, still waiting for 1 prompt groups: gsm8k index 12 "
+        r"\(uid u9\); held up by: replica 1 \(fuse",
     ):
-        buffer.sample(global_steps=1, partition_id="train", batch_size=1)
+        buffer.sample(global_steps=1, partition_id="train", batch_size=5)
     assert len(seen) > 5
-    assert set(seen) == {(8, (1, 0, 0))}
+    assert set(seen) == {(8, (4, 3, 0))}
 
 
 def test_listing_alone_sets_the_pace_of_looks(buffer, batch, monkeypatch):

@@ -166,6 +166,7 @@ class FuseTrainer(PPOTrainerSync):
         return super().prepare_step()
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        self.watch.submitted(batch)
         self.director.submit(batch, self.watch)
         return super()._submit_batch_to_rollout(batch)
 

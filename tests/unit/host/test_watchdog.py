@@ -57,7 +57,7 @@ def test_past_the_deadline_the_error_names_the_wait_the_seconds_and_the_suspects
 
 
 def test_suspects_are_unknown_when_everybody_answers(hang):
-    with pytest.raises(FuseError, match=r"waited for: unknown \(every process answers\)"):
+    with pytest.raises(FuseError, match=r"waited for: none that is dead or silent \(every process answers\)"):
         with_deadline("weight sync", 0.05, hang, list)
 
 

@@ -9,19 +9,23 @@ whatever agent loop makes them.
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import ray
 from tensordict import NonTensorData, TensorDict
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.rows import as_index
 from verl_fuse.spec.prompts import Prompt
+
+# Of a prompt's text, to find the prompt by.
+SHOWN_CHARACTERS = 40
 
 
 @dataclass(slots=True)
@@ -103,11 +107,31 @@ def sources_of(batch: TensorDict) -> dict[str, str]:
     return dict(zip(uids, map(str, _column(batch, "data_source", len(uids), "")), strict=True))
 
 
-def labels_of(batch: TensorDict) -> dict[str, str]:
-    """Return prompt uid -> the text by which a user finds the prompt: its index in the data set, or else the uid."""
-    uids = [str(uid) for uid in batch["uid"]]
-    indices = map(as_index, _column(batch, "index", len(uids), None))
-    return {uid: uid if index is None else f"index {index}" for uid, index in zip(uids, indices, strict=True)}
+def places_of(batch: TensorDict) -> dict[str, str]:
+    """Return prompt uid -> where a user finds the prompt: its data set, and its index there, or else the beginning of
+    its text."""
+    count = len(batch)
+    sources = _column(batch, "data_source", count, "")
+    contents = _column(batch, "raw_prompt", count, None)
+    # verl's own column `index` is 0 for every prompt of data without an index.
+    infos = _column(batch, "extra_info", count, None)
+    found = {}
+    for uid, source, info, content in zip(batch["uid"], sources, infos, contents, strict=True):
+        index = info.get("index") if isinstance(info, Mapping) else None
+        # Where some rows have no index, the others' are floats.
+        index = int(index) if isinstance(index, float) and index.is_integer() else index
+        named = isinstance(index, int | np.integer | str) and not isinstance(index, bool)
+        found[str(uid)] = f"{source} {f'index {index}' if named else _beginning(content)}".strip()
+    return found
+
+
+def _beginning(content: Any) -> str:
+    """Return the beginning of a prompt's last message, in quotes; nothing of a prompt that is not known."""
+    if content is None:
+        return ""
+    last = content[-1] if isinstance(content, list | tuple) and content else content
+    text = " ".join(str(last.get("content", "") if isinstance(last, Mapping) else last).split())
+    return json.dumps(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…", ensure_ascii=False)
 
 
 def prompt_key(source: Any, content: Any) -> str:

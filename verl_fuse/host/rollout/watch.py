@@ -10,8 +10,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from tensordict import TensorDict
+
 from verl_fuse.errors import FuseError
+from verl_fuse.host.rollout.discards import Discards
 from verl_fuse.host.rollout.finished import Finished
+from verl_fuse.host.rollout.prompts import places_of
 from verl_fuse.host.upstream.rows import TRAIN, response_tokens
 from verl_fuse.host.upstream.watchdog import diagnosis
 from verl_fuse.spec.step import VERL_POLL_INTERVAL, Sample
@@ -67,6 +71,7 @@ class RolloutWatch:
         # CPU seconds that verl's last list of all samples took.
         self._listing = 0.0
         self._sync, buffer._sync_metadata_from_transfer_queue = buffer._sync_metadata_from_transfer_queue, self._list
+        self._discards = Discards(buffer)
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -75,7 +80,14 @@ class RolloutWatch:
         # without a trajectory.
         self.discarded: dict[str, list[int]] = {}
         self.finished = Finished()
-        self._progress = (0, time.monotonic())
+        # Where a user finds a prompt, by uid.
+        self._places: dict[str, str] = {}
+        self._discards.begin_step()
+        self._progress: tuple[Any, float] = (None, time.monotonic())
+
+    def submitted(self, batch: TensorDict) -> None:
+        """Take in the prompts of the step that are about to be generated."""
+        self._places |= places_of(batch)
 
     def look(self) -> None:
         """Look now, without waiting: replayed rollouts are complete at once."""
@@ -106,6 +118,7 @@ class RolloutWatch:
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         if partition_id == TRAIN:
             self._look()
+            self._discards.tell(sum(self.groups[1:]))
         self._on_wait()
         self._check_progress(partition_id)
         self._buffer.poll_interval = self._pace()
@@ -121,6 +134,7 @@ class RolloutWatch:
             self.finished.update(self._buffer.partitions[TRAIN])
             tags = {key: tag for key, tag in self.finished.tags.items() if TrajectoryKey.parse(key).uid in uids}
             self.discarded |= {uid: [] for uid in uids} | response_tokens(tags)
+            self._discards.note(uids)
             self._on_discard(tags)
         self._clear(partition_id, uids)
 
@@ -133,21 +147,19 @@ class RolloutWatch:
 
     def _check_progress(self, partition_id: str) -> None:
         b = self._buffer
-        progress = self._trajectories(partition_id) + len(b.finished_keys[partition_id])
-        count, since = self._progress
-        now = time.monotonic()
-        if progress != count:
-            self._progress = (progress, now)
+        finished = self.finished
+        if partition_id != TRAIN:
+            finished = Finished()
+            finished.update(b.partitions[partition_id])
+        ended = len(b.finished_keys[partition_id]), len(b.failure_keys[partition_id])
+        seen, (before, since), now = (len(finished), len(self.discarded), *ended), self._progress, time.monotonic()
+        if seen != before:
+            self._progress = (seen, now)
         elif now - since > self._stall_timeout:
             waiting = sorted(b.running_keys[partition_id] | b.pending_keys[partition_id])
-            shown = ", ".join(waiting[:5]) + (", …" if len(waiting) > 5 else "")
+            shown = ", ".join(f"{self._places.get(uid) or 'prompt'} (uid {uid})" for uid in waiting[:5])
             raise FuseError(
-                f"the rollout made no progress for {now - since:.0f} s: {progress} samples finished, still waiting for "
-                f"{len(waiting)} "
-                f"prompt groups ({shown}); on {diagnosis(self._suspects)} (fuse.stall_timeout)"
+                f"the rollout made no progress for {now - since:.0f} s: {finished.samples} samples finished, still "
+                f"waiting for {len(waiting)} prompt groups: {shown}{', …' if len(waiting) > 5 else ''}; held up by: "
+                f"{diagnosis(self._suspects)} (fuse.stall_timeout)"
             )
-
-    def _trajectories(self, partition_id: str) -> int:
-        if partition_id == TRAIN:
-            return len(self.finished)
-        return sum(tag.get("status") == "success" for tag in self._buffer.partitions[partition_id].values())

@@ -40,7 +40,7 @@ def diagnosis(suspects: Callable[[], list[str]]) -> str:
         found = search.result()
     except Exception as error:  # noqa: BLE001  The deadline is the error to report.
         return f"unknown (the diagnosis failed: {type(error).__name__}: {error})"
-    return ", ".join(found) or "unknown (every process answers)"
+    return ", ".join(found) or "none that is dead or silent (every process answers)"
 
 
 def _begun(name: str, call: Callable[[], T]) -> Future[T]:

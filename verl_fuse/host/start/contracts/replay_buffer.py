@@ -30,4 +30,9 @@ CONTRACTS: tuple[Contract, ...] = (
     Attribute(f"{REPLAY_BUFFER}.running_keys"),
     Attribute(f"{REPLAY_BUFFER}.finished_keys"),
     Attribute(f"{REPLAY_BUFFER}.failure_keys"),
+    # What dynamic sampling found of each group (rollout/discards.py): the value that its samples share, or None.
+    Function(f"{REPLAY_BUFFER}._dapo_filtered_keys", "(self, partition_id)", "0cdd4b3536ce8c3d"),
+    Attribute(f"{REPLAY_BUFFER}._dapo_classification_cache"),
+    Attribute(f"{REPLAY_BUFFER}.filter_groups_metric"),
+    Attribute(f"{REPLAY_BUFFER}.train_batch_size"),
 )
