@@ -51,7 +51,8 @@ def test_a_step_that_discards_says_so_every_thirty_seconds(buffer, now, capsys):
     told.tell(2)
     told.tell(2)
     assert capsys.readouterr().out == (
-        "verl-fuse: 5 groups generated in this step: 3 discarded (2 with acc 0 throughout, 1 with acc 1 throughout), 2 kept\n"
+        "verl-fuse: 5 groups generated in this step: 3 discarded (2 with acc 0 throughout, 1 with acc 1 throughout), "
+        "2 kept\n"
     )
     now.at = 160.0
     told.tell(3)
