@@ -50,6 +50,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Attribute("vllm.config:ModelConfig.max_model_len"),
     Attribute("vllm.config:ModelConfig.hf_config"),
+    Function("vllm.config:ModelConfig.get_vocab_size", "(self)"),
     Attribute("vllm.config:ParallelConfig.rank"),
     # vLLM refuses these sampling parameters together with drafts.
     Function(

@@ -1,12 +1,13 @@
 """Record speculation pass by pass: each drafter appends to a file of its own, the driver reads the new passes.
 
 Invariants (tests/unit/speculation/test_passes.py):
-- every pass is read once;
+- every pass is read once; a file that no drafter wrote so is named once and left, after the passes before the damage;
 - the costs of passes that follow a formula are found, even if some passes waited for something else;
 - the tail has the passes of a replica after the last pass in which the replica ran more than `TAIL_SHARE` of the most
   samples that it ran at once.
 """
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,10 @@ ENOUGH_PASSES = 16
 PASS = np.dtype(
     [("time", "<f8"), ("step", "<i4"), ("rows", "<i4"), ("tokens", "<i4"), ("drafted", "<i4"), ("least", "<f8")]
 )
+# Of one file at a time: so many passes of one drafter take days.
+MOST_BYTES = PASS.itemsize << 20
+
+logger = logging.getLogger(__name__)
 
 
 class ForwardPass(NamedTuple):
@@ -45,19 +50,33 @@ class Passes:
 
     folder: Path
     _read: dict[str, int] = field(default_factory=dict)
+    _damaged: set[str] = field(default_factory=set)
 
     def news(self) -> dict[str, np.ndarray]:
         """Return, by drafter, the passes that were appended since the last call."""
         found = {}
         for path in sorted(self.folder.glob(f"*{PASSES_SUFFIX}")):
+            # Opening a pipe would wait for its writer.
+            if path.name in self._damaged or not path.is_file():
+                continue
             with path.open("rb") as file:
                 file.seek(self._read.get(path.name, 0))
-                data = file.read()
-            whole = len(data) // PASS.itemsize * PASS.itemsize
-            self._read[path.name] = self._read.get(path.name, 0) + whole
-            if whole:
-                found[path.stem] = np.frombuffer(data[:whole], PASS)
+                data = file.read(MOST_BYTES)
+            passes = np.frombuffer(data, PASS, len(data) // PASS.itemsize)
+            self._read[path.name] = self._read.get(path.name, 0) + passes.nbytes
+            if not (sound := _sound(passes)).all():
+                self._damaged.add(path.name)
+                passes = passes[: sound.argmin()]
+                logger.warning("%s is damaged, and left", path)
+            if len(passes):
+                found[path.stem] = passes
         return found
+
+
+def _sound(passes: np.ndarray) -> np.ndarray:
+    """Return a mask of the passes that a drafter may have written."""
+    numbers = np.isfinite(passes["time"]) & (passes["least"] >= 0) & (passes["step"] >= 0) & (passes["drafted"] >= 0)
+    return numbers & (passes["rows"] >= 1) & (passes["tokens"] >= passes["rows"])
 
 
 def append(path: Path, passes: Sequence[ForwardPass]) -> None:

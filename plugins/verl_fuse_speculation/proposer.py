@@ -117,7 +117,8 @@ class HistoryProposer:
         self._broken = False
         self._lock = threading.Lock()
         folder = Path(vllm_config.speculative_config.draft_load_config.download_dir)
-        self._shelf = Shelf(folder, block["history_bytes"])
+        vocabulary = vllm_config.model_config.get_vocab_size()
+        self._shelf = Shelf(folder, block["history_bytes"], self._longest, vocabulary)
         self._counts = folder / f"{self._shelf.name}{passes.PASSES_SUFFIX}"
         compile_kernels()
         self._look()

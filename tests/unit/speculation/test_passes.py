@@ -1,8 +1,11 @@
 """Shows the invariants of `verl_fuse_speculation.passes`."""
 
+import os
+
 import numpy as np
 import pytest
 
+from verl_fuse_speculation import passes as passes_module
 from verl_fuse_speculation.passes import PASS, PASSES_SUFFIX, ForwardPass, Passes, append, in_tail, pass_costs
 
 
@@ -45,3 +48,38 @@ def test_the_tail_is_what_follows_the_last_busy_pass():
     assert in_tail(rows(8, 8, 2, 5, 2, 1)).tolist() == [False] * 4 + [True] * 2
     assert in_tail(rows(1, 1)).tolist() == [False, False]
     assert in_tail(rows()).tolist() == []
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        (float("nan"), 1, 4, 6, 8, 0.5),
+        (float("inf"), 1, 4, 6, 8, 0.5),
+        (1.0, -1, 4, 6, 8, 0.5),
+        (1.0, 1, 0, 6, 8, 0.5),
+        (1.0, 1, 4, 3, 8, 0.5),
+        (1.0, 1, 4, 6, -1, 0.5),
+        (1.0, 1, 4, 6, 8, -0.5),
+        (1.0, 1, 4, 6, 8, float("nan")),
+    ],
+)
+def test_a_damaged_file_is_named_once_and_left_after_the_passes_before(tmp_path, caplog, damaged):
+    path, sound = tmp_path / f"a{PASSES_SUFFIX}", (1.5, 0, 1, 1, 0, 0.0)
+    path.write_bytes(np.array([sound, damaged, sound], PASS).tobytes())
+    append(tmp_path / f"b{PASSES_SUFFIX}", [ForwardPass(2.5, 3, 4, 6, 8, 0.25)])
+    passes = Passes(tmp_path)
+    assert {name: found.tolist() for name, found in passes.news().items()} == {
+        "a": [sound],
+        "b": [(2.5, 3, 4, 6, 8, 0.25)],
+    }
+    append(path, [ForwardPass(2.5, 3, 4, 6, 8, 0.25)])
+    assert passes.news() == {}
+    assert caplog.messages == [f"{path} is damaged, and left"]
+
+
+def test_a_file_is_read_in_parts_and_what_is_no_file_is_not_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(passes_module, "MOST_BYTES", 2 * PASS.itemsize)
+    append(tmp_path / f"a{PASSES_SUFFIX}", [ForwardPass(float(time), 3, 4, 6, 8, 0.25) for time in range(3)])
+    os.mkfifo(tmp_path / f"b{PASSES_SUFFIX}")
+    passes = Passes(tmp_path)
+    assert [passes.news()["a"]["time"].tolist() for _ in range(2)] == [[0.0, 1.0], [2.0]]

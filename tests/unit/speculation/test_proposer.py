@@ -33,7 +33,9 @@ def proposer(folder, *, tokens=4, rank=0, epochs=2) -> HistoryProposer:
             speculative_config=SimpleNamespace(
                 num_speculative_tokens=tokens, draft_load_config=SimpleNamespace(download_dir=str(folder))
             ),
-            model_config=SimpleNamespace(max_model_len=LONGEST, hf_config=SimpleNamespace(eos_token_id=END)),
+            model_config=SimpleNamespace(
+                max_model_len=LONGEST, hf_config=SimpleNamespace(eos_token_id=END), get_vocab_size=lambda: 1 << 20
+            ),
             parallel_config=SimpleNamespace(rank=rank),
         )
     )
@@ -271,7 +273,7 @@ def test_every_response_is_in_the_history_whichever_row_it_was_in(tmp_path_facto
     found = left(drafter)
     # Samples whose tokens are the same, so far, may take each other's place.
     assert sum(map(len, found)) == sum(len(response) for _, response in asked)
-    assert Shelf(folder, 1).step() == 0
+    assert Shelf(folder, 1, LONGEST, 9).step() == 0
 
 
 ASKED = [([1, 2, 3], [4, 5, 6, 7, END]), ([1, 2, 3], [4, 5, 6, 7, END])]

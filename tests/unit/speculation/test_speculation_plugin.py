@@ -109,7 +109,7 @@ def test_drafters_learn_the_step_and_the_step_what_they_did(tmp_path):
     plugin.fuse_setup(trainer=Run())
     plugin.fuse_event(SetUp(0, 0.0, tmp_path, None, 2, 4, 2))
     plugin.fuse_event(StepBegun(7, 1.0))
-    assert Shelf(folder, 1 << 20).step() == 7
+    assert Shelf(folder, 1 << 20, 9, 9).step() == 7
     append(folder / f"a{PASSES_SUFFIX}", [ForwardPass(1.0, 7, 4, 8, 8, 0.1), ForwardPass(2.0, 7, 1, 3, 4, 0.4)])
     append(folder / f"b{PASSES_SUFFIX}", [ForwardPass(1.0, 7, 2, 2, 0, 0.1), ForwardPass(1.0, 6, 5, 5, 5, 0.1)])
     found = plugin.fuse_metrics(timeline=Timeline("run", 7, 0.0, 1.0, ()))
