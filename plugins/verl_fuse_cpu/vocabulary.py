@@ -1,11 +1,10 @@
 """Read the sizes of a local model's vocabulary and of its tokenizer from their files, without transformers."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import load_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,8 @@ def read_vocabulary(model_path: Any, tokenizer_path: Any = None) -> Vocabulary |
     config_file, tokenizer_file = model / "config.json", tokenizer / "tokenizer.json"
     if not (config_file.is_file() and tokenizer_file.is_file()):
         return None
-    size = _load(config_file).get("vocab_size")
-    data = _load(tokenizer_file)
+    size = load_json(config_file).get("vocab_size")
+    data = load_json(tokenizer_file)
     vocabulary = data.get("model", {}).get("vocab")
     if not isinstance(size, int) or not isinstance(vocabulary, dict | list):
         return None
@@ -38,10 +37,3 @@ def read_vocabulary(model_path: Any, tokenizer_path: Any = None) -> Vocabulary |
     ids = set(vocabulary.values()) if isinstance(vocabulary, dict) else set(range(len(vocabulary)))
     ids.update(token["id"] for token in data.get("added_tokens", []))
     return Vocabulary(size, len(ids))
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FuseError(f"{path}: cannot be read as JSON: {error}") from error

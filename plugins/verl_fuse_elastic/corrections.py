@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_fuse.spec.kept import seconds
+from verl_fuse.spec.kept import amount
 from verl_fuse_elastic.outcomes import Outcomes
 from verl_fuse_elastic.scaling import Forecast
 from verl_fuse_elastic.unforetold import Unforetold
@@ -41,5 +41,5 @@ class Corrections:
         """Return the corrections that `data` was written from. Raises the errors that `Kept.parse` may raise on
         anything else."""
         each = data["each"]
-        unforetold = Unforetold() if each is None else Unforetold(seconds(each), known=True)
+        unforetold = Unforetold() if each is None else Unforetold(amount(each), known=True)
         return cls(unforetold, Outcomes.from_dict(data["outcomes"]))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_fuse.spec.kept import Kept, measured, seconds
+from verl_fuse.spec.kept import Kept, amount, measured
 from verl_fuse.spec.prompts import Prompt
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
@@ -67,11 +67,11 @@ class ElasticHistory:
 
 def _parsed(lengths: Any, costs: Mapping[str, Any] | None) -> ElasticHistory:
     # A checkpoint of an earlier release has no shares.
-    shares = {str(source): seconds(share) for source, share in lengths.get("generated", {}).items()}
+    shares = {str(source): amount(share) for source, share in lengths.get("generated", {}).items()}
     found = ElasticHistory(LengthPredictor.from_dict(lengths), GeneratedShares(shares))
     if costs is not None:
         found.decode = measured(DecodeCost, costs["decode"])
-        found.launch_seconds = seconds(costs["launch_seconds"])
+        found.launch_seconds = amount(costs["launch_seconds"])
         # A checkpoint of an earlier release has no corrections.
         if "corrections" in costs:
             found.corrections = Corrections.from_dict(costs["corrections"])

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_fuse.spec.kept import amount, whole
 from verl_fuse.spec.prompts import Prediction, Prompt
 
 # Weight of the newest visit in a prompt's average.
@@ -82,10 +83,12 @@ class LengthPredictor:
         """Return the predictor that `data` was written from. Raises the errors that `Kept.parse` may raise on anything
         else."""
         self = cls()
-        self._means = {str(key): float(mean) for key, mean in data["means"].items()}
+        self._means = {str(key): amount(mean) for key, mean in data["means"].items()}
         for source, lengths in data["recent"].items():
-            self._recent[str(source)] = deque(map(int, lengths), maxlen=WINDOW)
-        self._errors = deque(map(float, data["errors"]), maxlen=WINDOW)
+            if not lengths:
+                raise ValueError(f"no length of {source!r}")
+            self._recent[str(source)] = deque(map(whole, lengths), maxlen=WINDOW)
+        self._errors = deque(map(amount, data["errors"]), maxlen=WINDOW)
         return self
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_fuse.spec.kept import Kept, measured, seconds
+from verl_fuse.spec.kept import Kept, amount, measured, token_pairs
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.decode import DecodeCost, decode_cost
@@ -100,20 +100,13 @@ def _decoded(rows: np.ndarray, share: float | None) -> np.ndarray:
 def _parsed(lengths: Mapping[str, Any], costs: Mapping[str, Any] | None) -> InterstageHistory:
     found = InterstageHistory()
     for source, steps in lengths.items():
-        found.lengths[str(source)] = deque(map(_rows, steps), maxlen=REMEMBERED_STEPS)
+        found.lengths[str(source)] = deque(map(token_pairs, steps), maxlen=REMEMBERED_STEPS)
     if costs is not None:
         found.decode = measured(DecodeCost, costs["decode"])
         found.drafted = measured(DraftedDecode, costs.get("drafted"))
         found.inference = measured(InferenceCost, costs["inference"])
-        found.update = None if costs.get("update") is None else seconds(costs["update"])
-        found.migration = seconds(costs["migration"])
-    return found
-
-
-def _rows(rows: Any) -> np.ndarray:
-    found = np.array(rows)
-    if found.ndim != 2 or found.shape[1] != 2 or found.dtype != np.int64 or found.min() < 0:
-        raise ValueError(f"{rows!s:.100} where pairs of prompt and response tokens are expected")
+        found.update = None if costs.get("update") is None else amount(costs["update"])
+        found.migration = amount(costs["migration"])
     return found
 
 

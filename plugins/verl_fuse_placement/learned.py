@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from verl_fuse.spec.arrays import Ints
-from verl_fuse.spec.kept import Kept, measured, seconds
+from verl_fuse.spec.kept import Kept, amount, measured, token_pairs, whole
 from verl_fuse.spec.step import Capacity
 from verl_fuse.spec.timeline import (
     GENERATION,
@@ -128,12 +128,15 @@ def _critic(timeline: Timeline, name: str) -> tuple[float, int]:
 def _parsed(lengths: Any, costs: Mapping[str, Any] | None) -> PlacementHistory | None:
     if costs is None:
         return None
-    found = PlacementHistory(int(costs["replicas"]))
+    found = PlacementHistory(whole(costs["replicas"], 1))
     for rows, (replicas, *parts) in zip(lengths, costs["steps"], strict=True):
-        found.steps.append((np.array(rows, np.int64).reshape(-1, 2), StepParts(int(replicas), *map(seconds, parts))))
+        found.steps.append((token_pairs(rows), StepParts(whole(replicas, 1), *map(amount, parts))))
     found.decode = measured(DecodeCost, costs["decode"])
-    found.capacity = Capacity(int(costs["sequences"]), math.inf if costs["tokens"] is None else float(costs["tokens"]))
-    found.memory = None if costs["memory"] is None else CriticMemory(**costs["memory"])
+    tokens, memory = costs["tokens"], costs["memory"]
+    found.capacity = Capacity(whole(costs["sequences"], 1), math.inf if tokens is None else whole(tokens, 1))
+    if memory is not None:
+        device = None if memory["device"] is None else whole(memory["device"], 1)
+        found.memory = CriticMemory(whole(memory["parameters"]), device)
     return found
 
 

@@ -1,6 +1,5 @@
 """Refuse configurations that a sync of shards, or a change of layouts, does not serve, before anything is started."""
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from verl_fuse.errors import FuseError
 from verl_fuse.reshard.parameters import require_known
 from verl_fuse.spec.composed import ACTOR, MODEL, ROLLOUT, Get, has_critic, off_beside, required, required_if_set
+from verl_fuse.spec.files import load_json
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.step import Refusal
 from verl_fuse_realloc.schedule import FSDP_SIZE, KEY, overrides_of, scheduled, sizes_of
@@ -147,8 +147,8 @@ def _family(get: Get, key: str, feature: str, known: Callable[[Mapping[str, Any]
     if not path or not os.path.exists(file):
         return
     try:
-        known(json.loads(file.read_text()), Path(path).name)
-    except (FuseError, json.JSONDecodeError) as error:
+        known(load_json(file), Path(path).name)
+    except FuseError as error:
         yield Refusal(key, path, f"{feature} needs a model that is known: {error}")
 
 

@@ -7,11 +7,12 @@ fails;
 - a check before the work tells whether a file can be written.
 """
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from verl_fuse.errors import FuseError
 
@@ -54,6 +55,14 @@ def load(path: Path, parse: Callable[[str], T]) -> T:
     except ValueError as error:
         # The JSON has a number of thousands of digits.
         raise FuseError(f"{path}: cannot be read: {error}") from error
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`; a FuseError names a file that has none."""
+    found = load(path, json.loads)
+    if not isinstance(found, dict):
+        raise FuseError(f"{path}: {found!r:.100}; needs a JSON object")
+    return found
 
 
 def save(path: Path, text: str) -> None:

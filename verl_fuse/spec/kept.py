@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from verl_fuse.errors import FuseError
 from verl_fuse.spec import files
+from verl_fuse.spec.arrays import Ints
 
 T = TypeVar("T")
 VERSION = 1
@@ -85,14 +88,33 @@ class Kept(Generic[T]):
 
 
 def measured(kind: type[T], costs: Mapping[str, Any] | None) -> T | None:
-    """Return the `costs` of a file, the fields of a `kind` in seconds; None for None. Raise the errors of `seconds`, or
+    """Return the `costs` of a file, the fields of a `kind` in seconds; None for None. Raise the errors of `amount`, or
     TypeError on other fields."""
-    return None if costs is None else kind(**{name: seconds(value) for name, value in costs.items()})
+    return None if costs is None else kind(**{name: amount(value) for name, value in costs.items()})
 
 
-def seconds(value: Any) -> float:
-    """Return `value` of a file as a measured time. Raise TypeError or ValueError where it is no time."""
+def amount(value: Any) -> float:
+    """Return `value` of a file as a measured amount, finite and not below 0. Raise TypeError or ValueError where it is
+    none."""
     found = float(value)
     if isinstance(value, str) or not (math.isfinite(found) and found >= 0):
-        raise ValueError(f"{value!r} where seconds are expected")
+        raise ValueError(f"{value!r} where a finite number from 0 on is expected")
+    return found
+
+
+def whole(value: Any, least: int = 0) -> int:
+    """Return `value` of a file as a whole number from `least` on. Raise TypeError, ValueError or OverflowError where it
+    is none."""
+    found = int(value)
+    if isinstance(value, str | bool) or found != value or found < least:
+        raise ValueError(f"{value!r} where a whole number from {least} on is expected")
+    return found
+
+
+def token_pairs(rows: Any) -> Ints:
+    """Return `rows` of a file as (prompt, response) tokens of samples, one at least. Raise ValueError where they are
+    none."""
+    found = np.array(rows)
+    if found.ndim != 2 or found.shape[1] != 2 or found.dtype != np.int64 or found.min() < 0:
+        raise ValueError(f"{rows!s:.100} where pairs of prompt and response tokens are expected")
     return found

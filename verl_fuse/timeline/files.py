@@ -6,7 +6,7 @@ Invariants (tests/unit/timeline/test_files.py):
 - the index tells one history: recording step N removes the files that an earlier attempt left of the steps after N;
 - with `keep_steps`, files of older steps go, their summaries in the index stay;
 - the page of a step links the pages of the steps before and after it, where they exist;
-- a step that cannot be read does not keep other steps from being read.
+- a step that cannot be read does not keep other steps from being read, and a damaged page keeps its links.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.files import load, write_atomically
+from verl_fuse.spec.files import load, read_text, write_atomically
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse.timeline.index_page import index_page
 from verl_fuse.timeline.perfetto import to_perfetto
@@ -152,7 +152,11 @@ def _link_neighbours(folder: Path) -> None:
     for index in sorted({0, len(pages) - 2, len(pages) - 1} & set(range(len(pages)))):
         before = pages[index - 1].name if index else None
         after = pages[index + 1].name if index + 1 < len(pages) else None
-        page = pages[index].read_text(encoding="utf-8")
+        try:
+            page = read_text(pages[index])
+        except FuseError as error:
+            warnings.warn(f"a page is left as it is: {error}", stacklevel=2)
+            continue
         if page != (changed := linked(page, before, after)):
             write_atomically(pages[index], changed)
 
@@ -166,6 +170,13 @@ def _read_summaries(folder: Path) -> list[StepSummary]:
     if not path.exists():
         return []
     try:
-        return [StepSummary.from_dict(item) for item in json.loads(path.read_text(encoding="utf-8"))]
-    except (FuseError, ValueError, TypeError) as error:
-        raise FuseError(f"{path}: {error}; move it away to start a new index") from error
+        return load(path, _parse_summaries)
+    except FuseError as error:
+        raise FuseError(f"{error}; move it away to start a new index") from error
+
+
+def _parse_summaries(text: str) -> list[StepSummary]:
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise FuseError(f"{found!r:.200}; needs a list of step summaries")
+    return [StepSummary.from_dict(item) for item in found]

@@ -70,6 +70,14 @@ class StepSummary:
                 f"not a step summary: stages={data['stages']!r:.200}, planned={data['planned']!r:.200}; needs names "
                 "with one and with two numbers of seconds"
             ) from error
+        optional = ("generation_seconds", "long_tail_fraction", "inference_seconds", "overlap_seconds", "idle_overall")
+        numbers = [data["seconds"], *(data[name] for name in optional if data[name] is not None)]
+        whole = all(type(data[name]) is int for name in ("step", "requests"))
+        idle = data["idle"].values() if isinstance(data["idle"], Mapping) else [None]
+        if not (whole and all(type(number) in (int, float) for number in (*numbers, *idle))):
+            raise FuseError(
+                f"not a step summary: {data!r:.400}; needs whole numbers of step and requests, and numbers beside names"
+            )
         return cls(**{**data, "stages": stages, "planned": planned})
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.files import load_json
 from verl_fuse_cpu.task.calculator import TOOL_FILE, TOOL_SOURCE, transcript
 from verl_fuse_cpu.task.euclid import Pair, all_pairs, draw, held_out
 from verl_fuse_cpu.task.parameters import DATA_SOURCE, Parameters
@@ -51,9 +52,9 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise FuseError(f"{path} cannot be read ({error}): delete {out} to make it again") from error
+        return load_json(path)
+    except FuseError as error:
+        raise FuseError(f"{error}: delete {out} to make it again") from error
 
 
 def _build(out: Path, parameters: Parameters, say: Callable[[str], None]) -> None:

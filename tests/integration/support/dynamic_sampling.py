@@ -42,6 +42,11 @@ def discarded(index: int) -> bool:
     return index % 3 == 0
 
 
+def fails(index: int, session: int) -> bool:
+    """Whether the sample fails in the step in which samples fail."""
+    return index % 3 == 1 and session == 0
+
+
 def reward(session: int) -> float:
     """Of the samples of any other prompt."""
     return float(session % 2)

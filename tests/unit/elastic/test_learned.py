@@ -128,3 +128,24 @@ def test_costs_that_are_none_are_refused(tmp_path: Path, decode: str):
     file.write_text(file.read_text().replace('"decode": null', f'"decode": {decode}'))
     with pytest.raises(FuseError, match=r"fuse_elastic\.json: not what fuse\.elastic writes"):
         KEPT.load(tmp_path, devices=1)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"means": {"a": -1}},
+        {"means": {"a": float("nan")}},
+        {"recent": {"math": []}},
+        {"recent": {"math": [3, -1]}},
+        {"recent": {"math": [0.5]}},
+        {"errors": [float("inf")]},
+        {"generated": {"math": -0.1}},
+    ],
+)
+def test_lengths_that_are_none_are_refused(tmp_path: Path, lengths: dict):
+    ElasticHistory().save(tmp_path, devices=1)
+    data = json.loads(KEPT.file(tmp_path).read_text())
+    data["lengths"] |= lengths
+    KEPT.file(tmp_path).write_text(json.dumps(data))
+    with pytest.raises(FuseError, match=r"fuse_elastic\.json: not what fuse\.elastic writes"):
+        KEPT.load(tmp_path, devices=1)

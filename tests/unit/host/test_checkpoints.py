@@ -54,3 +54,15 @@ def test_a_run_that_is_about_to_start_goes_on_from_the_newest_checkpoint(tmp_pat
 )
 def test_the_step_of_a_checkpoint_is_the_end_of_its_path(folder, step):
     assert step_of(folder) == step
+
+
+@pytest.mark.parametrize("content", [b"", b"four", b"\xff", b"9" * 5000, None])
+def test_a_damaged_file_of_the_newest_step_names_no_checkpoint(tmp_path, content):
+    (tmp_path / "global_step_4").mkdir()
+    newest = tmp_path / "latest_checkpointed_iteration.txt"
+    newest.write_text("4")
+    assert to_resume(config(default_local_dir=str(tmp_path))) == tmp_path / "global_step_4"
+    newest.unlink()
+    if content is not None:
+        newest.write_bytes(content)
+    assert to_resume(config(default_local_dir=str(tmp_path))) is None

@@ -1,5 +1,6 @@
 """Shows the invariants of plugins/verl_fuse_placement/learned.py."""
 
+import json
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -90,5 +91,37 @@ def test_a_damaged_file_is_named(tmp_path: Path):
     history(placed_step(TAIL, update=8.0)).save(tmp_path, devices=1)
     file = KEPT.file(tmp_path)
     file.write_text(file.read_text().replace('"lengths": [[', '"lengths": [[[1], '))
+    with pytest.raises(FuseError, match=r"fuse_placement\.json: not what fuse\.placement writes"):
+        KEPT.load(tmp_path, devices=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("replicas", 0),
+        ("replicas", 1.5),
+        ("sequences", 0),
+        ("tokens", -1),
+        ("tokens", 0),
+        ("memory", {"parameters": "many", "device": None}),
+        ("memory", {"parameters": 10, "device": -1}),
+        ("steps", [[0, 1.0, 1.0, 1.0, 1.0, 1.0]]),
+        ("steps", [[1, 1.0, 1.0, 1.0, 1.0, float("nan")]]),
+    ],
+)
+def test_costs_that_are_none_are_refused(tmp_path: Path, key: str, value: object):
+    history(placed_step(TAIL, update=8.0)).save(tmp_path, devices=1)
+    data = json.loads(KEPT.file(tmp_path).read_text())
+    data["costs"][key] = value
+    KEPT.file(tmp_path).write_text(json.dumps(data))
+    with pytest.raises(FuseError, match=r"fuse_placement\.json: not what fuse\.placement writes"):
+        KEPT.load(tmp_path, devices=1)
+
+
+def test_lengths_below_zero_are_refused(tmp_path: Path):
+    history(placed_step(TAIL, update=8.0)).save(tmp_path, devices=1)
+    data = json.loads(KEPT.file(tmp_path).read_text())
+    data["lengths"][0][0][1] = -1
+    KEPT.file(tmp_path).write_text(json.dumps(data))
     with pytest.raises(FuseError, match=r"fuse_placement\.json: not what fuse\.placement writes"):
         KEPT.load(tmp_path, devices=1)

@@ -159,6 +159,16 @@ def test_a_family_whose_parameters_are_not_known_is_refused_by_name(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000], ids=["empty", "list", "cut", "bytes", "deep"]
+)
+def test_a_damaged_model_configuration_is_refused_by_name(tmp_path: Path, content: bytes):
+    (tmp_path / "config.json").write_bytes(content)
+    (found,) = PLUGIN.fuse_validate(config=composed(actor_rollout_ref__model__path=str(tmp_path))) or ()
+    assert found.key == "actor_rollout_ref.model.path"
+    assert f"{tmp_path}/config.json: " in found.allowed
+
+
+@pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
         ("virtual_pipeline_model_parallel_size", 2, "1"),

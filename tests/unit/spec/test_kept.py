@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from verl_fuse.errors import FuseError
-from verl_fuse.spec.kept import Kept, seconds
+from verl_fuse.spec.kept import Kept, amount, token_pairs, whole
 
-KEPT = Kept("acme", lambda lengths, costs: (lengths["mean"], costs and seconds(costs["step"])))
+KEPT = Kept("acme", lambda lengths, costs: (lengths["mean"], costs and amount(costs["step"])))
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path, caplog):
@@ -67,3 +67,20 @@ def test_the_file_is_json(tmp_path: Path):
     KEPT.save(tmp_path, {"mean": 7}, None, devices=1)
     data = json.loads((tmp_path / "fuse_acme.json").read_text())
     assert data == {"version": 1, "devices": 1, "lengths": {"mean": 7}, "costs": None}
+
+
+def test_numbers_of_a_file_are_taken_from_the_bound_on():
+    assert (whole(0), whole(4.0, 4), amount(0), amount(2.5)) == (0, 4, 0.0, 2.5)
+    assert token_pairs([[0, 3]]).tolist() == [[0, 3]]
+
+
+@pytest.mark.parametrize("value", [3, -1, 4.5, "4", True, None, [4], float("nan"), float("inf"), 1e400])
+def test_what_is_no_whole_number_from_four_on_is_refused(value):
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        whole(value, 4)
+
+
+@pytest.mark.parametrize("rows", [[], [1, 2], [[1, -1]], [[1, 0.5]], [[1, 2, 3]], [[1], [2, 3]], [["1", "2"]], None])
+def test_what_are_no_lengths_of_samples_is_refused(rows):
+    with pytest.raises(ValueError, match=r"inhomogeneous|pairs of prompt and response tokens"):
+        token_pairs(rows)

@@ -1,5 +1,6 @@
 """The files of a run."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from synthetic import synthetic_timeline
 
 from verl_fuse.errors import FuseError
 from verl_fuse.timeline.files import page_of, prepare, read_step, record_step, recorded_steps
+from verl_fuse.timeline.summary import summarize
 
 
 def names(run_dir: Path) -> list[str]:
@@ -79,11 +81,45 @@ def test_prepare_keeps_the_index_of_a_run_that_resumes(tmp_path: Path):
     assert summarized_steps(tmp_path) == [1, 2]
 
 
-def test_a_foreign_index_is_refused_by_name(tmp_path: Path):
+SUMMARY = dataclasses.asdict(summarize(synthetic_timeline(step=1, requests=4)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"5",
+        b"\xff",
+        b"[" * 100_000,
+        b"[1]",
+        *(
+            json.dumps([{**SUMMARY, **damage}]).encode()
+            for damage in (
+                {"step": "1"},
+                {"step": True},
+                {"requests": None},
+                {"seconds": "long"},
+                {"idle": [1]},
+                {"idle": {"rank": None}},
+                {"idle_overall": "none"},
+            )
+        ),
+    ],
+    ids=lambda content: repr(content[-60:]),
+)
+def test_a_foreign_index_is_refused_by_name(tmp_path: Path, content: bytes):
     prepare(tmp_path)
-    (tmp_path / "timeline/steps.json").write_text("{")
+    (tmp_path / "timeline/steps.json").write_bytes(content)
     with pytest.raises(FuseError, match=r"steps\.json: .*; move it away to start a new index"):
         prepare(tmp_path)
+
+
+def test_a_damaged_page_is_named_and_costs_no_other_step(tmp_path: Path):
+    record(tmp_path, 1)
+    (tmp_path / "timeline/step_000001.html").write_bytes(b"\xff\xfe")
+    with pytest.warns(UserWarning, match=r"a page is left as it is: .*step_000001\.html: cannot be read: not UTF-8"):
+        record(tmp_path, 2)
+    assert summarized_steps(tmp_path) == [1, 2]
 
 
 def test_a_missing_run_is_named(tmp_path: Path):

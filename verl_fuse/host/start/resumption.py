@@ -13,9 +13,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from verl_fuse.errors import FuseError
 from verl_fuse.host.start.data_rows import rows_at_most
 from verl_fuse.host.upstream.checkpoints import NEWEST_FILE, STEP_FOLDER, step_of, to_resume
 from verl_fuse.spec.composed import Get, getter, is_legacy, is_validation_only
+from verl_fuse.spec.files import load
 from verl_fuse.spec.step import Refusal
 
 _MODE, _FROM = "trainer.resume_mode", "trainer.resume_from_path"
@@ -34,9 +36,11 @@ def resume_refusals(config: DictConfig) -> Iterator[Refusal]:
         yield Refusal(_MODE, mode, f"needs one of {', '.join(_MODES)}")
     elif mode == "auto":
         newest = Path(str(get("trainer.default_local_dir"))).absolute() / NEWEST_FILE
-        if newest.is_file() and not _is_number(text := newest.read_text(errors="replace")):
-            allowed = f"{newest} names no step ({text[:20]!r}): needs disable, or resume_path and {_FROM}"
-            yield Refusal(_MODE, mode, allowed)
+        try:
+            load(newest, int)
+        except FuseError as error:
+            if newest.is_file():
+                yield Refusal(_MODE, mode, f"{error}: needs disable, or resume_path and {_FROM}")
     elif mode == "resume_path":
         name = f".../{STEP_FOLDER}N, N the number of its step"
         if not isinstance(path, str) or step_of(path) is None:
@@ -74,14 +78,6 @@ def _limits(get: Get) -> Iterator[tuple[str, str, float]]:
     if rows is not None and isinstance(batch, int) and batch >= 1 and isinstance(epochs, int | float):
         each = rows // batch
         yield _EPOCHS, f" (of {each} steps)", each * epochs
-
-
-def _is_number(text: str) -> bool:
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _joins_a_cluster(get: Get) -> bool:

@@ -7,7 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_fuse.errors import FuseError
 from verl_fuse.spec.composed import getter
+from verl_fuse.spec.files import load
 
 # verl writes the step of the newest checkpoint into this file (checkpoint_manager.py).
 NEWEST_FILE = "latest_checkpointed_iteration.txt"
@@ -42,8 +44,8 @@ def newest_in(folder: Path) -> Path | None:
     """Return the checkpoint that verl goes on from in the folder of a run; None where there is none, or the file that
     names it is damaged."""
     try:
-        found = folder / f"{STEP_FOLDER}{int((folder / NEWEST_FILE).read_text())}"
-    except (FileNotFoundError, ValueError):
+        found = folder / f"{STEP_FOLDER}{load(folder / NEWEST_FILE, int)}"
+    except FuseError:
         return None
     return found if found.exists() else None
 

@@ -18,7 +18,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.record.spans import remote_recorder
 from verl_fuse.host.weights.layouts.change import EngineLayout, Moved
 from verl_fuse.runtime.reshard.options import TransferOptions
-from verl_fuse.spec.files import write_atomically
+from verl_fuse.spec import files
 
 # The file beside verl's files of a checkpoint.
 LAYOUT_FILE = "verl_fuse_layout.json"
@@ -72,7 +72,7 @@ def layout(worker: Any, model: str, options: TransferOptions) -> EngineLayout:
 
 def note(folder: Path, fsdp_size: int) -> None:
     """Write down the layout in which a checkpoint was written."""
-    write_atomically(folder / LAYOUT_FILE, json.dumps({"fsdp_size": fsdp_size}))
+    files.write_atomically(folder / LAYOUT_FILE, json.dumps({"fsdp_size": fsdp_size}))
 
 
 def noted(folder: Path) -> int | None:
@@ -81,7 +81,7 @@ def noted(folder: Path) -> int | None:
     file = folder / LAYOUT_FILE
     if not file.exists():
         return None
-    said = json.loads(file.read_text())
-    if not isinstance(said, dict) or not isinstance(said.get("fsdp_size"), int):
+    said = files.load_json(file)
+    if type(said.get("fsdp_size")) is not int:
         raise FuseError(f"{file}: {said!r}; needs fsdp_size, a whole number")
     return said["fsdp_size"]
