@@ -98,8 +98,8 @@ def test_a_damaged_file_of_the_newest_step_is_named(run_dir):
     (run_dir / NEWEST).write_text("")
     (said,) = refused(run_dir)
     assert said == (
-        f"trainer.resume_mode='auto': {run_dir / NEWEST}: cannot be read: invalid literal for int() with base 10: '': needs disable, or resume_path and "
-        "trainer.resume_from_path"
+        f"trainer.resume_mode='auto': {run_dir / NEWEST}: cannot be read: invalid literal for int() with base 10: "
+        "'': needs disable, or resume_path and trainer.resume_from_path"
     )
     assert refused(run_dir, resume_mode="disable") == []
 

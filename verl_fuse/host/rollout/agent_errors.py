@@ -19,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 from verl_fuse.host.rollout.agents import AGENT_LOOP_WORKERS, asked
 
 # Agent-loop workers, which have nothing else to do between two rollouts, may take this many seconds to answer.
-ANSWER_SECONDS = 10.0
+ERRORS_SECONDS = 10.0
 # An error's text is shown up to this many characters.
 MOST_CHARACTERS = 300
 
@@ -44,7 +44,7 @@ class AgentErrors:
 
     def warn(self, of: str, missing: int = 0) -> None:
         """Warn of the errors since the last call, and of the samples that are `missing` in the rollout `of`."""
-        found = [_answer(answer) for answer in asked(self._manager, take_errors, ANSWER_SECONDS)]
+        found = [_answer(answer) for answer in asked(self._manager, take_errors, ERRORS_SECONDS)]
         if missing or any(errors.count for errors in found):
             logger.warning("%s: %s", of, sentence(found, missing))
 

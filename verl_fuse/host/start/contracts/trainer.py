@@ -46,6 +46,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Function(f"{SYNC_TRAINER}.on_step_begin", "(self)", "c893705a108e2880", closed=True),
     Function(f"{SYNC_TRAINER}.on_sample_begin", "(self)", "ff5b33014002df1d", closed=True),
     Function(f"{SYNC_TRAINER}.on_validate_begin", "(self)", "d1c3fb00169892dd", closed=True),
+    Function(f"{SYNC_TRAINER}.on_validate_end", "(self)", "979e61d40645658e", closed=True),
     Function(f"{SYNC_TRAINER}.on_init_end", "(self)", "4e7053b99ffd3fae", closed=True),
     Function(f"{SYNC_TRAINER}.on_sample_end", "(self)", "bec685556f1b30ac", closed=True),
     Function(f"{SYNC_TRAINER}.on_step_end", "(self)", "0e2b0dd6fa565e8e", closed=True),
