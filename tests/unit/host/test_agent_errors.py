@@ -6,6 +6,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 ray = pytest.importorskip("ray")
 agent_loop_tq = pytest.importorskip("verl.trainer.ppo.v1.agent_loop_tq")
@@ -68,3 +69,36 @@ def test_all_errors_are_one_sentence_with_the_one_that_came_first():
     assert errors.sentence([errors.Errors()], 1) == (
         "1 samples are missing and are not trained on; agent loops logged no error"
     )
+
+
+@pytest.fixture
+def trainer():
+    from verl_fuse.host.trainer import FuseTrainer
+
+    made = FuseTrainer.__new__(FuseTrainer)
+    made.global_steps, made.parts = 3, []
+    made.lane = SimpleNamespace(close=lambda: None)
+    made.settings = SimpleNamespace(core=SimpleNamespace(replica_timeout=1.0))
+    made.director = SimpleNamespace(routing=SimpleNamespace(by_prompt=False))
+    made.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"engine_kwargs": {}}}})
+    return made
+
+
+def test_a_validation_is_told_of_its_errors(trainer):
+    told = []
+    trainer.agent_errors = SimpleNamespace(warn=told.append)
+    trainer.on_validate_end()
+    assert told == ["validation after step 3"]
+
+
+def test_a_run_that_breaks_off_tells_of_the_errors_first(trainer, monkeypatch):
+    told = []
+
+    def fit(self, agent_loop_manager):
+        raise RuntimeError("no materializable trajectories")
+
+    monkeypatch.setattr("verl.trainer.ppo.v1.trainer_sync.PPOTrainerSync.fit", fit)
+    monkeypatch.setattr(errors.AgentErrors, "warn", lambda self, of: told.append(of))
+    with pytest.raises(RuntimeError, match="no materializable"):
+        trainer.fit(SimpleNamespace())
+    assert told == ["the last rollout"]
