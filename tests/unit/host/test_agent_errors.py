@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 ray = pytest.importorskip("ray")
 agent_loop_tq = pytest.importorskip("verl.trainer.ppo.v1.agent_loop_tq")
 errors = pytest.importorskip("verl_fuse.host.rollout.agent_errors")
+trainers = pytest.importorskip("verl_fuse.host.trainer")
 
 
 @pytest.fixture
@@ -73,9 +74,7 @@ def test_all_errors_are_one_sentence_with_the_one_that_came_first():
 
 @pytest.fixture
 def trainer():
-    from verl_fuse.host.trainer import FuseTrainer
-
-    made = FuseTrainer.__new__(FuseTrainer)
+    made = trainers.FuseTrainer.__new__(trainers.FuseTrainer)
     made.global_steps, made.parts = 3, []
     made.lane = SimpleNamespace(close=lambda: None)
     made.settings = SimpleNamespace(core=SimpleNamespace(replica_timeout=1.0))

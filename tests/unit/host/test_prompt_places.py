@@ -10,6 +10,8 @@ from verl.utils.tensordict_utils import get_tensordict
 
 from verl_fuse.host.rollout.prompts import places_of
 
+trainers = pytest.importorskip("verl_fuse.host.trainer")
+
 
 def column(values):
     filled = np.empty(len(values), object)
@@ -57,14 +59,12 @@ def test_data_without_an_index_or_a_source_has_the_beginning_of_its_text():
 
 
 def test_the_trainer_tells_its_watch_of_every_prompt_before_it_is_generated(monkeypatch):
-    from verl_fuse.host.trainer import FuseTrainer
-
     told = []
     monkeypatch.setattr(
         "verl.trainer.ppo.v1.trainer_sync.PPOTrainerSync._submit_batch_to_rollout",
         lambda self, batch: told.append(("generate", batch)),
     )
-    trainer = FuseTrainer.__new__(FuseTrainer)
+    trainer = trainers.FuseTrainer.__new__(trainers.FuseTrainer)
     trainer.watch = SimpleNamespace(submitted=lambda batch: told.append(("watch", batch)))
     trainer.director = SimpleNamespace(submit=lambda batch, watch: told.append(("plan", batch)))
     trainer._submit_batch_to_rollout("prompts")
