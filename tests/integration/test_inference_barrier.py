@@ -452,6 +452,23 @@ def test_a_rollout_that_stands_still_ends_loudly_and_names_whom_it_waits_for(buf
     assert set(seen) == {(8, (4, 3, 0))}
 
 
+def test_a_validation_that_stands_still_counts_samples_too(buffer, queue):
+    """A session that left two trajectories is one sample."""
+    from verl_fuse.host.rollout.watch import RolloutWatch
+
+    tq.kv_batch_put(keys=["v1"], partition_id="val", tags=[{"is_prompt": True, "status": "running", "global_steps": 1}])
+    left = {"status": "success", "prompt_len": 3, "response_len": 4}
+    tq.kv_batch_put(keys=["v1_0_0", "v1_0_1"], partition_id="val", tags=[dict(left), dict(left)])
+    RolloutWatch(buffer, 0.01, 1.0, lambda watch: None, list, list)
+    with pytest.raises(
+        FuseError,
+        match=r": 1 samples finished, still waiting for 1 prompt groups: prompt \(uid v1\); held up by: none that is "
+        r"dead or silent \(every process answers\) \(fuse",
+    ):
+        buffer.sample(global_steps=1, partition_id="val", batch_size=1)
+    tq.kv_clear(partition_id="val", keys=["v1", "v1_0_0", "v1_0_1"])
+
+
 def test_listing_alone_sets_the_pace_of_looks(buffer, batch, monkeypatch):
     from verl_fuse.host.rollout import watch
 

@@ -146,10 +146,8 @@ class RolloutWatch:
         return max(self._poll_interval, min((1 / MOST_LISTING - 1) * self._listing, VERL_POLL_INTERVAL))
 
     def _check_progress(self, partition_id: str) -> None:
-        b = self._buffer
-        finished = self.finished
+        b, finished = self._buffer, self.finished
         if partition_id != TRAIN:
-            finished = Finished()
             finished.update(b.partitions[partition_id])
         ended = len(b.finished_keys[partition_id]), len(b.failure_keys[partition_id])
         seen, (before, since), now = (len(finished), len(self.discarded), *ended), self._progress, time.monotonic()
