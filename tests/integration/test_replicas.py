@@ -307,10 +307,13 @@ def test_a_replica_that_everybody_is_turned_away_from_is_named(manager):
 def test_a_freed_replica_is_routed_again_once_it_confirms_its_weights(manager):
     replicas = replicas_of(manager)
     replicas.free([2], "a test")
-    with pytest.raises(FuseError, match=r"replica 2 holds the weights of step 0 after the sync of step 7"):
-        replicas.readmit(7)
-    assert [view.routed for view in replicas.views()] == [True, True, False]
-    ray.get(manager.get_replicas()[2].server_handle.set_global_steps.remote(7))
+    server = manager.get_replicas()[2].server_handle
+    for held in (0, 6, 8, None):
+        ray.get(server.set_global_steps.remote(held))
+        with pytest.raises(FuseError, match=rf"replica 2 holds the weights of step {held} after the sync of step 7"):
+            replicas.readmit(7)
+        assert [view.routed for view in replicas.views()] == [True, True, False]
+    ray.get(server.set_global_steps.remote(7))
     replicas.readmit(7)
     assert manager.entries()[-2:] == ["resume server-2", "routed server-2"]
     assert replicas.freed == ()

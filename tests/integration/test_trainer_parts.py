@@ -4,6 +4,7 @@ itself is imported, not run."""
 import inspect
 import json
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,9 @@ with warnings.catch_warnings():
     from transfer_queue import KVBatchMeta
     from verl.utils import tensordict_utils as tu
 
+    from ci.bench.support.untrained import UntrainedTrainer
+    from verl_fuse.cli.composition import compose
+    from verl_fuse.cli.recipes import find_recipe
     from verl_fuse.errors import FuseError
     from verl_fuse.host import features
     from verl_fuse.host.inference.lane import Lane
@@ -27,6 +31,8 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.lengths import LengthTotals
     from verl_fuse.host.rollout.policy import PolicyGuard
     from verl_fuse.host.rollout.standalone.sync import StandaloneSync
+    from verl_fuse.host.start.begin import checked_settings
+    from verl_fuse.host.trainer import FuseTrainer
     from verl_fuse.host.update.fused import FusedUpdates
     from verl_fuse.host.update.lean.options import LeanOptions
     from verl_fuse.host.update.separate import SeparateUpdates
@@ -35,6 +41,7 @@ with warnings.catch_warnings():
 from verl_fuse.hookspecs import Trainer
 from verl_fuse.spec.step import LaneView, Migration, ReplicaView
 from verl_fuse.spec.timeline import Span
+from verl_fuse_update.losses import ANY_LOSSES
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("default")]
 
@@ -193,6 +200,91 @@ def test_what_is_missing_is_counted_by_what_each_prompt_asked_for(
     tags = [tag(2) | {"min_global_steps": 2, "max_global_steps": 2} for _ in keys]
     metrics = journal.account(tmp_path, KVBatchMeta(keys=keys, tags=tags, partition_id="train"), False, discarded)
     assert (metrics["fuse/samples_trained"], metrics["fuse/samples_missing"]) == (len(keys), missing)
+
+
+# ---------------------------------------------------------------- trainer
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    ones = ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "critic.ppo_mini_batch_size")
+    plain = ["actor_rollout_ref.rollout.n=2", "fuse.disabled_plugins=[observe]", "~fuse.observe"]
+    config = compose(find_recipe("ppo-cpu"), [*plain, *(f"{key}=1" for key in ones)])
+    OmegaConf.resolve(config)
+    return config
+
+
+@pytest.fixture
+def config(recipe, monkeypatch, tmp_path):
+    """The configuration of a run of one prompt a step with two samples."""
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    config = recipe.copy()
+    config.trainer.default_local_dir = config.fuse.run_dir = str(tmp_path)
+    return config
+
+
+@pytest.fixture
+def untrained(config):
+    """A trainer of mode `fuse` in its third step; its workers and its only part are one record of calls."""
+    trainer = UntrainedTrainer(config, 3, None, 1, ())
+    record = Calls()
+    record._dispatch_info = {"actor": [0]}
+    record.prompts = {}
+    trainer.inference = trainer.critic_wg = trainer.actor_rollout_wg = trainer.checkpoint_callback = record
+    trainer.director = SimpleNamespace(apart=None, routing=record)
+    trainer.train_dataloader = SimpleNamespace(state_dict=dict)
+    trainer.parts = [record]
+    trainer.journal.begin_step(3, prompts=1, samples_each=2)
+    with Lane("train", trainer.journal.recorder, 9.0) as trainer.lane:
+        yield trainer
+
+
+@pytest.mark.parametrize(
+    ("enable", "steps", "first", "last", "trained"),
+    [
+        (False, [3], 2, 2, True),
+        (False, [3], 1, 2, False),
+        (False, [3], 2, 3, False),
+        (True, [1, 4], 1, 1, False),
+        # Replayed from disk, of any weights.
+        (True, [1, 3], 1, 1, True),
+    ],
+)
+def test_a_trainer_trains_on_samples_of_the_step_before_alone(
+    untrained, monkeypatch, enable, steps, first, last, trained
+):
+    monkeypatch.setattr(journals, "prompt_indices", lambda batch: [7])
+    untrained.config.skip.rollout_tq.enable, untrained.config.skip.rollout_tq.steps = enable, steps
+    tags = [tag(2) | {"min_global_steps": 2, "max_global_steps": 2} for _ in range(2)]
+    tags[1] |= {"min_global_steps": first, "max_global_steps": last}
+    batch, metrics = KVBatchMeta(keys=["a_0_0", "a_1_0"], tags=tags, partition_id="train"), {}
+    if trained:
+        untrained._balance_batch(batch, metrics)
+        assert (metrics["fuse/samples_trained"], metrics["fuse/samples_missing"]) == (2, 0)
+    else:
+        with pytest.raises(FuseError, match=rf"step 3: sample a_1_0 .* versions {first}\.\.{last}, .* needs 2"):
+            untrained._balance_batch(batch, metrics)
+
+
+def test_a_run_whose_loss_is_not_the_one_that_was_read_does_not_start(config, monkeypatch):
+    config.fuse["update"].skip_zero_gradient = True
+    config.actor_rollout_ref.actor.use_kl_loss = False
+    monkeypatch.setitem(ANY_LOSSES, "vanilla", (ANY_LOSSES["vanilla"][0], "0123456789abcdef"))
+    with pytest.raises(FuseError, match="compute_policy_loss_vanilla: body changed: fingerprint was 0123456789abcdef"):
+        FuseTrainer(config)
+    config.actor_rollout_ref.actor.policy_loss.loss_mode = "gpg"
+    assert checked_settings(config).run_dir == Path(config.fuse.run_dir)
+
+
+def test_a_checkpoint_waits_for_what_is_still_under_way(untrained):
+    untrained._save_checkpoint()
+    calls = [call[0] for call in untrained.parts[0].seen]
+    assert calls == ["settle", "save_checkpoint", "save_checkpoint", "on_save"], "a deferred critic, for instance"
+
+
+def test_a_validation_waits_for_what_is_still_under_way(untrained):
+    untrained.on_validate_begin()
+    assert untrained.parts[0].seen == [("settle",)]
 
 
 # ---------------------------------------------------------------- director

@@ -11,8 +11,8 @@ from verl_fuse_elastic.assignment import CROWD, TOKENS_ALONE, Line, assign
 MEASURED = DecodeCost(0.02, 0.001)
 
 
-def prompts(*tokens, samples=4):
-    return [Prompt(f"u{n}", f"k{n}", "math", samples, Prediction(t, t * 1.5)) for n, t in enumerate(tokens)]
+def prompts(*tokens, samples=4, spread=1.5):
+    return [Prompt(f"u{n}", f"k{n}", "math", samples, Prediction(t, t * spread)) for n, t in enumerate(tokens)]
 
 
 def contiguous(wanted, count, slots, cost):
@@ -62,6 +62,19 @@ def test_the_shortest_prompts_do_not_all_crowd_one_replica():
     """Where a step costs the same at any size, all short ones together would be predicted to be the fastest."""
     runs = contiguous(prompts(900, 800, 700, *[10] * 9), 4, 640, DecodeCost(1.0, 0.0))
     assert [len(run) for run in runs] == [1, 1, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "runs"),
+    [
+        ([300, 200, *[100] * 5], [[300, 200], [100] * 5]),
+        ([900, *[100] * 8], [[900], [100] * 8]),
+        ([100] * 5, [[100] * 3, [100] * 2]),
+    ],
+)
+def test_a_run_that_is_cut_for_a_replica_without_one_is_cut_in_the_middle_of_its_tokens(tokens, runs):
+    """Where a step costs the same at any size and lengths are certain, one replica would do."""
+    assert lengths(contiguous(prompts(*tokens, spread=1.0), 2, 640, DecodeCost(1.0, 0.0))) == runs
 
 
 def test_among_many_samples_one_is_far_above_its_prediction():

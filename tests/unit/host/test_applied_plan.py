@@ -73,6 +73,19 @@ def test_what_this_run_cannot_carry_out_is_refused(config, tmp_path, changes, re
     assert reason in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "enable", "critic"),
+    [("gae", None, True), ("grpo", None, False), ("grpo", True, True), ("gae", False, False)],
+)
+def test_a_plan_has_a_critic_exactly_where_the_run_has_one(config, tmp_path, estimator, enable, critic):
+    config.algorithm.adv_estimator, config.critic.enable = estimator, enable
+    calls = ("actor_generate", "actor_train"), ("actor_generate", "actor_train", "critic_train")
+    checked_plan(write(tmp_path, calls=calls[critic]), config, ())
+    said = ("with a critic, this run is without one", "without a critic, this run is with one")[critic]
+    with pytest.raises(FuseError, match=f"it is for a step {said}$"):
+        checked_plan(write(tmp_path, calls=calls[not critic]), config, ())
+
+
 def test_a_plan_of_another_engine_is_refused_without_a_reason_per_key_of_that_engine(config, tmp_path):
     megatron = {f"actor_rollout_ref.actor.megatron.{size}": 2 for size in ("a", "b", "c")}
     with pytest.raises(FuseError) as error:

@@ -75,6 +75,7 @@ GREEN = [
     Code("acme:Trainer.step", BODY, promise="steps are exact"),
     Code("acme:Moved.step", BODY, "speed", before=("acme:Moved.stride", "acme:Trainer.step")),
     Code("acme:Trainer.step", BODY, "speed", before=("acme:Trainer.save",)),
+    Function(STEP, "(self, batch, limit=3)", BODY, exact=True),
 ]
 
 
@@ -94,6 +95,7 @@ def test_comments_docstrings_and_formatting_change_nothing(contract: Contract, t
     ("contract", "old", "new", "expected"),
     [
         (GREEN[0], "self.run(batch)", "self.go(batch)", [("YELLOW", "body changed: fingerprint was")]),
+        (GREEN[23], "self.run(batch)", "self.go(batch)", [("RED", f"body changed: fingerprint was {BODY}, is")]),
         (GREEN[1], "limit=3", "limit=4, more=None", [("YELLOW", "new optional parameter more")]),
         (GREEN[1], "step(self, batch", "step(self, data", [("RED", "parameter batch is gone"), ("RED", "new required parameter data")]),
         (GREEN[1], "def step", "def steps", [("RED", "acme:Trainer has no step")]),

@@ -20,6 +20,10 @@ def guard(answer):
                 raise answer
             return answer
 
+        @hookspecs.hookimpl
+        def fuse_train_next(self, view, lane):
+            return answer
+
     manager = pluggy.PluginManager("verl_fuse")
     manager.add_hookspecs(hookspecs)
     manager.register(Plugin())
@@ -98,3 +102,31 @@ def test_a_failing_policy_costs_its_step_s_streaming_not_the_run(answer, message
     policy.begin_step(4)
     policy.infer_next(VIEW, LANE)
     assert policy.fallbacks == 2
+
+
+# Two complete groups of two samples; a third group is in work.
+COMPLETE = replace(VIEW, complete=tuple(Sample(f"{uid}_{n}_0", uid, 4, 8) for uid in "ab" for n in range(2)))
+
+
+@pytest.mark.parametrize("keys", [["a_0_0", "a_1_0"], ["b_1_0", "a_0_0", "b_0_0", "a_1_0"]])
+def test_whole_groups_are_trained(keys):
+    policy = guard(keys)
+    assert policy.train_next(COMPLETE, LANE) == keys
+    assert policy.fallbacks == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (["a_0_0"], "left out a_1_0 of a group it returned; allowed: whole groups"),
+        (["b_0_0", "b_1_0", "a_1_0"], "left out a_0_0 of a group"),
+        (["a_0_0", "a_1_0", "a_0_0"], "repeated keys"),
+        (["a_0_0", "a_1_0", "g_0_0"], "['g_0_0']"),
+        ([], "repeated keys, or none"),
+    ],
+)
+def test_a_policy_that_does_not_name_whole_groups_each_once_trains_none(answer, message, caplog):
+    policy = guard(answer)
+    assert policy.train_next(COMPLETE, LANE) is None
+    assert policy.fallbacks == 1
+    assert message in caplog.text

@@ -12,6 +12,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
 
+    from verl_fuse.errors import FuseError
     from verl_fuse.host.weights.buckets import take_over
     from verl_fuse.host.weights.shard import Shard
 
@@ -61,3 +62,27 @@ def test_a_slice_takes_over_what_it_may_only_read():
     assert torch.equal(state["weight"], data.to(torch.bfloat16))
     state["weight"].fill_(9)
     assert torch.equal(found[0].data, data)
+
+
+def part(*rows):
+    """The part of a weight of three rows and two columns that has these rows."""
+    return Shard("weight", (rows[0], 0), torch.arange(6.0).reshape(3, 2)[list(rows)])
+
+
+def test_what_a_slice_holds_is_put_together_from_parts():
+    state = {"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}
+    take_over(state, [part(2), Shard("bias", (0,), torch.ones(2)), part(0, 1)])
+    assert state["weight"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert state["bias"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("left", "elements"), [([], 6), ([part(0)], 4), ([part(1, 2)], 2)])
+def test_a_parameter_that_was_not_left_as_a_whole_is_named(left, elements):
+    state = {"bias": torch.zeros(2), "weight": torch.zeros(3, 2)}
+    with pytest.raises(FuseError, match=rf"1 parameters were not .*, first 'weight' \({elements} elements\)"):
+        take_over(state, [Shard("bias", (0,), torch.ones(2)), *left])
+
+
+def test_a_parameter_that_a_slice_does_not_have_is_named():
+    with pytest.raises(FuseError, match="it has no parameter 'bias', which was exported"):
+        take_over({"weight": torch.zeros(3, 2)}, [part(0, 1, 2), Shard("bias", (0,), torch.ones(2))])

@@ -46,8 +46,22 @@ def test_memory_is_limited_where_every_rank_has_measured_it():
     limited = problem((4, 4), [update(headroom=1000)], activations)
     assert (limited.memory_limit, limited.pipelines[0].activation) == (900.0, (70.0, 70.0))
     assert problem((4, 4), [update(headroom=10)], activations).memory_limit == 70.0
+    uneven = {**activations, ("critic", 1): 20.0, ("actor", 0): 90.0}
+    limited = problem((4, 4), [update(headroom=10)], uneven)
+    assert (limited.memory_limit, limited.pipelines[0].activation) == (90.0, (90.0, 70.0))
+    assert limited.pipelines[1].activation == (20.0, 70.0)
     assert problem((4, 4), [update(headroom=1000)], {("actor", 0): 70.0}).memory_limit is None
     assert problem((4, 4), [update()], activations).memory_limit is None
+
+
+@pytest.mark.parametrize("headrooms", [(500, 1000, 2000), (1000, 500, 2000), (2000, 1000, 500)])
+def test_the_limit_of_all_ranks_is_that_of_the_rank_with_the_least_room(headrooms):
+    activations = {(model, rank): 70.0 for model in PLACEMENTS for rank in (0, 1)}
+    processes = [update(headroom=headroom, ranks=(rank,)) for rank, headroom in zip((0, 0, 1), headrooms, strict=True)]
+    of_all = [report for found in processes for report in found]
+    assert problem((4, 4), [of_all], activations).memory_limit == 450.0
+    assert problem((4, 4), [of_all, update(headroom=100)], activations).memory_limit == 90.0
+    assert problem((4, 4), [[*of_all, *update(ranks=(1,))]], activations).memory_limit is None
 
 
 def test_activations_measured_once_are_kept():

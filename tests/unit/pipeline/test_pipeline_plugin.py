@@ -77,14 +77,16 @@ def test_a_run_without_a_critic_is_told_of_its_engines_too():
     ]
 
 
+WIDE = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}
+LONG = {"context_parallel_size": 2, "pipeline_model_parallel_size": 2}
+
+
 def test_stages_of_different_widths_and_sizes_that_do_not_divide_the_ranks_are_refused():
     key = "critic.megatron.tensor_model_parallel_size"
-    found = PLUGIN.fuse_validate(
-        config=composed(
-            critic__megatron__tensor_model_parallel_size=2, critic__megatron__pipeline_model_parallel_size=2
-        )
-    )
-    assert [(r.key, r.value) for r in found] == [(key, 2)]
+    assert refused(critic__megatron=WIDE) == [(key, 2)]
+    assert refused(actor_rollout_ref__actor__megatron=WIDE) == [(key, 1)]
+    assert refused(actor_rollout_ref__actor__megatron=LONG) == [(key, 1)]
+    assert refused(actor_rollout_ref__actor__megatron=LONG, critic__megatron=WIDE) == []
     assert refused(critic__megatron__pipeline_model_parallel_size=3) == [
         ("critic.megatron.pipeline_model_parallel_size", 3)
     ]

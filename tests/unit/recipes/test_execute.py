@@ -27,7 +27,7 @@ def launched(tmp_path):
         launch = PlannedRun(
             prepare=more.pop("prepare", None),
             command=(sys.executable, "-c", program),
-            environment={METRICS_PATH_VARIABLE: str(tmp_path / "metrics.jsonl")},
+            environment={METRICS_PATH_VARIABLE: str(tmp_path / "metrics.jsonl"), **more.pop("environment", {})},
             data_files=(),
             run_dir=tmp_path,
             **more,
@@ -79,6 +79,18 @@ def test_a_task_that_is_smaller_than_a_batch_is_refused_once_it_is_made(launched
     assert trained(3) == 0
     with pytest.raises(FuseError, match=r"^data\.train_batch_size=4: data\.train_files has 3 prompts"):
         trained(4)
+
+
+def test_a_user_s_variables_win_except_the_path_of_the_metrics(launched, tmp_path, monkeypatch, capfd):
+    elsewhere = tmp_path / "elsewhere.jsonl"
+    monkeypatch.setenv(METRICS_PATH_VARIABLE, str(elsewhere))
+    monkeypatch.setenv("VERL_PLATFORM", "the user's")
+    program = "import os; print('verl-fuse: platform', os.environ['VERL_PLATFORM'])\n" + logs((1, STEP))
+    assert launched(program, environment={"VERL_PLATFORM": "cpu"}) == 0
+    said = capfd.readouterr().out
+    assert "verl-fuse: platform the user's" in said
+    assert f"Metrics: {tmp_path / 'metrics.jsonl'}" in said
+    assert not elsewhere.exists()
 
 
 def test_verbose_shows_everything(launched, tmp_path, capfd):

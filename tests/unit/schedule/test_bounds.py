@@ -5,6 +5,8 @@ from brute_force import pareto
 from problems import PUBLISHED, published, random_problem
 
 from verl_fuse.schedule.bounds import makespan_bound, memory_bound
+from verl_fuse.schedule.methods import solve
+from verl_fuse.schedule.solution import Budget
 from verl_fuse.schedule.table import OpTable
 from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 
@@ -36,3 +38,16 @@ def test_a_memory_limit_forces_time():
     actor = Pipeline("actor", (0, 1), 3, 1, 2, 1)
     assert makespan_bound(OpTable(ScheduleProblem(2, (actor,)))) == 12.0
     assert makespan_bound(OpTable(ScheduleProblem(2, (actor,), 1.0))) == 18.0
+
+
+@pytest.mark.parametrize("activation", [1.0, 0.1, 0.7, 2.3])
+@pytest.mark.parametrize(("held", "makespan"), [(1, 36.0), (2, 21.0), (3, 18.0)])
+def test_a_limit_that_is_a_multiple_of_an_activation_lets_so_many_be_held(activation, held, makespan):
+    """1F1B of four micro-batches on three stages; 0.3 / 0.1 is less than 3 in floating point."""
+    limit = float(f"{held * activation:.1f}")
+    problem = ScheduleProblem(3, (Pipeline("actor", (0, 1, 2), 4, 1, 2, activation),), limit)
+    assert makespan_bound(OpTable(problem)) == makespan
+    schedule = solve(problem, "greedy", Budget(5.0))
+    assert (schedule.makespan, schedule.optimal) == (makespan, True)
+    fewer = ScheduleProblem(3, problem.pipelines, max(activation, limit - activation / 4))
+    assert makespan_bound(OpTable(fewer)) == {1: 36.0, 2: 36.0, 3: 21.0}[held]

@@ -6,6 +6,7 @@ import pytest
 from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.simulate.pipeline import activation_room, fused_problem, fused_training, unfusable
+from verl_fuse.simulate.replicas import mean_batch
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
@@ -74,6 +75,20 @@ def test_activations_share_the_memory_with_both_models():
     fused = fused_training(BIG, stock_plan(BIG, h100(16), NO_POLL), h100(16), NO_POLL)
     assert fused.problem is not None
     assert fused.problem.memory_limit is not None
+
+
+def test_the_room_lacks_what_the_fullest_stage_needs_beside_the_activations_it_holds():
+    """Twenty-four blocks on five stages: the last stage has four of them, and the actor's head."""
+    small = ppo(actor="qwen2.5-0.5b", critic="qwen2.5-0.5b", reference="qwen2.5-0.5b", reward=None)
+    actor, critic = train("actor_train", "tp1 pp5 dp1", 2), train("critic_train", "tp1 pp5 dp1", 32)
+    cost, part = h100(), mean_batch(small).split(4 * 2)
+    memory = cost.memory(small.actor, "train", actor.layout, microbatch=part, recompute=True)
+    of_critic = cost.memory(small.model("critic"), "train", critic.layout, recompute=True)
+    held = 4 * part.tokens * 2 * small.actor.hidden
+    room = cost.cluster.device.memory - memory.static - of_critic.static - (memory.active - held)
+    # The other way round, so that the model that needs more comes last.
+    assert activation_room(small, actor, critic, cost, NO_POLL) == pytest.approx(room, rel=1e-12)
+    assert activation_room(small, critic, actor, cost, NO_POLL) == pytest.approx(room, rel=1e-12)
 
 
 def test_without_a_critic_there_is_nothing_to_fuse():

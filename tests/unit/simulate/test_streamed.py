@@ -88,6 +88,12 @@ def test_a_group_waits_for_its_last_sample():
     assert of_pairs.start.tolist() == [through.rollout.clocks[0]]
     assert of_pairs.share == pytest.approx(130 / 650)
     assert mixed.share == pytest.approx(220 / 650)
+    # What is left is done by both replicas, without the calls' start-up on a released one.
+    inferred = streamed_tail(
+        through, np.array([0, 0, 1, 1]), StreamedUpdate(1e-6), InferenceWork(1e-6, slice_factor=3.0)
+    )
+    assert (inferred.end - inferred.start).tolist() == pytest.approx([130e-6 * (1 + 3)])
+    assert (inferred.inference_left, inferred.left) == pytest.approx((520e-6 / 2, 520e-6 / 2))
 
 
 def test_inference_of_a_group_comes_first_on_its_device():

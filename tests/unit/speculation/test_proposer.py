@@ -181,6 +181,21 @@ def test_nothing_is_drafted_after_the_end(tmp_path):
     assert engine.drafts == [[11, 12, END]]
 
 
+def test_nothing_is_drafted_beyond_the_longest_sequence(tmp_path):
+    drafter = proposer(tmp_path)
+    asked = [([1, 2, 3], list(range(10, 10 + LONGEST - 3)))]
+    Engine(drafter, asked).run()
+    engine = Engine(drafter, asked)
+    lengths = []
+    while engine.running:
+        engine.step()
+        lengths += [(3 + had, len(draft)) for (_, _, had), draft in zip(engine.running, engine.drafts, strict=True)]
+    assert lengths[:2] == [(4, 4), (9, 4)]
+    # The token that vLLM samples after an accepted draft takes the last place.
+    assert lengths[-1] == (59, 4)
+    assert max(length + drafted for length, drafted in lengths) == LONGEST - 1
+
+
 def test_a_sample_that_paused_is_left_once_it_has_grown(tmp_path):
     drafter = proposer(tmp_path)
     engine = Engine(drafter, [([1, 2, 3], [*range(10, 20), END])])

@@ -119,6 +119,8 @@ def test_what_fits_is_not_refused():
         ("algorithm.filter_groups.enable", True),
         (f"{ACTOR}.policy_loss.loss_mode", "geo_mean"),
         (f"{ACTOR}.fsdp_config.fsdp_size", 1),
+        (f"{ACTOR}.fsdp_config.fsdp_size", 4),
+        (f"{ACTOR}.fsdp_config.fsdp_size", -1),
         (f"{ACTOR}.fsdp_config.dtype", "float16"),
         (f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", "fp16"),
         (f"{ACTOR}.ulysses_sequence_parallel_size", 2),
@@ -138,6 +140,14 @@ def test_what_keeps_a_group_from_being_complete_beside_generation_is_refused():
     assert refused(**{"reward.reward_model.enable": True}) == {"reward.reward_model.enable_resource_pool"}
     shared = {"fuse.interstage.enabled": True, "fuse.interstage.layout": "shared"}
     assert refused(**shared) == {"fuse.interstage.layout"}
+
+
+def test_shards_lie_on_the_devices_of_one_replica_however_it_is_cut():
+    of_six = {"tensor_model_parallel_size": 1, "data_parallel_size": 2, "pipeline_model_parallel_size": 3}
+    sizes = {f"actor_rollout_ref.rollout.{size}": value for size, value in of_six.items()}
+    key = f"{ACTOR}.fsdp_config.fsdp_size"
+    assert refused(**sizes, **{key: 6}) == set()
+    assert refused(**sizes, **{key: 2}) == refused(**sizes, **{key: 3}) == {key}
 
 
 def test_a_torch_that_cannot_drop_gradients_is_refused_by_its_version_and_breaks_no_other_run(torch_version):
