@@ -25,6 +25,7 @@ with warnings.catch_warnings():
     from verl_fuse.host import features
     from verl_fuse.host.inference.lane import Lane
     from verl_fuse.host.record import journal as journals
+    from verl_fuse.host.record.accounting import prepare_accounts
     from verl_fuse.host.record.journal import Journal
     from verl_fuse.host.rollout.director import Director
     from verl_fuse.host.rollout.finished import Finished
@@ -221,6 +222,7 @@ def config(recipe, monkeypatch, tmp_path):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     config = recipe.copy()
     config.trainer.default_local_dir = config.fuse.run_dir = str(tmp_path)
+    prepare_accounts(tmp_path)
     return config
 
 

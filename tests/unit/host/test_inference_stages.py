@@ -1,4 +1,4 @@
-"""Which stages a finished sample goes through, and the multiple that each of them needs, by the keys that verl reads."""
+"""Which stages a finished sample goes through, and the multiple that each of them needs, by the keys of verl."""
 
 import warnings
 

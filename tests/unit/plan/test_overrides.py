@@ -1,4 +1,4 @@
-"""Values of a plan's overrides, without a search: tests/integration/test_plan_overrides.py shows that verl takes them."""
+"""Values of the overrides of a plan, without a search; tests/integration/test_plan_overrides.py gives them to verl."""
 
 from dataclasses import replace
 

@@ -5,8 +5,8 @@ from verl_fuse.runtime.blame import RankState, Verdict, blame
 NOW = 100.0
 
 
-def waits(what: str, since: float, *peers: int) -> RankState:
-    return RankState("waits", what, since, 5, peers)
+def waits(what: str, since: float, *peers: int, program: int = 5) -> RankState:
+    return RankState("waits", what, since, program, peers)
 
 
 def runs(what: str, since: float, program: int = 5) -> RankState:
@@ -31,6 +31,24 @@ def test_a_rank_that_never_came_is_to_blame():
         "rank 1 waited 5.0 s for agreement from rank 0, 2: rank 2 has not started this program; "
         "it has been running what follows program 4 for 20.0 s",
     )
+
+
+def test_a_rank_that_is_ahead_is_not_late():
+    states = {
+        0: waits("0F3", 90, 1),
+        1: waits("0F0", 92, 2, program=6),
+        2: runs("what follows program 4", 80, program=4),
+    }
+    assert blame(states, [], 0, NOW) == Verdict(
+        (2,),
+        "rank 0 waited 10.0 s for 0F3 from rank 1: rank 2 has not started this program; "
+        "it has been running what follows program 4 for 20.0 s",
+    )
+
+
+def test_nobody_that_a_late_rank_waited_for_is_asked():
+    states = {0: waits("0F3", 90, 1), 1: waits("0B9", 80, 2, program=4), 2: runs("0F0", 99)}
+    assert blame(states, [], 0, NOW).culprits == (1,)
 
 
 def test_several_can_be_to_blame():
