@@ -8,6 +8,7 @@ import pytest
 
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.calibration import EAGER, GRAPHS
+from verl_fuse.cost.collectives import DeviceGroup
 from verl_fuse.cost.model import Batch
 from verl_fuse.spec.cluster import Cluster, Mesh, cluster_named
 from verl_fuse.spec.layout import Layout
@@ -62,6 +63,53 @@ def test_stages_sum_to_the_whole_model(model: Model):
     staged = sum(cost.stage_seconds(model, Layout(tp=2, pp=4), batch))
     hop = cost.network.send(2, 2 * batch.tokens * model.hidden / 2)
     assert staged == pytest.approx(whole + 3 * hop)
+
+
+def test_the_stage_with_the_most_blocks_sets_the_pace():
+    """Thirty-two blocks on three stages: eleven, eleven and ten."""
+    cost, three, four = AnalyticCost(A100), Layout(pp=3), Layout(pp=4)
+    blocks = 28 * (11 - 8) * LLAMA.block_parameters / (A100.device.bandwidth * cost.efficiency.bandwidth)
+    assert cost.update(LLAMA, three) - cost.update(LLAMA, four) == pytest.approx(blocks)
+    context = np.array([0.0, 1e6])
+    read = [float(np.diff(cost.decode(LLAMA, layout, 64.0, context))[0]) for layout in (three, four)]
+    assert read[0] / read[1] == pytest.approx(11 / 8)
+    # Of a block: keys and values of 4,096 units in bf16.
+    assert cost.kv_capacity(LLAMA, three, 11 * 16384 * 1000) == 1000
+    assert cost.kv_capacity(LLAMA, three, 11 * 16384 * 1000 - 1) == 999
+
+
+def test_every_mini_batch_ends_with_an_update():
+    """The same micro-batches in twice as many mini-batches: no pipeline, which would drain each time."""
+    cost, layout, batch = AnalyticCost(A100), Layout(tp=2, dp=4), Batch.equal(64, 1024)
+    two, four = (cost.train(LLAMA, layout, Mesh(0, 8), batch, *parts) for parts in ((2, 4), (4, 2)))
+    assert four - two == pytest.approx(2 * cost.update(LLAMA, layout))
+
+
+def test_gradients_are_summed_over_data_and_context_ranks_alike():
+    cost = AnalyticCost(A100)
+    alone, data, both = (cost.update(LLAMA, layout) for layout in (Layout(), Layout(dp=8), Layout(dp=2, cp=4)))
+    assert both == data != alone
+
+
+def test_a_prompt_is_not_cut_over_the_stages_that_read_it():
+    cost, layout = AnalyticCost(A100), Layout(pp=2)
+    for count, parts in ((1, 1), (2, 2), (6, 2)):
+        batch, part = Batch.equal(count, 2048), Batch.equal(count / parts, 2048)
+        floor = cost.engine.decode_step + cost.engine.request * count
+        alone = cost.prefill(LLAMA, Layout(), part) - cost.engine.decode_step - cost.engine.request * count / parts
+        hop, head = cost.network.send(1, 2 * part.tokens * LLAMA.hidden), cost.head(LLAMA, layout, part.sequences)
+        # The last stage has the head, and is the slowest.
+        last = (alone - head) / 2 + head + hop
+        assert cost.prefill(LLAMA, layout, batch) == pytest.approx(floor + alone + 2 * hop + (parts - 1) * last)
+
+
+def test_copies_of_a_sharded_model_sum_their_shares_of_the_gradients():
+    """One token: communication decides."""
+    cost, batch = AnalyticCost(A100), Batch.equal(1, 1)
+    one, two = (cost.block(LLAMA, Layout(dp=dp, shards=8), batch, backward=True) for dp in (8, 16))
+    share = 2 * 2 * LLAMA.block_parameters / 8
+    assert two - one == pytest.approx(cost.network.reduce(DeviceGroup(2, 8), share))
+    assert two > one
 
 
 def test_experts_of_other_nodes_are_reached_over_the_network():

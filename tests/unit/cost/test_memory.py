@@ -27,6 +27,8 @@ def test_training_states_are_eighteen_bytes_per_parameter_on_one_device():
 def test_optimizer_states_are_shared_over_data_ranks_and_with_fsdp_everything():
     alone, shared = (COST.memory(LLAMA, "train", Layout(dp=dp)) for dp in (1, 8))
     assert (shared.weights, shared.optimizer) == (alone.weights, alone.optimizer / 8)
+    for layout in (Layout(cp=8), Layout(dp=2, cp=4)):
+        assert COST.memory(LLAMA, "train", layout).optimizer == shared.optimizer
     full = COST.memory(LLAMA, "train", Layout(dp=8, shards=8))
     assert full.static == pytest.approx(16 * (LLAMA.parameters - LLAMA.hidden) / 8)
     assert full.buffers == GPU_BUFFERS + 2 * 2 * LLAMA.block_parameters
@@ -51,6 +53,23 @@ def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages():
     for count, in_flight in ((1, 1), (3, 3), (16, 4)):
         memory = COST.memory(critic, "train", layout, microbatch=BATCH, microbatches=count, recompute=False)
         assert memory.activations == pytest.approx(in_flight * held)
+
+
+def test_the_fullest_stage_is_the_last_one_where_logits_take_more_than_micro_batches():
+    layout = Layout(tp=8, pp=4)
+    critic = LLAMA.as_value_model()
+    memory, of_critic = (COST.memory(model, "train", layout, microbatch=BATCH) for model in (LLAMA, critic))
+    logits = BATCH.tokens * LLAMA.vocabulary / 8
+    assert memory.activations == pytest.approx(of_critic.activations + 10 * logits, rel=1e-3)
+    many = [COST.memory(LLAMA, "train", layout, microbatch=BATCH, microbatches=n, recompute=False) for n in (1, 8)]
+    held = held_activations(LLAMA, layout, BATCH.tokens, recompute=False)[0]
+    assert many[0].activations == pytest.approx(held + 10 * logits)
+    assert many[1].activations == pytest.approx(4 * held)
+
+
+def test_the_fullest_stage_is_one_in_the_middle_where_it_has_a_block_more():
+    """Thirty-two blocks on five stages: six, seven, seven, six and six; a block is larger than the embedding."""
+    assert COST.memory(LLAMA, "infer", Layout(pp=5)).weights == 2 * 7 * LLAMA.block_parameters
 
 
 def test_recomputation_saves_activations():
