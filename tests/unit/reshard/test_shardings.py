@@ -173,8 +173,10 @@ def test_other_text_is_refused(text: str):
 
 
 def test_ranks_are_different_and_as_many_as_devices():
-    with pytest.raises(FuseError, match="needs 4 different ranks >= 0"):
-        PlacedSharding(FsdpSharding(4), (0, 1, 1, 2))
+    for ranks in ((0, 1, 1, 2), (0, 1, 2), (0, 1, 2, 3, 4), (-1, 0, 1, 2)):
+        with pytest.raises(FuseError, match="needs 4 different ranks >= 0"):
+            PlacedSharding(FsdpSharding(4), ranks)
+    assert str(PlacedSharding(FsdpSharding(4), (3, 0, 2, 1))).endswith("on 3,0,2,1")
 
 
 def test_parameters_have_the_published_count():

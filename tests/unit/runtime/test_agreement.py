@@ -18,6 +18,13 @@ def test_the_minority_is_to_blame_and_the_rows_are_named():
     )
 
 
+def test_the_minority_is_to_blame_where_it_has_the_first_rank():
+    other = Offer(("a", "x", "c"), {})
+    verdict = disagreement({0: other, 1: SAME, 2: SAME})
+    assert verdict is not None
+    assert verdict.culprits == (0,)
+
+
 def test_without_a_majority_all_are_to_blame():
     assert disagreement({0: SAME, 1: Offer(("a", "b"), {})}) == Verdict(
         (0, 1), "op lists differ: rank 0 against rank 1, in the op list of rank 2"

@@ -7,6 +7,7 @@ import pytest
 from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.cli.plan import stream_of
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.calls import train_seconds
 from verl_fuse.simulate.copies import held_bytes, streamed_update, why_not
@@ -41,6 +42,17 @@ def test_a_model_that_does_not_fit_on_a_replica_is_said_with_its_size():
     assert why_not(WORKLOAD, placed(4), COST, NO_POLL) is None
     with pytest.raises(FuseError, match=r"141.8 GiB of parameters"):
         streamed_update(WORKLOAD, placed(1), COST, NO_POLL)
+
+
+def test_gradients_that_wait_need_room_beside_those_of_a_micro_batch():
+    """Of 7.6 billion parameters on two devices: 70.9 GiB are held, 56.7 of them without the gradients that wait."""
+
+    def of(gib: float) -> AnalyticCost:
+        device = replace(COST.cluster.device, memory=gib * 2**30)
+        return AnalyticCost(replace(COST.cluster, device=device))
+
+    assert str(why_not(WORKLOAD, placed(2), of(70), NO_POLL)).startswith("70.9 GiB of parameters, moments")
+    assert why_not(WORKLOAD, placed(2), of(80), NO_POLL) is None
 
 
 def test_what_cannot_stream_is_said():

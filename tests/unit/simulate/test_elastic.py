@@ -82,13 +82,24 @@ def test_a_cut_gives_devices_back_earlier():
 
 
 def test_the_rest_is_spread_over_the_actors_that_still_run():
-    requests = Requests.of(np.full(12, 10), np.array([5, 5, 5, 5, 100, 100, *[900] * 6]))
+    # 0.6 of six are four, not three.
+    requests = Requests.of(np.full(12, 10), np.array([5, 6, 7, 8, 100, 100, *[900] * 6]))
     rollout = RolloutState.begin(
         requests, roofline_timing(max_batch=8), [np.arange(6), np.arange(6, 9), np.arange(9, 12)]
     )
     run = cut_and_migrate(rollout, 0.6, 0.0)
     assert run.moved == 2
     assert sorted(run.rollout.replica_of[[4, 5]].tolist()) == [1, 2]
+
+
+def test_the_rest_may_need_the_free_slots_of_several():
+    requests = Requests.of(np.full(10, 10), np.array([10, 10, 100, 100, *[900] * 6]))
+    rollout = RolloutState.begin(
+        requests, roofline_timing(max_batch=4), [np.arange(4), np.arange(4, 7), np.arange(7, 10)]
+    )
+    run = cut_and_migrate(rollout, 0.5, 0.0)
+    assert sorted(run.rollout.replica_of[[2, 3]].tolist()) == [1, 2]
+    assert run.ends[0] < run.rollout.finish[[2, 3]].min()
 
 
 def test_no_free_slots_no_move():

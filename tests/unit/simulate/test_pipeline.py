@@ -57,6 +57,7 @@ def test_a_smaller_pipeline_runs_in_copies_against_the_deeper_one():
     ("actor", "critic", "reason"),
     [
         ("tp8 pp2", "tp4 pp4", "differ in tp"),
+        ("tp2 pp4", "tp2 pp2 cp2", "differ in tp or cp"),
         ("tp8 dp2", "tp8 dp2", "no pipeline parallelism"),
         ("tp1 pp4 dp3", "tp1 pp6 dp2", "one must divide the other"),
         ("tp8 pp4", "tp8 pp2 dp2", ""),

@@ -103,9 +103,13 @@ def test_what_an_update_could_have_left_out():
     assert "does not say" in zero.note
     zero, _ = found(*(replace(plain, zero_gradient=share) for share in (0.25, 0.75)))
     assert (zero.seconds, zero.note) == (pytest.approx(3.0), "50% of the tokens had no gradient")
-    on = found(replace(plain, zero_gradient=0.5, skipped=True, own_log_probs=True))
-    assert [saving.seconds for saving in on] == [0.0, 0.0]
-    assert all(saving.note.startswith("it was on") for saving in on)
+    skipping = replace(plain, zero_gradient=0.5, skipped=True, own_log_probs=True)
+    for steps in ([skipping], [replace(plain, zero_gradient=0.5), skipping]):
+        on = found(*steps)
+        assert [saving.seconds for saving in on] == [0.0, 0.0]
+        assert all(saving.note.startswith("it was on") for saving in on)
+    zero, _ = found(replace(plain, zero_gradient=0.5), plain)
+    assert "does not say" in zero.note
 
 
 def test_values_that_the_critics_update_could_have_computed():
@@ -115,6 +119,8 @@ def test_values_that_the_critics_update_could_have_computed():
     plain = step(stages={"gen": 9.3, "values": 1.5, "update_critic": 5.0, "update_actor": 6.0})
     assert found(plain).seconds == pytest.approx(1.5)
     assert found(replace(plain, own_values=True)).note.startswith("it was on")
+    own = ask(plain, replace(plain, own_values=True)).savings
+    assert next(saving for saving in own if saving.feature == "values").note.startswith("it was on")
     assert found(step(stages={"gen": 9.3, "update_actor": 6.0})).note == "no critic was trained"
     for stage in ("fused_update", "defer_critic"):
         assert found(step(stages={"gen": 9.3, "values": 1.5, stage: 1.0})).seconds == 0
@@ -209,6 +215,8 @@ def test_an_update_in_the_tail_would_have_saved_what_complete_groups_take():
     assert "of the update before generation ends" in found.note
     alone = saved_by_stream(replace(recorded, group=np.arange(256)))
     assert alone.seconds > found.seconds, "a sample that waits for no other is complete earlier"
+    whole = saved_by_stream(replace(recorded, group=np.zeros(256, int)))
+    assert whole.seconds == pytest.approx(0.0, abs=1e-9), "all devices take as long as they did"
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,10 @@ def test_old_log_probs_are_left_out_of_steps_with_one_update():
     ours = run(one, "old_log_prob", options)
     assert "old_log_prob" not in ours.stages
     assert run(one, "stock").seconds - ours.seconds == pytest.approx(run(one, "stock").stages["old_log_prob"], rel=0.01)
-    several = run(replace(ppo(), minibatches=2), "old_log_prob", options)
-    assert several.seconds == run(replace(ppo(), minibatches=2), "stock").seconds
-    assert "several updates a step: old log-probs are needed" in several.notes
+    for updates in ({"minibatches": 2}, {"minibatches": 1, "epochs": 2}):
+        several = run(replace(ppo(), **updates), "old_log_prob", options)
+        assert several.seconds == run(replace(ppo(), **updates), "stock").seconds
+        assert "several updates a step: old log-probs are needed" in several.notes
     assert run(one, "update", options).seconds == ours.seconds
 
 
@@ -112,9 +113,10 @@ def test_values_are_left_out_of_steps_with_one_update():
     stock, ours = run(one, "stock"), run(one, "values", options)
     assert "values" not in ours.stages
     assert stock.seconds - ours.seconds == pytest.approx(stock.stages["values"], rel=0.01)
-    several = run(replace(ppo(), minibatches=2), "values", options)
-    assert several.seconds == run(replace(ppo(), minibatches=2), "stock").seconds
-    assert "several updates a step: values are needed" in several.notes
+    for updates in ({"minibatches": 2}, {"minibatches": 1, "epochs": 2}):
+        several = run(replace(ppo(), **updates), "values", options)
+        assert several.seconds == run(replace(ppo(), **updates), "stock").seconds
+        assert "several updates a step: values are needed" in several.notes
     assert "no critic is trained" in run(ON_POLICY, "values", options).notes
     (critic, actor) = (call for call in replace(one, values=False).calls if call.kind == "train")
     assert critic.name in actor.after, "the actor's advantages are made of the values"

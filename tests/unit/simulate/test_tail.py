@@ -60,6 +60,18 @@ def test_every_request_finishes_once(threshold: int, survivors: int):
     assert len(result.survivors) == survivors
 
 
+def test_inference_begins_once_the_last_freed_replica_has_stopped_and_loaded():
+    # A decode step of 1.02 s or more is under way on each replica, and ends at times of its own.
+    requests = Requests.of(np.array([10, 10, 90, 50]), np.array([3, 60, 60, 60]))
+    begun = RolloutState.begin(requests, linear_timing(max_batch=4), [np.array([n]) for n in range(4)])
+    time = trigger_time(begun.advance(), 3)
+    state = begun.advance(time)
+    result = migrated(state, time, 1, InferenceWork(1e-3, load_seconds=0.3), MigrationCost())
+    freed = [replica for replica in range(4) if replica not in result.survivors]
+    assert len({float(state.clocks[replica]) for replica in freed}) > 1
+    assert result.release == pytest.approx(max(time, *(state.clocks[replica] for replica in freed)) + 0.3)
+
+
 def test_survivors_are_those_with_most_left():
     time, rollout = paused(20)
     left = np.bincount(rollout.replica_of[np.isnan(rollout.finish)], minlength=4)

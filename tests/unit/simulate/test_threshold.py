@@ -61,6 +61,21 @@ def test_within_three_per_cent_of_an_exhaustive_scan(name: str):
     assert chosen.seconds <= chosen.stock_seconds
 
 
+def test_seconds_are_means_over_draws_and_survivors_hold_the_tail_of_every_draw():
+    timing = roofline_timing(max_batch=32, kv_capacity=6000)
+    draws = [draw("fixed", 0), draw("bimodal", 0), draw("lognormal 1.5", 0)]
+    begun = [RolloutState.begin(requests, timing, round_robin(SAMPLES, REPLICAS)) for requests in draws]
+    alone = [ThresholdScan([rollout], INFERENCE, MIGRATION) for rollout in begun]
+    scan = ThresholdScan(begun, INFERENCE, MIGRATION)
+    for one in (scan, *alone):
+        one.prepare([40])
+    assert scan.stock_seconds == pytest.approx(np.mean([one.stock_seconds for one in alone]))
+    assert scan.seconds(40, REPLICAS - 1) == pytest.approx(np.mean([one.seconds(40, REPLICAS - 1) for one in alone]))
+    least = [one.least_survivors(40) for one in alone]
+    assert len(set(least)) > 1
+    assert scan.least_survivors(40) == max(least)
+
+
 def test_a_long_tail_is_worth_migrating():
     draws = [draw("bimodal", 0)]
     chosen = best_threshold(draws, REPLICAS, roofline_timing(), INFERENCE, MIGRATION)
