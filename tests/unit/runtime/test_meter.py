@@ -18,6 +18,10 @@ def test_what_autograd_keeps_counts_until_it_lets_go():
     assert (meter.held, meter.peak) == (128, 192)
     z.sum().backward()
     assert (meter.held, meter.peak) == (0, 192)
+    with meter.forward():
+        y = (torch.randn(2, 3) @ weight).tanh()
+    assert (meter.held, meter.peak) == (64, 192)
+    y.sum().backward()
 
 
 def test_a_storage_counts_once_and_whole_however_often_and_in_whatever_part_it_is_kept():

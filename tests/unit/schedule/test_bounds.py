@@ -4,7 +4,7 @@ import pytest
 from brute_force import pareto
 from problems import PUBLISHED, published, random_problem
 
-from verl_fuse.schedule.bounds import makespan_bound, memory_bound
+from verl_fuse.schedule.bounds import heads, makespan_bound, memory_bound, tails
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.schedule.table import OpTable
@@ -38,6 +38,25 @@ def test_a_memory_limit_forces_time():
     actor = Pipeline("actor", (0, 1), 3, 1, 2, 1)
     assert makespan_bound(OpTable(ScheduleProblem(2, (actor,)))) == 12.0
     assert makespan_bound(OpTable(ScheduleProblem(2, (actor,), 1.0))) == 18.0
+
+
+def test_a_memory_limit_delays_every_start_and_every_end():
+    """Three micro-batches through two stages, one at a time."""
+    table = OpTable(ScheduleProblem(2, (Pipeline("actor", (0, 1), 3, 1, 2, 1),), 1.0))
+    of_stages = [
+        (heads(table)[table.id(0, s, 0, m)], tails(table)[table.id(0, s, 1, m)]) for s in (0, 1) for m in range(3)
+    ]
+    assert of_stages == [(0, 12), (6, 6), (12, 0), (1, 14), (7, 8), (13, 2)]
+
+
+def test_activations_that_stay_for_long_need_memory_on_average():
+    """A forward's activation stays until its backward: eight times six, or with transfers eight, in 27 or 29."""
+    actor = Pipeline("actor", (0, 1), 8, 1, 2, 1)
+    assert memory_bound(OpTable(ScheduleProblem(2, (actor,))), 27.0) == pytest.approx(48 / 27)
+    assert memory_bound(OpTable(ScheduleProblem(2, (actor,), None, 1.0)), 29.0) == pytest.approx(64 / 29)
+    # The stage in the middle begins one tick late, and ends two before the last backward does.
+    middle = Pipeline("actor", (0, 1, 2), 6, 1, 2, (1, 10, 1))
+    assert memory_bound(OpTable(ScheduleProblem(3, (middle,))), 24.0) == pytest.approx(10 * 36 / 21)
 
 
 @pytest.mark.parametrize("activation", [1.0, 0.1, 0.7, 2.3])

@@ -10,6 +10,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.schedule.methods import solve
 from verl_fuse.schedule.solution import Budget
 from verl_fuse.schedule.validate import validate
+from verl_fuse.spec.problem import Pipeline, ScheduleProblem
 from verl_fuse.spec.schedule import Schedule
 
 
@@ -61,3 +62,13 @@ def test_missing_double_overlapping_and_over_the_limit(schedule):
     assert any("overlap" in fault for fault in faults(shifted))
     with pytest.raises(FuseError, match="overlaps the op before it"):
         validate(shifted)
+
+
+@pytest.mark.parametrize(("activation", "peak"), [((3, 1), 6.0), ((1, 3), 3.0)])
+def test_the_peak_is_that_of_the_fullest_rank(activation, peak):
+    """The first stage holds two micro-batches at once, the last one."""
+    problem = ScheduleProblem(2, (Pipeline("actor", (0, 1), 3, 1, 2, activation),), peak)
+    found = solve(problem, "serial", Budget(1))
+    assert found.peak_memory == peak
+    with pytest.raises(FuseError, match=f"peak_memory=2.5, but its ops give {peak:g}"):
+        validate(replace(found, peak_memory=2.5))
