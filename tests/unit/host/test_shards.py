@@ -1,5 +1,5 @@
 """How parameters are pickled on their way through Ray's object store: as bytes beside the message, which are not copied
-on their way out. No Ray, no ranks."""
+on their way out; and what a slice makes of the parts that ranks left. No Ray, no ranks."""
 
 import pickle
 import warnings

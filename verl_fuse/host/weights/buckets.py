@@ -8,7 +8,7 @@ of computation, which is that of the slice's copy.
 
 Megatron's parameters travel as parts of the whole model (whole_megatron.py), and a slice may be cut otherwise.
 
-Invariants (tests/integration/test_weights.py, test_megatron_slices.py):
+Invariants (tests/integration/test_weights.py, test_megatron_slices.py, tests/unit/host/test_shards.py):
 - whatever the ranks on either side, the slice's parameters equal the training ranks';
 - a parameter that the slice has and no rank left, or (FSDP) the other way round, is a FuseError naming the parameter,
 and so is a parameter that was left in part;
