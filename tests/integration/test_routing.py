@@ -39,7 +39,6 @@ with warnings.catch_warnings():
         announce,
         announce_prompts,
         current_group,
-        labels_of,
         prompts_of,
         samples_of,
         sources_of,
@@ -380,12 +379,6 @@ def test_a_value_that_is_not_of_rows_is_that_of_every_prompt():
     tu.assign_non_tensor_data(batch, "data_source", "math")
     assert samples_of(batch, 4) == {"a": 3, "b": 3}
     assert sources_of(batch) == {"a": "math", "b": "math"}
-
-
-def test_a_prompt_is_named_by_its_index_whatever_the_data_has_there():
-    batch = columns(uid=["a", "b", "c", "d", "e"], index=[7, "q-3", None, float("nan"), [1, 2]])
-    assert labels_of(batch) == {"a": "index 7", "b": "index q-3", "c": "c", "d": "index nan", "e": "index [1, 2]"}
-    assert labels_of(columns(uid=["a"])) == {"a": "a"}
 
 
 def test_a_dead_agent_loop_worker_is_named_and_costs_the_step_nothing(collector, caplog):

@@ -53,14 +53,15 @@ class Run:
     def __init__(self, actors, kind=AgentLoopManagerTQ):
         self.manager = kind.__new__(kind)
         self.manager.agent_loop_workers, self.rewards = actors[:3], actors[3:]
-        self.processes = SampleProcesses(self.manager, self.rewards, TIMEOUT)
-        self.unfinished = set()
+        self.processes = SampleProcesses(self.manager, self.rewards, TIMEOUT, self.note)
+        self.unfinished = {}
 
-    def submit(self, **indices):
-        column = np.array([*indices.values(), None], object)[:-1]
-        batch = tu.get_tensordict({"uid": np.array(list(indices), object), "index": column})
-        self.manager.generate_sequences(batch)
-        self.unfinished |= indices.keys()
+    def note(self, prompts):
+        """Every prompt is found by the text "row UID"."""
+        self.unfinished |= {uid: f"row {uid}" for uid in prompts["uid"]}
+
+    def submit(self, *uids):
+        self.manager.generate_sequences(tu.get_tensordict({"uid": np.array(uids, object)}))
 
     def look(self, seconds):
         end = time.monotonic() + seconds
@@ -83,21 +84,21 @@ def end(actor):
 
 def test_a_dead_agent_loop_worker_is_named_with_the_prompts_that_it_had(run):
     # verl deals out five prompts to three workers: two, two and one.
-    run.submit(a=4, b=11, c=None, d=[1, 2], e=30)
-    run.unfinished -= {"a"}
+    run.submit("a", "b", "c", "d", "e")
+    del run.unfinished["a"]
     run.look(3 * TIMEOUT)
     end(run.manager.agent_loop_workers[1])
     with pytest.raises(
         FuseError,
-        match=r"^agent-loop worker 1 is dead \(ActorDiedError: .*\): it held 2 unfinished prompt groups \(c, "
-        r"index \[1, 2\]\), for which the rollout would wait without end; start the run again",
+        match=r"^agent-loop worker 1 is dead \(ActorDiedError: .*\): it held 2 unfinished prompt groups, for which the "
+        r"rollout would wait without end: row c \(uid c\), row d \(uid d\); start the run again",
     ):
         run.look(60)
 
 
 def test_a_dead_worker_without_unfinished_prompts_ends_nothing(run):
-    run.submit(a=1, b=2, c=3)
-    run.unfinished -= {"b"}
+    run.submit("a", "b", "c")
+    del run.unfinished["b"]
     end(run.manager.agent_loop_workers[1])
     run.look(4 * TIMEOUT)
     assert next(name for name in run.processes.suspects(run.unfinished) if "dead" in name).startswith(
@@ -106,28 +107,28 @@ def test_a_dead_worker_without_unfinished_prompts_ends_nothing(run):
 
 
 def test_prompts_of_an_earlier_step_are_nobodys(run):
-    run.submit(a=1, b=2, c=3)
+    run.submit("a", "b", "c")
     run.processes.begin_step()
     end(run.manager.agent_loop_workers[1])
     run.look(4 * TIMEOUT)
 
 
 def test_many_lost_prompts_are_counted_and_a_few_are_named(run):
-    run.submit(**{f"uid-{n:02d}": n for n in range(21)})
+    run.submit(*(f"{n:02d}" for n in range(21)))
     end(run.manager.agent_loop_workers[2])
-    with pytest.raises(FuseError, match=r"7 unfinished prompt groups \(index 14, index 15, index 16, .*index 18, …\)"):
+    with pytest.raises(FuseError, match=r"7 unfinished prompt groups, .*: row 14 \(uid 14\), .*row 18 \(uid 18\), …;"):
         run.look(60)
 
 
 def test_a_dead_reward_worker_is_named(run):
-    run.submit(a=1)
+    run.submit("a")
     end(run.rewards[1])
     with pytest.raises(FuseError, match=r"^reward worker 1 is dead \(ActorDiedError.*every sample .* fails"):
         run.look(60)
 
 
 def test_a_process_that_does_not_answer_ends_nothing_and_is_a_suspect(run):
-    run.submit(a=1, b=2, c=3)
+    run.submit("a", "b", "c")
     run.manager.agent_loop_workers[0].block.remote(15.0)
     run.rewards[0].block.remote(15.0)
     run.look(3 * TIMEOUT)
@@ -146,20 +147,21 @@ def test_a_dead_worker_of_a_manager_that_deals_prompts_out_itself_is_left_to_it(
 
     actors[:] = map(alive, actors)
     run = Run(actors, Own)
-    assert run.manager.generate_sequences([1]) == [1]
+    assert run.manager.generate_sequences({"uid": ["a"]}) == {"uid": ["a"]}
     end(actors[0])
-    run.unfinished = {"a"}
+    run.unfinished = {"a": "row a"}
     run.look(2 * TIMEOUT)
     assert next(iter(run.processes.suspects({"a"}))).startswith("agent-loop worker 0 (dead: ")
 
 
-def test_a_manager_without_workers_is_left_as_it_is():
+def test_a_manager_without_workers_has_none_to_watch():
     class Own:
         def generate_sequences(self, prompts):
             return prompts
 
-    own = Own()
-    processes = SampleProcesses(own, None, TIMEOUT)
+    own, told = Own(), []
+    processes = SampleProcesses(own, None, TIMEOUT, told.append)
     assert own.generate_sequences([1]) == [1]
-    processes.check(lambda: {"a"})
+    assert told == [[1]]
+    processes.check(lambda: {"a": ""})
     assert processes.suspects({"a"}) == []

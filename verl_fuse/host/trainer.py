@@ -166,7 +166,6 @@ class FuseTrainer(PPOTrainerSync):
         return super().prepare_step()
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
-        self.watch.submitted(batch)
         self.director.submit(batch, self.watch)
         return super()._submit_batch_to_rollout(batch)
 
@@ -337,7 +336,9 @@ class FuseTrainer(PPOTrainerSync):
             for part in self.parts:
                 closing.callback(part.close)
             timeout = self.settings.core.replica_timeout
-            self.processes = SampleProcesses(agent_loop_manager, self.get_reward_handles(), timeout)
+            self.processes = SampleProcesses(
+                agent_loop_manager, self.get_reward_handles(), timeout, self.watch.submitted
+            )
             build_directly(agent_loop_manager, timeout)
             self.agent_errors = AgentErrors(agent_loop_manager, timeout)
             if self.director.routing.by_prompt or has_connector(self.config):

@@ -15,6 +15,7 @@ from verl.checkpoint_engine.base import CheckpointEngineManager
 from verl_fuse.host.features import Features
 from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.rollout.agent_errors import AgentErrors
+from verl_fuse.host.rollout.processes import SampleProcesses
 from verl_fuse.host.start.settings import load_settings
 from verl_fuse.host.trainer import FuseTrainer
 from verl_fuse.host.update.separate import SeparateUpdates
@@ -81,3 +82,5 @@ class UntrainedTrainer(FuseTrainer):
         self.checkpoint_manager = VersionCheckpoints(backend, actor_wg=None, replicas=list(replicas))
         self.updates = SeparateUpdates(self.run_stage)
         self.agent_errors = AgentErrors(None, 0.0)
+        manager = SimpleNamespace(generate_sequences=None)
+        self.processes = SampleProcesses(manager, None, self.settings.core.replica_timeout, self.watch.submitted)

@@ -10,4 +10,5 @@ class AwkwardDataset(RLHFDataset):
     def __getitem__(self, item: int) -> dict[str, Any]:
         row = super().__getitem__(item)
         place = int(row["index"]) % len(INDICES)
-        return {**row, "index": INDICES[place], "__rollout_n__": SAMPLES[place], "place": place}
+        index = {"index": INDICES[place]}
+        return {**row, **index, "extra_info": index, "__rollout_n__": SAMPLES[place], "place": place}

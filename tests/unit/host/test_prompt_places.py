@@ -1,7 +1,5 @@
 """Prompts of a batch are named as a user finds them in the data."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -9,8 +7,6 @@ pytest.importorskip("verl")
 from verl.utils.tensordict_utils import get_tensordict
 
 from verl_fuse.host.rollout.prompts import places_of
-
-trainers = pytest.importorskip("verl_fuse.host.trainer")
 
 
 def column(values):
@@ -56,16 +52,3 @@ def test_data_without_an_index_or_a_source_has_the_beginning_of_its_text():
     )
     assert places_of(batch) == {"u0": '"Add."', "u1": '"Sort."'}
     assert places_of(get_tensordict({"uid": column(["u0"])})) == {"u0": ""}
-
-
-def test_the_trainer_tells_its_watch_of_every_prompt_before_it_is_generated(monkeypatch):
-    told = []
-    monkeypatch.setattr(
-        "verl.trainer.ppo.v1.trainer_sync.PPOTrainerSync._submit_batch_to_rollout",
-        lambda self, batch: told.append(("generate", batch)),
-    )
-    trainer = trainers.FuseTrainer.__new__(trainers.FuseTrainer)
-    trainer.watch = SimpleNamespace(submitted=lambda batch: told.append(("watch", batch)))
-    trainer.director = SimpleNamespace(submit=lambda batch, watch: told.append(("plan", batch)))
-    trainer._submit_batch_to_rollout("prompts")
-    assert told == [("watch", "prompts"), ("plan", "prompts"), ("generate", "prompts")]

@@ -14,48 +14,54 @@ within `timeout` seconds; one whose prompts are finished does not;
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
+from tensordict import TensorDict
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 
 from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.hangs import INTERVAL
-from verl_fuse.host.rollout.prompts import labels_of
+from verl_fuse.host.rollout.prompts import shown
 from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.upstream.watchdog import silent_actors
-
-# So many prompts of a dead worker are named.
-SHOWN = 5
 
 
 class SampleProcesses:
     """The agent-loop workers of verl's `agent_loop_manager`, where it has any, and the reward workers `rewards`;
-    `timeout` is seconds until a death is known."""
+    `timeout` is seconds until a death is known, `on_submit(prompts)` is called before prompts are dealt out."""
 
-    def __init__(self, agent_loop_manager: Any, rewards: Collection[Any] | None, timeout: float):
+    def __init__(
+        self,
+        agent_loop_manager: Any,
+        rewards: Collection[Any] | None,
+        timeout: float,
+        on_submit: Callable[[TensorDict], None],
+    ):
         loops = getattr(agent_loop_manager, "agent_loop_workers", None) or ()
         self._loops = {f"agent-loop worker {n}": loop for n, loop in enumerate(loops) if isinstance(loop, ActorHandle)}
         self._rewards = {f"reward worker {n}": worker for n, worker in enumerate(rewards or ())}
         self._interval, self._next = min(INTERVAL, timeout / 5), 0.0
         self._asked: dict[ray.ObjectRef, str] = {}
-        # Prompt uid -> its agent-loop worker, and its label for users.
+        # Prompt uid -> its agent-loop worker.
         self._homes: dict[str, str] = {}
-        self._labels: dict[str, str] = {}
         # A manager that deals prompts out itself may also know what to do when a worker dies.
-        if self._loops and type(agent_loop_manager).generate_sequences is AgentLoopManagerTQ.generate_sequences:
-            agent_loop_manager.generate_sequences = partial(self._submit, agent_loop_manager.generate_sequences)
+        own = getattr(type(agent_loop_manager), "generate_sequences", None)
+        stock = own is AgentLoopManagerTQ.generate_sequences
+        self._on_submit, self._dealt = on_submit, len(self._loops) if stock else 0
+        agent_loop_manager.generate_sequences = partial(self._submit, agent_loop_manager.generate_sequences)
 
     def begin_step(self) -> None:
         """Forget all prompts from before this step or validation."""
-        self._homes, self._labels = {}, {}
+        self._homes = {}
 
-    def check(self, unfinished: Callable[[], Collection[str]]) -> None:
-        """Raise a FuseError if a process has died that the `unfinished` prompts (uids) need."""
+    def check(self, unfinished: Callable[[], Mapping[str, str]]) -> None:
+        """Raise a FuseError if a process has died that the `unfinished` prompts need: uid -> where a user finds the
+        prompt."""
         answered = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0] if self._asked else []
         for reference in answered:
             name = self._asked.pop(reference)
@@ -77,24 +83,23 @@ class SampleProcesses:
         busy = [f"{name} ({count} prompt groups)" for name, count in sorted(left.items())]
         return [*busy, *silent_actors({**self._loops, **self._rewards}, 5.0)]
 
-    def _submit(self, generate: Callable[[Any], Any], prompts: Any) -> Any:
+    def _submit(self, generate: Callable[[TensorDict], Any], prompts: TensorDict) -> Any:
         """Note whose prompts these are, as verl deals them out (agent_loop_tq.py `generate_sequences`)."""
-        parts = prompts.chunk(len(self._loops))
+        self._on_submit(prompts)
+        parts = prompts.chunk(self._dealt) if self._dealt else ()
         for name, part in zip(self._loops, parts, strict=False):
             self._homes |= dict.fromkeys(map(str, part["uid"]), name)
-        self._labels |= labels_of(prompts)
         return generate(prompts)
 
-    def _died(self, name: str, why: str, unfinished: Collection[str]) -> None:
+    def _died(self, name: str, why: str, unfinished: Mapping[str, str]) -> None:
         again = "start the run again, it goes on from the last checkpoint"
         if name in self._rewards:
             raise FuseError(f"{name} is dead ({why}): every sample that it is to score fails; {again}")
-        lost = sorted(self._labels[uid] for uid in unfinished if self._homes.get(uid) == name)
+        lost = {uid: place for uid, place in unfinished.items() if self._homes.get(uid) == name}
         if lost:
-            shown = ", ".join(lost[:SHOWN]) + (", …" if len(lost) > SHOWN else "")
             raise FuseError(
-                f"{name} is dead ({why}): it held {len(lost)} unfinished prompt groups ({shown}), for which the "
-                f"rollout would wait without end; {again}"
+                f"{name} is dead ({why}): it held {len(lost)} unfinished prompt groups, for which the rollout would "
+                f"wait without end: {shown(lost)}; {again}"
             )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 from uuid import uuid4
 
@@ -24,8 +25,9 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.upstream.rows import as_index
 from verl_fuse.spec.prompts import Prompt
 
-# Of a prompt's text, to find the prompt by.
+# Of a prompt's text, to find the prompt by; and of prompts that a message names.
 SHOWN_CHARACTERS = 40
+SHOWN_PROMPTS = 5
 
 
 @dataclass(slots=True)
@@ -123,6 +125,12 @@ def places_of(batch: TensorDict) -> dict[str, str]:
         named = isinstance(index, int | np.integer | str) and not isinstance(index, bool)
         found[str(uid)] = f"{source} {f'index {index}' if named else _beginning(content)}".strip()
     return found
+
+
+def shown(places: Mapping[str, str]) -> str:
+    """Return the first of these prompts (uid -> `places_of`) for a message."""
+    named = [f"{place or 'prompt'} (uid {uid})" for uid, place in islice(places.items(), SHOWN_PROMPTS)]
+    return ", ".join(named + ["…"] * (len(places) > SHOWN_PROMPTS))
 
 
 def _beginning(content: Any) -> str:

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.discards import Discards
 from verl_fuse.host.rollout.finished import Finished
-from verl_fuse.host.rollout.prompts import places_of
+from verl_fuse.host.rollout.prompts import places_of, shown
 from verl_fuse.host.upstream.rows import TRAIN, response_tokens
 from verl_fuse.host.upstream.watchdog import diagnosis
 from verl_fuse.spec.step import VERL_POLL_INTERVAL, Sample
@@ -86,7 +86,7 @@ class RolloutWatch:
         self._progress: tuple[Any, float] = (None, time.monotonic())
 
     def submitted(self, batch: TensorDict) -> None:
-        """Take in the prompts of the step that are about to be generated."""
+        """Take in prompts that are about to be generated."""
         self._places |= places_of(batch)
 
     def look(self) -> None:
@@ -104,9 +104,11 @@ class RolloutWatch:
         return {uid: self.finished.group(uid) for uid in ended if self.finished.counts[uid] == samples_of(uid)}
 
     @property
-    def unfinished(self) -> set[str]:
-        """Return the uids of the prompt groups, of training and validation, whose rollout has not ended."""
-        return set().union(*self._buffer.pending_keys.values(), *self._buffer.running_keys.values())
+    def unfinished(self) -> dict[str, str]:
+        """Return uid -> where a user finds the prompt, of the prompt groups of training and validation whose rollout
+        has not ended."""
+        waiting = set().union(*self._buffer.pending_keys.values(), *self._buffer.running_keys.values())
+        return {uid: self._places.get(uid, "") for uid in sorted(waiting)}
 
     @property
     def groups(self) -> tuple[int, int, int]:
@@ -154,10 +156,9 @@ class RolloutWatch:
         if seen != before:
             self._progress = (seen, now)
         elif now - since > self._stall_timeout:
-            waiting = sorted(b.running_keys[partition_id] | b.pending_keys[partition_id])
-            shown = ", ".join(f"{self._places.get(uid) or 'prompt'} (uid {uid})" for uid in waiting[:5])
+            waiting = self.unfinished
             raise FuseError(
                 f"the rollout made no progress for {now - since:.0f} s: {finished.samples} samples finished, still "
-                f"waiting for {len(waiting)} prompt groups: {shown}{', …' if len(waiting) > 5 else ''}; held up by: "
+                f"waiting for {len(waiting)} prompt groups: {shown(waiting)}; held up by: "
                 f"{diagnosis(self._suspects)} (fuse.stall_timeout)"
             )
