@@ -66,5 +66,5 @@ def test_a_dead_agent_loop_worker_ends_the_run_and_is_named_with_its_prompts(fin
     assert finished.code == 1, finished.output[-3000:]
     assert "agent-loop worker 0 is dead (ActorDiedError" in finished.screen
     assert "it held 3 unfinished prompt groups, for which the rollout would wait without end: " in finished.screen
-    assert finished.screen.count('verl_fuse/euclid "gcd ') == 3, "their indices name no row"
+    assert finished.screen.count('verl_fuse_cpu/euclid "gcd ') >= 3, "their indices name no row"
     assert sorted(finished.accounts()) == [1]

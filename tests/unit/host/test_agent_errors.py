@@ -76,6 +76,8 @@ def test_all_errors_are_one_sentence_with_the_one_that_came_first():
 def trainer():
     made = trainers.FuseTrainer.__new__(trainers.FuseTrainer)
     made.global_steps, made.parts = 3, []
+    made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=None)
+    made.watch = SimpleNamespace(submitted=None)
     made.lane = SimpleNamespace(close=lambda: None)
     made.settings = SimpleNamespace(core=SimpleNamespace(replica_timeout=1.0))
     made.director = SimpleNamespace(routing=SimpleNamespace(by_prompt=False))
@@ -99,5 +101,5 @@ def test_a_run_that_breaks_off_tells_of_the_errors_first(trainer, monkeypatch):
     monkeypatch.setattr("verl.trainer.ppo.v1.trainer_sync.PPOTrainerSync.fit", fit)
     monkeypatch.setattr(errors.AgentErrors, "warn", lambda self, of: told.append(of))
     with pytest.raises(RuntimeError, match="no materializable"):
-        trainer.fit(SimpleNamespace())
+        trainer.fit(SimpleNamespace(generate_sequences=None))
     assert told == ["the last rollout"]

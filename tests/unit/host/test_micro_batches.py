@@ -72,6 +72,6 @@ def test_they_are_refused_with_everything_else():
     with pytest.raises(FuseError, match=r"^2 problems:") as error:
         load_settings(OmegaConf.create(config | {"fuse": {"poll_interval": 0}}))
     assert (
-        f"{ACTOR}=None: needs a whole number of samples >= 1, or actor_rollout_ref.actor.use_dynamic_bsz=true"
+        f"{ACTOR}=null: needs a whole number of samples >= 1, or actor_rollout_ref.actor.use_dynamic_bsz=true"
         in str(error.value)
     )

@@ -47,7 +47,7 @@ def test_both_are_refused_with_what_is_allowed():
     with pytest.raises(FuseError) as error:
         load_settings(configuration(fuse=True, mode="fuse", device="npu", use_v1=False))
     assert error.value.args == (
-        "trainer.use_v1=False: verl-fuse needs verl's V1 trainer: true, or neither a block fuse nor "
+        "trainer.use_v1=false: verl-fuse needs verl's V1 trainer: true, or neither a block fuse nor "
         "trainer.v1.trainer_mode=fuse",
         "trainer.device='npu': trainer.v1.trainer_mode=fuse needs cuda or cpu; trainer_mode=sync is stock verl",
     )

@@ -4,6 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_fuse.host.start.resumption import nothing_left, resume_refusals
+from verl_fuse.spec.block import quoted
 
 pyarrow = pytest.importorskip("pyarrow")
 NEWEST = "latest_checkpointed_iteration.txt"
@@ -69,7 +70,7 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_beside_it(run_dir)
 def test_a_name_without_the_number_of_a_step_is_refused(run_dir, name):
     path = f"{run_dir}/{name}" if isinstance(name, str) else name
     assert refused(run_dir, resume_mode="resume_path", resume_from_path=path) == [
-        f"trainer.resume_from_path={path!r}: trainer.resume_mode=resume_path needs the folder of a checkpoint, "
+        f"trainer.resume_from_path={quoted(path)}: trainer.resume_mode=resume_path needs the folder of a checkpoint, "
         ".../global_step_N, N the number of its step"
     ]
     assert refused(run_dir, resume_from_path=path) == [], "verl reads the key with resume_path alone"
@@ -91,7 +92,7 @@ def test_a_driver_that_joins_a_cluster_may_not_see_the_checkpoint(run_dir, monke
 @pytest.mark.parametrize("mode", ["resume", None, True])
 def test_another_mode_is_refused(run_dir, mode):
     (said,) = refused(run_dir, resume_mode=mode)
-    assert said == f"trainer.resume_mode={mode!r}: needs one of auto, disable, resume_path"
+    assert said == f"trainer.resume_mode={quoted(mode)}: needs one of auto, disable, resume_path"
 
 
 def test_a_damaged_file_of_the_newest_step_is_named(run_dir):

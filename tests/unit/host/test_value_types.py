@@ -48,7 +48,7 @@ def test_every_recipe_has_values_of_the_right_types(recipe):
         ("trainer.total_training_steps", "4", "trainer.total_training_steps='4': needs a number"),
         ("trainer.total_training_steps", [4], "trainer.total_training_steps=[4]: needs a number"),
         ("trainer.save_freq", "often", "trainer.save_freq='often': needs a number"),
-        ("trainer.save_freq", None, "trainer.save_freq=None: needs a number"),
+        ("trainer.save_freq", None, "trainer.save_freq=null: needs a number"),
         ("trainer.val_before_train", "flase", f"trainer.val_before_train='flase': {TRUTH}"),
         ("trainer.val_before_train", "no", f"trainer.val_before_train='no': {TRUTH}"),
         ("trainer.nnodes", 1.0, "trainer.nnodes=1.0: needs a whole number"),
@@ -120,7 +120,7 @@ def test_the_trainer_before_v1_has_types_of_its_own(refused):
 
 @pytest.mark.parametrize("key", sorted(NEVER_NULL))
 def test_numbers_that_verl_computes_with_are_not_null(refused, key):
-    assert [text.partition(":")[0] for text in refused({key: None})] == [f"{key}=None"]
+    assert [text.partition(":")[0] for text in refused({key: None})] == [f"{key}=null"]
     assert refused({key: 1}) == []
 
 
