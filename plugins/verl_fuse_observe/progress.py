@@ -45,7 +45,8 @@ class StepProgress:
 
     def poll(self, step: int, time: float, view: RolloutView) -> str | None:
         """Return a line about a rollout that is under way."""
-        self._scored = view.finished - len(view.ready)
+        # A sample of several trajectories waits with all of them.
+        self._scored = view.finished - len({sample.key.rpartition("_")[0] for sample in view.ready})
         groups = max(view.groups, self._groups)
         return self._running(step, time, view.groups_finished, groups, self._scored, view.expected, "generating")
 
@@ -53,9 +54,9 @@ class StepProgress:
         """Return a line about a stage that begins after the rollout."""
         if name == GENERATION:
             return None
-        groups, samples, _ = self._batch
+        groups, samples, missing = self._batch
         scored = samples if name.startswith((ADVANTAGE, "update", "defer", "save", "test")) else self._scored
-        return self._running(step, time, groups, self._groups, scored, self._expected, name)
+        return self._running(step, time, groups, self._groups, scored, samples + missing, name)
 
     def step_end(self, step: int, time: float, seconds: float, idle: float | None) -> str:
         """Return the line that closes a step."""

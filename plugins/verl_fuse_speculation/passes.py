@@ -26,7 +26,7 @@ ENOUGH_PASSES = 16
 PASS = np.dtype(
     [("time", "<f8"), ("step", "<i4"), ("rows", "<i4"), ("tokens", "<i4"), ("drafted", "<i4"), ("least", "<f8")]
 )
-# Of one file at a time: so many passes of one drafter take days.
+# Of one file at a time: so many passes of one drafter take an hour or more.
 MOST_BYTES = PASS.itemsize << 20
 
 logger = logging.getLogger(__name__)

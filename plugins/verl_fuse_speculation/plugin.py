@@ -82,7 +82,8 @@ class SpeculationPlugin:
             case SetUp(run_dir=run_dir):
                 self._passes = Passes(run_dir / FOLDER)
                 # These passes belong to the run that this run goes on from.
-                self._news()
+                while self._news():
+                    pass
             case StepBegun(step=step) if self._passes is not None:
                 try:
                     say_step(self._passes.folder, step)

@@ -122,7 +122,8 @@ class Shelf:
         at = 0
         while at + _HEAD.size <= len(data):
             tokens, context, length, step, digest = _HEAD.unpack_from(data, at)
-            if not (all(0 <= count <= self.longest for count in (tokens, context, length)) and step >= 0):
+            most = self.longest
+            if not (1 <= tokens <= most and 0 <= context <= most and 1 <= length <= most and step >= 0):
                 self._leave(
                     path, f"a sample of {tokens} tokens after {context}, with a prompt of {length}, step {step}"
                 )

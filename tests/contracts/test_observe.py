@@ -59,7 +59,8 @@ def timeline(step: int = 1, start: float = 0.0, end: float = 14.0) -> Timeline:
 
 
 def view(groups_finished: int, finished: int, ready: int) -> RolloutView:
-    samples = tuple(Sample(f"k{i}", "g", 10, 20) for i in range(ready))
+    # The first of them has two trajectories.
+    samples = tuple(Sample(f"g_{key}", "g", 10, 20) for key in ["0_1", *(f"{i}_0" for i in range(ready))])
     return RolloutView(3, 12.0, 32, finished, 8, groups_finished, samples, ())
 
 

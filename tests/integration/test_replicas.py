@@ -538,16 +538,15 @@ def test_a_count_of_requests_that_nobody_has_ends_no_replica_and_gives_way_to_th
 
     async def run():
         await leak(manager, 0, 2)
-        # The others generate meanwhile; of its count of three, replica 1 has one.
-        await leak(manager, 1, 2)
-        await manager.get_replicas()[1].server_handle.slow_down.remote(60.0)
+        await leak(manager, 1, 3)
         running = asyncio.create_task(generate(client_of(manager), 4, tokens=10))
-        await watching(replicas, lambda: counts.append([v.running for v in replicas.views()]) or running.done(), 20.0)
+        # Nobody has a request for most of this time.
+        await watching(replicas, lambda: counts.append([view.running for view in replicas.views()]), 5.0)
         return await running
 
     assert [output.token_ids for output in asyncio.run(run())] == [unbroken(n, 10) for n in range(4)]
-    assert counts[0][0] == 2, "the load balancer's word, until the server has been asked"
-    assert counts[-1][0] == 0
+    assert counts[0][1] >= 3, "the load balancer's word, until the server has been asked"
+    assert counts[-1] == [0, 0, 0]
     assert all(view.routed for view in replicas.views())
     suspects = [name for name in replicas.suspects() if name.startswith("replica 0")]
     assert suspects == []
@@ -593,6 +592,54 @@ def test_a_request_given_up_before_it_has_a_server_is_not_counted_for_ever(manag
 def hold_up(_balancer):
     """Runs in the load balancer: requests for a server wait meanwhile."""
     time.sleep(1.0)
+
+
+def test_requests_that_agents_gave_up_keep_a_server_from_answering_and_it_is_left_alone(collector):
+    """The server goes on with them, and a question waits behind them."""
+    crowded = CountingManager(1, step_seconds=0.1, max_concurrency=4)
+    crowded.reset()
+    replicas = replicas_of(crowded, timeout=1.0)
+
+    async def run():
+        client = client_of(crowded)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(generate(client, 9, tokens=20), 0.5)
+        running = asyncio.create_task(generate(client, 2, tokens=5))
+        await watching(replicas, running.done)
+        return await running
+
+    assert [output.token_ids for output in asyncio.run(run())] == [unbroken(n, 5) for n in range(2)]
+    assert all(view.routed for view in replicas.views())
+
+
+def test_an_engine_that_cannot_say_what_it_holds_is_left_alone(manager):
+    replicas = replicas_of(manager, timeout=1.0)
+    ray.get([replica.server_handle.__ray_call__.remote(forget_tokens) for replica in manager.get_replicas()])
+
+    async def run():
+        running = asyncio.create_task(generate(client_of(manager), 3, tokens=4))
+        await slow_down(manager, 60)
+        await watching(replicas, running.done)
+        return await running
+
+    assert [output.token_ids for output in asyncio.run(run())] == [unbroken(n, 4) for n in range(3)]
+    ray.get([replica.server_handle.__ray_call__.remote(remember_tokens) for replica in manager.get_replicas()])
+
+
+def forget_tokens(server):
+    server.engine.output_processor.request_states = {"a": None}.values()
+
+
+def remember_tokens(server):
+    server.engine.output_processor.request_states = server._running
+
+
+def test_a_collector_that_dies_costs_its_counts_and_no_replica(manager, collector):
+    replicas, client = replicas_of(manager), client_of(manager)
+    assert asyncio.run(generate(client, 1, tokens=1, **STUCK))
+    ray.kill(collector, no_restart=False)
+    assert [output.token_ids for output in asyncio.run(generate(client, 3, **STUCK))] == [unbroken(n) for n in range(3)]
+    assert [(view.routed, view.unmovable) for view in replicas.views()] == [(True, 0)] * 3
 
 
 def test_time_in_which_nobody_looked_is_not_time_without_a_token(manager):

@@ -5,11 +5,12 @@ With every feature off a step is verl's own, plus a timeline, and agent loops ar
 """
 
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
+from ray.exceptions import RayError
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -101,7 +102,7 @@ class FuseTrainer(PPOTrainerSync):
         return [*self.replicas.suspects(), *self.processes.suspects(self.watch.unfinished)]
 
     def _require_processes(self) -> None:
-        self.processes.check(lambda: self.watch.unfinished)
+        self.processes.check(self.watch.now)
 
     def _look(self, watch: RolloutWatch) -> None:
         for part in self.parts:
@@ -347,7 +348,9 @@ class FuseTrainer(PPOTrainerSync):
                 super().fit(agent_loop_manager)
             except Exception:
                 # A rollout of which nothing is left ends the run, for example.
-                self.agent_errors.warn("the last rollout")
+                # Where Ray is gone, the error itself says more.
+                with suppress(RayError):
+                    self.agent_errors.warn("the last rollout")
                 raise
             # Needed too where the prompts were used up before the last step.
             self._settle()

@@ -53,7 +53,7 @@ def load(path: Path, parse: Callable[[str], T]) -> T:
     except RecursionError as error:
         raise FuseError(f"{path}: cannot be read: nested too deeply") from error
     except ValueError as error:
-        # The JSON has a number of thousands of digits.
+        # Text that is no number, or JSON with a number of thousands of digits.
         raise FuseError(f"{path}: cannot be read: {error}") from error
 
 

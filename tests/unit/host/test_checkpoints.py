@@ -39,6 +39,7 @@ def test_a_run_that_is_about_to_start_goes_on_from_the_newest_checkpoint(tmp_pat
     assert found("auto") is None, "a damaged file names none"
     assert found("disable") is None
     assert found("resume_path", resume_from_path="/old/global_step_7") == Path("/old/global_step_7")
+    assert found("resume_path", resume_from_path=None) is found("resume_path", resume_from_path=7) is None
 
 
 @pytest.mark.parametrize(

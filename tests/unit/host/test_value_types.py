@@ -14,7 +14,7 @@ from verl_fuse.host.start.value_types import COUNTS, NEVER_NULL, type_refusals
 
 pytest.importorskip("hydra")
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-TRUTH = "needs true or false (verl takes any text for true)"
+TRUTH = "needs true or false (verl takes this for true)"
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,8 @@ def test_every_recipe_has_values_of_the_right_types(recipe):
         (f"{ROLLOUT}.n", "two", f"{ROLLOUT}.n='two': needs a whole number"),
         (f"{ROLLOUT}.max_model_len", "abc", f"{ROLLOUT}.max_model_len='abc': needs a number"),
         ("critic.enable", "maybe", f"critic.enable='maybe': {TRUTH}"),
+        ("trainer.val_before_train", "off", f"trainer.val_before_train='off': {TRUTH}"),
+        ("trainer.total_training_steps", "", "trainer.total_training_steps='': needs a number"),
     ],
 )
 def test_a_value_of_another_type_is_refused(refused, key, value, says):
@@ -93,6 +95,13 @@ def test_a_value_of_another_type_is_refused(refused, key, value, says):
         (f"{ACTOR}.loss_agg_mode", "token-mean"),
         (f"{ROLLOUT}.enable_chunked_prefill", 1),
         ("trainer.v1.sampler.max_off_policy_threshold", None),
+        # A variable that a script leaves unset.
+        (f"{ACTOR}.use_kl_loss", ""),
+        (f"{ROLLOUT}.multi_turn.enable", ""),
+        ("data.gen_batch_size", ""),
+        ("data.val_batch_size", ""),
+        # verl sets it itself.
+        (f"{ACTOR}.optim.total_training_steps", "None"),
         # What no class of verl's describes.
         (f"{ROLLOUT}.engine_kwargs.vllm.max_num_seqs", "abc"),
         ("algorithm._target_", "acme.config.Algorithm"),
@@ -112,6 +121,13 @@ def test_models_that_the_run_lacks_may_have_any_value(refused):
     wrong = {"critic.ppo_epochs": "abc", "actor_rollout_ref.ref.fsdp_config.fsdp_size": "abc"}
     assert len(refused(wrong)) == 2
     assert refused(wrong | {"critic.enable": False, "algorithm.use_kl_in_reward": False}) == []
+
+
+def test_a_run_that_only_validates_has_no_numbers_of_steps(refused):
+    null = {"trainer.save_freq": None, "trainer.critic_warmup": None}
+    assert len(refused(null)) == 2
+    assert refused(null | {"trainer.val_only": True}) == []
+    assert len(refused({"trainer.total_epochs": None, "trainer.val_only": True})) == 1
 
 
 def test_the_trainer_before_v1_has_types_of_its_own(refused):

@@ -19,12 +19,13 @@ COLLECTOR = "verl_fuse_spans"
 
 
 class SpanCollector:
-    """Ray actor that keeps spans until the driver drains them, and counts requests in flight that cannot go on at
-    another replica."""
+    """Ray actor that keeps spans until the driver drains them, and counts requests: those in flight that cannot go on
+    at another replica, and those that agents gave up since the last drain, which their servers go on with."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[Span, str]] = []
         self._unmovable: Counter[str] = Counter()
+        self._given_up: Counter[str] = Counter()
 
     def add(self, span: Span, node: str) -> None:
         """Add a span, timed by the clock of the node of this name."""
@@ -33,6 +34,7 @@ class SpanCollector:
     def drain(self) -> list[tuple[Span, str]]:
         """Return all spans added since the last drain, each with its node."""
         spans, self._spans = self._spans, []
+        self._given_up.clear()
         return spans
 
     def hold(self, server: str) -> None:
@@ -43,14 +45,24 @@ class SpanCollector:
         """Count the end of such a request: the server has answered, or the request has failed."""
         self._unmovable[server] -= 1
 
+    def give_up(self, server: str) -> None:
+        """Count a request to the server of this address that its agent waits for no more."""
+        self._given_up[server] += 1
+
+    def counts(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return `unmovable`, and the number of requests that were given up, by address of their server."""
+        return self.unmovable(), dict(self._given_up)
+
     def unmovable(self) -> dict[str, int]:
         """Return the number of requests in flight that cannot move, by address of their server."""
         return dict(+self._unmovable)
 
 
 def start_collector() -> Any:
-    """Start the run's collector in this job's Ray namespace; returns its handle, which the caller must keep alive."""
-    return ray.remote(num_cpus=0)(SpanCollector).options(name=COLLECTOR).remote()
+    """Start the run's collector in this job's Ray namespace; returns its handle, which the caller must keep alive. One
+    that dies starts anew, without what it had: the run needs none of it."""
+    restarts = {"max_restarts": -1, "max_task_retries": -1}
+    return ray.remote(num_cpus=0)(SpanCollector).options(name=COLLECTOR, **restarts).remote()
 
 
 class Stopwatch:

@@ -54,7 +54,7 @@ def sentence(found: Sequence[Errors], missing: int) -> str:
     lost = f"{missing} samples are missing and are not trained on; " if missing else ""
     count = sum(errors.count for errors in found)
     if not count:
-        return f"{lost}agent loops logged no error"
+        return lost + ("agent loops logged no error" if found else "agent loops were not asked")
     first = min((errors for errors in found if errors.count), key=lambda errors: errors.time).first
     return f"{lost}agent loops failed: {first}" + (f" (and {count - 1} more)" if count > 1 else "")
 
@@ -68,9 +68,11 @@ class KeptErrors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         seen = self.errors
-        self.errors = (
-            seen._replace(count=seen.count + 1) if seen.count else Errors(1, record.created, described(record))
-        )
+        try:
+            first = seen.first if seen.count else described(record)
+        except Exception as error:  # noqa: BLE001  An agent's error may have no text.
+            first = f"an error without a text ({type(error).__name__})"
+        self.errors = Errors(seen.count + 1, min(seen.time, record.created), first)
 
     def take(self) -> Errors:
         """Return the errors since the last call."""

@@ -218,6 +218,8 @@ class FuseLLMServerClient(LLMServerClient):
             return output
         except BaseException as error:
             args["error"] = type(error).__name__
+            if isinstance(error, asyncio.CancelledError) and _server.get() != UNKNOWN:
+                self._run.give_up.remote(_server.get())
             raise
         finally:
             if stuck and _server.get() != UNKNOWN:

@@ -20,7 +20,7 @@ TELL_SECONDS = 30.0
 BATCHES_IN_VAIN = 4
 # A line has so many reasons, the most frequent ones.
 MOST_REASONS = 3
-FAILED = "failed"
+FAILED, UNSAID = "failed", "for the sampler's own reason"
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +47,11 @@ class Discards:
         shared = b._dapo_classification_cache[TRAIN]
         for uid in uids:
             if (value := shared.get(uid)) is not None:
-                self._reasons[f"with {b.filter_groups_metric} {value:g} throughout"] += 1
+                # A sampler of a user's own may keep anything here.
+                said = f"{value:g}" if isinstance(value, int | float) else str(value)
+                self._reasons[f"with {b.filter_groups_metric} {said} throughout"] += 1
             else:
-                self._reasons[FAILED if uid in b.failure_keys[TRAIN] else "for the sampler's own reason"] += 1
+                self._reasons[FAILED if uid in b.failure_keys[TRAIN] else UNSAID] += 1
 
     def tell(self, kept: int) -> None:
         """Say what is due at a look at the rollout; `kept` groups may be trained on."""
@@ -80,7 +82,10 @@ class Discards:
         return shown + (", …" if len(found) > MOST_REASONS else "")
 
     def _advice(self) -> str:
-        if self._reasons.most_common(1)[0][0] == FAILED:
+        reason = self._reasons.most_common(1)[0][0]
+        if reason == UNSAID:
+            return "The sampler discards them: trainer.v1.sampler"
+        if reason == FAILED:
             return (
                 "Groups that failed are replaced (trainer.v1.sampler.sync_refill_failed_groups=true): the log has the "
                 "errors of their agent loops"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from verl_fuse.host.rollout.replica import Replica
 from verl_fuse.host.upstream.vllm import held
@@ -53,15 +53,17 @@ class HangWatch:
         self._asked: dict[int, tuple[ray.ObjectRef, float]] = {}
         self._seen: dict[int, _Seen] = {}
 
-    def hung(self, counts: Mapping[int, int]) -> list[int]:
+    def hung(self, counts: Mapping[int, int], given_up: Mapping[int, int]) -> list[int]:
         """Return the ranks of hung replicas; `counts` maps the rank of each replica that may have requests to the load
-        balancer's count of them."""
+        balancer's count of them. A question waits behind requests that were `given_up`, too: the server goes on with
+        them."""
         now = time.monotonic()
         unseen, self._looked = max(0.0, now - self._looked - self._interval), now
         self._seen = {rank: self._seen.get(rank) or _Seen(now, now) for rank in counts}
         for rank, seen in self._seen.items():
             seen.since = min(now, seen.since + unseen)
-            if counts[rank] < seen.count or counts[rank] >= self._replicas[rank].handle.max_concurrency:
+            calls = counts[rank] + given_up.get(rank, 0)
+            if counts[rank] < seen.count or calls >= self._replicas[rank].handle.max_concurrency:
                 seen.since = now
             if counts[rank] != seen.count:
                 seen.count, seen.counted = counts[rank], now
@@ -88,6 +90,8 @@ class HangWatch:
             reference, when = self._asked.pop(rank)
             try:
                 answer = ray.get(reference)
+            except RayTaskError:
+                answer = None  # An engine that cannot say what it holds.
             except RayError:
                 continue  # A dead replica is found and reported by its clients.
             if (seen := self._seen.get(rank)) is None:

@@ -7,11 +7,12 @@ cannot be reached for a while, answers later; only Ray's word that an actor has 
 Invariants (tests/integration/test_sample_processes.py):
 - a dead agent-loop worker with unfinished prompts ends the run, with an error that names the worker and the prompts,
 within `timeout` seconds; one whose prompts are finished does not;
-- a dead reward worker ends the run likewise;
+- a dead reward worker ends the run likewise once a group has failed: agents may score their samples themselves;
 - a manager that deals prompts out in a way of its own is left alone;
 - a process that lives but does not answer ends nothing; it is among the suspects of a rollout that stands still.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -30,6 +31,8 @@ from verl_fuse.host.rollout.prompts import shown
 from verl_fuse.host.upstream.death import first_line
 from verl_fuse.host.upstream.watchdog import silent_actors
 
+logger = logging.getLogger(__name__)
+
 
 class SampleProcesses:
     """The agent-loop workers of verl's `agent_loop_manager`, where it has any, and the reward workers `rewards`;
@@ -47,6 +50,8 @@ class SampleProcesses:
         self._rewards = {f"reward worker {n}": worker for n, worker in enumerate(rewards or ())}
         self._interval, self._next = min(INTERVAL, timeout / 5), 0.0
         self._asked: dict[ray.ObjectRef, str] = {}
+        # Dead processes, with the reason.
+        self._died: dict[str, str] = {}
         # Prompt uid -> its agent-loop worker.
         self._homes: dict[str, str] = {}
         # A manager that deals prompts out itself may also know what to do when a worker dies.
@@ -59,23 +64,26 @@ class SampleProcesses:
         """Forget all prompts from before this step or validation."""
         self._homes = {}
 
-    def check(self, unfinished: Callable[[], Mapping[str, str]]) -> None:
-        """Raise a FuseError if a process has died that the `unfinished` prompts need: uid -> where a user finds the
-        prompt."""
+    def check(self, groups: Callable[[], tuple[Mapping[str, str], int]]) -> None:
+        """Raise a FuseError if a process has died that the run needs; `groups()` returns the unfinished prompts now
+        (uid -> where a user finds the prompt), and the number of groups that have failed."""
         answered = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0] if self._asked else []
         for reference in answered:
             name = self._asked.pop(reference)
             try:
                 ray.get(reference)
             except ActorDiedError as error:
-                self._died(name, first_line(error), unfinished())
+                self._died[name] = first_line(error)
+                logger.warning("%s is dead (%s)", name, self._died[name])
             except RayError:
                 continue  # It cannot be reached now, and is asked again.
         if (now := time.monotonic()) >= self._next:
             self._next = now + self._interval
-            asked = set(self._asked.values())
+            known = {*self._asked.values(), *self._died}
             actors = {**self._loops, **self._rewards}
-            self._asked |= {actors[name].__ray_call__.remote(_lives): name for name in actors.keys() - asked}
+            self._asked |= {actors[name].__ray_call__.remote(_lives): name for name in actors.keys() - known}
+            if self._died:
+                self._judge(*groups())
 
     def suspects(self, unfinished: Collection[str]) -> list[str]:
         """Return the agent-loop workers with `unfinished` prompts, and processes that are dead or do not answer."""
@@ -91,16 +99,20 @@ class SampleProcesses:
             self._homes |= dict.fromkeys(map(str, part["uid"]), name)
         return generate(prompts)
 
-    def _died(self, name: str, why: str, unfinished: Mapping[str, str]) -> None:
+    def _judge(self, unfinished: Mapping[str, str], failed: int) -> None:
         again = "start the run again, it goes on from the last checkpoint"
-        if name in self._rewards:
-            raise FuseError(f"{name} is dead ({why}): every sample that it is to score fails; {again}")
-        lost = {uid: place for uid, place in unfinished.items() if self._homes.get(uid) == name}
-        if lost:
-            raise FuseError(
-                f"{name} is dead ({why}): it held {len(lost)} unfinished prompt groups, for which the rollout would "
-                f"wait without end: {shown(lost)}; {again}"
-            )
+        for name, why in self._died.items():
+            if name in self._rewards and failed:
+                raise FuseError(
+                    f"{name} is dead ({why}): every sample that it is to score fails, and {failed} prompt groups have "
+                    f"failed; {again}"
+                )
+            lost = {uid: place for uid, place in unfinished.items() if self._homes.get(uid) == name}
+            if lost:
+                raise FuseError(
+                    f"{name} is dead ({why}): it held {len(lost)} unfinished prompt groups, for which the rollout "
+                    f"would wait without end: {shown(lost)}; {again}"
+                )
 
 
 def _lives(_process: Any) -> None:

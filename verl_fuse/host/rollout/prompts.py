@@ -138,7 +138,11 @@ def _beginning(content: Any) -> str:
     if content is None:
         return ""
     last = content[-1] if isinstance(content, list | tuple) and content else content
-    text = " ".join(str(last.get("content", "") if isinstance(last, Mapping) else last).split())
+    text = last.get("content", "") if isinstance(last, Mapping) else last
+    if isinstance(text, list | tuple):
+        # Parts of text, images and others.
+        text = " ".join(str(part["text"]) for part in text if isinstance(part, Mapping) and "text" in part)
+    text = " ".join(str(text)[: 4 * SHOWN_CHARACTERS].split())
     return json.dumps(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…", ensure_ascii=False)
 
 

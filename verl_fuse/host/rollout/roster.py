@@ -48,8 +48,9 @@ class Roster:
         self._tracks: dict[str, str] = {}
         self._measure(self._replicas.values())
         self._hangs = HangWatch(self._replicas, timeout)
-        # The load balancer's last count of requests, by rank.
+        # By rank: the load balancer's last count of requests, and the requests that agents gave up.
         self._counts: dict[int, int] = {}
+        self._given_up: dict[int, int] = {}
 
     @property
     def devices_each(self) -> int:
@@ -85,14 +86,15 @@ class Roster:
         balancer = self._manager.global_load_balancer
         asked = {
             "the load balancer": balancer.get_status.remote(),
-            "the collector of spans": self._collector.unmovable.remote(),
+            "the collector of spans": self._collector.counts.remote(),
         }
-        status, unmovable = self._waiting.together(asked)
+        status, (unmovable, given_up) = self._waiting.together(asked)
         running = status["servers"]
         for replica in self._in(State.GENERATING):
             if replica.address not in running:
                 self._bury(replica)
         self._counts = {rank: running.get(replica.address, 0) for rank, replica in self._replicas.items()}
+        self._given_up = {rank: given_up.get(replica.address, 0) for rank, replica in self._replicas.items()}
         return tuple(
             ReplicaView(
                 rank,
@@ -111,7 +113,7 @@ class Roster:
         not answered, for `timeout` seconds."""
         views, lost = self.views(), self._in(State.LOST)
         counts = {rank: count for rank, count in self._counts.items() if count and self._replicas[rank] not in lost}
-        hung = [self._replicas[rank] for rank in self._hangs.hung(counts)]
+        hung = [self._replicas[rank] for rank in self._hangs.hung(counts, self._given_up)]
         for replica in hung:
             logger.error(
                 "%s has %d requests, but has generated nothing for %g s (fuse.replica_timeout); it is ended",

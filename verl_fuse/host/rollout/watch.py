@@ -110,6 +110,11 @@ class RolloutWatch:
         waiting = set().union(*self._buffer.pending_keys.values(), *self._buffer.running_keys.values())
         return {uid: self._places.get(uid, "") for uid in sorted(waiting)}
 
+    def now(self) -> tuple[dict[str, str], int]:
+        """List the samples anew; return the `unfinished` prompts, and the number of groups that have failed."""
+        self._buffer._sync_metadata_from_transfer_queue()
+        return self.unfinished, sum(map(len, self._buffer.failure_keys.values()))
+
     @property
     def groups(self) -> tuple[int, int, int]:
         """Return the number of prompt groups: all, finished, failed."""

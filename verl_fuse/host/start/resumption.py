@@ -3,7 +3,7 @@
 
 Invariants (tests/unit/host/test_resumption.py):
 - a checkpoint is refused where verl ends in an error; a driver that joins a Ray cluster may not see the disks of
-  the trainer, so it refuses names only;
+  the trainer, so it asks for no folder there;
 - a run has nothing left where verl's loop would not begin (`PPOTrainer.fit`): a run that only validates has.
 """
 

@@ -113,7 +113,7 @@ def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
         OmegaConf.update(config, f"fuse.{key}", value, force_add=True)
     blocks: dict[str, Any] = dict(read)
     idle = tuple(line for name, block in blocks.items() for line in _idle(f"fuse.{name}", block))
-    run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir", default="fuse_run")
+    run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir") or "fuse_run"
     foreseen = plan.planned_seconds if plan else {}
     slower = tuple(slower_features(decided))
     return Settings(core, blocks, manager, Path(run_dir).absolute(), overrides, foreseen, idle, slower, chosen)

@@ -9,7 +9,9 @@ Invariants (tests/unit/host/test_value_types.py):
 - whole numbers, floats and truth values stand for each other, but keys that verl counts with need whole numbers;
 - null is left to verl, but for keys that verl computes with in every run;
 - text that OmegaConf reads as a number is left to verl in a block with a dataclass, and text that it reads as true
-  where a truth value is needed: verl takes any text for true;
+  where a truth value is needed; other text is refused there although stock verl trains: verl takes it for true, `off`
+  too;
+- empty text, an unset variable of a script, is left to verl where verl takes it for false or for null;
 - blocks of models and trainer modes that the run lacks, and blocks that are not `enable`d, may have any value;
 - a value that does not resolve here is left to the run.
 """
@@ -24,7 +26,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.host.start.compat.source import NotFound, SourceTree, statements
 from verl_fuse.host.upstream.targets import DATA_YAML, PPO_YAML
-from verl_fuse.spec.composed import ACTOR, CRITIC, REFERENCE, ROLLOUT, getter, has_critic, has_reference, is_legacy
+from verl_fuse.spec.composed import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    ROLLOUT,
+    getter,
+    has_critic,
+    has_reference,
+    is_legacy,
+    is_validation_only,
+)
 from verl_fuse.spec.step import Refusal
 
 Kind = Literal["number", "truth"]
@@ -42,7 +54,12 @@ COUNTS = frozenset(
     }
 )
 # verl compares or multiplies these numbers in every run, without a look whether they are null.
-NEVER_NULL = COUNTS | {"trainer.total_epochs", "trainer.save_freq", "trainer.test_freq", "trainer.critic_warmup"}
+_OF_STEPS = frozenset({"trainer.save_freq", "trainer.test_freq", "trainer.critic_warmup"})
+NEVER_NULL = COUNTS | _OF_STEPS | {"trainer.total_epochs"}
+# verl takes another value where these are false.
+_OR_ANOTHER = frozenset({"data.gen_batch_size", "data.val_batch_size"})
+# verl sets them itself.
+_OVERWRITTEN = frozenset(f"{model}.optim.total_training_steps" for model in (ACTOR, CRITIC))
 # Their default in verl's YAML is null.
 _NULL_BY_DEFAULT: Mapping[str, Mapping[str, Kind]] = {
     "trainer": {"total_training_steps": "number"},
@@ -57,6 +74,7 @@ def type_refusals(config: DictConfig) -> Iterator[Refusal]:
     if is_legacy(config):
         return
     found = list(_typed(config, "", _other_blocks(config)))
+    ends_before = _OF_STEPS if is_validation_only(getter(config)) else frozenset()
     refused: list[Any] = []
     for references in (False, True):
         for block, path, name, kind in found:
@@ -66,10 +84,12 @@ def type_refusals(config: DictConfig) -> Iterator[Refusal]:
                 value = block[name]
             except OmegaConfBaseException:
                 continue
-            needs = _needs(f"{path}{name}", kind, value, has_dataclass="_target_" in block)
+            if (key := f"{path}{name}") in ends_before | _OVERWRITTEN:
+                continue
+            needs = _needs(key, kind, value, has_dataclass="_target_" in block)
             if needs and not (references and value in refused):
                 refused.append(value)
-                yield Refusal(f"{path}{name}", value, f"needs {needs}")
+                yield Refusal(key, value, f"needs {needs}")
 
 
 def _needs(key: str, kind: Kind, value: Any, *, has_dataclass: bool) -> str | None:
@@ -78,10 +98,10 @@ def _needs(key: str, kind: Kind, value: Any, *, has_dataclass: bool) -> str | No
         return ("a whole number" if key in COUNTS else "a number") if key in NEVER_NULL else None
     if key in COUNTS:
         return None if isinstance(value, int) else "a whole number"
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) or (value == "" and (kind == "truth" or key in _OR_ANOTHER)):
         return None
     if kind == "truth":
-        return None if _read(BooleanNode, value) is True else "true or false (verl takes any text for true)"
+        return None if _read(BooleanNode, value) is True else "true or false (verl takes this for true)"
     return None if has_dataclass and _read(FloatNode, value) is not None else "a number"
 
 

@@ -56,5 +56,5 @@ def to_resume(config: Mapping[str, Any]) -> Path | None:
     get = getter(config)
     mode = get("trainer.resume_mode")
     if mode == "resume_path":
-        return Path(get("trainer.resume_from_path")).absolute()
+        return Path(path).absolute() if isinstance(path := get("trainer.resume_from_path"), str) else None
     return newest_in(Path(get("trainer.default_local_dir") or "").absolute()) if mode == "auto" else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from verl_fuse.host.upstream.death import is_dying
 
@@ -20,10 +20,11 @@ ENDING = 10.0
 
 
 def is_death(error: RayError) -> bool:
-    """Tell whether this error means that a server is gone, or its engine process (EngineDeadError, raised inside the
-    server)."""
+    """Tell whether this error means that a server is gone, and not out of reach for a while, or its engine process
+    (EngineDeadError, raised inside the server)."""
+    gone = isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
     # A failed task raises a class of Ray's that also derives from the class raised inside the actor.
-    return isinstance(error, RayActorError) or any(cls.__name__ == "EngineDeadError" for cls in type(error).__mro__)
+    return gone or any(cls.__name__ == "EngineDeadError" for cls in type(error).__mro__)
 
 
 def end(server: Any) -> None:
