@@ -29,6 +29,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.host.rollout.hangs import INTERVAL
 from verl_fuse.host.rollout.prompts import shown
 from verl_fuse.host.upstream.death import first_line
+from verl_fuse.host.upstream.vllm import fault
 from verl_fuse.host.upstream.watchdog import silent_actors
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,8 @@ class SampleProcesses:
             self._next = now + self._interval
             known = {*self._asked.values(), *self._died}
             actors = {**self._loops, **self._rewards}
-            self._asked |= {actors[name].__ray_call__.remote(_lives): name for name in actors.keys() - known}
+            # Any answer will do; the question must import nothing in a process that scores.
+            self._asked |= {actors[name].__ray_call__.remote(fault): name for name in actors.keys() - known}
             if self._died:
                 self._judge(*groups())
 
@@ -113,7 +115,3 @@ class SampleProcesses:
                     f"{name} is dead ({why}): it held {len(lost)} unfinished prompt groups, for which the rollout "
                     f"would wait without end: {shown(lost)}; {again}"
                 )
-
-
-def _lives(_process: Any) -> None:
-    """Answer. Runs inside the process."""
