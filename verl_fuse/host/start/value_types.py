@@ -127,10 +127,11 @@ def _typed(block: DictConfig, path: str, others: set[str]) -> Iterator[tuple[Dic
         return
     target = _value(block, "_target_")
     kinds = _of_dataclass(target) if isinstance(target, str) else _of_yaml(path)
-    for name in map(str, block):
-        if name in kinds:
+    for key in block:
+        # A user's own block may have keys that are no text.
+        if (name := str(key)) in kinds:
             yield block, path, name, kinds[name]
-        node = block._get_node(name)
+        node = block._get_node(key)
         if isinstance(node, DictConfig) and not (node._is_none() or node._is_interpolation() or node._is_missing()):
             yield from _typed(node, f"{path}{name}.", others)
 
