@@ -459,7 +459,7 @@ def test_a_validation_that_stands_still_counts_samples_too(buffer, queue):
     tq.kv_batch_put(keys=["v1"], partition_id="val", tags=[{"is_prompt": True, "status": "running", "global_steps": 1}])
     left = {"status": "success", "prompt_len": 3, "response_len": 4}
     tq.kv_batch_put(keys=["v1_0_0", "v1_0_1"], partition_id="val", tags=[dict(left), dict(left)])
-    RolloutWatch(buffer, 0.01, 1.0, lambda watch: None, list, list)
+    RolloutWatch(buffer, 0.01, 1.0, lambda watch: None, list, list, int)
     with pytest.raises(
         FuseError,
         match=r": 1 samples finished, still waiting for 1 prompt groups: prompt \(uid v1\); held up by: none that is "
@@ -513,20 +513,23 @@ def test_a_key_listed_before_its_data_is_not_ready(buffer, batch):
 
 
 def test_a_group_is_complete_with_the_samples_that_its_prompt_asked_for(buffer, batch):
+    from verl.utils.tensordict_utils import get_tensordict
+
     from verl_fuse.host.rollout.watch import RolloutWatch
 
     prompt = {"is_prompt": True, "global_steps": 1}
     tags = [{**prompt, "status": status} for status in ("finished", "finished", "finished", "running")]
     tq.kv_batch_put(keys=["u0", "u1", "u2", "u3"], partition_id="train", tags=tags)
     waits = []
-    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list, lambda: waits.append(watch.unfinished))
+    watch = RolloutWatch(buffer, 0.01, 60.0, lambda watch: None, list, list, lambda: waits.append(watch.now()))
     watch.look()
     complete = watch.complete({"u0": 2, "u1": 3, "u2": 1, "u3": 2}.__getitem__)
     assert {uid: [sample.key for sample in found] for uid, found in complete.items()} == {"u0": ["u0_0_0", "u0_1_0"]}
-    tq.kv_batch_put(keys=["v"], partition_id="val", tags=[{**prompt, "status": "pending"}])
-    buffer._sync_metadata_from_transfer_queue()
+    watch.submitted(get_tensordict({"uid": ["v"], "raw_prompt": [[{"role": "user", "content": "Add."}]]}))
+    tq.kv_batch_put(keys=["v", "w"], partition_id="val", tags=[{**prompt, "status": s} for s in ("pending", "failure")])
     buffer._wait_for_next_poll("val", 0.0)
-    assert waits == [{"u3", "v"}]
+    tq.kv_clear(partition_id="val", keys=["v", "w"])
+    assert waits == [({"u3": "", "v": '"Add."'}, 1)]
 
 
 def test_groups_that_dynamic_sampling_discards_are_remembered_with_their_lengths(queue, batch):

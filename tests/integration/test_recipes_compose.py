@@ -96,10 +96,10 @@ def test_every_recipe_composes_and_passes_verls_checks(tmp_path):
     assert on == {
         "dapo-cpu": ["elastic.enabled", "speculation.enabled", *updates],
         "grpo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", updates[0]],
-        "grpo-gsm8k-8gpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled"],
+        "grpo-gsm8k-8gpu": ["elastic.enabled", "interstage.enabled"],
         "grpo-tools-cpu": ["speculation.enabled", updates[0]],
         "ppo-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled", "update.skip_values"],
-        "ppo-gsm8k-8gpu": ["interstage.enabled", "speculation.enabled"],
-        "ppo-megatron-8gpu": ["interstage.enabled", "speculation.enabled"],
+        "ppo-gsm8k-8gpu": ["interstage.enabled"],
+        "ppo-megatron-8gpu": ["interstage.enabled"],
         "ppo-megatron-cpu": ["elastic.enabled", "interstage.enabled", "speculation.enabled"],
     }
