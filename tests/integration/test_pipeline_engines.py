@@ -100,9 +100,10 @@ def test_micro_batches_in_another_order_or_a_wrong_one_are_detected(run: Run, fa
     stock, wrong = run(case, False), run(replace(case, fault=fault), True)
     changed = {key[0] for key, digest in parameters(stock).items() if parameters(wrong)[key] != digest}
     assert changed == {"actor"}
-    for ours, theirs in zip(metrics(wrong), metrics(stock), strict=True):
-        assert ours["critic"] == theirs["critic"]
-        assert ours["actor"] != theirs["actor"]
+    steps = list(zip(metrics(wrong), metrics(stock), strict=True))
+    assert all(ours["critic"] == theirs["critic"] for ours, theirs in steps)
+    # The rounding of a sum in another order may be the same in one step.
+    assert any(ours["actor"] != theirs["actor"] for ours, theirs in steps)
 
 
 def test_a_fused_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(run: Run, tmp_path: Path):
