@@ -161,7 +161,7 @@ def test_an_account_is_checked_kept_and_written(journal, tmp_path, monkeypatch):
     tags = [tag(2) | {"min_global_steps": 2, "max_global_steps": 2} for _ in range(2)]
     (tmp_path / "accounts").mkdir()
     batch = KVBatchMeta(keys=["a_0_0", "a_1_0"], tags=tags, partition_id="train")
-    metrics = journal.account(tmp_path, batch, False, {})
+    metrics = journal.account(tmp_path, batch, False, 4)
     assert metrics["fuse/samples_trained"] == 2
     assert metrics["fuse/samples_missing"] == 2
     assert json.loads((tmp_path / "accounts/step_000003.json").read_text())["prompts"] == [7]
@@ -169,11 +169,11 @@ def test_an_account_is_checked_kept_and_written(journal, tmp_path, monkeypatch):
     (tmp_path / "accounts").rename(tmp_path / "gone")
     (tmp_path / "accounts").write_text("")
     replayed = [tag(2) | {"min_global_steps": 7, "max_global_steps": 7}]
-    journal.account(tmp_path, KVBatchMeta(keys=["a_0_0"], tags=replayed, partition_id="train"), True, {})
+    journal.account(tmp_path, KVBatchMeta(keys=["a_0_0"], tags=replayed, partition_id="train"), True, 4)
     journal.step.end = journal.step.clock.now
     assert journal.metrics(SimpleNamespace(on=lambda track: ()))["fuse/account_write_failures"] == 1
     with pytest.raises(FuseError, match=r"was generated under weights versions 7\.\.7"):
-        journal.account(tmp_path, KVBatchMeta(keys=["a_0_0"], tags=replayed, partition_id="train"), False, {})
+        journal.account(tmp_path, KVBatchMeta(keys=["a_0_0"], tags=replayed, partition_id="train"), False, 4)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,8 @@ def test_what_is_missing_is_counted_by_what_each_prompt_asked_for(
     journal.step.ask({"a": 1, "b": 3})
     journal.step.ask({"c": 4})
     tags = [tag(2) | {"min_global_steps": 2, "max_global_steps": 2} for _ in keys]
-    metrics = journal.account(tmp_path, KVBatchMeta(keys=keys, tags=tags, partition_id="train"), False, discarded)
+    expected = journal.step.expected_of({key.partition("_")[0] for key in keys}, discarded)
+    metrics = journal.account(tmp_path, KVBatchMeta(keys=keys, tags=tags, partition_id="train"), False, expected)
     assert (metrics["fuse/samples_trained"], metrics["fuse/samples_missing"]) == (len(keys), missing)
 
 

@@ -212,8 +212,9 @@ class FuseTrainer(PPOTrainerSync):
             batch = super()._balance_batch(batch, metrics, *args, **kwargs)
             replay = self.config.skip.rollout_tq
             replayed = bool(replay.enable and self.global_steps in replay.steps)
-            metrics.update(self.journal.account(self.settings.run_dir, batch, replayed, self.watch.discarded))
             responses, prompts = response_tokens(tags_of(batch)), self.director.routing.prompts
+            expected = self.journal.step.expected_of(responses.keys(), self.watch.discarded)
+            metrics.update(self.journal.account(self.settings.run_dir, batch, replayed, expected))
             missing = self.journal.step.account.missing
             self.journal.emit(
                 Generated, responses=responses, discarded=self.watch.discarded, prompts=prompts, missing=missing

@@ -85,7 +85,7 @@ def cpu_server(*more: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}.items():
             patch.setenv(name, value)
-        # oneDNN's kernels for AVX-512 and AMX give one product in two sums, which no comparison of bits survives.
+        # On a CPU with AVX-512 and AMX, stock and fused updates differ in the last bits unless oneDNN stays with AVX2.
         patch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
         # There is one server per process: an earlier module's was started in another environment.
         multiprocessing.forkserver._forkserver._stop()

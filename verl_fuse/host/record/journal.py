@@ -1,7 +1,7 @@
 """Keeps the journal of a run: spans, events, and the account of every step."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from verl_fuse.host.record.accounting import account, recorded
 from verl_fuse.host.record.clocks import NodeClocks
 from verl_fuse.host.record.spans import Recorder
 from verl_fuse.host.record.step import Step
-from verl_fuse.host.upstream.rows import prompt_indices, response_tokens, tags_of
+from verl_fuse.host.upstream.rows import prompt_indices
 from verl_fuse.spec.events import Event, StageBegun
 from verl_fuse.spec.timeline import BALANCE, DRAIN, EXPORT_WHOLE, LANE, PLANNED_SECONDS, STEP, Category, Span, Timeline
 
@@ -53,14 +53,11 @@ class Journal:
         with self.recorder.span(name, STEP, category, **args) as said:
             yield said
 
-    def account(
-        self, run_dir: Path, batch: KVBatchMeta, replayed: bool, discarded: Collection[str]
-    ) -> Mapping[str, float]:
-        """Account for the batch that the step trains on, write the account, and return its metrics. A `replayed` batch
-        comes from disk, of any weights; `discarded` groups (uids) are not part of the batch."""
+    def account(self, run_dir: Path, batch: KVBatchMeta, replayed: bool, expected: int) -> Mapping[str, float]:
+        """Account for the batch that the step trains on, of `expected` samples, write the account, and return its
+        metrics. A `replayed` batch comes from disk, of any weights."""
         step = self.step
         version = None if replayed else step.number - 1
-        expected = step.expected_of(response_tokens(tags_of(batch)).keys(), discarded)
         step.account = account(step.number, batch.keys, batch.tags, expected, version)
         self._unwritten_accounts += not recorded(run_dir, step.account, prompt_indices(batch))
         return step.account.metrics()

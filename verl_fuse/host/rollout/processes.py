@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 class SampleProcesses:
     """The agent-loop workers of verl's `agent_loop_manager`, where it has any, and the reward workers `rewards`;
-    `timeout` is seconds until a death is known, `on_submit(prompts)` is called before prompts are dealt out."""
+    `timeout` is seconds until a death is known, `on_submit(prompts)` is called once prompts are dealt out."""
 
     def __init__(
         self,
@@ -94,12 +94,14 @@ class SampleProcesses:
         return [*busy, *silent_actors({**self._loops, **self._rewards}, 5.0)]
 
     def _submit(self, generate: Callable[[TensorDict], Any], prompts: TensorDict) -> Any:
-        """Note whose prompts these are, as verl deals them out (agent_loop_tq.py `generate_sequences`)."""
+        """Note whose prompts these are, as verl deals them out (agent_loop_tq.py `generate_sequences`): once they are
+        on their way, because it takes tenths of a second for thousands of them."""
+        answer = generate(prompts)
         self._on_submit(prompts)
-        parts = prompts.chunk(self._dealt) if self._dealt else ()
+        parts = prompts.select("uid").chunk(self._dealt) if self._dealt else ()
         for name, part in zip(self._loops, parts, strict=False):
             self._homes |= dict.fromkeys(map(str, part["uid"]), name)
-        return generate(prompts)
+        return answer
 
     def _judge(self, unfinished: Mapping[str, str], failed: int) -> None:
         again = "start the run again, it goes on from the last checkpoint"
