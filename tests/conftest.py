@@ -17,6 +17,8 @@ import pytest
 RUNS = "runs of recipes"
 EXIT_STATUS = pytest.StashKey[int]()
 REPO = Path(__file__).resolve().parent.parent
+# A call of Ray without a cluster is an error, instead of the start of one that nobody ends.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -73,6 +73,8 @@ class AutoscaledCluster:
                 "num_gpus": devices,
                 "gcs_server_port": port,
                 "include_dashboard": False,
+                # Ray leaves a socket open where the default port of its dashboard is in use.
+                "dashboard_port": None,
                 "object_store_memory": 200_000_000,
                 "autoscaling_config": str(scaling),
                 # The autoscaler knows the head node by this name.

@@ -36,7 +36,9 @@ class Nodes:
         # Short: sockets are made below it. Its own, or other drivers of this host would find this cluster.
         self._folder = Path(tempfile.mkdtemp(prefix="fuse", dir="/tmp"))
         os.environ["RAY_TMPDIR"] = str(self._folder)
-        common: dict[str, Any] = {"num_cpus": 8, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+        # Ray leaves a socket open where the default port of its dashboard is in use.
+        dashboard = {"include_dashboard": False, "dashboard_port": None}
+        common: dict[str, Any] = {"num_cpus": 8, "object_store_memory": STORE_BYTES, **dashboard}
         self._cluster = Cluster(initialize_head=True, head_node_args={**common, "num_gpus": 0, "node_ip_address": HEAD})
         self.address = self._cluster.address
         self.addresses = tuple(f"127.0.0.{3 + number}" for number in range(len(devices)))

@@ -40,7 +40,9 @@ class AgentErrors:
 
     def __init__(self, agent_loop_manager: Any, timeout: float):
         self._manager = agent_loop_manager
-        ray.get(asked(agent_loop_manager, keep_errors, timeout))
+        # To get nothing would start a Ray where there is none.
+        if begun := asked(agent_loop_manager, keep_errors, timeout):
+            ray.get(begun)
 
     def warn(self, of: str, missing: int = 0) -> None:
         """Warn of the errors since the last call, and of the samples that are `missing` in the rollout `of`."""
