@@ -669,6 +669,20 @@ def test_a_replica_that_answers_garbage_counts_as_dead(manager, caplog):
         replicas.require_alive()
 
 
+def test_a_server_that_a_router_rests_is_not_dead(manager, collector, caplog):
+    # It forgets the servers of the same addresses that died in other tests.
+    ray.kill(collector, no_restart=False)
+    replicas = replicas_of(manager)
+    ray.get(manager.global_load_balancer.remove_servers.remote(manager.get_addresses()))
+    assert [view.routed for view in replicas.views()] == [False] * 3
+    replicas.require_one(6)
+    replicas.require_alive()
+    assert "dead" not in caplog.text
+    ray.get(manager.get_replicas()[1].server_handle.kill_engine.remote())
+    replicas.views()
+    assert caplog.text.count("replica 1 is dead") == 1, "a look finds a death that no client met"
+
+
 def test_a_replica_whose_server_is_gone_is_named_and_its_requests_start_again(manager, caplog):
     replicas = replicas_of(manager)
     server = manager.get_replicas()[0].server_handle

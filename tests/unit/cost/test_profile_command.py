@@ -1,14 +1,17 @@
 """`verl-fuse profile` from the command line."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from tables import table
 from typer.testing import CliRunner
 
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import SUBCOMMANDS
-from verl_fuse.cli.profile import print_measured, read_run
+from verl_fuse.cli.profile import print_measured, read_run, with_floors
+from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.timeline import Span, Timeline
@@ -111,3 +114,12 @@ def test_a_run_without_its_configuration_is_refused(run_dir: Path):
     (run_dir / "hydra" / ".hydra" / "config.yaml").unlink()
     with pytest.raises(FuseError, match="the run's configuration gives its micro-batch sizes"):
         read_run(run_dir)
+
+
+def test_floors_are_read_off_a_node_that_has_room_for_the_largest_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    fitted: list[AnalyticCost] = []
+    monkeypatch.setattr("verl_fuse.cli.profile.fit_floors", lambda _runs, _model, cost: fitted.append(cost))
+    small = read_run(run_dir)
+    found = with_floors(table(), [small, dataclasses.replace(small, ranks=5), dataclasses.replace(small, ranks=3)])
+    assert found.sources == ("run",) * 3
+    assert [(cost.cluster.nodes, cost.cluster.devices_per_node) for cost in fitted] == [(1, 5)]

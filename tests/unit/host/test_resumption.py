@@ -87,6 +87,10 @@ def test_a_driver_that_joins_a_cluster_may_not_see_the_checkpoint(run_dir, monke
     assert list(resume_refusals(config)) == []
     config.trainer.resume_from_path = "/there/best"
     assert len(list(resume_refusals(config))) == 1
+    config.trainer.merge_with({"resume_mode": "auto", "total_training_steps": 12})
+    assert nothing_left(config) is None
+    (run_dir / NEWEST).write_text("")
+    assert list(resume_refusals(config)) == []
 
 
 @pytest.mark.parametrize("mode", ["resume", None, True])

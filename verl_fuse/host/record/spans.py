@@ -20,12 +20,14 @@ COLLECTOR = "verl_fuse_spans"
 
 class SpanCollector:
     """Ray actor that keeps spans until the driver drains them, and counts requests: those in flight that cannot go on
-    at another replica, and those that agents gave up since the last drain, which their servers go on with."""
+    at another replica, and those that agents gave up since the last drain, which their servers go on with. It knows the
+    servers that clients have found dead."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[Span, str]] = []
         self._unmovable: Counter[str] = Counter()
         self._given_up: Counter[str] = Counter()
+        self._dead: set[str] = set()
 
     def add(self, span: Span, node: str) -> None:
         """Add a span, timed by the clock of the node of this name."""
@@ -49,9 +51,13 @@ class SpanCollector:
         """Count a request to the server of this address that its agent waits for no more."""
         self._given_up[server] += 1
 
-    def counts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return `unmovable`, and the number of requests that were given up, by address of their server."""
-        return self.unmovable(), dict(self._given_up)
+    def cut_off(self, server: str) -> None:
+        """Note that a client has found the server of this address dead."""
+        self._dead.add(server)
+
+    def servers(self) -> tuple[dict[str, int], dict[str, int], set[str]]:
+        """Return `unmovable`, the number of requests that were given up, and the dead servers, by address."""
+        return self.unmovable(), dict(self._given_up), self._dead
 
     def unmovable(self) -> dict[str, int]:
         """Return the number of requests in flight that cannot move, by address of their server."""

@@ -175,6 +175,7 @@ class FuseLLMServerClient(LLMServerClient):
         """Route no request to a dead server again; the server's requests start again elsewhere, each from the tokens
         that reached this client."""
         logger.error("replica %s %s", self._replicas.get(server, server), why)
+        self._run.cut_off.remote(server)
         await self._load_balancer.remove_servers.remote([server])
 
     def _require_progress(self, request_id: Any, parts: list[TokenOutput]) -> None:

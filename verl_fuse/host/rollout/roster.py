@@ -82,16 +82,18 @@ class Roster:
         self._lengths.learn(lengths)
 
     def views(self) -> tuple[ReplicaView, ...]:
-        """Return a view of every replica. A replica that clients have found dead is lost."""
+        """Return a view of every replica. A replica that clients have found dead is lost; a user's own router may rest
+        a server that lives."""
         balancer = self._manager.global_load_balancer
         asked = {
             "the load balancer": balancer.get_status.remote(),
-            "the collector of spans": self._collector.counts.remote(),
+            "the collector of spans": self._collector.servers.remote(),
         }
-        status, (unmovable, given_up) = self._waiting.together(asked)
+        status, (unmovable, given_up, cut_off) = self._waiting.together(asked)
         running = status["servers"]
         for replica in self._in(State.GENERATING):
-            if replica.address not in running:
+            gone = replica.address not in running
+            if gone and (replica.address in cut_off or is_dead(replica.server, LOOK)):
                 self._bury(replica)
         self._counts = {rank: running.get(replica.address, 0) for rank, replica in self._replicas.items()}
         self._given_up = {rank: given_up.get(replica.address, 0) for rank, replica in self._replicas.items()}
@@ -171,7 +173,7 @@ class Roster:
     def require_one(self, unfinished: int) -> None:
         """Raise a FuseError naming the dead replicas if no replica is left to generate the `unfinished` prompt
         groups."""
-        if any(view.routed for view in self.views()):
+        if any(view.routed for view in self.views()) or self._in(State.GENERATING):
             return
         dead, freed = (", ".join(map(str, self._in(state))) for state in (State.LOST, State.FREED))
         freed = f"; already freed: {freed}" if freed else ""

@@ -3,7 +3,7 @@
 
 Invariants (tests/unit/host/test_resumption.py):
 - a checkpoint is refused where verl ends in an error; a driver that joins a Ray cluster may not see the disks of
-  the trainer, so it asks for no folder there;
+  the trainer, so nothing is concluded from its own;
 - a run has nothing left where verl's loop would not begin (`PPOTrainer.fit`): a run that only validates has.
 """
 
@@ -34,7 +34,7 @@ def resume_refusals(config: DictConfig) -> Iterator[Refusal]:
     mode, path = get(_MODE), get(_FROM)
     if mode not in _MODES:
         yield Refusal(_MODE, mode, f"needs one of {', '.join(_MODES)}")
-    elif mode == "auto":
+    elif mode == "auto" and not _joins_a_cluster(get):
         newest = Path(str(get("trainer.default_local_dir"))).absolute() / NEWEST_FILE
         try:
             load(newest, int)
@@ -55,7 +55,7 @@ def nothing_left(config: DictConfig) -> str | None:
     """Return a sentence on a run whose checkpoint has all steps that are asked for; None for any other run, or where
     this is not known."""
     get = getter(config)
-    if is_legacy(config) or is_validation_only(get):
+    if is_legacy(config) or is_validation_only(get) or _joins_a_cluster(get):
         return None
     folder = to_resume(config)
     step = step_of(str(folder)) if folder else None
