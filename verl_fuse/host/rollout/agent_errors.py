@@ -40,8 +40,7 @@ class AgentErrors:
 
     def __init__(self, agent_loop_manager: Any, timeout: float):
         self._manager = agent_loop_manager
-        # To get nothing would start a Ray where there is none.
-        if begun := asked(agent_loop_manager, keep_errors, timeout):
+        for begun in asked(agent_loop_manager, keep_errors, timeout):
             ray.get(begun)
 
     def warn(self, of: str, missing: int = 0) -> None:

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 def build_directly(agent_loop_manager: Any, timeout: float) -> None:
     """Let all agent-loop workers of verl build their agents directly; a worker that does not answer within `timeout`
     seconds costs a warning. A manager without such workers is left as it is."""
-    ray.get(asked(agent_loop_manager, without_hydra, timeout))
+    for replaced in asked(agent_loop_manager, without_hydra, timeout):
+        ray.get(replaced)
 
 
 def asked(agent_loop_manager: Any, question: Callable[[Any], Any], timeout: float) -> list[Any]:
