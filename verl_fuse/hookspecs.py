@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import pluggy
 from omegaconf import DictConfig
 
+from verl_fuse.feature import Feature
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.events import Event
 from verl_fuse.spec.memory import RankMemory
@@ -99,6 +100,12 @@ class Trainer(Protocol):
 @hookspec
 def fuse_config() -> type:  # type: ignore[empty-body]
     """Return the frozen dataclass of this plugin's block; it appears in the config as `fuse.<plugin name>`."""
+
+
+@hookspec
+def fuse_features() -> Sequence[Feature]:  # type: ignore[empty-body]
+    """Return the records of this plugin's features, from which presets, `advise`, `simulate` and the documentation know
+    them."""
 
 
 @hookspec

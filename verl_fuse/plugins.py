@@ -11,13 +11,15 @@ import dataclasses
 import difflib
 import inspect
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from typing import cast
 
 import pluggy
 
 from verl_fuse import __version__, hookspecs
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import Feature
 
 PLUGIN_GROUP = "verl_fuse"
 
@@ -113,6 +115,26 @@ def config_blocks(manager: pluggy.PluginManager) -> dict[str, type]:
             )
         blocks[impl.plugin_name] = block
     return blocks
+
+
+def features(manager: pluggy.PluginManager) -> dict[str, Feature]:
+    """Return the records of all features by name, in order of registration."""
+    blocks, found = config_blocks(manager), dict[str, Feature]()
+    for impl in manager.hook.fuse_features.get_hookimpls():
+        for feature in cast(Sequence[Feature], impl.function()):
+            plugin, _, key = feature.switch.partition(".")
+            if plugin != impl.plugin_name or key not in {field.name for field in dataclasses.fields(blocks[plugin])}:
+                raise FuseError(
+                    f"plugin {impl.plugin_name!r}: the switch {feature.switch!r} of its feature {feature.name!r} is no "
+                    f"key of fuse.{impl.plugin_name}"
+                )
+            if feature.name in found:
+                raise FuseError(
+                    f"plugin {impl.plugin_name!r}: its feature {feature.name!r} has the name of a feature of "
+                    f"{found[feature.name].switch.partition('.')[0]!r}"
+                )
+            found[feature.name] = feature
+    return found
 
 
 def _register(manager: pluggy.PluginManager, source: Source) -> None:

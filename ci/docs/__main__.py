@@ -1,10 +1,11 @@
-"""`python -m ci.docs configuration` writes the configuration reference, `site` builds the site, and
-`picture TITLE=RUN...` draws the README's picture from the folders of runs (stock verl is a run in observe mode)."""
+"""`python -m ci.docs configuration` writes the configuration reference and the table of features in the README, `site`
+builds the site, and `picture TITLE=RUN...` draws the picture of the README from the folders of runs (stock verl is a
+run in observe mode)."""
 
 import sys
 from pathlib import Path
 
-from ci.docs.configuration import PAGE, reference
+from ci.docs.configuration import PAGE, README, reference, with_fits
 from ci.docs.site import REPO, build
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.timeline import Timeline
@@ -26,7 +27,8 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments == ["configuration"]:
             PAGE.write_text(reference(), encoding="utf-8")
-            print(PAGE.relative_to(REPO))
+            README.write_text(with_fits(README.read_text()), encoding="utf-8")
+            print(PAGE.relative_to(REPO), README.relative_to(REPO))
         elif arguments == ["site"]:
             build(SITE)
             print(Path(SITE, "index.html").relative_to(REPO))

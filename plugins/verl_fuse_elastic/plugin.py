@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
@@ -16,6 +17,7 @@ from verl_fuse_elastic.added import add
 from verl_fuse_elastic.assignment import TOKENS_ALONE, assign, fewest_slots
 from verl_fuse_elastic.config import ElasticConfig
 from verl_fuse_elastic.contracts import CONTRACTS
+from verl_fuse_elastic.features import FEATURES
 from verl_fuse_elastic.learned import KEPT, ElasticHistory
 from verl_fuse_elastic.ledger import cost_metrics, ledger
 from verl_fuse_elastic.prediction import afterwards
@@ -37,6 +39,10 @@ class ElasticPlugin:
     @hookimpl
     def fuse_config(self) -> type:
         return ElasticConfig
+
+    @hookimpl
+    def fuse_features(self) -> Sequence[Feature]:
+        return FEATURES
 
     @hookimpl
     def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:

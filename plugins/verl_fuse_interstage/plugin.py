@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
 from verl_fuse.spec.composed import ACTOR, CRITIC, getter, has_critic
 from verl_fuse.spec.contract import Contract
@@ -14,6 +15,7 @@ from verl_fuse.spec.timeline import Timeline
 from verl_fuse_interstage.config import InterstageConfig
 from verl_fuse_interstage.connector import connector_params
 from verl_fuse_interstage.contracts import CONTRACTS, MEGATRON_SLICE_CONTRACTS, SLICE_CONTRACTS
+from verl_fuse_interstage.features import FEATURES
 from verl_fuse_interstage.gains import in_force
 from verl_fuse_interstage.measured import streaming_metrics
 from verl_fuse_interstage.memory import memory_findings
@@ -45,6 +47,10 @@ class InterstagePlugin:
     @hookimpl
     def fuse_config(self) -> type:
         return InterstageConfig
+
+    @hookimpl
+    def fuse_features(self) -> Sequence[Feature]:
+        return FEATURES
 
     @hookimpl
     def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:

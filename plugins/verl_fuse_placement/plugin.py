@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
 from verl_fuse.host.upstream.checkpoints import to_resume
 from verl_fuse.spec.composed import getter
@@ -13,6 +14,7 @@ from verl_fuse.spec.step import Refusal
 from verl_fuse.spec.timeline import Timeline
 from verl_fuse_placement.config import PlacementConfig
 from verl_fuse_placement.contracts import CONTRACTS
+from verl_fuse_placement.features import FEATURES
 from verl_fuse_placement.refusals import AUTO, PLACED, devices_of, refusals
 
 if TYPE_CHECKING:
@@ -30,6 +32,10 @@ class PlacementPlugin:
     @hookimpl
     def fuse_config(self) -> type:
         return PlacementConfig
+
+    @hookimpl
+    def fuse_features(self) -> Sequence[Feature]:
+        return FEATURES
 
     @hookimpl
     def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:

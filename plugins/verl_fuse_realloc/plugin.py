@@ -3,6 +3,7 @@
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
 from verl_fuse.runtime.reshard.options import TransferOptions
 from verl_fuse.spec.composed import getter
@@ -10,6 +11,7 @@ from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import Refusal
 from verl_fuse_realloc import contracts
 from verl_fuse_realloc.config import ReallocConfig
+from verl_fuse_realloc.features import FEATURES
 from verl_fuse_realloc.refusals import refusals, syncs
 from verl_fuse_realloc.schedule import LayoutSchedule, scheduled
 
@@ -22,6 +24,10 @@ class ReallocPlugin:
     @hookimpl
     def fuse_config(self) -> type:
         return ReallocConfig
+
+    @hookimpl
+    def fuse_features(self) -> Sequence[Feature]:
+        return FEATURES
 
     @hookimpl
     def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
@@ -14,6 +15,7 @@ from verl_fuse.spec.timeline import REQUEST, Timeline
 from verl_fuse_speculation.config import SpeculationConfig
 from verl_fuse_speculation.contracts import CONTRACTS
 from verl_fuse_speculation.engine import engine_arguments
+from verl_fuse_speculation.features import FEATURES
 from verl_fuse_speculation.passes import Passes, speculation_metrics
 from verl_fuse_speculation.refusals import ENGINE, refusals
 from verl_fuse_speculation.shelf import say_step
@@ -40,6 +42,10 @@ class SpeculationPlugin:
     @hookimpl
     def fuse_config(self) -> type:
         return SpeculationConfig
+
+    @hookimpl
+    def fuse_features(self) -> Sequence[Feature]:
+        return FEATURES
 
     @hookimpl
     def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:

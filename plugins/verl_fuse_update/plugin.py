@@ -5,12 +5,14 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import Feature
 from verl_fuse.hookspecs import Trainer, hookimpl
 from verl_fuse.spec.composed import getter
 from verl_fuse.spec.contract import Contract
 from verl_fuse.spec.step import LaneView, Refusal, RolloutView
 from verl_fuse_update.config import UpdateConfig
 from verl_fuse_update.contracts import contracts
+from verl_fuse_update.features import FEATURES
 from verl_fuse_update.memory import does_not_fit, stream_cost
 from verl_fuse_update.refusals import CRITIC_VALUES, OWN, SKIP, STREAM, is_token_mean, refusals, switched_on
 from verl_fuse_update.streaming import CallSize, call_size, next_groups
@@ -30,6 +32,10 @@ class UpdatePlugin:
     @hookimpl
     def fuse_config(self) -> type:
         return UpdateConfig
+
+    @hookimpl
+    def fuse_features(self) -> Sequence[Feature]:
+        return FEATURES
 
     @hookimpl
     def fuse_validate(self, config: Mapping[str, Any]) -> Sequence[Refusal]:

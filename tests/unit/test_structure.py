@@ -40,6 +40,7 @@ LAYERS = (
     ("verl_fuse.plan",),
     ("verl_fuse.reshard",),
     ("verl_fuse.runtime",),
+    ("verl_fuse.feature", "verl_fuse.advice"),
     ("verl_fuse.hookspecs", "verl_fuse.plugins"),
     ("verl_fuse.host.names", "verl_fuse.host.config"),
     ("verl_fuse.host.upstream",),

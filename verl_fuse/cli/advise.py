@@ -12,17 +12,18 @@ from omegaconf import DictConfig
 from rich.markup import escape
 from rich.table import Table
 
+from verl_fuse import plugins
+from verl_fuse.advice import Advice, Gain, advise, gains_of_replay, observed
 from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
-from verl_fuse.cli.refused import refused
+from verl_fuse.cli.refused import excluded, refused
 from verl_fuse.cli.simulate import features_table, read_options, replayed, show_advice
 from verl_fuse.cli.tables import print_table
 from verl_fuse.errors import listed
-from verl_fuse.simulate.advice import OVERRIDES, Advice, Gain, advise, gains_of_replay, observed
-from verl_fuse.simulate.recorded import SCORE_STAGES, Replay
+from verl_fuse.feature import Feature
+from verl_fuse.simulate.recorded import Replay
 from verl_fuse.spec.run_config import FILE, find_config
-from verl_fuse.spec.timeline import UPDATE_WEIGHTS
 from verl_fuse.timeline.files import located
 
 app = typer.Typer(add_completion=False)
@@ -48,10 +49,14 @@ def command(
     configuration is checked with it.
     """
     run_dir, _ = located(run_dir)
-    run, result, options = replayed(run_dir, read_options(set_ or []))
+    features = plugins.features(plugins.load())
+    run, result, options = replayed(run_dir, read_options(set_ or []), features)
     config = find_config(run_dir)
-    gains, refusals, on = gains_of_replay(result), refusals_of(config), features_on(config)
-    advice = advise([gain for gain in gains if not refusals[gain.feature] and gain.feature not in on], observed(result))
+    gains = gains_of_replay(result, features)
+    refusals, on = refusals_of(config, features), features_on(config, features)
+    open_ = [gain for gain in gains if not refusals[gain.feature] and gain.feature not in on]
+    advice = advise(open_, features, excluded(config), observed(result))
+    others = {name: feature.most(result.stages) for name, feature in features.items() if feature.most}
     notes = notes_of(result, config, options.dedicated, advice)
     if as_json:
         print_json(
@@ -64,7 +69,7 @@ def command(
                 "step_seconds": result.seconds,
                 "replay_error": result.replay_error,
                 "gains": [dataclasses.asdict(gain) for gain in gains],
-                "not_predicted": not_predicted(result),
+                "not_predicted": others,
                 "on": on,
                 "refused": refusals,
             }
@@ -72,8 +77,8 @@ def command(
         return
     state = partial(_state, refusals=refusals, on=on, predicted=[gain.feature for gain in gains], advice=advice)
     title = f"{escape(run)}: {result.steps} steps, {result.seconds:.2f} s each"
-    print_table(_table(gains, not_predicted(result), title, state))
-    for name, note in {**{gain.feature: gain.note for gain in gains}, **not_predicted(result)}.items():
+    print_table(_table(gains, others, title, state))
+    for name, note in {**{gain.feature: gain.note for gain in gains}, **others}.items():
         for line in f"{name}: {f'refused: {listed(refusals[name])}' if refusals[name] else note}".splitlines():
             say(line)
     for note in notes:
@@ -82,23 +87,11 @@ def command(
     show_advice(advice)
 
 
-def not_predicted(result: Replay) -> dict[str, str]:
-    """Return the features whose gain a replay cannot tell, with the most they could save."""
-    inference = sum(result.stages.get(stage, 0.0) for stage in SCORE_STAGES)
-    sync = result.stages.get(UPDATE_WEIGHTS, 0.0)
-    return {
-        "streaming": f"saves at most the {inference:.2f} s of inference, and nothing "
-        "where generation keeps the devices busy; "
-        "`verl-fuse ab` measures it",
-        "weight sync": f"saves at most the {sync:.2f} s of the weight sync; `verl-fuse ab` measures it",
-    }
-
-
-def features_on(config: DictConfig | None) -> list[str]:
+def features_on(config: DictConfig | None, features: Mapping[str, Feature]) -> list[str]:
     """Return the features that the run had on."""
     if config is None:
         return []
-    return [name for name, overrides in OVERRIDES.items() if all(_set(config, override) for override in overrides)]
+    return [name for name, one in features.items() if all(_set(config, override) for override in one.overrides)]
 
 
 def _set(config: DictConfig, override: str) -> bool:
@@ -106,13 +99,13 @@ def _set(config: DictConfig, override: str) -> bool:
     return select(config, key) == yaml.safe_load(value)
 
 
-def refusals_of(config: DictConfig | None) -> Mapping[str, Sequence[str]]:
+def refusals_of(config: DictConfig | None, features: Mapping[str, Feature]) -> Mapping[str, Sequence[str]]:
     """Return by feature the refusals of the run's configuration with the feature that are no refusals without it; no
     refusal where no configuration was kept."""
     if config is None:
-        return dict.fromkeys(OVERRIDES, ())
+        return dict.fromkeys(features, ())
     alone = refused(config, ())
-    return {name: refused_beside(config, overrides, alone) for name, overrides in OVERRIDES.items()}
+    return {name: refused_beside(config, feature.overrides, alone) for name, feature in features.items()}
 
 
 def refused_beside(config: DictConfig, overrides: Sequence[str], alone: Sequence[str]) -> tuple[str, ...]:

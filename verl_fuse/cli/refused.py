@@ -3,11 +3,14 @@ without starting one."""
 
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import cache
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from verl_fuse.advice import Excluded
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import Feature
 from verl_fuse.host.start.settings import load_settings
 
 
@@ -23,3 +26,19 @@ def refused(config: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     except FuseError as error:
         return tuple(map(str, error.args))
     return ()
+
+
+def excluded(config: DictConfig | None) -> Excluded:
+    """Return the function that finds the refusals of two features together that neither has alone, in this
+    configuration; in one that says nothing, where it is None."""
+    base = OmegaConf.create({}) if config is None else config
+
+    @cache
+    def found(overrides: tuple[str, ...]) -> tuple[str, ...]:
+        return refused(base, overrides)
+
+    def together(one: Feature, other: Feature) -> tuple[str, ...]:
+        alone = {*found(one.overrides), *found(other.overrides)}
+        return tuple(line for line in found((*one.overrides, *other.overrides)) if line not in alone)
+
+    return together

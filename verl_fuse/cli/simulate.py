@@ -2,7 +2,8 @@
 nor verl nor a device."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +12,15 @@ import yaml
 from rich.markup import escape
 from rich.table import Table
 
+from verl_fuse import plugins
+from verl_fuse.advice import Advice, advice_of_replay, advice_of_rows
 from verl_fuse.cli import interrupt
 from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of, read_cluster
 from verl_fuse.cli.composition import select
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.prose import say
+from verl_fuse.cli.refused import excluded
 from verl_fuse.cli.report import METRICS_FILE, read_metrics
 from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.cost.analytic import AnalyticCost
@@ -24,11 +28,11 @@ from verl_fuse.cost.model import CostModel
 from verl_fuse.cost.profiled import ProfiledCost
 from verl_fuse.cost.table import ProfileTable
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.advice import Advice, advice_of_replay, advice_of_rows
+from verl_fuse.feature import Feature
 from verl_fuse.simulate.compare import Estimate, StrategyResult, simulate_each
 from verl_fuse.simulate.drafts import acceptance_of
-from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions
-from verl_fuse.simulate.recorded import Replay, read_recorded, replay
+from verl_fuse.simulate.options import SimulationOptions, features_of
+from verl_fuse.simulate.recorded import Replay, Saving, read_recorded, replay
 from verl_fuse.spec.block import read_block
 from verl_fuse.spec.cluster import Cluster
 from verl_fuse.spec.composed import getter, on_accelerators
@@ -66,7 +70,8 @@ def simulate(
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            help="One or more of " + ", ".join(SIMULATED_STRATEGIES) + "; default: all, realloc only with --plan."
+            help="A feature or another strategy, or several with + between them; repeatable. Default: all, realloc "
+            "only with --plan."
         ),
     ] = None,
     seeds: Annotated[
@@ -106,25 +111,39 @@ def simulate(
         check_folder(timeline)
     seeds = seeds or SIMULATED_STEPS
     workload, machines = Workload.read(workload_file), read_cluster(cluster)
+    features = plugins.features(plugins.load())
+    named = {name: feature.strategy for name, feature in features.items() if feature.strategy}
+    for text in strategy or ():
+        parts = features_of(text, named)
+        require_together(text, {name: feature for name, feature in features.items() if name in parts})
     given, rows, interrupted = Plan.read(plan) if plan else None, [], False
     with ProgressNotes(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
         cost = cost_model(machines, profile)
         try:
-            rows.extend(simulate_each(workload, cost, strategy, seeds, given, options, report))
+            rows.extend(simulate_each(workload, cost, strategy, seeds, given, options, report, named))
         except KeyboardInterrupt:
             if not rows:
                 raise
             interrupted = True
     pages = write_timelines(timeline, rows, _title(workload, machines, seeds)) if timeline is not None else []
+    advice = advice_of_rows(rows, features, excluded(None))
     if as_json:
-        print_json(as_data(rows, workload, machines, seeds, pages))
+        print_json(as_data(rows, workload, machines, seeds, pages, advice))
     else:
         show(rows, workload, machines, seeds)
         if pages:
             typer.echo(f"Page: {pages[0]}")
-        show_advice(advice_of_rows(rows))
+        show_advice(advice)
     if interrupted:
         raise typer.Exit(interrupt.CODE)
+
+
+def require_together(strategy: str, features: Mapping[str, Feature]) -> None:
+    """Raise a FuseError where verl-fuse refuses two of these features of a strategy together."""
+    together = excluded(None)
+    for one, other in combinations(features.values(), 2):
+        if refusals := together(one, other):
+            raise FuseError(f"strategy={strategy!r}: {one.name} and {other.name} are refused together: {refusals[0]}")
 
 
 def read_options(settings: list[str]) -> SimulationOptions:
@@ -213,7 +232,12 @@ def _interval(value: Estimate, digits: int) -> str:
 
 
 def as_data(
-    rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds: int, pages: list[Path | None]
+    rows: list[StrategyResult],
+    workload: Workload,
+    cluster: Cluster,
+    seeds: int,
+    pages: list[Path | None],
+    advice: Advice,
 ) -> dict[str, Any]:
     """Return the keys of `--json`: times in seconds, costs in USD, both per step."""
     strategies = [
@@ -245,7 +269,7 @@ def as_data(
         "steps": seeds,
         "strategies": strategies,
         "stock_plan": stock,
-        "advice": dataclasses.asdict(advice_of_rows(rows)),
+        "advice": dataclasses.asdict(advice),
         "pages": [str(page) for page in pages],
     }
 
@@ -276,7 +300,9 @@ def write_timelines(folder: Path, rows: list[StrategyResult], title: str) -> lis
 
 def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
     """Print the savings table of a recorded run."""
-    name, result, options = replayed(located(run)[0], options)
+    features = plugins.features(plugins.load())
+    name, result, options = replayed(located(run)[0], options, features)
+    advice = advice_of_replay(result, features, excluded(None))
     if as_json:
         print_json(
             {
@@ -284,13 +310,18 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
                 "steps": result.steps,
                 "step_seconds": result.seconds,
                 "replay_error": result.replay_error,
-                "savings": [dataclasses.asdict(saving) for saving in result.savings],
-                "advice": dataclasses.asdict(advice_of_replay(result)),
+                "savings": [
+                    {"feature": name, **dataclasses.asdict(saving)} for name, saving in all_savings(result).items()
+                ],
+                "advice": dataclasses.asdict(advice),
             }
         )
         return
     title = f"{escape(name)}: {result.steps} steps, {result.seconds:.2f} s each"
-    rows = ((s.feature, s.seconds, s.seconds / result.seconds, s.device_share, escape(s.note)) for s in result.savings)
+    rows = (
+        (name, s.seconds, s.seconds / result.seconds, s.device_share, escape(s.note))
+        for name, s in all_savings(result).items()
+    )
     print_table(features_table(title, "how", rows))
     say(f"Generation replayed from fitted decode times: median error {result.replay_error:.0%}.")
     if options.dedicated is None:
@@ -298,10 +329,17 @@ def show_replay(run: Path, options: SimulationOptions, as_json: bool) -> None:
             "Replicas are taken to have devices of their own; where they share saturated ones, as on a CPU, say --set "
             "dedicated=false."
         )
-    show_advice(advice_of_replay(result))
+    show_advice(advice)
 
 
-def replayed(run_dir: Path, options: SimulationOptions) -> tuple[str, Replay, SimulationOptions]:
+def all_savings(result: Replay) -> dict[str, Saving]:
+    """Return the saving of observe mode, and of each feature."""
+    return {"observe": result.observed, **result.savings}
+
+
+def replayed(
+    run_dir: Path, options: SimulationOptions, features: Mapping[str, Feature]
+) -> tuple[str, Replay, SimulationOptions]:
     """Return the name of a recorded run, its steps replayed, and the options that follow from the run's configuration;
     the first step, which warms up, is left out where there are other steps."""
     numbers = recorded_steps(run_dir)
@@ -315,7 +353,8 @@ def replayed(run_dir: Path, options: SimulationOptions) -> tuple[str, Replay, Si
         report(f"replaying {len(timelines)} recorded steps")
         drafted = config is not None and bool(select(config, "fuse.speculation.enabled"))
         steps = [read_recorded(timeline) for timeline in timelines]
-        return timelines[-1].run, replay(steps, options, drafted, accelerator), options
+        savings = {name: feature.saving for name, feature in features.items() if feature.saving}
+        return timelines[-1].run, replay(steps, options, savings, drafted, accelerator), options
 
 
 def show_advice(advice: Advice) -> None:

@@ -5,8 +5,9 @@ Invariants (tests/unit/simulate/test_compare.py):
 - intervals hold the mean; with one seed there is none.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -69,12 +70,13 @@ def simulate_each(
     plan: Plan | None = None,
     options: SimulationOptions = SimulationOptions(),  # noqa: B008 - frozen
     report: Callable[[str], None] = lambda text: None,
+    named: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[StrategyResult]:
     """Simulate one step per seed and strategy. `realloc` and `all` use `plan`, the others the stock placement; stock
     comes first.
 
     Without `strategies`: all of them, `realloc` only with a plan, strategies that draft only with an acceptance.
-    `report` is told the simulation under way.
+    `report` is told the simulation under way; `named` has other names for strategies.
     """
     if seeds < 1:
         raise FuseError(f"seeds={seeds}: needs a whole number >= 1")
@@ -82,27 +84,27 @@ def simulate_each(
         plan.check(workload, cost.cluster)
     elif "realloc" in {part for name in strategies or () for part in name.split("+")}:
         raise FuseError("strategy='realloc' needs --plan: the placement that weights are moved to")
-    known = dict.fromkeys([*SIMULATED_STRATEGIES, *(strategies or ())])
-    drafting = {name for name in known if "speculation" in features_of(name)}
+    known = {name: features_of(name, named) for name in (*SIMULATED_STRATEGIES, *named, *(strategies or ()))}
+    drafting = {name for name, features in known.items() if "speculation" in features}
     if options.acceptance is None and (asked := drafting.intersection(strategies or ())):
         raise FuseError(
             f"strategy={', '.join(map(repr, sorted(asked)))} needs --set acceptance=SHARE, or --acceptance-of a run "
             "with fuse.speculation.enabled=true"
         )
     left_out = (drafting if options.acceptance is None else set()) | ({"realloc"} if plan is None else set())
-    possible = [name for name in SIMULATED_STRATEGIES if name not in left_out]
+    possible = [name for name in (*SIMULATED_STRATEGIES, *named) if name not in left_out]
     wanted = list(dict.fromkeys(["stock", *(strategies or possible)]))
-    features = {name: features_of(name) for name in wanted}
     require_method(options.schedule)
     report("stock: looking for its fastest layouts")
     base = stock_plan(workload, cost, replace(options, acceptance=None))
-    plans = {name: plan if plan and "realloc" in features[name] else base for name in wanted}
+    plans = {name: plan if plan and "realloc" in known[name] else base for name in wanted}
 
     def steps(name: str) -> list[StepResult]:
         found = []
         for seed in range(seeds):
             report(f"{name}: step {seed + 1} of {seeds}")
-            found.append(simulate_step(workload, plans[name], cost, name, np.random.default_rng(seed), options))
+            rng, strategy = np.random.default_rng(seed), "+".join(named.get(part, part) for part in name.split("+"))
+            found.append(simulate_step(workload, plans[name], cost, strategy, rng, options))
         return found
 
     stock = steps("stock")

@@ -1,7 +1,9 @@
 """Lists the assumptions of a simulated step about the software beside the models and the cluster."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import bounded
@@ -87,18 +89,11 @@ class SimulationOptions:
             raise FuseError(f"options.migration={self.migration!r}: allowed: auto, prefill, transfer")
 
 
-def features_of(strategy: str) -> frozenset[str]:
-    """Return the features of a strategy, or of several with `+` between them; a FuseError lists the strategies."""
-    names = strategy.split("+")
+def features_of(strategy: str, named: Mapping[str, str] = MappingProxyType({})) -> frozenset[str]:
+    """Return the features of a strategy, or of several with `+` between them; `named` has other names for strategies. A
+    FuseError lists the strategies."""
+    names = [name for part in strategy.split("+") for name in named.get(part, part).split("+")]
     if not all(name in SIMULATED_STRATEGIES for name in names):
-        raise FuseError(
-            f"strategy={strategy!r}; allowed: {', '.join(SIMULATED_STRATEGIES)}, or several with + between them"
-        )
-    features = frozenset().union(*(SIMULATED_STRATEGIES[name] for name in names))
-    if "pipeline" in features and features & {"zero_gradient", "old_log_prob", "values"}:
-        raise FuseError(f"strategy={strategy!r}: the fused pipeline goes with no switch of fuse.update")
-    if {"pipeline", "placement"} <= features:
-        raise FuseError(f"strategy={strategy!r}: the fused pipeline trains both models on the same devices")
-    if {"values", "placement"} <= features:
-        raise FuseError(f"strategy={strategy!r}: a critic with devices of its own computes values there")
-    return features
+        allowed = ", ".join(dict.fromkeys([*SIMULATED_STRATEGIES, *named]))
+        raise FuseError(f"strategy={strategy!r}; allowed: {allowed}, or several with + between them")
+    return frozenset().union(*(SIMULATED_STRATEGIES[name] for name in names))

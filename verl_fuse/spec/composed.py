@@ -70,6 +70,14 @@ def has_critic(get: Get) -> bool:
     return get("algorithm.adv_estimator") == "gae" if enabled is None else bool(enabled)
 
 
+def one_replica(get: Get) -> str | None:
+    """Return a reason to leave alone what chooses between rollout replicas: there is one."""
+    devices = (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)
+    for size in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
+        devices //= get(f"{ROLLOUT}.{size}") or 1
+    return "there is one rollout replica" if devices < 2 else None
+
+
 def has_adapters(get: Get) -> bool:
     """Tell whether the reference is the policy without its adapters, by verl's rule (`PPOTrainer.ref_in_actor`)."""
     return bool((get(f"{MODEL}.lora.rank") or 0) > 0 or (get(f"{MODEL}.lora_rank") or 0) > 0) or (

@@ -95,7 +95,7 @@ def test_the_measured_cost_of_drafts_is_told_of_runs_on_accelerators(
 def test_a_feature_that_is_on_is_not_advised(run_dir: Path, capsys: pytest.CaptureFixture[str]):
     keep(run_dir, "ppo-cpu", "fuse.elastic.enabled=true", "fuse.elastic.scale=true", "fuse.elastic.release=true")
     found = json.loads(ask(capsys, run_dir, "--json"))
-    assert found["on"] == ["elastic"]
+    assert found["on"] == ["routing", "elastic"]
     assert "elastic" not in found["features"]
     on = ("enabled=true", "layout=slices", "migration_threshold=auto")
     keep(run_dir, "ppo-gsm8k-8gpu", *(f"fuse.interstage.{override}" for override in on))

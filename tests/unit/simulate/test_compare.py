@@ -5,7 +5,7 @@ import pytest
 from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.errors import FuseError
-from verl_fuse.simulate.compare import compare, estimate
+from verl_fuse.simulate.compare import compare, estimate, simulate_each
 from verl_fuse.simulate.options import features_of
 from verl_fuse.simulate.stock import stock_plan
 
@@ -48,15 +48,23 @@ def test_strategies_add_up():
     assert features_of("tail+update") == {"speculation", "interstage", "zero_gradient", "old_log_prob"}
 
 
+def test_strategies_have_other_names():
+    named = {"mine": "update+interstage", "again": "stock"}
+    assert features_of("mine+tail", named) == features_of("update+interstage+tail")
+    rows = list(simulate_each(grpo(zero_gradient=0.4), h100(), None, 1, None, NO_POLL, named=named))
+    seconds = {row.strategy: row.seconds.mean for row in rows}
+    assert list(seconds)[-2:] == ["mine", "again"]
+    assert seconds["mine"] <= seconds["update"] < seconds["again"] == seconds["stock"]
+    with pytest.raises(FuseError, match=r"strategy='yours'; allowed: stock, .*placement, all, mine, again, or several"):
+        features_of("yours", named)
+
+
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
         ("update+fast", r"strategy='update\+fast'; allowed: stock"),
         ("update+realloc", "strategy='realloc' needs --plan"),
         ("interstage+speculation", r"strategy='interstage\+speculation' needs --set acceptance"),
-        ("pipeline+old_log_prob", "the fused pipeline goes with no switch of fuse.update"),
-        ("pipeline+values", "the fused pipeline goes with no switch of fuse.update"),
-        ("placement+values", "a critic with devices of its own computes values there"),
     ],
 )
 def test_what_does_not_add_up_is_refused(strategy: str, words: str):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from setups import NO_POLL, h100, ppo
 
+from verl_fuse import plugins
 from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.options import SimulationOptions
@@ -14,6 +15,8 @@ from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.simulate.step import simulate_step
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.spec.timeline import Span, Timeline
+
+SAVINGS = {name: one.saving for name, one in plugins.features(plugins.load()).items() if one.saving}
 
 
 def step(seed: int = 0, fit: DecodeFit = DecodeFit(0.1, 2e-3, 1e-4), stages: dict | None = None) -> ReplayedStep:  # noqa: B008
@@ -30,7 +33,7 @@ def step(seed: int = 0, fit: DecodeFit = DecodeFit(0.1, 2e-3, 1e-4), stages: dic
 
 
 def ask(*steps: ReplayedStep, dedicated: bool = True, latency: float = 0.05):
-    return replay(steps, SimulationOptions(dedicated=dedicated, migration_latency=latency))
+    return replay(steps, SimulationOptions(dedicated=dedicated, migration_latency=latency), SAVINGS)
 
 
 def test_the_fit_finds_the_speed_of_the_replicas():
@@ -55,12 +58,12 @@ def test_a_replay_takes_as_long_as_the_run():
 
 
 def test_what_every_feature_would_have_saved():
-    savings = {saving.feature: saving for saving in ask(step(0), step(1)).savings}
-    assert list(savings) == [
-        "observe", "interstage", "pipeline", "speculation", "zero_gradient", "old_log_prob", "values", "stream",
-        "elastic",
-    ]  # fmt: skip
-    assert savings["observe"].seconds == pytest.approx(0.7)
+    found = ask(step(0), step(1))
+    assert found.observed.seconds == pytest.approx(0.7)
+    savings = found.savings
+    assert savings.keys() == {
+        "interstage", "pipeline", "speculation", "zero_gradient", "old_log_prob", "values", "stream", "elastic",
+    }  # fmt: skip
     assert 0.5 < savings["interstage"].seconds < 3.0
     assert savings["pipeline"].seconds == 0
     assert "at most 3.00 s" in savings["pipeline"].note
@@ -70,8 +73,7 @@ def test_what_every_feature_would_have_saved():
 def test_what_drafts_would_have_saved():
     def saving(options: SimulationOptions, drafted: bool = False, accelerator: bool = False, each: float = 1e-4):
         steps = [step(seed, DecodeFit(0.1, 2e-3, each)) for seed in (0, 1)]
-        found = replay(steps, options, drafted, accelerator).savings
-        return next(saving for saving in found if saving.feature == "speculation")
+        return replay(steps, options, SAVINGS, drafted, accelerator).savings["speculation"]
 
     unknown, some, more = (saving(SimulationOptions(acceptance=share)) for share in (None, 0.5, 0.9))
     assert unknown.seconds == 0
@@ -95,7 +97,7 @@ def test_what_an_update_could_have_left_out():
     plain = step(stages={"gen": 9.3, "old_log_prob": 2.0, "adv": 0.5, "update_actor": 6.0})
 
     def found(*steps: ReplayedStep):
-        savings = {saving.feature: saving for saving in ask(*steps).savings}
+        savings = ask(*steps).savings
         return [savings[name] for name in ("zero_gradient", "old_log_prob")]
 
     zero, old = found(plain)
@@ -114,13 +116,12 @@ def test_what_an_update_could_have_left_out():
 
 def test_values_that_the_critics_update_could_have_computed():
     def found(step: ReplayedStep):
-        return next(saving for saving in ask(step).savings if saving.feature == "values")
+        return ask(step).savings["values"]
 
     plain = step(stages={"gen": 9.3, "values": 1.5, "update_critic": 5.0, "update_actor": 6.0})
     assert found(plain).seconds == pytest.approx(1.5)
     assert found(replace(plain, own_values=True)).note.startswith("it was on")
-    own = ask(plain, replace(plain, own_values=True)).savings
-    assert next(saving for saving in own if saving.feature == "values").note.startswith("it was on")
+    assert ask(plain, replace(plain, own_values=True)).savings["values"].note.startswith("it was on")
     assert found(step(stages={"gen": 9.3, "update_actor": 6.0})).note == "no critic was trained"
     for stage in ("fused_update", "defer_critic"):
         assert found(step(stages={"gen": 9.3, "values": 1.5, stage: 1.0})).seconds == 0
@@ -141,7 +142,7 @@ def test_a_step_says_what_has_no_gradient_and_what_its_update_left_out():
 
 
 def test_shared_devices_save_nothing_by_overlap_or_by_fewer_replicas():
-    savings = {saving.feature: saving for saving in ask(step(), dedicated=False).savings}
+    savings = ask(step(), dedicated=False).savings
     assert (savings["interstage"].seconds, savings["interstage"].note) == (
         0.0,
         "R_t = 0: devices are shared and saturated",
@@ -151,15 +152,15 @@ def test_shared_devices_save_nothing_by_overlap_or_by_fewer_replicas():
 
 def test_savings_are_never_negative():
     result = ask(step(), latency=50.0)
-    assert all(saving.seconds >= 0 and saving.device_share >= 0 for saving in result.savings)
+    assert all(saving.seconds >= 0 and saving.device_share >= 0 for saving in result.savings.values())
 
 
 def test_without_a_critic_there_is_no_pipeline():
-    assert ask(step(stages={"gen": 9.3, "ref": 2.0})).savings[2].note == "no critic was trained"
+    assert ask(step(stages={"gen": 9.3, "ref": 2.0})).savings["pipeline"].note == "no critic was trained"
 
 
 def test_a_fused_update_has_nothing_left_to_fuse():
-    note = ask(step(stages={"gen": 9.3, "fused_update": 2.0})).savings[2].note
+    note = ask(step(stages={"gen": 9.3, "fused_update": 2.0})).savings["pipeline"].note
     assert note == "it was on: critic and actor trained as one"
 
 
@@ -204,8 +205,7 @@ def test_a_run_that_migrated_is_refused():
 
 
 def saved_by_stream(recorded: ReplayedStep, **options):
-    (found,) = [saving for saving in ask(recorded, **options).savings if saving.feature == "stream"]
-    return found
+    return ask(recorded, **options).savings["stream"]
 
 
 def test_an_update_in_the_tail_would_have_saved_what_complete_groups_take():

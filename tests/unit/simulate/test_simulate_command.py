@@ -221,6 +221,8 @@ def test_costs_have_a_unit(workload: str, tmp_path: Path, capsys: pytest.Capture
         (["missing.yaml", "h100"], "missing.yaml: cannot be read"),
         (["{w}", "h100", "--strategy", "fast"], "strategy='fast'; allowed: stock"),
         (["{w}", "h100", "--strategy", "realloc"], "strategy='realloc' needs --plan"),
+        (["{w}", "h100", "--strategy", "pipeline+update"], "pipeline and old_log_prob are refused together"),
+        (["{w}", "h100", "--strategy", "values+placement"], "fuse.placement.critic='auto': fuse.update.skip_values"),
         (["{w}", "h100", "--set", "poll"], "--set 'poll': needs KEY=VALUE"),
         (["{w}", "h100", "--set", "stock_pol=1"], "options.stock_pol: unknown key (did you mean 'stock_poll'?)"),
         (["{w}", "h100", "--set", "rollout_memory=2"], "options.rollout_memory=2.0: needs >= 0.01 and <= 1.0"),

@@ -17,13 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import PresetName
 from verl_fuse.host.start.adapters import adapter_refusals
 from verl_fuse.host.start.applied_plan import ADDED, apply_plan, checked_plan, overrides_of
 from verl_fuse.host.start.data_rows import row_refusals
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
 from verl_fuse.host.start.mini_batches import mini_batch_refusals
 from verl_fuse.host.start.out_of_reach import out_of_reach
-from verl_fuse.host.start.preset import PresetName, choose, slower_features, with_keys
+from verl_fuse.host.start.preset import choose, slower_features, with_keys
 from verl_fuse.host.start.resumption import resume_refusals
 from verl_fuse.host.start.value_types import type_refusals
 from verl_fuse.spec.block import bounded, nearest, quoted, read_block, undecided, waiting, without_effect, written
@@ -115,7 +116,7 @@ def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
     idle = tuple(line for name, block in blocks.items() for line in _idle(f"fuse.{name}", block))
     run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir") or "fuse_run"
     foreseen = plan.planned_seconds if plan else {}
-    slower = tuple(slower_features(decided))
+    slower = tuple(slower_features(decided, plugins.features(manager).values()))
     return Settings(core, blocks, manager, Path(run_dir).absolute(), overrides, foreseen, idle, slower, chosen)
 
 
@@ -123,7 +124,7 @@ def _decided(
     config: DictConfig, core: CoreBlock, manager: pluggy.PluginManager, schema: Mapping[str, type]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return (the keys of `fuse` that are left to the preset, with their values; the preset's line on each feature)."""
-    keys, chosen = choose(config, core.preset, partial(_problems, manager))
+    keys, chosen = choose(config, core.preset, plugins.features(manager).values(), partial(_problems, manager))
     otherwise = {f"{name}.{key}": value for name, block in schema.items() for key, value in undecided(block).items()}
     get = getter(config)
     return {key: value for key, value in (otherwise | keys).items() if get(f"fuse.{key}") is None}, chosen

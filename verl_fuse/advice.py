@@ -1,57 +1,29 @@
 """Advises on features to switch on: the features that a simulation or a replayed run predicts to gain, as overrides of
 verl's configuration.
 
-Invariants (tests/unit/simulate/test_advice.py):
+Invariants (tests/unit/test_advice.py):
 - a feature that is predicted to gain less than `LEAST_GAIN_SHARE` of a step, or within its interval nothing, is not
   advised;
-- of two features that verl-fuse refuses together, the one that gains more is advised;
+- of two features that verl-fuse refuses together, the one that gains more is advised; so it is of two that are
+settings of one switch;
 - observe mode, which every feature includes, is the baseline of features, not stock verl.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from verl_fuse.feature import Feature
 from verl_fuse.simulate.compare import StrategyResult
 from verl_fuse.simulate.recorded import Replay
 from verl_fuse.spec.timeline import GENERATION
 
 SWITCH = ("+fuse=default", "trainer.v1.trainer_mode=fuse")
 """Overrides that switch verl-fuse on, in observe mode."""
-OVERRIDES: dict[str, tuple[str, ...]] = {
-    "streaming": ("fuse.interstage.enabled=true",),
-    "interstage": (
-        "fuse.interstage.enabled=true",
-        "fuse.interstage.layout=slices",
-        "fuse.interstage.migration_threshold=auto",
-    ),
-    "pipeline": ("fuse.pipeline.enabled=true",),
-    "elastic": ("fuse.elastic.enabled=true", "fuse.elastic.scale=true", "fuse.elastic.release=true"),
-    "speculation": ("fuse.speculation.enabled=true",),
-    "zero_gradient": ("fuse.update.skip_zero_gradient=true",),
-    "old_log_prob": ("fuse.update.skip_old_log_prob=true",),
-    "values": ("fuse.update.skip_values=true",),
-    "stream": (
-        "fuse.update.stream=true",
-        "fuse.update.skip_old_log_prob=true",
-        "fuse.elastic.enabled=true",
-        "fuse.elastic.release=true",
-    ),
-    "weight sync": ("fuse.realloc.weight_sync=shards",),
-}
-"""Overrides of each feature, beside those of SWITCH."""
-_EXCLUSIVE = (
-    {"streaming", "interstage"},
-    {"interstage", "elastic"},
-    {"pipeline", "zero_gradient"},
-    {"pipeline", "old_log_prob"},
-    {"pipeline", "values"},
-    {"pipeline", "stream"},
-    {"interstage", "stream"},
-    {"streaming", "stream"},
-)
-_RESTS_ON = {"stream": "old_log_prob"}
-"""A feature that is simulated with another one, whose gain is not its own."""
 LEAST_GAIN_SHARE = 0.01
+
+Features = Mapping[str, Feature]
+# Returns the refusals of two features together that neither has alone.
+Excluded = Callable[[Feature, Feature], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -82,12 +54,11 @@ class Advice:
     overrides: tuple[str, ...]
 
 
-def advice_of_rows(rows: Sequence[StrategyResult]) -> Advice:
+def advice_of_rows(rows: Sequence[StrategyResult], features: Features, excluded: Excluded) -> Advice:
     """Return the advice of simulated strategies, `rows` as `compare` returns them: the strategies that are one
     feature."""
     found = {row.strategy: row for row in rows}
     base = found.get("observe", rows[0])
-    before = {name: found.get(other, base) for name, other in _RESTS_ON.items()}
     gains = [
         Gain(
             feature=row.strategy,
@@ -98,12 +69,14 @@ def advice_of_rows(rows: Sequence[StrategyResult]) -> Advice:
             sure=row.speedup.low > other.speedup.high or row.cost_ratio.high < other.cost_ratio.low,
         )
         for row in rows
-        if row.strategy in OVERRIDES
-        for other in [before.get(row.strategy, base)]
+        if row.strategy in features
+        for other in [found.get(features[row.strategy].beside, base)]
     ]
     speedup = base.speedup
     return advise(
         gains,
+        features,
+        excluded,
         f"observe mode alone is {speedup.mean:.2f} times as fast as stock [{speedup.low:.2f}, {speedup.high:.2f}]"
         if base is not rows[0]
         else "they were compared with stock",
@@ -111,60 +84,62 @@ def advice_of_rows(rows: Sequence[StrategyResult]) -> Advice:
     )
 
 
-def advice_of_replay(result: Replay) -> Advice:
+def advice_of_replay(result: Replay, features: Features, excluded: Excluded) -> Advice:
     """Return the advice of a recorded run."""
-    return advise(gains_of_replay(result), observed(result))
+    return advise(gains_of_replay(result, features), features, excluded, observed(result))
 
 
-def gains_of_replay(result: Replay) -> list[Gain]:
+def gains_of_replay(result: Replay, features: Features) -> list[Gain]:
     """Return the saving of each feature on a recorded run; a saving below the replay's own error is not sure."""
     error = result.replay_error * result.stages.get(GENERATION, 0.0) / result.seconds
     return [
         Gain(
-            feature=saving.feature,
+            feature=name,
             seconds=saving.seconds,
             share=saving.seconds / result.seconds,
             device_share=saving.device_share,
             note=saving.note,
             sure=max(saving.seconds / result.seconds, saving.device_share) > error,
-            at_most=saving.feature == "elastic",
+            at_most=features[name].bound,
         )
-        for saving in result.savings
-        if saving.feature in OVERRIDES
+        for name, saving in result.savings.items()
     ]
 
 
 def observed(result: Replay) -> str:
     """Describe the saving of observe mode on a recorded run."""
-    saved = next(saving.seconds for saving in result.savings if saving.feature == "observe")
+    saved = result.observed.seconds
     return (
         f"observe mode alone saves {saved:.2f} s of the {result.seconds + saved:.2f} s that a step of stock verl would "
         "take"
     )
 
 
-def advise(gains: Sequence[Gain], observed: str, switch: Sequence[str] = ()) -> Advice:
+def advise(
+    gains: Sequence[Gain], features: Features, excluded: Excluded, observed: str, switch: Sequence[str] = ()
+) -> Advice:
     """Return the advice of these gains. `observed` tells the predicted effect of observe mode, `switch` are overrides
     that switch observe mode on where it is off."""
-    chosen = chosen_of(gains)
-    features = tuple(gain.feature for gain in chosen)
-    overrides = (*switch, *dict.fromkeys(override for name in features for override in OVERRIDES[name]))
+    chosen = chosen_of(gains, features, excluded)
+    names = tuple(gain.feature for gain in chosen)
+    overrides = (*switch, *dict.fromkeys(override for name in names for override in features[name].overrides))
     nothing = [gain.feature for gain in gains if not gain.worthwhile]
     named = ", ".join(f"{gain.feature} ({_amount(gain)})" for gain in chosen)
     none = f"switch no feature on: none is predicted to gain {LEAST_GAIN_SHARE:.0%} of a step"
     parts = [f"switch on {named}" if chosen else none, observed]
-    if excluded := [gain.feature for gain in gains if gain.worthwhile and gain not in chosen]:
-        parts.append(f"{_listed(excluded)} cannot be on together with that")
+    if left_out := [gain.feature for gain in gains if gain.worthwhile and gain not in chosen]:
+        parts.append(f"{_listed(left_out)} cannot be on together with that")
     if chosen and nothing:
         parts.append(f"no gain is predicted from {_listed(nothing)}")
-    return Advice("; ".join(parts), features, overrides)
+    return Advice("; ".join(parts), names, overrides)
 
 
-def chosen_of(gains: Sequence[Gain]) -> list[Gain]:
+def chosen_of(gains: Sequence[Gain], features: Features, excluded: Excluded) -> list[Gain]:
     """Return the features worth switching on together, the most seconds first."""
     chosen: list[Gain] = []
     for gain in sorted(gains, key=lambda gain: (-gain.seconds, -gain.device_share)):
-        if gain.worthwhile and not any({gain.feature, other.feature} in _EXCLUSIVE for other in chosen):
+        one, others = features[gain.feature], [features[other.feature] for other in chosen]
+        if gain.worthwhile and not any(one.switch == other.switch or excluded(one, other) for other in others):
             chosen.append(gain)
     return chosen
 

@@ -1,0 +1,67 @@
+"""The records of this plugin's features, and their savings on a recorded run."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from verl_fuse.feature import Feature, Fits
+from verl_fuse.spec.composed import Get, has_critic, has_reference, one_replica
+from verl_fuse.spec.timeline import INFERENCE_STAGES, REWARD
+
+if TYPE_CHECKING:
+    from verl_fuse.simulate.recorded import Recording, Saving
+
+
+def _nothing_to_infer(get: Get) -> str | None:
+    bypass = get("algorithm.rollout_correction.bypass_mode")
+    old_log_probs = not bypass and not get("fuse.update.skip_old_log_prob")
+    values = has_critic(get) and not get("fuse.update.skip_values")
+    if not (old_log_probs or has_reference(get) or values):
+        return "there is neither an old log-prob pass, nor a reference, nor a pass for values"
+    return one_replica(get)
+
+
+def _moved_tail(run: "Recording") -> "Saving":
+    from verl_fuse.simulate.recorded import Saving
+    from verl_fuse.simulate.tail import migrated, trigger_time, unmigrated
+
+    threshold, inference = run.threshold, run.inference
+    if not threshold.threshold:
+        shared = "devices are shared and saturated" if not run.dedicated else "no threshold is predicted to gain"
+        return Saving(f"R_t = 0: {shared}")
+    saved = []
+    for rollout, end in zip(run.begun, run.through, strict=True):
+        time = trigger_time(end, threshold.threshold)
+        fused = migrated(rollout.advance(time), time, threshold.survivors, inference, run.moving)
+        saved.append(unmigrated(end, inference).seconds - fused.seconds)
+    share = threshold.threshold / len(run.begun[0].requests)
+    note = f"R_t = {share:.0%} of the batch, {threshold.survivors} of {run.begun[0].replicas} replicas kept"
+    return Saving(note, max(0.0, sum(saved) / len(saved)))
+
+
+def _all_of_inference(stages: Mapping[str, float]) -> str:
+    inference = sum(stages.get(stage, 0.0) for stage in (REWARD, *INFERENCE_STAGES))
+    return (
+        f"saves at most the {inference:.2f} s of inference, and nothing where generation keeps the devices busy; "
+        "`verl-fuse ab` measures it"
+    )
+
+
+FEATURES = (
+    Feature("streaming", {"interstage.enabled": True}, strategy="streaming", most=_all_of_inference),
+    Feature(
+        "interstage",
+        {"interstage.enabled": True, "interstage.layout": "slices", "interstage.migration_threshold": "auto"},
+        presets={"fast": {}},
+        idle=_nothing_to_infer,
+        measured=1.27,
+        strategy="interstage",
+        saving=_moved_tail,
+        fits=Fits(
+            "slices, moving tail",
+            "PPO; GRPO with reference or old log-probs",
+            "FSDP, FSDP2, Megatron",
+            "vLLM, several replicas",
+            "replicas of one device, on Megatron of two",
+        ),
+    ),
+)

@@ -1,0 +1,141 @@
+"""The records of this plugin's features, and their savings on a recorded run."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from verl_fuse.feature import Feature, Fits, PresetName
+from verl_fuse.spec.composed import Get, has_critic
+from verl_fuse.spec.timeline import (
+    DEFER_CRITIC,
+    FUSED_UPDATE,
+    OLD_LOG_PROB,
+    REF_LOG_PROB,
+    UPDATE_ACTOR,
+    UPDATE_CRITIC,
+    VALUES,
+)
+
+if TYPE_CHECKING:
+    from verl_fuse.simulate.recorded import Recording, Saving
+
+_COMPUTED: Mapping[PresetName, Mapping[str, Any]] = {"safe": {}, "fast": {"update.metrics": "computed"}}
+
+
+def _with_a_critic(get: Get) -> str | None:
+    return "a critic's advantages are hardly ever 0" if has_critic(get) else None
+
+
+def _without_a_critic(get: Get) -> str | None:
+    return "there is no critic" if not has_critic(get) else None
+
+
+def _zero_gradient(run: "Recording") -> "Saving":
+    from verl_fuse.simulate.recorded import Saving
+
+    if any(step.skipped for step in run.steps):
+        return Saving("it was on: samples without a gradient were left out")
+    if any(step.zero_gradient is None for step in run.steps):
+        return Saving("the run does not say how many samples have no gradient")
+    shares = [step.zero_gradient or 0.0 for step in run.steps]
+    saved = sum(share * step.total([UPDATE_ACTOR]) for share, step in zip(shares, run.steps, strict=True))
+    return Saving(f"{sum(shares) / len(shares):.0%} of the tokens had no gradient", saved / len(run.steps))
+
+
+def _old_log_prob(run: "Recording") -> "Saving":
+    from verl_fuse.simulate.recorded import Saving
+
+    if any(step.own_log_probs for step in run.steps):
+        return Saving("it was on: the update computed its own")
+    return Saving("with one mini-batch a step the update computes the same", run.stages.get(OLD_LOG_PROB, 0.0))
+
+
+def _values(run: "Recording") -> "Saving":
+    from verl_fuse.simulate.recorded import Saving
+
+    if any(step.own_values for step in run.steps):
+        return Saving("it was on: the critic's update computed its own")
+    if run.stages.get(FUSED_UPDATE) or run.stages.get(DEFER_CRITIC):
+        return Saving("not beside a fused update, or a critic with devices of its own")
+    if not run.stages.get(UPDATE_CRITIC):
+        return Saving("no critic was trained")
+    return Saving("with one mini-batch a step the critic's update computes the same", run.stages.get(VALUES, 0.0))
+
+
+def _stream(run: "Recording") -> "Saving":
+    """Replicas that are done are released, and the update in copies takes as long as the recorded one."""
+    from verl_fuse.simulate.recorded import Saving
+    from verl_fuse.simulate.streamed import NO_INFERENCE, StreamedUpdate, streamed_tail
+    from verl_fuse.simulate.tail import unmigrated
+
+    if any(step.streamed for step in run.steps):
+        return Saving("it was on: groups were trained on while others generated")
+    if any(step.total([UPDATE_CRITIC]) for step in run.steps):
+        return Saving("an advantage needs the whole batch: nothing is streamed with a critic")
+    if any(step.total([REF_LOG_PROB]) for step in run.steps):
+        return Saving("a group is trained on after its reference log-probs: with interstage")
+    if not run.dedicated:
+        return Saving("devices are shared and saturated: a replica that is done leaves none free")
+    saved, shares = [], []
+    for step, rollout in zip(run.steps, run.through, strict=True):
+        if step.group is None:
+            return Saving("the run does not say which samples are of one prompt")
+        seconds = step.total([UPDATE_ACTOR])
+        work = step.replicas * seconds / int(rollout.requests.tokens.sum())
+        tail = streamed_tail(unmigrated(rollout, NO_INFERENCE), step.group, StreamedUpdate(work))
+        saved.append(rollout.seconds + seconds - tail.seconds)
+        shares.append(tail.share)
+    note = (
+        f"{sum(shares) / len(shares):.0%} of the update before generation ends, if copies of the actor on each replica "
+        "(fsdp_config.fsdp_size: its devices) train as fast"
+    )
+    return Saving(note, max(0.0, sum(saved) / len(saved)))
+
+
+FEATURES = (
+    Feature(
+        "old_log_prob",
+        {"update.skip_old_log_prob": True},
+        presets=_COMPUTED,
+        measured=1.25,
+        strategy="old_log_prob",
+        saving=_old_log_prob,
+        fits=Fits(
+            "updates without waste",
+            "GRPO, DAPO; PPO's critic; one mini-batch, no KL loss, no entropy",
+            "FSDP2, Megatron",
+            "any",
+            "2 ranks",
+        ),
+    ),
+    Feature(
+        "zero_gradient",
+        {"update.skip_zero_gradient": True},
+        presets=_COMPUTED,
+        idle=_with_a_critic,
+        measured=1.23,
+        strategy="zero_gradient",
+        saving=_zero_gradient,
+    ),
+    Feature(
+        "values",
+        {"update.skip_values": True},
+        presets={"safe": {}, "fast": {}},
+        idle=_without_a_critic,
+        measured=1.07,
+        strategy="values",
+        saving=_values,
+    ),
+    Feature(
+        "stream",
+        {
+            "update.stream": True,
+            "update.skip_old_log_prob": True,
+            "elastic.enabled": True,
+            "elastic.release": True,
+        },
+        measured=1.3,
+        strategy="stream",
+        beside="old_log_prob",
+        saving=_stream,
+    ),
+)

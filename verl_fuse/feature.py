@@ -1,0 +1,67 @@
+"""The record of a feature: all that presets, advice, the simulator and the documentation know of it. A plugin hands its
+records out (`fuse_features`) and imports neither torch nor verl for them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from verl_fuse.spec.block import written
+from verl_fuse.spec.composed import Get
+
+if TYPE_CHECKING:
+    # Numba takes a second to import.
+    from verl_fuse.simulate.recorded import Recording, Saving
+
+PresetName = Literal["observe", "safe", "fast"]
+
+
+@dataclass(frozen=True)
+class Fits:
+    """A row of the table "Does it fit my set-up?": the feature in a user's words, and where it runs."""
+
+    title: str
+    algorithm: str
+    training: str
+    rollout: str
+    tried: str
+
+
+def _always(_get: Get) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Feature:
+    """`keys` of the block `fuse` switch the feature on; the first is its switch. `presets`: the keys that a preset sets
+    beside them, by the presets that try the feature. `idle` returns the reason why it has nothing to do in a run,
+    `slower` the measurement by which it makes a run slower, or None.
+
+    `measured` is the time of stock verl over that with the feature, in the bench that its README names (1: no gain was
+    measured). `strategy` is the simulator's (verl_fuse/simulate/options.py), empty where it has none; `beside` the
+    feature whose strategy is part of it, and whose gain is not its own. `saving` is its saving on a recorded run, which
+    is a `bound` where no run can reach it; `most` tells the most it could save where a replay cannot tell, by the
+    seconds of each stage.
+    """
+
+    name: str
+    keys: Mapping[str, Any]
+    presets: Mapping[PresetName, Mapping[str, Any]] = field(default_factory=dict)
+    idle: Callable[[Get], str | None] = _always
+    slower: Callable[[Get], str | None] = _always
+    measured: float = 1.0
+    strategy: str = ""
+    beside: str = ""
+    saving: Callable[["Recording"], "Saving"] | None = None
+    bound: bool = False
+    most: Callable[[Mapping[str, float]], str] | None = None
+    fits: Fits | None = None
+
+    @property
+    def switch(self) -> str:
+        """Return the key of `fuse` that tells whether the feature is on."""
+        return next(iter(self.keys))
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Return the overrides of verl's configuration that switch the feature on."""
+        return tuple(f"fuse.{key}={written(value)}" for key, value in self.keys.items())
