@@ -15,10 +15,8 @@ from verl_fuse.cli.cluster_argument import CLUSTER_HELP, price_of, read_cluster
 from verl_fuse.cli.output import Json, begun, examples, finite, print_json
 from verl_fuse.cli.progress import ProgressNotes
 from verl_fuse.cli.tables import numbers, print_table
-from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.cost.model import CostModel
-from verl_fuse.cost.profiled import ProfiledCost
-from verl_fuse.cost.table import ProfileTable
+from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.finished_plan import PlanRequest, PlanResult, checked, make_plan
 from verl_fuse.plan.overrides import command_line, feature_overrides, path_overrides, workload_overrides
@@ -94,7 +92,7 @@ def plan(
     strategies: tuple[Strategy, ...] = () if ideal else tuple(s for s in STRATEGIES if strategy in (None, s))
     workload = Workload.read(workload_file)
     machines = read_cluster(cluster)
-    cost = ProfiledCost.of(ProfileTable.read(profile), machines) if profile else AnalyticCost(machines)
+    cost = cost_model(machines, profile)
     if out is not None:
         check_writable(out)
     request = checked(workload, cost, PlanRequest(strategies, tuple(feature or ()), weight, time_limit))

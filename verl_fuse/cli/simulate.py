@@ -23,10 +23,8 @@ from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import excluded
 from verl_fuse.cli.report import METRICS_FILE, read_metrics
 from verl_fuse.cli.tables import numbers, print_table
-from verl_fuse.cost.analytic import AnalyticCost
-from verl_fuse.cost.model import CostModel
-from verl_fuse.cost.profiled import ProfiledCost
-from verl_fuse.cost.table import ProfileTable
+from verl_fuse.cost.calibration import EngineFloors
+from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
 from verl_fuse.simulate.compare import Estimate, StrategyResult, simulate_each
@@ -57,8 +55,13 @@ DRAFTED_METRIC, ACCEPTANCE_METRIC, TOKENS_METRIC = (
 MOST_STEPS = 1000
 STRATEGIES_PAGE = "strategies.html"
 SIMULATED_STEPS = 8
+FLOORS = "floors."
 OPTIONS = (
-    "Repeatable: " + ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(SimulationOptions)) + "."
+    "Repeatable: "
+    + ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(SimulationOptions))
+    + f"; seconds that the software adds: {FLOORS}"
+    + f", {FLOORS}".join(f"{field.name}" for field in dataclasses.fields(EngineFloors) if field.name != "name")
+    + "."
 )
 
 
@@ -97,7 +100,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Compare stock verl with every feature, from lengths and costs alone, or on a run already made."""
-    options = read_options(set_ or [])
+    options, floors = (read_options(set_ or []), {}) if from_ is not None else read_settings(set_ or [])
     if drafts_of is not None:
         options = dataclasses.replace(options, acceptance=recorded_acceptance(drafts_of))
     if from_ is not None:
@@ -118,7 +121,7 @@ def simulate(
         require_together(text, {name: feature for name, feature in features.items() if name in parts})
     given, rows, interrupted = Plan.read(plan) if plan else None, [], False
     with ProgressNotes(f"simulating {workload.sequences} samples on {machines.devices} devices") as report:
-        cost = cost_model(machines, profile)
+        cost = cost_model(machines, profile, floors)
         try:
             rows.extend(simulate_each(workload, cost, strategy, seeds, given, options, report, named))
         except KeyboardInterrupt:
@@ -147,17 +150,38 @@ def require_together(strategy: str, features: Mapping[str, Feature]) -> None:
 
 
 def read_options(settings: list[str]) -> SimulationOptions:
-    """Read options from KEY=VALUE pairs, values as YAML."""
-    data = {}
+    """Read the options of a replay, which has floors of its own, from KEY=VALUE pairs."""
+    options, floors = read_settings(settings)
+    if floors:
+        raise FuseError(
+            f"--set {FLOORS}{next(iter(floors))}: a recorded run has floors of its own; allowed with WORKLOAD.yaml and "
+            "CLUSTER"
+        )
+    return options
+
+
+def read_settings(settings: list[str]) -> tuple[SimulationOptions, dict[str, Any]]:
+    """Read options, and floors by their names, from KEY=VALUE pairs, values as YAML."""
+    data: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise FuseError(f"--set {setting!r}: needs KEY=VALUE")
         try:
-            data[key] = yaml.safe_load(value)
+            data[key] = _number(value)
         except yaml.YAMLError as error:
             raise FuseError(f"--set {setting!r}: the value is not YAML") from error
-    return read_block(SimulationOptions, data, "options")
+    floors = {key.removeprefix(FLOORS): data.pop(key) for key in list(data) if key.startswith(FLOORS)}
+    return read_block(SimulationOptions, data, "options"), floors
+
+
+def _number(text: str) -> Any:
+    """Return a value as YAML, and a number as people write it: to YAML 2e-5 is text."""
+    value = yaml.safe_load(text)
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def recorded_acceptance(run_dir: Path) -> float:
@@ -183,11 +207,6 @@ def recorded_acceptance(run_dir: Path) -> float:
         )
     )
     return acceptance_of(1 + accepted / passes, accepted / drafted) if accepted else 0.0
-
-
-def cost_model(cluster: Cluster, profile: Path | None) -> CostModel:
-    """Return the analytic cost model, or the measured one where a profile has numbers."""
-    return AnalyticCost(cluster) if profile is None else ProfiledCost.of(ProfileTable.read(profile), cluster)
 
 
 def show(rows: list[StrategyResult], workload: Workload, cluster: Cluster, seeds: int) -> None:

@@ -43,7 +43,7 @@ class AnalyticCost:
 
     @cached_property
     def network(self) -> Network:
-        return Network(self.cluster, self.efficiency, self.engine.collective)
+        return Network(self.cluster, self.efficiency, self.engine.collective, self.engine.remote)
 
     def stage_seconds(
         self, model: Model, layout: Layout, batch: Batch, *, backward: bool = False, recompute: bool = False
@@ -66,9 +66,14 @@ class AnalyticCost:
     def backward(self, model: Model, layout: Layout, batch: Batch, *, recompute: bool = False) -> float:
         return max(self.stage_seconds(model, layout, batch, backward=True, recompute=recompute))
 
-    def infer(self, model: Model, layout: Layout, mesh: Mesh, batch: Batch, microbatches: int) -> float:
+    def infer(
+        self, model: Model, layout: Layout, mesh: Mesh, batch: Batch, microbatches: int, *, entropy: bool = False
+    ) -> float:
         stages = self.stage_seconds(model, layout, batch.split(layout.dp * microbatches))
-        return self.engine.call + _pipeline(stages, microbatches)
+        seconds = self._call(batch) + _pipeline(stages, microbatches)
+        if not entropy:
+            return seconds
+        return seconds + shard.entropy_bytes(model, layout, batch.tokens / layout.dp) / self._bandwidth
 
     def train(
         self,
@@ -85,7 +90,7 @@ class AnalyticCost:
         forward = self.stage_seconds(model, layout, part)
         backward = self.stage_seconds(model, layout, part, backward=True, recompute=recompute)
         both = tuple(map(sum, zip(forward, backward, strict=True)))
-        return self.engine.call + minibatches * (_pipeline(both, microbatches) + self.update(model, layout))
+        return self._call(batch) + minibatches * (_pipeline(both, microbatches) + self.update(model, layout))
 
     def update(self, model: Model, layout: Layout) -> float:
         elements = max(stage_layers(model.layers, layout.pp)) * shard.block_parameters(model, layout)
@@ -117,14 +122,16 @@ class AnalyticCost:
         layers = max(stage_layers(model.layers, layout.pp))
         reading = layers * self.decode_block(model, layout, running, context)
         hop = self._hop(model, layout, running) if layout.pp > 1 else 0.0
-        floor = self.engine.decode_step + self.engine.sequence * sequences
-        return floor + layout.pp * (reading + self.decode_head(model, layout, running) + hop)
+        device = self.engine.decode_step + layout.pp * (reading + self.decode_head(model, layout, running) + hop)
+        host = self.engine.sequence * sequences
+        return np.maximum(device, host) if self.engine.overlap else device + host
 
     def transfer(self, model: Model, source: Placement, target: Placement) -> float:
         return transfer_seconds(model, source, target, self.cluster, self.efficiency.network, self.engine.collective)
 
     def sync(self, model: Model, source: Placement, target: Placement) -> float:
-        return self.engine.sync + self.transfer(model, source, target)
+        size = shard.BYTES * model.parameters
+        return self.engine.sync + self.engine.sync_byte * size + self.transfer(model, source, target)
 
     def migrate(self, model: Model, layout: Layout, tokens: float) -> float:
         return self.prefill(model, layout, Batch.equal(1, tokens))
@@ -163,9 +170,10 @@ class AnalyticCost:
         )
         seconds += attention * shard.attention_flops(model, layout, batch.squares) / (peak * self.efficiency.attention)
         seconds += (
-            traffic * self.engine.traffic * shard.elementwise_bytes(model, layout, batch.tokens) / self._bandwidth
+            traffic * self._traffic(layout) * shard.elementwise_bytes(model, layout, batch.tokens) / self._bandwidth
         )
-        seconds = max(seconds, self.engine.block * (2.0 if backward else 1.0))
+        floor = max(self.engine.block, self.engine.sharded_block if layout.shards else 0.0)
+        seconds = max(seconds, floor * (2.0 if backward else 1.0))
         seconds += self._block_collectives(model, layout, batch.tokens)
         return self._with_gathering(seconds, model, layout, backward)
 
@@ -199,6 +207,13 @@ class AnalyticCost:
         size = shard.BYTES * tokens * model.hidden / layout.cp
         return 2 * size / self._bandwidth + self.network.reduce(DeviceGroup(layout.tp, 1), size)
 
+    def _call(self, batch: Batch) -> float:
+        """Return the seconds that the driver adds to a call over the batch."""
+        return self.engine.call + self.engine.token * batch.tokens
+
+    def _traffic(self, layout: Layout) -> float:
+        return self.engine.traffic * (self.engine.sharded_traffic if layout.shards else 1.0)
+
     @staticmethod
     def _copies(layout: Layout) -> DeviceGroup:
         """Return the ranks that hold the same weights and see other tokens."""
@@ -210,14 +225,17 @@ class AnalyticCost:
 
     def _block_collectives(self, model: Model, layout: Layout, tokens: Numbers) -> Numbers:
         network, local = self.network, tokens / layout.cp
-        seconds = 2 * network.reduce(DeviceGroup(layout.tp, 1), shard.BYTES * local * model.hidden)
+        # Experts that tensor ranks do not cut need no sum over tensor ranks.
+        sums = 2 if layout.expert_tp == layout.tp else 1
+        seconds = sums * network.reduce(DeviceGroup(layout.tp, 1), shard.BYTES * local * model.hidden)
         if layout.cp > 1:
             # Keys and values of the whole sequence pass every rank.
             size = shard.BYTES * tokens * 2 * model.kv_heads * model.head_dim / layout.tp
             seconds = seconds + network.gather(DeviceGroup(layout.cp, layout.tp), size)
         if layout.ep > 1:
-            size = shard.BYTES * local * model.experts_per_token * model.hidden
-            seconds = seconds + 2 * network.exchange(DeviceGroup(layout.ep, layout.tp), size)
+            # Ranks that cut one expert between them each send all of its tokens.
+            size = shard.BYTES * local * model.experts_per_token * model.hidden * layout.expert_tp / layout.tp
+            seconds = seconds + 2 * network.exchange(DeviceGroup(layout.ep, layout.expert_tp), size)
         return seconds
 
     def _with_gathering(self, seconds: float, model: Model, layout: Layout, backward: bool) -> float:

@@ -23,16 +23,25 @@ class DeviceGroup:
 
 @dataclass(frozen=True)
 class Network:
-    """The links of a cluster at the speed they reach, and the seconds a collective takes at least."""
+    """The links of a cluster at the speed they reach, and the seconds that a collective takes at least, and `remote`
+    ones more where it goes between nodes."""
 
     cluster: Cluster
     efficiency: Efficiency
     latency: float
+    remote: float = 0.0
+
+    def least(self, group: DeviceGroup) -> float:
+        """Return the seconds that a collective of the group takes at least."""
+        return self.latency + (0.0 if self._is_within_node(group) else self.remote)
+
+    def _is_within_node(self, group: DeviceGroup) -> bool:
+        return group.size * group.stride <= self.cluster.devices_per_node
 
     def bandwidth(self, group: DeviceGroup) -> float:
         """Return the bytes per second of one rank."""
         cluster = self.cluster
-        if group.size * group.stride <= cluster.devices_per_node:
+        if self._is_within_node(group):
             return cluster.intra_bandwidth * self.efficiency.network
         adapters = max(1, cluster.devices_per_node // group.stride)
         return min(cluster.intra_bandwidth, adapters * cluster.inter_bandwidth) * self.efficiency.network
@@ -41,7 +50,7 @@ class Network:
         """Return the seconds of an all-gather or reduce-scatter of a buffer that is `size` bytes when whole."""
         if group.size == 1:
             return 0.0 * size
-        return self.latency + size * (group.size - 1) / group.size / self.bandwidth(group)
+        return self.least(group) + size * (group.size - 1) / group.size / self.bandwidth(group)
 
     def reduce(self, group: DeviceGroup, size: Numbers) -> Numbers:
         """Return the seconds of an all-reduce: a reduce-scatter and an all-gather in one call."""
@@ -53,8 +62,9 @@ class Network:
         near = min(group.size, max(1, self.cluster.devices_per_node // group.stride))
         inside = (near - 1) / group.size / self.cluster.intra_bandwidth
         outside = (group.size - near) / group.size / self.cluster.inter_bandwidth
-        return (self.latency if group.size > 1 else 0.0) + size * max(inside, outside) / self.efficiency.network
+        return (self.least(group) if group.size > 1 else 0.0) + size * max(inside, outside) / self.efficiency.network
 
     def send(self, stride: int, size: Numbers) -> Numbers:
         """Point to point to the rank `stride` devices further on."""
-        return self.latency + size / self.bandwidth(DeviceGroup(2, stride))
+        pair = DeviceGroup(2, stride)
+        return self.least(pair) + size / self.bandwidth(pair)

@@ -9,7 +9,7 @@ with sequence parallelism and without a score matrix (flash attention).
 from dataclasses import dataclass
 
 from verl_fuse.cost.model import Batch, Memory
-from verl_fuse.cost.shard import BYTES, block_parameters, kv_bytes_per_token
+from verl_fuse.cost.shard import BYTES, block_parameters, expert_block_parameters, kv_bytes_per_token
 from verl_fuse.spec.cluster import Device
 from verl_fuse.spec.layout import Layout, stage_layers
 from verl_fuse.spec.model import Model
@@ -59,7 +59,10 @@ def _stage(
         weights, gradients, optimizer = (size * elements / layout.shards for size in each)
         buffers += 2 * BYTES * block_parameters(model, layout)
     elif training:
-        weights, gradients, optimizer = BYTES * elements, 4 * elements, 12 * elements / (layout.dp * layout.cp)
+        # Experts have fewer copies than the rest, which share their optimizer states out.
+        experts, copies = layers * expert_block_parameters(model, layout), layout.dp * layout.cp
+        own = (elements - experts) / copies + experts * layout.ep * layout.expert_tp / (layout.tp * copies)
+        weights, gradients, optimizer = BYTES * elements, 4 * elements, 12 * own
     else:
         weights, gradients, optimizer = BYTES * elements, 0.0, 0.0
     kv = request.kv_tokens * layers * kv_bytes_per_token(model, layout)
@@ -98,7 +101,9 @@ def _activations(model: Model, layout: Layout, request: MemoryRequest, stage: in
 
 def _block_activations(model: Model, layout: Layout, tokens: float) -> float:
     active = max(1, model.experts_per_token) * model.intermediate + model.shared_intermediate
-    values = 6 * model.hidden + 2 * (model.heads + model.kv_heads) * model.head_dim + 3 * active
+    # Experts get copies of their tokens, and give copies back.
+    values = (6 + 2 * model.experts_per_token) * model.hidden + 3 * active
+    values += 2 * (model.heads + model.kv_heads) * model.head_dim
     return BYTES * tokens * values / (layout.tp * layout.cp)
 
 

@@ -106,8 +106,11 @@ class CostModel(Protocol):
         """Return the seconds of the slowest stage for the backward of one micro-batch."""
         ...
 
-    def infer(self, model: Model, layout: Layout, mesh: Mesh, batch: Batch, microbatches: int) -> float:
-        """Return the seconds of a forward call over the whole `batch`, in `microbatches` per data-parallel rank."""
+    def infer(
+        self, model: Model, layout: Layout, mesh: Mesh, batch: Batch, microbatches: int, *, entropy: bool = False
+    ) -> float:
+        """Return the seconds of a forward call over the whole `batch`, in `microbatches` per data-parallel rank, and of
+        the `entropy` of each token's distribution."""
         ...
 
     def train(

@@ -7,13 +7,16 @@ Invariants (tests/unit/cost/test_profiled.py):
 Collectives, pipelines and memory stay analytic: they need more than one device to measure.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from verl_fuse.cost.analytic import AnalyticCost
-from verl_fuse.cost.calibration import GRAPHS
+from verl_fuse.cost.calibration import floors_of
 from verl_fuse.cost.collectives import DeviceGroup
 from verl_fuse.cost.grid import MeasuredGrid
 from verl_fuse.cost.model import Batch, Numbers
@@ -52,7 +55,7 @@ class ProfiledCost(AnalyticCost):
         """Make the cost model of a profile. The floors of the software are the profile's if it has floors. A FuseError
         refuses a profile of another kind of device."""
         _check_device(table.device, cluster.device)
-        return cls(cluster, table.engine or GRAPHS, table)
+        return cls(cluster, table.engine or floors_of(cluster.device), table)
 
     def covers(self, model: Model, layout: Layout) -> bool:
         """Tell whether the profile has this model's blocks."""
@@ -107,6 +110,16 @@ class ProfiledCost(AnalyticCost):
             if found.tp == layout.tp and all(getattr(found.model, name) == getattr(model, name) for name in fields):
                 return found
         return None
+
+
+def cost_model(cluster: Cluster, profile: Path | None = None, floors: Mapping[str, Any] | None = None) -> AnalyticCost:
+    """Return the cost model of steps on a cluster: measured where there is a `profile` that has numbers, analytic
+    otherwise; `floors` take the place of its floors."""
+    if profile is None:
+        cost = AnalyticCost(cluster, floors_of(cluster.device))
+    else:
+        cost = ProfiledCost.of(ProfileTable.read(profile), cluster)
+    return replace(cost, engine=cost.engine.changed(floors or {}))
 
 
 def _check_device(measured: Device, planned: Device) -> None:

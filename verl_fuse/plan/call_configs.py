@@ -14,6 +14,7 @@ from verl_fuse.cost.model import Batch, CostModel
 from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.plan.layouts import legal_layouts
 from verl_fuse.plan.space import CallConfig
+from verl_fuse.simulate.calls import with_entropy
 from verl_fuse.simulate.replicas import mean_batch
 from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
@@ -96,7 +97,7 @@ def compute(
         # In before the call, out after it.
         seconds += 2 * cost.offload(memory.model) if offload else 0.0
         return CallConfig(layout, microbatches, offload, seconds, memory.static, memory.active)
-    seconds = cost.infer(model, layout, mesh, batch, microbatches)
+    seconds = cost.infer(model, layout, mesh, batch, microbatches, entropy=with_entropy(call))
     if call.role in ("actor", "critic"):
         return CallConfig(layout, microbatches, False, seconds, 0.0, memory.active, memory.weights)
     seconds += cost.offload(memory.model) if offload else 0.0

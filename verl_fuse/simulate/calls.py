@@ -24,8 +24,14 @@ def call_batch(workload: Workload, call: Call, plan: CallPlan, lengths: Ints, op
 
 def infer_seconds(workload: Workload, call: Call, plan: CallPlan, cost: CostModel, batch: Batch) -> float:
     """Return the seconds of one forward call over the batch, and of loading weights from host memory first."""
-    seconds = cost.infer(workload.model(call.role), plan.layout, plan.mesh, batch, plan.microbatches)
+    model, entropy = workload.model(call.role), with_entropy(call)
+    seconds = cost.infer(model, plan.layout, plan.mesh, batch, plan.microbatches, entropy=entropy)
     return seconds + _loading(workload, call, plan, cost)
+
+
+def with_entropy(call: Call) -> bool:
+    """Tell whether verl computes the entropy beside this call's log-probs: with the actor's old ones."""
+    return call.role == "actor" and call.kind == "infer"
 
 
 def train_seconds(
@@ -79,8 +85,9 @@ def freed_inference(
         per_square += squares
         per_token += (replicas * stock - squares * batch.squares) / batch.tokens
         slice_layout = layout if layout.fault(model) is None else Layout(dp=layout.devices)
-        slice_seconds += cost.infer(model, slice_layout, Mesh(0, layout.devices), group, 1)
-        last_seconds += cost.infer(model, slice_layout, Mesh(0, layout.devices), one, 1)
+        mesh, entropy = Mesh(0, layout.devices), with_entropy(call)
+        slice_seconds += cost.infer(model, slice_layout, mesh, group, 1, entropy=entropy)
+        last_seconds += cost.infer(model, slice_layout, mesh, one, 1, entropy=entropy)
         weights += cost.memory(model, "infer", slice_layout).weights
     group_work = per_token * group.tokens + per_square * group.squares
     return InferenceWork(

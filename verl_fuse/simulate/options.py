@@ -42,7 +42,7 @@ class SimulationOptions:
     """Defaults are the same as in verl 0.9.1 (rollout config, V1 trainer) unless a field's comment gives another
     source."""
 
-    max_num_seqs: int = field(default=1024, metadata=bounded(1))
+    max_num_seqs: int = field(default=256, metadata=bounded(1))
     max_num_batched_tokens: int = field(default=8192, metadata=bounded(1))
     # Share of device memory for rollout weights and KV cache (gpu_memory_utilization).
     rollout_memory: float = field(default=0.5, metadata=bounded(0.01, 1.0))

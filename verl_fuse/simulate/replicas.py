@@ -16,7 +16,8 @@ from verl_fuse.spec.workload import Workload
 
 def replica_layout(layout: Layout) -> Layout:
     """Return the layout of one replica: one data-parallel rank, or as many as share out the experts between them."""
-    ranks = layout.ep // math.gcd(layout.ep, layout.cp)
+    own = layout.cp if layout.dp * layout.cp % layout.ep == 0 else layout.cp * layout.tp
+    ranks = layout.ep // math.gcd(layout.ep, own)
     return replace(layout, dp=ranks)
 
 

@@ -58,6 +58,8 @@ DEVICES = {
     "H800": Device("H800", 79.6 * GIB, 989e12, 3.35e12),
     # The same for the H20 (SXM5, 96 GB).
     "H20": Device("H20", 95.6 * GIB, 148e12, 4.0e12),
+    # NVIDIA GH200 data sheet (96 GB of HBM3).
+    "GH200": Device("GH200", 95.6 * GIB, 989e12, 4.0e12),
     # NVIDIA DGX B200 data sheet, over its eight devices: 72 PFLOP/s of sparse FP8, a quarter of which is
     # dense bf16; 1440 GB; 64 TB/s.
     "B200": Device("B200", 179.1 * GIB, 2250e12, 8.0e12),
@@ -143,6 +145,9 @@ _NODES = {
     # NVLink 4: 900 GB/s both ways (H100 and H200 data sheets); 400 Gb/s adapters (DGX H100 and H200 data sheets).
     "H100": Cluster(1, 8, DEVICES["H100"], 450e9, 50e9, 64e9, 2.8),
     "H200": Cluster(1, 8, DEVICES["H200"], 450e9, 50e9, 64e9, 3.5),
+    # A node of four, 150 GB/s of NVLink 4 each way from one to each other, NVLink-C2C of 900 GB/s both ways (GH200 data
+    # sheet), 200 Gb/s adapters (CSCS, Alps).
+    "GH200": Cluster(1, 4, DEVICES["GH200"], 450e9, 25e9, 450e9, 2.8),
     # NVLink 4, cut to 400 GB/s both ways (H800), whole (H20): vendors' server data sheets.
     "H800": Cluster(1, 8, DEVICES["H800"], 200e9, 50e9, 64e9, 2.2),
     "H20": Cluster(1, 8, DEVICES["H20"], 450e9, 50e9, 64e9, 1.4),
@@ -167,7 +172,7 @@ _BY_LOWER_NAME = {name.lower(): name for name in _NODES} | {
 
 
 def cluster_named(device: str, nodes: int = 1) -> Cluster:
-    """Return built-in nodes of eight devices (four for GB200, two for CPU) by the device's name, in any case."""
+    """Return built-in nodes by the device's name, in any case: eight devices, four for GH200 and GB200, two for CPU."""
     key = device.lower()
     if key not in _BY_LOWER_NAME:
         near = difflib.get_close_matches(key, _BY_LOWER_NAME, n=1, cutoff=0.4)

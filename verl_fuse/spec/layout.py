@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/spec/test_layout.py):
 - `Layout.parse(str(layout)) == layout`;
-- a degree is a whole number >= 1, and `ep` divides `dp * cp`;
+- a degree is a whole number >= 1, and `ep` divides `tp * dp * cp`, the ranks of a stage;
 - `shards`, where there are any, divide `dp * cp`, without tensor, pipeline and expert parallelism;
 - ranks count tensor, context, data, then pipeline parallelism from the inside out, Megatron's order.
 """
@@ -23,9 +23,9 @@ _PART = re.compile(r"(tp|pp|dp|cp|ep|fsdp)([1-9]\d*)")
 @dataclass(frozen=True, order=True)
 class Layout:
     """A layout has degrees of tensor, pipeline, data, context and expert parallelism. Experts are shared out within the
-    data- and context-parallel ranks. `shards`: so many neighbours hold one model between them, and gather it block by
+    ranks of a stage. `shards`: so many neighbours hold one model between them, and gather it block by
     block (FSDP); 0: each device holds the weights that its tensor and pipeline rank computes with (Megatron, rollout
-    engines)."""
+    engines). `ep` that does not divide `dp * cp` folds tensor ranks in, as Megatron does: see `expert_tp`."""
 
     tp: int = 1
     pp: int = 1
@@ -36,8 +36,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         check_counts("layout", self, ("tp", "pp", "dp", "cp", "ep"))
-        if self.dp * self.cp % self.ep:
-            raise FuseError(f"layout {self}: ep={self.ep}; needs a divisor of dp*cp={self.dp * self.cp}")
+        stage = self.tp * self.dp * self.cp
+        if stage % self.ep:
+            raise FuseError(f"layout {self}: ep={self.ep}; needs a divisor of tp*dp*cp={stage}")
         if not self.shards:
             return
         if self.shards < 0 or self.dp * self.cp % self.shards:
@@ -53,6 +54,12 @@ class Layout:
     def holders(self) -> int:
         """Return the neighbours that hold a stage between them: tensor ranks, or shards."""
         return self.shards or self.tp
+
+    @property
+    def expert_tp(self) -> int:
+        """Return the ranks that cut one expert between them (Megatron's expert tensor parallelism): the tensor ranks,
+        or as many of them as the expert ranks leave within a stage."""
+        return math.gcd(self.tp, self.tp * self.dp * self.cp // self.ep)
 
     def check(self, model: Model) -> None:
         """Refuse, with a FuseError, a layout that cannot divide this model."""

@@ -149,3 +149,41 @@ def test_a_large_batch_runs_at_the_calibrated_fraction_of_peak():
     batch = Batch.equal(16, 2048)
     flops = 2 * batch.tokens * LLAMA.active_parameters
     assert 0.4 < flops / cost.forward(LLAMA, Layout(), batch) / A100.device.flops < cost.efficiency.matmul
+
+
+def test_the_host_waits_for_the_device_unless_it_runs_ahead():
+    floors = dataclasses.replace(GRAPHS, sequence=1e-3, overlap=False)
+    device = float(AnalyticCost(A100, dataclasses.replace(floors, sequence=0.0)).decode(LLAMA, Layout(), 64.0, 0.0))
+    waiting, ahead = (
+        float(AnalyticCost(A100, dataclasses.replace(floors, overlap=overlap)).decode(LLAMA, Layout(), 64.0, 0.0))
+        for overlap in (False, True)
+    )
+    assert waiting == pytest.approx(device + 0.064)
+    assert ahead == pytest.approx(max(device, 0.064))
+
+
+def test_what_a_framework_adds_to_calls_and_to_the_weight_sync():
+    batch, layout, mesh = Batch.equal(64, 512), Layout(dp=8), Mesh(0, 8)
+    bare, driven = (
+        AnalyticCost(A100, dataclasses.replace(GRAPHS, token=token, sync_byte=token)) for token in (0.0, 1e-3)
+    )
+    calls = [cost.infer(LLAMA, layout, mesh, batch, 1) for cost in (bare, driven)]
+    assert calls[1] - calls[0] == pytest.approx(1e-3 * batch.tokens)
+    moves = [cost.sync(LLAMA, (mesh, layout), (mesh, layout)) for cost in (bare, driven)]
+    assert moves[1] - moves[0] == pytest.approx(1e-3 * 2 * LLAMA.parameters)
+
+
+def test_operators_launched_one_by_one_cost_sharded_layouts_more():
+    batch = Batch.equal(1, 64)
+    floors = dataclasses.replace(GRAPHS, sharded_block=1.0)
+    assert AnalyticCost(A100, floors).block(LLAMA, Layout(shards=1), batch) == pytest.approx(1.0)
+    assert AnalyticCost(A100, floors).block(LLAMA, Layout(), batch) < 1.0
+
+
+def test_folded_experts_need_one_sum_over_tensor_ranks_and_a_smaller_exchange():
+    cost, batch = AnalyticCost(A100), Batch.equal(8, 512)
+    folded, cut = (cost._block_collectives(MOE, Layout(tp=2, dp=4, ep=ep), batch.tokens) for ep in (8, 4))
+    size = 2 * batch.tokens * MOE.hidden
+    once, k = cost.network.reduce(DeviceGroup(2, 1), size), MOE.experts_per_token
+    assert cut == pytest.approx(2 * once + 2 * cost.network.exchange(DeviceGroup(4, 2), size * k))
+    assert folded == pytest.approx(once + 2 * cost.network.exchange(DeviceGroup(8, 1), size * k / 2))

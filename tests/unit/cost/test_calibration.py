@@ -1,10 +1,21 @@
 """Every built-in device has efficiencies, and they are fractions."""
 
 import dataclasses
+import re
 
 import pytest
 
-from verl_fuse.cost.calibration import CPU, FLOORS_BY_ENGINE, HOPPER, OTHER_GPU, efficiency_of
+from verl_fuse.cost.calibration import (
+    CPU,
+    FLOORS_BY_ENGINE,
+    FRAMEWORK,
+    GRAPHS,
+    HOPPER,
+    OTHER_GPU,
+    efficiency_of,
+    floors_of,
+)  # fmt: skip
+from verl_fuse.errors import FuseError
 from verl_fuse.spec.cluster import DEVICES, Device
 
 
@@ -17,6 +28,24 @@ def test_devices_go_by_their_names():
     assert efficiency_of(DEVICES["H200"]) is HOPPER
     assert efficiency_of(dataclasses.replace(DEVICES["H200"], name="ACME")) is OTHER_GPU
     assert efficiency_of(dataclasses.replace(DEVICES["CPU"], name="cpu of mine")) is CPU
+
+
+def test_floors_are_changed_by_name():
+    assert FRAMEWORK.changed({"sequence": 2e-5}) == dataclasses.replace(FRAMEWORK, sequence=2e-5)
+    assert FRAMEWORK.changed({}) is FRAMEWORK
+    for floors, told in (
+        ({"sequences": 1.0}, "did you mean 'sequence'"),
+        ({"sync": -1.0}, "floors.sync=-1.0: needs >= 0"),
+    ):
+        with pytest.raises(FuseError, match=re.escape(told)):
+            FRAMEWORK.changed(floors)
+    with pytest.raises(FuseError, match=r"floors\.name"):
+        FRAMEWORK.changed({"name": "mine"})
+
+
+def test_accelerators_have_a_frameworks_floors_and_cpus_recorded_ones():
+    assert floors_of(DEVICES["H20"]) is FRAMEWORK
+    assert floors_of(DEVICES["CPU"]) is GRAPHS
 
 
 def test_floors_are_not_negative():

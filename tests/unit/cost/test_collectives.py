@@ -41,3 +41,10 @@ def test_a_rank_alone_sends_nothing():
     network = Network(CLUSTER, A100, 1e-3)
     assert network.gather(DeviceGroup(1, 1), 1e9) == network.reduce(DeviceGroup(1, 1), 1e9) == 0.0
     assert network.reduce(DeviceGroup(2, 1), 0.0) == 1e-3
+
+
+def test_a_collective_between_nodes_takes_longer():
+    network = Network(CLUSTER, A100, 1e-3, 1e-2)
+    assert network.gather(DeviceGroup(CLUSTER.devices_per_node, 1), 0) == pytest.approx(1e-3)
+    assert network.gather(DeviceGroup(2 * CLUSTER.devices_per_node, 1), 0) == pytest.approx(1.1e-2)
+    assert network.send(CLUSTER.devices_per_node, 0) == pytest.approx(1.1e-2)

@@ -33,6 +33,14 @@ def test_experts_are_shared_out():
     assert whole - shared == 3 * 3 * 8 * 16
 
 
+def test_folded_experts_are_whole():
+    """Four experts over two tensor and two data ranks: one of them on each, where the rest is cut in two."""
+    rest, experts = MOE.block_parameters - 4 * 3 * 8 * 16, 3 * 8 * 16
+    assert shard.block_parameters(MOE, Layout(tp=2, dp=2, ep=4)) == rest / 2 + experts
+    assert shard.block_parameters(MOE, Layout(tp=2, dp=2, ep=2)) == rest / 2 + 2 * experts / 2
+    assert shard.block_weight_bytes(MOE, Layout(tp=2, dp=2, ep=4), 1000) == pytest.approx(2 * (rest / 2 + experts))
+
+
 def test_kv_heads_are_split_until_there_is_one():
     sizes = [shard.kv_bytes_per_token(DENSE, Layout(tp=tp)) for tp in (1, 2, 4)]
     assert sizes == [2 * 2 * 2 * 2, 2 * 2 * 2, 2 * 2 * 2]

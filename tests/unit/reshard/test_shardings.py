@@ -141,6 +141,11 @@ def test_fsdp_leaves_less_or_nothing_to_the_last_ranks():
     assert shapes == [[(4,)]] * 6 + [[]]
 
 
+def test_experts_that_fold_tensor_ranks_in_are_refused():
+    with pytest.raises(FuseError, match=r"ep=8; needs a divisor of dp\*cp=4"):
+        sharding_from("megatron tp2 dp4 ep8").check(MOE)
+
+
 def test_fsdp_stacks_experts():
     local = tensor(FsdpSharding(4), MOE, 1, "model.layers.0.mlp.experts.gate_up_proj")
     assert (local.shape, len(local.pieces)) == ((2, 32, 16), 4)

@@ -234,3 +234,23 @@ def test_costs_have_a_unit(workload: str, tmp_path: Path, capsys: pytest.Capture
 def test_what_is_wrong_is_said(workload: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert run(*(argument.format(w=workload) for argument in arguments)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_floors_are_set_by_name(workload: str, capsys: pytest.CaptureFixture[str]):
+    seconds = []
+    for value in ("2e-5", "2e-2"):
+        arguments = (workload, "h100", "--seeds", "1", "--strategy", "observe", "--json")
+        assert run(*arguments, "--set", f"floors.sequence={value}") == 0
+        seconds.append(json.loads(capsys.readouterr().out)["strategies"][0]["seconds"]["mean"])
+    assert seconds[1] > 2 * seconds[0]
+
+
+@pytest.mark.parametrize(("setting", "told"), [("floors.sequenc=1", "sequence"), ("floors.sync=soon", "floors.sync")])
+def test_a_faulty_floor_is_named(workload: str, setting: str, told: str, capsys: pytest.CaptureFixture[str]):
+    assert run(workload, "h100", "--set", setting) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_recorded_run_has_floors_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run("--from", str(tmp_path), "--set", "floors.sync=1") == 2
+    assert "floors.sync" in capsys.readouterr().err

@@ -52,9 +52,19 @@ def test_tensor_ranks_and_kv_heads_must_divide_one_another():
     assert Layout(tp=20).fault(model) == "tp=20; needs a divisor or a multiple of kv_heads=8"
 
 
-def test_experts_are_shared_out_within_data_ranks():
-    with pytest.raises(FuseError, match=r"ep=8; needs a divisor of dp\*cp=4"):
-        Layout(dp=4, ep=8)
+def test_experts_are_shared_out_within_a_stage():
+    with pytest.raises(FuseError, match=r"ep=16; needs a divisor of tp\*dp\*cp=8"):
+        Layout(tp=2, dp=4, ep=16)
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"), [("tp2 dp4 ep4", 2), ("tp2 cp2 dp4 pp8 ep16", 1), ("tp4 cp2 ep2", 4), ("tp8 ep4", 2), ("dp8", 1)]
+)
+def test_experts_are_cut_by_the_tensor_ranks_that_they_leave(text: str, ranks: int):
+    """Megatron's folding: ep times the ranks of an expert divide tp * dp * cp."""
+    layout = Layout.parse(text)
+    assert layout.expert_tp == ranks
+    assert layout.tp * layout.dp * layout.cp % (layout.ep * ranks) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,40 @@
+"""The analytic model against passes measured on one H100; which constants they gave is said in
+verl_fuse/cost/calibration.py."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.calibration import FRAMEWORK, GRAPHS
+from verl_fuse.cost.model import Batch
+from verl_fuse.spec.cluster import Mesh, cluster_named
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.model_names import model_named
+
+PASSES = json.loads(Path(__file__).with_name("h100_passes.json").read_text())
+MODEL, ONE = model_named("qwen2.5-1.5b"), dataclasses.replace(cluster_named("h100"), devices_per_node=1)
+CONTEXT = 114
+
+
+@pytest.mark.parametrize("mode", ["overlapped", "sequential"])
+def test_decode_passes(mode: str):
+    cost = AnalyticCost(ONE, dataclasses.replace(GRAPHS, overlap=mode == "overlapped"))
+    for sequences, milliseconds in PASSES["decode"][mode].items():
+        seconds = float(cost.decode(MODEL, Layout(), float(sequences), CONTEXT * float(sequences)))
+        assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.12)
+
+
+@pytest.mark.parametrize("row", PASSES["training"]["rows"], ids=str)
+def test_training_passes(row: list[float]):
+    """Transformers' operators, as under FSDP; one device has nothing to gather."""
+    count, length, log_probs, with_entropy, training = row
+    cost, layout, batch = AnalyticCost(ONE, FRAMEWORK), Layout(shards=1), Batch.equal(count, length)
+    (forward,) = cost.stage_seconds(MODEL, layout, batch)
+    (backward,) = cost.stage_seconds(MODEL, layout, batch, backward=True, recompute=True)
+    assert forward == pytest.approx(log_probs, rel=0.09)
+    assert forward + backward == pytest.approx(training, rel=0.09)
+    entropy = [cost.infer(MODEL, layout, Mesh(0, 1), batch, 1, entropy=also) for also in (True, False)]
+    assert entropy[0] - entropy[1] == pytest.approx(with_entropy - log_probs, rel=0.15)
