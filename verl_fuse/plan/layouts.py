@@ -7,7 +7,7 @@ Invariants (tests/unit/plan/test_layouts.py):
 - FSDP, which does not generate, shares a model out over all devices, over 1, 2, 4, ... nodes.
 """
 
-from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.layout import Layout, shard_sizes
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.workload import CallKind, Workload
 
@@ -30,17 +30,11 @@ def legal_layouts(model: Model, kind: CallKind, workload: Workload, size: int, p
                 if unit % dp or (stage % per_node and per_node % stage):
                     continue
                 if tp == 1 and stage == size and kind != "generate":
-                    found += [Layout(dp=dp, cp=cp, shards=shards) for shards in _shards(size, per_node)]
+                    found += [Layout(dp=dp, cp=cp, shards=shards) for shards in shard_sizes(size, per_node)]
                 experts = _powers(min(dp * cp, model.experts)) if model.experts else (1,)
                 layouts = [Layout(tp, size // stage, dp, cp, ep) for ep in experts if (dp * cp) % ep == 0]
                 found += layouts
     return tuple(layout for layout in found if layout.fault(model) is None)
-
-
-def _shards(ranks: int, per_node: int) -> tuple[int, ...]:
-    """Return the sizes of a group of FSDP shards; a size below all ranks fits whole nodes."""
-    nodes = (per_node * 2**i for i in range(max(1, ranks // per_node).bit_length()))
-    return (*(size for size in nodes if size < ranks and ranks % size == 0), ranks)
 
 
 def _powers(largest: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import Literal
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import bounded
@@ -42,6 +43,8 @@ class SimulationOptions:
     """Defaults are the same as in verl 0.9.1 (rollout config, V1 trainer) unless a field's comment gives another
     source."""
 
+    # The trainer: "fsdp" or "megatron"; None: whichever is faster, call by call.
+    engine: Literal["fsdp", "megatron"] | None = None
     max_num_seqs: int = field(default=256, metadata=bounded(1))
     max_num_batched_tokens: int = field(default=8192, metadata=bounded(1))
     # Share of device memory for rollout weights and KV cache (gpu_memory_utilization).

@@ -86,6 +86,8 @@ def fused_training(workload: Workload, plan: Plan, cost: CostModel, options: Sim
 def unfusable(actor: CallPlan, critic: CallPlan) -> str:
     """Return the reason why two train calls cannot share a pipeline; empty if they can."""
     a, c = actor.layout, critic.layout
+    if a.shards or c.shards:
+        return f"actor {a} and critic {c}: FSDP has no pipeline"
     if (a.tp, a.cp) != (c.tp, c.cp):
         return f"actor {a} and critic {c} differ in tp or cp: a rank of one is no rank of the other"
     if max(a.pp, c.pp) == 1:

@@ -21,10 +21,10 @@ from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import mean_batch, replica_count, replica_timing
 from verl_fuse.simulate.rollout import Requests, RolloutState, round_robin
 from verl_fuse.spec.cluster import Mesh
-from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.layout import Layout, shard_sizes
 from verl_fuse.spec.model import Model
 from verl_fuse.spec.plan import CallPlan, Plan
-from verl_fuse.spec.workload import Call, Workload
+from verl_fuse.spec.workload import Call, CallKind, Workload
 
 
 @lru_cache(maxsize=64)
@@ -50,15 +50,23 @@ def as_inference(workload: Workload, call: Call, train: CallPlan) -> CallPlan:
     return CallPlan(call.name, train.mesh, train.layout, microbatches, train.offload)
 
 
-def layouts(cost: CostModel, model: Model, devices: int) -> Iterator[Layout]:
-    """Yield layouts of so many devices that divide the model: tp within a node, pp and dp powers of two."""
+def layouts(cost: CostModel, model: Model, devices: int, kind: CallKind, engine: str | None) -> Iterator[Layout]:
+    """Yield layouts of so many devices that divide the model. Megatron's and the rollout's: tp within a node, pp and dp
+    powers of two; experts over 1, 2, 4, ... ranks of a stage, in the rollout over none or the tensor ranks. FSDP's, for
+    all other calls: shards over all devices, or over 1, 2, 4, ... nodes. `engine`: that trainer's alone."""
     node = cost.cluster.devices_per_node
+    if kind != "generate" and engine != "megatron":
+        yield from (Layout(dp=devices, shards=shards) for shards in shard_sizes(devices, node))
+    if kind != "generate" and engine == "fsdp":
+        return
     for tp in (size for size in (1, 2, 4, 8) if node % size == 0):
         pp = 1
         while devices % (tp * pp) == 0 and pp <= model.layers:
-            layout = Layout(tp=tp, pp=pp, dp=devices // (tp * pp))
-            if layout.fault(model) is None:
-                yield layout
+            dp = devices // (tp * pp)
+            experts = (1, tp) if kind == "generate" else [2**i for i in range((tp * dp).bit_length())]
+            for ep in dict.fromkeys(experts) if model.experts else (1,):
+                if tp * dp % ep == 0 and (layout := Layout(tp, pp, dp, ep=ep)).fault(model) is None:
+                    yield layout
             pp *= 2
 
 
@@ -71,7 +79,7 @@ def compute_options(
     mesh = on or Mesh(0, cost.cluster.devices)
     model, batch, needs, found = workload.model(call.role), mean_batch(workload), [], []
     updates = workload.minibatches if call.kind == "train" else 1
-    for layout in layouts(cost, model, mesh.size):
+    for layout in layouts(cost, model, mesh.size, call.kind, options.engine):
         for microbatches in _microbatches(workload.sequences / updates / layout.dp):
             part = batch.split(layout.dp * updates * microbatches)
             memory = cost.memory(
@@ -109,7 +117,8 @@ def _fastest_rollout(workload: Workload, call: Call, cost: CostModel, options: S
     requests = Requests.of(lengths.prompt, lengths.response)
     longest = workload.prompt.maximum + workload.response.maximum
     needs, found = [], []
-    for layout in sorted(layouts(cost, workload.actor, cost.cluster.devices), key=lambda layout: layout.pp):
+    possible = layouts(cost, workload.actor, cost.cluster.devices, call.kind, options.engine)
+    for layout in sorted(possible, key=lambda layout: layout.pp):
         if found and layout.pp > 1:
             break
         plan = CallPlan(call.name, Mesh(0, layout.devices), layout)

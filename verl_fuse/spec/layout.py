@@ -114,3 +114,9 @@ def copied_pipeline(devices: int, tensor: int, pipelines: Iterable[int]) -> int:
     """Return the stages of the copies that `devices` of a replica have of models with `tensor` tensor-parallel ranks
     and these numbers of stages: the largest number that divides the devices and each of them."""
     return math.gcd(devices // tensor, *pipelines)
+
+
+def shard_sizes(ranks: int, per_node: int) -> tuple[int, ...]:
+    """Return the sizes of a group of FSDP shards: all ranks, or whole nodes, 1, 2, 4, ... of them."""
+    nodes = (per_node * 2**i for i in range(max(1, ranks // per_node).bit_length()))
+    return (*(size for size in nodes if size < ranks and ranks % size == 0), ranks)

@@ -1,11 +1,14 @@
 """The tuned stock placement."""
 
+import dataclasses
+from typing import Literal
+
 import pytest
 from setups import NO_POLL, grpo, h100, ppo
 
 from verl_fuse.errors import FuseError
 from verl_fuse.simulate.replicas import mean_batch
-from verl_fuse.simulate.stock import compute_options, stock_plan
+from verl_fuse.simulate.stock import compute_options, layouts, stock_plan
 
 
 @pytest.mark.parametrize("workload", [ppo(), grpo()], ids=["ppo", "grpo"])
@@ -41,3 +44,24 @@ def test_a_model_that_fits_nowhere_names_the_memory_it_needs():
         stock_plan(ppo(actor="llama-3.1-405b"), h100(1), NO_POLL)
     with pytest.raises(FuseError, match=r"llama-65b fits nowhere for critic_train on 8 x H100 .* needs \d+\.\d GiB"):
         stock_plan(ppo(critic="llama-65b"), h100(1), NO_POLL)
+
+
+def test_experts_are_shared_out_where_that_is_faster():
+    workload, cost = grpo(actor="qwen3-30b-a3b"), h100()
+    call = next(call for call in workload.calls if call.kind == "train")
+    found = dict(compute_options(workload, call, cost, NO_POLL))
+    assert {plan.layout.ep for plan in found} >= {1, 2, 4, 8, 16}
+    assert stock_plan(workload, cost, NO_POLL).call(call.name).layout.ep > 1
+    rollouts = layouts(cost, workload.actor, cost.cluster.devices, "generate", None)
+    assert {(layout.tp, layout.ep) for layout in rollouts} >= {(8, 1), (8, 8), (1, 1)}
+
+
+@pytest.mark.parametrize(("engine", "sizes"), [("fsdp", {8, 16}), ("megatron", {0}), (None, {0, 8, 16})])
+def test_an_engine_has_its_layouts(engine: Literal["fsdp", "megatron"] | None, sizes: set[int]):
+    workload, cost = grpo(), h100()
+    call = next(call for call in workload.calls if call.kind == "train")
+    options = dataclasses.replace(NO_POLL, engine=engine)
+    assert {plan.layout.shards for plan, _ in compute_options(workload, call, cost, options)} == sizes
+    plan = stock_plan(workload, cost, options)
+    assert plan.call("actor_generate").layout.shards == 0
+    assert plan.call("actor_train").layout.shards in sizes
