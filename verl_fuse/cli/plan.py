@@ -197,7 +197,7 @@ def show(made: PlanResult) -> None:
     print_table(table)
     engine, cluster = made.plan.strategy or "ideal", found.space.cluster
     proof = (
-        f"no {engine} plan takes less than {found.bound:.2f} s (gap {found.gap:.2%})"
+        f"by this model no {engine} plan takes less than {found.bound:.2f} s (gap {found.gap:.2%})"
         if found.bound
         else "not every placement was looked at: a longer --time-limit may find a better plan"
     )

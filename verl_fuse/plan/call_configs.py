@@ -20,8 +20,11 @@ from verl_fuse.spec.cluster import Mesh
 from verl_fuse.spec.layout import Layout
 from verl_fuse.spec.workload import Call, Workload
 
-MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
+# Micro-batches per rank that are looked at even where fewer would hold a single sequence each.
+MICROBATCHES = 64
 WAVES = (1, 2, 4, 8)
+# What stays beside a rollout, in buffers of a process: those of the trainer that sleeps, and the engine's graphs.
+LEFT_BUFFERS = 2
 
 
 def configs_on_sizes(
@@ -66,17 +69,38 @@ def _variants(
     updates = workload.minibatches if call.kind == "train" else 1
     each = workload.sequences // (updates * layout.dp)
     offloads = (False,) if call.kind == "infer" and call.role in ("actor", "critic") else (False, True)
-    for microbatches in MICROBATCHES:
-        if each % microbatches == 0:
-            yield from (compute(call, workload, cost, layout, microbatches, offload) for offload in offloads)
+    for microbatches in _splits(each, mean_batch(workload).tokens / (updates * layout.dp), _longest(workload)):
+        yield from (compute(call, workload, cost, layout, microbatches, offload) for offload in offloads)
+
+
+def _splits(sequences: int, tokens: float, longest: int) -> Iterator[int]:
+    """Yield powers of two that divide the sequences of a rank, until a part is no longer than the longest sequence:
+    smaller parts need as much memory."""
+    number = 1
+    while sequences % number == 0 and (number <= MICROBATCHES or 2 * tokens > number * longest):
+        yield number
+        number *= 2
+
+
+def _longest(workload: Workload) -> int:
+    return workload.prompt.maximum + workload.response.maximum
 
 
 def generate(
     workload: Workload, cost: CostModel, layout: Layout, waves: int, generation: GenerationEstimates
 ) -> CallConfig:
-    """Return the configuration of generation whose KV cache holds 1/waves of a replica's sequences."""
+    """Return the configuration of generation whose KV cache holds 1/waves of a replica's sequences; its seconds begin
+    with handing the weights over, but for their transfer."""
     memory = cost.memory(workload.actor, "generate", layout, kv_tokens=generation.kv_tokens(layout, waves))
-    return CallConfig(layout, waves, False, generation.seconds(layout, waves), 0.0, memory.active, memory.weights)
+    active = memory.active + LEFT_BUFFERS * memory.buffers
+    seconds = handing_over(workload, cost) + generation.seconds(layout, waves)
+    return CallConfig(layout, waves, False, seconds, 0.0, active, memory.weights)
+
+
+def handing_over(workload: Workload, cost: CostModel) -> float:
+    """Return the seconds of a weight sync that moves no weight: no plan goes without them."""
+    there = (Mesh(0, 1), Layout())
+    return cost.sync(workload.actor, there, there)
 
 
 def compute(
@@ -89,8 +113,7 @@ def compute(
     mesh = Mesh(0, layout.devices)
     updates = workload.minibatches if call.kind == "train" else 1
     part = batch.split(updates * layout.dp * microbatches)
-    longest = workload.prompt.maximum + workload.response.maximum
-    part = Batch(part.sequences, max(part.tokens, float(longest)), part.squares)
+    part = Batch(part.sequences, max(part.tokens, float(_longest(workload))), part.squares)
     memory = cost.memory(model, call.kind, layout, microbatch=part, microbatches=microbatches, offload=offload)
     if call.kind == "train":
         seconds = workload.epochs * cost.train(model, layout, mesh, batch, updates, microbatches)

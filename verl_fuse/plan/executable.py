@@ -114,7 +114,7 @@ def best_executable(
         limit = space.tables.limit
         raise FuseError(
             f"{strategy}{demanded}: no plan fits into {limit / GIB:.1f} GiB per device; the leanest one needs "
-            f"{bytes_needed(space.tables, fastest.seconds) / GIB:.1f} GiB"
+            f"{bytes_needed(space.tables, fastest.seconds) / GIB:.1f} GiB, {_fullest(fastest)}"
         )
     return dataclasses.replace(
         fastest,
@@ -124,6 +124,18 @@ def best_executable(
         options=options,
         nodes=sum(f.nodes for f in found),
         elapsed=sum(f.elapsed for f in found),
+    )
+
+
+def _fullest(found: SearchResult) -> str:
+    """Return the call of a plan that needs most by itself, and what it needs that for."""
+    space = found.space
+    configs = [space.configs[space.config[option]] for option in found.choice]
+    call, config = max(zip(space.calls, configs, strict=True), key=lambda pair: pair[1].peak)
+    return (
+        f"{call.name} in {config.layout} with {config.microbatches} micro-batches alone {config.peak / GIB:.1f} GiB: "
+        f"{config.resident / GIB:.1f} between calls, {config.active / GIB:.1f} more while it runs, "
+        f"{config.copy / GIB:.1f} of copied weights"
     )
 
 

@@ -8,13 +8,14 @@ import numpy as np
 
 from verl_fuse.cost.analytic import AnalyticCost
 from verl_fuse.errors import FuseError
+from verl_fuse.plan.call_configs import handing_over
 from verl_fuse.plan.evaluate import EVALUATED_STEPS, schedule
 from verl_fuse.plan.executable import LEAST_SEARCH_SECONDS, best_executable
 from verl_fuse.plan.overrides import placement_overrides
 from verl_fuse.plan.planner import best_plan, full_space, move_seconds
 from verl_fuse.plan.search import SearchResult
 from verl_fuse.simulate.generation import chosen_threshold
-from verl_fuse.simulate.options import SimulationOptions
+from verl_fuse.simulate.options import SimulationOptions, of_plan
 from verl_fuse.spec.plan import STRATEGIES, Plan, Strategy
 from verl_fuse.spec.workload import Workload
 
@@ -172,7 +173,7 @@ def _made(
         replicas=calls[0].layout.dp,
         strategy=strategy,
         overrides=overrides,
-        predicted=predicted(found),
+        predicted=predicted(found, handing_over(workload, cost)),
     )
     # A threshold counts on inference on released devices (fuse.interstage.layout=slices), which plans for Megatron do
     # not.
@@ -185,9 +186,9 @@ def _made(
     return PlanResult(plan, found, cluster.nodes, price * found.seconds)
 
 
-def predicted(found: SearchResult) -> dict[str, float]:
+def predicted(found: SearchResult, handing: float) -> dict[str, float]:
     """Return the seconds of every call and of moving weights to it, of the step, and the seconds that no plan of the
-    same kind can beat."""
+    same kind can beat. `handing`: seconds of generation in the search that belong to its weights."""
     choice = np.array(found.choice)
     starts, ends = np.empty(2 * choice.size), np.empty(2 * choice.size)
     step = schedule(found.space.tables, choice, EVALUATED_STEPS, starts, ends)
@@ -198,6 +199,9 @@ def predicted(found: SearchResult) -> dict[str, float]:
         for c, call in enumerate(found.space.calls)
         if not np.isnan(ends[count + c])
     }
+    if handing:
+        calls["actor_generate"] -= handing
+        moves["actor_generate_weights"] = moves.get("actor_generate_weights", 0.0) + handing
     return {**calls, **moves, "step": float(step), "bound": found.bound}
 
 
@@ -205,5 +209,5 @@ def threshold(workload: Workload, plan: Plan, cost: AnalyticCost) -> float:
     """Return the fraction of unfinished samples at which to migrate, by simulation (verl_fuse/simulate)."""
     apart = ("reward", "critic") if "placement" in plan.features else ("reward",)
     scored: Sequence = [call for call in workload.calls if call.kind == "infer" and call.role not in apart]
-    found, _ = chosen_threshold(workload, plan, cost, False, tuple(scored), SimulationOptions())
+    found, _ = chosen_threshold(workload, plan, cost, False, tuple(scored), of_plan(SimulationOptions(), plan))
     return found.threshold / workload.sequences

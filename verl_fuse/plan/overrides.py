@@ -11,6 +11,8 @@ Invariants (tests/integration/test_plan_overrides.py):
 import math
 from collections.abc import Mapping, Sequence
 
+from verl_fuse.cost.memory import GPU_BUFFERS
+from verl_fuse.plan.call_configs import LEFT_BUFFERS
 from verl_fuse.plan.generation import MOST_RUNNING
 from verl_fuse.plan.space import CallConfig
 from verl_fuse.spec.cluster import Cluster, Mesh
@@ -144,6 +146,7 @@ def _pool(where: str, mesh: Mesh, cluster: Cluster) -> dict[str, Setting]:
 
 def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, Setting]:
     _, mesh, config = chosen["actor_generate"]
+    left = 0.0 if cluster.device.is_cpu else float(LEFT_BUFFERS * GPU_BUFFERS)
     memory = cluster.device.memory
     needed = config.active + config.copy
     free = memory - needed - sum(other.resident for _, where, other in chosen.values() if where.overlaps(mesh))
@@ -152,7 +155,7 @@ def _rollout(workload: Workload, cluster: Cluster, chosen: Chosen) -> dict[str, 
         here = [other for _, where, other in chosen.values() if where.overlaps(critic)]
         free = min(free, memory - sum(other.resident for other in here) - chosen["critic_train"][2].active)
     # A larger KV cache than needed keeps more prefixes; half of the free memory stays free, for fragmentation.
-    share = (needed + max(0.0, free) / 2) / memory
+    share = (needed - left + max(0.0, free) / 2) / memory
     return {
         f"{ROLLOUT}.tensor_model_parallel_size": config.layout.tp,
         f"{ROLLOUT}.gpu_memory_utilization": min(FULLEST, math.ceil(100 * share) / 100),

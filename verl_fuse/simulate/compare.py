@@ -14,7 +14,7 @@ import numpy as np
 from verl_fuse.cost.model import CostModel
 from verl_fuse.errors import FuseError
 from verl_fuse.schedule.methods import require_method
-from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions, features_of
+from verl_fuse.simulate.options import SIMULATED_STRATEGIES, SimulationOptions, features_of, of_plan
 from verl_fuse.simulate.step import StepResult, simulate_step
 from verl_fuse.simulate.stock import stock_plan
 from verl_fuse.spec.arrays import Floats
@@ -103,8 +103,9 @@ def simulate_each(
         found = []
         for seed in range(seeds):
             report(f"{name}: step {seed + 1} of {seeds}")
-            rng, strategy = np.random.default_rng(seed), "+".join(named.get(part, part) for part in name.split("+"))
-            found.append(simulate_step(workload, plans[name], cost, strategy, rng, options))
+            rng, at = np.random.default_rng(seed), plans[name]
+            strategy = "+".join(named.get(part, part) for part in name.split("+"))
+            found.append(simulate_step(workload, at, cost, strategy, rng, of_plan(options, at)))
         return found
 
     stock = steps("stock")

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal
 
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import bounded
+from verl_fuse.spec.composed import ROLLOUT
+from verl_fuse.spec.plan import Plan
 from verl_fuse.spec.step import VERL_POLL_INTERVAL
 
 SIMULATED_STRATEGIES: dict[str, frozenset[str]] = {
@@ -90,6 +92,17 @@ class SimulationOptions:
                 raise FuseError(f"options.{entry.name}={value!r}: needs {low} to {'any' if high is None else high}")
         if self.migration not in ("auto", "prefill", "transfer"):
             raise FuseError(f"options.migration={self.migration!r}: allowed: auto, prefill, transfer")
+
+
+def of_plan(options: SimulationOptions, plan: Plan) -> SimulationOptions:
+    """Return the options with what a plan's overrides say of the rollout, where the options have their defaults."""
+    planned = {
+        name: value
+        for name, key in (("max_num_seqs", "max_num_seqs"), ("rollout_memory", "gpu_memory_utilization"))
+        if (value := plan.overrides.get(f"{ROLLOUT}.{key}")) is not None
+        and getattr(options, name) == getattr(SimulationOptions(), name)
+    }
+    return replace(options, **planned) if planned else options
 
 
 def features_of(strategy: str, named: Mapping[str, str] = MappingProxyType({})) -> frozenset[str]:

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 
@@ -5,8 +6,14 @@ import pytest
 from workloads import ppo
 
 from verl_fuse.cost.analytic import AnalyticCost
-from verl_fuse.plan.call_configs import configs_on_sizes, least_bytes
+from verl_fuse.cost.memory import GPU_BUFFERS
+from verl_fuse.plan.call_configs import LEFT_BUFFERS, configs_in_layouts, configs_on_sizes, least_bytes
+from verl_fuse.plan.generation import GenerationEstimates
 from verl_fuse.spec.cluster import cluster_named
+from verl_fuse.spec.layout import Layout
+from verl_fuse.spec.lengths import LengthDistribution
+from verl_fuse.spec.model_names import model_named
+from verl_fuse.spec.workload import Workload
 
 COST = AnalyticCost(cluster_named("h100", 2))
 GIB = 2**30
@@ -47,3 +54,25 @@ def test_least_bytes_would_do():
     least = least_bytes(call("actor_train"), ppo(), COST, (8, 16))
     assert configs_on_sizes(call("actor_train"), ppo(), COST, (8, 16), least)
     assert not configs_on_sizes(call("actor_train"), ppo(), COST, (8, 16), least * 0.999)
+
+
+def test_a_large_batch_is_cut_until_a_part_is_as_long_as_the_longest_sequence():
+    """512 x 16 sequences of up to 21,504 tokens on eight devices: 1024 a rank, which 64 micro-batches do not make
+    fit."""
+    lengths = (LengthDistribution.parse(text) for text in ("fixed:1024", "lognormal:median=2650,sigma=0.8,max=20480"))
+    actor = model_named("qwen2.5-7b")
+    workload = Workload("grpo", 512, 16, *lengths, actor, None, actor)
+    cost, layout = AnalyticCost(cluster_named("h100")), Layout(dp=8, shards=8)
+    train = next(call for call in workload.calls if call.kind == "train")
+    found = configs_in_layouts(train, workload, cost, [layout], 79.6 * GIB, GenerationEstimates(workload, cost))
+    assert found
+    assert all(config.microbatches > 64 for config in found)
+
+
+def test_a_rollout_leaves_what_sleeps_beside_it():
+    generate = configs_on_sizes(call("actor_generate"), ppo(), COST, (1,), math.inf)[0]
+    alone = COST.memory(ppo().actor, "generate", generate.layout, kv_tokens=0)
+    assert generate.active >= alone.active + LEFT_BUFFERS * GPU_BUFFERS
+    with_sync = AnalyticCost(COST.cluster, dataclasses.replace(COST.engine, sync=7.0))
+    handed = configs_on_sizes(call("actor_generate"), ppo(), with_sync, (1,), math.inf)[0]
+    assert handed.seconds == pytest.approx(generate.seconds + 7.0)

@@ -1,5 +1,6 @@
 import dataclasses
 import random
+import re
 
 import numpy as np
 import pytest
@@ -51,6 +52,7 @@ def test_what_fits_nowhere_says_how_much_memory_would_do(strategy: str):
         FuseError, match=rf"{strategy}: no plan fits into 80.0 GiB per device; the leanest one needs (\d+\.\d) GiB"
     ) as error:
         best_executable(big, AnalyticCost(small), strategy, 5.0)  # type: ignore[arg-type]
+    assert re.search(r"(actor|critic)_train in \S.* alone \d+\.\d GiB: .* between calls", str(error.value))
     enough = float(str(error.value).split("needs ")[1].split(" GiB")[0]) + 0.1
 
     def search(memory: float):

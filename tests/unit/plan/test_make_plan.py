@@ -3,6 +3,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from typer.testing import CliRunner
@@ -12,9 +13,12 @@ import verl_fuse.plan
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import SUBCOMMANDS, main
 from verl_fuse.cost.analytic import AnalyticCost
+from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError
 from verl_fuse.plan.finished_plan import PlanRequest, make_plan
 from verl_fuse.plan.overrides import feature_overrides
+from verl_fuse.simulate.compare import compare
+from verl_fuse.simulate.options import SimulationOptions, of_plan
 from verl_fuse.spec.cluster import cluster_named
 from verl_fuse.spec.lengths import LengthDistribution
 from verl_fuse.spec.model_names import model_named
@@ -344,3 +348,17 @@ def test_every_command_of_the_readme_runs(workload_file, tmp_path, monkeypatch):
         arguments = command.replace("h100x4", "h100x1").split()
         assert CliRunner().invoke(app, arguments).exit_code == 0, command
     assert Plan.read(tmp_path / "plan.json").strategy in ("fsdp", "megatron")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_plan_is_simulated_as_it_was_planned(strategy: Literal["fsdp", "megatron"]):
+    cost, workload = cost_model(cluster_named("h100")), grpo()
+    made = make_plan(workload, cost, PlanRequest((strategy,), time_limit=10.0))
+    rows = compare(workload, cost, ["realloc"], 4, made.plan)
+    simulated = next(row for row in rows if row.strategy == "realloc")
+    assert simulated.seconds.mean == pytest.approx(made.search.seconds, rel=0.10)
+    assert made.plan.predicted["actor_generate_weights"] >= cost.engine.sync
+    assert made.plan.overrides["actor_rollout_ref.rollout.gpu_memory_utilization"] < 0.93
+    options = of_plan(SimulationOptions(), made.plan)
+    assert options.max_num_seqs == made.plan.overrides["actor_rollout_ref.rollout.max_num_seqs"]
+    assert of_plan(SimulationOptions(max_num_seqs=7), made.plan).max_num_seqs == 7
