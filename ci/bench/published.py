@@ -18,12 +18,12 @@ A faulty row ends the run with exit code 2, naming row and key.
 """
 
 import argparse
-import dataclasses
+import itertools
 import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -101,7 +101,7 @@ class PublishedRow:
         per_node = min(self.devices, node.devices_per_node)
         if self.devices % per_node:
             raise FuseError(f"devices={self.devices}: needs whole nodes of {per_node}")
-        return dataclasses.replace(node, nodes=self.devices // per_node, devices_per_node=per_node)
+        return replace(node, nodes=self.devices // per_node, devices_per_node=per_node)
 
     def layout(self, key: Literal["rollout", "train"]) -> Layout:
         """Return a layout that fills the devices and divides the model."""
@@ -159,8 +159,8 @@ def _read(entry: Any, number: int) -> PublishedRow:
                 raise FuseError(f"seconds.{key}: unknown stage; allowed: {', '.join((*STAGES, WHOLE_STEP))}, or sums")
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
                 raise FuseError(f"seconds.{key}={seconds!r}: needs a number > 0")
-        if row.mean_response is None and not set(row.seconds) - {WHOLE_STEP}:
-            raise FuseError("missing mean_response, which only the seconds of a stage could stand in for")
+        if row.mean_response is None and not row.seconds:
+            raise FuseError("missing mean_response, which only seconds could stand in for")
         if not row.reference and any(REF_LOG_PROB in key.split("+") for key in row.seconds):
             raise FuseError(f"reference=false: there is no stage {REF_LOG_PROB}")
         if row.mean_response is not None:
@@ -210,9 +210,12 @@ def step_plan(row: PublishedRow, workload: Workload, cost: AnalyticCost) -> tupl
     """Return the plan of a step, and whether training recomputes activations. FSDP does, by verl's default, Megatron
     where it must; its micro-batches are of `TOKENS`, or halved until they fit, but never below the longest sequence."""
     mesh, train = Mesh(0, row.devices), row.layout("train")
+    folded = train.ep > 1 and not train.etp
     longest = workload.prompt.maximum + workload.response.maximum
     halvings = max(0, math.ceil(math.log2(TOKENS["train"] * train.cp / longest)))
-    for recompute in (True,) if row.engine == "fsdp" else (False, True):
+    # Recipes leave experts uncut (expert_tensor_parallel_size=1) where they fit.
+    layouts = (replace(train, etp=1), train) if folded else (train,)
+    for train, recompute in itertools.product(layouts, (True,) if row.engine == "fsdp" else (False, True)):
         for power in range(halvings + 1):
             number = microbatches(workload, "train", train, max(longest, TOKENS["train"] * train.cp / 2**power))
             part = mean_batch(workload).split(train.dp * workload.minibatches * number)
@@ -253,7 +256,7 @@ def predicted(row: PublishedRow, mean_response: float, cost: AnalyticCost, seeds
     workload = row.workload(mean_response)
     options = step_options(row, workload, cost)
     plan, recompute = step_plan(row, workload, cost)
-    options = dataclasses.replace(options, recompute=recompute)
+    options = replace(options, recompute=recompute)
     steps = [
         simulate_step(workload, plan, cost, "stock", np.random.default_rng(seed), options) for seed in range(seeds)
     ]
@@ -267,17 +270,19 @@ def ratios(row: PublishedRow, found: Seconds) -> dict[str, float]:
 
 
 def inferred_mean(row: PublishedRow, cost: AnalyticCost, seeds: int) -> float:
-    """Return the mean length at which the errors of the row's stages cancel out (their logarithms sum to 0)."""
+    """Return the mean length at which the errors of the row's stages cancel out (their logarithms sum to 0), or its
+    step's where it has no stages; at most 0.9 of the limit."""
+    keys = set(row.seconds) - {WHOLE_STEP} or {WHOLE_STEP}
 
     def over(mean: float) -> float:
         found = ratios(row, predicted(row, mean, cost, seeds))
-        return sum(math.log(ratio) for key, ratio in found.items() if key != WHOLE_STEP)
+        return sum(math.log(found[key]) for key in keys)
 
     # Errors fall as lengths grow: the secant of their logarithms, within a bracket that holds the answer.
-    low, high = math.log(row.limit) - 8, math.log(0.9 * row.limit)
+    low, high = math.log(row.limit * 3e-4), math.log(row.limit * 0.9)
     least, most = over(math.exp(low)), over(math.exp(high))
-    if not least > 0 > most:
-        raise FuseError(f"row {row.id!r}: no mean_response up to limit={row.limit} explains its seconds")
+    if least <= 0 or most >= 0:
+        return math.exp(low if least <= 0 else high)
     while high - low > INFERRED_WITHIN:
         middle = low + (high - low) * min(0.9, max(0.1, least / (least - most)))
         value = over(math.exp(middle))
@@ -323,7 +328,7 @@ def fitted(rows: Sequence[PublishedRow]) -> EngineFloors:
     while changed:
         changed = False
         for name, values in FITTED.items():
-            tried = [dataclasses.replace(floors, **{name: value}) for value in values]
+            tried = [replace(floors, **{name: value}) for value in values]
             best = min(tried, key=lambda one: loss(rows, one))
             if loss(rows, best) < loss(rows, floors) - 1e-9:
                 floors, changed = best, True

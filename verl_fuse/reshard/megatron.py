@@ -64,10 +64,10 @@ class MegatronSharding:
     def check(self, weights: ModelParameters) -> None:
         model, layout = weights.model, self.layout
         layout.check(model)
-        if layout.dp * layout.cp % layout.ep:
+        if layout.dp * layout.cp % layout.ep or layout.expert_tp != layout.tp:
             raise FuseError(
-                f"layout {self} for {model.name}: ep={layout.ep}; needs a divisor of dp*cp={layout.dp * layout.cp}: "
-                "weights are not moved where experts fold tensor ranks in"
+                f"layout {self} for {model.name}: ep={layout.ep}; needs a divisor of dp*cp={layout.dp * layout.cp} and "
+                f"etp=tp={layout.tp}: weights are not moved where experts fold tensor ranks in"
             )
         vocabulary = self._vocabulary(weights)
         if vocabulary < model.vocabulary or vocabulary % layout.tp:

@@ -52,8 +52,8 @@ def as_inference(workload: Workload, call: Call, train: CallPlan) -> CallPlan:
 
 def layouts(cost: CostModel, model: Model, devices: int, kind: CallKind, engine: str | None) -> Iterator[Layout]:
     """Yield layouts of so many devices that divide the model. Megatron's and the rollout's: tp within a node, pp and dp
-    powers of two; experts over 1, 2, 4, ... ranks of a stage, in the rollout over none or the tensor ranks. FSDP's, for
-    all other calls: shards over all devices, or over 1, 2, 4, ... nodes. `engine`: that trainer's alone."""
+    powers of two; experts, uncut, over 1, 2, 4, ... ranks of a stage, in the rollout over none or the tensor ranks.
+    FSDP's, for all other calls: shards over all devices, or over 1, 2, 4, ... nodes. `engine`: that trainer's alone."""
     node = cost.cluster.devices_per_node
     if kind != "generate" and engine != "megatron":
         yield from (Layout(dp=devices, shards=shards) for shards in shard_sizes(devices, node))
@@ -65,7 +65,7 @@ def layouts(cost: CostModel, model: Model, devices: int, kind: CallKind, engine:
             dp = devices // (tp * pp)
             experts = (1, tp) if kind == "generate" else [2**i for i in range((tp * dp).bit_length())]
             for ep in dict.fromkeys(experts) if model.experts else (1,):
-                if tp * dp % ep == 0 and (layout := Layout(tp, pp, dp, ep=ep)).fault(model) is None:
+                if tp * dp % ep == 0 and (layout := Layout(tp, pp, dp, ep=ep, etp=int(ep > 1))).fault(model) is None:
                     yield layout
             pp *= 2
 

@@ -2,7 +2,7 @@
 
 Invariants (tests/unit/spec/test_layout.py):
 - `Layout.parse(str(layout)) == layout`;
-- a degree is a whole number >= 1, and `ep` divides `tp * dp * cp`, the ranks of a stage;
+- a degree is a whole number >= 1, and `ep * etp` divides `tp * dp * cp`, the ranks of a stage;
 - `shards`, where there are any, divide `dp * cp`, without tensor, pipeline and expert parallelism;
 - ranks count tensor, context, data, then pipeline parallelism from the inside out, Megatron's order.
 """
@@ -17,15 +17,16 @@ from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import check_counts
 from verl_fuse.spec.model import Model
 
-_PART = re.compile(r"(tp|pp|dp|cp|ep|fsdp)([1-9]\d*)")
+_PART = re.compile(r"(tp|pp|dp|cp|ep|etp|fsdp)([1-9]\d*)")
 
 
 @dataclass(frozen=True, order=True)
 class Layout:
     """A layout has degrees of tensor, pipeline, data, context and expert parallelism. Experts are shared out within the
-    ranks of a stage. `shards`: so many neighbours hold one model between them, and gather it block by
-    block (FSDP); 0: each device holds the weights that its tensor and pipeline rank computes with (Megatron, rollout
-    engines). `ep` that does not divide `dp * cp` folds tensor ranks in, as Megatron does: see `expert_tp`."""
+    ranks of a stage. `shards`: so many neighbours hold one model between them, and gather it block by block (FSDP); 0:
+    each device holds the weights that its tensor and pipeline rank computes with (Megatron, rollout engines). `etp`: so
+    many ranks cut one expert between them (Megatron's expert tensor parallelism, with which tensor ranks fold into
+    expert ranks); 0: as many tensor ranks as the expert ranks leave within a stage."""
 
     tp: int = 1
     pp: int = 1
@@ -33,12 +34,17 @@ class Layout:
     cp: int = 1
     ep: int = 1
     shards: int = 0
+    etp: int = 0
 
     def __post_init__(self) -> None:
         check_counts("layout", self, ("tp", "pp", "dp", "cp", "ep"))
         stage = self.tp * self.dp * self.cp
         if stage % self.ep:
             raise FuseError(f"layout {self}: ep={self.ep}; needs a divisor of tp*dp*cp={stage}")
+        if self.etp < 0 or (self.etp and (self.tp % self.etp or stage % (self.ep * self.etp))):
+            raise FuseError(
+                f"layout {self}: etp={self.etp}; needs a divisor of tp={self.tp}, and with ep one of tp*dp*cp={stage}"
+            )
         if not self.shards:
             return
         if self.shards < 0 or self.dp * self.cp % self.shards:
@@ -57,9 +63,8 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """Return the ranks that cut one expert between them (Megatron's expert tensor parallelism): the tensor ranks,
-        or as many of them as the expert ranks leave within a stage."""
-        return math.gcd(self.tp, self.tp * self.dp * self.cp // self.ep)
+        """Return the ranks that cut one expert between them."""
+        return self.etp or math.gcd(self.tp, self.tp * self.dp * self.cp // self.ep)
 
     def check(self, model: Model) -> None:
         """Refuse, with a FuseError, a layout that cannot divide this model."""
@@ -90,13 +95,14 @@ class Layout:
             name = "" if match is None else {"fsdp": "shards"}.get(match[1], match[1])
             if match is None or name in degrees or len(match[2]) > 9:
                 raise FuseError(
-                    f"layout {text!r}: {part!r}; needs degrees such as tp2 pp4 dp8 cp1 ep1 fsdp8, each at most once"
+                    f"layout {text!r}: {part!r}; needs degrees such as tp2 pp4 dp8 cp1 ep1 etp1 fsdp8, each once"
                 )
             degrees[name] = int(match[2])
         return cls(**degrees)
 
     def __str__(self) -> str:
         parts = [f"{name}{getattr(self, name)}" for name in ("tp", "pp", "dp", "cp", "ep") if getattr(self, name) != 1]
+        parts += [f"etp{self.etp}"] if self.etp else []
         parts += [f"fsdp{self.shards}"] if self.shards else []
         return " ".join(parts) or "dp1"
 

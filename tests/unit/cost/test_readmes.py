@@ -22,11 +22,21 @@ def test_commands_of_cost_run(repo: Path, tmp_path: Path, model: Path, run_dir: 
     pytest.importorskip("torch")
     text = (repo / "verl_fuse/cost/README.md").read_text()
     commands = re.findall(r"^verl-fuse (.*)$", text, re.MULTILINE)
-    assert len(commands) == 2
+    assert [command.split()[0] for command in commands] == ["profile", "profile", "simulate"]
+    workload = tmp_path / "workload.yaml"
+    workload.write_text(
+        "{algorithm: grpo, prompts: 8, samples: 2, prompt: 'fixed:8', response: 'fixed:8', actor: qwen2.5-0.5b}"
+    )
+    small = {"profile": ["--batches", "1", "--lengths", "4"], "simulate": ["--strategy", "observe", "--seeds", "1"]}
+    words = {
+        "MODEL_DIR": model,
+        "RUN_DIR": run_dir,
+        "profile.json": tmp_path / "profile.json",
+        "WORKLOAD.yaml": workload,
+    }
     for command in commands:
-        words = {"MODEL_DIR": str(model), "RUN_DIR": str(run_dir), "profile.json": str(tmp_path / "profile.json")}
-        arguments = [words.get(word, word) for word in shlex.split(command)]
-        result = CliRunner().invoke(app, [*arguments, "--batches", "1", "--lengths", "4"])
+        arguments = [str(words.get(word, word)) for word in shlex.split(command)]
+        result = CliRunner().invoke(app, [*arguments, *small[arguments[0]]])
         assert result.exit_code == 0, result.output
     assert ProfileTable.read(tmp_path / "profile.json").engine is not None
 

@@ -58,13 +58,28 @@ def test_experts_are_shared_out_within_a_stage():
 
 
 @pytest.mark.parametrize(
-    ("text", "ranks"), [("tp2 dp4 ep4", 2), ("tp2 cp2 dp4 pp8 ep16", 1), ("tp4 cp2 ep2", 4), ("tp8 ep4", 2), ("dp8", 1)]
+    ("text", "ranks"),
+    [
+        ("tp2 dp4 ep4", 2),
+        ("tp2 cp2 dp4 pp8 ep16", 1),
+        ("tp4 cp2 ep2", 4),
+        ("tp8 ep4", 2),
+        ("dp8", 1),
+        ("tp4 dp8 ep8 etp1", 1),
+    ],
 )
 def test_experts_are_cut_by_the_tensor_ranks_that_they_leave(text: str, ranks: int):
     """Megatron's folding: ep times the ranks of an expert divide tp * dp * cp."""
     layout = Layout.parse(text)
     assert layout.expert_tp == ranks
     assert layout.tp * layout.dp * layout.cp % (layout.ep * ranks) == 0
+    assert Layout.parse(str(layout)) == layout
+
+
+@pytest.mark.parametrize("text", ["tp4 dp2 ep4 etp3", "tp4 dp2 ep4 etp4", "dp8 ep4 etp2"])
+def test_more_ranks_cut_no_expert(text: str):
+    with pytest.raises(FuseError, match=r"etp=\d; needs a divisor of tp=\d, and with ep one of tp\*dp\*cp=8"):
+        Layout.parse(text)
 
 
 @pytest.mark.parametrize(
