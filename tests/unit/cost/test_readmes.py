@@ -28,17 +28,13 @@ def test_commands_of_cost_run(repo: Path, tmp_path: Path, model: Path, run_dir: 
         "{algorithm: grpo, prompts: 8, samples: 2, prompt: 'fixed:8', response: 'fixed:8', actor: qwen2.5-0.5b}"
     )
     small = {"profile": ["--batches", "1", "--lengths", "4"], "simulate": ["--strategy", "observe", "--seeds", "1"]}
-    words = {
-        "MODEL_DIR": model,
-        "RUN_DIR": run_dir,
-        "profile.json": tmp_path / "profile.json",
-        "WORKLOAD.yaml": workload,
-    }
+    profile = tmp_path / "profile.json"
+    words = {"MODEL_DIR": model, "RUN_DIR": run_dir, "profile.json": profile, "WORKLOAD.yaml": workload}
     for command in commands:
         arguments = [str(words.get(word, word)) for word in shlex.split(command)]
         result = CliRunner().invoke(app, [*arguments, *small[arguments[0]]])
         assert result.exit_code == 0, result.output
-    assert ProfileTable.read(tmp_path / "profile.json").engine is not None
+    assert ProfileTable.read(profile).engine is not None
 
 
 def test_modules_named_in_cost_exist_and_all_are_named(repo: Path):
