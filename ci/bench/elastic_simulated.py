@@ -119,7 +119,8 @@ def make_setup(name: str, response: str | None) -> Setup:
     cost = AnalyticCost(cluster_named(data.pop("device"), nodes=data.pop("nodes")))
     lengths = {"prompt": assumed["prompt"], "response": response or assumed["response"]}
     workload = Workload.from_dict({"algorithm": "grpo", **data, "reference": data["actor"], **lengths})
-    options = SimulationOptions(stock_poll=POLL, fuse_poll=POLL)
+    # Room for all samples of a replica, as in the published set-up: verl's default of 256 would make some wait.
+    options = SimulationOptions(stock_poll=POLL, fuse_poll=POLL, max_num_seqs=1024)
     plan = stock_plan(workload, cost, options)
     call = plan.call("actor_generate")
     step = simulate_step(workload, plan, cost, "stock", np.random.default_rng(0), options)

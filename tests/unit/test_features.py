@@ -26,12 +26,12 @@ FEATURES = plugins.features(plugins.load())
 NOTHING = OmegaConf.create({})
 WORKLOAD = """
 algorithm: grpo
-prompts: 16
-samples: 4
+prompts: 128
+samples: 8
 prompt: lognormal:median=100,sigma=0.3,max=256
 response: lognormal:median=200,sigma=0.9,max=1024
-zero_gradient: 0.8
-actor: qwen2.5-1.5b
+zero_gradient: 0.9
+actor: qwen2.5-7b
 """
 TOY = """
 from dataclasses import dataclass
