@@ -18,6 +18,7 @@ from verl_fuse.cli.tables import numbers, print_table
 from verl_fuse.cost.model import CostModel
 from verl_fuse.cost.profiled import cost_model
 from verl_fuse.errors import FuseError
+from verl_fuse.plan.executable import DEMANDS
 from verl_fuse.plan.finished_plan import PlanRequest, PlanResult, checked, make_plan
 from verl_fuse.plan.overrides import command_line, feature_overrides, path_overrides, workload_overrides
 from verl_fuse.plan.search import compile_kernels
@@ -25,7 +26,7 @@ from verl_fuse.simulate.copies import held_bytes, why_not
 from verl_fuse.simulate.options import SimulationOptions
 from verl_fuse.simulate.replicas import replica_count
 from verl_fuse.spec.files import check_writable
-from verl_fuse.spec.plan import FEATURES, STRATEGIES, Strategy
+from verl_fuse.spec.plan import STRATEGIES, Strategy
 from verl_fuse.spec.units import GIB
 from verl_fuse.spec.workload import Workload
 
@@ -35,7 +36,6 @@ EXAMPLES = examples(
     "verl-fuse plan step.yaml h100x4 --feature interstage --verl",
     "verl-fuse plan step.yaml cluster.yaml --weight 0 --out plan.json",
 )
-PLANNED_FEATURES = ("interstage", "pipeline", "placement")
 COMPILING = "preparing compiled kernels; the first time on a machine they are compiled, which takes a minute or two"
 
 
@@ -51,7 +51,7 @@ def plan(
         bool, typer.Option("--ideal/--executable", help="Any mesh and layout per call, or what verl can run today.")
     ] = False,
     feature: Annotated[
-        list[str] | None, typer.Option(help="A feature to plan for: interstage, pipeline, placement; repeatable.")
+        list[str] | None, typer.Option(help=f"A feature to plan for: {', '.join(DEMANDS)}; repeatable.")
     ] = None,
     weight: Annotated[
         float,
@@ -87,8 +87,8 @@ def plan(
     if verl and as_json:
         raise FuseError("--verl and --json exclude each other: --json has the overrides too")
     for name in feature or []:
-        if name not in PLANNED_FEATURES:
-            raise FuseError(f"--feature {name}: allowed: {', '.join(PLANNED_FEATURES)} (of {', '.join(FEATURES)})")
+        if name not in DEMANDS:
+            raise FuseError(f"--feature {name}: allowed: {', '.join(DEMANDS)}; plans count on no other")
     strategies: tuple[Strategy, ...] = () if ideal else tuple(s for s in STRATEGIES if strategy in (None, s))
     workload = Workload.read(workload_file)
     machines = read_cluster(cluster)
