@@ -5,6 +5,8 @@ from omegaconf import OmegaConf
 
 from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.errors import FuseError
+from verl_fuse.feature import Feature
+from verl_fuse.host.start.preset import choose
 from verl_fuse.host.start.settings import Settings, load_settings
 
 ON = "fuse.preset=fast: fuse."
@@ -167,6 +169,42 @@ def test_a_refusal_of_what_is_slower_is_told_in_place_of_how_to_switch_it_on(bas
     (said,) = [line for line in settings.chosen if "without speculation.enabled" in line]
     assert said.startswith("fuse.preset=fast: without speculation.enabled: actor_rollout_ref.rollout.name='sglang': ")
     assert "switches it on" not in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "on"),
+    [
+        ({"fuse__elastic__scale": True}, {"elastic"}),
+        ({"fuse__elastic__release": True}, {"elastic"}),
+        (
+            {
+                "fuse__update__stream": True,
+                "fuse__elastic__release": True,
+                "actor_rollout_ref__actor__fsdp_config__fsdp_size": 1,
+            },
+            {"elastic"},
+        ),
+    ],
+)
+def test_a_feature_that_others_leave_without_work_keeps_nothing_out(base, keys, on):
+    """Slices are tried before the updates that leave them nothing to infer, and not beside the keys that are set."""
+    settings, found = loaded(base, "fast", **keys)
+    assert found["on"] == {"skip_zero_gradient", "skip_old_log_prob"} | on
+    assert any("interstage.enabled: there is neither an old log-prob pass" in line for line in settings.chosen)
+    assert not any("interstage.migration_threshold" in line for line in settings.chosen)
+    assert settings.idle == ()
+
+
+def test_of_two_values_of_a_key_the_larger_gain_s_wins(base):
+    features = [
+        Feature("one", {"update.skip_zero_gradient": True}, {"fast": {"update.metrics": "computed"}}, measured=1.1),
+        Feature("two", {"update.skip_old_log_prob": True}, {"fast": {"update.metrics": "stock"}}, measured=1.2),
+    ]
+    before = OmegaConf.to_yaml(base)
+    keys, lines = choose(base, "fast", features, lambda config: [])
+    assert keys == {"update.skip_old_log_prob": True, "update.metrics": "stock"}
+    assert lines[0] == "fuse.preset=fast: without update.skip_zero_gradient: fuse.update.metrics=stock is chosen"
+    assert OmegaConf.to_yaml(base) == before, "nothing is set by looking"
 
 
 def test_single_keys_win(base):

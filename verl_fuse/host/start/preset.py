@@ -10,7 +10,8 @@ it;
 off; switched on by its own key it runs, and the measurement is told.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -22,45 +23,71 @@ from verl_fuse.spec.block import written
 from verl_fuse.spec.composed import getter
 
 Problems = Callable[[DictConfig], Sequence[str]]
+# Values of keys below `fuse`.
+Keys = Mapping[str, Any]
 
 
 def choose(
-    config: DictConfig, name: PresetName, features: Iterable[Feature], problems: Problems
+    config: DictConfig, name: PresetName, features: Collection[Feature], problems: Problems
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return (the keys of `fuse` that the preset sets in `config`, a line on each feature); `problems` finds the
     refusals of a configuration."""
-    tried = [feature for feature in features if name in feature.presets]
-    open_ = [feature for feature in tried if getter(config)(f"fuse.{feature.switch}") is None]
-    refused = set(problems(config)) if open_ else set()
-    chosen: dict[str, Mapping[str, Any]] = {}
+    get = getter(config)
+    wanted = {
+        feature.name: {key: value for key, value in keys.items() if get(f"fuse.{key}") is None}
+        for feature in features
+        if name in feature.presets and get(f"fuse.{feature.switch}") is None
+        for keys in [{**feature.keys, **feature.presets[name]}]
+    }
+    tried = [feature for feature in features if feature.name in wanted]
+    work = deepcopy(config) if tried else config
     left_out: dict[str, str] = {}
-    for feature in sorted(open_, key=lambda feature: -feature.measured):
-        wanted = _unset(config, {**feature.keys, **feature.presets[name]})
-        beside = _beside(config, chosen, feature)
-        why = feature.idle(getter(beside))
-        if why is None:
-            why = listed([problem for problem in problems(with_keys(beside, wanted)) if problem not in refused])
-        if not why and (slower := feature.slower(getter(config))):
-            why = f"{slower}; {_written(wanted)} switches it on all the same"
-        if why:
-            left_out[feature.name] = why
-        else:
-            chosen[feature.name] = wanted
-    # A feature that was chosen later may have taken its work.
-    for feature in open_:
-        if feature.name in chosen and (why := feature.idle(getter(_beside(config, chosen, feature)))):
-            del chosen[feature.name]
-            left_out[feature.name] = why
+    while True:
+        chosen, why_not = _chosen([one for one in tried if one.name not in left_out], wanted, work, problems)
+        # A feature that was chosen later may have taken the work of another one, which kept others out.
+        idle = {one.name: _idle(one, chosen, work) for one in tried if one.name in chosen}
+        taken = next(((one, why) for one, why in idle.items() if why), None)
+        if taken is None:
+            break
+        left_out |= dict([taken])
+    left_out |= why_not
     lines = (
         f"fuse.preset={name}: "
-        + (
-            _written(chosen[feature.name])
-            if feature.name in chosen
-            else f"without {feature.switch}: {left_out[feature.name]}"
-        )
-        for feature in open_
+        + (_written(chosen[one.name]) if one.name in chosen else f"without {one.switch}: {left_out[one.name]}")
+        for one in tried
     )
-    return dict(_items(chosen)), tuple(lines)
+    return _merged(chosen), tuple(lines)
+
+
+def _chosen(
+    features: Iterable[Feature], wanted: Mapping[str, Keys], work: DictConfig, problems: Problems
+) -> tuple[dict[str, Keys], dict[str, str]]:
+    """Return the keys of the features to switch on, the largest measured gain first, and the reasons against the
+    others."""
+    refused = set(problems(work))
+    chosen: dict[str, Keys] = {}
+    why_not: dict[str, str] = {}
+    for feature in sorted(features, key=lambda feature: -feature.measured):
+        keys, before = wanted[feature.name], _merged(chosen)
+        why = _idle(feature, chosen, work) or listed(
+            [f"fuse.{key}={written(before[key])} is chosen" for key in keys if before.get(key, keys[key]) != keys[key]]
+        )
+        if not why:
+            with _with_keys(work, {**before, **keys}):
+                why = listed([problem for problem in problems(work) if problem not in refused])
+        if not why and (slower := feature.slower(getter(work))):
+            why = f"{slower}; {_written(keys)} switches it on all the same"
+        if why:
+            why_not[feature.name] = why
+        else:
+            chosen[feature.name] = keys
+    return chosen, why_not
+
+
+def _idle(feature: Feature, chosen: Mapping[str, Keys], work: DictConfig) -> str | None:
+    """Return the reason for which the feature has nothing to do beside the others that are chosen."""
+    with _with_keys(work, _merged({name: keys for name, keys in chosen.items() if name != feature.name})):
+        return feature.idle(getter(work))
 
 
 def slower_features(config: DictConfig, features: Iterable[Feature]) -> Iterator[str]:
@@ -79,18 +106,21 @@ def with_keys(config: DictConfig, values: Mapping[str, Any]) -> DictConfig:
     return changed
 
 
-def _beside(config: DictConfig, chosen: Mapping[str, Mapping[str, Any]], feature: Feature) -> DictConfig:
-    """Return the configuration with all that is chosen but this feature."""
-    return with_keys(config, dict(_items({name: keys for name, keys in chosen.items() if name != feature.name})))
+@contextmanager
+def _with_keys(config: DictConfig, values: Keys) -> Iterator[None]:
+    """Let `config` have these keys of `fuse` within the block: a copy of it takes longer than all checks."""
+    before = {key: getter(config)(f"fuse.{key}") for key in values}
+    try:
+        for key, value in values.items():
+            OmegaConf.update(config, f"fuse.{key}", value, force_add=True)
+        yield
+    finally:
+        for key, value in before.items():
+            OmegaConf.update(config, f"fuse.{key}", value, force_add=True)
 
 
-def _items(chosen: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    return (item for keys in chosen.values() for item in keys.items())
-
-
-def _unset(config: DictConfig, keys: Mapping[str, Any]) -> dict[str, Any]:
-    get = getter(config)
-    return {key: value for key, value in keys.items() if get(f"fuse.{key}") is None}
+def _merged(chosen: Mapping[str, Keys]) -> dict[str, Any]:
+    return {key: value for keys in chosen.values() for key, value in keys.items()}
 
 
 def _written(values: Mapping[str, Any]) -> str:
