@@ -40,7 +40,9 @@ def choose(
         for keys in [{**feature.keys, **feature.presets[name]}]
     }
     tried = [feature for feature in features if feature.name in wanted]
-    work = deepcopy(config) if tried else config
+    if not tried:
+        return {}, ()
+    work = deepcopy(config)
     left_out: dict[str, str] = {}
     while True:
         chosen, why_not = _chosen([one for one in tried if one.name not in left_out], wanted, work, problems)
