@@ -39,10 +39,10 @@ default is `null`, and that a preset (`fuse.preset`) can set, names under "allow
 
 def reference() -> str:
     """Return the text of the page."""
-    said = comments(DEFAULTS.read_text())
-    parts = [HEAD, _section("fuse", "Keys of every run.", CoreBlock, said)]
+    said, presets = comments(DEFAULTS.read_text()), _presets()
+    parts = [HEAD, _section("fuse", "Keys of every run.", CoreBlock, said, presets)]
     for name, block in blocks().items():
-        parts.append(_section(f"fuse.{name}", said[f"fuse.{name}"], block, said))
+        parts.append(_section(f"fuse.{name}", said[f"fuse.{name}"], block, said, presets))
     return "\n".join(parts)
 
 
@@ -100,8 +100,8 @@ def comments(text: str) -> dict[str, str]:
     return found
 
 
-def _section(title: str, about: str, block: type, said: dict[str, str]) -> str:
-    fields, presets, block_name = list(_fields(block)), _presets(), title.removeprefix("fuse.")
+def _section(title: str, about: str, block: type, said: dict[str, str], presets: Mapping[str, Any]) -> str:
+    fields, block_name = list(_fields(block)), title.removeprefix("fuse.")
     rows = "\n".join(
         f"| `{key}` | `{_value(default)}` | {_allowed(kind, allowed, presets.get(f'{block_name}.{key}', {}))} |"
         for key, kind, default, allowed in fields

@@ -70,6 +70,11 @@ def has_critic(get: Get) -> bool:
     return get("algorithm.adv_estimator") == "gae" if enabled is None else bool(enabled)
 
 
+def no_critic(get: Get) -> str | None:
+    """Return a reason to leave alone what changes a critic's work: there is no critic."""
+    return None if has_critic(get) else "there is no critic"
+
+
 def one_replica(get: Get) -> str | None:
     """Return a reason to leave alone what chooses between rollout replicas: there is one."""
     devices = (get("trainer.nnodes") or 1) * (get("trainer.n_gpus_per_node") or 1)

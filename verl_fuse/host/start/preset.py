@@ -51,7 +51,7 @@ def choose(
         taken = next(((one, why) for one, why in idle.items() if why), None)
         if taken is None:
             break
-        left_out |= dict([taken])
+        left_out[taken[0]] = taken[1]
     left_out |= why_not
     lines = (
         f"fuse.preset={name}: "

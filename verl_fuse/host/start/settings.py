@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse import plugins
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import PresetName
+from verl_fuse.feature import Feature, PresetName
 from verl_fuse.host.start.adapters import adapter_refusals
 from verl_fuse.host.start.applied_plan import ADDED, apply_plan, checked_plan, overrides_of
 from verl_fuse.host.start.data_rows import row_refusals
@@ -86,13 +86,15 @@ def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
     own = {key: value for key, value in node.items() if key in core_names}
     core = _read(problems, read_block, CoreBlock, own, "fuse") or CoreBlock()
     manager = plugins.load(core.disabled_plugins)
-    schema = plugins.config_blocks(manager)
+    schema, features = plugins.config_blocks(manager), tuple(plugins.features(manager).values())
     # Below, a run without a block `fuse` gets one.
     problems += _read(problems, _found, config, out_of_reach) or ()
     # Other checks compute with these values.
     mistyped = _read(problems, _found, config, type_refusals) or []
     problems += mistyped
-    left, chosen = ({}, ()) if mistyped else _read(problems, _decided, config, core, manager, schema) or ({}, ())
+    left, chosen = (
+        ({}, ()) if mistyped else _read(problems, _decided, config, core, manager, schema, features) or ({}, ())
+    )
     decided = with_keys(config, left)
     node = _fuse_node(decided)
     plan = _read(problems, _plan, core, config, node)
@@ -116,15 +118,19 @@ def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
     idle = tuple(line for name, block in blocks.items() for line in _idle(f"fuse.{name}", block))
     run_dir = core.run_dir or OmegaConf.select(config, "trainer.default_local_dir") or "fuse_run"
     foreseen = plan.planned_seconds if plan else {}
-    slower = tuple(slower_features(decided, plugins.features(manager).values()))
+    slower = tuple(slower_features(decided, features))
     return Settings(core, blocks, manager, Path(run_dir).absolute(), overrides, foreseen, idle, slower, chosen)
 
 
 def _decided(
-    config: DictConfig, core: CoreBlock, manager: pluggy.PluginManager, schema: Mapping[str, type]
+    config: DictConfig,
+    core: CoreBlock,
+    manager: pluggy.PluginManager,
+    schema: Mapping[str, type],
+    features: Collection[Feature],
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return (the keys of `fuse` that are left to the preset, with their values; the preset's line on each feature)."""
-    keys, chosen = choose(config, core.preset, plugins.features(manager).values(), partial(_problems, manager))
+    keys, chosen = choose(config, core.preset, features, partial(_problems, manager))
     otherwise = {f"{name}.{key}": value for name, block in schema.items() for key, value in undecided(block).items()}
     get = getter(config)
     return {key: value for key, value in (otherwise | keys).items() if get(f"fuse.{key}") is None}, chosen
