@@ -126,6 +126,23 @@ def test_an_update_is_kept_back_until_it_may_begin_and_outlives_the_rows_of_its_
     assert deferred.metrics == {}
 
 
+@pytest.mark.parametrize(("warm_up", "begins"), [(3, "update_actor"), (4, "update_critic")])
+def test_the_actor_goes_first_unless_it_is_not_trained_yet(deferred, critic, batch, warm_up, begins):
+    from verl_fuse.host.record.step import StockStage
+
+    deferred._warm_up, done = warm_up, []
+    stock = StockStage(lambda batch, metrics: done.append(critic.begun.is_set()) or batch, critic)
+    assert deferred.around("values", batch, {}, stock) is batch
+    assert deferred.around("update_critic", batch, {}, stock) is batch
+    assert critic.begun.wait(60 if begins == "update_critic" else 0.2) is (begins == "update_critic")
+    assert deferred.around("update_actor", batch, {}, stock) is batch
+    assert critic.begun.wait(60)
+    assert done == [False, begins == "update_critic"], "verl's own stage, but for the critic's"
+    critic.go.set()
+    assert deferred.around("values", batch, {}, stock) is batch
+    assert len(critic.seen) == 1, "values come after the update"
+
+
 def test_settling_runs_an_update_that_was_kept_back(deferred, critic, batch, logged):
     critic.go.set()
     deferred.update(3, batch, critic)

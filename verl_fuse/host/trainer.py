@@ -27,7 +27,7 @@ from verl_fuse.host.record.accounting import prepare_accounts
 from verl_fuse.host.record.journal import Journal
 from verl_fuse.host.record.shared import warn_unshared
 from verl_fuse.host.record.spans import start_collector
-from verl_fuse.host.record.step import RunStage, TrainerPart
+from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
 from verl_fuse.host.rollout.agent_errors import AgentErrors
 from verl_fuse.host.rollout.agents import build_directly
 from verl_fuse.host.rollout.client import FuseLLMServerClient
@@ -39,9 +39,6 @@ from verl_fuse.host.rollout.transfer import has_connector
 from verl_fuse.host.rollout.watch import RolloutWatch
 from verl_fuse.host.start.begin import checked_settings
 from verl_fuse.host.start.heap import keep_heap
-from verl_fuse.host.update.critic.driver import CriticFirst
-from verl_fuse.host.update.deferred import DeferredCritic
-from verl_fuse.host.update.separate import SeparateUpdates
 from verl_fuse.host.upstream.advantages import with_gradient, without_gradient
 from verl_fuse.host.upstream.checkpoints import resumed_from, saved_at
 from verl_fuse.host.upstream.rows import lengths_by_source, response_tokens, tags_of
@@ -94,9 +91,8 @@ class FuseTrainer(PPOTrainerSync):
         return buffer
 
     def _discard(self, keys: Collection[str]) -> None:
-        for inference in self.director.inferences:
-            inference.discard(keys)
-        self.updates.discard(keys)
+        for each in (*self.director.inferences, *self.parts):
+            each.discard(keys)
 
     def _suspects(self) -> list[str]:
         return [*self.replicas.suspects(), *self.processes.suspects(self.watch.unfinished)]
@@ -117,15 +113,10 @@ class FuseTrainer(PPOTrainerSync):
     def _setup(self) -> None:
         super()._setup()
         self.lane = Lane("train", self.journal.recorder, self.settings.core.call_timeout)
-        # Another lane while the critic is trained beside the stages that follow.
-        self.critic_lane = self.lane
-        self.deferred: DeferredCritic | None = None
-        self.critic_first: CriticFirst | None = None
         self.inference = assembly.sample_inference(self, super())
         self.replicas = assembly.build_replicas(self)
         policy = PolicyGuard(self.settings.manager.hook)
         self.director = Director(self.journal, policy, self.replicas, self.inference)
-        self.updates = SeparateUpdates(self.run_stage)
         self.parts: list[TrainerPart] = []
         self.client_options: dict[str, Any] = {}
 
@@ -223,30 +214,29 @@ class FuseTrainer(PPOTrainerSync):
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        barrier = partial(self._barrier, "old_log_prob", stock=super()._compute_old_log_prob)
-        return self.updates.old_log_prob(batch, metrics, barrier)
+        return self._infer("old_log_prob", batch, metrics, super()._compute_old_log_prob)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self._barrier("ref", batch, metrics, super()._compute_ref_log_prob)
+        return self._infer("ref", batch, metrics, super()._compute_ref_log_prob)
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        self._settle()
-        if self.critic_first is not None and self.critic_first.train(batch, metrics, super()._update_critic):
-            return batch
-        return self._barrier("values", batch, metrics, super()._compute_values)
+        return self._infer("values", batch, metrics, super()._compute_values)
 
-    def _barrier(self, stage: Stage, batch: KVBatchMeta, metrics: dict, stock: Any) -> KVBatchMeta:
+    def _infer(self, stage: Stage, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
+        return self._around(stage, batch, metrics, stock, partial(self._barrier, stage, stock=stock))
+
+    def _barrier(self, stage: Stage, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
         with self.journal.stage(stage):
             found = [inference for inference in self.director.inferences if stage in inference.stages]
             if not found:
-                lane = self.critic_lane if stage == "values" else self.lane
-                return lane.call(stage, "inference", lambda: stock(batch, metrics))
+                return self.lane.call(stage, "inference", lambda: stock(batch, metrics))
             whole = partial(old_log_prob_metrics, self.config) if stage == "old_log_prob" else lambda batch: {}
             return found[0].complete(stage, batch, metrics, whole)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         with self.journal.stage(names.ADVANTAGE) as said:
-            batch = self.updates.advantage(batch, metrics, super()._compute_advantage)
+            stock = super()._compute_advantage
+            batch = self._around("advantage", batch, metrics, stock, stock)
             self.journal.step.with_gradient = with_gradient(batch)
             shares = without_gradient(batch, self.journal.step.with_gradient)
             said |= shares
@@ -255,20 +245,24 @@ class FuseTrainer(PPOTrainerSync):
         return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        if self.critic_first is not None and self.critic_first.trained:
-            return batch
-        if self.deferred is not None:
-            batch = self.deferred.update(self.global_steps, batch, super()._update_critic)
-            if self.config.trainer.critic_warmup > self.global_steps:
-                self.deferred.begin()
-            return batch
-        return self.updates.critic(batch, metrics, super()._update_critic, super()._update_actor)
+        return self._update("update_critic", batch, metrics, super()._update_critic)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        batch = self.updates.actor(batch, metrics, super()._update_actor)
-        if self.deferred is not None:
-            self.deferred.begin()
-        return batch
+        return self._update("update_actor", batch, metrics, super()._update_actor)
+
+    def _update(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
+        def run(batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+            return self.run_stage(stage, "train", partial(stock, batch, metrics))
+
+        return self._around(stage, batch, metrics, stock, run)
+
+    def _around(
+        self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StageMethod, run: StageMethod
+    ) -> KVBatchMeta:
+        """Run a stage, `stock` by verl and `run` in its place in the step, with what the parts do around it."""
+        for part in self.parts:
+            run = partial(part.around, stage, stock=StockStage(run, stock))
+        return run(batch, metrics)
 
     def _save_checkpoint(self) -> None:
         self._settle()

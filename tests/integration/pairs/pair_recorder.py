@@ -95,7 +95,13 @@ def _compare_inference(trainer: Any) -> None:
 
 
 def _is_critic_trained(trainer: Any) -> bool:
-    return trainer.critic_first is not None and trainer.critic_first.trained
+    first = _part(trainer, "CriticFirst")
+    return first is not None and first.trained
+
+
+def _part(trainer: Any, name: str) -> Any:
+    """Return the part of this class; None where its feature is off."""
+    return next((part for part in trainer.parts if type(part).__name__ == name), None)
 
 
 def _compare_critic_first(trainer: Any) -> None:
@@ -107,7 +113,7 @@ def _compare_critic_first(trainer: Any) -> None:
 
     @functools.wraps(fused)
     def compute_values(self: Any, batch: Any, metrics: dict) -> Any:
-        if self.critic_first is not None:
+        if _part(self, "CriticFirst"):
             given, copy, self._pair_alone = _stored(batch, CHANGED), _again(batch), {}
             _on_ranks(self, "critic", keep)
             PPOTrainer._compute_values(self, copy, {})
@@ -157,7 +163,7 @@ def _compare_update(trainer: Any, method: str, model: str) -> None:
         stock(self, _again(batch), alone)
         _on_ranks(self, model, undo)
         batch = fused(self, batch, metrics)
-        if model == "critic" and self.deferred is not None:
+        if model == "critic" and _part(self, "DeferredCritic"):
             _learn_later(self, alone)
         else:
             self._pair_record["learned"] |= _learned(model, alone, metrics)
@@ -184,17 +190,18 @@ def _learned(model: str, alone: dict, metrics: dict) -> dict[str, list[float]]:
 def _learn_later(trainer: Any, alone: dict) -> None:
     """A deferred update's metrics are logged when it is done, which may be in the step after: they are added to the
     record of their step then, and are infinite before."""
-    record, log = trainer._pair_record, trainer.deferred._log
+    deferred = _part(trainer, "DeferredCritic")
+    record, log = trainer._pair_record, deferred._log
     record["learned"] |= _learned("critic", alone, {})
 
     def logged(metrics: dict, step: int) -> None:
-        trainer.deferred._log = log
+        deferred._log = log
         log(metrics, step)
         assert step == record["step"], f"metrics of step {step} for {record['step']}"
         record["learned"] |= _learned("critic", alone, metrics)
         _write(record)
 
-    trainer.deferred._log = logged
+    deferred._log = logged
 
 
 def _write(record: dict) -> None:

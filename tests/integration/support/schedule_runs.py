@@ -110,7 +110,6 @@ class ScheduleTrainer(UntrainedTrainer):
         hook = self.settings.manager.hook
         self.director = Director(self.journal, PolicyGuard(hook), self.replicas, self.inference)
         self.parts = []
-        self.critic_first = None
         self.agent_errors = runs.agent_errors
         hook.fuse_setup(trainer=UntrainedFeatures(self))
 

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+from transfer_queue import KVBatchMeta
 
 from verl_fuse.host.record.accounting import StepAccount
 from verl_fuse.host.record.spans import Stopwatch
@@ -60,11 +62,36 @@ class RunStage(Protocol):
     def __call__(self, name: str, category: Category, work: Callable[[], Any], **args: float) -> Any: ...
 
 
+# The stages of verl's step that a part may do something around.
+StepStage = Literal["old_log_prob", "ref", "values", "advantage", "update_critic", "update_actor"]
+# One of verl's stage methods: works on a batch, adds metrics, returns the batch.
+StageMethod = Callable[[KVBatchMeta, dict], KVBatchMeta]
+
+
+@dataclass(frozen=True)
+class StockStage:
+    """A stage of verl's step in a part's hands. The call runs it on its workers' lane, with what other parts do around
+    it; `method` is verl's method by itself."""
+
+    run: StageMethod
+    method: StageMethod
+
+    def __call__(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        return self.run(batch, metrics)
+
+
 class TrainerPart:
     """A feature's share in the trainer's steps. A feature that is off has no part."""
 
     # Metrics of the last step.
     metrics: Mapping[str, float] = {}
+
+    def around(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StockStage) -> KVBatchMeta:
+        """Run a stage of verl's step, or other work in its place."""
+        return stock(batch, metrics)
+
+    def discard(self, keys: Collection[str]) -> None:
+        """Act before rows of these trajectories are cleared, before the batch of the step is there."""
 
     def after_inference(self, step: int) -> None:
         """Act once no lane will get another sample of `step`."""
@@ -82,8 +109,8 @@ class TrainerPart:
         """Raise the failure of work beside the rollout; called at every look at the rollout."""
 
     def settle(self) -> None:
-        """Finish work that still runs for an earlier stage before the driver goes on: the driver computes values,
-        writes a checkpoint, validates, or ends the run."""
+        """Finish work that still runs for an earlier stage before the driver goes on: the driver writes a checkpoint,
+        validates, or ends the run."""
 
     def close(self) -> None:
         """Act at the end of the run."""
