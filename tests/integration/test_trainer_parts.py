@@ -449,6 +449,7 @@ def test_layouts_are_those_of_the_step_after_the_sync():
     assert group.seen == [("change_layout", 2, 1), ("change_layout", 4, 3)]
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize(
     ("method", "stage"),
     [
@@ -460,7 +461,7 @@ def test_layouts_are_those_of_the_step_after_the_sync():
     ],
 )
 def test_a_stage_goes_through_all_parts_and_runs_on_the_lane_of_the_training_workers(
-    untrained, monkeypatch, method, stage
+    untrained, monkeypatch, method, stage, place
 ):
     done, metrics = [], {}
 
@@ -474,9 +475,9 @@ def test_a_stage_goes_through_all_parts_and_runs_on_the_lane_of_the_training_wor
             done.append(f"{self.name} ends")
             return batch
 
-    class Alone(TrainerPart):
+    class Other(TrainerPart):
         def around(self, stage, batch, metrics, stock):
-            return stock.method(batch, metrics)
+            return stock(batch, metrics, stock.method)
 
     def stock(self, batch, metrics):
         done.append(threading.current_thread().name)
@@ -492,9 +493,9 @@ def test_a_stage_goes_through_all_parts_and_runs_on_the_lane_of_the_training_wor
     assert metrics == {"loss": 1.0}
     assert [span.name for span in untrained.journal.step.spans if span.track == "step"] == [stage]
     done.clear()
-    untrained.parts.append(Alone())
+    untrained.parts.insert(place, Other())
     assert getattr(untrained, method)("batch", metrics) == "batch trained"
-    assert done == ["MainThread"], "verl's method by itself: what the others do is not wanted"
+    assert done == [*begins, "MainThread", "first ends", "last ends"], "verl's method by itself, in the others' midst"
 
 
 def test_what_is_discarded_is_told_to_the_parts(untrained):
@@ -507,24 +508,32 @@ def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():
     config = OmegaConf.create({"trainer": {"critic_warmup": 2}})
     trainer, stages, batch = SimpleNamespace(config=config, global_steps=1), [], batch_of("a")
     updates = FusedUpdates(trainer, {}, lambda name, category, work: stages.append(name), lambda problem: None, 1.0)
-    stock = StockStage(lambda batch, metrics: stages.append("verl's"), len)
-    turns = ("ref", "update_critic", "update_actor")
-    assert [updates.around(stage, batch, {}, stock) for stage in turns] == [None] * 3, "the critic warms up"
+
+    def turn(stage):
+        return StockStage(stage, len, lambda batch, metrics: stages.append(stage), [updates])(batch, {})
+
+    turns = ["ref", "update_critic", "update_actor"]
+    assert [turn(stage) for stage in turns] == [None] * 3
+    assert stages == turns, "the critic warms up"
     trainer.global_steps = 2
-    assert [updates.around(stage, batch, {}, stock) for stage in turns] == [None, batch, batch]
-    assert updates.around("update_actor", batch, {}, stock) is None
-    assert stages == ["verl's"] * 3 + ["verl's", "fused_update", "verl's"]
+    stages.clear()
+    assert [turn(stage) for stage in turns] == [None, batch, batch]
+    assert turn("update_actor") is None
+    assert stages == ["ref", "fused_update", "update_actor"]
 
 
 def test_a_critic_that_is_updated_first_has_no_turn_of_its_own(monkeypatch):
     first, done, batch = CriticFirst(None, None), [], batch_of("a")
-    stock = StockStage(lambda batch, metrics: done.append("verl's"), len)
+
+    def turn(stage):
+        return StockStage(stage, len, lambda batch, metrics: done.append("verl's"), [first])(batch, {})
+
     for able in (True, False):
         monkeypatch.setattr(
             first, "train", lambda batch, metrics, critic, able=able: setattr(first, "trained", able) or able
         )
         done.clear()
-        found = [first.around(stage, batch, {}, stock) for stage in ("ref", "values", "update_critic", "update_actor")]
+        found = [turn(stage) for stage in ("ref", "values", "update_critic", "update_actor")]
         assert found == ([None, batch, batch, None] if able else [None] * 4)
         assert len(done) == (2 if able else 4)
 

@@ -214,29 +214,29 @@ class FuseTrainer(PPOTrainerSync):
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self._infer("old_log_prob", batch, metrics, super()._compute_old_log_prob)
+        return self._stage("old_log_prob", super()._compute_old_log_prob, self._infer)(batch, metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self._infer("ref", batch, metrics, super()._compute_ref_log_prob)
+        return self._stage("ref", super()._compute_ref_log_prob, self._infer)(batch, metrics)
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self._infer("values", batch, metrics, super()._compute_values)
+        return self._stage("values", super()._compute_values, self._infer)(batch, metrics)
 
-    def _infer(self, stage: Stage, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
-        return self._around(stage, batch, metrics, stock, partial(self._barrier, stage, stock=stock))
+    def _stage(self, name: StepStage, stock: StageMethod, run: Callable[..., KVBatchMeta]) -> StockStage:
+        return StockStage(name, stock, partial(run, name, stock), self.parts)
 
-    def _barrier(self, stage: Stage, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
+    def _infer(self, stage: Stage, stock: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         with self.journal.stage(stage):
             found = [inference for inference in self.director.inferences if stage in inference.stages]
             if not found:
-                return self.lane.call(stage, "inference", lambda: stock(batch, metrics))
+                return self.lane.call(stage, "inference", partial(stock, batch, metrics))
             whole = partial(old_log_prob_metrics, self.config) if stage == "old_log_prob" else lambda batch: {}
             return found[0].complete(stage, batch, metrics, whole)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         with self.journal.stage(names.ADVANTAGE) as said:
             stock = super()._compute_advantage
-            batch = self._around("advantage", batch, metrics, stock, stock)
+            batch = StockStage("advantage", stock, stock, self.parts)(batch, metrics)
             self.journal.step.with_gradient = with_gradient(batch)
             shares = without_gradient(batch, self.journal.step.with_gradient)
             said |= shares
@@ -245,24 +245,13 @@ class FuseTrainer(PPOTrainerSync):
         return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self._update("update_critic", batch, metrics, super()._update_critic)
+        return self._stage("update_critic", super()._update_critic, self._train)(batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self._update("update_actor", batch, metrics, super()._update_actor)
+        return self._stage("update_actor", super()._update_actor, self._train)(batch, metrics)
 
-    def _update(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
-        def run(batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-            return self.run_stage(stage, "train", partial(stock, batch, metrics))
-
-        return self._around(stage, batch, metrics, stock, run)
-
-    def _around(
-        self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StageMethod, run: StageMethod
-    ) -> KVBatchMeta:
-        """Run a stage, `stock` by verl and `run` in its place in the step, with what the parts do around it."""
-        for part in self.parts:
-            run = partial(part.around, stage, stock=StockStage(run, stock))
-        return run(batch, metrics)
+    def _train(self, stage: StepStage, stock: StageMethod, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        return self.run_stage(stage, "train", partial(stock, batch, metrics))
 
     def _save_checkpoint(self) -> None:
         self._settle()

@@ -1,7 +1,7 @@
 """A training step, and the parts of a trainer that a feature adds to it."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
 from typing import Any, Literal, Protocol
 
@@ -70,14 +70,21 @@ StageMethod = Callable[[KVBatchMeta, dict], KVBatchMeta]
 
 @dataclass(frozen=True)
 class StockStage:
-    """A stage of verl's step in a part's hands. The call runs it on its workers' lane, with what other parts do around
-    it; `method` is verl's method by itself."""
+    """A stage of verl's step: `method` is verl's method by itself, `run` runs it on its workers' lane, and `parts` act
+    around it, the last one outermost."""
 
-    run: StageMethod
+    name: StepStage
     method: StageMethod
+    run: StageMethod
+    parts: Sequence["TrainerPart"] = ()
 
-    def __call__(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        return self.run(batch, metrics)
+    def __call__(self, batch: KVBatchMeta, metrics: dict, instead: StageMethod | None = None) -> KVBatchMeta:
+        """Run the stage, or other work `instead`, with what the parts do around it."""
+        run = instead or self.run
+        if not self.parts:
+            return run(batch, metrics)
+        *inner, part = self.parts
+        return part.around(self.name, batch, metrics, replace(self, run=run, parts=inner))
 
 
 class TrainerPart:
@@ -87,7 +94,7 @@ class TrainerPart:
     metrics: Mapping[str, float] = {}
 
     def around(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StockStage) -> KVBatchMeta:
-        """Run a stage of verl's step, or other work in its place."""
+        """Run a stage of verl's step, with what other parts do around it, or leave the stage out."""
         return stock(batch, metrics)
 
     def discard(self, keys: Collection[str]) -> None:

@@ -75,7 +75,8 @@ class DeferredCritic(TrainerPart):
         step = self._journal.step.number
         if stage == "values":
             self.settle()
-        batch = self.update(step, batch, stock.method) if stage == "update_critic" else stock(batch, metrics)
+        instead = (lambda batch, _: self.update(step, batch, stock.method)) if stage == "update_critic" else None
+        batch = stock(batch, metrics, instead)
         if stage == "update_actor" or (stage == "update_critic" and step < self._warm_up):
             self.begin()
         return batch

@@ -47,7 +47,8 @@ class FusedUpdates(TrainerPart):
     def around(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StockStage) -> KVBatchMeta:
         """Update both in the critic's turn, where the actor is trained in this step."""
         if stage == "update_critic" and self._trainer.config.trainer.critic_warmup <= self._trainer.global_steps:
-            return self._both(batch, metrics, stock.method, partial(PPOTrainerSync._update_actor, self._trainer))
+            actor = partial(PPOTrainerSync._update_actor, self._trainer)
+            return stock(batch, metrics, partial(self._both, critic=stock.method, actor=actor))
         if stage == "update_actor" and self._actor_updated:
             self._actor_updated = False
             return batch

@@ -62,7 +62,7 @@ class LeanUpdates(TrainerPart):
             return self.old_log_prob(batch, metrics, stock)
         if stage == "advantage":
             return self.advantage(batch, metrics, stock)
-        return self.actor(batch, metrics, stock.method) if stage == "update_actor" else stock(batch, metrics)
+        return stock(batch, metrics, partial(self.actor, actor=stock.method) if stage == "update_actor" else None)
 
     def old_log_prob(self, batch: KVBatchMeta, metrics: dict, stock: StageMethod) -> KVBatchMeta:
         """Run verl's pass, or no pass where the update computes the same."""
