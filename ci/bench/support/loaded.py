@@ -119,7 +119,7 @@ class LoadTrainer(UntrainedTrainer):
             run_dir=self.settings.run_dir,
             resumed_from=None,
             total_steps=self.total_training_steps,
-            expected=self.journal.step.expected,
+            expected=self.journal.step.expected(),
             groups=config.data.train_batch_size,
         )
         self._measure(meter)
