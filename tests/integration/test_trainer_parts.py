@@ -35,6 +35,7 @@ with warnings.catch_warnings():
     from verl_fuse.host.rollout.lengths import LengthTotals
     from verl_fuse.host.rollout.policy import PolicyGuard
     from verl_fuse.host.rollout.standalone.sync import StandaloneSync
+    from verl_fuse.host.rollout.watch import Groups
     from verl_fuse.host.start.begin import checked_settings
     from verl_fuse.host.start.compat import start
     from verl_fuse.host.trainer import FuseTrainer
@@ -238,7 +239,7 @@ def untrained(config):
     record._dispatch_info = {"actor": [0]}
     record.prompts = {}
     trainer.inference = trainer.critic_wg = trainer.actor_rollout_wg = trainer.checkpoint_callback = record
-    trainer.director = SimpleNamespace(apart=None, routing=record)
+    trainer.director = SimpleNamespace(routing=record, finish=record.finish, inference_of=lambda stage: None)
     trainer.train_dataloader = SimpleNamespace(state_dict=dict)
     trainer.parts = [record]
     trainer.journal.begin_step(3, prompts=1, samples_each=2)
@@ -325,13 +326,21 @@ def inference():
 
 @pytest.fixture
 def director(journal, hook, replicas, inference):
-    return Director(journal, PolicyGuard(hook), replicas, inference)
+    return Director(journal, PolicyGuard(hook), replicas, inference, [Calls()])
+
+
+def test_the_parts_are_told_what_is_discarded_and_asked_for_failures(director, inference):
+    (part,) = director._parts
+    director.discard(["a_0_0"])
+    director.look(watch())
+    assert inference.seen[0] == ("discard", ["a_0_0"])
+    assert part.seen == [("discard", ["a_0_0"]), ("check",)]
 
 
 def watch(*keys):
     finished = Finished()
     finished.update({key: tag(3) for key in keys})
-    return SimpleNamespace(finished=finished, groups=(2, 0, 0), discarded={})
+    return SimpleNamespace(finished=finished, groups=Groups(2, 0, 0), discarded={})
 
 
 def prompts(**samples):
@@ -375,7 +384,7 @@ def test_samples_asked_for_beside_the_step_s_own_are_expected_and_discarded_ones
     director.look(watch("a_0_0"))
     for discarded in ({"a": [3]}, {"a": [3], "c": [4]}):
         seen = watch("b_0_0")
-        seen.discarded, seen.groups = discarded, (len(discarded), 0, 0)
+        seen.discarded, seen.groups = discarded, Groups(len(discarded), 0, 0)
         director.look(seen)
     views = [event.view for event in hook.events if event.__class__.__name__ == "Polled"]
     assert [view.expected for view in views] == expected
@@ -485,7 +494,6 @@ def test_a_stage_goes_through_all_parts_and_runs_on_the_lane_of_the_training_wor
         return f"{batch} trained"
 
     monkeypatch.setattr(PPOTrainerSync, method, stock)
-    untrained.director.inferences = ()
     untrained.parts = [Part("first"), Part("last")]
     assert getattr(untrained, method)("batch", metrics) == "batch trained"
     begins = [f"{name} begins {stage}" for name in ("last", "first")]
@@ -496,12 +504,6 @@ def test_a_stage_goes_through_all_parts_and_runs_on_the_lane_of_the_training_wor
     untrained.parts.insert(place, Other())
     assert getattr(untrained, method)("batch", metrics) == "batch trained"
     assert done == [*begins, "MainThread", "first ends", "last ends"], "verl's method by itself, in the others' midst"
-
-
-def test_what_is_discarded_is_told_to_the_parts(untrained):
-    untrained.director.inferences = (told := Calls(),)
-    untrained._discard(["a_0_0"])
-    assert told.seen == untrained.parts[0].seen == [("discard", ["a_0_0"])]
 
 
 def test_the_actor_s_turn_does_nothing_once_it_was_updated_with_the_critic():

@@ -62,8 +62,10 @@ def _refresh(trainer: Any) -> Any:
 
 
 def _switch_arms(module: Any) -> None:
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
     fused: Any = module.FuseTrainer
-    stock: Any = module.PPOTrainerSync
+    stock: Any = PPOTrainerSync
     begin, sampled, balance, advantage, end = (
         fused.on_step_begin,
         fused.on_sample_end,

@@ -73,7 +73,9 @@ def _folder() -> Path:
 
 
 def _compare(module: Any) -> None:
-    trainer, stock = module.FuseTrainer, module.PPOTrainerSync
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync as stock
+
+    trainer = module.FuseTrainer
     begin, advantage, update = trainer.on_step_begin, trainer._compute_advantage, trainer._update_actor
 
     def on_step_begin(self: Any) -> None:
