@@ -90,8 +90,9 @@ def known_by(tokens: Tokens, length: int) -> bytes:
 
 def largest_graph(compilation: Any) -> int:
     """Return the tokens of the largest pass for which vLLM captured a graph; 0 where it captured none."""
-    captured = compilation is not None and str(compilation.cudagraph_mode or "NONE").rpartition(".")[2] != "NONE"
-    return int(compilation.max_cudagraph_capture_size or 0) if captured else 0
+    if str(compilation.cudagraph_mode or "NONE").rpartition(".")[2] == "NONE":
+        return 0
+    return int(compilation.max_cudagraph_capture_size or 0)
 
 
 class HistoryProposer:
