@@ -196,3 +196,52 @@ def draft_tokens(tokens, groups, steps, before, after, same, heads, written, end
                 left += 1
         voters = left
     return drafted, expected
+
+
+# The calls of rows.py stand in this file because numba looks at no other when it asks whether cached code is old.
+@njit(cache=True, nogil=True)
+def grow_rows(  # type: ignore[no-untyped-def]
+    nodes, groups, steps, before, after, same, heads, written,
+    length, end, group, kept, marks, tokens, rows, lengths, counts, step,
+):  # fmt: skip
+    """Do what rows.Rows.grow says."""
+    for row in range(len(counts)):
+        if counts[row] == 0:
+            continue
+        new = rows[row, length[row] : lengths[row]]
+        end[row] = add_tokens(
+            nodes, groups, steps, before, after, same, heads, written, new, group[row], step, end[row]
+        )
+        written += len(new)
+        for token in new:
+            tokens[row, kept[row]] = token
+            kept[row] += 1
+        length[row] = lengths[row]
+        for back in range(1, min(length[row], marks.shape[1]) + 1):
+            marks[row, marks.shape[1] - back] = rows[row, length[row] - back]
+    return written
+
+
+@njit(cache=True, nogil=True)
+def draft_rows(  # type: ignore[no-untyped-def]
+    nodes, groups, steps, before, after, same, heads, written,
+    length, end, since, tried, expected, counts, drafts, longest, ends, least,
+):  # fmt: skip
+    """Do what rows.Rows.draft says; return whether anything was drafted."""
+    drafted = False
+    for row in range(len(counts)):
+        tried[row], expected[row] = 0, 0.0
+        most = min(drafts.shape[1], longest - length[row] - 1)
+        if counts[row] == 0 or most <= 0:
+            continue
+        found, expected[row] = draft_tokens(
+            nodes, groups, steps, before, after, same, heads, written, end[row], since[row], most, least
+        )
+        for token in found:
+            drafts[row, tried[row]] = token
+            tried[row] += 1
+            # A draft after the end of a sample was never generated: vLLM drops such tokens.
+            if (ends == token).any():
+                break
+        drafted |= tried[row] > 0
+    return drafted

@@ -106,7 +106,8 @@ class HistoryProposer:
         block = vllm_config.additional_config[BLOCK]
         self._most = vllm_config.speculative_config.num_speculative_tokens
         self._longest = vllm_config.model_config.max_model_len
-        self._graph = largest_graph(vllm_config.compilation_config)
+        # vLLM settles its graphs after it made the drafter.
+        self._compilation = vllm_config.compilation_config
         ends = getattr(vllm_config.model_config.hf_config, "eos_token_id", None)
         ends = np.array([end for end in (ends if isinstance(ends, list) else [ends]) if end is not None], np.int64)
         self._table = Rows(self._longest, ends)
@@ -164,7 +165,7 @@ class HistoryProposer:
     def _propose(self, sampled: Sequence[Sequence[int]], lengths: Tokens, rows: Tokens) -> list[list[int]]:
         table, rows = self._table, np.ascontiguousarray(rows, np.int32)
         if len(rows) > len(table.length):
-            self._make_room(len(rows))
+            table.fit(len(rows))
         counts = np.fromiter(map(len, sampled), np.int64, len(sampled))
         lengths = np.asarray(lengths[: len(sampled)], np.int64)
         changed, skipped = table.look(rows, lengths, counts)
@@ -180,18 +181,10 @@ class HistoryProposer:
         # Where no draft pays, a pass now and then tries some, or the drafter would never see that drafts pay again.
         self._proposals += 1
         most = self._most if least < 1.0 or self._proposals % PROBE_PASSES == 0 else 0
-        if len(self._rows) <= self._graph:
+        if 0 < len(self._rows) <= (graph := largest_graph(self._compilation)):
             # A pass of more tokens than the largest graph has would take several times as long.
-            most = min(most, self._graph // max(len(self._rows), 1) - 1)
+            most = min(most, graph // len(self._rows) - 1)
         return table.draft(self._history, counts, most, least)
-
-    def _make_room(self, rows: int) -> None:
-        """Let the table have as many rows as the engine's batch."""
-        for running in self._rows.values():
-            self._lift(running)
-        self._table.fit(rows)
-        for row, running in self._rows.items():
-            self._place(row, running)
 
     def _match(self, starts: Tokens, rows: Tokens, skipped: bool) -> bool:
         """Find the sample of each row that has another one than in the last pass; return whether all samples were in

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from verl_fuse.spec.arrays import Ints, Tokens
-from verl_fuse_speculation.history import History, add_tokens, draft_tokens
+from verl_fuse_speculation.history import History, draft_rows, grow_rows
 
 # By its length and so many last tokens a sample is known again in another row or after passes that left the sample out.
 KNOWN_TOKENS = 32
@@ -26,17 +26,22 @@ class Rows:
 
     def __init__(self, longest: int, ends: Ints):
         self._longest, self._ends = longest, ends
-        self.fit(0)
+        self.length, self.end, self.group, self.since, self.kept, self.tried, self.found = (
+            np.empty(0, np.int64) for _ in range(7)
+        )
+        self.expected = np.empty(0)
+        self._marks, self._tokens = (np.empty((0, width), np.int32) for width in (KNOWN_TOKENS, longest))
 
     def fit(self, count: int) -> None:
-        """Make room for `count` rows, all of them free; less room stays as it is."""
-        self.length, self.end, self.group, self.since, self.kept, self.tried = (
-            np.full(count, _FREE, np.int64) for _ in range(6)
-        )
-        self.expected, self.found = np.zeros(count), np.zeros(count, np.int64)
-        self._marks = np.zeros((count, KNOWN_TOKENS), np.int32)
-        # Pages that no token is written to take no memory.
-        self._tokens = np.zeros((count, self._longest), np.int32)
+        """Make room for `count` rows; the new ones are free."""
+        had = len(self.length)
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray) and array is not self._ends:
+                # Pages that no token is written to take no memory.
+                room = np.zeros((count, *array.shape[1:]), array.dtype)
+                room[:had] = array
+                setattr(self, name, room)
+        self.length[had:] = _FREE
 
     def look(self, rows: Tokens, lengths: Ints, counts: Ints) -> tuple[bool, bool]:
         """Write into `found` what each row has: `lengths` tokens, of which the last `counts` are new. Return whether
@@ -64,7 +69,7 @@ class Rows:
     def grow(self, history: History, rows: Tokens, lengths: Ints, counts: Ints, step: int) -> None:
         """Put the tokens that rows with new ones have by now into the history."""
         own = self.length, self.end, self.group, self.kept, self._marks, self._tokens
-        history.written = _grow(*history.nodes, history.written, *own, rows, lengths, counts, step)
+        history.written = grow_rows(*history.nodes, history.written, *own, rows, lengths, counts, step)
 
     def draft(self, history: History, counts: Ints, most: int, least: float) -> list[list[int]]:
         """Return up to `most` tokens for each row with new ones, accepted with a chance of `least` by the votes; none
@@ -73,7 +78,7 @@ class Rows:
         drafts = np.empty((len(counts), width), np.int32)
         own = self.length, self.end, self.since, self.tried, self.expected
         limits = self._longest, self._ends, least
-        if not _draft(*history.nodes, history.written, *own, counts, drafts, *limits):
+        if not draft_rows(*history.nodes, history.written, *own, counts, drafts, *limits):
             return [[] for _ in range(len(counts))]
         return [row[:tried] for row, tried in zip(drafts.tolist(), self.tried.tolist(), strict=False)]
 
@@ -108,49 +113,3 @@ def _look(length, marks, found, rows, lengths, counts):  # type: ignore[no-untyp
         changed |= not same
         skipped |= same and had < start
     return changed, skipped
-
-
-@njit(cache=True, nogil=True)
-def _grow(  # type: ignore[no-untyped-def]
-    nodes, groups, steps, before, after, same, heads, written,
-    length, end, group, kept, marks, tokens, rows, lengths, counts, step,
-):  # fmt: skip
-    for row in range(len(counts)):
-        if counts[row] == 0:
-            continue
-        new = rows[row, length[row] : lengths[row]]
-        end[row] = add_tokens(
-            nodes, groups, steps, before, after, same, heads, written, new, group[row], step, end[row]
-        )
-        written += len(new)
-        for token in new:
-            tokens[row, kept[row]] = token
-            kept[row] += 1
-        length[row] = lengths[row]
-        for back in range(1, min(length[row], KNOWN_TOKENS) + 1):
-            marks[row, KNOWN_TOKENS - back] = rows[row, length[row] - back]
-    return written
-
-
-@njit(cache=True, nogil=True)
-def _draft(  # type: ignore[no-untyped-def]
-    nodes, groups, steps, before, after, same, heads, written,
-    length, end, since, tried, expected, counts, drafts, longest, ends, least,
-):  # fmt: skip
-    drafted = False
-    for row in range(len(counts)):
-        tried[row], expected[row] = 0, 0.0
-        most = min(drafts.shape[1], longest - length[row] - 1)
-        if counts[row] == 0 or most <= 0:
-            continue
-        found, expected[row] = draft_tokens(
-            nodes, groups, steps, before, after, same, heads, written, end[row], since[row], most, least
-        )
-        for token in found:
-            drafts[row, tried[row]] = token
-            tried[row] += 1
-            # A draft after the end of a sample was never generated: vLLM drops such tokens.
-            if (ends == token).any():
-                break
-        drafted |= tried[row] > 0
-    return drafted

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_fuse.host.record.step import RunStage, StageMethod, StepStage, StockStage, TrainerPart
 from verl_fuse.host.update.critic.returns import Rewards
@@ -38,6 +37,9 @@ class CriticFirst(TrainerPart):
     def around(self, stage: StepStage, batch: KVBatchMeta, metrics: dict, stock: StockStage) -> KVBatchMeta:
         """Update the critic in the turn of the pass for values, where that is possible."""
         if stage == "values":
+            # verl's trainers import the trainer of mode `fuse`, and that one imports this module.
+            from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
             done = self.train(batch, metrics, partial(PPOTrainerSync._update_critic, self._trainer))
         else:
             done = stage == "update_critic" and self.trained
