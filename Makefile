@@ -63,7 +63,7 @@ lint: setup  ## Check style and types
 bench: setup  ## Run the benchmarks of ci/bench, or one: BENCH=name
 	$(BIN)/python -m ci.bench $(BENCH)
 
-gpu-pack: setup  ## Make the packages for a GPU machine without a network, in pieces, in build/gpu (2 minutes or more)
+gpu-pack: setup  ## Make the packages for a GPU machine without a network, in pieces, in build/gpu (3 minutes or more)
 	$(BIN)/python -m ci.gpu.pack --into build/gpu
 
 upstream: setup  ## Compare with upstream: UPSTREAM="check" or "ab", with arguments

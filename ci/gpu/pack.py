@@ -180,8 +180,8 @@ def add_ours(site: Path) -> None:
 
 
 def compress(folder: Path, archive: Path) -> None:
-    """Write a tar.xz of the folder; two threads of xz take a fifth of the time that its best settings take, for a
-    twentieth more bytes."""
+    """Write a tar.xz of the folder; `xz -6e` with a dictionary of 256 MiB makes four fifths of it in four times as
+    long."""
     with (
         archive.open("wb") as file,
         subprocess.Popen(["tar", "-C", str(folder), "--sort=name", "-cf", "-", "."], stdout=subprocess.PIPE) as tar,

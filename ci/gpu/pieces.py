@@ -7,10 +7,12 @@ Invariants (tests/unit/gpu/test_pieces.py):
 """
 
 import hashlib
+import io
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 MIB = 2**20
 LIST = "pieces.json"
@@ -53,21 +55,9 @@ def find(folders: Sequence[Path]) -> list[Path]:
     return [places[each["name"]] for each in listed]
 
 
-class Joined:
-    """The file in the pieces, for a reader that goes through it once."""
-
-    def __init__(self, pieces: Sequence[Path]):
-        self._left, self._piece = list(pieces), None
-
-    def read(self, size: int) -> bytes:
-        """Return at most `size` bytes; none at the end."""
-        while self._piece or self._left:
-            self._piece = self._piece or self._left.pop(0).open("rb")
-            if block := self._piece.read(size):
-                return block
-            self._piece.close()
-            self._piece = None
-        return b""
+def joined(pieces: Sequence[Path]) -> BinaryIO:
+    """Return the file in the pieces, in memory."""
+    return io.BytesIO(b"".join(piece.read_bytes() for piece in pieces))
 
 
 def sha256(path: Path) -> str:

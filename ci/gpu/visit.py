@@ -1,4 +1,4 @@
-"""Runs the kit on a machine that is lent for minutes and has no network, in commands that return at once.
+"""Runs the kit on a machine that is lent for minutes and has no network, in commands that do not wait for its parts.
 
     python3 -m ci.gpu.visit unpack PIECES ... --into FOLDER   # wherever the pieces came in; once
     python3 -m ci.gpu.visit start FOLDER [--out NAME]         # a model; then engines, and whole steps of verl
@@ -35,9 +35,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
-from ci.gpu.pieces import MIB, Joined, find
+from ci.gpu.pieces import MIB, find, joined
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ("ci", "patches", "plugins", "recipes", "verl_fuse", "pyproject.toml")
@@ -79,8 +79,7 @@ def unpack(pieces: Sequence[Path], folder: Path, needed: Sequence[str] = NEEDED)
         shutil.rmtree(site)
     site.mkdir(parents=True)
     # A mebibyte of pieces may be a hundred mebibytes of zeros: lzma gives them a part at a time, "r|xz" all at once.
-    joined = cast(IO[bytes], Joined(found))
-    with lzma.open(joined) as content, tarfile.open(fileobj=content, mode="r|") as packed:
+    with lzma.open(joined(found)) as content, tarfile.open(fileobj=content, mode="r|") as packed:
         packed.extractall(site, filter="data")
     tell(f"unpacked in {site}")
     workers = str(os.cpu_count() or 1)
