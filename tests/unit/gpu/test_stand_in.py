@@ -109,3 +109,59 @@ def test_the_names_that_verl_vllm_and_transformers_import_are_there(flash_attn):
     for refused in (apply_rotary, flash_attn.flash_attn_with_kvcache):
         with pytest.raises(NotImplementedError):
             refused(rows)
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+@pytest.mark.parametrize(("kind", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)])
+def test_losses_and_gradients_are_those_of_torch(flash_attn, monkeypatch: pytest.MonkeyPatch, kind, near, inplace):
+    from flash_attn.ops.triton import cross_entropy
+
+    monkeypatch.setattr(cross_entropy, "ROWS", 3)
+    numbers = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 11, generator=numbers).mul_(5).to(kind)
+    labels = torch.tensor([0, 10, 3, -100, 4, 4, 9])
+    weights = torch.arange(1.0, 8.0)
+
+    exact = logits.float().requires_grad_()
+    wanted = torch.nn.functional.cross_entropy(exact, labels, reduction="none")
+    (gradient,) = torch.autograd.grad((wanted * weights).sum(), exact)
+
+    own = logits.clone().requires_grad_()
+    given = own * 1
+    losses, others = cross_entropy.cross_entropy_loss(given, labels, inplace_backward=inplace)
+    (found,) = torch.autograd.grad((losses * weights).sum(), given)
+    assert (losses.dtype, found.dtype, others.tolist()) == (torch.float32, kind, [0.0] * 7)
+    torch.testing.assert_close(losses, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.float(), gradient, rtol=near, atol=near)
+    assert (found.data_ptr() == given.data_ptr()) is inplace
+    assert torch.equal(given, logits) is not inplace
+
+
+def test_verl_takes_log_probs_from_it(flash_attn, monkeypatch: pytest.MonkeyPatch):
+    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+    from verl.utils import torch_functional
+
+    monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", True)
+    monkeypatch.setattr(torch_functional, "cross_entropy_loss", cross_entropy_loss, raising=False)
+    logits, labels = torch.randn(2, 3, 5), torch.tensor([[0, 4, 1], [2, 3, 0]])
+    torch.testing.assert_close(
+        torch_functional.logprobs_from_logits(logits, labels),
+        torch_functional.logprobs_from_logits_naive(logits, labels),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("precomputed_lse", torch.ones(2)),
+        ("label_smoothing", 0.1),
+        ("logit_scale", 2.0),
+        ("lse_square_scale", 1e-4),
+        ("process_group", object()),
+    ],
+)
+def test_another_loss_is_refused(flash_attn, name: str, value):
+    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+
+    with pytest.raises(NotImplementedError, match=f"without {name}$"):
+        cross_entropy_loss(torch.ones(2, 3), torch.tensor([0, 1]), **{name: value})
