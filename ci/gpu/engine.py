@@ -169,17 +169,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arms", nargs="+", default=list(ARMS))
     parser.add_argument("--only", help="measure this arm in this process")
     options = parser.parse_args(arguments)
+    out = options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    # vLLM forks its engine: the process that measures must not have used the device itself.
+    if options.only:
+        told = measure(options.only, options.model, out, options.device)
+        (out / f"engine-{options.only}.json").write_text(json.dumps(told) + "\n")
+        os._exit(0)
     try:
         require_device(options.device)
     except FuseError as error:
         print(f"ci.gpu.engine: {error}", file=sys.stderr)
         return REFUSED
-    out = options.out.absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    if options.only:
-        told = measure(options.only, options.model, out, options.device)
-        (out / f"engine-{options.only}.json").write_text(json.dumps(told) + "\n")
-        os._exit(0)
     same = ["--model", str(options.model), "--out", str(out), "--device", options.device]
     runs, begun = {}, time.monotonic()
     for arm in options.arms:
