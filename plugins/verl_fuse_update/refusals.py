@@ -31,7 +31,7 @@ def _off_in_engines(block: str, fsdp: str) -> dict[str, dict[str, Any]]:
     FSDP."""
     transformer = f"{block}.megatron.override_transformer_config"
     return {
-        **dict.fromkeys(("fsdp", "fsdp2"), {f"{fsdp}.qat.enable": False}),
+        **{strategy: {f"{fsdp}.qat.enable": False} for strategy in ("fsdp", "fsdp2")},
         "megatron": {
             f"{block}.megatron.qat.enable": False,
             f"{block}.megatron.dynamic_context_parallel": False,

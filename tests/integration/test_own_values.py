@@ -21,7 +21,14 @@ pytest.importorskip("verl")
 pytestmark = pytest.mark.integration
 
 LONG = pytest.mark.skipif(not os.environ.get("VERL_FUSE_LONG"), reason="VERL_FUSE_LONG is not set")
-ENGINES = ("fsdp", pytest.param("fsdp bf16", marks=LONG), "fsdp2", "fsdp2 bf16", "megatron pp1", pytest.param("megatron pp2", marks=LONG))
+ENGINES = (
+    "fsdp",
+    pytest.param("fsdp bf16", marks=LONG),
+    "fsdp2",
+    "fsdp2 bf16",
+    "megatron pp1",
+    pytest.param("megatron pp2", marks=LONG),
+)
 ARMS = {
     "rows": Arm(),
     "tokens": Arm(tokens=40),

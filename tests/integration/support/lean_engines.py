@@ -75,7 +75,9 @@ _FORMS: dict[str, dict[str, Any]] = {
     " lora": {"lora_rank": 4},
 }
 SHARDED: dict[str, dict[str, Any]] = {
-    f"{strategy}{form}": {"strategy": strategy, **change} for strategy in ("fsdp", "fsdp2") for form, change in _FORMS.items()
+    f"{strategy}{form}": {"strategy": strategy, **change}
+    for strategy in ("fsdp", "fsdp2")
+    for form, change in _FORMS.items()
 } | {"fsdp named": {"strategy": "fsdp", "use_orig_params": True}}
 
 
