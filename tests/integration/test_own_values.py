@@ -68,6 +68,8 @@ def ranks(folder: Path, engine: str) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_values_and_update_are_verls(ranks: Ranks, folder: Path, engine: str, name: str):
+    if engine == "fsdp" and name != "rows" and not os.environ.get("VERL_FUSE_LONG"):
+        pytest.skip("VERL_FUSE_LONG is not set: the same code as with fsdp2")
     stock = ARMS[name]
     for found in ranks.call(compared, folder, engine, stock, stock, replace(stock, micro_batch=4, tokens=None)):
         own, split = found["own"], found["split"]

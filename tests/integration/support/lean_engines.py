@@ -112,6 +112,11 @@ class Bench:
         """Parameters, moments and learning rate as after the model was built."""
         import torch
 
+        from verl_fuse.host.weights.gathered import reshard
+
+        if self.engine.startswith("fsdp"):
+            # A planted fault leaves parameters gathered.
+            reshard(worker.engine.module)
         with torch.no_grad():
             for name, tensor in _parameters(worker).items():
                 tensor.copy_(self.first[name])
