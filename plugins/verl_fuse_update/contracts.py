@@ -22,6 +22,8 @@ from verl_fuse.spec.contract import Attribute, Class, ConfigGroup, ConfigKey, Co
 from verl_fuse_update.losses import ANY_LOSSES, CORE_ALGORITHMS
 from verl_fuse_update.refusals import CRITIC_VALUES, STREAM, switched_on, torch_without_streams
 
+_FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
+_HANDLE = "torch.distributed.fsdp._flat_param:FlatParamHandle"
 CORRECTION_YAML = "verl/trainer/config/algorithm/rollout_correction.yaml"
 
 # Every update of this plugin rests on these contracts.
@@ -96,6 +98,13 @@ CONTRACTS: tuple[Contract, ...] = (
     Class("verl.utils.metric.utils:AggregationType"),
     Class("verl.utils.metric.utils:Metric"),
     Attribute("verl.utils.metric.utils:AggregationType.MEAN"),
+    # What a forward pass has gathered is released so (host/weights/gathered.py).
+    Function(f"{_FULLY_SHARD}._fully_shard:FSDPModule.reshard", "(self)", ("6cd4d459179e61e6", "dbdb60fa3e062345")),
+    Attribute(f"{_HANDLE}.uses_sharded_strategy"),
+    Function(f"{_HANDLE}.reshard", "(self, free_unsharded_flat_param)", "601d081299031eea"),
+    Function(f"{_HANDLE}.post_reshard", "(self)", "fd8aa4455b235622"),
+    Function("torch.distributed.fsdp._runtime_utils:_lazy_init", "(state, root_module)", "3c08816b7ca4c4e5"),
+    Function("torch.distributed.fsdp._traversal_utils:_get_fsdp_handles", "(module)", "532b323bc8f216a2"),
     # These keys are required, or refused (refusals.py).
     ConfigGroup(PPO_YAML, "distillation@distillation: distillation"),
     ConfigKey("verl/trainer/config/distillation/distillation.yaml", "enabled", False),
@@ -166,7 +175,6 @@ VALUES_CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(CRITIC_YAML, "ppo_epochs", object),
     ConfigKey(CRITIC_YAML, "shuffle", object),
 )
-_FULLY_SHARD = "torch.distributed.fsdp._fully_shard"
 # A streamed update rests on these contracts besides.
 STREAM_CONTRACTS: tuple[Contract, ...] = (
     Function(f"{FSDP_ENGINE}._gradient_sync_context", "(self, *, is_last_micro_batch)", "b661462253f5c546"),

@@ -98,7 +98,7 @@ FEATURES = (
         fits=Fits(
             "updates without waste",
             "GRPO, DAPO; PPO's critic; one mini-batch, no KL loss, no entropy",
-            "FSDP2, Megatron",
+            "FSDP, FSDP2, Megatron",
             "any",
             "2 ranks",
         ),

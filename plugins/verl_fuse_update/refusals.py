@@ -31,7 +31,7 @@ def _off_in_engines(block: str, fsdp: str) -> dict[str, dict[str, Any]]:
     FSDP."""
     transformer = f"{block}.megatron.override_transformer_config"
     return {
-        "fsdp2": {f"{fsdp}.qat.enable": False},
+        **{strategy: {f"{fsdp}.qat.enable": False} for strategy in ("fsdp", "fsdp2")},
         "megatron": {
             f"{block}.megatron.qat.enable": False,
             f"{block}.megatron.dynamic_context_parallel": False,
@@ -136,7 +136,7 @@ def refusals(get: Get) -> Iterator[Refusal]:
     for switch in switched_on(get):
         yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{switch}=true needs fuse")})
         if engine not in _OFF_IN:
-            yield Refusal(f"{ACTOR}.strategy", engine, f"{switch}=true needs {' or '.join(_OFF_IN)}")
+            yield Refusal(f"{ACTOR}.strategy", engine, f"{switch}=true needs {', '.join(_OFF_IN)}")
         off = _OFF | _OFF_IN.get(engine, {}) | _OFF_FOR[switch] | _OFF_FOR_IN.get(engine, {}).get(switch, {})
         yield from off_beside(get, f"{switch}=true", off)
         loss = f"{ACTOR}.policy_loss.loss_mode"
@@ -162,7 +162,7 @@ def _own_values(get: Get) -> Iterator[Refusal]:
     if get(f"{CRITIC}.enable") is False:
         yield Refusal(f"{CRITIC}.enable", False, f"{on} needs true or null: there is no critic")
     if engine not in _OFF_WITH_VALUES_IN:
-        yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {' or '.join(_OFF_WITH_VALUES_IN)}")
+        yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {', '.join(_OFF_WITH_VALUES_IN)}")
     prompts = get("data.train_batch_size")
     yield from required(
         get,

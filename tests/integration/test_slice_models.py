@@ -96,7 +96,7 @@ OTHERS = {
     "lora_adapter_path",
     "of adapters, in tests of their own": "lora_rank lora_alpha target_modules",
     "of adapters, read by the code that builds policy and copy": "target_parameters exclude_modules",
-    "of one FSDP, fsdp2, here: the other, fsdp, needs an accelerator; Megatron: test_megatron_slices.py": "strategy "
+    "of one FSDP, fsdp2, here: the other, fsdp: test_flat_shards.py; Megatron: test_megatron_slices.py": "strategy "
     "router_replay turbo_config",
     "what the copy is": "forward_only model_type",
     "read by training alone": "max_token_len_per_gpu micro_batch_size_per_gpu use_no_sync_for_gradient_accumulation",

@@ -248,7 +248,7 @@ EVERYTHING: Row = {
 
 # Values that are in no row, and why: what stock verl 0.9.1 cannot run without an accelerator, and other engines.
 EXCLUDED = {
-    "strategy=fsdp (FSDP1)": "torch's FSDP1 needs an accelerator; the cpu platform refuses it before start",
+    "strategy=fsdp (FSDP1)": "updates on it: test_lean_engines.py, test_own_values.py; a whole run: test_lean_run.py",
     "ulysses_sequence_parallel_size=2": "verl patches flash attention alone: with sdpa each rank "
     "would attend to its part only",
     "attn_implementation=flash_attention_2": "needs a GPU; the cpu platform refuses it before start",

@@ -1,4 +1,4 @@
-"""An actor in verl's own TrainingWorker and in the lean one, on FSDP2 or Megatron, gloo processes, fixed batches:
+"""An actor in verl's own TrainingWorker and in the lean one, on FSDP or Megatron, gloo processes, fixed batches:
 several steps of each, side by side.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
@@ -66,14 +66,19 @@ def write_model(folder: Path) -> None:
     model.save_pretrained(folder / "actor")
 
 
-# FSDP2 with parameters that stay whole between forward and backward pass, with activations that wait in the host's
-# memory, with adapters alone trained.
-SHARDED = {
-    "fsdp2": {},
-    "fsdp2 whole": {"reshard_after_forward": False},
-    "fsdp2 offloaded": {"activation_offload": True},
-    "fsdp2 lora": {"lora_rank": 4},
+# FSDP1 and FSDP2: with parameters that stay gathered between forward and backward pass, with activations that wait in
+# the host's memory, with adapters alone trained; FSDP1 with verl's other form of parameters.
+_FORMS: dict[str, dict[str, Any]] = {
+    "": {},
+    " whole": {"reshard_after_forward": False},
+    " offloaded": {"activation_offload": True},
+    " lora": {"lora_rank": 4},
 }
+SHARDED: dict[str, dict[str, Any]] = {
+    f"{strategy}{form}": {"strategy": strategy, **change}
+    for strategy in ("fsdp", "fsdp2")
+    for form, change in _FORMS.items()
+} | {"fsdp named": {"strategy": "fsdp", "use_orig_params": True}}
 
 
 def _without_pinned_memory() -> None:
@@ -101,12 +106,17 @@ class Bench:
                 build = partial(small_engines.worker, world, folder / "actor", case, "actor")
             self.workers = {False: build(), True: build(kind=LeanTrainingWorker)}
         self.engine = engine
-        self.first = {name: tensor.clone() for name, tensor in _parameters(self.workers[False]).items()}
+        self.first = {name: tensor.detach().clone() for name, tensor in _parameters(self.workers[False]).items()}
 
     def restore(self, worker: Any) -> None:
         """Parameters, moments and learning rate as after the model was built."""
         import torch
 
+        from verl_fuse.host.weights.gathered import reshard
+
+        if self.engine.startswith("fsdp"):
+            # A planted fault leaves parameters gathered.
+            reshard(worker.engine.module)
         with torch.no_grad():
             for name, tensor in _parameters(worker).items():
                 tensor.copy_(self.first[name])
@@ -296,6 +306,8 @@ def _fault(worker: Any, fault: str, lean: bool, data: Any, nothing: bool) -> Ite
                 return split(self, stock, data, **request)
 
             patch.setattr(mini_batch.LeanMiniBatch, "_split", counted)
+        elif fault == "parameters stay gathered" and lean:
+            patch.setattr(mini_batch, "reshard", lambda module: None)
         elif fault == "no step" and nothing:
             # Moments and learning rate go on without a gradient.
             patch.setattr(worker.engine, "optimizer_step", lambda: 0.0)
@@ -307,16 +319,17 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
     other metrics of all steps."""
     import torch
 
-    def flat(held: dict[str, Any], end: str) -> Any:
+    def flat(held: dict[str, Any], end: str | tuple[str, ...]) -> Any:
         chosen = [t.double().flatten() for name, t in sorted(held.items()) if name.endswith(end)]
         return torch.cat(chosen)
 
-    def relative(end: str) -> float:
+    def relative(end: str | tuple[str, ...]) -> float:
         first, second = flat(one["held"], end), flat(other["held"], end)
         return float((first - second).norm() / first.norm().clamp_min(1e-30))
 
     found = {"exp_avg": relative("exp_avg"), "exp_avg_sq": relative("exp_avg_sq")}
-    found["parameters"] = relative("weight")
+    # FSDP1 has the weights of a module in one flat parameter.
+    found["parameters"] = relative(("weight", "_flat_param"))
     found["bitwise"] = float(all(torch.equal(t, other["held"][name]) for name, t in one["held"].items()))
     for step, (mine, theirs) in enumerate(zip(one["steps"], other["steps"], strict=True)):
         for key, value in mine.items():

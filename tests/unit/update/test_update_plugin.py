@@ -35,16 +35,16 @@ def refused(*switches, **changes) -> set[str]:
 
 
 def test_what_fits_is_not_refused_and_without_a_switch_nothing_is_asked():
-    for strategy in ("fsdp2", "megatron"):
+    for strategy in ("fsdp", "fsdp2", "megatron"):
         assert refused(SKIP, OWN, **{f"{ACTOR}.strategy": strategy}) == set()
-    off = {f"{ACTOR}.strategy": "fsdp", f"{ACTOR}.use_kl_loss": True, "trainer.v1.trainer_mode": "sync"}
+    off = {f"{ACTOR}.strategy": "veomni", f"{ACTOR}.use_kl_loss": True, "trainer.v1.trainer_mode": "sync"}
     assert refused(**off) == set()
     assert PLUGIN.fuse_contracts(config=composed()) == ()
 
 
 EITHER = {
     "trainer.v1.trainer_mode": "sync",
-    f"{ACTOR}.strategy": "fsdp",
+    f"{ACTOR}.strategy": "veomni",
     "fuse.pipeline.enabled": True,
     "distillation.enabled": True,
     "algorithm.rollout_correction.rollout_is_batch_normalize": True,
@@ -181,7 +181,7 @@ CRITIC = {"algorithm.adv_estimator": "gae", "critic.strategy": "fsdp2", "critic.
 
 
 def test_own_values_fit_one_mini_batch_of_either_engine():
-    for strategy in ("fsdp2", "megatron"):
+    for strategy in ("fsdp", "fsdp2", "megatron"):
         assert refused(VALUES, **CRITIC | {"critic.strategy": strategy, "critic.ppo_epochs": 1}) == set()
 
 
@@ -193,7 +193,7 @@ def test_own_values_fit_one_mini_batch_of_either_engine():
         ("algorithm.use_pf_ppo", True),
         ("algorithm.rollout_correction.rollout_rs", "token_k1"),
         ("critic.enable", False),
-        ("critic.strategy", "fsdp"),
+        ("critic.strategy", "veomni"),
         ("critic.ppo_mini_batch_size", 4),
         ("critic.ppo_epochs", 2),
         ("critic.shuffle", True),
