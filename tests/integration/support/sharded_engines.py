@@ -50,8 +50,10 @@ def worker(
     activation_offload: bool = False,
     lora_rank: int = 0,
     param_dtype: str = "fp32",
+    gradient_checkpointing: bool = True,
+    sequence_ranks: int = 1,
 ) -> Any:
-    """verl's TrainingWorker of one model, or a subclass of it, initialised."""
+    """verl's TrainingWorker of one model, or a subclass of it, initialised; `sequence_ranks` share a row."""
     import types
 
     import torch
@@ -75,7 +77,8 @@ def worker(
     model_config = HFModelConfig(
         path=str(folder / name),
         load_tokenizer=False,
-        use_remove_padding=False,
+        use_remove_padding=sequence_ranks > 1,
+        enable_gradient_checkpointing=gradient_checkpointing,
         enable_activation_offload=activation_offload,
         lora_rank=lora_rank,
         override_config={"attn_implementation": "eager"},
@@ -86,6 +89,7 @@ def worker(
         strategy="fsdp2",
         fsdp_size=fsdp_size,
         reshard_after_forward=reshard_after_forward,
+        ulysses_sequence_parallel_size=sequence_ranks,
         mixed_precision=precision,
         use_torch_compile=False,
         use_dynamic_bsz=False,
