@@ -122,6 +122,11 @@ FEATURES = (
         saving=_values,
     ),
     Feature(
+        "response_logits",
+        {"update.response_logits": True},
+        presets={"safe": {}, "fast": {}},
+    ),
+    Feature(
         "stream",
         {
             "update.stream": True,

@@ -70,7 +70,8 @@ def write_model(folder: Path) -> None:
 
 
 # FSDP2 with parameters that stay whole between forward and backward pass, with activations that wait in the host's
-# memory, with adapters alone trained, with activations that are kept, with rows that two ranks share.
+# memory, with adapters alone trained, with activations that are kept, with rows that two ranks share, computed in
+# bfloat16.
 SHARDED = {
     "fsdp2": {},
     "fsdp2 whole": {"reshard_after_forward": False},
@@ -78,6 +79,7 @@ SHARDED = {
     "fsdp2 lora": {"lora_rank": 4},
     "fsdp2 kept": {"gradient_checkpointing": False},
     "fsdp2 shared": {"sequence_ranks": 2},
+    "fsdp2 bf16": {"param_dtype": "bf16"},
 }
 
 
@@ -92,26 +94,31 @@ class Bench:
     """Workers of an engine, each built for its first arm and kept."""
 
     def __init__(self, world: World, folder: Path, engine: str) -> None:
+        from verl_fuse.host.update.lean.worker import LeanTrainingWorker
+
         if engine in SHARDED:
             if "offloaded" in engine:
                 _without_pinned_memory()
-            self._build = partial(sharded_engines.worker, world, folder, "actor", **SHARDED[engine])
+            build = partial(sharded_engines.worker, world, folder, "actor", **SHARDED[engine])
         else:
             sizes = small_engines.Model(pp=int(engine.removeprefix("megatron pp") or 1))
             # As verl's default; without it verl saves no checkpoint on a CPU.
             case = small_engines.Case(actor=sizes, critic=sizes, distributed_optimizer=True)
-            self._build = partial(small_engines.worker, world, folder / "actor", case, "actor")
-        self.engine, self._workers = engine, {}
+            build = partial(small_engines.worker, world, folder / "actor", case, "actor")
+        self.keep(engine, build, LeanTrainingWorker)
+
+    def keep(self, engine: str, build: Any, lean: type) -> None:
+        """Build workers by `build`, those of lean arms of the class `lean`."""
+        self.engine, self.build, self._lean, self._workers = engine, build, lean, {}
         self.first = {name: tensor.clone() for name, tensor in _parameters(self.worker(Arm())).items()}
 
     def worker(self, arm: Arm) -> Any:
         from verl_fuse.host.inference.response_logits import keep_response_logits
-        from verl_fuse.host.update.lean.worker import LeanTrainingWorker
 
         kind = arm.lean is not None, arm.responses
         if kind not in self._workers:
             with open(os.devnull, "w") as silence, redirect_stdout(silence):
-                self._workers[kind] = self._build(kind=LeanTrainingWorker if arm.lean is not None else None)
+                self._workers[kind] = self.build(kind=self._lean if arm.lean is not None else None)
             if arm.responses:
                 keep_response_logits(self._workers[kind].engine, strict=True)
         return self._workers[kind]
@@ -423,6 +430,44 @@ def passes(world: World, folder: Path, engine: str, arms: dict[str, Arm]) -> dic
             found[name][key] = response_from_nested(output[key], data["response_mask"]).values()
             found[name][f"other {key}"] = output[key].values()[others]
     return found
+
+
+def refused_models(world: World, folder: Path) -> dict[str, Any]:
+    """What is said of an actor that cannot have logits of responses alone, by the reason, and what stays of its engine
+    where it may be left as it is."""
+    from transformers import LlamaForCausalLM
+
+    from verl_fuse.errors import FuseError
+    from verl_fuse.host.inference.response_logits import keep_response_logits
+
+    class Whole(LlamaForCausalLM):
+        def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, use_cache: bool) -> Any: ...
+
+    class Ignoring(LlamaForCausalLM):
+        def forward(self, logits_to_keep: Any = 0, **inputs: Any) -> Any:
+            return super().forward(**inputs)
+
+    def refusal(engine: Any) -> str:
+        with pytest.raises(FuseError) as refused:
+            keep_response_logits(engine, strict=True)
+        keep_response_logits(engine, strict=False)
+        left.append(type(engine).__name__)
+        return str(refused.value)
+
+    worker = _bench(world, folder, "fsdp2").build()
+    critic = sharded_engines.worker(world, folder, "critic")
+    left: list[str] = []
+    found: dict[str, Any] = {"left": left, "critic": refusal(critic.engine)}
+    worker.engine.model_config.hf_config.vision_config = {}
+    found["tower"] = refusal(worker.engine)
+    del worker.engine.model_config.hf_config.vision_config
+    stock, worker.engine.module.__class__ = worker.engine.module.__class__, Whole
+    found["forward"] = refusal(worker.engine)
+    worker.engine.module.__class__ = type("Ignoring", (Ignoring, stock), {})
+    keep_response_logits(worker.engine, strict=True)
+    with pytest.raises(FuseError) as refused:
+        _own(worker, _share(worker.engine, Arm(packed=True), 0, "some"), Arm())
+    return found | {"ignored": str(refused.value)}
 
 
 def resumed(

@@ -24,12 +24,11 @@ from verl.utils.tensordict_utils import assign_non_tensor, get_non_tensor_data
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_fuse.errors import FuseError
+from verl_fuse.spec.composed import TOWERS
 
 logger = logging.getLogger(__name__)
 
 SWITCH = "fuse.update.response_logits"
-# Parts of a model that read images or sound; verl replaces the forward pass of such models by its own.
-TOWERS = ("vision_config", "audio_config", "thinker_config")
 
 
 class ResponseLogits(FSDPEngineWithLMHead):
@@ -107,9 +106,11 @@ def keep_response_logits(engine: Any, strict: bool) -> None:
 
 
 def _unfit(engine: Any) -> Iterator[str]:
-    if not isinstance(engine, FSDPEngineWithLMHead):
+    # Engines of value heads are subclasses.
+    if getattr(type(engine), "prepare_model_outputs", None) is not FSDPEngineWithLMHead.prepare_model_outputs:
         yield f"the engine {type(engine).__name__}"
         return
+    # verl replaces the forward pass of many such models by its own.
     if towers := [name for name in TOWERS if hasattr(engine.model_config.hf_config, name)]:
         yield f"a model that has {', '.join(towers)}"
     # Under FSDP and adapters the outermost model of transformers.
