@@ -167,8 +167,8 @@ VALUES_CONTRACTS: tuple[Contract, ...] = (
     ConfigKey(CRITIC_YAML, "shuffle", object),
 )
 _LM_ENGINE = "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead"
-# Logits of responses alone rest on these contracts: how verl's engine calls a model and reads its logits, and what reads
-# the log-probs of a whole row, which are of responses.
+# Logits of responses alone rest on these contracts: how verl's engine calls a model and reads its logits, and what cuts
+# the log-probs of responses out of those of whole rows.
 RESPONSES_CONTRACTS: tuple[Contract, ...] = (
     Function(f"{_LM_ENGINE}.prepare_model_inputs", "(self, micro_batch)", "260a049b2a21c943", closed=True),
     Function(

@@ -175,7 +175,9 @@ def _response_logits(get: Get) -> Iterator[Refusal]:
     yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
     engine, device = get(f"{ACTOR}.strategy"), get("trainer.device")
     if engine not in ("fsdp", "fsdp2"):
-        yield Refusal(f"{ACTOR}.strategy", engine, f"{on} needs fsdp or fsdp2, whose models take the positions of logits")
+        yield Refusal(
+            f"{ACTOR}.strategy", engine, f"{on} needs fsdp or fsdp2, whose models take the positions of logits"
+        )
     if device not in ("cuda", "cpu", None):
         yield Refusal("trainer.device", device, f"{on} needs cuda or cpu: others were not run")
     off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_RESPONSES.items()}

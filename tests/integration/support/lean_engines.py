@@ -1,5 +1,5 @@
-"""An actor in verl's own TrainingWorker, in the lean one, and with logits of responses alone, on FSDP2 or Megatron, gloo
-processes, fixed batches: several steps of each, side by side.
+"""An actor in verl's own TrainingWorker, in the lean one, and with logits of responses alone, on FSDP2 or Megatron,
+gloo processes, fixed batches: several steps of each, side by side.
 
 Only for processes that have the cpu platform (VERL_PLATFORM=cpu).
 """
@@ -413,10 +413,14 @@ def passes(world: World, folder: Path, engine: str, arms: dict[str, Arm]) -> dic
     for name, arm in arms.items():
         worker = bench.worker(arm)
         bench.restore(worker)
-        data, logits = _share(worker.engine, arm, 0, "some"), []
+        data, logits = _share(worker.engine, arm, 0, "some"), list[int]()
         tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=True)
         (head,) = [part for name, part in worker.engine.module.named_modules() if name.endswith("lm_head")]
-        hook = head.register_forward_hook(lambda _head, _input, made: logits.append(made.shape[:-1].numel()))
+
+        def count(_head: Any, _input: Any, made: Any, counts: list[int] = logits) -> None:
+            counts.append(made.shape[:-1].numel())
+
+        hook = head.register_forward_hook(count)
         with _fault(worker, arm.fault, False, data, nothing=False):
             output = worker.infer_batch(data)
         hook.remove()

@@ -36,10 +36,13 @@ class ResponseLogits(FSDPEngineWithLMHead):
 
     # Of the micro-batch that is computed: the kept positions of this rank's packed tokens, and the number of these.
     _kept: tuple[torch.Tensor, int]
+    use_ulysses_sp: bool
+    ulysses_parallel_group: Any
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return verl's inputs and `logits_to_keep`; what verl compares logits with is of the same positions."""
-        inputs, arguments = super().prepare_model_inputs(micro_batch)
+        stock: Any = super()
+        inputs, arguments = stock.prepare_model_inputs(micro_batch)
         positions = response_positions(micro_batch)
         if get_non_tensor_data(micro_batch, "use_remove_padding", default=True):
             tokens = inputs["input_ids"].shape[1]
@@ -76,13 +79,15 @@ class ResponseLogits(FSDPEngineWithLMHead):
                 f"{SWITCH}=true: the model gave logits of {output.logits.shape[1]} positions in place of "
                 f"{len(positions)}; false computes those of all"
             )
-        return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+        stock: Any = super()
+        return stock.prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
 
     def _gather_and_unpad_packed(self, tensor: torch.Tensor, pad_size: int) -> torch.Tensor:
         """Put the values of the kept positions into their places among all tokens, then do as verl does."""
+        stock: Any = super()
         positions, tokens = self._kept
         whole = tensor.new_zeros(tokens, *tensor.shape[1:]).index_copy(0, positions, tensor)
-        return super()._gather_and_unpad_packed(whole, pad_size)
+        return stock._gather_and_unpad_packed(whole, pad_size)
 
 
 def response_positions(micro_batch: Any) -> torch.Tensor:
@@ -106,8 +111,9 @@ def keep_response_logits(engine: Any, strict: bool) -> None:
 
 
 def _unfit(engine: Any) -> Iterator[str]:
+    stock: Any = FSDPEngineWithLMHead
     # Engines of value heads are subclasses.
-    if getattr(type(engine), "prepare_model_outputs", None) is not FSDPEngineWithLMHead.prepare_model_outputs:
+    if getattr(type(engine), "prepare_model_outputs", None) is not stock.prepare_model_outputs:
         yield f"the engine {type(engine).__name__}"
         return
     # verl replaces the forward pass of many such models by its own.

@@ -47,9 +47,7 @@ class SliceWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # pyright: ignore[reportAttributeAccessIssue]
     def init_model(self) -> None:
         """Build the models of the stages; a collective of the slice's ranks."""
-        self._models = build_models(
-            self._stages, self._config, self._critic, self.world_size, self._response_logits
-        )
+        self._models = build_models(self._stages, self._config, self._critic, self.world_size, self._response_logits)
         # One for each model, of which two stages may have the same.
         stage_of: dict[int, Stage] = {id(model): stage for stage, model in self._models.items()}
         held = {
