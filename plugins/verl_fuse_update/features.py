@@ -125,6 +125,8 @@ FEATURES = (
         "response_logits",
         {"update.response_logits": True},
         presets={"safe": {}, "fast": {}},
+        # The update.
+        measured=1.11,
     ),
     Feature(
         "stream",
