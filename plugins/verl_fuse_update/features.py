@@ -122,6 +122,13 @@ FEATURES = (
         saving=_values,
     ),
     Feature(
+        "response_logits",
+        {"update.response_logits": True},
+        presets={"safe": {}, "fast": {}},
+        # The update.
+        measured=1.11,
+    ),
+    Feature(
         "stream",
         {
             "update.stream": True,

@@ -1,16 +1,20 @@
 """Refuse configurations that an update with parts left out does not serve, before anything is started."""
 
+import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
+from pathlib import Path
 from typing import Any
 
-from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, Get, off_beside, required, required_if_set
+from verl_fuse.errors import FuseError
+from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, TOWERS, Get, off_beside, required, required_if_set
+from verl_fuse.spec.files import load_json
 from verl_fuse.spec.step import Refusal
 from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
 
 SKIP, OWN, STREAM = "fuse.update.skip_zero_gradient", "fuse.update.skip_old_log_prob", "fuse.update.stream"
-CRITIC_VALUES = "fuse.update.skip_values"
+CRITIC_VALUES, RESPONSES = "fuse.update.skip_values", "fuse.update.response_logits"
 CORRECTION = "algorithm.rollout_correction"
 _LOSSES: dict[str, Mapping[str, Any]] = {SKIP: ROW_LOSSES, OWN: ANY_LOSSES}
 
@@ -111,6 +115,16 @@ _OFF_WITH_VALUES: dict[str, tuple[Any, str]] = {
 _OFF_WITH_VALUES_IN = _off_in_engines(CRITIC, f"{CRITIC}.fsdp")
 
 
+# These settings must be off where logits are of responses alone: each with its value then, and the reason.
+_OFF_WITH_RESPONSES: dict[str, tuple[Any, str]] = {
+    "distillation.enabled": (False, "false: its losses read logits themselves"),
+    f"{MODEL}.use_fused_kernels": (False, "false: fused kernels make log-probs without logits"),
+    f"{MODEL}.use_liger": (False, "false: liger's forward passes were not run"),
+    f"{MODEL}.mtp.enable": (False, "false: further heads were not run"),
+    f"{_FSDP}.qat.enable": (False, "false: quantized layers were not run"),
+}
+
+
 # The first torch with FSDPModule.reset_iter_state, without which gradients that wait cannot be dropped.
 LEAST_TORCH = (2, 13)
 
@@ -152,6 +166,39 @@ def refusals(get: Get) -> Iterator[Refusal]:
         yield from _streamed(get)
     if get(CRITIC_VALUES):
         yield from _own_values(get)
+    if get(RESPONSES):
+        yield from _response_logits(get)
+
+
+def _response_logits(get: Get) -> Iterator[Refusal]:
+    on = f"{RESPONSES}=true"
+    yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{on} needs fuse")})
+    engine, device = get(f"{ACTOR}.strategy"), get("trainer.device")
+    if engine not in ("fsdp", "fsdp2"):
+        yield Refusal(
+            f"{ACTOR}.strategy", engine, f"{on} needs fsdp or fsdp2, whose models take the positions of logits"
+        )
+    if device not in ("cuda", "cpu", None):
+        yield Refusal("trainer.device", device, f"{on} needs cuda or cpu: others were not run")
+    off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_RESPONSES.items()}
+    yield from required_if_set(get, off)
+    yield from _text_alone(get(f"{MODEL}.path"), on)
+
+
+def _text_alone(path: Any, on: str) -> Iterator[Refusal]:
+    """Refuse a model that reads images or sound, where its folder is on this machine: elsewhere the run's workers
+    look."""
+    file = Path(str(path)).expanduser() / "config.json"
+    if not path or not os.path.exists(file):
+        return
+    try:
+        towers = [name for name in TOWERS if name in load_json(file)]
+    except FuseError as error:
+        yield Refusal(f"{MODEL}.path", path, f"{on} needs a config.json that can be read: {error}")
+        return
+    if towers:
+        words = f"{on} needs a model of text alone: its config.json has {', '.join(towers)}"
+        yield Refusal(f"{MODEL}.path", path, words)
 
 
 def _own_values(get: Get) -> Iterator[Refusal]:

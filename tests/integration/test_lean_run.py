@@ -1,5 +1,5 @@
-"""A GRPO run of real verl with both switches of `fuse.update`: whole accounts, verl's metrics, and no pass for old
-log-probs once the actor is trained."""
+"""A GRPO run of real verl with switches of `fuse.update`: whole accounts, verl's metrics, of logits of responses alone,
+and no pass for old log-probs once the actor is trained."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ COMMAND = (
     # Nothing is left to stream.
     "fuse.interstage.enabled=true",
 )
-SWITCHES = ("fuse.update.skip_zero_gradient=true", "fuse.update.skip_old_log_prob=true")
+SWITCHES = tuple(f"fuse.update.{key}=true" for key in ("skip_zero_gradient", "skip_old_log_prob", "response_logits"))
 # After the last step there is a checkpoint.
 LEAN = (*SWITCHES, f"trainer.total_training_steps={STEPS}", f"trainer.save_freq={STEPS}", "trainer.resume_mode=disable")
 

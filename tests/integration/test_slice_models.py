@@ -144,6 +144,15 @@ def test_copies_compute_the_numbers_of_their_models(plain: dict):
     )
 
 
+@pytest.mark.parametrize("case", ["padded", "packed policy"])
+def test_copies_and_models_have_logits_of_responses_alone(composed: dict, plain: dict, case: str):
+    with Ranks(1) as rank:
+        found = rank.call(numbers, composed, PATCHING.get(case, []), True)[0]
+    assert {field: furthest(pairs) for field, pairs in found.items()} == dict.fromkeys(found, 0.0)
+    # Values have no logits.
+    assert max(furthest([plain[field][0], found[field][0]]) for field in found) < 1e-6
+
+
 @pytest.mark.parametrize("case", SETTINGS)
 def test_a_copy_has_the_settings_of_its_own_model(rank: Ranks, composed: dict, plain: dict, case: str):
     check(rank.call(numbers, composed, SETTINGS[case])[0], plain, case)

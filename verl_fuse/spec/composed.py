@@ -19,6 +19,8 @@ ACTOR, REFERENCE, ROLLOUT, CRITIC = (
     "critic",
 )
 MODEL = "actor_rollout_ref.model"
+# A model whose config.json has one of these reads images or sound.
+TOWERS = ("vision_config", "audio_config", "thinker_config")
 
 Get = Callable[[str], Any]
 # Key: the value that the key needs, and the words about any other value.

@@ -52,8 +52,10 @@ def worker(
     param_dtype: str = "fp32",
     strategy: str = "fsdp2",
     use_orig_params: bool = False,
+    gradient_checkpointing: bool = True,
+    sequence_ranks: int = 1,
 ) -> Any:
-    """verl's TrainingWorker of one model, or a subclass of it, initialised."""
+    """verl's TrainingWorker of one model, or a subclass of it, initialised; `sequence_ranks` share a row."""
     import types
 
     import torch
@@ -77,7 +79,8 @@ def worker(
     model_config = HFModelConfig(
         path=str(folder / name),
         load_tokenizer=False,
-        use_remove_padding=False,
+        use_remove_padding=sequence_ranks > 1,
+        enable_gradient_checkpointing=gradient_checkpointing,
         enable_activation_offload=activation_offload,
         lora_rank=lora_rank,
         override_config={"attn_implementation": "eager"},
@@ -89,6 +92,7 @@ def worker(
         use_orig_params=use_orig_params,
         fsdp_size=fsdp_size,
         reshard_after_forward=reshard_after_forward,
+        ulysses_sequence_parallel_size=sequence_ranks,
         mixed_precision=precision,
         use_torch_compile=False,
         use_dynamic_bsz=False,

@@ -63,7 +63,9 @@ def loaded(base, preset: str, **keys) -> tuple[Settings, dict]:
     blocks = settings.blocks
     on = {name for name in ("interstage", "elastic", "pipeline", "speculation") if blocks[name].enabled}
     on |= {
-        name for name in ("skip_zero_gradient", "skip_old_log_prob", "skip_values") if getattr(blocks["update"], name)
+        name
+        for name in ("skip_zero_gradient", "skip_old_log_prob", "skip_values", "response_logits")
+        if getattr(blocks["update"], name)
     }
     # What plugins read in the configuration itself is the same.
     assert {
@@ -81,14 +83,14 @@ def test_observe_switches_nothing_on_and_says_nothing(base):
 
 def test_safe_changes_nothing_in_the_engines(base):
     settings, found = loaded(base, "safe")
-    updates = {"skip_zero_gradient", "skip_old_log_prob"}
+    updates = {"skip_zero_gradient", "skip_old_log_prob", "response_logits"}
     assert found == {"on": updates | {"elastic"}, "metrics": "stock", "layout": "shared"}
     assert settings.idle == ()
 
 
 def test_fast_without_a_critic_or_reference_has_nothing_to_stream(host):
     settings, found = loaded(host, "fast")
-    updates = {"skip_zero_gradient", "skip_old_log_prob"}
+    updates = {"skip_zero_gradient", "skip_old_log_prob", "response_logits"}
     assert found == {"on": updates | {"elastic", "speculation"}, "metrics": "computed", "layout": "shared"}
     said = "\n".join(settings.chosen)
     for update in ("skip_zero_gradient", "skip_old_log_prob"):
@@ -111,7 +113,7 @@ def test_a_critic_with_one_mini_batch_computes_values_in_its_update(base, preset
 
 def test_fast_streams_to_a_critic_and_says_what_refuses_the_rest(host):
     settings, found = loaded(host, "fast", algorithm__adv_estimator="gae", algorithm__use_kl_in_reward=True)
-    assert found["on"] == {"interstage", "elastic", "speculation"}
+    assert found["on"] == {"interstage", "elastic", "speculation", "response_logits"}
     assert found["layout"] == "slices"
     assert settings.blocks["interstage"].migration_threshold == "auto"
     said = "\n".join(settings.chosen)
@@ -141,7 +143,7 @@ def test_every_refusal_of_a_feature_is_told_in_one_line_of_the_preset(base):
 
 def test_on_accelerators_fast_leaves_out_speculation_and_says_what_was_measured(base):
     settings, found = loaded(base, "fast", trainer__device="cuda")
-    assert found["on"] == {"skip_zero_gradient", "skip_old_log_prob", "elastic"}
+    assert found["on"] == {"skip_zero_gradient", "skip_old_log_prob", "response_logits", "elastic"}
     assert (
         f"fuse.preset=fast: without speculation.enabled: {FIGURES}; fuse.speculation.enabled=true switches it on "
         in ("\n".join(settings.chosen))
@@ -189,7 +191,7 @@ def test_a_refusal_of_what_is_slower_is_told_in_place_of_how_to_switch_it_on(bas
 def test_a_feature_that_others_leave_without_work_keeps_nothing_out(base, keys, on):
     """Slices are tried before the updates that leave them nothing to infer, and not beside the keys that are set."""
     settings, found = loaded(base, "fast", **keys)
-    assert found["on"] == {"skip_zero_gradient", "skip_old_log_prob"} | on
+    assert found["on"] == {"skip_zero_gradient", "skip_old_log_prob", "response_logits"} | on
     assert any("interstage.enabled: there is neither an old log-prob pass" in line for line in settings.chosen)
     assert not any("interstage.migration_threshold" in line for line in settings.chosen)
     assert settings.idle == ()
@@ -215,7 +217,7 @@ def test_single_keys_win(base):
         "fuse__interstage__layout": "shared",
     }
     settings, found = loaded(base, "fast", **kept)
-    assert found == {"on": {"skip_zero_gradient", "elastic"}, "metrics": "stock", "layout": "shared"}
+    assert found == {"on": {"skip_zero_gradient", "response_logits", "elastic"}, "metrics": "stock", "layout": "shared"}
     assert not any("speculation" in line or "old_log_prob" in line for line in settings.chosen)
     # The tail moves in slices alone, and streaming on the training workers was not shown to pay.
     assert any(
