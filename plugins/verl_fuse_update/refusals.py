@@ -5,7 +5,17 @@ from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from typing import Any
 
-from verl_fuse.spec.composed import ACTOR, CRITIC, MODEL, ROLLOUT, Get, off_beside, required, required_if_set
+from verl_fuse.spec.composed import (
+    ACTOR,
+    CRITIC,
+    MODEL,
+    ROLLOUT,
+    Get,
+    fsdp2_for,
+    off_beside,
+    required,
+    required_if_set,
+)
 from verl_fuse.spec.step import Refusal
 from verl_fuse_update.losses import ANY_LOSSES, ROW_LOSSES
 
@@ -136,7 +146,8 @@ def refusals(get: Get) -> Iterator[Refusal]:
     for switch in switched_on(get):
         yield from required(get, {"trainer.v1.trainer_mode": ("fuse", f"{switch}=true needs fuse")})
         if engine not in _OFF_IN:
-            yield Refusal(f"{ACTOR}.strategy", engine, f"{switch}=true needs {' or '.join(_OFF_IN)}")
+            key = f"{ACTOR}.strategy"
+            yield Refusal(key, engine, f"{switch}=true needs {' or '.join(_OFF_IN)}", fsdp2_for(get, key))
         off = _OFF | _OFF_IN.get(engine, {}) | _OFF_FOR[switch] | _OFF_FOR_IN.get(engine, {}).get(switch, {})
         yield from off_beside(get, f"{switch}=true", off)
         loss = f"{ACTOR}.policy_loss.loss_mode"
@@ -162,7 +173,8 @@ def _own_values(get: Get) -> Iterator[Refusal]:
     if get(f"{CRITIC}.enable") is False:
         yield Refusal(f"{CRITIC}.enable", False, f"{on} needs true or null: there is no critic")
     if engine not in _OFF_WITH_VALUES_IN:
-        yield Refusal(f"{CRITIC}.strategy", engine, f"{on} needs {' or '.join(_OFF_WITH_VALUES_IN)}")
+        key = f"{CRITIC}.strategy"
+        yield Refusal(key, engine, f"{on} needs {' or '.join(_OFF_WITH_VALUES_IN)}", fsdp2_for(get, key))
     prompts = get("data.train_batch_size")
     yield from required(
         get,
@@ -175,7 +187,8 @@ def _own_values(get: Get) -> Iterator[Refusal]:
         },
     )
     if (epochs := get(f"{CRITIC}.ppo_epochs")) not in (1, None):
-        yield Refusal(f"{CRITIC}.ppo_epochs", epochs, f"{on} needs 1: later epochs compare with the first one's values")
+        key = f"{CRITIC}.ppo_epochs"
+        yield Refusal(key, epochs, f"{on} needs 1: later epochs compare with the first one's values", {key: 1})
     passes = _off_in_model(f"{CRITIC}.model") | _OFF_WITH_VALUES_IN.get(engine, {})
     yield from off_beside(get, on, passes)
     off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}
@@ -260,9 +273,11 @@ def _denominators(get: Get) -> Iterator[Refusal]:
 def _one_mini_batch(get: Get) -> Iterator[Refusal]:
     key, prompts = f"{ACTOR}.ppo_mini_batch_size", get("data.train_batch_size")
     if get(key) != prompts:
-        yield Refusal(key, get(key), f"{OWN}=true needs one mini-batch a step: data.train_batch_size, {prompts}")
-    if (epochs := get(f"{ACTOR}.ppo_epochs")) not in (1, None):
-        yield Refusal(f"{ACTOR}.ppo_epochs", epochs, f"{OWN}=true needs 1: later epochs compare with the first")
+        allowed = f"{OWN}=true needs one mini-batch a step: data.train_batch_size, {prompts}"
+        yield Refusal(key, get(key), allowed, {key: prompts})
+    key = f"{ACTOR}.ppo_epochs"
+    if (epochs := get(key)) not in (1, None):
+        yield Refusal(key, epochs, f"{OWN}=true needs 1: later epochs compare with the first", {key: 1})
     estimator = "algorithm.adv_estimator"
     if get(estimator) in _OF_LOG_PROBS:
         yield Refusal(estimator, get(estimator), f"not with {OWN}=true: its advantages are made of old log-probs")

@@ -156,8 +156,8 @@ def test_a_feature_of_a_stranger_is_treated_alike(installed_plugin, tmp_path: Pa
     run = {"trainer": {"v1": {"trainer_mode": "fuse"}, "default_local_dir": "run"}, "fuse": shipped}
     run |= {"actor_rollout_ref": {"actor": {"strategy": "fsdp2"}}, "algorithm": {"adv_estimator": "grpo"}}
     run["fuse"] = OmegaConf.merge(shipped, {"preset": "fast", "toy": {"enabled": None}})
-    keys, lines = choose(OmegaConf.create(run), "fast", features.values(), lambda config: refused(config, ()))
-    assert "fuse.preset=fast: fuse.toy.enabled=true" in lines
+    keys, choices = choose(OmegaConf.create(run), "fast", features.values(), lambda config: refused(config, ()))
+    assert "fuse.preset=fast: fuse.toy.enabled=true" in map(str, choices)
     assert keys["toy.enabled"] is True
     assert "update.skip_zero_gradient" not in keys, "it gains less, and both are refused together"
     (tmp_path / "step.yaml").write_text(WORKLOAD)

@@ -34,7 +34,7 @@ def required(get: Get, needs: Needs) -> Iterator[Refusal]:
     """Refuse keys that do not have the value they need."""
     for key, (value, allowed) in needs.items():
         if get(key) != value:
-            yield Refusal(key, get(key), allowed)
+            yield Refusal(key, get(key), allowed, {key: value})
 
 
 def required_if_set(get: Get, needs: Needs) -> Iterator[Refusal]:
@@ -46,6 +46,12 @@ def off_beside(get: Get, feature: str, off: Mapping[str, Any]) -> Iterator[Refus
     """Refuse keys, beside `feature` (KEY=VALUE), that have another value than the one in `off`; unset, false, 0 and
     empty are no values."""
     return required_if_set(get, {key: (value, f"{feature} needs {written(value)}") for key, value in off.items()})
+
+
+def fsdp2_for(get: Get, key: str) -> dict[str, str]:
+    """Return what unlocks a feature that needs FSDP2 under this key: FSDP2 where it has FSDP1, and nothing for another
+    engine, which is configured by other keys."""
+    return {key: "fsdp2"} if get(key) == "fsdp" else {}
 
 
 def on_accelerators(get: Get) -> bool:

@@ -201,9 +201,9 @@ def test_of_two_values_of_a_key_the_larger_gain_s_wins(base):
         Feature("two", {"update.skip_old_log_prob": True}, {"fast": {"update.metrics": "stock"}}, measured=1.2),
     ]
     before = OmegaConf.to_yaml(base)
-    keys, lines = choose(base, "fast", features, lambda config: [])
+    keys, choices = choose(base, "fast", features, lambda config: [])
     assert keys == {"update.skip_old_log_prob": True, "update.metrics": "stock"}
-    assert lines[0] == "fuse.preset=fast: without update.skip_zero_gradient: fuse.update.metrics=stock is chosen"
+    assert str(choices[0]) == "fuse.preset=fast: without update.skip_zero_gradient: fuse.update.metrics=stock is chosen"
     assert OmegaConf.to_yaml(base) == before, "nothing is set by looking"
 
 
