@@ -224,7 +224,7 @@ def _devices(get: Get, copies: tuple[_Copy, ...]) -> Iterator[Refusal]:
         key, size = copy.sequence_parallel(get)
         if devices % size:
             allowed = f"{_SLICES} needs a divisor of the {devices} devices of a rollout replica"
-            yield Refusal(key, size, allowed, {key: math.gcd(devices, size)})
+            yield Refusal(key, size, allowed, {key: min(devices, size)})
         elif first is not None and size != first[1]:
             allowed = f"{_SLICES} needs the size of {first[0]} ({first[1]}): one call on a slice computes all models"
             yield Refusal(key, size, allowed, {key: first[1]})
