@@ -28,12 +28,14 @@ _NO_SUCH_KEY = "Could not override "
 
 @dataclass(frozen=True)
 class Source:
-    """A primary configuration: its folder and name, Hydra's search paths beside the folder, and words for messages."""
+    """A primary configuration: its folder and name, Hydra's search paths beside the folder, and words for messages;
+    `values` are merged into what it composes to."""
 
     folder: Path
     name: str
     paths: tuple[str, ...]
     title: str
+    values: DictConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,20 @@ def composed(source: Source, overrides: Sequence[str]) -> Composed:
     folders = [source.folder, *(Path(path.removeprefix("file://")) for path in (*paths, _as_file(OWN_GROUPS)))]
     of_groups = [override for override in overrides if _is_of_group(override, folders)]
     config = _composed(source, [f"hydra.searchpath=[{','.join(paths)}]", *of_groups])
-    unknown, faulty = list[str](), dict[str, str]()
-    for override in (override for override in overrides if override not in of_groups):
-        if why := _apply(config, override):
-            if why.startswith(_NO_SUCH_KEY):
-                unknown.append(override)
-            else:
-                faulty[override] = why
-    return Composed(config, tuple(unknown), faulty)
+    if source.values is not None:
+        OmegaConf.set_struct(config, False)
+        config.merge_with(source.values)
+        OmegaConf.set_struct(config, True)
+    unknown, faulty = apply(config, [override for override in overrides if override not in of_groups])
+    return Composed(config, unknown, faulty)
+
+
+def apply(config: DictConfig, overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Apply overrides to a composed configuration like Hydra; return (the overrides of keys that do not exist, the
+    other overrides that Hydra refuses with the reasons)."""
+    refused = {override: why for override in overrides if (why := _refused(config, override))}
+    unknown = tuple(override for override, why in refused.items() if why.startswith(_NO_SUCH_KEY))
+    return unknown, {override: why for override, why in refused.items() if override not in unknown}
 
 
 def key_of(override: str) -> str:
@@ -93,8 +101,8 @@ def _is_of_group(override: str, folders: Sequence[Path]) -> bool:
     return "@" in key or key.startswith("hydra.") or any(os.path.isdir(folder / key) for folder in folders)
 
 
-def _apply(config: DictConfig, override: str) -> str | None:
-    """Apply an override to a composed configuration; return Hydra's reason where Hydra refuses it."""
+def _refused(config: DictConfig, override: str) -> str | None:
+    """Apply an override; return Hydra's reason where Hydra refuses it."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

@@ -123,14 +123,19 @@ def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
 
 
 def outlook(config: DictConfig, preset: PresetName) -> list[tuple[Choice, Mapping[str, Any]]]:
-    """Return the choices of `preset` in a configuration that may be refused as a whole, each with the keys that unlock
-    the feature; a FuseError where values are not of the type that any choice needs."""
-    if mistyped := _found(config, type_refusals):
-        raise FuseError(*map(str, mistyped))
+    """Return the choices of `preset` in a configuration that may be refused as a whole, each with the keys of verl's
+    configuration that unlock the feature. What keeps verl-fuse from such a run, or from judging it, is the reason
+    against every feature."""
     manager = plugins.load(tuple(_fuse_node(config).get("disabled_plugins") or ()))
     features, problems = tuple(plugins.features(manager).values()), partial(_problems, manager)
-    _, choices = choose(config, preset, features, problems)
-    return [(choice, unlocked(config, choice, features, problems)) for choice in choices]
+    barred = _found(config, out_of_reach, type_refusals)
+    if not barred:
+        try:
+            _, choices = choose(config, preset, features, problems)
+            return [(choice, unlocked(config, choice, features, problems)) for choice in choices]
+        except FuseError as error:
+            barred = list(error.args)
+    return [(Choice(preset, feature, {}, tuple(barred)), {}) for feature in features if preset in feature.presets]
 
 
 def _decided(
