@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from verl_fuse import plugins
-from verl_fuse.advice import SWITCH, Gain, chosen_of
+from verl_fuse.advice import Gain, chosen_of
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import SUBCOMMANDS
 from verl_fuse.cli.refused import excluded, refused
 from verl_fuse.cli.simulate import require_together
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import Feature
+from verl_fuse.feature import SWITCH, Feature
 from verl_fuse.host.start.preset import choose
 from verl_fuse.simulate.options import features_of
 

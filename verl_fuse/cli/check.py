@@ -8,14 +8,13 @@ from typing import Annotated, Any
 import typer
 from omegaconf import OmegaConf
 
-from verl_fuse.advice import SWITCH
 from verl_fuse.cli.composition import key_of
 from verl_fuse.cli.launch import Run, read_run
 from verl_fuse.cli.output import Json, examples, print_json
 from verl_fuse.cli.prose import say
 from verl_fuse.cli.refused import refused
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import PresetName
+from verl_fuse.feature import SWITCH, PresetName
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.start import require_version
 from verl_fuse.host.start.preset import Choice

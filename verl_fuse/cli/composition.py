@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_fuse.cli.recipes import CONFIG, Recipe
@@ -107,11 +107,23 @@ def _refused(config: DictConfig, override: str) -> str | None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    parsed, key = OverridesParser.create().parse_override(override), key_of(override)
+    if parsed.is_sweep_override():
+        return "several values are a sweep, which verl does not run; a list is written [a,b]"
+    if override.startswith(key) and not _is_there(config, key):
+        # Hydra would leave an empty block where it begins to look for the key.
+        return f"{_NO_SUCH_KEY}{key}"
     try:
-        ConfigLoaderImpl._apply_overrides_to_config([OverridesParser.create().parse_override(override)], config)
+        ConfigLoaderImpl._apply_overrides_to_config([parsed], config)
     except (HydraException, OmegaConfBaseException) as error:
         return _one_line(error)
     return None
+
+
+def _is_there(config: DictConfig, key: str) -> bool:
+    parent, _, name = key.rpartition(".")
+    block = OmegaConf.select(config, parent, default=None) if parent else config
+    return isinstance(block, ListConfig) or (isinstance(block, DictConfig) and name in block)
 
 
 def _composed(source: Source, overrides: Sequence[str]) -> DictConfig:
@@ -152,19 +164,23 @@ def _no_such_key(config: DictConfig, override: str) -> str:
 
 def check_syntax(overrides: Sequence[str]) -> None:
     """Raise a FuseError with every override that is not Hydra's grammar."""
+    if problems := unreadable(overrides):
+        raise FuseError(*(f"override {override!r} {why}" for override, why in problems.items()))
+
+
+def unreadable(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the overrides that are not Hydra's grammar, with the reasons."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser = OverridesParser.create()
-    problems = []
+    parser, found = OverridesParser.create(), dict[str, str]()
     for override in overrides:
         try:
             parser.parse_override(override)
         except HydraException as error:
             forms = "key=value changes, +key=value adds, ~key removes"
-            problems.append(f"override {override!r} cannot be read ({forms}): {_one_line(error)}")
-    if problems:
-        raise FuseError(*problems)
+            found[override] = f"cannot be read ({forms}): {_one_line(error)}"
+    return found
 
 
 def select(config: DictConfig, key: str) -> Any:

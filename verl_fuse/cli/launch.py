@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_fuse.cli.composition import Composed, Source, apply, composed, key_of
+from verl_fuse.cli.composition import Composed, Source, apply, check_syntax, composed, key_of, unreadable
 from verl_fuse.cli.shell import TRAINER, Launch, find_launch, launch_of, shown, told_end, untold
 from verl_fuse.errors import FuseError
 from verl_fuse.spec.block import written
@@ -73,8 +73,14 @@ def _composed(launch: Launch, script: Path | None) -> Run:
         notes.append(
             f"line {launch.lost} is no argument: a comment or an empty line ends the command before it, in bash too"
         )
-    found = _with_fuse(_source(options, script, launch.trainer), [word for word in words if not untold(word)])
-    run = Run(found.config, tuple(words), list(map(key_of, found.unknown)), found.faulty, notes)
+    told = [word for word in words if not untold(word)]
+    # Such as a place that the user of a script is to fill in: <path>.
+    faulty = unreadable(told)
+    if told and len(faulty) == len(told):
+        check_syntax(told)
+    source = _source(options, script, launch.trainer)
+    found = _with_fuse(source, [word for word in told if word not in faulty])
+    run = Run(found.config, tuple(words), list(map(key_of, found.unknown)), faulty | found.faulty, notes)
     unset: dict[str, list[str]] = {}
     for word in words:
         key = shown(key_of(word)) if "=" in word else ""

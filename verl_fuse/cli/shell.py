@@ -108,6 +108,10 @@ def _mark(name: str) -> str:
     return f"{_BEGIN}{_BLANK.join(name.split())}{_END}"
 
 
+# A list is an array.
+_Variables = dict[str, str | list[str]]
+
+
 @dataclass
 class _Reader:
     name: str
@@ -115,8 +119,7 @@ class _Reader:
     environment: Mapping[str, str]
     found: list[Launch] = field(default_factory=list)
     passes_arguments: bool = False
-    # A list is an array.
-    _variables: dict[str, str | list[str]] = field(default_factory=dict)
+    _variables: _Variables = field(default_factory=dict)
     _functions: dict[str, Body] = field(default_factory=dict)
     _depth: int = 0
 
@@ -132,33 +135,30 @@ class _Reader:
                 case Branch():
                     self._branch(node)
 
-    def _branch(self, node: Branch) -> bool | None:
-        """Run the arm whose condition holds; each of them, apart from each other, where that is not known. Return the
-        condition of the only arm."""
-        ends: list[dict[str, str | list[str]]] = []
-        before = dict(self._variables)
-        holds: bool | None = None
+    def _branch(self, node: Branch) -> None:
+        """Run the arm whose condition holds; all arms, apart from each other, where that is not known."""
+        arms: list[tuple[bool | None, Body]] = []
         for condition, body in node.arms:
             holds = self._holds(condition)
-            if node.negated and holds is not None:
-                holds = not holds
-            if holds is False:
-                continue
-            self.run(body)
-            ends.append(self._variables)
+            arms.append((holds if holds is None else holds is not node.negated, body))
+            if arms[-1][0]:
+                break
+        self._apart([*arms, (True, node.otherwise)])
+
+    def _apart(self, arms: Sequence[tuple[bool | None, Body]]) -> None:
+        """Run the arms that may be run, each with the variables before it, up to the first that is run if it is come
+        to; a variable that differs then is not known."""
+        ends, before = list[_Variables](), dict(self._variables)
+        for holds, body in arms:
+            if holds is not False:
+                self._variables = dict(before)
+                self.run(body)
+                ends.append(self._variables)
             if holds:
                 break
-            self._variables = dict(before)
-        else:
-            self.run(node.otherwise)
-            ends.append(self._variables)
         names = dict.fromkeys(name for end in ends for name in end)
-        self._variables = {
-            name: first if all(end.get(name) == first for end in ends) else _mark(f"${name}")
-            for name in names
-            for first in [ends[0].get(name)]
-        }  # type: ignore[assignment]
-        return holds if len(node.arms) == 1 else None
+        same = {name for name in names if all(end.get(name) == ends[0].get(name) for end in ends)}
+        self._variables = {name: ends[0][name] if name in same else _mark(f"${name}") for name in names}
 
     def _holds(self, condition: Body | tuple[str, tuple[str, ...]]) -> bool | None:
         if len(condition) == 2 and isinstance(condition[0], str):
@@ -174,11 +174,16 @@ class _Reader:
             match node:
                 case Command():
                     value = self._tested(self._fields(node.words))
-                case Branch() if len(node.arms) == 1 and not node.otherwise:
+                    if value is None:
+                        self._command(node)
+                        value = True if all(map(_ASSIGNMENT.match, node.words)) else None
+                case Branch(arms=((first, second),), otherwise=()):
                     # `a && b`, or `a || b`, as a condition.
-                    (first, second), *_ = node.arms
-                    one, two = self._holds(first), self._holds(second)
-                    value = _either(one, two) if node.negated else _both(one, two)
+                    value = self._holds(first)
+                    if value is (not node.negated):
+                        value = self._holds(second)
+                    elif value is None:
+                        self._apart([(None, second), (None, ())])
                 case _:
                     self.run((node,))  # type: ignore[arg-type]
                     value = None
