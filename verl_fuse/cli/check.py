@@ -98,7 +98,7 @@ def _overrides(keys: Mapping[str, Any], run: Run) -> Iterator[str]:
     added = {key_of(argument) for argument in run.arguments if argument.startswith("+")}
     for key, value in keys.items():
         parent, _, name = key.rpartition(".")
-        there = key not in added and name in (OmegaConf.select(run.config, parent, default=None) or ())
+        there = key not in added and name in (OmegaConf.select(run.config, parent, default=None) or {})
         yield f"{'' if there else '++'}{key}={written(value)}"
 
 

@@ -123,7 +123,8 @@ def _refused(config: DictConfig, override: str) -> str | None:
 def _is_there(config: DictConfig, key: str) -> bool:
     parent, _, name = key.rpartition(".")
     block = OmegaConf.select(config, parent, default=None) if parent else config
-    return isinstance(block, ListConfig) or (isinstance(block, DictConfig) and name in block)
+    # A value that verl leaves to the user (???) is a key all the same.
+    return isinstance(block, ListConfig) or (isinstance(block, DictConfig) and name in block.keys())  # noqa: SIM118
 
 
 def _composed(source: Source, overrides: Sequence[str]) -> DictConfig:

@@ -170,7 +170,7 @@ def _unknown(values: Mapping[str, Any], known: DictConfig, path: str) -> Iterato
     for key, value in values.items():
         if not path and key in _BESIDE_VERL:
             continue
-        if key not in known:
+        if key not in known.keys():  # noqa: SIM118  (a key without a value counts)
             yield f"{path}{key}"
         elif isinstance(value, dict) and not OmegaConf.is_missing(known, key):
             below = known._get_node(key)
