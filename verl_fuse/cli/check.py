@@ -17,8 +17,7 @@ from verl_fuse.errors import FuseError
 from verl_fuse.feature import SWITCH, PresetName
 from verl_fuse.host.names import TRAINER_MODE
 from verl_fuse.host.start.compat.start import require_version
-from verl_fuse.host.start.preset import Choice
-from verl_fuse.host.start.settings import outlook
+from verl_fuse.host.start.settings import foreseen, unlocking
 from verl_fuse.host.upstream.versions import installed
 from verl_fuse.spec.block import written
 
@@ -78,14 +77,15 @@ def _report(run: Run) -> dict[str, Any]:
         OmegaConf.update(config, MODE, TRAINER_MODE, force_add=True)
     OmegaConf.update(config, PRESET_KEY, PRESET, force_add=True)
     problems = [*(f"{override}: {why}" for override, why in run.faulty.items()), *refused(config, ())]
-    found = outlook(config, PRESET)
-    on = [choice.feature.switch for choice, _ in found if not choice.reasons]
+    choices = foreseen(config, PRESET)
+    on = [choice.feature.switch for choice in choices if not choice.reasons]
+    unlock = {choice.feature.switch: list(_overrides(unlocking(config, choice), run)) for choice in choices}
     has_fuse = any(key_of(argument) == "fuse" for argument in run.arguments)
     to_paste = (*SWITCH[has_fuse:], f"{PRESET_KEY}={PRESET}") if on else ()
     report = {
         "on": on,
-        "off": {choice.feature.switch: list(map(str, choice.reasons)) for choice, _ in found if choice.reasons},
-        "unlock": {choice.feature.switch: list(_overrides(keys, run)) for choice, keys in found if keys},
+        "off": {choice.feature.switch: list(map(str, choice.reasons)) for choice in choices if choice.reasons},
+        "unlock": {switch: overrides for switch, overrides in unlock.items() if overrides},
         "paste": [line for line in to_paste if line not in run.arguments],
         "problems": problems,
         "unknown": list(dict.fromkeys(run.unknown)),
@@ -110,7 +110,8 @@ def _show(report: Mapping[str, Any], unset: Mapping[str, list[str]]) -> None:
             say(f"  - {reason}")
         if overrides := report["unlock"].get(switch):
             others = [key_of(override) for override in overrides if _trains_otherwise(key_of(override))]
-            say(f"  with {' '.join(overrides)} it is on" + (f" (other training: {', '.join(others)})" if others else ""))
+            marked = f" (other training: {', '.join(others)})" if others else ""
+            say(f"  with {' '.join(overrides)} it is on{marked}")
     if report["problems"]:
         say("The run is refused:")
         for problem in report["problems"]:

@@ -1,5 +1,5 @@
-"""Reads how a run of stock verl is launched: arguments of verl.trainer.main_ppo, a shell script that has them, or a YAML
-file. Nothing of a file is run.
+"""Reads how a run of stock verl is launched: arguments of verl.trainer.main_ppo, a shell script that has them, or YAML.
+Nothing of a file is run.
 
 Invariants (tests/unit/cli/test_check_command.py):
 - arguments behind `--script FILE --` are the script's own, or overrides where it passes none on;
@@ -97,7 +97,7 @@ def _take(run: Run, key: str, word: str) -> None:
     there = OmegaConf.select(run.config, key, default=None)
     if untold(name):
         run.notes.append(f"{shown(word)}: left out, the script does not tell the key")
-    elif isinstance(there, str) or name.startswith("+"):
+    elif isinstance(there, str) or (there is None and "/" in value) or name.startswith("+"):
         quoted = shown(value).replace("'", "\\'")
         unknown, faulty = apply(run.config, [f"{name}='{quoted}'"])
         run.unknown += map(key_of, unknown)
@@ -123,7 +123,7 @@ def _with_fuse(source: Source, overrides: Sequence[str]) -> Composed:
 def _of_yaml(file: Path, arguments: Sequence[str]) -> Run:
     """Return the run of a primary configuration of Hydra, or of values that are merged into verl's configuration."""
     values = _block(file)
-    options, words = _options(arguments)
+    _, words = _options(arguments)
     engine = values.get("model_engine") or _engine_of(values)
     verl = Source(_verl_folder(), CONFIG_NAME, (), str(file))
     base = composed(verl, [f"model_engine={engine}"] if engine else [])

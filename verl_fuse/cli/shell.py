@@ -66,8 +66,8 @@ def find_launch(text: str, name: str, arguments: Sequence[str], environment: Map
     if len(distinct) > 1:
         lines = " and ".join(str(launch.line) for launch in distinct)
         raise FuseError(
-            f"lines {lines} each start {distinct[0].trainer}: which of them runs is not in the file; copy the arguments "
-            "of one behind `verl-fuse check --`"
+            f"lines {lines} each start {distinct[0].trainer}: which of them runs is not in the file; copy the "
+            "arguments of one behind `verl-fuse check --`"
         )
     return distinct[0], reader.passes_arguments
 

@@ -202,7 +202,8 @@ class _Lexer:
             if self._at >= len(self._text):
                 self._ended(-1, "[[")
             line = self._line
-            sign = next((sign for sign in ("&&", "||", "<", ">", "(", ")") if self._text.startswith(sign, self._at)), "")
+            signs = (sign for sign in ("&&", "||", "<", ">", "(", ")") if self._text.startswith(sign, self._at))
+            sign = next(signs, "")
             word = sign or self._word()
             if sign:
                 self._move(len(sign))

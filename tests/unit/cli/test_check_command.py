@@ -35,6 +35,7 @@ TRIED = {
     "update.skip_zero_gradient",
     "update.skip_values",
 }
+RUN = "python3 -m verl.trainer.main_ppo"
 HEAVY = ("torch", "verl", "ray", "vllm", "transformers")
 
 
@@ -254,10 +255,7 @@ def test_a_configuration_beside_the_script_is_composed(found, said, tmp_path: Pa
 
 
 def test_yaml_is_composed_or_merged_into_verl_s(found, tmp_path: Path):
-    values = OmegaConf.create({"trainer": {"no_such": 1}, "actor_rollout_ref": {"model": {"override_config": {"x": 1}}}})
-    for override in COMMON:
-        key, _, value = override.partition("=")
-        OmegaConf.update(values, key, value if value.isalpha() and value != "true" else json.loads(value), force_add=True)
+    values = OmegaConf.from_dotlist([*COMMON, "trainer.no_such=1", "actor_rollout_ref.model.override_config.x=1"])
     plain, whole = tmp_path / "plain.yaml", tmp_path / "whole.yaml"
     plain.write_text(OmegaConf.to_yaml(values))
     defaults = {"hydra": {"searchpath": ["pkg://verl.trainer.config"]}, "defaults": ["ppo_trainer", "_self_"]}
@@ -277,8 +275,8 @@ def test_yaml_is_composed_or_merged_into_verl_s(found, tmp_path: Path):
     ("name", "text", "says"),
     [
         ("run.sh", "echo", "run.sh: there is no command of verl.trainer.main_ppo"),
-        ("run.sh", "python -m verl.trainer.main_ppo a.b=1\npython -m verl.trainer.main_ppo a.b=2", "lines 1 and 2 each"),
-        ("run.sh", "python -m verl.trainer.main_ppo 'a", "run.sh: line 1: the quote ' has no end"),
+        ("run.sh", f"{RUN} a.b=1\n{RUN} a.b=2", "lines 1 and 2 each start verl.trainer.main_ppo"),
+        ("run.sh", f"{RUN} 'a", "run.sh: line 1: the quote ' has no end"),
         ("run.yaml", "a: [1", "run.yaml: not YAML"),
         ("run.yaml", "- 1", "run.yaml: needs a block of verl's keys"),
         ("run.yaml", "defaults:\n  - no_such_thing", "Could not load 'no_such_thing'"),

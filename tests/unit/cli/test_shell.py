@@ -18,7 +18,7 @@ SAME = {
     "variables": f'A=1; B="$A-2"; export C=${{B}}3\n{RUN} a.x=$A a.y=${{B}} a.z="${{C}}" a.u=\'$A\' a.v=$A$B\n',
     "a text without quotes is split": f'MORE="a.x=1   a.y=2"\n{RUN} $MORE "a.z=$MORE"\n',
     "defaults": f"E=''\n{RUN} a.x=${{U:-3}} a.y=${{E:-4}} a.z=${{E-5}} a.u=${{E:+6}} a.v=${{V:=7}} a.w=$V\n",
-    "a default within a default": f"{RUN} a.x=${{U:-${{W:-b}}/c}} \"a.y=${{U:-d e}}\"\n",
+    "a default within a default": f'{RUN} a.x=${{U:-${{W:-b}}/c}} "a.y=${{U:-d e}}"\n',
     "parts of a value": "P=/a/b.c/d.e\n"
     + f"{RUN} a.x=${{P##*/}} a.y=${{P%/*}} a.z=${{P#*.}} a.u=${{P%%.*}} a.v=${{P//b/X}} a.w=${{P:1:3}} a.l=${{#P}}\n",
     "upper and lower case": f"P=aBc\n{RUN} a.x=${{P^^}} a.y=${{P,,}} a.z=${{P^}}\n",

@@ -79,7 +79,7 @@ def choose(
 def unlocked(config: DictConfig, choice: Choice, features: Collection[Feature], problems: Problems) -> dict[str, Any]:
     """Return keys of verl's configuration, with values, with which the preset switches on the feature that it leaves
     off; none where its reasons name no values, or the values are refused in their turn."""
-    get, before, wanted = getter(config), {str(problem) for problem in problems(config)}, dict[str, Any]()
+    get, wanted = getter(config), dict[str, Any]()
     while choice.reasons:
         lifted = [reason.unlock if isinstance(reason, Refusal) else {} for reason in choice.reasons]
         more = {key: value for unlock in lifted for key, value in unlock.items()}
@@ -91,10 +91,10 @@ def unlocked(config: DictConfig, choice: Choice, features: Collection[Feature], 
         work = deepcopy(config)
         for key, value in wanted.items():
             OmegaConf.update(work, key, value, force_add=True)
-        if not before.issuperset(map(str, problems(work))):
+        if not {*map(str, problems(config))}.issuperset(map(str, problems(work))):
             return {}
         _, choices = choose(work, choice.preset, features, problems)
-        choice = next(one for one in choices if one.feature is choice.feature)
+        choice = next(one for one in choices if one.feature.name == choice.feature.name)
     return wanted
 
 

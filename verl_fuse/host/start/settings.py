@@ -24,7 +24,7 @@ from verl_fuse.host.start.data_rows import row_refusals
 from verl_fuse.host.start.micro_batches import micro_batch_refusals
 from verl_fuse.host.start.mini_batches import mini_batch_refusals
 from verl_fuse.host.start.out_of_reach import out_of_reach
-from verl_fuse.host.start.preset import Choice, choose, slower_features, unlocked, with_keys
+from verl_fuse.host.start.preset import Choice, Problems, choose, slower_features, unlocked, with_keys
 from verl_fuse.host.start.resumption import resume_refusals
 from verl_fuse.host.start.value_types import type_refusals
 from verl_fuse.spec.block import bounded, nearest, quoted, read_block, undecided, waiting, without_effect, written
@@ -122,20 +122,29 @@ def load_settings(config: DictConfig, *, on_disk: bool = False) -> Settings:
     return Settings(core, blocks, manager, Path(run_dir).absolute(), overrides, foreseen, idle, slower, chosen)
 
 
-def outlook(config: DictConfig, preset: PresetName) -> list[tuple[Choice, Mapping[str, Any]]]:
-    """Return the choices of `preset` in a configuration that may be refused as a whole, each with the keys of verl's
-    configuration that unlock the feature. What keeps verl-fuse from such a run, or from judging it, is the reason
-    against every feature."""
-    manager = plugins.load(tuple(_fuse_node(config).get("disabled_plugins") or ()))
-    features, problems = tuple(plugins.features(manager).values()), partial(_problems, manager)
+def foreseen(config: DictConfig, preset: PresetName) -> tuple[Choice, ...]:
+    """Return the choices of `preset` in a configuration that may be refused as a whole. What keeps verl-fuse from such
+    a run, or from judging it, is the reason against every feature."""
+    features, problems = _judges(config)
     barred = _found(config, out_of_reach, type_refusals)
     if not barred:
         try:
-            _, choices = choose(config, preset, features, problems)
-            return [(choice, unlocked(config, choice, features, problems)) for choice in choices]
+            return choose(config, preset, features, problems)[1]
         except FuseError as error:
             barred = list(error.args)
-    return [(Choice(preset, feature, {}, tuple(barred)), {}) for feature in features if preset in feature.presets]
+    return tuple(Choice(preset, one, {}, tuple(barred)) for one in features if preset in one.presets)
+
+
+def unlocking(config: DictConfig, choice: Choice) -> Mapping[str, Any]:
+    """Return the keys of verl's configuration, with values, that unlock a feature; none where none are known, or the
+    feature is on."""
+    return unlocked(config, choice, *_judges(config))
+
+
+def _judges(config: DictConfig) -> tuple[tuple[Feature, ...], Problems]:
+    """Return the features of a run's plugins, and what finds the run's refusals."""
+    manager = plugins.load(tuple(_fuse_node(config).get("disabled_plugins") or ()))
+    return tuple(plugins.features(manager).values()), partial(_problems, manager)
 
 
 def _decided(
