@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from verl_fuse.cli.shell_syntax import Body, Branch, Command, Function, Loop, closing, end_of_quote, parse
+from verl_fuse.cli.shell_syntax import Body, Branch, Command, Function, Loop, Match, closing, end_of_quote, parse
 from verl_fuse.errors import FuseError
 
 TRAINER = "verl.trainer.main_ppo"
@@ -160,15 +160,12 @@ class _Reader:
         same = {name for name in names if all(end.get(name) == ends[0].get(name) for end in ends)}
         self._variables = {name: ends[0][name] if name in same else _mark(f"${name}") for name in names}
 
-    def _holds(self, condition: Body | tuple[str, tuple[str, ...]]) -> bool | None:
-        if len(condition) == 2 and isinstance(condition[0], str):
-            subject, patterns = condition
-            value = self._text(subject)
-            if "*" in patterns:
+    def _holds(self, condition: Body | Match) -> bool | None:
+        if isinstance(condition, Match):
+            word = self._text(condition.word)
+            if "*" in condition.patterns:
                 return True
-            if untold(value):
-                return None
-            return any(fnmatchcase(value, self._text(str(pattern))) for pattern in patterns)
+            return None if untold(word) else any(fnmatchcase(word, self._text(one)) for one in condition.patterns)
         value: bool | None = None
         for node in condition:
             match node:

@@ -22,13 +22,21 @@ class Command:
 
 
 @dataclass(frozen=True)
+class Match:
+    """The condition of an arm of `case`: the word, and the patterns."""
+
+    word: str
+    patterns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Branch:
     """`if`, `case`, `&&`, `||` and `while`: bodies with the condition of each, of which the first that holds is run.
 
-    A condition is the commands before `then`, or (word, patterns) of `case`; `negated`: that of `||` and `until`.
+    A condition is the commands before `then`, or of `case`; `negated`: that of `||` and `until`.
     """
 
-    arms: tuple[tuple["Body | tuple[str, tuple[str, ...]]", "Body"], ...]
+    arms: tuple[tuple["Body | Match", "Body"], ...]
     otherwise: "Body" = ()
     negated: bool = False
 
@@ -367,7 +375,7 @@ class _Parser:
         subject = self._peek()
         self._at += 1
         self._expect("in", begun)
-        arms: list[tuple[tuple[str, tuple[str, ...]], Body]] = []
+        arms: list[tuple[Match, Body]] = []
         self._skip_lines()
         while not self._is("esac"):
             patterns: list[str] = []
@@ -377,7 +385,7 @@ class _Parser:
                 self._at += 1
             self._expect(")", begun)
             body = self._body(("esac",))
-            arms.append(((subject.text if subject else "", tuple(patterns)), body))
+            arms.append((Match(subject.text if subject else "", tuple(patterns)), body))
             if self._is(";;", ";&", ";;&"):
                 self._at += 1
             self._skip_lines()
