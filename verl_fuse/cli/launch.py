@@ -54,11 +54,7 @@ def read_run(arguments: Sequence[str], script: Path | None) -> Run:
         return _composed(found or Launch(0, TRAINER, tuple(arguments)), None)
     if script.suffix in _YAML:
         return _of_yaml(script, arguments)
-    text = load(script, lambda text: text)
-    try:
-        launch, passes = find_launch(text, str(script), arguments, os.environ)
-    except FuseError as error:
-        raise FuseError(f"{script}: {error}") from error
+    launch, passes = load(script, lambda text: find_launch(text, str(script), arguments, os.environ))
     if not passes:
         launch = Launch(launch.line, launch.trainer, (*launch.arguments, *arguments), launch.lost)
     return _composed(launch, script)
