@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from verl_fuse.simulate.recorded import Recording, Saving
 
 PresetName = Literal["observe", "safe", "fast"]
+# Overrides of verl's configuration that switch verl-fuse on, in observe mode.
+SWITCH = ("+fuse=default", "trainer.v1.trainer_mode=fuse")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Refuse configurations that an update with parts left out does not serve, before anything is started."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
@@ -125,6 +126,9 @@ _OFF_WITH_RESPONSES: dict[str, tuple[Any, str]] = {
 }
 
 
+# Names of models that read images or sound, such as Qwen2.5-VL-7B and InternVL3.
+_SEES = re.compile(r"(?:^|[-_./\d])(?:vl|omni|vision|audio|llava|internvl)(?:[-_./\d]|$)", re.IGNORECASE)
+
 # The first torch with FSDPModule.reset_iter_state, without which gradients that wait cannot be dropped.
 LEAST_TORCH = (2, 13)
 
@@ -186,10 +190,12 @@ def _response_logits(get: Get) -> Iterator[Refusal]:
 
 
 def _text_alone(path: Any, on: str) -> Iterator[Refusal]:
-    """Refuse a model that reads images or sound, where its folder is on this machine: elsewhere the run's workers
-    look."""
+    """Refuse a model that reads images or sound: by its config.json, or by its name where its folder is not on this
+    machine; the run's workers look at the model itself."""
     file = Path(str(path)).expanduser() / "config.json"
     if not path or not os.path.exists(file):
+        if _SEES.search(str(path)):
+            yield Refusal(f"{MODEL}.path", path, f"{on} needs a model of text alone, and this name is one of images")
         return
     try:
         towers = [name for name in TOWERS if name in load_json(file)]
@@ -222,7 +228,8 @@ def _own_values(get: Get) -> Iterator[Refusal]:
         },
     )
     if (epochs := get(f"{CRITIC}.ppo_epochs")) not in (1, None):
-        yield Refusal(f"{CRITIC}.ppo_epochs", epochs, f"{on} needs 1: later epochs compare with the first one's values")
+        key = f"{CRITIC}.ppo_epochs"
+        yield Refusal(key, epochs, f"{on} needs 1: later epochs compare with the first one's values", {key: 1})
     passes = _off_in_model(f"{CRITIC}.model") | _OFF_WITH_VALUES_IN.get(engine, {})
     yield from off_beside(get, on, passes)
     off = {key: (value, f"{on} needs {why}") for key, (value, why) in _OFF_WITH_VALUES.items()}
@@ -307,9 +314,11 @@ def _denominators(get: Get) -> Iterator[Refusal]:
 def _one_mini_batch(get: Get) -> Iterator[Refusal]:
     key, prompts = f"{ACTOR}.ppo_mini_batch_size", get("data.train_batch_size")
     if get(key) != prompts:
-        yield Refusal(key, get(key), f"{OWN}=true needs one mini-batch a step: data.train_batch_size, {prompts}")
-    if (epochs := get(f"{ACTOR}.ppo_epochs")) not in (1, None):
-        yield Refusal(f"{ACTOR}.ppo_epochs", epochs, f"{OWN}=true needs 1: later epochs compare with the first")
+        allowed = f"{OWN}=true needs one mini-batch a step: data.train_batch_size, {prompts}"
+        yield Refusal(key, get(key), allowed, {key: prompts})
+    key = f"{ACTOR}.ppo_epochs"
+    if (epochs := get(key)) not in (1, None):
+        yield Refusal(key, epochs, f"{OWN}=true needs 1: later epochs compare with the first", {key: 1})
     estimator = "algorithm.adv_estimator"
     if get(estimator) in _OF_LOG_PROBS:
         yield Refusal(estimator, get(estimator), f"not with {OWN}=true: its advantages are made of old log-probs")

@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from verl_fuse import plugins
-from verl_fuse.advice import SWITCH, Gain, chosen_of
+from verl_fuse.advice import Gain, chosen_of
 from verl_fuse.cli.group import build
 from verl_fuse.cli.main import SUBCOMMANDS
 from verl_fuse.cli.refused import excluded, refused
 from verl_fuse.cli.simulate import require_together
 from verl_fuse.errors import FuseError
-from verl_fuse.feature import Feature
+from verl_fuse.feature import SWITCH, Feature
 from verl_fuse.host.start.preset import choose
 from verl_fuse.simulate.options import features_of
 
@@ -156,8 +156,8 @@ def test_a_feature_of_a_stranger_is_treated_alike(installed_plugin, tmp_path: Pa
     run = {"trainer": {"v1": {"trainer_mode": "fuse"}, "default_local_dir": "run"}, "fuse": shipped}
     run |= {"actor_rollout_ref": {"actor": {"strategy": "fsdp2"}}, "algorithm": {"adv_estimator": "grpo"}}
     run["fuse"] = OmegaConf.merge(shipped, {"preset": "fast", "toy": {"enabled": None}})
-    keys, lines = choose(OmegaConf.create(run), "fast", features.values(), lambda config: refused(config, ()))
-    assert "fuse.preset=fast: fuse.toy.enabled=true" in lines
+    keys, choices = choose(OmegaConf.create(run), "fast", features.values(), lambda config: refused(config, ()))
+    assert "fuse.preset=fast: fuse.toy.enabled=true" in map(str, choices)
     assert keys["toy.enabled"] is True
     assert "update.skip_zero_gradient" not in keys, "it gains less, and both are refused together"
     (tmp_path / "step.yaml").write_text(WORKLOAD)

@@ -36,7 +36,7 @@ def required(get: Get, needs: Needs) -> Iterator[Refusal]:
     """Refuse keys that do not have the value they need."""
     for key, (value, allowed) in needs.items():
         if get(key) != value:
-            yield Refusal(key, get(key), allowed)
+            yield Refusal(key, get(key), allowed, {key: value})
 
 
 def required_if_set(get: Get, needs: Needs) -> Iterator[Refusal]:

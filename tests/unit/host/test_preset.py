@@ -6,8 +6,10 @@ from omegaconf import OmegaConf
 from verl_fuse.cost.drafter import FIGURES
 from verl_fuse.errors import FuseError
 from verl_fuse.feature import Feature
-from verl_fuse.host.start.preset import choose
+from verl_fuse.host.start.preset import choose, unlocked
 from verl_fuse.host.start.settings import Settings, load_settings
+from verl_fuse.spec.composed import getter
+from verl_fuse.spec.step import Refusal
 
 ON = "fuse.preset=fast: fuse."
 
@@ -203,9 +205,9 @@ def test_of_two_values_of_a_key_the_larger_gain_s_wins(base):
         Feature("two", {"update.skip_old_log_prob": True}, {"fast": {"update.metrics": "stock"}}, measured=1.2),
     ]
     before = OmegaConf.to_yaml(base)
-    keys, lines = choose(base, "fast", features, lambda config: [])
+    keys, choices = choose(base, "fast", features, lambda config: [])
     assert keys == {"update.skip_old_log_prob": True, "update.metrics": "stock"}
-    assert lines[0] == "fuse.preset=fast: without update.skip_zero_gradient: fuse.update.metrics=stock is chosen"
+    assert str(choices[0]) == "fuse.preset=fast: without update.skip_zero_gradient: fuse.update.metrics=stock is chosen"
     assert OmegaConf.to_yaml(base) == before, "nothing is set by looking"
 
 
@@ -249,3 +251,35 @@ def test_a_plan_leaves_no_choice(base, tmp_path):
         loaded(base, "fast", fuse__plan=str(tmp_path / "plan.json"))
     with pytest.raises(FuseError, match=r"fuse.preset='quick': needs one of 'observe', 'safe', 'fast'"):
         loaded(base, "quick")
+
+
+STRATEGY, ROWS = "actor_rollout_ref.actor.strategy", "data.train_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "keys"),
+    [
+        # What is refused then is found once the first refusal is lifted.
+        ({STRATEGY: "fsdp"}, {ROWS: 9}, {STRATEGY: "fsdp", ROWS: 9}),
+        ({STRATEGY: "fsdp"}, {}, {}),
+        ({STRATEGY: "megatron"}, {ROWS: 9}, {}),
+        ({STRATEGY: "fsdp", "fuse.elastic.enabled": False}, {ROWS: 9}, {}),
+        ({ROWS: 9}, {}, {}),
+    ],
+    ids=["one after the other", "no value is known", "refused in its turn", "another feature", "of no avail"],
+)
+def test_what_unlocks_a_feature_switches_it_on_and_nothing_else_is_refused(base, first, then, keys):
+    feature = Feature("zero", {"update.skip_zero_gradient": True}, {"fast": {}})
+
+    def problems(config):
+        get = getter(config)
+        found = ["megatron is refused"] if get(STRATEGY) == "megatron" else []
+        if get("fuse.update.skip_zero_gradient") and get(STRATEGY) == "fsdp2":
+            found.append(Refusal(STRATEGY, "fsdp2", "needs another", first))
+        elif get("fuse.update.skip_zero_gradient") and get(ROWS) != 9:
+            found.append(Refusal(ROWS, get(ROWS), "needs 9", then))
+        return found
+
+    _, (choice,) = choose(base, "fast", [feature], problems)
+    assert choice.reasons
+    assert unlocked(base, choice, [feature], problems) == keys

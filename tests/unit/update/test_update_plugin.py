@@ -276,6 +276,22 @@ def test_a_model_that_reads_images_is_refused_where_its_folder_is_here(tmp_path:
     assert refused(**model) == set()
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", False),
+        ("Qwen3-Omni-30B", False),
+        ("OpenGVLab/InternVL3-8B", False),
+        ("Qwen/Qwen2.5-7B-Instruct", True),
+        ("someone/Marvland-7B", True),
+    ],
+)
+def test_models_that_are_not_here_are_known_by_name(name: str, text: bool):
+    assert refused(RESPONSES, **{"actor_rollout_ref.model.path": name}) == (
+        set() if text else {"actor_rollout_ref.model.path"}
+    )
+
+
 # Ray warns when verl is imported.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("preset", "strict"), [(None, True), ("observe", True), ("safe", False), ("fast", False)])

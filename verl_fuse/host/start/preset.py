@@ -7,12 +7,14 @@ Invariants (tests/unit/host/test_preset.py):
 it;
 - of two features that exclude each other, the one with the larger measured gain is chosen;
 - a feature that has nothing to do in this run, beside the others, or was measured to be slower on its devices, stays
-off; switched on by its own key it runs, and the measurement is told.
+off; switched on by its own key it runs, and the measurement is told;
+- with the keys that unlock a feature the preset switches it on, and nothing else is refused than before.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,17 +23,33 @@ from verl_fuse.errors import listed
 from verl_fuse.feature import Feature, PresetName
 from verl_fuse.spec.block import written
 from verl_fuse.spec.composed import getter
+from verl_fuse.spec.step import Refusal
 
-Problems = Callable[[DictConfig], Sequence[str]]
+# A problem is a refusal, or a text.
+Problems = Callable[[DictConfig], Sequence[object]]
 # Values of keys below `fuse`.
 Keys = Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A preset's choice about a feature: the keys of `fuse` that switch it on, or every reason to leave it off."""
+
+    preset: PresetName
+    feature: Feature
+    keys: Keys
+    reasons: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        without = f"without {self.feature.switch}: {listed(self.reasons)}"
+        return f"fuse.preset={self.preset}: {without if self.reasons else _written(self.keys)}"
+
+
 def choose(
     config: DictConfig, name: PresetName, features: Collection[Feature], problems: Problems
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (the keys of `fuse` that the preset sets in `config`, a line on each feature); `problems` finds the
-    refusals of a configuration."""
+) -> tuple[dict[str, Any], tuple[Choice, ...]]:
+    """Return (the keys of `fuse` that the preset sets in `config`, its choice about each feature); `problems` finds
+    the refusals of a configuration."""
     get = getter(config)
     wanted = {
         feature.name: {key: value for key, value in keys.items() if get(f"fuse.{key}") is None}
@@ -43,7 +61,7 @@ def choose(
     if not tried:
         return {}, ()
     work = deepcopy(config)
-    left_out: dict[str, str] = {}
+    left_out: dict[str, tuple[object, ...]] = {}
     while True:
         chosen, why_not = _chosen([one for one in tried if one.name not in left_out], wanted, work, problems)
         # A feature that was chosen later may have taken the work of another one, which kept others out.
@@ -51,36 +69,57 @@ def choose(
         taken = next(((one, why) for one, why in idle.items() if why), None)
         if taken is None:
             break
-        left_out[taken[0]] = taken[1]
+        left_out[taken[0]] = (taken[1],)
     left_out |= why_not
-    lines = (
-        f"fuse.preset={name}: "
-        + (_written(chosen[one.name]) if one.name in chosen else f"without {one.switch}: {left_out[one.name]}")
-        for one in tried
+    return _merged(chosen), tuple(
+        Choice(name, one, chosen.get(one.name, {}), left_out.get(one.name, ())) for one in tried
     )
-    return _merged(chosen), tuple(lines)
+
+
+def unlocked(config: DictConfig, choice: Choice, features: Collection[Feature], problems: Problems) -> dict[str, Any]:
+    """Return keys of verl's configuration, with values, with which the preset switches on the feature that it leaves
+    off; none where its reasons name no values, or the values are refused in their turn."""
+    get, wanted = getter(config), dict[str, Any]()
+    while choice.reasons:
+        lifted = [reason.unlock if isinstance(reason, Refusal) else {} for reason in choice.reasons]
+        more = {key: value for unlock in lifted for key, value in unlock.items()}
+        # Another feature of the preset is not given up for this one.
+        given_up = any(key.startswith("fuse.") and get(key) is None for key in more)
+        if not all(lifted) or given_up or more.items() <= wanted.items():
+            return {}
+        wanted |= more
+        work = deepcopy(config)
+        for key, value in wanted.items():
+            OmegaConf.update(work, key, value, force_add=True)
+        if not {*map(str, problems(config))}.issuperset(map(str, problems(work))):
+            return {}
+        _, choices = choose(work, choice.preset, features, problems)
+        choice = next(one for one in choices if one.feature.name == choice.feature.name)
+    return wanted
 
 
 def _chosen(
     features: Iterable[Feature], wanted: Mapping[str, Keys], work: DictConfig, problems: Problems
-) -> tuple[dict[str, Keys], dict[str, str]]:
+) -> tuple[dict[str, Keys], dict[str, tuple[object, ...]]]:
     """Return the keys of the features to switch on, the largest measured gain first, and the reasons against the
     others."""
-    refused = set(problems(work))
+    refused = {str(problem) for problem in problems(work)}
     chosen: dict[str, Keys] = {}
-    why_not: dict[str, str] = {}
+    why_not: dict[str, tuple[object, ...]] = {}
     for feature in sorted(features, key=lambda feature: -feature.measured):
         keys, before = wanted[feature.name], _merged(chosen)
-        why = _idle(feature, chosen, work) or listed(
-            [f"fuse.{key}={written(before[key])} is chosen" for key in keys if before.get(key, keys[key]) != keys[key]]
-        )
+        idle = _idle(feature, chosen, work)
+        why: list[object] = [idle] if idle else []
+        if not why:
+            others = (key for key in keys if before.get(key, keys[key]) != keys[key])
+            why = [f"fuse.{key}={written(before[key])} is chosen" for key in others]
         if not why:
             with _with_keys(work, {**before, **keys}):
-                why = listed([problem for problem in problems(work) if problem not in refused])
+                why = [problem for problem in problems(work) if str(problem) not in refused]
         if not why and (slower := feature.slower(getter(work))):
-            why = f"{slower}; {_written(keys)} switches it on all the same"
+            why = [f"{slower}; {_written(keys)} switches it on all the same"]
         if why:
-            why_not[feature.name] = why
+            why_not[feature.name] = tuple(why)
         else:
             chosen[feature.name] = keys
     return chosen, why_not
