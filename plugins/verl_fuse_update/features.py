@@ -125,6 +125,7 @@ FEATURES = (
         "response_logits",
         {"update.response_logits": True},
         presets={"safe": {}, "fast": {}},
+        fits=Fits("logits of responses", "any", "FSDP, FSDP2", "any", "2 ranks"),
         # The update.
         measured=1.11,
     ),
