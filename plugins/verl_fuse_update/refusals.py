@@ -119,7 +119,10 @@ _OFF_WITH_VALUES_IN = _off_in_engines(CRITIC, f"{CRITIC}.fsdp")
 # These settings must be off where logits are of responses alone: each with its value then, and the reason.
 _OFF_WITH_RESPONSES: dict[str, tuple[Any, str]] = {
     "distillation.enabled": (False, "false: its losses read logits themselves"),
-    f"{MODEL}.use_fused_kernels": (False, "false: fused kernels make log-probs without logits"),
+    f"{MODEL}.use_fused_kernels": (
+        False,
+        "false: fused kernels make log-probs without logits, and without their memory",
+    ),
     f"{MODEL}.use_liger": (False, "false: liger's forward passes were not run"),
     f"{MODEL}.mtp.enable": (False, "false: further heads were not run"),
     f"{_FSDP}.qat.enable": (False, "false: quantized layers were not run"),
@@ -192,9 +195,10 @@ def _response_logits(get: Get) -> Iterator[Refusal]:
 def _text_alone(path: Any, on: str) -> Iterator[Refusal]:
     """Refuse a model that reads images or sound: by its config.json, or by its name where its folder is not on this
     machine; the run's workers look at the model itself."""
-    file = Path(str(path)).expanduser() / "config.json"
+    # A user who is not of this machine stays in the path.
+    file = Path(os.path.expanduser(str(path))) / "config.json"
     if not path or not os.path.exists(file):
-        if _SEES.search(str(path)):
+        if _SEES.search(Path(str(path)).name):
             yield Refusal(f"{MODEL}.path", path, f"{on} needs a model of text alone, and this name is one of images")
         return
     try:

@@ -32,6 +32,15 @@ _SYNCHRONOUS = (None, "sync", TRAINER_MODE)
 _OF_PLACES = ("strategy", "_parallel_size", "_parallel", "fsdp_size", "free_cache_engine", "use_megatron_fsdp")
 _OF_KERNELS = ("use_fused_kernels", "use_liger")
 _ROLLOUT = "actor_rollout_ref.rollout."
+_OF_SAMPLES = (
+    "repetition_penalty",
+    "quantization",
+    "enable_rollout_routing_replay",
+    "temperature",
+    "top_p",
+    "top_k",
+    ".n",
+)
 
 
 @app.command(
@@ -128,4 +137,4 @@ def _show(report: Mapping[str, Any], unset: Mapping[str, list[str]]) -> None:
 def _trains_otherwise(key: str) -> bool:
     """Tell whether another value of the key is another training, and not only another place, engine or
     kernel."""
-    return not (key.startswith(_ROLLOUT) or key.endswith(_OF_PLACES + _OF_KERNELS))
+    return key.endswith(_OF_SAMPLES) or not (key.startswith(_ROLLOUT) or key.endswith(_OF_PLACES + _OF_KERNELS))

@@ -122,6 +122,7 @@ class _Reader:
     _variables: _Variables = field(default_factory=dict)
     _functions: dict[str, Body] = field(default_factory=dict)
     _depth: int = 0
+    _called: list[str] = field(default_factory=list)
 
     def run(self, body: Body) -> None:
         for node in body:
@@ -204,14 +205,24 @@ class _Reader:
         if node.words and not values:
             return
         self._variables[node.name] = values[0] if len(values) == 1 else _mark(f"${node.name}")
+        before = dict(self._variables)
         self.run(node.body)
+        if len(values) != 1:
+            # One round tells which variables the rounds change, and not to what.
+            changed = [name for name, value in self._variables.items() if before.get(name) != value]
+            self._variables |= {name: _mark(f"${name}") for name in changed}
 
     def _command(self, node: Command) -> None:
-        words = list(node.words)
+        words, before = list(node.words), dict(self._variables)
+        assigned = []
         while words and (found := _ASSIGNMENT.match(words[0])):
             self._assign(found, words.pop(0))
+            assigned.append(found[1])
         if not words:
             return
+        if assigned:
+            # They are this command's alone, whose words have the values before it.
+            self._variables = before
         if words[0] in _DECLARE:
             for word in words[1:]:
                 if found := _ASSIGNMENT.match(word):
@@ -254,12 +265,14 @@ class _Reader:
             self._depth -= 1
 
     def _call(self, name: str, arguments: list[str]) -> None:
-        if self._depth >= _DEEPEST:
+        if self._depth >= _DEEPEST or name in self._called:
             return
         self._depth += 1
+        self._called.append(name)
         outer, self.arguments = self.arguments, arguments
         self.run(self._functions[name])
         self.arguments = outer
+        self._called.pop()
         self._depth -= 1
 
     def _assign(self, found: re.Match[str], word: str) -> None:

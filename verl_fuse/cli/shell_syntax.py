@@ -82,9 +82,17 @@ def parse(text: str) -> Body:
 def closing(text: str, start: int, close: str, quotes: str = "'\"`") -> int:
     """Return the index of the `close` that ends the construct whose contents begin at `start`; -1 without one."""
     opening = {")": "(", "}": "{"}.get(close)
+    # Commands and arrays have comments, arithmetic and ${...} have none.
+    comments = close == ")" and not text.startswith("(", start)
     depth, index = 0, start
     while index < len(text):
         char = text[index]
+        if comments and char == "#" and (index == start or text[index - 1] in " \t\n;"):
+            end = text.find("\n", index)
+            if end < 0:
+                return -1
+            index = end
+            continue
         if char == close and not depth:
             return index
         if char == close:

@@ -24,6 +24,10 @@ SAME = {
     "upper and lower case": f"P=aBc\n{RUN} a.x=${{P^^}} a.y=${{P,,}} a.z=${{P^}}\n",
     "arithmetic": f"N=4\n{RUN} a.x=$((1024 * (N + 2))) a.y=$(($N / 3)) a.z=$(((N+1)*2)) a.u=$((-7 + N % 3))\n",
     "arrays": f'X=(a.x=1 "a.y=2 3" # no\n  a.z=4\n)\nX+=(a.u=5)\n{RUN} "${{X[@]}}" ${{X[0]}} b.n=${{#X[@]}}\n',
+    "comments in an array": f'X=(\n  # 1) don\'t\n  a.x=1  # 8 (:\n  # 2) more\n  a.y=2\n)\n{RUN} "${{X[@]}}" a.z=3\n',
+    "a command's own variables": f"A=1\nA=5 B=2 true\nA=6 {RUN} a.x=$A\n",
+    "a loop that leaves others alone": f"N=3\nfor A in 1 2; do B=$A; done\n{RUN} a.x=$N\n",
+    "signs that begin no comment": f'X=(a.x=b#c "a.y=# )")\n{RUN} "${{X[@]}}" a.n=${{#X[@]}}\n',
     "an empty array": f'X=()\n{RUN} "${{X[@]}}" a.x=1\n',
     "adding to a variable": f"A=1\nA+=2\n{RUN} a.x=$A\n",
     "its arguments": f'N=$1; shift\n{RUN} a.x=$N a.n=$# "$@" a.y=${{3:-none}}\n',
@@ -85,6 +89,7 @@ def test_arguments_are_those_that_bash_gives(name: str, tmp_path: Path):
         (f"if [ -f x ]; then N=1; else N=2; fi\n{RUN} a.x=$N", "a.x=$N", ["N"]),
         (f'if [ "$H" = a ]; then N=1; fi\n{RUN} a.x=$N', "a.x=$N", ["N"]),
         (f"for N in 1 2; do {RUN} a.x=$N; done", "a.x=$N", ["N"]),
+        (f"N=1\nfor A in 1 2; do N=$((N * 2)); done\n{RUN} a.x=$N", "a.x=$N", ["N"]),
         (f"{RUN} a.x=$2", "a.x=$2", ["2"]),
         (f"{RUN} $MORE", "$MORE", ["MORE"]),
         (f"N=8\nread N\nwhile read L; do N=9; done\n{RUN} a.x=$N", "a.x=$N", ["N"]),
@@ -162,3 +167,7 @@ def test_a_script_tells_whether_it_passes_its_arguments_on():
 
 def test_calls_without_end_are_left():
     assert arguments(f"go() {{ go; }}\ngo\n{RUN} a.x=1") == ["a.x=1"]
+
+
+def test_a_function_that_calls_itself_is_read_once():
+    assert arguments(f"go() {{ go; go; go; }}\ngo\n{RUN} a.x=1") == ["a.x=1"]

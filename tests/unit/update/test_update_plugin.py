@@ -248,7 +248,11 @@ def test_logits_of_responses_go_with_any_loss_and_any_number_of_mini_batches():
         (f"{ACTOR}.strategy", "veomni", "fsdp or fsdp2"),
         ("trainer.device", "npu", "cuda or cpu"),
         ("distillation.enabled", True, "false"),
-        ("actor_rollout_ref.model.use_fused_kernels", True, "false: fused kernels make log-probs without logits"),
+        (
+            "actor_rollout_ref.model.use_fused_kernels",
+            True,
+            "false: fused kernels make log-probs without logits, and without their memory",
+        ),
         ("actor_rollout_ref.model.use_liger", True, "false"),
         ("actor_rollout_ref.model.mtp.enable", True, "false"),
         (f"{ACTOR}.fsdp_config.qat.enable", True, "false"),
@@ -284,6 +288,8 @@ def test_a_model_that_reads_images_is_refused_where_its_folder_is_here(tmp_path:
         ("OpenGVLab/InternVL3-8B", False),
         ("Qwen/Qwen2.5-7B-Instruct", True),
         ("someone/Marvland-7B", True),
+        ("/gone/vision-team/Qwen3-8B", True),
+        ("~nobody-of-this-name/Qwen3-8B", True),
     ],
 )
 def test_models_that_are_not_here_are_known_by_name(name: str, text: bool):
