@@ -73,13 +73,13 @@ def composed(source: Source, overrides: Sequence[str]) -> Composed:
     paths = [_as_file(path) for path in source.paths]
     folders = [source.folder, *(Path(path.removeprefix("file://")) for path in (*paths, _as_file(OWN_GROUPS)))]
     of_groups = [override for override in overrides if _is_of_group(override, folders)]
-    config = _composed(source, [f"hydra.searchpath=[{','.join(paths)}]", *of_groups])
+    found = _composed(source, [f"hydra.searchpath=[{','.join(paths)}]", *of_groups])
     if source.values is not None:
-        OmegaConf.set_struct(config, False)
-        config.merge_with(source.values)
-        OmegaConf.set_struct(config, True)
-    unknown, faulty = apply(config, [override for override in overrides if override not in of_groups])
-    return Composed(config, unknown, faulty)
+        OmegaConf.set_struct(found, False)
+        found.merge_with(source.values)
+        OmegaConf.set_struct(found, True)
+    unknown, faulty = apply(found, [override for override in overrides if override not in of_groups])
+    return Composed(found, unknown, faulty)
 
 
 def apply(config: DictConfig, overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
