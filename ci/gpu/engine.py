@@ -9,7 +9,7 @@ milliseconds a token of prompts that are decoded greedily twice, the second time
 | arm | is |
 |---|---|
 | stock | vLLM as it is |
-| history | the drafter of `fuse.speculation` (`tokens: auto`) |
+| history | the drafter of `fuse.speculation` (`tokens: auto`) with vLLM's own mode of graphs: a run has history-full |
 | none | a drafter that drafts nothing, 3 tokens allowed: what remains is vLLM's own |
 | wrong | a drafter of 3 random tokens for each request |
 | ngram | vLLM's `ngram_gpu`, whose drafter works on the device |

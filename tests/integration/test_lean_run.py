@@ -1,5 +1,5 @@
-"""A GRPO run of real verl with switches of `fuse.update`: whole accounts, verl's metrics, of logits of responses alone,
-and no pass for old log-probs once the actor is trained."""
+"""A GRPO run of real verl with three switches of `fuse.update`: whole accounts, verl's metrics, and no pass for old
+log-probs once the actor is trained."""
 
 import os
 from pathlib import Path

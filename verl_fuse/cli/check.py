@@ -27,19 +27,11 @@ PRESET: PresetName = "fast"
 MODE, PRESET_KEY = "trainer.v1.trainer_mode", "fuse.preset"
 # Modes in which the run is synchronous; verl's others train on samples of older weights.
 _SYNCHRONOUS = (None, "sync", TRAINER_MODE)
-# Keys of where and by which engine something is computed: other values train the same, up to rounding. Any other key
-# is part of what is trained.
-_OF_PLACES = ("strategy", "_parallel_size", "_parallel", "fsdp_size", "free_cache_engine", "use_megatron_fsdp")
-_OF_KERNELS = ("use_fused_kernels", "use_liger")
-_ROLLOUT = "actor_rollout_ref.rollout."
-_OF_SAMPLES = (
-    "repetition_penalty",
-    "quantization",
-    "enable_rollout_routing_replay",
-    "temperature",
-    "top_p",
-    "top_k",
-    ".n",
+# Ends of keys of where, by which engine and by which kernels something is computed: other values train the same, up to
+# rounding. Any other key is part of what is trained.
+_SAME_TRAINING = (
+    *("strategy", "_parallel_size", "_parallel", "fsdp_size", "use_megatron_fsdp", "use_fused_kernels", "use_liger"),
+    *("rollout.name", "free_cache_engine", "full_determinism", "router_config_path", "disaggregation.enabled"),
 )
 
 
@@ -89,7 +81,7 @@ def _report(run: Run) -> dict[str, Any]:
     problems = [*(f"{override}: {why}" for override, why in run.faulty.items()), *refused(config, ())]
     choices = foreseen(config, PRESET)
     on = [choice.feature.switch for choice in choices if not choice.reasons]
-    unlock = {choice.feature.switch: list(_overrides(unlocking(config, choice), run)) for choice in choices}
+    unlock = {switch: list(_overrides(keys, run)) for switch, keys in unlocking(config, choices).items()}
     has_fuse = any(key_of(argument) == "fuse" for argument in run.arguments)
     to_paste = (*SWITCH[has_fuse:], f"{PRESET_KEY}={PRESET}") if on else ()
     report = {
@@ -135,6 +127,5 @@ def _show(report: Mapping[str, Any], unset: Mapping[str, list[str]]) -> None:
 
 
 def _trains_otherwise(key: str) -> bool:
-    """Tell whether another value of the key is another training, and not only another place, engine or
-    kernel."""
-    return key.endswith(_OF_SAMPLES) or not (key.startswith(_ROLLOUT) or key.endswith(_OF_PLACES + _OF_KERNELS))
+    """Tell whether another value of the key is another training, and not only another place, engine or kernel."""
+    return not key.endswith(_SAME_TRAINING)

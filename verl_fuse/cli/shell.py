@@ -2,10 +2,15 @@
 the script is run.
 
 Invariants (tests/unit/cli/test_shell.py):
-- variables, arrays, arithmetic, functions, quotes and conditions on known values are read as bash reads them;
+- variables, arrays, arithmetic, functions, quotes, subshells and conditions on known values are read as bash reads
+them;
 - a value that the text does not tell (a variable without a value, another program's output, a variable that depends on
-such a condition) is marked in the words by its name, and never guessed;
+such a condition, or that `read`, `let`, `((...))`, `printf -v` or rounds of a loop change) is marked in the words by
+its name;
 - a script with two commands that may start the trainer is a FuseError that names both lines.
+
+Not followed: a file that is sourced (variables stay as they were), stages of a pipe and `local` (what they assign
+stays), `exit`, `exec` and `return` (what stands behind them is read too), and braces (`{a,b}`).
 """
 
 import ast
@@ -16,7 +21,18 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from verl_fuse.cli.shell_syntax import Body, Branch, Command, Function, Loop, Match, closing, end_of_quote, parse
+from verl_fuse.cli.shell_syntax import (
+    Body,
+    Branch,
+    Command,
+    Function,
+    Loop,
+    Match,
+    Subshell,
+    closing,
+    end_of_quote,
+    parse,
+)
 from verl_fuse.errors import FuseError
 
 TRAINER = "verl.trainer.main_ppo"
@@ -32,9 +48,13 @@ _PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+|[@*#?$!-]")
 _OVERRIDE = re.compile(r"[+~]{0,2}(?:data|algorithm|trainer|critic|actor_rollout_ref)\.[\w.]+=")
 # Commands that show or look for what follows them.
 _SHOW = ("echo", "printf", "grep", "pgrep", "pkill", "ls", "cat", "tail")
+# Commands that set the variables they name.
+_SET = ("read", "readarray", "mapfile", "getopts")
+_CHANGED = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%&|^]?=(?!=)|<<=|>>=|\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)")
 _DECLARE = ("export", "declare", "local", "readonly", "typeset")
 # A function that calls itself, or a script that calls itself by eval, would not end.
 _DEEPEST = 20
+_MOST_ROUNDS = 1000
 
 
 @dataclass(frozen=True)
@@ -133,8 +153,32 @@ class _Reader:
                     self._functions[node.name] = node.body
                 case Loop():
                     self._loop(node)
+                case Branch(repeats=True):
+                    self._repeat(node)
                 case Branch():
                     self._branch(node)
+                case Subshell():
+                    before = dict(self._variables)
+                    self.run(node.body)
+                    self._variables = before
+
+    def _repeat(self, node: Branch) -> None:
+        """Run the rounds of `while` whose condition is known to hold; from one on that is not, one round tells which
+        variables the others change."""
+        ((condition, body),) = node.arms
+        before, holds = dict(self._variables), None
+        for _ in range(_MOST_ROUNDS):
+            before, holds = dict(self._variables), self._holds(condition)
+            if holds is None or holds is node.negated:
+                break
+            self.run(body)
+        if holds is node.negated:
+            return
+        self._apart([(None, body), (None, ())])
+        self._forget([name for name, value in self._variables.items() if before.get(name) != value])
+
+    def _forget(self, names: Iterable[str]) -> None:
+        self._variables |= {name: _mark(f"${name}") for name in names}
 
     def _branch(self, node: Branch) -> None:
         """Run the arm whose condition holds; all arms, apart from each other, where that is not known."""
@@ -209,8 +253,7 @@ class _Reader:
         self.run(node.body)
         if len(values) != 1:
             # One round tells which variables the rounds change, and not to what.
-            changed = [name for name, value in self._variables.items() if before.get(name) != value]
-            self._variables |= {name: _mark(f"${name}") for name in changed}
+            self._forget([name for name, value in self._variables.items() if before.get(name) != value])
 
     def _command(self, node: Command) -> None:
         words, before = list(node.words), dict(self._variables)
@@ -228,6 +271,9 @@ class _Reader:
                 if found := _ASSIGNMENT.match(word):
                     self._assign(found, word)
             return
+        if words[0] == "let" or words[0].startswith("(("):
+            self._forget(one or other for word in words for one, other in _CHANGED.findall(word))
+            return
         fields = self._fields(words)
         match fields[:1]:
             case ["set"] if "--" in fields:
@@ -238,6 +284,10 @@ class _Reader:
             case ["unset"]:
                 for name in fields[1:]:
                     self._variables.pop(name, None)
+            case [command] if command in _SET:
+                self._forget(filter(_NAME.fullmatch, fields[1:]))
+            case ["printf"] if "-v" in fields[:-1]:
+                self._forget(fields[fields.index("-v") + 1 :][:1])
             case ["eval"]:
                 self._nested(" ".join(fields[1:]), node.line)
             case [name] if name in self._functions:
@@ -294,7 +344,7 @@ class _Reader:
 
     def _text(self, raw: str) -> str:
         """Return a word as one text, without splitting."""
-        return "".join(text for text, _ in self._pieces(raw) if text is not None)
+        return "".join(" " if text is None else text for text, _ in self._pieces(raw))
 
     def _fields(self, words: Iterable[str]) -> list[str]:
         """Return the words as bash gives them to a command: a text without quotes is split at blanks."""
@@ -388,10 +438,17 @@ class _Reader:
             return [_mark(text[index : end + 1])], end + 1
         if text.startswith("${", index):
             end = closing(text, index + 2, "}")
-            return self._braced(text[index + 2 : end]), end + 1
+            values, joined = self._braced(text[index + 2 : end]), re.match(r"\*|\w+\[\*\]", text[index + 2 : end])
+            return self._joined(values) if joined else values, end + 1
         if found := _PARAMETER.match(text, index + 1):
-            return self._value(found[0], "*" if found[0] in "@*" else None), found.end()
+            values = self._value(found[0], "@" if found[0] in "@*" else None)
+            return self._joined(values) if found[0] == "*" else values, found.end()
         return ["$"], index + 1
+
+    def _joined(self, values: list[str]) -> list[str]:
+        """Return the one text that * makes of elements."""
+        between = self._variables.get("IFS", " ")
+        return [between[0].join(values) if between else "".join(values)]
 
     def _value(self, name: str, index: str | None = None) -> list[str]:
         """Return the value of a variable, or the elements of an array."""
@@ -465,7 +522,7 @@ class _Reader:
         if rest[0] == "/":
             old, _, new = rest.lstrip("/").partition("/")
             pattern = self._text(old)
-            if not re.search(r"[*?\[]", pattern):
+            if not re.search(r"[*?\[]|^[#%]", pattern):
                 return value.replace(pattern, self._text(new), -1 if rest.startswith("//") else 1)
         if rest in ("^^", ",,", "^", ","):
             first = len(rest) == 1
@@ -562,9 +619,14 @@ _BINARY = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Mod: operator.mod,
-    ast.FloorDiv: operator.floordiv,
+    ast.Mod: lambda one, two: one - two * _divided(one, two),
+    ast.FloorDiv: lambda one, two: _divided(one, two),
 }
+
+
+def _divided(one: int, two: int) -> int:
+    """Divide towards zero."""
+    return abs(one) // abs(two) * (1 if (one < 0) is (two < 0) else -1)
 
 
 def _is_number(text: str) -> bool:

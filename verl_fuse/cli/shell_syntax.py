@@ -33,12 +33,14 @@ class Match:
 class Branch:
     """`if`, `case`, `&&`, `||` and `while`: bodies with the condition of each, of which the first that holds is run.
 
-    A condition is the commands before `then`, or of `case`; `negated`: that of `||` and `until`.
+    A condition is the commands before `then`, or of `case`; `negated`: that of `||` and `until`; `repeats`: run again
+    as long as it holds.
     """
 
     arms: tuple[tuple["Body | Match", "Body"], ...]
     otherwise: "Body" = ()
     negated: bool = False
+    repeats: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,14 @@ class Function:
     body: "Body"
 
 
-Node = Command | Branch | Loop | Function
+@dataclass(frozen=True)
+class Subshell:
+    """`( ... )`: commands whose variables are forgotten."""
+
+    body: "Body"
+
+
+Node = Command | Branch | Loop | Function | Subshell
 Body = tuple[Node, ...]
 _OPERATORS = (";;&", "&&", "||", ";;", ";&", "|&", "&", "|", ";", "(", ")", "\n")
 _REDIRECTIONS = ("&>>", "<<<", "<<-", "&>", ">>", "<<", ">&", "<&", ">|", "<>", ">", "<")
@@ -179,7 +188,7 @@ class _Lexer:
     def _skip_arithmetic(self, found: list[_Token]) -> None:
         end = closing(self._text, self._at + 2, ")")
         end = self._ended(end, "((")
-        found.append(_Token("((", self._line))
+        found.append(_Token(self._text[self._at : end + 2], self._line))
         self._move(end + 2 - self._at)
 
     def _ended(self, end: int, what: str) -> int:
@@ -316,7 +325,7 @@ class _Parser:
             self._at += 1
             body = self._body((")",))
             self._expect(")", token.line)
-            return list(body)
+            return [Subshell(body)]
         match token.text:
             case "{":
                 self._at += 1
@@ -331,7 +340,7 @@ class _Parser:
                 self._expect("do", token.line)
                 body = self._body(("done",))
                 self._expect("done", token.line)
-                return [Branch(((condition, body),), negated=token.text == "until")]
+                return [Branch(((condition, body),), negated=token.text == "until", repeats=True)]
             case "for" | "select":
                 return [self._for(token.line)]
             case "case":
@@ -376,7 +385,7 @@ class _Parser:
         body = self._body(("done",))
         self._expect("done", begun)
         # for ((...)) counts: what it counts to is not computed.
-        return Loop(name.text if name else "", () if name and name.text == "((" else tuple(words), body)
+        return Loop(name.text if name else "", () if name and name.text.startswith("((") else tuple(words), body)
 
     def _case(self, begun: int) -> Branch:
         self._at += 1

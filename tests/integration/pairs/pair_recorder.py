@@ -4,7 +4,8 @@ verl's, in the same run.
 Agents `pairs` (pair_agent.py) and `pair_tools` (pair_tools.py) force the lengths. Before each advantage, verl's own
 stage methods compute the batch once more, with the same weights; before each update, verl's own update trains the same
 batch, and what it changed in models and optimizers is undone. Where the critic's update takes the place of values, all
-of verl's stages up to that update come before it. $STEP_RECORD_DIR/step_N.json holds what differs. In stock
+of verl's stages up to that update come before it. Where logits are of responses alone, verl's own computation has all
+of them. $STEP_RECORD_DIR/step_N.json holds what differs. In stock
 verl nothing is done but forcing lengths.
 """
 
@@ -13,6 +14,8 @@ import importlib
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -66,9 +69,10 @@ def _compare_inference(trainer: Any) -> None:
     def compute_advantage(self: Any, batch: Any, metrics: dict) -> Any:
         given = _stored(batch, CHANGED)
         copy, found = _again(batch), {}
-        PPOTrainer._compute_old_log_prob(self, copy, found)
-        if self.use_reference_policy:
-            PPOTrainer._compute_ref_log_prob(self, copy, found)
+        with _all_logits(self):
+            PPOTrainer._compute_old_log_prob(self, copy, found)
+            if self.use_reference_policy:
+                PPOTrainer._compute_ref_log_prob(self, copy, found)
         if self.use_critic and not _is_critic_trained(self):
             PPOTrainer._compute_values(self, copy, found)
         elif self.use_critic:
@@ -160,7 +164,8 @@ def _compare_update(trainer: Any, method: str, model: str) -> None:
             return fused(self, batch, metrics)
         _on_ranks(self, model, keep)
         alone: dict[str, float] = {}
-        stock(self, _again(batch), alone)
+        with _all_logits(self):
+            stock(self, _again(batch), alone)
         _on_ranks(self, model, undo)
         batch = fused(self, batch, metrics)
         if model == "critic" and _part(self, "DeferredCritic"):
@@ -172,6 +177,17 @@ def _compare_update(trainer: Any, method: str, model: str) -> None:
         return batch
 
     setattr(trainer, method, update)
+
+
+@contextmanager
+def _all_logits(trainer: Any) -> Iterator[None]:
+    """Meanwhile the actor's workers compute all logits; those that do so anyway where they should not are an error."""
+    if not trainer.settings.blocks["update"].response_logits:
+        yield
+        return
+    _on_ranks(trainer, "actor", compute_all)
+    yield
+    _on_ranks(trainer, "actor", compute_some)
 
 
 def _on_ranks(trainer: Any, model: str, work: Any) -> None:
@@ -237,11 +253,28 @@ def undo(worker: Any, model: str) -> None:
         group["lr"] = value
 
 
+def compute_all(worker: Any, model: str) -> None:
+    """On a rank: let policy and reference compute all logits, as verl built them."""
+    actor = _actor(worker)
+    engines = [one.engine for one in (actor.actor, actor.ref) if one is not None]
+    worker._pair_classes = [(engine, type(engine)) for engine in engines]
+    for engine, kind in worker._pair_classes:
+        assert kind.__name__.startswith("ResponseLogits"), f"{kind.__name__} computes all logits"
+        engine.__class__ = kind.__bases__[1]
+
+
+def compute_some(worker: Any, model: str) -> None:
+    """On a rank: undo `compute_all`."""
+    for engine, kind in worker._pair_classes:
+        engine.__class__ = kind
+
+
 def _engine(worker: Any, model: str) -> Any:
-    workers = worker.worker_dict
-    if model == "critic":
-        return workers["critic"].engine
-    return next(one for one in workers.values() if getattr(one, "actor", None) is not None).actor.engine
+    return worker.worker_dict["critic"].engine if model == "critic" else _actor(worker).actor.engine
+
+
+def _actor(worker: Any) -> Any:
+    return next(one for one in worker.worker_dict.values() if getattr(one, "actor", None) is not None)
 
 
 def _local(tensor: Any) -> Any:

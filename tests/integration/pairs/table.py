@@ -162,10 +162,12 @@ FACTORS: Factors = {
             }
         ),
     },
+    "logits": {"all": Value(), "responses": Value({"fuse.update.response_logits": True})},
 }
-# Factors that joined the table after rows had run: the rows of all other factors stay, with their results, and further
-# rows cover these.
-LATER = ("placement", "critic")
+# Factors that joined the table after rows had run, by the time at which they did: the rows of all factors before them
+# stay, with their results, and further rows cover these.
+JOINED = (("placement", "critic"), ("logits",))
+LATER = tuple(name for group in JOINED for name in group)
 
 # Two factors' values that a run refuses together before it starts, and the key that its message names.
 REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
@@ -186,6 +188,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
     ("layout", ("changed",), "placement", ("deferred",), "fuse.realloc.schedule"),
     ("algorithm", ("grpo", "grpo+kl", "dapo"), "critic", ("first",), "algorithm.adv_estimator"),
     ("placement", ("deferred",), "critic", ("first",), "fuse.placement.critic"),
+    ("engine", ("fused kernels",), "logits", ("responses",), f"{MODEL}.use_fused_kernels"),
 )
 
 NAMES = {name: list(values) for name, values in FACTORS.items()}
@@ -201,6 +204,7 @@ FEATURES = (
     "recovery",
     "placement",
     "critic",
+    "logits",
 )
 
 # What rows that `make test` runs have: pairs that went wrong once, each with what would hide it at its first value.
@@ -244,6 +248,7 @@ EVERYTHING: Row = {
     "layout": "changed",
     "batches": "packed",
     "critic": "first",
+    "logits": "responses",
 }
 
 # Values that are in no row, and why: what stock verl 0.9.1 cannot run without an accelerator, and other engines.
@@ -271,13 +276,16 @@ def rows() -> list[dict[str, str]]:
     """The rows of the table: those that `make test` runs, then those that cover most; then those of the factors that
     joined later."""
     plain, refused = default_row(), refused_pairs()
-    first = covering_rows({name: NAMES[name] for name in NAMES if name not in LATER}, refused, ALWAYS)
-    known = [{**row, **{name: plain[name] for name in LATER}} for row in first]
-    # Every other factor is at its first value: a row with all factors at others is too long to read.
-    others = [name for name in NAMES if name not in LATER]
-    halves = [{name: plain[name] for name in part} for part in (others[::2], others[1::2])]
-    begun = [{**half, name: value} for name in LATER for value in NAMES[name][1:] for half in halves]
-    return covering_rows(NAMES, refused, [*known, *begun])
+    there = [name for name in NAMES if name not in LATER]
+    table = covering_rows({name: NAMES[name] for name in there}, refused, ALWAYS)
+    for group in JOINED:
+        known = [{**row, **{name: plain[name] for name in group}} for row in table]
+        # Every other factor is at its first value: a row with all factors at others is too long to read.
+        halves = [{name: plain[name] for name in part} for part in (there[::2], there[1::2])]
+        begun = [{**half, name: value} for name in group for value in NAMES[name][1:] for half in halves]
+        there += group
+        table = covering_rows({name: NAMES[name] for name in there}, refused, [*known, *begun])
+    return table
 
 
 def stock_row(row: Row) -> dict[str, str]:

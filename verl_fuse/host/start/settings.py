@@ -135,10 +135,11 @@ def foreseen(config: DictConfig, preset: PresetName) -> tuple[Choice, ...]:
     return tuple(Choice(preset, one, {}, tuple(barred)) for one in features if preset in one.presets)
 
 
-def unlocking(config: DictConfig, choice: Choice) -> Mapping[str, Any]:
-    """Return the keys of verl's configuration, with values, that unlock a feature; none where none are known, or the
-    feature is on."""
-    return unlocked(config, choice, *_judges(config))
+def unlocking(config: DictConfig, choices: Sequence[Choice]) -> dict[str, Mapping[str, Any]]:
+    """Return, by the switches of features that are off, the keys of verl's configuration, with values, that unlock
+    each; none where none are known."""
+    judges = _judges(config)
+    return {one.feature.switch: unlocked(config, one, *judges) for one in choices if one.reasons}
 
 
 def _judges(config: DictConfig) -> tuple[tuple[Feature, ...], Problems]:
