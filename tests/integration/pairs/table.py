@@ -66,7 +66,7 @@ FACTORS: Factors = {
         "scale": Value({**ELASTIC, "fuse.elastic.scale": True}),
         "cut": Value({**ELASTIC, "fuse.elastic.release": True, "fuse.elastic.cut_fraction": 0.7}),
     },
-    "weight sync": {
+    "sync": {
         "stock": Value(),
         "shards": Value({"fuse.realloc.weight_sync": "shards", "fuse.realloc.checksums": True}),
     },
@@ -180,7 +180,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, tuple[str, ...], str], ...] = (
     ),
     # verl asks the critic for values without adapters.
     ("algorithm", ("ppo",), "engine", ("lora",), f"{MODEL}.lora_rank"),
-    ("weight sync", ("shards",), "engine", ("lora",), f"{MODEL}.lora_rank"),
+    ("sync", ("shards",), "engine", ("lora",), f"{MODEL}.lora_rank"),
     ("layout", ("changed",), "engine", ("lora",), f"{MODEL}.lora_rank"),
     ("algorithm", ("grpo+kl",), "update", ("lean",), f"{ACTOR}.use_kl_loss"),
     # A critic is placed, where there is one and it stays there.
@@ -197,7 +197,7 @@ NAMES = {name: list(values) for name, values in FACTORS.items()}
 FEATURES = (
     "interstage",
     "elastic",
-    "weight sync",
+    "sync",
     "speculation",
     "layout",
     "update",
@@ -236,7 +236,7 @@ ALWAYS: tuple[Row, ...] = (
         "recovery": "none",
     },
     {"algorithm": "dapo", "interstage": "shared", "elastic": "scale", "recovery": "none"},
-    {"interstage": "slices+auto", "weight sync": "shards", "precision": "bf16", "recovery": "none"},
+    {"interstage": "slices+auto", "sync": "shards", "precision": "bf16", "recovery": "none"},
 )
 
 # Everything that verl-fuse does in a step of PPO at once: the largest combination that is accepted.
@@ -244,7 +244,7 @@ EVERYTHING: Row = {
     **{name: next(iter(values)) for name, values in FACTORS.items()},
     "interstage": "slices+tail",
     "elastic": "on",
-    "weight sync": "shards",
+    "sync": "shards",
     "layout": "changed",
     "batches": "packed",
     "critic": "first",
