@@ -24,7 +24,7 @@ COMMON = (
     f"{ROLLOUT}.tensor_model_parallel_size=2",
     "trainer.n_gpus_per_node=8",
 )
-ON = ["interstage.enabled", "elastic.enabled", "update.skip_zero_gradient", "update.response_logits"]
+ON = ["interstage.enabled", "elastic.enabled", "update.skip_zero_gradient", "update.balance", "update.response_logits"]
 ONE_BATCH = (f"{ACTOR}.ppo_mini_batch_size=256",)
 KL = f"{ACTOR}.use_kl_loss=true"
 PASTE = ["+fuse=default", "trainer.v1.trainer_mode=fuse", "fuse.preset=fast"]
@@ -36,6 +36,7 @@ TRIED = {
     "update.skip_old_log_prob",
     "update.skip_zero_gradient",
     "update.skip_values",
+    "update.balance",
     "update.response_logits",
 }
 RUN = "python3 -m verl.trainer.main_ppo"
