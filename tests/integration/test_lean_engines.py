@@ -245,6 +245,26 @@ def test_old_log_probs_of_the_update_beside_penalties(ranks: Ranks, folder: Path
         assert found["own"].get("metrics", 0.0) == 0.0
 
 
+BALANCED: dict[str, dict[str, Any]] = {"padded": {}, "packed": {"packed": True}, "by tokens": {"tokens": 70}}
+
+
+@pytest.mark.parametrize("form", BALANCED)
+def test_rows_that_change_ranks_within_their_mini_batch(ranks: Ranks, folder: Path, engine: str, form: str):
+    if not WHOLE and engine.startswith("megatron"):
+        pytest.skip("VERL_FUSE_LONG is not set")
+    if form == "packed" and not engine.startswith("fsdp"):
+        pytest.skip("packing ran on FSDP alone")
+    penalties = KL | {"entropy_coeff": 0.01, "calculate_entropy": True}
+    stock = Arm(mini_batches=2, epochs=2, actor=penalties, **BALANCED[form])
+    wrong = replace(stock, balance=True, fault="a row in another mini-batch")
+    arms = splits(stock) | {"balance": replace(stock, balance=True), "wrong": wrong}
+    for found in differences(ranks, folder, engine, stock, zeros=("none", "some"), **arms):
+        assert_same(found, "balance")
+        if "loss" in found["wrong"]:
+            with pytest.raises(AssertionError, match="wrong"):
+                assert_same(found, "wrong")
+
+
 @pytest.mark.parametrize("fault", ["skips a small advantage", "wrong denominator", "no step"])
 def test_what_would_be_wrong_shows(ranks: Ranks, folder: Path, engine: str, fault: str):
     if not WHOLE and engine == "fsdp":
