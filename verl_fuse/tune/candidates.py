@@ -22,6 +22,7 @@ from verl_fuse.spec.composed import (
     has_adapters,
     has_critic,
     has_reference,
+    is_legacy,
     on_accelerators,
 )
 from verl_fuse.tune.outside import outside
@@ -61,22 +62,19 @@ def candidates(config: Config, *, experts: bool = False) -> tuple[Candidate, ...
     for a key whose value is no longer among them."""
     config = _composed(config)
     get = getter(config)
-    return tuple(_candidate(config, get, setting) for setting in TABLE if _idle(get, setting, experts) is None)
+    return tuple(_candidate(config, get, setting) for setting in TABLE if _idle(config, setting, experts) is None)
 
 
 def not_tried(key: str, config: Config, *, experts: bool = False) -> str | None:
     """Return why a key is not among the candidates of a configuration; None where it is."""
     config = _composed(config)
-    get = getter(config)
     if key in BY_KEY:
-        return _idle(get, BY_KEY[key], experts)
+        return _idle(config, BY_KEY[key], experts)
     if leader := next((setting.key for setting in TABLE if key in setting.together), None):
         return f"it is set with {leader}"
-    if (why := outside(key)) and (_is_there(config, key) or nearest(key, BY_KEY) == ""):
-        return why
-    if _is_there(config, key):
-        return "not in the table: nobody has shown that other values train the same"
-    return f"there is no such key{nearest(key, (*BY_KEY, *_keys(config)))}"
+    if not _is_there(config, key):
+        return f"there is no such key{nearest(key, (*BY_KEY, *_keys(config)))}"
+    return outside(key) or "not in the table: nobody has shown that other values train the same"
 
 
 def _composed(config: Config) -> DictConfig:
@@ -89,12 +87,15 @@ def _candidate(config: DictConfig, get: Get, setting: Setting) -> Candidate:
     return Candidate(setting, _current(get, setting), _values(get, setting), present)
 
 
-def _idle(get: Get, setting: Setting, experts: bool) -> str | None:
+def _idle(config: DictConfig, setting: Setting, experts: bool) -> str | None:
     """Return why a setting of the table has nothing to try in this configuration."""
-    return next(_reasons(get, setting, experts), None)
+    return next(_reasons(config, setting, experts), None)
 
 
-def _reasons(get: Get, setting: Setting, experts: bool) -> Iterator[str]:
+def _reasons(config: DictConfig, setting: Setting, experts: bool) -> Iterator[str]:
+    get = getter(config)
+    if is_legacy(config):
+        yield "trainer.use_v1=false: the trainer before V1 reads other keys"
     if setting.role == "critic" and not has_critic(get):
         yield "there is no critic"
     if setting.role == "reference" and (not has_reference(get) or has_adapters(get)):
@@ -139,10 +140,10 @@ def _is_there(config: DictConfig, key: str) -> bool:
 
 
 def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Yield every dotted key of the configuration; no value is looked at that is no block."""
+    """Yield every dotted key of the configuration that is no block, or an empty one."""
     for name in config:
         node = config._get_node(name)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+        if isinstance(node, DictConfig) and not node._is_none() and node:
             yield from _keys(node, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"

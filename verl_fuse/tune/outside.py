@@ -35,7 +35,7 @@ _AS_ENGINE = "verl copies it into the engine's block, whose own key is tried"
 # First what has a name in the table, or none that matters; then what is trained. The first match answers.
 OUTSIDE: tuple[Outside, ...] = (
     Outside(
-        (f"{ACTOR}.entropy_*", f"{ACTOR}.pad_to_length"),
+        (f"{ACTOR}.entropy_from_*", f"{ACTOR}.entropy_checkpointing", f"{ACTOR}.pad_to_length"),
         _AS_ENGINE,
         f"{ACTOR}.{{block}}.{{name}}",
     ),
@@ -79,7 +79,6 @@ OUTSIDE: tuple[Outside, ...] = (
         (f"{ROLLOUT}.log_prob_micro_batch_size",),
         "the old name, which verl's workers do not take",
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-        ("rollout.log_prob_micro_batch_size",),
     ),
     Outside(
         (f"{REFERENCE}.log_prob_micro_batch_size",),
@@ -91,7 +90,8 @@ OUTSIDE: tuple[Outside, ...] = (
             f"{CRITIC}.use_dynamic_bsz",
             f"{CRITIC}.ppo_micro_batch_size*",
             f"{CRITIC}.forward_micro_batch_size*",
-            f"{CRITIC}.*max_token_len_per_gpu",
+            f"{CRITIC}.ppo_max_token_len_per_gpu",
+            f"{CRITIC}.forward_max_token_len_per_gpu",
         ),
         "the critic is always packed, by one key alone",
         f"{CRITIC}.ppo_infer_max_token_len_per_gpu",
@@ -115,7 +115,7 @@ OUTSIDE: tuple[Outside, ...] = (
         "verl keeps a reference on FSDP on the host in any case, and a reference has no optimizer",
     ),
     Outside(
-        (f"{REFERENCE}.fsdp_config.use_*", f"{REFERENCE}.megatron.override_transformer_config.*"),
+        (f"{REFERENCE}.fsdp_config.use_*", f"{REFERENCE}.megatron.override_transformer_config*"),
         "the reference has neither a gradient nor an entropy",
     ),
     Outside(
@@ -141,7 +141,16 @@ OUTSIDE: tuple[Outside, ...] = (
     ),
     Outside(("reward_model.num_workers",), "the old name", "reward.num_workers"),
     Outside(
-        ("*batch_size*", "*.ppo_epochs", f"{ROLLOUT}.n", f"{ROLLOUT}.over_sample_rate", "*.rollout_n"),
+        (
+            "*.train_batch_size",
+            "*.gen_batch_size",
+            "*.val_batch_size",
+            "*.ppo_mini_batch_size",
+            "*.ppo_epochs",
+            f"{ROLLOUT}.n",
+            f"{ROLLOUT}.over_sample_rate",
+            "*.rollout_n",
+        ),
         "the samples of a step or of an update depend on it",
     ),
     Outside(
@@ -183,7 +192,17 @@ OUTSIDE: tuple[Outside, ...] = (
     Outside(("*lora*", "*target_modules", "*exclude_modules", "*.mtp.*"), "other parameters are trained"),
     Outside(("*router_replay*", "*routing_replay"), "experts are chosen otherwise"),
     Outside(
-        ("data.*", "*.path", "*_path", "*.external_lib", "*.override_config*", "custom_reward_function.*", "reward*"),
+        (
+            "data.*",
+            "*.path",
+            "*_path",
+            "*.external_lib",
+            "*.override_config*",
+            "custom_reward_function.*",
+            "reward_*",
+            "reward.[!n]*",
+            "sandbox_fusion*",
+        ),
         "the model, its data or its rewards are others",
     ),
     Outside(

@@ -168,7 +168,9 @@ REPLICA = Rule("powers of two that divide a node, and with the replica's other s
 REPLICA_EXPERTS = Rule("1, or all devices of a replica", _experts_of_replica)
 SHARDS = Rule("-1 (all devices) or a divisor of them", _divisors)
 SEQUENCE_RANKS = Rule("powers of two within a node whose ranks divide the mini-batch", _sequence_parallel)
-MODEL_RANKS = Rule("divisors of the devices whose ranks divide the mini-batches; tensor-parallel in a node", _model_parallel)
+MODEL_RANKS = Rule(
+    "divisors of the devices whose ranks divide the mini-batches; tensor-parallel in a node", _model_parallel
+)
 EXPERT_RANKS = Rule("powers of two that divide the devices", _experts)
 VIRTUAL_STAGES = Rule("null, or chunks of layers a stage, with several stages", _virtual)
 PACKING = Rule("true, or false where sizes of micro-batches are set", _packs)

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 from verl_fuse.spec.composed import Get
 
 Role: TypeAlias = Literal["actor", "reference", "rollout", "critic", "reward"]
-Value: TypeAlias = int | float | bool | str | None | list[Any]
+Value: TypeAlias = int | float | bool | str | list[Any] | None
 # What a run must have beside the role: a mixture of experts, adapters (LoRA), an accelerator.
 Wants: TypeAlias = Literal["experts", "adapters", "accelerator"]
 
@@ -34,7 +34,7 @@ class Reader:
 class Setting:
     """One key of verl's configuration, and why other values of it change no mathematics.
 
-    `engines` are the strategies (fsdp, fsdp2, megatron) of the role that read it, for a rollout its names (vllm, sglang,
+    `engines` are the strategies (fsdp, fsdp2, megatron) of the role that read it, of a rollout its names (vllm, sglang,
     trtllm). `default` is verl's; a key that is not in verl's files (`added`) has it in verl's code. A key in `needs`
     must have one of its values, else the setting has no effect or verl refuses it. `together` get the same value, and
     `sets` has for a value what must be set with it. `rounds`: sums are made in another order or by other kernels.

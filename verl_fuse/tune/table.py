@@ -230,7 +230,9 @@ _PASSES: tuple[Setting, ...] = (
         _ROW,
         f"{REFERENCE}.log_prob_{_PACKS}",
     ),
-    _cut(f"{REFERENCE}.log_prob_{_ROWS}", "reference", f"ref.ppo_{_ROWS}", None, _ROW, f"{REFERENCE}.log_prob_{_PACKS}"),
+    _cut(
+        f"{REFERENCE}.log_prob_{_ROWS}", "reference", f"ref.ppo_{_ROWS}", None, _ROW, f"{REFERENCE}.log_prob_{_PACKS}"
+    ),
     Setting(
         f"{CRITIC}.ppo_infer_{_TOKENS}",
         "critic",
@@ -507,7 +509,7 @@ def _fsdp(role: str) -> tuple[Setting, ...]:
 _ACTOR_FSDP = f"{ACTOR}.fsdp_config"
 _ENTROPY: tuple[Setting, ...] = (
     *_chunked_entropy(_ACTOR_FSDP, _FSDP, _OUTPUTS),
-    *_chunked_entropy(f"{ACTOR}.megatron", ("megatron",), f"{_MEGATRON}WithLMHead._logits_processor"),
+    *_chunked_entropy(f"{ACTOR}.megatron", ("megatron",), f"{_MEGATRON}WithLMHead._lm_head_logits_processor"),
     Setting(
         f"{_ACTOR_FSDP}.entropy_checkpointing",
         "actor",
@@ -567,7 +569,9 @@ def _recomputed(block: str, name: Role) -> tuple[Setting, ...]:
         f"{block}.recompute_num_layers",
     )
     handed = Reader(f"{_MEGATRON}._build_tf_config", "engine_config.override_transformer_config")
-    layer = Reader(f"{_TRANSFORMER}.transformer_block:TransformerBlock._checkpointed_forward", "config.recompute_method")
+    layer = Reader(
+        f"{_TRANSFORMER}.transformer_block:TransformerBlock._checkpointed_forward", "config.recompute_method"
+    )
     return (
         Setting(
             granularity,
@@ -615,9 +619,7 @@ def _recomputed(block: str, name: Role) -> tuple[Setting, ...]:
             again,
             (
                 handed,
-                Reader(
-                    f"{_TRANSFORMER}.transformer_config:TransformerConfig.__post_init__", "self.recompute_modules"
-                ),
+                Reader(f"{_TRANSFORMER}.transformer_config:TransformerConfig.__post_init__", "self.recompute_modules"),
             ),
             needs={granularity: ("selective",)},
         ),
@@ -644,12 +646,19 @@ def _layout(size: str, default: Value, values: Rule, reason: str, *, cuts: bool,
 _LAYOUTS: tuple[Setting, ...] = (
     _layout("tensor_model_parallel_size", 1, rules.MODEL_RANKS, "ranks share each layer's products", cuts=True),
     _layout("pipeline_model_parallel_size", 1, rules.MODEL_RANKS, "ranks have some layers each", cuts=True),
-    _layout("context_parallel_size", 1, rules.MODEL_RANKS, "ranks share a sequence; attention sees all of it", cuts=True),
+    _layout(
+        "context_parallel_size", 1, rules.MODEL_RANKS, "ranks share a sequence; attention sees all of it", cuts=True
+    ),
     _layout(
         "virtual_pipeline_model_parallel_size", None, rules.VIRTUAL_STAGES, "stages have layers in chunks", cuts=False
     ),
     _layout(
-        "expert_model_parallel_size", 1, rules.EXPERT_RANKS, "experts are divided, not changed", cuts=False, experts=True
+        "expert_model_parallel_size",
+        1,
+        rules.EXPERT_RANKS,
+        "experts are divided, not changed",
+        cuts=False,
+        experts=True,
     ),
 )
 
