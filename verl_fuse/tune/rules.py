@@ -26,7 +26,7 @@ _PARALLEL = "tensor_model_parallel_size", "pipeline_model_parallel_size", "conte
 _DEVICES = "nnodes", "n_gpus_per_node"
 # Budgets double at most so often above the longest sequence; memory ends sooner.
 _DOUBLINGS = 6
-_MOST_SEQUENCES, _TOKENS, _WIDEST = 4096, (2048, 65536), 64
+_MOST_SEQUENCES, _TOKENS = 4096, (2048, 65536)
 
 
 def powers(low: int, high: int) -> Rule:
@@ -133,6 +133,11 @@ def _experts(get: Get, key: str) -> tuple[Value, ...]:
     return tuple(size for size in _powers(1, devices) if devices % size == 0)
 
 
+def _expert_tensor(get: Get, key: str) -> tuple[Value, ...]:
+    node = get("trainer.n_gpus_per_node") or 1
+    return (None, *(size for size in _powers(1, node) if node % size == 0))
+
+
 def _virtual(get: Get, key: str) -> tuple[Value, ...]:
     stages = get(f"{key.rpartition('.')[0]}.pipeline_model_parallel_size") or 1
     return (None, 2, 4) if stages > 1 else (None,)
@@ -172,6 +177,7 @@ MODEL_RANKS = Rule(
     "divisors of the devices whose ranks divide the mini-batches; tensor-parallel in a node", _model_parallel
 )
 EXPERT_RANKS = Rule("powers of two that divide the devices", _experts)
+EXPERT_TENSOR_RANKS = Rule("null (as other layers), or powers of two that divide a node", _expert_tensor)
 VIRTUAL_STAGES = Rule("null, or chunks of layers a stage, with several stages", _virtual)
 PACKING = Rule("true, or false where sizes of micro-batches are set", _packs)
 PADDING = Rule("true, or false where no ranks share a sequence", _padding)

@@ -660,6 +660,14 @@ _LAYOUTS: tuple[Setting, ...] = (
         cuts=False,
         experts=True,
     ),
+    _layout(
+        "expert_tensor_parallel_size",
+        None,
+        rules.EXPERT_TENSOR_RANKS,
+        "ranks share each expert's products",
+        cuts=False,
+        experts=True,
+    ),
 )
 
 TABLE: tuple[Setting, ...] = (
