@@ -259,6 +259,8 @@ def test_rows_that_change_ranks_within_their_mini_batch(ranks: Ranks, folder: Pa
     wrong = replace(stock, balance=True, fault="a row in another mini-batch")
     arms = splits(stock) | {"balance": replace(stock, balance=True), "wrong": wrong}
     for found in differences(ranks, folder, engine, stock, zeros=("none", "some"), **arms):
+        # Other rows share a micro-batch, of which verl's metrics are means.
+        found["balance"].pop("metrics", None)
         assert_same(found, "balance")
         if "loss" in found["wrong"]:
             with pytest.raises(AssertionError, match="wrong"):
