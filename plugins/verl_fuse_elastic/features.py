@@ -43,7 +43,7 @@ FEATURES = (
         presets={"safe": {}, "fast": {}},
         idle=_one_sample,
         fits=Fits(
-            "routing, elastic replicas", "several samples a prompt", "any", "vLLM", "2 replicas; 3 nodes on one host"
+            "routing, elastic replicas", "several samples a prompt", "any", "vLLM", "3 nodes on one host"
         ),
     ),
     Feature(

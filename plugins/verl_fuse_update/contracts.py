@@ -184,12 +184,6 @@ BALANCE_CONTRACTS: tuple[Contract, ...] = (
         "d1884e325704f03e",
     ),
     Function("verl.utils.seqlen_balancing:calculate_workload", "(seqlen_list)", "62b076431d90daf9"),
-    Function(
-        "verl.workers.engine.utils:prepare_micro_batches",
-        "(data, dp_group=None, num_batches_divided_by=None, same_micro_num_in_dp=True, min_num_micro_batch=None, "
-        "use_dynamic_bsz_balance=True)",
-        "436e7986ed87d126",
-    ),
     ConfigKey(ACTOR_YAML, "ppo_mini_batch_size", int),
     ConfigKey(ACTOR_YAML, "ppo_micro_batch_size_per_gpu", object),
     ConfigKey(ACTOR_YAML, "use_dynamic_bsz", object),

@@ -110,7 +110,8 @@ def test_a_feature_that_nothing_unlocks_has_reasons_alone(found):
 
 def test_nothing_on_is_exit_code_0_and_nothing_to_paste(said, found):
     fused = "actor_rollout_ref.model.use_fused_kernels=true"
-    alone = (*COMMON, f"{ROLLOUT}.name=sglang", "trainer.n_gpus_per_node=2", KL, fused)
+    one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.tensor_model_parallel_size=1")
+    alone = (*COMMON, f"{ROLLOUT}.name=sglang", *one, KL, fused)
     report = found("--", *alone)
     assert (report["on"], report["paste"]) == ([], [])
     code, out, _ = said("--", *alone)
