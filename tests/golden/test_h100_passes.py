@@ -27,6 +27,16 @@ def test_decode_passes(mode: str):
         assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.12)
 
 
+@pytest.mark.parametrize("drafted", [0, 3, 8])
+def test_passes_with_a_drafter(drafted: int):
+    """All drafts are rejected. Passes of 3 and 8 drafts of one request have a full graph, which the model does not
+    know."""
+    for sequences, milliseconds in PASSES["decode"]["drafter"][str(drafted)].items():
+        count = float(sequences)
+        seconds = float(AnalyticCost(ONE, GRAPHS).verify(MODEL, Layout(), count, drafted, CONTEXT * count))
+        assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.3 if drafted else 0.06)
+
+
 @pytest.mark.parametrize("row", PASSES["training"]["rows"], ids=str)
 def test_training_passes(row: list[float]):
     """Transformers' operators, as under FSDP; one device has nothing to gather."""
